@@ -1,0 +1,21 @@
+"""Tests run strict: no implicit promotion of dtype or rank, warnings are errors (see pyproject.toml)."""
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture
+def x64():
+    """The test runs in float64."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def numpyro_promotion():
+    """NumPyro's own kernels divide floats by integers and broadcast ranks; a test that runs one lets them."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
