@@ -1,1 +1,9 @@
-"""."""
+"""Run a kernel on a model: the driver, the protocol, and what may be asked of a model."""
+
+from inference._store import CheckpointError
+from inference.driver import Driver
+from inference.program import Program, StructureError
+from inference.protocol import Algorithm, Results
+from inference.stopping import converged, settled
+
+__all__ = ["Algorithm", "CheckpointError", "Driver", "Program", "Results", "StructureError", "converged", "settled"]

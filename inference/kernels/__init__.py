@@ -1,1 +1,5 @@
-"""."""
+"""Inference kernels, one file a kernel."""
+
+from inference.kernels.stochastic_vi import StochasticVI
+
+__all__ = ["StochasticVI"]

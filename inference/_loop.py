@@ -1,0 +1,119 @@
+"""One compiled loop with a dynamic trip count, over all chains; the host acts between its calls.
+
+A call takes `num_records` records, each after `steps` steps of the kernel, into preallocated buffers [record, chain, ...].
+Both numbers are arguments of the compiled function, so warm-up, thinning and chunks of any length share one compilation,
+and the numbers that come out do not depend on how a run is cut into chunks.
+"""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+
+from inference._steppers import Stepper
+
+__all__ = ["CHAIN_METHODS", "Loop"]
+
+BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
+CHUNK_SECONDS = 0.25  # how often the host gets its turn: short for a live bar and Ctrl-C, long against the 0.1 ms of a call
+
+
+def one_by_one(function: Callable) -> Callable:
+    """`function` of one chain, lifted to all chains, each in turn."""
+
+    def lifted(batch):
+        if jax.tree.leaves(batch)[0].shape[0] == 1:  # a single chain pays for no loop
+            return jax.tree.map(lambda leaf: leaf[None], function(jax.tree.map(lambda leaf: leaf[0], batch)))
+        return jax.lax.map(function, batch)
+
+    return lifted
+
+
+CHAIN_METHODS = {"sequential": one_by_one, "vectorized": jax.vmap, "parallel": one_by_one}
+
+
+class Loop:
+    """The compiled loop of a stepper, and the buffers that it fills."""
+
+    def __init__(self, stepper: Stepper, states: Any, chain_method: str | Callable, planned: int):
+        """`states` have a leading chain axis; `planned` is the most records that the whole run will ask for."""
+        started = perf_counter()
+        lift: Callable = chain_method if callable(chain_method) else CHAIN_METHODS[chain_method]
+        num_chains = jax.tree.leaves(states)[0].shape[0]
+        if num_chains == 1:
+            lift = one_by_one  # under vmap both branches of every `cond` would run
+        record = jax.eval_shape(lift(stepper.record), states)
+        size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
+        self.capacity = int(np.clip(BUFFER_BYTES // size, 1, max(planned, 1)))
+        self.buffers = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record)
+        self.advance = _compiled(stepper, lift, chain_method, num_chains, states, self.buffers)
+        self.seconds_to_compile = perf_counter() - started
+        self.pace = 1.0  # records, or warm-up steps, in a chunk; follows the clock
+
+    def chunk(self, states: Any, limit: int, *, steps: int = 1, recorded: bool = True) -> tuple[Any, Any, int]:
+        """At most `limit` records of `steps` steps each (or as many warm-up steps): states, records on the host, how many."""
+        size = int(min(limit, max(1, self.pace), self.capacity if recorded else limit))
+        started = perf_counter()
+        trips = (size, steps) if recorded else (1, size)
+        states, self.buffers, done = self.advance(states, self.buffers, *(np.int32(n) for n in trips))
+        count = int(done) if recorded else size  # waits for the device
+        self._follow_the_clock(size, perf_counter() - started)
+        kept = count if recorded else 1
+        records = jax.tree.map(lambda buffer: np.asarray(buffer)[:kept].copy(), self.buffers)
+        return states, records, count
+
+    def nothing(self) -> Any:
+        """No records, in the shapes and types of records."""
+        return jax.tree.map(lambda buffer: np.zeros((0, *buffer.shape[1:]), buffer.dtype), self.buffers)
+
+    def _follow_the_clock(self, size: int, seconds: float) -> None:
+        self.pace = min(size * CHUNK_SECONDS / max(seconds, 1e-6), 10.0 * size)
+
+
+def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any) -> Callable:
+    step, record, finished = lift(stepper.step), lift(stepper.record), lift(stepper.finished)
+
+    alone = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
+
+    def advance(states: Any, buffers: Any, num_records: Array, steps: Array):
+        def unfinished(carry):
+            states, _, written, _ = carry
+            return (written < num_records) & (alone | ~jnp.all(finished(states)))
+
+        def body(carry):
+            states, buffers, written, useful = carry
+            useful = useful + (~jnp.all(finished(states))).astype(useful.dtype)
+            states = jax.lax.fori_loop(0, steps, lambda _, s: step(s), states)
+            buffers = jax.tree.map(lambda buffer, value: buffer.at[written].set(value), buffers, record(states))
+            return states, buffers, written + 1, useful
+
+        zero = jnp.zeros((), jnp.int32)
+        states, buffers, _, useful = jax.lax.while_loop(unfinished, body, (states, buffers, zero, zero))
+        return states, buffers, useful
+
+    whole = _one_chain_a_device(advance, num_chains) if alone else advance
+    trip = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, trip, trip).compile()
+
+
+def _one_chain_a_device(advance: Callable, num_chains: int) -> Callable:
+    """No collective inside: each device runs its own chain at its own speed."""
+    mesh = Mesh(np.array(jax.local_devices()[:num_chains]), ("chain",))
+    chain, record, same = PartitionSpec("chain"), PartitionSpec(None, "chain"), PartitionSpec()
+
+    def local(states, buffers, num_records, steps):
+        states, buffers, count = advance(states, buffers, num_records, steps)
+        return states, buffers, count[None]
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(chain, record, same, same), out_specs=(chain, record, chain), check_vma=False)
+
+    def all_devices(states, buffers, num_records, steps):
+        states, buffers, counts = mapped(states, buffers, num_records, steps)
+        return states, buffers, jnp.max(counts)
+
+    return all_devices

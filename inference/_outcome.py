@@ -1,0 +1,211 @@
+"""What a run is (its identity, for the checkpoint) and what it returns (its tree)."""
+
+import hashlib
+import inspect
+import json
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import xarray as xr
+from jax import Array, random
+from jax.scipy.special import logsumexp
+from numpyro.infer.mcmc import MCMCKernel
+
+from inference import _tree
+from inference._session import Session
+from inference._steppers import Replicate, Stepper
+from inference.program import Program
+
+if TYPE_CHECKING:
+    from inference.driver import Driver
+
+__all__ = ["Run", "kernel_settings"]
+
+VERSION = "0.1.0"
+
+
+class Run:
+    """Model, kernel and settings of one run, beside the session that advances it."""
+
+    def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array, init_params: Any):
+        self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
+        self.init_params = init_params
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that the numbers of the run depend on, in words that an error can show."""
+        driver = self.driver
+        one = jax.tree.map(lambda leaf: leaf[0], self.session.states)
+        found: dict[str, Any] = {f"kernel {name}": value for name, value in driver._settings.items()}
+        found |= {f"version of {name}": version for name, version in _versions().items()}
+        if self.program is not None:
+            fingerprint = self.program.fingerprint()
+            found |= {"model": fingerprint["model"]} | {f"data {name}": value for name, value in fingerprint["data"].items()}
+        if self.stepper.warms_up:
+            found |= {"num_warmup": driver.num_warmup, "thinning": driver.thinning}
+        return found | {
+            "num_chains": driver.num_chains,
+            "chain_method": str(getattr(driver.chain_method, "__name__", driver.chain_method)),
+            "extra_fields": list(driver.extra_fields),
+            "rng_key": np.asarray(random.key_data(self.keys)).tolist(),
+            "init_params": _sha(jax.tree.leaves(self.init_params)),
+            "x64": bool(jax.config.jax_enable_x64),
+            "device": jax.default_backend(),
+            "step of the kernel": _step_sha(self.stepper, one),
+        }
+
+    def tree_so_far(self) -> xr.DataTree:
+        """The records until now, for a stop rule: no draws of an algorithm that is no chain, no attributes."""
+        return xr.DataTree.from_dict(self._records())
+
+    def tree(self) -> xr.DataTree:
+        """Everything that the run leaves behind."""
+        groups = self._records()
+        attrs = self._attributes()
+        if isinstance(self.stepper, Replicate):
+            results, scalars = self._results(self.stepper)
+            groups |= {"posterior": self._draws(self.stepper)} | results
+            attrs |= scalars
+        if self.program is not None:
+            groups |= _tree.data_groups(self.program)
+            if self.driver.groups and groups["posterior"].sizes.get("draw", 0):
+                key = random.fold_in(self.keys[0], 1)
+                groups |= _tree.requested_groups(self.program, groups["posterior"], self.driver.groups, key)
+        for group in groups.values():
+            group.attrs |= {name: attrs[name] for name in ("created_at", "inference_library", "inference_library_version")}
+        tree = xr.DataTree.from_dict({name: groups[name] for name in sorted(groups, key=_order)})
+        tree.attrs = attrs
+        return tree
+
+    def _records(self) -> dict[str, xr.Dataset]:
+        dims = {} if self.program is None else _tree.variable_dims(self.program)
+        groups = ("posterior", "sample_stats") if self.stepper.warms_up else ("sample_stats",)
+        found = {group: self.session.store.dataset(group) for group in groups}
+        return {group: _tree.named(values, dims if group == "posterior" else {}) for group, values in found.items()}
+
+    def _draws(self, stepper: Replicate) -> xr.Dataset:
+        program, each = stepper.program, []
+        for state in self._replicates():
+            values = stepper.algorithm.draw(state.draw_key, state.state, program, self.driver.num_samples)
+            if program.deterministic:
+                values = values | jax.vmap(program.deterministics)(values)
+            each.append(values)
+        stacked = {name.replace("/", "."): np.stack([values[name] for values in each]) for name in each[0]}
+        dims = {name: ["chain", "draw", *_tree.variable_dims(program)[name]] for name in stacked}
+        return _tree.with_coordinates(xr.Dataset({name: (dims[name], value) for name, value in stacked.items()}))
+
+    def _results(self, stepper: Replicate) -> tuple[dict[str, xr.Dataset], dict[str, Any]]:
+        each = [stepper.algorithm.results(state.state, stepper.program) for state in self._replicates()]
+        groups = {}
+        for group, names in each[0].groups.items():
+            variables = {}
+            for name in names:
+                value = np.stack([np.asarray(one.groups[group][name]) for one in each])
+                given = each[0].dims.get(name, ())
+                inner = (*given, *(f"{name}_dim_{i}" for i in range(len(given), value.ndim - 1)))
+                variables[name] = (["chain", *inner], value)
+            groups[group] = _tree.with_coordinates(xr.Dataset(variables))
+        scalars = {name: np.array([float(one.attrs[name]) for one in each]) for name in each[0].attrs}
+        return groups, _combined(scalars)
+
+    def _replicates(self) -> list[Any]:
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], self.session.states) for i in range(self.driver.num_chains)]
+
+    def _attributes(self) -> dict[str, Any]:
+        driver, session = self.driver, self.session
+        versions = _versions()
+        return {
+            "created_at": datetime.now(UTC).isoformat(),
+            "inference_library": "numpyro",
+            "inference_library_version": versions["numpyro"],
+            "model": "" if self.program is None else getattr(self.program.model, "__name__", type(self.program.model).__name__),
+            "kernel": _kernel_name(driver.kernel),
+            "kernel_settings": json.dumps(driver._settings),
+            "num_warmup": -1 if driver.num_warmup is None else driver.num_warmup,
+            "num_samples": driver.num_samples,
+            "num_chains": driver.num_chains,
+            "thinning": driver.thinning,
+            "tuning_steps": session.num_warmup,
+            "rng_key": json.dumps(np.asarray(random.key_data(self.keys)).tolist()),
+            "versions": json.dumps(versions),
+            "x64": int(jax.config.jax_enable_x64),
+            "steps": session.steps,
+            "steps_run": session.steps_run,
+            "ended": session.ended,
+            "sampling_time": session.seconds,
+            "compile_time": session.seconds_to_compile,
+        }
+
+
+def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
+    """What a kernel, and each kernel inside it, was built with: numbers, texts, hashes of arrays, names of functions.
+
+    Read before the run, from the attributes that are named like arguments of the constructor. What is hidden in closures,
+    such as the learning rate of an optimiser, does not show here; the hash of the step covers it.
+    """
+    name = prefix + type(kernel).__name__
+    found: dict[str, Any] = {}
+    for i, (part, sites) in enumerate(getattr(kernel, "blocks", ())):
+        found |= kernel_settings(part, f"{name}[{i}]/") | {f"{name}[{i}].sites": str(getattr(sites, "__name__", sites))}
+    for argument in inspect.signature(type(kernel)).parameters:
+        value = vars(kernel).get(argument, vars(kernel).get(f"_{argument}"))
+        if isinstance(value, MCMCKernel):
+            found |= kernel_settings(value, f"{name}/")
+        elif value is not None:
+            found[f"{name}.{argument}"] = _in_words(value)
+    return found
+
+
+def _in_words(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.ndarray | Array):
+        return _sha([value])
+    if isinstance(value, list | tuple):
+        return [_in_words(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _in_words(item) for key, item in value.items()}
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _kernel_name(kernel: Any) -> str:
+    inner = [_kernel_name(part) for part, _ in getattr(kernel, "blocks", ())]
+    return type(kernel).__name__ + (f"({', '.join(inner)})" if inner else "")
+
+
+def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:
+    """One number for the run: evidences of replicates are averaged as evidences, with the error that their spread shows."""
+    if "log_evidence" not in scalars or len(scalars["log_evidence"]) == 1:
+        return {name: value[0].item() if len(value) == 1 else value for name, value in scalars.items()}
+    each = jnp.asarray(scalars["log_evidence"])
+    mean = logsumexp(each) - np.log(len(each))
+    spread = np.std(np.exp(scalars["log_evidence"] - float(mean)), ddof=1) / np.sqrt(len(each))
+    rest = {f"{name}_of_replicates": value for name, value in scalars.items()}
+    return rest | {"log_evidence": float(mean), "log_evidence_se": float(spread)}
+
+
+def _versions() -> dict[str, str]:
+    return {"zoo": VERSION, "jax": jax.__version__, "numpyro": numpyro.__version__}
+
+
+def _step_sha(stepper: Stepper, state: Any) -> str:
+    """The mathematics of a step: what no list of settings shows, such as a learning rate inside an optimiser."""
+    closed = jax.make_jaxpr(stepper.step)(state)
+    text = re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", str(closed.jaxpr))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sha(arrays: list[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _order(group: str) -> int:
+    known = ("posterior", "posterior_predictive", "log_likelihood", "log_prior", "sample_stats", "prior", "prior_predictive")
+    return known.index(group) if group in known else len(known) + (group != "observed_data")

@@ -1,0 +1,208 @@
+"""The two families behind one face: what the loop needs of a chain, and of an algorithm that is not one.
+
+A stepper works on the state of *one* chain (or replicate). `start` runs eagerly, once a chain, so that a kernel which
+binds things at `init` binds values and never tracers; `step` and `record` are compiled.
+"""
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+from numpyro.infer import SVI
+from numpyro.infer.mcmc import MCMCKernel
+
+from inference.kernels.stochastic_vi import StochasticVI
+from inference.program import Program
+from inference.protocol import Algorithm
+
+__all__ = ["Chain", "Record", "Replicate", "Stepper", "stepper_of"]
+
+Record = dict[str, dict[str, Array]]  # group of the tree -> variable -> value at one step
+
+STATISTICS = {  # fields of NumPyro's states -> ArviZ's names
+    "diverging": "diverging",
+    "energy": "energy",
+    "potential_energy": "lp",
+    "accept_prob": "acceptance_rate",
+    "num_steps": "n_steps",
+}
+
+
+class Stepper(Protocol):
+    """What the loop asks for."""
+
+    warms_up: bool  # whether the first `num_warmup` steps leave no record
+    record_dim: str  # what a record is in the tree: a "draw", or a "step"
+
+    def start(self, rng_key: Array, init_params: Any) -> Any: ...
+    def step(self, state: Any) -> Any: ...
+    def record(self, state: Any) -> Record: ...
+    def finished(self, state: Any) -> Array: ...
+    def status(self, state: Any) -> str: ...
+
+
+class Chain:
+    """A NumPyro kernel: the key lives in its state, a record is a draw."""
+
+    warms_up = True
+    record_dim = "draw"
+
+    def __init__(self, kernel: MCMCKernel, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...]):
+        self.kernel, self.args, self.kwargs, self.num_warmup = kernel, args, kwargs, num_warmup
+        self.extra_fields = extra_fields
+        self.fields: dict[str, str] = {}  # name in `sample_stats` -> path in the state
+
+    def start(self, rng_key: Array, init_params: Any) -> Any:
+        state = self.kernel.init(rng_key, self.num_warmup, init_params, model_args=self.args, model_kwargs=self.kwargs)
+        state = jax.tree.map(jnp.asarray, state)
+        position = getattr(state, self.kernel.sample_field)
+        _check_start(self.kernel, position, init_params)
+        known = {name: path for path, name in _statistics(state)}
+        default = {field: field for field in self.kernel.default_fields if field != self.kernel.sample_field}
+        extra = {field: _checked_field(state, field) for field in self.extra_fields}
+        self.fields = known | {k: v for k, v in default.items() if v not in known.values()} | extra
+        return state
+
+    def step(self, state: Any) -> Any:
+        return self.kernel.sample(state, self.args, self.kwargs)
+
+    def record(self, state: Any) -> Record:
+        position = getattr(state, self.kernel.sample_field)
+        values = self.kernel.postprocess_fn(self.args, self.kwargs)(position)
+        stats = {name: attrgetter_path(path)(state) for name, path in self.fields.items()}
+        if "lp" in stats:
+            stats["lp"] = -stats["lp"]
+        return {"posterior": _named(values), "sample_stats": stats}
+
+    def finished(self, state: Any) -> Array:
+        return jnp.zeros((), bool)
+
+    def status(self, state: Any) -> str:
+        return self.kernel.get_diagnostics_str(state)
+
+
+class Step(NamedTuple):
+    """State of a replicate of an algorithm."""
+
+    state: Any
+    info: Any  # what the last step reported
+    rng_key: Array  # never advanced: the key of step t is fold_in(rng_key, t)
+    draw_key: Array  # for the posterior draws at the end
+    count: Array  # steps taken
+
+
+class Replicate:
+    """An algorithm that is not a chain: a record is what one step reports."""
+
+    warms_up = False
+    record_dim = "step"
+
+    def __init__(self, algorithm: Algorithm, program: Program, extra_fields: tuple[str, ...]):
+        self.algorithm, self.program, self.extra_fields = algorithm, program, extra_fields
+
+    def start(self, rng_key: Array, init_params: Any) -> Step:
+        if init_params is not None:
+            raise ValueError(f"init_params: {type(self.algorithm).__name__} is no chain and starts from its own `init`; leave it out.")
+        init_key, step_key, draw_key = random.split(rng_key, 3)
+        state = jax.tree.map(jnp.asarray, self.algorithm.init(init_key, self.program))
+        for field in self.extra_fields:
+            _checked_field(state, field)
+        _, info = jax.eval_shape(lambda key, state: self.algorithm.step(key, state, self.program), step_key, state)
+        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
+        return Step(state, info, step_key, draw_key, jnp.zeros((), jnp.int32))
+
+    def step(self, state: Step) -> Step:
+        def forward(at: Step) -> Step:
+            new, info = self.algorithm.step(random.fold_in(at.rng_key, at.count), at.state, self.program)
+            return at._replace(state=new, info=info, count=at.count + 1)
+
+        return jax.lax.cond(self.algorithm.finished(state.state), lambda at: at, forward, state)
+
+    def record(self, state: Step) -> Record:
+        extra = {field: attrgetter_path(field)(state.state) for field in self.extra_fields}
+        return {"sample_stats": {**state.info._asdict(), **extra}}
+
+    def finished(self, state: Step) -> Array:
+        return self.algorithm.finished(state.state)
+
+    def status(self, state: Step) -> str:
+        return ""
+
+
+def stepper_of(
+    kernel: MCMCKernel | SVI | Algorithm, program: Program | None, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...]
+) -> "Chain | Replicate":
+    """The stepper of a kernel of either family; a chain may do without a model (NumPyro's `potential_fn`)."""
+    if isinstance(kernel, MCMCKernel):
+        return Chain(kernel, args, kwargs, num_warmup, extra_fields)
+    algorithm = StochasticVI(kernel) if isinstance(kernel, SVI) else kernel
+    if program is None:
+        raise TypeError(f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that it was built on.")
+    return Replicate(algorithm, program, extra_fields)
+
+
+def attrgetter_path(path: str):
+    """`attrgetter`, for paths that also go into tuples: "block_states.0.num_steps"."""
+
+    def get(state):
+        for part in path.split("."):
+            state = state[int(part)] if part.isdigit() else state[part] if isinstance(state, dict) else attrgetter(part)(state)
+        return state
+
+    return get
+
+
+def _statistics(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, name) of the known statistics of a state and of the states of its blocks; a second block's name gets its number."""
+    found: dict[str, int] = {}
+    for here, field in _leaves(state, path):
+        if field in STATISTICS:
+            count = found.get(field, 0)
+            found[field] = count + 1
+            yield here, STATISTICS[field] + (f"_{count}" if count else "")
+
+
+def _leaves(state: Any, path: str) -> Iterator[tuple[str, str]]:
+    fields = state._fields if hasattr(state, "_fields") else range(len(state)) if isinstance(state, tuple) else ()
+    for field in fields:
+        value = getattr(state, field) if isinstance(field, str) else state[field]
+        here = f"{path}.{field}" if path else str(field)
+        if field == "adapt_state":
+            continue  # the adaptation's own bookkeeping repeats these names
+        if isinstance(value, tuple):
+            yield from _leaves(value, here)
+        elif isinstance(value, Array) and value.ndim == 0:
+            yield here, str(field)
+
+
+def _checked_field(state: Any, path: str) -> str:
+    try:
+        attrgetter_path(path)(state)
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        have = list(getattr(state, "_fields", ()))
+        raise ValueError(f"extra_fields: the state of this kernel has no {path!r}; it has {have}.") from error
+    return path
+
+
+def _check_start(kernel: MCMCKernel, position: Any, init_params: Any) -> None:
+    """Some NumPyro kernels ignore `init_params`; that must not pass in silence."""
+    if init_params is None:
+        return
+    wanted = init_params if isinstance(init_params, dict) else dict(_named(init_params))
+    found = _named(position)
+    for name, value in wanted.items():
+        if name not in found or not jnp.allclose(jnp.asarray(value), found[name]):
+            raise ValueError(f"init_params: {type(kernel).__name__} does not start from the given {name!r}; leave it out, or use NUTS.")
+
+
+def _named(values: Any) -> dict[str, Array]:
+    """Values by name, also for kernels that are built on a potential function and move any pytree. A scope's "/" would be a
+    group in a DataTree, so it becomes a dot."""
+    if isinstance(values, dict):
+        return {name.replace("/", "."): value for name, value in values.items()}
+    if hasattr(values, "_asdict"):
+        return values._asdict()
+    return {f"Param:{i}": leaf for i, leaf in enumerate(jax.tree.leaves(values))}

@@ -1,0 +1,173 @@
+"""One driver for every kernel: NumPyro's chains and SVI as they are, and whatever implements `Algorithm`.
+
+It scans in compiled chunks and does everything else between them: the bar, the checkpoint, the stop rules, Ctrl-C.
+Cost over the bare compiled loop: a few host milliseconds each quarter of a second.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import xarray as xr
+from jax import Array
+from numpyro.infer import SVI
+from numpyro.infer.mcmc import MCMCKernel
+
+from inference import _outcome
+from inference._loop import CHAIN_METHODS
+from inference._session import Session, chain_keys
+from inference._steppers import stepper_of
+from inference._store import CheckpointError, FolderStore, MemoryStore
+from inference._tree import GROUPS
+from inference.program import Program
+from inference.protocol import Algorithm
+from inference.stopping import StopRule
+
+__all__ = ["Driver"]
+
+
+class Driver:
+    """Runs a kernel on a model and returns an ArviZ `DataTree`. Names and meanings are those of `numpyro.infer.MCMC`.
+
+    :param kernel: a NumPyro `MCMCKernel`, a NumPyro `SVI`, or an `Algorithm`.
+    :param num_warmup: steps of a chain before its first draw. For an algorithm that is no chain, the most steps that it may
+        take; None lets it go on until it has finished.
+    :param num_samples: steps of each chain after the warm-up. For an algorithm, the posterior draws at the end.
+    :param num_chains: chains; for an algorithm, independent replicates.
+    :param thinning: keep each `thinning`-th draw of a chain: `num_samples // thinning` draws are returned.
+    :param chain_method: "sequential" (default; all chains in one loop, each in turn), "vectorized", "parallel" (a device a
+        chain), or a transformation such as `jax.vmap`.
+    :param progress_bar: a live bar on a terminal; quiet in CI and in pipes.
+    :param checkpoint: a folder. Draws go to it as they come, and a run of the same model, data and settings that it holds is
+        resumed, bit for bit. None keeps everything in memory.
+    :param save_every: seconds between two commits to the checkpoint.
+    :param stop: a predicate over the tree so far, such as `converged()` or `settled()`.
+    :param max_time: seconds after which the run ends with what it has.
+    :param extra_fields: fields of the kernel's state to record as well, dots for parts: "adapt_state.step_size".
+    :param groups: groups that cost another pass through the model: "log_likelihood", "log_prior", "posterior_predictive",
+        "prior" (with its "prior_predictive").
+    """
+
+    def __init__(
+        self,
+        kernel: MCMCKernel | SVI | Algorithm,
+        *,
+        num_warmup: int | None = None,
+        num_samples: int = 1000,
+        num_chains: int = 1,
+        thinning: int = 1,
+        chain_method: str | Callable = "sequential",
+        progress_bar: bool = True,
+        checkpoint: Any = None,
+        save_every: float = 30.0,
+        stop: StopRule | None = None,
+        max_time: float | None = None,
+        extra_fields: tuple[str, ...] = (),
+        groups: tuple[str, ...] = (),
+    ):
+        self.kernel = kernel
+        self.num_warmup, self.num_samples, self.num_chains, self.thinning = num_warmup, num_samples, num_chains, thinning
+        self.chain_method, self.progress_bar, self.checkpoint, self.save_every = chain_method, progress_bar, checkpoint, save_every
+        self.stop, self.max_time, self.extra_fields, self.groups = stop, max_time, tuple(extra_fields), tuple(groups)
+        self._check()
+        self._settings = _outcome.kernel_settings(kernel)  # before `init` puts closures into the kernel
+        self._last: tuple[Session, _outcome.Run] | None = None
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the kernel is a Markov chain, so that a record is a draw."""
+        return isinstance(self.kernel, MCMCKernel)
+
+    def run(self, rng_key: int | Array, *args: Any, init_params: Any = None, **kwargs: Any) -> xr.DataTree:
+        """Run on the model's arguments.
+
+        :param rng_key: an integer or a JAX key.
+        :param init_params: where the chains start, as NumPyro's kernels take it (unconstrained for HMC and NUTS), with a
+            leading axis of size `num_chains` when that is above 1.
+        """
+        model = getattr(self.kernel, "model", None)
+        program = None if model is None else Program(model, *args, **kwargs)
+        if program is not None:
+            program.check()
+        keys = chain_keys(rng_key, self.num_chains)
+        stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields)
+        store = MemoryStore(stepper.record_dim) if self.checkpoint is None else FolderStore(self.checkpoint, stepper.record_dim)
+        num_warmup = (self.num_warmup or 0) if self.is_chain else 0
+        session = Session(stepper, store, num_warmup=num_warmup, thinning=self.thinning, chain_method=self.chain_method)
+        session.start(keys, init_params)
+        run = _outcome.Run(self, program, stepper, session, keys, init_params)
+        self._last = (session, run)
+        return self._advance(self._target(), self.stop, resume=True)
+
+    def extend(self, more: int) -> xr.DataTree:
+        """Go on from where the last `run` ended: `more` steps. Returns the whole, which equals one longer run bit for bit."""
+        if self._last is None:
+            raise ValueError("extend: nothing has run yet; call `run` first.")
+        if more < 1:
+            raise ValueError(f"extend: more must be positive, got {more}.")
+        session, _ = self._last
+        return self._advance(session.records + more // self.thinning, None, resume=False)
+
+    def _target(self) -> int | None:
+        return self.num_samples // self.thinning if self.is_chain else self.num_warmup
+
+    def _advance(self, target: int | None, stop: StopRule | None, resume: bool) -> xr.DataTree:
+        assert self._last is not None
+        session, run = self._last
+        with session.store.opened(run.identity):
+            if resume:
+                session.resume()
+            try:
+                session.advance(
+                    target,
+                    stop=stop,
+                    max_time=self.max_time,
+                    save_every=self.save_every,
+                    bar=self.progress_bar,
+                    tree_so_far=run.tree_so_far,
+                )
+            except CheckpointError as error:
+                session.ended = "checkpoint"
+                error.tree = run.tree()
+                raise
+            return run.tree()
+
+    def _check(self) -> None:
+        if not isinstance(self.kernel, MCMCKernel | SVI | Algorithm):
+            raise TypeError(f"kernel: {self.kernel!r} is no kernel; give a NumPyro MCMCKernel, a NumPyro SVI or an Algorithm.")
+        if self.is_chain and getattr(self.kernel, "is_ensemble_kernel", False):
+            raise TypeError(f"kernel: {type(self.kernel).__name__} moves all chains together; run it in numpyro.infer.MCMC.")
+        if self.is_chain and self.num_warmup is None:
+            raise ValueError("num_warmup: a chain needs it; 0 starts to keep draws at once.")
+        if isinstance(self.kernel, SVI) and self.num_warmup is None:
+            raise ValueError("num_warmup: SVI never ends by itself; give the number of its steps.")
+        if not self.is_chain and self.thinning != 1:
+            raise ValueError("thinning: only draws of a chain are thinned; leave it out.")
+        for name, least in (("num_warmup", 0 if self.is_chain else 1), ("num_chains", 1), ("thinning", 1), ("num_samples", self.thinning)):
+            _check_count(name, getattr(self, name), least)
+        for name in ("save_every", "max_time"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise ValueError(f"{name}: seconds, at least 0; got {value!r}.")
+        if unknown := sorted(set(self.groups) - set(GROUPS)):
+            raise ValueError(f"groups: {unknown} unknown; choose from {list(GROUPS)}.")
+        if self.stop is not None and not callable(self.stop):
+            raise TypeError(f"stop: a function of the tree so far, such as converged(); got {self.stop!r}.")
+        _check_chain_method(self.chain_method, self.num_chains)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ValueError(f"{name}: an integer, at least {least}; got {value!r}.")
+
+
+def _check_chain_method(method: Any, num_chains: int) -> None:
+    if not callable(method) and method not in CHAIN_METHODS:
+        raise ValueError(
+            f"chain_method: {method!r} unknown; choose from {sorted(CHAIN_METHODS)}, or give a transformation such as jax.vmap."
+        )
+    devices = jax.local_device_count()
+    if method == "parallel" and num_chains > devices:
+        raise ValueError(
+            f"chain_method: 'parallel' needs a device a chain; {num_chains} chains, {devices} devices. On a CPU call "
+            f"numpyro.set_host_device_count({num_chains}) before anything else, or use 'sequential' or 'vectorized'."
+        )

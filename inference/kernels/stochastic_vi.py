@@ -1,0 +1,63 @@
+"""NumPyro's SVI as an `Algorithm`, so that it checkpoints, resumes, replicates and reports as every other one does.
+
+    maximise over the guide's parameters   E_q[log p(x, z) - log q(z)]        (the ELBO)
+
+`Driver(numpyro.infer.SVI(...), num_warmup=steps, num_samples=draws)` wraps it; nobody needs to name this class.
+Cost: one gradient of the loss a step.
+"""
+
+from copy import deepcopy
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from numpyro.infer import SVI, Predictive
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.svi import SVIState
+
+from inference.program import Program
+from inference.protocol import Algorithm, Results
+
+__all__ = ["ELBO", "StochasticVI"]
+
+
+class ELBO(NamedTuple):
+    """What a step reports."""
+
+    elbo: Array  # the stochastic estimate of this step, minus the loss
+
+
+class StochasticVI(Algorithm):
+    """One step is one update of `svi`; its own `update` is called, nothing is repeated here."""
+
+    def __init__(self, svi: SVI):
+        self.template = svi
+        self.svi = svi
+        self.model = svi.model
+
+    def init(self, rng_key: Array, program: Program) -> SVIState:
+        """NumPyro's own initial state, of a fresh copy: an autoguide remembers the start of its first run."""
+        self.svi = deepcopy(self.template)
+        return self.svi.init(rng_key, *program.args, **program.kwargs)
+
+    def step(self, rng_key: Array, state: SVIState, program: Program) -> tuple[SVIState, ELBO]:
+        """One gradient step with the key of this step."""
+        state, loss = self.svi.update(state._replace(rng_key=rng_key), *program.args, **program.kwargs)
+        return state, ELBO(-loss)
+
+    def finished(self, state: SVIState) -> Array:
+        """Never by itself: the steps are the budget (`num_warmup`), or `stop` ends them."""
+        return jnp.zeros((), bool)
+
+    def draw(self, rng_key: Array, state: SVIState, program: Program, num_draws: int) -> dict[str, Array]:
+        """Draws from the fitted guide."""
+        params = self.svi.get_params(state)
+        guide = self.svi.guide
+        if isinstance(guide, AutoGuide):
+            return guide.sample_posterior(rng_key, params, *program.args, sample_shape=(num_draws,), **program.kwargs)
+        draws = Predictive(guide, params=params, num_samples=num_draws)(rng_key, *program.args, **program.kwargs)
+        return {site: draws[site] for site in program.latent}
+
+    def results(self, state: SVIState, program: Program) -> Results:
+        """The variational parameters, constrained."""
+        return Results({"variational_parameters": self.svi.get_params(state)}, {}, {})

@@ -1,0 +1,241 @@
+"""The complete conditional of a site, read off the model.
+
+    family = identify(program, "x", values, rng_key)                  # once, at init: proves the family or refuses
+    distribution, residual = conditional(program, "x", values, family)  # pure; in a compiled loop
+    x, residual = draw(rng_key, program, "x", values, family)           # the same, drawn
+
+No formula of the model occurs here: edit the model, and the reading follows or refuses. How a family is read, and the check that
+refuses another, stands in `inference.conditionals`.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from jax.core import Tracer
+from numpyro.distributions import constraints
+from numpyro.ops.provenance import eval_provenance
+
+from inference.conditionals import BETA, DIRICHLET, GAMMA, INVERSE_GAMMA, NORMAL, TRUNCATED_NORMAL, BlockNormal, Family, Finite, View
+from inference.program import Program
+from inference.sites import StructureError, model_name
+
+__all__ = ["ByColumn", "StructureError", "conditional", "draw", "identify"]
+
+MAX_WIDTH = 256  # widest block of Normal elements drawn jointly
+MAX_VALUES = 1024  # most values of a discrete site
+NUM_SETTINGS = 4  # random settings of all sites at which a family must hold
+NUM_PROBES = 4  # second points at each
+
+
+@dataclass(frozen=True)
+class ByColumn:
+    """Elements that depend on each other along the last dimension: drawn one column after the other, all rows together."""
+
+    family: Family
+
+    @property
+    def name(self) -> str:
+        """As an error prints it."""
+        return f"{self.family.name} by column"
+
+    def read(self, view: View, rng_key: Array):
+        """Reads one column."""
+        return self.family.read(view, rng_key)
+
+
+def conditional(program: Program, site: str, values, family: Family, *, column=None, rng_key: Array | None = None):
+    """The distribution of `site` given all other `values` and the data, with the residual of its reading.
+
+    The distribution's draws have the site's shape; under `ByColumn` that of one column, `values[site][..., column]`. `rng_key`
+    places the second point that the residual is taken at; it has no part in the distribution.
+    """
+    view = _view(program, site, values, column)
+    return family.read(view, random.key(0) if rng_key is None else rng_key)
+
+
+def draw(rng_key: Array, program: Program, site: str, values, family: Family) -> tuple[Array, Array]:
+    """A draw of `site` from its complete conditional (under `ByColumn`: each column in turn), and the largest residual met."""
+    old = jnp.asarray(values[site])
+    if not isinstance(family, ByColumn):
+        distribution, residual = conditional(program, site, values, family)
+        return distribution.sample(rng_key).astype(old.dtype), residual
+
+    def update(value, column):
+        distribution, residual = conditional(program, site, {**values, site: value}, family, column=column)
+        new = distribution.sample(random.fold_in(rng_key, column)).astype(old.dtype)
+        return value.at[..., column].set(new), residual
+
+    value, residuals = lax.scan(update, old, jnp.arange(old.shape[-1]))
+    return value, residuals.max()
+
+
+def identify(program: Program, site: str, values, rng_key: Array) -> Family:
+    """The family of the complete conditional of `site`: the first, of those its support allows, that the model agrees with.
+
+    It must agree at `values` and at random settings of all sites. Otherwise StructureError says by how much each one misses.
+    """
+    _refuse_early(program, site)
+    settings = [values] + [program.draw_initial(key) for key in random.split(rng_key, NUM_SETTINGS)]
+    log_joint = jax.jit(program.log_joint)
+    settings = [setting for setting in settings if jnp.isfinite(log_joint(setting))]
+    if not settings:
+        raise StructureError(f"site {site!r}: the log joint is finite neither at the given values nor at {NUM_SETTINGS} random ones.")
+    tolerance = float(jnp.sqrt(jnp.finfo(log_joint(settings[0]).dtype).eps))
+    probes = random.split(rng_key, NUM_PROBES)
+    missed = {}
+    for family in _candidates(program, site):
+        residual = jax.jit(lambda setting, family=family: _largest_residual(program, site, setting, family, probes))
+        missed[family.name] = max(float(residual(setting)) for setting in settings)
+        if missed[family.name] < tolerance:
+            return family
+    raise StructureError(_refusal(program, site, missed))
+
+
+def _view(program: Program, site: str, values, column) -> View:
+    """The model as a function of `site`, or of one column of it."""
+    about, value = program.sites[site], jnp.asarray(values[site])
+    support = _base(program.trace(values)[site]["fn"].support)
+    number = value.dtype if jnp.issubdtype(value.dtype, jnp.inexact) else jnp.result_type(float)
+    bounds = (getattr(support, name, end) for name, end in (("lower_bound", -jnp.inf), ("upper_bound", jnp.inf)))
+    low, high = (jnp.broadcast_to(jnp.asarray(bound, number), value.shape) for bound in bounds)
+    dims, event_dim, at = about.dims, about.event_dim, lambda x: x
+    if column is not None:
+        dims, event_dim = dims[:-1], max(event_dim - 1, 0)
+        whole, (value, low, high) = value, (array[..., column] for array in (value, low, high))
+        at = lambda x: whole.at[..., column].set(x)
+    plates = tuple(name for name in dims if name in about.plates)
+    model = lambda x: {**values, site: at(x)}
+    return View(
+        log_joint=lambda x: program.log_joint(model(x)),
+        terms=lambda x: _shared_terms(program, plates, program.log_probs(model(x))),
+        value=value,
+        plate_axes=tuple(dims.index(name) for name in plates),
+        low=low,
+        high=high,
+        event_dim=event_dim,
+    )
+
+
+def _shared_terms(program: Program, plates: tuple[str, ...], log_probs: dict[str, Array]) -> Array:
+    """The log joint split over `plates`: terms inside are summed over all other dimensions, terms outside go to every element.
+
+    A term outside the plates that depends on the site would be counted for each element; the residual shows it.
+    """
+    shape, total = tuple(program.plates[name].subsample_size for name in plates), 0.0
+    for name, term in log_probs.items():
+        site = program.sites[name]
+        dims = site.dims[: len(site.shape) - site.event_dim][-term.ndim :] if term.ndim else ()
+        dims = ("",) * (term.ndim - len(dims)) + dims
+        term = term.sum(tuple(axis for axis, dim in enumerate(dims) if dim not in plates))
+        kept = [dim for dim in dims if dim in plates]
+        term = term.transpose([kept.index(plate) for plate in plates if plate in kept])
+        term = jnp.expand_dims(term, [axis for axis, plate in enumerate(plates) if plate not in kept])
+        total = total + jnp.broadcast_to(term, shape)
+    return jnp.asarray(total)
+
+
+def _largest_residual(program, site, setting, family, probes) -> Array:
+    def residual(column=None):
+        return lax.map(lambda key: conditional(program, site, setting, family, column=column, rng_key=key)[1], probes)
+
+    columns = jnp.arange(program.sites[site].shape[-1]) if isinstance(family, ByColumn) else None
+    return jnp.max(residual() if columns is None else lax.map(residual, columns))
+
+
+def _candidates(program: Program, site: str):
+    """The families that have the site's support, the cheapest first."""
+    about = program.sites[site]
+    support, is_vector = _base(about.support), len(about.shape) > 0
+    families: list[Family] = _continuous(support)
+    if about.is_discrete:
+        families = _discrete(support)
+    by_column = [ByColumn(family) for family in families] if is_vector and about.shape[-1] > 1 and families != [DIRICHLET] else []
+    if families == [NORMAL] and is_vector:
+        families += [BlockNormal()] if about.shape[-1] <= MAX_WIDTH else []
+        families += [BlockNormal(whole=True)] if len(about.shape) > 1 and jnp.size(jnp.zeros(about.shape)) <= MAX_WIDTH else []
+    if not families:
+        raise StructureError(
+            f"site {site!r}: {about.family} has the support {support!r}, wanted one of real, positive, an interval, a simplex, "
+            f"boolean or 0..n. {_way_out(site)}"
+        )
+    return families + by_column
+
+
+def _continuous(support) -> list[Family]:
+    if support is constraints.real:
+        return [NORMAL]
+    if support is constraints.simplex:
+        return [DIRICHLET]
+    low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+    if low is None and high is None:
+        return []
+    if high is None and _equals(low, 0.0):
+        return [GAMMA, INVERSE_GAMMA, TRUNCATED_NORMAL]
+    if _equals(low, 0.0) and _equals(high, 1.0):
+        return [BETA, TRUNCATED_NORMAL]
+    return [TRUNCATED_NORMAL]
+
+
+def _discrete(support) -> list[Family]:
+    if support is constraints.boolean:
+        return [Finite("Bernoulli", 2)]
+    low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+    if _equals(low, 0) and isinstance(high, int) and high < MAX_VALUES:
+        return [Finite("Categorical", high + 1)]
+    return []
+
+
+def _equals(bound, number) -> bool:
+    """Whether a bound is this number, known before the model runs."""
+    return not isinstance(bound, jax.ShapeDtypeStruct | None) and bool(jnp.all(jnp.asarray(bound) == number))
+
+
+def _base(support):
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
+def _refuse_early(program: Program, site: str) -> None:
+    """What no residual can show: the log probability of a site does not know its support, nor the rows left out of a plate."""
+    if site not in program.latent:
+        raise StructureError(f"site {site!r}: no latent site of {model_name(program.model)}; it has {list(program.latent)}.")
+    for name, plate in program.plates.items():
+        if plate.subsample_size < plate.size:
+            raise StructureError(
+                f"site {site!r}: plate {name!r} shows {plate.subsample_size} of {plate.size} rows, and a complete conditional needs "
+                f"all of them. Drop subsample_size, or use an algorithm for subsamples."
+            )
+    for name, support in _support_parents(program).items():
+        if site in support and name != site:
+            raise StructureError(
+                f"site {site!r}: the support of {name!r} depends on it, which cuts its conditional off where {name!r} is. {_way_out(site)}"
+            )
+
+
+def _support_parents(program: Program) -> dict[str, frozenset[str]]:
+    """The latent sites from which the bounds of each sample site's support are computed."""
+
+    def bounds(**values):
+        trace = program.trace(values)
+        names = [name for name, site in program.sites.items() if site.support is not None]
+        return {name: [leaf for leaf in jax.tree.leaves(trace[name]["fn"].support) if isinstance(leaf, Tracer)] for name in names}
+
+    shapes = {name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype) for name in program.latent}
+    return {name: frozenset().union(*leaves) for name, leaves in eval_provenance(bounds, **shapes).items()}
+
+
+def _refusal(program: Program, site: str, missed: dict[str, float]) -> str:
+    children = [name for name, parents in program.parents.items() if site in parents and program.sites[name].family]
+    relatives = ", ".join(f"{name!r} ({program.sites[name].family})" for name in children) or "no site"
+    gaps = ", ".join(f"{name} {'is not a distribution' if gap == jnp.inf else f'misses by {gap:.2g}'}" for name, gap in missed.items())
+    return (
+        f"site {site!r}: its complete conditional is of no family that can be drawn from ({gaps}). Its prior is "
+        f"{program.sites[site].family}, and {relatives} depends on it. {_way_out(site)}"
+    )
+
+
+def _way_out(site: str) -> str:
+    return f"Give {site!r} to NUTS: Gibbs([(ConditionalGibbs(model, ...), [...]), (NUTS(model), None)])."

@@ -1,0 +1,130 @@
+"""CSV files: what is read, and the words of every refusal."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from gallery.tables import TableError, read_csv, read_features
+
+PATIENTS = """age,city,smokes,blood pressure,outcome
+31,Rome,True,120.5,well
+NA,Oslo,False,,ill
+57,,NA,99,
+44,Rome,False,101,ill
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(text, name="table.csv"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return written
+
+
+def test_numbers_booleans_categories_and_missing_cells(write):
+    data = read_csv(write(PATIENTS))
+    nan = np.nan
+    np.testing.assert_array_equal(data.x, [[31, 1, 1, 120.5], [nan, 0, 0, nan], [57, nan, nan, 99], [44, 1, 0, 101]])
+    assert data.x.dtype == np.float64
+    assert list(data.y) == [1, 0, -1, 0]
+    assert data.class_names == ("ill", "well")
+    assert data.feature_names == ("age", "city", "smokes", "blood pressure")
+    assert data.categories == {"city": ("Oslo", "Rome")}
+    assert data.target_name == "outcome"
+
+
+def test_target_is_named(write):
+    data = read_csv(write(PATIENTS), target="city")
+    assert data.class_names == ("Oslo", "Rome")
+    assert list(data.y) == [1, 0, -1, 1]
+    assert "outcome" in data.feature_names
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "codes"),
+    [
+        (["10", "9", "10"], ("9", "10"), [1, 0, 1]),
+        (["True", "False", "True"], ("False", "True"), [1, 0, 1]),
+        (["1.0", "2.0", "NA"], ("1.0", "2.0"), [0, 1, -1]),
+        (["b", "b", ""], ("b",), [0, 0, -1]),
+    ],
+)
+def test_classes_of_any_kind(write, cells, classes, codes):
+    data = read_csv(write("x,y\n" + "\n".join(f"{i},{cell}" for i, cell in enumerate(cells))))
+    assert data.class_names == classes
+    assert list(data.y) == codes
+    assert data.y.dtype == np.int64
+
+
+def test_a_quantity_stays_a_number(write):
+    values = np.linspace(0.05, 2.0, 40).round(3)
+    data = read_csv(write("x,y\n" + "\n".join(f"{i},{value}" for i, value in enumerate(values))))
+    assert data.class_names == ()
+    np.testing.assert_array_equal(data.y, values)
+
+
+def test_byte_order_mark_blank_lines_quotes_and_gzip(write):
+    text = '\ufeffname,y\n"Smith, J.",a\n\n"Doe ""D""",b\n'
+    for path in (write(text), write(gzip.compress(text.encode()), "table.csv.gz")):
+        data = read_csv(path)
+        assert data.name == "table"
+        assert data.categories["name"] == ('Doe "D"', "Smith, J.")
+        assert list(data.y) == [0, 1]
+
+
+def test_new_rows_are_aligned_by_name(write):
+    train = read_csv(write(PATIENTS))
+    path = write("blood pressure,note,smokes,city,age\n100,x,True,Oslo,20\n,y,,Rome,NA\n", "new.csv")
+    x = read_features(path, train.feature_names, train.categories)
+    np.testing.assert_array_equal(x, [[20, 0, 1, 100], [np.nan, 1, np.nan, np.nan]])
+
+
+def test_a_test_file_is_coded_as_the_training_file(write):
+    train = read_csv(write(PATIENTS))
+    test = read_csv(write("city,outcome,age,smokes,blood pressure\nRome,well,1,True,2\n", "test.csv"), like=train)
+    np.testing.assert_array_equal(test.x, [[1, 1, 1, 2]])
+    assert list(test.y) == [1]
+    with pytest.raises(TableError, match=r"test.csv, line 2, column 'outcome': unknown class 'dead'; the classes are ill, well"):
+        read_csv(write("city,outcome,age,smokes,blood pressure\nRome,dead,1,True,2\n", "test.csv"), target="outcome", like=train)
+
+
+def test_missing_columns_and_unseen_categories_are_named(write):
+    train = read_csv(write(PATIENTS))
+    with pytest.raises(TableError, match=r"new.csv: no column 'smokes', 'blood pressure'.*found age, city"):
+        read_features(write("age,city\n1,Rome\n", "new.csv"), train.feature_names, train.categories)
+    with pytest.raises(TableError, match=r"new.csv, line 3, column 'city': category 'Paris' was not seen.*Oslo, Rome"):
+        read_features(write("age,city\n1,Rome\n1,Paris\n", "new.csv"), ("age", "city"), train.categories)
+    with pytest.raises(TableError, match=r"line 2, column 'age': 'old' is not a finite number"):
+        read_features(write("age,city\nold,Rome\n", "new.csv"), ("age", "city"), train.categories)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty; wanted a header and rows"),
+        ("a,b\n", "a header and no rows"),
+        ("1,2\n3,4\n", "line 1: no header, only numbers"),
+        ("a,,b\n1,2,3\n", "column 2 has no name"),
+        ("a,b,a\n1,2,3\n", "more than one column is called 'a'"),
+        ("a,b\n1,2\n1,2,3\n", "line 3: 3 cells where the header has 2"),
+        ("y\n1\n", "no feature columns beside the class column 'y'"),
+        ("a,y\n1,\n2,NA\n", "class column 'y' is empty in every row"),
+        ("a,y\ninf,1\n2,2\n", "line 2, column 'a': 'inf' is not a finite number"),
+        ("a,y\n" + "1,b\n" * 20 + "1O,b\n", "line 22, column 'a': '1O' is not a number, but 20 other cells"),
+        (b"a,y\n\xff,1\n", "not UTF-8 text"),
+        ('a,y\n"1"2,b\n', "not a CSV file"),
+    ],
+)
+def test_what_cannot_be_read_is_said(write, text, message):
+    with pytest.raises(TableError, match=message) as error:
+        read_csv(write(text))
+    assert "table.csv" in str(error.value)
+
+
+def test_unknown_target_lists_the_columns(write):
+    with pytest.raises(TableError, match="no column 'label' for target=; the columns are age, city, smokes, blood pressure, outcome"):
+        read_csv(write(PATIENTS), target="label")
