@@ -1,0 +1,226 @@
+"""Tables in CSV files: yours, and the mixed tables of the UCI repository.
+
+    train = read_csv("patients.csv", target="outcome")
+    x_new = read_features("new_patients.csv", train.feature_names, train.categories)
+
+A column of numbers stays numbers, a column of True and False becomes 1 and 0, any other column is categorical: its texts,
+sorted, become the codes 0, 1, ... A missing cell is empty or NA, and NaN in `x`. What cannot be read is an error that
+names the file, the line and the column.
+"""
+
+import csv
+import gzip
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gallery._dataset import Dataset
+
+__all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_table"]
+
+MISSING = frozenset({"", "NA", "NaN", "nan"})
+BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+MANY_VALUES = 10  # numbers with decimals and more values than this are a quantity, not class labels
+
+
+class TableError(ValueError):
+    """A table that cannot be read; the message says where and what to change."""
+
+
+class Table(NamedTuple):
+    """Cells as text, and where each row came from."""
+
+    where: str  # the file, or the data set
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    lines: Sequence[int]  # the line of the file that holds each row
+
+    def column(self, name: str) -> list[str]:
+        """The cells of one column."""
+        index = self.header.index(name)
+        return [row[index] for row in self.rows]
+
+    def place(self, row: int, name: str) -> str:
+        """Where a cell is, for a message."""
+        return f"{self.where}, line {self.lines[row]}, column {name!r}"
+
+
+def read_csv(path: str | Path, target: str | None = None, like: Dataset | None = None) -> Dataset:
+    """A data set from a CSV file with a header.
+
+    `target` names the class column (by default the last one); its cells may be text, whole numbers or booleans, and an
+    empty one is an unlabelled row, -1. Decimal numbers of many values are a quantity: `y` is then float. With `like`, the
+    data set that a model was fitted to, the target, features, categories and classes are those of `like`: a test file is
+    coded as the training file was, and a class or category that `like` lacks is an error.
+    """
+    table = read_table(path)
+    if target is None:
+        target = table.header[-1] if like is None else like.target_name
+    if target not in table.header:
+        raise TableError(f"{path}: no column {target!r} for target=; the columns are {', '.join(table.header)}")
+    return encode(table, target, like=like)
+
+
+def read_features(path: str | Path, feature_names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None) -> np.ndarray:
+    """`x` [row, feature] of new rows, its columns in the order of `feature_names`, coded by `categories`.
+
+    Columns are found by their names in the header, whatever their order; others, such as the class, are passed over.
+    """
+    table, known = read_table(path), categories or {}
+    _require(table, feature_names)
+    return np.column_stack([_coded(table, name, known[name]) if name in known else _numbers(table, name) for name in feature_names])
+
+
+def read_table(path: str | Path) -> Table:
+    """The cells of a CSV file (plain or gzipped), after every check of its form."""
+    path = Path(path)
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except UnicodeDecodeError as error:
+        raise TableError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8 CSV") from None
+    except csv.Error as error:
+        raise TableError(f"{path}: not a CSV file ({error}); quote cells that hold commas or quotes") from None
+    if not lines:
+        raise TableError(f"{path}: the file is empty; wanted a header and rows")
+    header = tuple(lines[0][1])
+    _check_header(path, header)
+    for number, row in lines[1:]:
+        if len(row) != len(header):
+            raise TableError(f"{path}, line {number}: {len(row)} cells where the header has {len(header)}; add or remove commas")
+    if len(lines) == 1:
+        raise TableError(f"{path}: a header and no rows")
+    return Table(str(path), header, [row for _, row in lines[1:]], [number for number, _ in lines[1:]])
+
+
+def encode(table: Table, target: str, categorical: bool = False, drop: Sequence[str] = (), like: Dataset | None = None) -> Dataset:
+    """The table as `x` and `y`. `categorical` takes every feature for a category, also those written as numbers."""
+    if like is None:
+        names = tuple(name for name in table.header if name != target and name not in drop)
+        if not names:
+            raise TableError(f"{table.where}: no feature columns beside the class column {target!r}")
+        kinds = {name: _categories(table, name, categorical) for name in names}
+        categories = {name: kind for name, kind in kinds.items() if kind}
+    else:
+        names, categories = like.feature_names, dict(like.categories)
+        _require(table, names)
+    x = np.column_stack([_coded(table, name, categories[name]) if name in categories else _numbers(table, name) for name in names])
+    y, class_names = _target(table, target, like)
+    stem = Path(table.where).name.removesuffix(".gz").removesuffix(".csv")
+    return Dataset(
+        name=stem,
+        title=f"{stem}, a table of {len(table.rows)} rows",
+        arrays={"x": x, "y": y},
+        feature_names=names,
+        class_names=class_names,
+        target_name=target,
+        categories=categories,
+        description=f"{len(names)} features of {len(table.rows)} rows; the target is {target!r}.",
+    )
+
+
+def _check_header(path: Path, header: tuple[str, ...]) -> None:
+    if all(_number(cell) is not None or cell in MISSING for cell in header):
+        raise TableError(f"{path}, line 1: no header, only numbers; write the column names in the first line")
+    if "" in header:
+        raise TableError(f"{path}, line 1: column {header.index('') + 1} has no name; name every column")
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise TableError(f"{path}, line 1: more than one column is called {', '.join(map(repr, repeated))}; rename all but one")
+
+
+def _require(table: Table, names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in table.header]
+    if missing:
+        found = ", ".join(table.header)
+        raise TableError(f"{table.where}: no column {', '.join(map(repr, missing))}, which the model was fitted to; found {found}")
+
+
+def _number(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return None if "_" in cell else value
+
+
+def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
+    """The categories of a column, none if it holds numbers or booleans.
+
+    A text among more than nine times as many numbers is taken for a slip of the pen, and is an error.
+    """
+    cells = table.column(name)
+    present = [cell for cell in cells if cell not in MISSING]
+    texts = [cell for cell in present if _number(cell) is None]
+    if not categorical and (not texts or all(cell in BOOLEANS for cell in present)):
+        return ()
+    if not categorical and len(present) - len(texts) > 9 * len(texts):
+        raise TableError(
+            f"{table.place(cells.index(texts[0]), name)}: {texts[0]!r} is not a number, but {len(present) - len(texts)} other cells "
+            "of the column are; correct it, or leave it empty if it is missing"
+        )
+    return _in_order(present)
+
+
+def _in_order(values: Sequence[str]) -> tuple[str, ...]:
+    """Distinct values, sorted as numbers where all are numbers."""
+    distinct = sorted(set(values))
+    if all(_number(value) is not None for value in distinct):
+        distinct.sort(key=float)
+    return tuple(distinct)
+
+
+def _numbers(table: Table, name: str) -> np.ndarray:
+    values = np.full(len(table.rows), np.nan)
+    for row, cell in enumerate(table.column(name)):
+        if cell in MISSING:
+            continue
+        value = BOOLEANS.get(cell, _number(cell))
+        if value is None or math.isinf(value):
+            raise TableError(f"{table.place(row, name)}: {cell!r} is not a finite number; correct it, or leave it empty if it is missing")
+        values[row] = value
+    return values
+
+
+def _coded(table: Table, name: str, categories: Sequence[str]) -> np.ndarray:
+    codes = {category: float(code) for code, category in enumerate(categories)}
+    values = np.full(len(table.rows), np.nan)
+    for row, cell in enumerate(table.column(name)):
+        if cell in MISSING:
+            continue
+        if cell not in codes:
+            raise TableError(f"{table.place(row, name)}: category {cell!r} was not seen in training; known are {', '.join(categories)}")
+        values[row] = codes[cell]
+    return values
+
+
+def _target(table: Table, target: str, like: Dataset | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """`y`, and the names of its classes (none for a quantity)."""
+    cells = table.column(target) if target in table.header else []
+    present = [cell for cell in cells if cell not in MISSING]
+    if like is None and not present:
+        raise TableError(f"{table.where}: the class column {target!r} is empty in every row; name another with target=")
+    quantity = _is_quantity(present) if like is None else like["y"].dtype.kind == "f"
+    if quantity:
+        return _numbers(table, target), ()
+    class_names = _in_order(present) if like is None else like.class_names
+    codes = {name: code for code, name in enumerate(class_names)}
+    y = np.full(len(table.rows), -1, dtype=np.int64)
+    for row, cell in enumerate(cells):
+        if cell in MISSING:
+            continue
+        if cell not in codes:
+            raise TableError(f"{table.place(row, target)}: unknown class {cell!r}; the classes are {', '.join(class_names)}")
+        y[row] = codes[cell]
+    return y, class_names
+
+
+def _is_quantity(cells: Sequence[str]) -> bool:
+    values = [_number(cell) for cell in cells]
+    numbers = {value for value in values if value is not None}
+    return None not in values and len(numbers) > MANY_VALUES and any(value % 1 for value in numbers)
