@@ -5,7 +5,6 @@ binds things at `init` binds values and never tracers; `step` and `record` are c
 """
 
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -72,7 +71,7 @@ class Chain:
     def record(self, state: Any) -> Record:
         position = getattr(state, self.kernel.sample_field)
         values = self.kernel.postprocess_fn(self.args, self.kwargs)(position)
-        stats = {name: attrgetter_path(path)(state) for name, path in self.fields.items()}
+        stats = {name: field_at(path, state) for name, path in self.fields.items()}
         if "lp" in stats:
             stats["lp"] = -stats["lp"]
         return {"posterior": _named(values), "sample_stats": stats}
@@ -122,7 +121,7 @@ class Replicate:
         return jax.lax.cond(self.algorithm.finished(state.state), lambda at: at, forward, state)
 
     def record(self, state: Step) -> Record:
-        extra = {field: attrgetter_path(field)(state.state) for field in self.extra_fields}
+        extra = {field: field_at(field, state.state) for field in self.extra_fields}
         return {"sample_stats": {**state.info._asdict(), **extra}}
 
     def finished(self, state: Step) -> Array:
@@ -144,15 +143,11 @@ def stepper_of(
     return Replicate(algorithm, program, extra_fields)
 
 
-def attrgetter_path(path: str):
-    """`attrgetter`, for paths that also go into tuples: "block_states.0.num_steps"."""
-
-    def get(state):
-        for part in path.split("."):
-            state = state[int(part)] if part.isdigit() else state[part] if isinstance(state, dict) else attrgetter(part)(state)
-        return state
-
-    return get
+def field_at(path: str, state: Any) -> Array:
+    """The part of a state that a dotted path leads to, also into tuples and dictionaries: "block_states.0.num_steps"."""
+    for part in path.split("."):
+        state = state[int(part)] if part.isdigit() else state[part] if isinstance(state, dict) else getattr(state, part)
+    return random.key_data(state) if jax.dtypes.issubdtype(jnp.result_type(state), jax.dtypes.prng_key) else state
 
 
 def _statistics(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -180,10 +175,10 @@ def _leaves(state: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _checked_field(state: Any, path: str) -> str:
     try:
-        attrgetter_path(path)(state)
+        field_at(path, state)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         have = list(getattr(state, "_fields", ()))
-        raise ValueError(f"extra_fields: the state of this kernel has no {path!r}; it has {have}.") from error
+        raise ValueError(f"extra_fields: {path!r} is no array in the state of this kernel, which has {have}.") from error
     return path
 
 

@@ -26,6 +26,7 @@ Cost of a reading: elementwise families 4 gradients of the log joint, a block of
 C dependent dimensions: V * C + 2 log joints; whatever the number of rows.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -154,8 +155,8 @@ class BlockNormal:
         there = here + step(random.uniform(rng_key, here.shape, here.dtype, -2.0, 2.0))
         residual = _residual(log_joint, normal, identity, here, there, jnp.isfinite(root))
         if self.whole:
-            return dist.TransformedDistribution(normal, transforms.ReshapeTransform(shape, flat_shape(shape))), residual
-        return normal.to_event(view.event_dim - 1 if view.event_dim else 0), residual
+            return dist.TransformedDistribution(normal, transforms.ReshapeTransform(shape, here.shape)), residual
+        return normal.to_event(max(view.event_dim - 1, 0)), residual
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Finite:
         """
         shape = view.value.shape
         others = tuple(1 if axis in view.plate_axes else size for axis, size in enumerate(shape))
-        turns = jnp.arange(flat_shape(others)[0]).reshape(others)
+        turns = jnp.arange(math.prod(others)).reshape(others)
 
         def score(turn_and_value):
             turn, value = turn_and_value
@@ -214,10 +215,8 @@ class Finite:
 
         turn, value = (grid.ravel() for grid in jnp.meshgrid(turns.ravel(), jnp.arange(self.num_values), indexing="ij"))
         scores = lax.map(score, (turn, value))  # [turn * value, *plates]
-        scores = scores.reshape(
-            *(size for axis, size in enumerate(others) if axis not in view.plate_axes), self.num_values, *scores.shape[1:]
-        )
         free = [axis for axis in range(len(shape)) if axis not in view.plate_axes]
+        scores = scores.reshape(*(shape[axis] for axis in free), self.num_values, *scores.shape[1:])
         return jnp.moveaxis(scores, range(scores.ndim), [*free, len(shape), *view.plate_axes])
 
     def _make(self, scores: Array) -> dist.Distribution:
@@ -249,11 +248,3 @@ def _residual(log_joint, fitted, value_of, here: Array, there: Array, is_valid: 
 def _worst(gaps: Array) -> Array:
     """The largest gap; one that is not a number is infinite."""
     return jnp.max(jnp.where(jnp.isnan(gaps), jnp.inf, gaps), initial=0)
-
-
-def flat_shape(shape: tuple[int, ...]) -> tuple[int]:
-    """Shape of the flattened array."""
-    size = 1
-    for length in shape:
-        size *= length
-    return (size,)

@@ -97,7 +97,7 @@ class Driver:
         session.start(keys, init_params)
         run = _outcome.Run(self, program, stepper, session, keys, init_params)
         self._last = (session, run)
-        return self._advance(self._target(), self.stop, resume=True)
+        return self._advance(self._target, self.stop)
 
     def extend(self, more: int) -> xr.DataTree:
         """Go on from where the last `run` ended: `more` steps. Returns the whole, which equals one longer run bit for bit."""
@@ -106,20 +106,19 @@ class Driver:
         if more < 1:
             raise ValueError(f"extend: more must be positive, got {more}.")
         session, _ = self._last
-        return self._advance(session.records + more // self.thinning, None, resume=False)
+        return self._advance(lambda: session.records + more // self.thinning, None)
 
     def _target(self) -> int | None:
         return self.num_samples // self.thinning if self.is_chain else self.num_warmup
 
-    def _advance(self, target: int | None, stop: StopRule | None, resume: bool) -> xr.DataTree:
+    def _advance(self, target: Callable[[], int | None], stop: StopRule | None) -> xr.DataTree:
         assert self._last is not None
         session, run = self._last
         with session.store.opened(run.identity):
-            if resume:
-                session.resume()
+            session.resume()
             try:
                 session.advance(
-                    target,
+                    target(),
                     stop=stop,
                     max_time=self.max_time,
                     save_every=self.save_every,

@@ -23,7 +23,7 @@ from inference.sites import StructureError, model_name
 
 __all__ = ["ByColumn", "StructureError", "conditional", "draw", "identify"]
 
-MAX_WIDTH = 256  # widest block of Normal elements drawn jointly
+MAX_WIDTH = 256  # most Normal elements drawn jointly, most columns that take turns
 MAX_VALUES = 1024  # most values of a discrete site
 NUM_SETTINGS = 4  # random settings of all sites at which a family must hold
 NUM_PROBES = 4  # second points at each
@@ -87,8 +87,8 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
     missed = {}
     for family in _candidates(program, site):
         residual = jax.jit(lambda setting, family=family: _largest_residual(program, site, setting, family, probes))
-        missed[family.name] = max(float(residual(setting)) for setting in settings)
-        if missed[family.name] < tolerance:
+        missed[family] = max(float(residual(setting)) for setting in settings)
+        if missed[family] < tolerance:
             return family
     raise StructureError(_refusal(program, site, missed))
 
@@ -151,7 +151,8 @@ def _candidates(program: Program, site: str):
     families: list[Family] = _continuous(support)
     if about.is_discrete:
         families = _discrete(support)
-    by_column = [ByColumn(family) for family in families] if is_vector and about.shape[-1] > 1 and families != [DIRICHLET] else []
+    takes_turns = is_vector and 1 < about.shape[-1] <= MAX_WIDTH and families != [DIRICHLET]
+    by_column: list[Family] = [ByColumn(family) for family in families] if takes_turns else []
     if families == [NORMAL] and is_vector:
         families += [BlockNormal()] if about.shape[-1] <= MAX_WIDTH else []
         families += [BlockNormal(whole=True)] if len(about.shape) > 1 and jnp.size(jnp.zeros(about.shape)) <= MAX_WIDTH else []
@@ -227,10 +228,11 @@ def _support_parents(program: Program) -> dict[str, frozenset[str]]:
     return {name: frozenset().union(*leaves) for name, leaves in eval_provenance(bounds, **shapes).items()}
 
 
-def _refusal(program: Program, site: str, missed: dict[str, float]) -> str:
+def _refusal(program: Program, site: str, missed: dict[Family, float]) -> str:
     children = [name for name, parents in program.parents.items() if site in parents and program.sites[name].family]
     relatives = ", ".join(f"{name!r} ({program.sites[name].family})" for name in children) or "no site"
-    gaps = ", ".join(f"{name} {'is not a distribution' if gap == jnp.inf else f'misses by {gap:.2g}'}" for name, gap in missed.items())
+    misses = lambda gap: "is impossible" if gap == jnp.inf else f"misses by {gap:.2g}"
+    gaps = ", ".join(f"{family.name} {misses(gap)}" for family, gap in missed.items() if not isinstance(family, ByColumn))
     return (
         f"site {site!r}: its complete conditional is of no family that can be drawn from ({gaps}). Its prior is "
         f"{program.sites[site].family}, and {relatives} depends on it. {_way_out(site)}"

@@ -1,4 +1,14 @@
-"""Tests run strict: no implicit promotion of dtype or rank, warnings are errors (see pyproject.toml)."""
+"""Tests run strict: no implicit promotion of dtype or rank, warnings are errors (see pyproject.toml).
+
+Compiled code is kept between tests, and between runs, in pytest's own cache folder; `pytest --cache-clear` empties it.
+"""
+
+import os
+from pathlib import Path
+
+COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))  # before jax is imported; subprocesses inherit it
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax
 import pytest

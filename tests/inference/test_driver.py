@@ -1,6 +1,10 @@
 """The driver: NumPyro's kernels run unchanged and equal NumPyro's own MCMC; algorithms meet exact answers; bad input is refused."""
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import arviz as az
 import jax
@@ -291,3 +295,27 @@ def test_wrong_arguments_are_refused_before_compilation():
         nuts(num_chains=2).run(random.split(random.key(0), 3), X, LABELS)
     with pytest.raises(ValueError, match="extend: nothing has run yet"):
         nuts().extend(10)
+
+
+TWO_DEVICES = """
+import numpy as np
+from numpyro.infer import NUTS
+from inference import Driver
+from tests.inference.importance import ImportanceSampling
+from tests.inference.models import LABELS, X, logistic
+
+for kernel, settings in ((NUTS(logistic), {"num_warmup": 20}), (ImportanceSampling(logistic, 9), {})):
+    run = lambda method: Driver(kernel, num_samples=30, num_chains=2, chain_method=method, **settings).run(0, X, LABELS)
+    one, other = run("sequential"), run("parallel")
+    for group in ("posterior", "sample_stats"):
+        for name, values in one[group].data_vars.items():
+            np.testing.assert_allclose(values, other[group][name], rtol=1e-4, atol=1e-5, err_msg=name)
+print("equal")
+"""
+
+
+def test_parallel_chains_on_two_devices_equal_sequential_ones():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", TWO_DEVICES]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
