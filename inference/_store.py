@@ -157,7 +157,7 @@ class FolderStore:
     def dataset(self, group: str) -> xr.Dataset:
         """Variables of a group: lazily from disk, with the records that are only in memory behind them."""
         on_disk = xr.Dataset()
-        if self.readable and group in self.arrays:
+        if self.readable and self.arrays.get(group):
             on_disk = xr.open_zarr(self.folder / "draws.zarr", group=group, consolidated=False, chunks=None)
             on_disk = on_disk.isel({self.record_dim: slice(0, self.readable)})
         waiting = concatenate(self.pending) if self.pending and self.readable == self.blocked else {}

@@ -39,6 +39,8 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logit
 from numpyro.distributions import transforms
 
+from inference.truncated import TruncatedNormal
+
 __all__ = ["BETA", "DIRICHLET", "GAMMA", "INVERSE_GAMMA", "NORMAL", "TRUNCATED_NORMAL", "BlockNormal", "Family", "Finite", "View"]
 
 Reading = tuple[dist.Distribution, Array]
@@ -104,7 +106,7 @@ def _normal(p, q, low, high):
 
 
 def _truncated_normal(p, q, low, high):
-    return dist.TruncatedNormal(p / q, 1 / jnp.sqrt(q), low=low, high=high, validate_args=False), q > 0
+    return TruncatedNormal(p / q, 1 / jnp.sqrt(q), low, high, validate_args=False), q > 0
 
 
 def _gamma(p, q, low, high):

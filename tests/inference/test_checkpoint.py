@@ -9,14 +9,18 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
 import xarray as xr
+from jax import random
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.mcmc import MCMCKernel
 
 from inference import CheckpointError, Driver, _store
 from tests.inference.importance import ImportanceSampling
@@ -138,6 +142,31 @@ def test_fewer_samples_than_a_finished_run_holds_are_refused_or_cut(tmp_path):
     assert tree.posterior.sizes["draw"] == 200  # nothing that was drawn is thrown away
 
 
+class WalkState(NamedTuple):
+    at: jax.Array
+    rng_key: jax.Array
+
+
+class Walk(MCMCKernel):
+    """A kernel without a model and without statistics, on a plain array."""
+
+    sample_field = "at"
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        return WalkState(jnp.zeros(2), rng_key)
+
+    def sample(self, state, model_args, model_kwargs):
+        rng_key, key = random.split(state.rng_key)
+        return WalkState(0.5 * state.at + random.normal(key, (2,)), rng_key)
+
+
+def test_a_kernel_without_model_and_statistics(tmp_path, small_blocks):
+    settings = {"num_warmup": 0, "num_samples": 300, "progress_bar": False}
+    tree = Driver(Walk(), checkpoint=tmp_path / "run", **settings).run(0)
+    np.testing.assert_array_equal(tree.posterior["Param:0"], Driver(Walk(), **settings).run(0).posterior["Param:0"])
+    assert tree.posterior["Param:0"].shape == (1, 300, 2)
+
+
 def test_draws_are_opened_lazily(tmp_path, small_blocks):
     tree = chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
     assert not tree.posterior["weight"].variable._in_memory
@@ -247,7 +276,7 @@ VICTIM = textwrap.dedent(
     here.RUNS[sys.argv[1]](checkpoint=sys.argv[2], **here.LONG[sys.argv[1]]).run(0, here.X, here.LABELS)
     """
 )
-LONG = {"chain": {"num_samples": 30_000}, "svi": {"num_warmup": 60_000}}
+LONG = {"chain": {"num_samples": 30_000}, "svi": {"num_warmup": 500_000}}
 
 
 @pytest.mark.slow
@@ -258,18 +287,19 @@ def test_random_kills_change_nothing(run, tmp_path):
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-c", VICTIM, run, str(tmp_path / "run")]
     kills = 0
-    for _ in range(40):
+    for attempt in range(30):
         process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment)
         state = tmp_path / "run" / "state.npz"
         before = state.stat().st_mtime_ns if state.exists() else 0
-        while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
+        anytime = attempt % 3 == 2  # also while it imports, compiles or reads the checkpoint
+        while not anytime and process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
             time.sleep(0.005)
-        time.sleep(rng.uniform(0.0, 0.4))
+        time.sleep(rng.uniform(0.0, 6.0) if anytime else rng.uniform(0.0, 0.4))
         process.kill()
         kills += process.wait() == -signal.SIGKILL
-        if kills >= 10:
+        if kills == 12:
             break
-    assert kills >= 10
+    assert kills == 12
     resumed = RUNS[run](checkpoint=tmp_path / "run", **LONG[run])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_store, "BLOCK_BYTES", 2000)
