@@ -25,6 +25,7 @@ class Probe(NamedTuple):
     """What one start shows, for each sample site."""
 
     log_probs: dict[str, Array]
+    broken: dict[str, Array]  # whether a parameter of the site's distribution is NaN; a log probability may hide it
     outside: dict[str, Array]  # [batch] of an observed site: the observation is outside the support
     values: dict[str, Array]  # the observed values at this start
 
@@ -39,7 +40,7 @@ def check(program) -> None:
             warnings.filterwarnings("ignore", "Out-of-support values")  # NumPyro's, which names no site; ours does
             found = jax.device_get(probe(rng_key))
         finite = all(np.isfinite(term).all() for term in found.log_probs.values())
-        if finite and not any(flags.any() for flags in found.outside.values()):
+        if finite and not any(flags.any() for flags in (*found.outside.values(), *found.broken.values())):
             return
     raise ValueError(_cause(program, found))
 
@@ -49,7 +50,14 @@ def _probe(program, rng_key: Array) -> Probe:
     trace = program.trace(start)
     values = {name: jnp.asarray(trace[name]["value"]) for name in program.observed}
     outside = {name: ~_in_support(trace[name]["fn"], value) for name, value in values.items()}
-    return Probe(program.log_probs(start), outside, values)
+    broken = {name: _has_nan(trace[name]["fn"]) for name, site in program.sites.items() if site.family}
+    return Probe(program.log_probs(start), broken, outside, values)
+
+
+def _has_nan(fn) -> Array:
+    """NumPyro's logistic log probability of a NaN logit is 0: a NaN must be caught where it enters."""
+    numbers = [leaf for leaf in map(jnp.asarray, jax.tree.leaves(fn)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.array([jnp.isnan(leaf).any() for leaf in numbers]).any()
 
 
 def _in_support(fn, value) -> Array:
@@ -86,6 +94,7 @@ def _cause(program, found: Probe) -> str:
                 f"{_argument(program, found.values[name])}, and its log probability is not finite. Drop or impute them, or "
                 f"declare them missing: obs_mask=, numpyro.handlers.mask, or a latent site in their place."
             )
+    broken |= {name: np.array(np.nan) for name, flag in found.broken.items() if flag}
     sites = ", ".join(f"{name!r} ({program.sites[name].family}: {_worst(term)})" for name, term in broken.items())
     suspects = [(name, bad) for name, bad in _arrays(program) if bad.any()]
     if suspects:
