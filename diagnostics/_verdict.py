@@ -1,0 +1,145 @@
+"""What a check says, and the page that collects the checks of one run."""
+
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+__all__ = ["EARLY", "Report", "Verdict", "attribute", "each_of", "early_end", "group_of", "identified", "label"]
+
+MARKS = {True: "yes", False: "NO", None: "?"}
+EARLY = {"SIGINT": "Ctrl-C", "SIGTERM": "a signal", "max_time": "its time limit", "checkpoint": "a failed checkpoint"}
+
+
+class Verdict(NamedTuple):
+    """One check. `ok` is None where the tree does not hold what the check needs, or where the figure is no judgement."""
+
+    name: str
+    ok: bool | None
+    figures: dict[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Whether to trust a run. `conclusion` is "trusted", "not trusted" (a check failed) or "undecided".
+
+    A run is trusted when no check failed and every decisive check of its kind could be made: a check that the tree does
+    not allow never counts as passed.
+    """
+
+    kind: str  # "chains", "variational", "smc" or "nested"
+    title: str
+    verdicts: list[Verdict]
+    decisive: tuple[str, ...] = field(default=())
+
+    def __getitem__(self, name: str) -> Verdict:
+        """The verdict of this name."""
+        for verdict in self.verdicts:
+            if verdict.name == name:
+                return verdict
+        raise KeyError(f"{name!r}: this report has {[verdict.name for verdict in self.verdicts]}.")
+
+    @property
+    def conclusion(self) -> str:
+        """The three-way answer."""
+        if any(verdict.ok is False for verdict in self.verdicts):
+            return "not trusted"
+        return "undecided" if self.unknown else "trusted"
+
+    @property
+    def trusted(self) -> bool:
+        """True when no check failed and every decisive one was made."""
+        return self.conclusion == "trusted"
+
+    @property
+    def unknown(self) -> list[str]:
+        """Decisive checks that could not be made."""
+        return [verdict.name for verdict in self.verdicts if verdict.name in self.decisive and verdict.ok is None]
+
+    @property
+    def text(self) -> str:
+        """One page: the conclusion, then each verdict with its figures and its reason."""
+        lines = [self.title, self._headline(), ""]
+        for name, ok, figures, reason in self.verdicts:
+            shown = ", ".join(f"{key} {_number(value)}" for key, value in figures.items())
+            lines += [f"  {MARKS[ok]:>3}  {name:<20} {shown}".rstrip()]
+            lines += [f"{'':28}{line}" for line in wrap(reason, 88)]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists: ready for JSON."""
+        verdicts = [verdict._asdict() | {"figures": {k: _plain(v) for k, v in verdict.figures.items()}} for verdict in self.verdicts]
+        return {"kind": self.kind, "title": self.title, "conclusion": self.conclusion, "trusted": self.trusted, "verdicts": verdicts}
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _headline(self) -> str:
+        failed = [verdict.name for verdict in self.verdicts if verdict.ok is False]
+        if failed:
+            return f"NOT TRUSTED: {', '.join(failed)}."
+        if self.unknown:
+            return f"UNDECIDED: nothing failed, but not checked: {', '.join(self.unknown)}."
+        return "TRUSTED: nothing failed, and every decisive check was made."
+
+
+def group_of(tree: xr.DataTree, name: str) -> xr.Dataset:
+    """A group as a dataset; an empty one where the tree has none."""
+    return tree.children[name].to_dataset() if name in tree.children else xr.Dataset()
+
+
+def attribute(tree: xr.DataTree, name: str) -> Any:
+    """A scalar attribute of the run as a float; None where the tree has none."""
+    value = tree.attrs.get(name)
+    return None if value is None or np.ndim(value) > 0 else float(value)
+
+
+def each_of(tree: xr.DataTree, name: str) -> np.ndarray:
+    """An attribute of every replicate, [replicate]; one number when the run had one; empty where the tree has none."""
+    value = tree.attrs.get(f"{name}_of_replicates", tree.attrs.get(name))
+    return np.array([]) if value is None else np.atleast_1d(np.asarray(value, float))
+
+
+def identified(tree: xr.DataTree) -> tuple[xr.Dataset, list[str]]:
+    """The posterior without the variables that are not identified, and the names of those.
+
+    A variable is not identified (labels of components, signs of factors) when its `attrs["not_identified"]` is true or
+    when a variable of its name is in the group `not_identified`.
+    """
+    posterior, group = group_of(tree, "posterior"), set(map(str, group_of(tree, "not_identified").data_vars))
+    left_out = [str(name) for name, values in posterior.data_vars.items() if values.attrs.get("not_identified") or name in group]
+    return posterior.drop_vars(left_out), left_out
+
+
+def early_end(tree: xr.DataTree) -> Verdict:
+    """Whether the run reached what it was asked for."""
+    ended = str(tree.attrs.get("ended", ""))
+    figures = {"steps": int(tree.attrs["steps"])} if "steps" in tree.attrs else {}
+    if not ended:
+        return Verdict("ended", None, figures, 'attrs["ended"] is not in the tree: nothing says why the run ended.')
+    if ended in EARLY:
+        return Verdict("ended", False, figures, f"Ended early, by {EARLY[ended]}: resume it from its checkpoint, or `Driver.extend` it.")
+    return Verdict("ended", True, figures, f"Ended as asked ({ended}).")
+
+
+def label(values: xr.DataArray, flat_index: int) -> str:
+    """The name of one element, such as theta[3, school=2]."""
+    if not values.ndim:
+        return str(values.name)
+    where = np.unravel_index(flat_index, values.shape)
+    return f"{values.name}[{', '.join(str(values[dim].values[i]) for dim, i in zip(values.dims, where, strict=True))}]"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, list | tuple | np.ndarray):
+        return "[" + ", ".join(_number(item) for item in value) + "]"
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,281 @@
+"""Pictures that ArviZ has not: each takes `ax` (None makes a figure), returns the axes, and never shows.
+
+Matplotlib is imported when a picture is drawn.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diagnostics._verdict import attribute, group_of
+
+__all__ = ["plot_ancestry", "plot_calibration", "plot_decision_regions", "plot_elbo", "plot_evidence", "plot_partition"]
+
+QUIET, STRONG = "0.82", "C0"
+
+
+def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -> Any:
+    """The ELBO of every replicate over the steps: each estimate thin, the mean of the last `window` steps bold.
+
+    The window is a fiftieth of the run unless given. The vertical range is that of the last four fifths: the climb is cut.
+    """
+    trace = _over_steps(tree, "elbo", "plot_elbo").values
+    window = max(trace.shape[1] // 50, 1) if window is None else window
+    if not 1 <= window <= trace.shape[1]:
+        raise ValueError(f"window: from 1 to the {trace.shape[1]} steps of the run, got {window}.")
+    ax = _axes(ax)
+    steps = np.arange(1, trace.shape[1] + 1)
+    mean = np.stack([np.convolve(each, np.full(window, 1 / window), mode="valid") for each in trace])
+    for i, (each, smooth) in enumerate(zip(trace, mean, strict=True)):
+        ax.plot(steps, each, color=f"C{i % 10}", alpha=0.25, linewidth=0.7, zorder=1)
+        ax.plot(steps[window - 1 :], smooth, color=f"C{i % 10}", linewidth=1.8, zorder=2, label=f"replicate {i}: {smooth[-1]:.4g}")
+    late = trace[:, trace.shape[1] // 5 :]
+    if np.isfinite(late).any():
+        low, high = np.min(late[np.isfinite(late)]), np.max(late[np.isfinite(late)])
+        ax.set_ylim(low - 0.05 * (high - low) - 1e-9, high + 0.05 * (high - low) + 1e-9)
+    ax.set(xlabel="step", ylabel="ELBO (nats)", xlim=(0, trace.shape[1]))
+    ax.legend(frameon=False, loc="lower right", fontsize="small", ncols=1 + (len(trace) - 1) // 6)
+    return ax
+
+
+def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
+    """How the log-evidence of every replicate grew, and the final one of the run with two standard errors.
+
+    Over the shrinkage, minus the log of the prior volume left, where `sample_stats` has `log_volume` (a nested sampler); the
+    filled curve is then the share of the evidence that each shrinkage brought, its own axis left out. Over the steps otherwise
+    (a particle filter). Reads `sample_stats` `log_evidence`, the running log-evidence.
+    """
+    running = _over_steps(tree, "log_evidence", "plot_evidence").values
+    shrinks = "log_volume" in group_of(tree, "sample_stats")
+    along = (
+        -_over_steps(tree, "log_volume", "plot_evidence").values
+        if shrinks
+        else np.broadcast_to(np.arange(1, running.shape[1] + 1), running.shape)
+    )
+    ax = _axes(ax)
+    if shrinks:
+        _draw_shares(ax, along, running)
+    for i, (x, values) in enumerate(zip(along, running, strict=True)):
+        ax.plot(x, values, color=f"C{i % 10}", linewidth=1.6, label=f"replicate {i}: {values[-1]:.2f}")
+    final, error = attribute(tree, "log_evidence"), attribute(tree, "log_evidence_se")
+    if final is not None:
+        ax.axhline(
+            final, color="0.3", linewidth=1, linestyle="--", label=f"run: {final:.2f}" + ("" if error is None else f" ± {error:.2g}")
+        )
+    if final is not None and error is not None:
+        ax.axhspan(final - 2 * error, final + 2 * error, color="0.3", alpha=0.15, linewidth=0)
+    if shrinks:  # the first points stand for nothing: their evidence is hundreds of nats below
+        ends = [*running[:, -1], *([] if final is None else [final])]
+        low = max(np.nanmin(running), min(ends) - 20)
+        ax.set_ylim(low, max(ends) + 0.35 * (max(ends) - low) + 1e-9)  # room for the legend
+    ax.set(xlabel="shrinkage $-\\log X$" if shrinks else "step", ylabel="log-evidence so far (nats)", xlim=(along.min(), along.max()))
+    ax.legend(frameon=False, loc="upper left" if shrinks else "best", fontsize="small")
+    return ax
+
+
+def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
+    """Who descends from whom among the particles of one replicate; lines that reach the last step are dark.
+
+    Reads `sample_stats` `ancestor` (chain, step, particle), the index of the parent at the step before. Particles are drawn
+    in an order in which siblings are neighbours. Where few dark lines leave the first steps, few histories are left.
+    """
+    from matplotlib.collections import LineCollection
+
+    parents = _over_steps(tree, "ancestor", "plot_ancestry").sel(chain=chain).values.astype(int)
+    steps, size = parents.shape
+    place = np.empty((steps, size))
+    place[0] = np.arange(size)
+    for t in range(1, steps):  # siblings beside each other, below their parent
+        place[t, np.argsort(place[t - 1][parents[t]], kind="stable")] = np.arange(size)
+    alive = np.ones((steps, size), bool)
+    for t in range(steps - 1, 0, -1):
+        alive[t - 1] = np.isin(np.arange(size), parents[t][alive[t]])
+    start = np.stack([np.repeat(np.arange(steps - 1), size), np.concatenate([place[t - 1][parents[t]] for t in range(1, steps)])], -1)
+    stop = np.stack([np.repeat(np.arange(1, steps), size), place[1:].ravel()], -1)
+    lives = alive[1:].ravel()
+    ax = _axes(ax)
+    lines = np.stack([start, stop], axis=1)
+    ax.add_collection(LineCollection(lines[~lives], colors=QUIET, linewidths=0.5, label="died out", zorder=1))
+    ax.add_collection(LineCollection(lines[lives], colors=STRONG, linewidths=1.0, label="reaches the end", zorder=2))
+    ax.set(xlabel="step", ylabel="particle", xlim=(0, max(steps - 1, 1)), ylim=(-0.5, size - 0.5))
+    ax.set_title(f"{int(alive[0].sum())} of {size} first particles have descendants", fontsize="medium", loc="left")
+    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize="small", borderaxespad=0.2)
+    return ax
+
+
+def plot_partition(labels: Any, *, estimate: Any = None, ax: Any = None) -> Any:
+    """The co-clustering matrix of draws of labels (chain, draw, row), rows sorted by a point estimate, its groups framed.
+
+    `estimate`: labels [row] or a `PartitionEstimate`; the least expected variation of information where None. Groups are
+    sorted by size, and rows within a group by how surely they belong to it.
+    """
+    from diagnostics.partitions import PartitionEstimate, coclustering, point_estimate
+
+    found = point_estimate(labels) if estimate is None else estimate
+    groups = np.asarray(found.labels if isinstance(found, PartitionEstimate) else found)
+    together = coclustering(labels).values
+    if groups.shape != (len(together),):
+        raise ValueError(f"estimate: one label for each of the {len(together)} rows; found shape {groups.shape}.")
+    names, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    sure = np.array([together[row, groups == groups[row]].mean() for row in range(len(groups))])
+    order = np.lexsort((-sure, inverse, -sizes[inverse]))
+    ax = _axes(ax, (5.2, 4.6))
+    image = ax.imshow(together[np.ix_(order, order)], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    ends = np.flatnonzero(np.diff(inverse[order])) + 1
+    for low, high in zip([0, *ends], [*ends, len(order)], strict=True):
+        ax.add_patch(_square(float(low) - 0.5, float(high - low)))
+    middles = (np.array([0, *ends]) + np.array([*ends, len(order)]) - 1) / 2
+    ax.set_yticks(middles, [f"{names[inverse[order[int(m)]]]}" for m in middles])
+    ax.set(xticks=[], xlabel=f"{len(order)} rows, sorted by group", ylabel="group of the point estimate")
+    ax.figure.colorbar(image, ax=ax, label="probability of being together", fraction=0.046, pad=0.03)
+    return ax
+
+
+def plot_decision_regions(
+    predict: Callable | Any, x: Any, y: Any = None, *, class_names: Any = None, resolution: int = 200, ax: Any = None
+) -> Any:
+    """The most probable class over the plane, paler where the entropy of the prediction is high; white is log K, know-nothing.
+
+    :param predict: a function from points [point, 2] to probabilities [point, class] (leading axes, such as draws, are
+        averaged), or an estimator with `predict_proba`.
+    :param x: the data, [row, 2]; they set the range.
+    :param y: their classes, drawn in the colour of the class with a white rim; -1 for none.
+
+    Cost: `resolution` squared predictions.
+    """
+    data = np.asarray(x, float)
+    if data.ndim != 2 or data.shape[1] != 2:
+        raise ValueError(f"x: two features, [row, 2]; found shape {data.shape}.")
+    low, high = np.nanmin(data, axis=0), np.nanmax(data, axis=0)
+    low, high = low - 0.08 * (high - low) - 1e-9, high + 0.08 * (high - low) + 1e-9
+    across, up = (np.linspace(low[i], high[i], resolution) for i in (0, 1))
+    points = np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)
+    probabilities = np.asarray(getattr(predict, "predict_proba", predict)(points), float)
+    probabilities = probabilities.reshape(-1, *probabilities.shape[-2:]).mean(0)
+    classes = probabilities.shape[1]
+    colors = _colors(classes)
+    entropy = _entropy(probabilities)
+    pale = np.clip(entropy / np.log(classes), 0, 1)[:, None] if classes > 1 else np.zeros((len(entropy), 1))
+    rgb = (1 - pale) * (0.25 + 0.75 * colors[probabilities.argmax(1)]) + pale
+    ax = _axes(ax, (5.6, 4.6))
+    extent = (low[0], high[0], low[1], high[1])
+    ax.imshow(rgb.reshape(resolution, resolution, 3), extent=extent, origin="lower", aspect="auto", interpolation="bilinear", zorder=0)
+    _draw_borders(ax, across, up, probabilities.reshape(resolution, resolution, classes))
+    _draw_points(ax, data, y, colors, class_names)
+    _entropy_bar(ax, np.log(max(classes, 2)))
+    ax.set(xlim=extent[:2], ylim=extent[2:])
+    return ax
+
+
+def plot_calibration(
+    y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform", ax: Any = None
+) -> Any:
+    """Observed against predicted frequency with Wilson intervals (90 %), the diagonal, and how many rows each bin has.
+
+    Arguments are those of `scores.calibration_curve`: with `of` the probability of that class, otherwise that of the most
+    probable class against being right.
+    """
+    from diagnostics.scores import calibration_curve, expected_calibration_error
+
+    curve = calibration_curve(y, probabilities, of=of, bins=bins, strategy=strategy)
+    error = expected_calibration_error(y, probabilities, of=of, bins=bins, strategy=strategy)
+    ax = _axes(ax, (4.8, 4.6))
+    predicted, observed = curve["predicted"].values, curve["observed"].values
+    width = (curve["right"] - curve["left"]).values
+    density = curve["count"].values / np.maximum(width, 1e-9)
+    heights = 0.2 * density / density.max()
+    ax.bar(curve["left"].values, heights, width, align="edge", color=QUIET, edgecolor="white", label="density of rows (scaled)")
+    ax.plot([0, 1], [0, 1], color="0.4", linewidth=1, linestyle="--", label="calibrated")
+    bars = np.clip(np.stack([observed - curve["lower"].values, curve["upper"].values - observed]), 0, None)
+    label = f"observed, {curve.attrs['level']:.0%} interval"
+    ax.errorbar(predicted, observed, yerr=bars, fmt="o-", color=STRONG, markersize=5, linewidth=1.2, capsize=2, label=label)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", ylabel="observed frequency")
+    ax.set_xlabel("probability of the most probable class" if of is None else f"probability of class {of}")
+    ax.set_title(f"expected calibration error {error:.3f}", fontsize="medium")
+    ax.legend(frameon=False, loc="upper left", fontsize="small")
+    return ax
+
+
+def _axes(ax: Any, size: tuple[float, float] = (6.4, 4.0)) -> Any:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _over_steps(tree: xr.DataTree, name: str, who: str) -> xr.DataArray:
+    stats = group_of(tree, "sample_stats")
+    if name not in stats or "step" not in stats[name].dims:
+        raise ValueError(f"{who}: needs sample_stats {name!r} over (chain, step); the tree has {sorted(map(str, stats.data_vars))}.")
+    return stats[name].transpose("chain", "step", ...)
+
+
+def _draw_shares(ax: Any, along: np.ndarray, running: np.ndarray) -> None:
+    """Increments of the evidence, as shares of it, over the shrinkage: where the posterior's mass lies."""
+    beside = ax.twinx()
+    for i, (x, values) in enumerate(zip(along, running, strict=True)):
+        share = np.diff(np.exp(values - values[-1])) / np.maximum(np.diff(x), 1e-12)
+        beside.fill_between(x[1:], share, color=f"C{i % 10}", alpha=0.18, linewidth=0)
+    beside.set_ylim(0, 2.5 * beside.get_ylim()[1])
+    beside.set_yticks([])
+    beside.set_ylabel("posterior mass (filled)")
+    ax.set_zorder(beside.get_zorder() + 1)
+    ax.patch.set_visible(False)
+
+
+def _square(corner: float, side: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((corner, corner), side, side, fill=False, edgecolor="C1", linewidth=1.6)
+
+
+def _colors(classes: int) -> np.ndarray:
+    import matplotlib as mpl
+
+    return np.array([mpl.colormaps["tab10" if classes <= 10 else "tab20"](k % 20)[:3] for k in range(classes)])
+
+
+def _entropy(probabilities: np.ndarray) -> np.ndarray:
+    from scipy.special import entr
+
+    return entr(probabilities).sum(1)
+
+
+def _draw_borders(ax: Any, across: np.ndarray, up: np.ndarray, probabilities: np.ndarray) -> None:
+    """Where a class ties with the best of the others."""
+    for k in range(probabilities.shape[-1] if probabilities.shape[-1] > 1 else 0):
+        lead = probabilities[..., k] - np.delete(probabilities, k, axis=-1).max(-1)
+        if lead.min() < 0 < lead.max():
+            ax.contour(across, up, lead, levels=[0.0], colors="0.35", linewidths=0.8, zorder=1)
+
+
+def _draw_points(ax: Any, data: np.ndarray, y: Any, colors: np.ndarray, class_names: Any) -> None:
+    of = np.full(len(data), -1) if y is None else np.asarray(y)
+    for k in np.unique(of):
+        name = "no class" if k == -1 else f"class {k}" if class_names is None else str(class_names[k])
+        face = "0.5" if k == -1 else colors[k]
+        here = data[of == k]
+        ax.scatter(
+            here[:, 0],
+            here[:, 1],
+            s=22,
+            color=[face],
+            edgecolors="white",
+            linewidths=0.6,
+            label=name if y is not None else "data",
+            zorder=2,
+        )
+    ax.legend(loc="best", fontsize="small", framealpha=0.85)
+
+
+def _entropy_bar(ax: Any, most: float) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    shades = LinearSegmentedColormap.from_list("entropy", ["0.45", "1.0"])
+    ax.figure.colorbar(
+        ScalarMappable(Normalize(0, most), shades), ax=ax, label="entropy of the prediction (nats)", fraction=0.046, pad=0.03
+    )

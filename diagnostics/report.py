@@ -1,0 +1,66 @@
+"""Whether to trust a run: one page, by kind of kernel, with a reason for each verdict."""
+
+from collections.abc import Callable
+
+import xarray as xr
+
+from diagnostics import _chains, _evidence, _variational
+from diagnostics._evidence import insertion_rank_test
+from diagnostics._verdict import Report, Verdict, group_of
+
+__all__ = ["Report", "Verdict", "insertion_rank_test", "kind_of", "report"]
+
+CHECKS: dict[str, tuple[Callable[[xr.DataTree], list[Verdict]], tuple[str, ...]]] = {
+    "chains": (_chains.chain_verdicts, _chains.DECISIVE),
+    "variational": (_variational.variational_verdicts, _variational.DECISIVE),
+    "smc": (_evidence.smc_verdicts, _evidence.SMC_DECISIVE),
+    "nested": (_evidence.nested_verdicts, _evidence.NESTED_DECISIVE),
+}
+
+
+def report(tree: xr.DataTree) -> Report:
+    """Every check that the tree of a run allows, and what is missing for the others.
+
+    - chains (draws, no steps): rank R-hat < 1.01, bulk and tail ESS >= 100 a chain, finite draws, movement, divergences,
+      E-BFMI >= 0.3, time an effective draw;
+    - variational (`sample_stats` has `elbo` over step): ELBO settled, replicates agree in ELBO and means, Pareto k-hat of p / q;
+    - smc (`ess` over step): ESS path, resamplings, unique ancestors, spread of the log-evidence between replicates;
+    - nested (`insertion_rank` over step): insertion ranks uniform, information, evidence error against the spread of
+      replicates, effective draws.
+
+    What else is read, where it is there: `sample_stats` `lp`, `diverging`, `energy`; `resampled`, `ancestor` (step, particle: the
+    index of the parent), `unique_ancestors`; `num_live` as an attribute; the groups `particles` with `log_weight`, `log_prior`,
+    `log_likelihood` and `log_q` with `log_q` (chain, draw); attributes `log_evidence`, `log_evidence_se`, `information` and
+    each of them with `_of_replicates`.
+
+    Variables that are not identified (labels of components, signs of factors) carry `attrs["not_identified"] = 1`, or are
+    named in a group `not_identified`; they never get an R-hat, and `lp` and all other variables do.
+
+    Vehtari et al. (2021), "Rank-normalization, folding, and localization"; Betancourt (2016) for E-BFMI; Yao et al. (2018) for
+    k-hat; Fowlie et al. (2020) for insertion ranks. Cost of chains: ArviZ's R-hat and two ESS for each scalar in the posterior.
+    """
+    kind = kind_of(tree)
+    verdicts, decisive = CHECKS[kind]
+    return Report(kind, _title(tree, kind), verdicts(tree), decisive)
+
+
+def kind_of(tree: xr.DataTree) -> str:
+    """The kind of kernel that made the tree, read from its groups."""
+    stats = group_of(tree, "sample_stats")
+    for kind, name in (("nested", "insertion_rank"), ("variational", "elbo"), ("smc", "ess")):
+        if name in stats and "step" in stats[name].dims:
+            return kind
+    if "posterior" in tree.children and "step" not in stats.dims:
+        return "chains"
+    raise ValueError(
+        f"tree: its kind cannot be told; it has the groups {sorted(tree.children)} and sample_stats {sorted(map(str, stats.data_vars))}. "
+        "Wanted: a posterior without steps (chains), or over step `elbo` (variational), `ess` (SMC) or `insertion_rank` (nested)."
+    )
+
+
+def _title(tree: xr.DataTree, kind: str) -> str:
+    attrs = tree.attrs
+    posterior = group_of(tree, "posterior")
+    size = " x ".join(f"{posterior.sizes[dim]} {dim}s" for dim in ("chain", "draw") if dim in posterior.sizes)
+    seconds = f", {float(attrs['sampling_time']):.3g} s" if "sampling_time" in attrs else ""
+    return f"{attrs.get('model') or 'a model'} by {attrs.get('kernel', 'an unnamed kernel')} ({kind}): {size or 'no draws'}{seconds}"
