@@ -68,7 +68,7 @@ class Run:
         attrs = self._attributes()
         if isinstance(self.stepper, Replicate):
             results, scalars = self._results(self.stepper)
-            groups |= {"posterior": self._draws(self.stepper)} | results
+            groups |= self._draws(self.stepper) | results
             attrs |= scalars
         if self.program is not None:
             groups |= _tree.data_groups(self.program)
@@ -87,16 +87,18 @@ class Run:
         found = {group: self.session.store.dataset(group) for group in groups}
         return {group: _tree.named(values, dims if group == "posterior" else {}) for group, values in found.items()}
 
-    def _draws(self, stepper: Replicate) -> xr.Dataset:
+    def _draws(self, stepper: Replicate) -> dict[str, xr.Dataset]:
         program, each = stepper.program, []
         for state in self._replicates():
             values = stepper.algorithm.draw(state.draw_key, state.state, program, self.driver.num_samples)
-            if program.deterministic:
-                values = values | jax.vmap(program.deterministics)(values)
-            each.append(values)
+            latent = {name: values[name] for name in program.latent if name in values}
+            whole = len(latent) == len(program.latent)  # a site that was summed out leaves nothing for deterministic ones to follow
+            each.append(values | (jax.vmap(program.deterministics)(latent) if whole and program.deterministic else {}))
         stacked = {name.replace("/", "."): np.stack([values[name] for values in each]) for name in each[0]}
-        dims = {name: ["chain", "draw", *_tree.variable_dims(program)[name]] for name in stacked}
-        return _tree.with_coordinates(xr.Dataset({name: (dims[name], value) for name, value in stacked.items()}))
+        dims = {name: ["chain", "draw", *_tree.variable_dims(program).get(name, ())] for name in stacked}
+        variables = {name: (dims[name], value) for name, value in stacked.items()}
+        groups = {"log_q": {"log_q": variables.pop("log_q")}} if "log_q" in variables else {}
+        return {group: _tree.with_coordinates(xr.Dataset(found)) for group, found in ({"posterior": variables} | groups).items()}
 
     def _results(self, stepper: Replicate) -> tuple[dict[str, xr.Dataset], dict[str, Any]]:
         each = [stepper.algorithm.results(state.state, stepper.program) for state in self._replicates()]

@@ -46,7 +46,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def draw(self, rng_key: Array, state: Any, program: Program, num_draws: int) -> dict[str, Array]:
-        """`num_draws` equally weighted draws of the latent sites, constrained, along a new first axis."""
+        """`num_draws` equally weighted draws of the latent sites, constrained, along a new first axis.
+
+        A variational algorithm adds `log_q`, the log density of each draw under its approximation: a group of its own in the
+        tree, from which `diagnostics` tells how far q is from the model.
+        """
 
     @abstractmethod
     def results(self, state: Any, program: Program) -> Results:

@@ -9,10 +9,11 @@ Cost: one gradient of the loss a step.
 from copy import deepcopy
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax import Array
-from numpyro.infer import SVI, Predictive
-from numpyro.infer.autoguide import AutoGuide
+from jax import Array, random
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from inference.program import Program
@@ -50,13 +51,16 @@ class StochasticVI(Algorithm):
         return jnp.zeros((), bool)
 
     def draw(self, rng_key: Array, state: SVIState, program: Program, num_draws: int) -> dict[str, Array]:
-        """Draws from the fitted guide."""
-        params = self.svi.get_params(state)
-        guide = self.svi.guide
-        if isinstance(guide, AutoGuide):
-            return guide.sample_posterior(rng_key, params, *program.args, sample_shape=(num_draws,), **program.kwargs)
-        draws = Predictive(guide, params=params, num_samples=num_draws)(rng_key, *program.args, **program.kwargs)
-        return {site: draws[site] for site in program.latent}
+        """Draws from the fitted guide, with their density under it; a site that the loss sums out (enumeration) has none."""
+        guide = substitute(self.svi.guide, data=self.svi.get_params(state))
+
+        def one(key: Array) -> dict[str, Array]:
+            sites = trace(seed(guide, key)).get_trace(*program.args, **program.kwargs)
+            drawn = [site for site in sites.values() if site["type"] == "sample"]
+            log_q = sum((jnp.sum(site["fn"].log_prob(site["value"])) for site in drawn), start=jnp.zeros(()))
+            return {"log_q": log_q, **{name: sites[name]["value"] for name in program.latent if name in sites}}
+
+        return jax.vmap(one)(random.split(rng_key, num_draws))
 
     def results(self, state: SVIState, program: Program) -> Results:
         """The variational parameters, constrained."""

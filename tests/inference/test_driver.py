@@ -16,6 +16,7 @@ from jax import random
 from numpyro.infer import HMC, MCMC, NUTS, SA, SVI, BarkerMH, DiscreteGibbs, DiscreteHMCGibbs, Gibbs, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.gibbs import discrete_latent_sites
+from scipy import stats
 
 from inference import Driver, converged, settled
 from tests.inference.importance import ImportanceSampling
@@ -107,6 +108,9 @@ def test_svi_tree_has_chains_draws_and_the_elbo():
     assert abs(float(tree.posterior["mu"].mean()) - mean) < 0.2
     assert abs(float(tree.posterior["mu"].std()) - spread) < 0.15
     assert float(tree.sample_stats["elbo"][:, -200:].mean()) < exact_log_evidence() + 0.05
+    fitted = {name: float(values[1]) for name, values in tree["variational_parameters"].data_vars.items()}
+    log_q = stats.norm(fitted["mu_auto_loc"], fitted["mu_auto_scale"]).logpdf(tree.posterior["mu"][1])
+    np.testing.assert_allclose(tree["log_q"]["log_q"][1], log_q, rtol=1e-3, atol=1e-3)
     assert set(tree["variational_parameters"].data_vars) == {"mu_auto_loc", "mu_auto_scale"}
 
 
