@@ -85,7 +85,7 @@ def _cause(program, found: Probe) -> str:
                 f"{_argument(program, found.values[name])}. "
                 f"Correct the data, or observe them with a distribution that has these values."
             )
-    broken = {name: term for name, term in found.log_probs.items() if not np.isfinite(term).all()}
+    broken = {name: np.asarray(term) for name, term in found.log_probs.items() if not np.isfinite(term).all()}
     for name in broken:
         bad = _not_numbers(found.values.get(name))
         if bad.any():
@@ -94,7 +94,7 @@ def _cause(program, found: Probe) -> str:
                 f"{_argument(program, found.values[name])}, and its log probability is not finite. Drop or impute them, or "
                 f"declare them missing: obs_mask=, numpyro.handlers.mask, or a latent site in their place."
             )
-    broken |= {name: np.array(np.nan) for name, flag in found.broken.items() if flag}
+    broken |= {name: np.asarray(np.nan) for name, flag in found.broken.items() if flag}
     sites = ", ".join(f"{name!r} ({program.sites[name].family}: {_worst(term)})" for name, term in broken.items())
     suspects = [(name, bad) for name, bad in _arrays(program) if bad.any()]
     if suspects:

@@ -1,0 +1,162 @@
+"""The command `zoo`: fit a model to data, look at the run, predict, without writing Python.
+
+Nothing heavy is imported here: `zoo --help` answers at once. Each command lives in `gallery.commands`.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+__all__ = ["main"]
+
+EXAMPLES = """examples:
+  zoo fit demo --data wine -o wine.nc --plot wine.png
+  zoo fit demo --data patients.csv --target outcome --option num_samples=2000 num_chains=4
+  zoo report wine.nc
+  zoo predict wine.nc new.csv -o classes.csv
+"""
+
+
+class CommandError(Exception):
+    """A command line that cannot be read."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises where argparse would print its usage and leave."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """One line, the same way out as for every other error."""
+        raise CommandError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0, 1 for a run that is not to be trusted, 2 for an error, 130 and 143 for signals."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in arguments
+    try:
+        args = _parser().parse_args(arguments)
+        if "command" not in args:
+            _parser().print_help()
+            return 0
+        return _run(args)
+    except KeyboardInterrupt:
+        print("zoo: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `zoo ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+        return 141
+    except Exception as error:
+        if debug:
+            raise
+        print(f"zoo: {_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    """The command's function, imported now, in quiet surroundings."""
+    import importlib
+
+    from gallery.commands import surroundings
+
+    module, _, function = args.command.partition(":")
+    with surroundings.prepared(debug=getattr(args, "debug", False), compile_cache=not getattr(args, "no_compile_cache", False)):
+        code = getattr(importlib.import_module(f"gallery.commands.{module}"), function)(args)
+        sys.stdout.flush()
+        return code
+
+
+def _one_line(error: Exception) -> str:
+    """An error in words; one that nobody expected with its type."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, ValueError | OSError | CommandError):
+        text = str(error) or type(error).__name__
+    else:
+        text = f"{type(error).__name__}: {error} (--debug shows where)"
+    return " ".join("; ".join([text, *getattr(error, "__notes__", ())]).split())
+
+
+def _parser() -> Parser:
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error, and the warnings of libraries")
+    common.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs in the user's cache folder")
+    parser = Parser(
+        prog="zoo",
+        description="Bayesian models of papers: fit them to data, look at the posterior, predict.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def add(name: str, target: str, text: str) -> Parser:
+        command = commands.add_parser(name, help=text, description=text, parents=[common])
+        command.set_defaults(command=target)
+        return command
+
+    add("list", "browse:list_models", "the models")
+    add("show", "browse:show", "a model: its paper, its sites and their priors, edits to try").add_argument("model", metavar="MODEL")
+    add("data", "browse:data", "the data sets, or one of them").add_argument("name", metavar="NAME", nargs="?")
+    _add_fit(add("fit", "fit:fit", "fit a model to data and save the run"))
+    _add_run(add("summary", "reports:summary", "means, intervals, effective sample sizes of a run"), names=True)
+    _add_run(add("report", "reports:report", "whether to trust a run; exit code 1 if not"))
+    _add_plot(add("plot", "pictures:plot", "a picture of a run"))
+    _add_compare(add("compare", "reports:compare", "predictive scores of runs on the same data"))
+    _add_predict(add("predict", "predict:predict", "class probabilities of the rows of a CSV file"))
+    add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument("folder", metavar="FOLDER")
+    return parser
+
+
+def _add_fit(parser: Parser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a name of `zoo list`")
+    add("--data", required=True, metavar="NAME|FILE.csv", help="a name of `zoo data`, or a CSV file: a header, missing cells empty or NA")
+    add("--target", metavar="COL", help="the class column of the CSV file (default: the last one)")
+    add("--option", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_OPTION_HELP)
+    add("--kernel", metavar="NAME", help="nuts, svi, ...: one that the model's card names (default: its first)")
+    add("--seed", type=int, default=0, metavar="N", help="of all random numbers (default: 0)")
+    add("--raw", action="store_true", help="leave the features as they are; else columns of quantities get mean 0 and deviation 1")
+    add("--checkpoint", metavar="FOLDER", help="keep the run there while it goes on; `zoo resume FOLDER` goes on after a kill")
+    add("-o", dest="output", metavar="RUN.nc", help="where to save the run (default: MODEL-DATA.nc)")
+    add("--plot", metavar="OUT.png", help="save a picture too")
+    add("--force", action="store_true", help="replace the file of -o")
+
+
+_OPTION_HELP = (
+    "num_warmup, num_samples, num_chains, thinning, max_time (seconds), save_every (seconds), chain_method, or a keyword argument "
+    "of the model; defaults num_warmup=500 num_samples=1000 num_chains=4 (SVI: 5000 steps as num_warmup)"
+)
+
+
+def _add_run(parser: Parser, names: bool = False) -> None:
+    parser.add_argument("run", metavar="RUN.nc")
+    if names:
+        parser.add_argument("--var-names", nargs="+", metavar="SITE", help="only these (default: all but those with a value for each row)")
+
+
+def _add_plot(parser: Parser) -> None:
+    _add_run(parser, names=True)
+    parser.add_argument("-o", dest="output", metavar="OUT.png", help="default: RUN.png")
+    kinds = ("trace_dist", "dist", "forest", "rank", "energy", "elbo")
+    parser.add_argument("--kind", choices=kinds, help="default: elbo for a variational run, else trace_dist")
+
+
+def _add_compare(parser: Parser) -> None:
+    parser.add_argument("first", metavar="RUN.nc")
+    parser.add_argument("others", metavar="RUN.nc", nargs="+")
+
+
+def _add_predict(parser: Parser) -> None:
+    _add_run(parser)
+    parser.add_argument("table", metavar="NEW.csv", help="a header with the columns of the fit, in any order; others are passed over")
+    parser.add_argument("-o", dest="output", metavar="OUT.csv", help="default: the standard output")
+    parser.add_argument("--force", action="store_true", help="replace the file of -o")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""`zoo list`, `zoo show`, `zoo data`: what there is."""
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Any
+
+from gallery.commands.models import DEMO, find_model, model_names
+
+__all__ = ["data", "list_models", "show"]
+
+WIDTH = 100
+
+
+def list_models(args: Any) -> int:
+    """The models, a line each."""
+    rows = []
+    for name in model_names():
+        card = find_model(name).card
+        mark = " (the demonstration)" if name == DEMO else ""
+        rows.append((name, card.title + mark, ", ".join(card.kernels), card.paper))
+    _print_columns(rows)
+    return 0
+
+
+def show(args: Any) -> int:
+    """A model's card, and its sites with their priors as a trace shows them."""
+    from gallery.commands.priors import site_lines
+
+    entry = find_model(args.model)
+    card = entry.card
+    print(f"{entry.name}: {card.title}")
+    _print_wrapped(card.paper + (f", doi {card.doi}" if card.doi else ""))
+    print("\nSites")
+    for line, words in site_lines(entry):
+        print(f"  {line}")
+        if words:
+            _print_wrapped(words, "      ")
+    for title, items in (("Data sets", card.data), ("Kernels", card.kernels)):
+        if items:
+            print(f"\n{title}: {', '.join(items)}")
+    if card.edits:
+        print("\nEdits to try")
+        for edit in card.edits:
+            _print_wrapped(edit, "    ", "  - ")
+    return 0
+
+
+def data(args: Any) -> int:
+    """The data sets, a line each; or all that is known of one."""
+    from gallery.datasets import describe, load, names
+
+    if args.name is None:
+        _print_columns([(name, describe(name).title, describe(name).where.split()[0]) for name in names()])
+        print("\nOptions of those that are generated: gallery.datasets.load(name, ...). Your own: zoo fit MODEL --data table.csv")
+        return 0
+    summary = describe(args.name)
+    print(f"{summary.name}: {summary.title}")
+    for title, words in (("From", summary.where), ("Licence", summary.licence), ("Cite", summary.citation)):
+        if words:
+            _print_wrapped(words, "  ", f"{title}: ")
+    found = load(args.name)
+    _print_wrapped(found.description)
+    print("\nArrays")
+    _print_columns([(f"  {name}", str(list(array.shape)), str(array.dtype)) for name, array in found.arrays.items()])
+    for title, items in (("Features", found.feature_names), ("Classes", found.class_names)):
+        if items:
+            _print_wrapped(_some(items), "  ", f"{title}: ")
+    return 0
+
+
+def _some(items: tuple[str, ...], most: int = 40) -> str:
+    return ", ".join(items[:most]) + (f", ... {len(items) - most} more" if len(items) > most else "")
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_wrapped(text: str, indent: str = "", first: str | None = None) -> None:
+    for line in wrap(text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent):
+        print(line)

@@ -1,0 +1,108 @@
+"""`zoo fit` and `zoo resume`."""
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import xarray as xr
+
+import zoo
+from gallery._dataset import Dataset
+from gallery.commands import options
+from gallery.commands.inputs import bind, read_data, scale_features
+from gallery.commands.models import find_model, kernel_name, make_kernel
+from gallery.commands.request import Request, check_picture, check_writable, keep, recall
+from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, summary_text
+
+__all__ = ["fit", "resume"]
+
+GROUPS = ("log_likelihood", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
+ROWS = 12  # of the summary
+EXIT = {"SIGINT": 130, "SIGTERM": 143}
+
+
+def fit(args: Any) -> int:
+    """Fit a model to data, save the run."""
+    request = Request.of(args)
+    check_writable(Path(request.output), "-o", args.force)
+    return _run(request, None if args.checkpoint is None else Path(args.checkpoint))
+
+
+def resume(args: Any) -> int:
+    """Go on with a fit that was stopped or killed; a finished one is saved again."""
+    folder = Path(args.folder)
+    request = recall(folder)
+    output = Path(request.output)
+    check_writable(output, "-o", force=not output.exists() or _is_of(output, request))
+    return _run(request, folder)
+
+
+def _is_of(path: Path, request: Request) -> bool:
+    """Whether a file is what this very request has saved before."""
+    return open_run(path).attrs.get("command") == request.to_json()
+
+
+def _run(request: Request, folder: Path | None) -> int:
+    from inference import CheckpointError, Driver
+
+    started = perf_counter()
+    entry = find_model(request.model)
+    kernel = kernel_name(entry, request.kernel)
+    settings, keywords = options.split(options.parse(request.options), entry.model, kernel)
+    if request.plot:
+        check_picture(Path(request.plot), "--plot")
+    data = read_data(request)
+    scaling = scale_features(data, request.raw)
+    arguments = bind(entry.model, entry.name, data, scaling, keywords)
+    driver = Driver(make_kernel(kernel, entry.model), **settings, checkpoint=folder, groups=GROUPS)
+    if folder is not None:
+        keep(request, folder)
+    print(_headline(entry, data, kernel, settings, request.seed), flush=True)
+    try:
+        tree = driver.run(request.seed, **arguments)
+    except CheckpointError as error:
+        if error.tree is not None and num_draws(error.tree):
+            save(annotate(error.tree, request, data, scaling, arguments), Path(request.output))
+            error.add_note(f"saved {_short(request.output)}")
+        raise
+    if num_draws(tree):
+        tree = annotate(tree, request, data, scaling, arguments)
+        save(tree, Path(request.output))
+    return _tell(tree, request, folder, perf_counter() - started)
+
+
+def _headline(entry: zoo.Entry, data: Dataset, kernel: str, settings: dict[str, Any], seed: int) -> str:
+    sizes = [f"{len(data.feature_names)} features"] if data.feature_names else []
+    sizes += [f"{len(data.class_names)} classes"] if data.class_names else []
+    rows = [f"{len(data.arrays['y'])} rows"] if "y" in data.arrays else []
+    plan = ", ".join(f"{key} {value}" for key, value in settings.items())
+    return f"{entry.name} on {data.name} ({', '.join(rows + sizes)}): {kernel}, {plan}, seed {seed}"
+
+
+def _tell(tree: xr.DataTree, request: Request, folder: Path | None, seconds: float) -> int:
+    """The summary, what was saved, why it ended; the exit code."""
+    ended = str(tree.attrs["ended"])
+    again = f"; go on with: zoo resume {folder}" if folder is not None and ended not in ("budget", "finished") else ""
+    if not num_draws(tree):
+        text = f"ended by {ended} before the first draw, after {tree.attrs['steps']} steps: nothing to save{again}"
+        if ended not in EXIT:
+            raise ValueError(text)
+        print(text)
+        return EXIT[ended]
+    print(summary_text(tree, main_variables(tree), limit=ROWS))
+    if request.plot:
+        from gallery.commands.pictures import draw
+
+        draw(tree, Path(request.plot))
+    chains, draws = tree["posterior"].sizes["chain"], tree["posterior"].sizes["draw"]
+    picture = f" and {_short(request.plot)}" if request.plot else ""
+    print(f"saved {_short(request.output)}{picture}: {chains} chains of {draws} draws, {tree.attrs['steps_run']} steps in {seconds:.1f} s")
+    if ended not in ("budget", "finished"):
+        print(f"ended early by {ended}{again}")
+    return EXIT.get(ended, 0)
+
+
+def _short(path: str) -> str:
+    """Relative to the working folder, where the file is in it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -1,0 +1,85 @@
+"""From a data set or a table to the arguments of a model."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gallery._dataset import Dataset
+from gallery.commands.request import Request, is_table
+
+__all__ = ["Scaling", "bind", "read_data", "scale_features"]
+
+
+class Scaling(NamedTuple):
+    """What was taken from each column of `x` and what it was divided by; (0, 1) for a column left as it is."""
+
+    mean: np.ndarray
+    std: np.ndarray
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """The columns, scaled."""
+        return (x - self.mean) / self.std
+
+
+def read_data(request: Request) -> Dataset:
+    """The named data set, or the CSV file."""
+    if is_table(request.data):
+        from gallery.tables import read_csv
+
+        if not Path(request.data).is_file():
+            raise ValueError(f"--data {request.data}: no such file")
+        return read_csv(request.data, target=request.target)
+    from gallery.datasets import load
+
+    return load(request.data)
+
+
+def scale_features(data: Dataset, raw: bool) -> Scaling | None:
+    """Mean and standard deviation of the columns that hold quantities; categories, and columns of 0 and 1, stay as they are.
+
+    None where the data have no table `x` of floats.
+    """
+    x = data.arrays.get("x")
+    if x is None or x.ndim != 2 or x.dtype.kind != "f":
+        return None
+    mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    for column in range(x.shape[1]) if not raw else ():
+        present = x[~np.isnan(x[:, column]), column]
+        is_category = bool(data.feature_names) and data.feature_names[column] in data.categories
+        if is_category or np.isin(present, (0.0, 1.0)).all():
+            continue
+        mean[column], std[column] = present.mean(), present.std() or 1.0
+    return Scaling(mean, std)
+
+
+def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's keyword arguments: arrays by their names, `num_classes`, and what `--option` says."""
+    arrays = dict(data.arrays)
+    if scaling is not None:
+        arrays["x"] = scaling(arrays["x"])
+    given = arrays | _num_classes(data)
+    parameters = [p for p in inspect.signature(model).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    for key in keywords:
+        if key in arrays:
+            raise ValueError(f"--option {key}: {name} takes {key!r} from the data set {data.name!r}; leave it out")
+    arguments = {p.name: given[p.name] for p in parameters if p.name in given} | dict(keywords)
+    lacking = [p.name for p in parameters if p.name not in arguments and p.default is p.empty]
+    if lacking:
+        raise ValueError(
+            f"model {name} needs {', '.join(map(repr, lacking))}, which the data set {data.name!r} lacks: it has "
+            f"{', '.join(given)}. Choose other data, or give numbers with --option"
+        )
+    return arguments
+
+
+def _num_classes(data: Dataset) -> dict[str, int]:
+    """The number of classes, where the target has classes."""
+    y = data.arrays.get("y")
+    if data.class_names:
+        return {"num_classes": len(data.class_names)}
+    if y is not None and y.dtype.kind in "iu" and y.ndim == 1:
+        return {"num_classes": int(y.max()) + 1}
+    return {}

@@ -1,0 +1,139 @@
+"""`zoo plot`, and the picture of `zoo fit --plot`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from gallery.commands.request import check_picture
+from gallery.commands.runs import main_variables, open_run, select
+
+__all__ = ["KINDS", "draw", "plot"]
+
+KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo")
+ROWS = {"trace_dist": 8, "dist": 12, "forest": 30, "rank": 12}  # scalar quantities that one picture holds
+INCHES_A_ROW = {"trace_dist": 1.35, "dist": 0.6, "forest": 0.32, "rank": 0.6}
+
+
+def plot(args: Any) -> int:
+    """A picture of a saved run."""
+    path = Path(args.output or Path(args.run).with_suffix(".png"))
+    check_picture(path, "-o")
+    tree = open_run(args.run)
+    draw(tree, path, args.kind, select(tree, args.var_names))
+    print(f"saved {path}")
+    return 0
+
+
+def draw(tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str] | None = None) -> None:
+    """The picture of a kind; by default the path of the ELBO where there is one, else traces and densities."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
+    kind = kind or ("elbo" if "elbo" in stats else "trace_dist")
+    if kind in ("energy", "elbo") and kind not in stats:
+        found = ", ".join(map(str, stats.data_vars)) or "none"
+        raise ValueError(f"--kind {kind}: the run has no such statistic; it has {found}. Choose another kind")
+    with plt.rc_context({"font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9}):
+        figure, note = _elbo(stats) if kind == "elbo" else _by_arviz(tree, kind, names or main_variables(tree))
+        data = f" on {tree.attrs['data']}" if tree.attrs.get("data") else ""
+        figure.suptitle(f"{tree.attrs.get('model') or 'a model'}{data}, {tree.attrs.get('kernel', '')}{note}", fontsize=10)
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _by_arviz(tree: xr.DataTree, kind: str, names: list[str]) -> tuple[Any, str]:
+    """ArviZ's picture of the run, and what the title must say of what is not shown."""
+    import arviz as az
+    from arviz_base.labels import NoVarLabeller
+
+    if kind == "energy":
+        size, note, shown = (6.0, 4.0), "", tree
+    else:
+        elements, total = _elements(tree["posterior"].to_dataset(), names, ROWS[kind])
+        groups = {"posterior": elements.to_dataset()} | {
+            name: group.to_dataset() for name, group in tree.children.items() if name == "sample_stats"
+        }
+        shown = xr.DataTree.from_dict(groups)
+        rows = elements.sizes["quantity"]
+        size = (9.0, 1.0 + INCHES_A_ROW[kind] * max(rows, 2))
+        note = "" if rows == total else f": {rows} of {total} quantities"
+    options: dict[str, Any] = {"figure_kwargs": {"figsize": size, "layout": "constrained"}}
+    if kind != "energy":
+        options |= {"labeller": NoVarLabeller()}
+    options |= {"trace_dist": {"compact": False}, "forest": {"labels": ["quantity"]}, "dist": {"col_wrap": 3}, "rank": {"col_wrap": 3}}.get(
+        kind, {}
+    )
+    drawn = getattr(az, f"plot_{kind}")(shown, backend="matplotlib", **options)
+    figure = drawn.get_viz("figure")
+    if kind == "trace_dist":
+        _label_rows(figure)
+    return figure, note
+
+
+def _label_rows(figure: Any) -> None:
+    """A quantity's name once, above its density, where a long one has room."""
+    traces = [axes for axes in figure.axes if axes.get_xlabel() == "Draw"]
+    for axes in figure.axes:
+        if axes in traces:
+            axes.set_ylabel("")
+            axes.set_xlabel("draw" if axes is traces[-1] else "")
+        else:
+            axes.set_title(axes.get_xlabel(), loc="left")
+            axes.set_xlabel("")
+
+
+def _elbo(stats: xr.Dataset) -> tuple[Any, str]:
+    """The ELBO of each replicate over the steps; what its first tenth has below the rest is cut off."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.0, 3.6), layout="constrained")
+    values = stats["elbo"].transpose("chain", "step").values
+    window = max(values.shape[1] // 200, 1)
+    for chain, path in enumerate(values):
+        smooth = np.convolve(path, np.ones(window) / window, mode="valid")
+        axes.plot(np.arange(len(smooth)) + window, smooth, lw=1, label=f"replicate {chain}")
+    late = values[:, values.shape[1] // 10 :]
+    low, high = np.quantile(late[np.isfinite(late)], (0.01, 1.0))
+    axes.set(xlabel="step", ylabel=f"ELBO, mean of {window} steps", ylim=(low - 0.1 * (high - low), high + 0.05 * (high - low)))
+    axes.legend(frameon=False)
+    return figure, ""
+
+
+def _elements(posterior: xr.Dataset, names: Sequence[str], limit: int) -> tuple[xr.DataArray, int]:
+    """Up to `limit` labelled scalars (chain, draw, quantity): small quantities whole, of larger ones what is farthest from 0.
+
+    Distance is |mean| / standard deviation. Returns the number of all scalars too.
+    """
+    each = {name: list(_scalars(posterior[name])) for name in names}
+    chosen: dict[str, xr.DataArray] = {}
+    for place, name in enumerate(sorted(each, key=lambda name: len(each[name]))):
+        share = (limit - len(chosen)) // (len(each) - place) or (1 if len(chosen) < limit else 0)
+        scalars = each[name]
+        if len(scalars) > share:
+            far = np.argsort([-_distance(values) for _, values in scalars], kind="stable")[:share]
+            scalars = [scalars[i] for i in sorted(far)]
+        chosen |= dict(scalars)
+    stacked = np.stack([values.values for values in chosen.values()], axis=-1)
+    coords = {dim: posterior[dim].values for dim in ("chain", "draw")} | {"quantity": list(chosen)}
+    return xr.DataArray(stacked, coords, ("chain", "draw", "quantity"), "shown"), sum(map(len, each.values()))
+
+
+def _scalars(values: xr.DataArray) -> Iterator[tuple[str, xr.DataArray]]:
+    """The elements of a quantity with their labels, such as weight[alcohol, class_0]."""
+    inner = [dim for dim in values.dims if dim not in ("chain", "draw")]
+    flat = values.transpose("chain", "draw", *inner)
+    for index in np.ndindex(*(values.sizes[dim] for dim in inner)):
+        where = [str(values[dim].values[i]) for dim, i in zip(inner, index, strict=True)]
+        element = flat[(..., *index)] if index else flat
+        yield f"{values.name}[{', '.join(where)}]" if where else str(values.name), element.reset_coords(drop=True)
+
+
+def _distance(values: xr.DataArray) -> float:
+    deviation = float(values.std())
+    return abs(float(values.mean())) / deviation if deviation else 0.0

@@ -1,0 +1,140 @@
+"""`zoo predict`: probabilities of the classes of new rows, averaged over the posterior draws."""
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import Array, random
+
+from gallery.commands.inputs import Scaling
+from gallery.commands.models import find_model
+from gallery.commands.request import check_writable
+from gallery.commands.runs import open_run, row_dims
+from gallery.tables import read_features
+from inference import Program
+
+__all__ = ["predict", "site_probabilities"]
+
+SEED = 0  # of what the posterior does not hold: quantities of each new row
+
+
+def predict(args: Any) -> int:
+    """Read a run and a table, write a row of probabilities for each row of the table."""
+    if args.output is not None:
+        check_writable(Path(args.output), "-o", args.force)
+    tree = open_run(args.run)
+    features, scaling, class_names = _coding(tree, args.run)
+    x = read_features(args.table, features, json.loads(tree.attrs["categories"]))
+    program = _program(tree, scaling(x))
+    site = _target(tree, program)
+    draws = _draws(tree)
+    probabilities = site_probabilities(program, site, draws)
+    if probabilities is None:
+        header, columns = ["mean", "std"], np.stack(_moments(program, site, draws), axis=1)
+        labels = None
+    else:
+        header = list(class_names) if len(class_names) == probabilities.shape[1] else [str(k) for k in range(probabilities.shape[1])]
+        columns, labels = probabilities, [header[k] for k in probabilities.argmax(axis=1)]
+    _refuse_nan(columns, x, features, tree.attrs["model"], args.table)
+    if args.output is None:
+        _write(sys.stdout, header, columns, labels)
+    else:
+        with open(args.output, "w", encoding="utf-8", newline="") as file:
+            _write(file, header, columns, labels)
+        print(f"saved {args.output}: {len(columns)} rows")
+    return 0
+
+
+def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> np.ndarray | None:
+    """p(value of the site | draw) [row, value], averaged over the draws; None where its values cannot be listed.
+
+    A latent site that is not in `draws` is drawn anew for each draw. Cost: a trace of the model for each draw.
+    """
+    keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
+    first = {name: values[0] for name, values in draws.items()}
+    found: list[Any] = []
+    jax.eval_shape(lambda values, key: found.append(program.trace(values, key)[site]["fn"]), first, keys[0])
+    if not found[0].has_enumerate_support or found[0].event_dim:
+        return None
+
+    def of(values: dict[str, Array], key: Array) -> Array:
+        fn = program.trace(values, key)[site]["fn"]
+        return jnp.exp(fn.log_prob(fn.enumerate_support(expand=False)))
+
+    @jax.jit
+    def total(draws: dict[str, Array], keys: Array) -> Array:
+        start = jnp.zeros_like(of(first, keys[0]))
+        return jax.lax.scan(lambda total, one: (total + of(*one), None), start, (draws, keys))[0]
+
+    summed = np.asarray(total(draws, keys), dtype=float)  # [value, row]
+    return (summed / summed.sum(axis=0)).T
+
+
+def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of a value drawn for each draw of the posterior, by row."""
+    keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
+    drawn = np.asarray(jax.jit(lambda: jax.lax.map(lambda one: program.trace(*one)[site]["value"], (draws, keys), batch_size=64))())
+    if drawn.ndim != 2:
+        raise ValueError(f"predict: site {site!r} has {drawn.ndim - 1} dimensions; wanted one number or class for each row")
+    return drawn.mean(axis=0), drawn.std(axis=0)
+
+
+def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Scaling, list[str]]:
+    """Names of the features, their scaling, names of the classes, as `zoo fit` recorded them."""
+    constant = tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
+    if "x_mean" not in constant or "feature" not in constant.coords or "categories" not in tree.attrs:
+        raise ValueError(f"{path}: it does not say how its features were named and scaled; wanted a run of `zoo fit` on a table")
+    class_names = list(map(str, constant["class"].values)) if "class" in constant.coords else []
+    return list(map(str, constant["feature"].values)), Scaling(constant["x_mean"].values, constant["x_std"].values), class_names
+
+
+def _program(tree: xr.DataTree, x: np.ndarray) -> Program:
+    """The model on new rows, without a target."""
+    entry = find_model(tree.attrs["model"])
+    try:
+        program = Program(entry.model, x=x, **json.loads(tree.attrs["arguments"]))
+    except TypeError as error:
+        raise ValueError(f"predict: {error} The command predicts with models of `x` and numbers alone") from error
+    if program.observed:
+        raise ValueError(
+            f"predict: {entry.name} observes {', '.join(program.observed)} itself, so that the classes of new rows do not follow from "
+            "one site; use the model's estimator"
+        )
+    return program
+
+
+def _target(tree: xr.DataTree, program: Program) -> str:
+    """The site that was observed in the fit, and is now to be predicted."""
+    sites = [name for name in program.latent if name.replace("/", ".") in tree["observed_data"].data_vars]
+    if len(sites) != 1:
+        raise ValueError(f"predict: wanted one observed site to predict, found {', '.join(sites) or 'none'}")
+    return sites[0]
+
+
+def _draws(tree: xr.DataTree) -> dict[str, Array]:
+    """The posterior [draw, ...] but for what belongs to rows of the old data."""
+    posterior, rows = tree["posterior"].to_dataset(), row_dims(tree)
+    kept = {str(name): values.transpose("chain", "draw", ...).values for name, values in posterior.items() if not rows & set(values.dims)}
+    return {name: jnp.asarray(values.reshape(-1, *values.shape[2:])) for name, values in kept.items()}
+
+
+def _refuse_nan(columns: np.ndarray, x: np.ndarray, features: Sequence[str], model: str, path: str) -> None:
+    bad = np.flatnonzero(np.isnan(columns).any(axis=1))
+    if len(bad):
+        missing = [name for name, value in zip(features, x[bad[0]], strict=True) if np.isnan(value)]
+        why = f"its {', '.join(map(repr, missing))} is missing, and {model} takes no missing features" if missing else "it is NaN"
+        raise ValueError(f"{path}: no prediction for row {bad[0] + 1} of {len(x)}: {why}")
+
+
+def _write(file: Any, header: list[str], columns: np.ndarray, labels: list[str] | None) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header + ([] if labels is None else ["predicted"]))
+    for row, values in enumerate(columns):
+        writer.writerow([f"{value:.6g}" for value in values] + ([] if labels is None else [labels[row]]))

@@ -1,0 +1,89 @@
+"""The sites of a model with their distributions, read off a trace: what `zoo show` prints beside the card's words.
+
+A parameter that is a constant prints as its number, one that is another site's value by that site's name, and one that the
+model computes as f(the sites it is computed from).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array, random
+from numpyro.ops.provenance import eval_provenance
+
+import zoo
+from inference import Program
+from inference.sites import unwrap
+
+__all__ = ["site_lines"]
+
+
+def site_lines(entry: zoo.Entry) -> Iterator[tuple[str, str]]:
+    """A line for each site of the model on simulated data, with the card's words for it."""
+    program = Program(entry.model, **entry.simulate(random.key(0)))
+    values = program.draw_initial(random.key(1))
+    trace = program.trace(values)
+    sources = _sources(program)
+    for name, site in program.sites.items():
+        dims = f" [{', '.join(site.dims)}]" if site.dims else ""
+        if trace[name]["type"] == "deterministic":
+            text = f"= f({', '.join(sources[name, ''])})"
+        else:
+            text = f"~ {_distribution(trace[name]['fn'], {p: s for (n, p), s in sources.items() if n == name}, values)}"
+        observed = ", observed" if site.kind == "observed" else ""
+        yield f"{name}{dims} {text}{observed}", entry.card.sites.get(name, "")
+
+
+def _sources(program: Program) -> dict[tuple[str, str], list[str]]:
+    """(site, parameter of its distribution) -> the latent sites that it is computed from; ("site", "") for a deterministic one."""
+
+    def answers(**values: Array) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, message in program.trace(values).items():
+            if message["type"] == "deterministic":
+                found[f"{name}\n"] = message["value"]
+            elif message["type"] == "sample" and name in program.sites:
+                found |= {f"{name}\n{parameter}": jnp.asarray(value) for parameter, value in _parameters(message["fn"]).items()}
+        return found
+
+    shapes = {name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype) for name in program.latent}
+    found = {}
+    for key, names in eval_provenance(answers, **shapes).items():
+        name, _, parameter = key.partition("\n")
+        found[name, parameter] = [site for site in program.latent if site in names]
+    return found
+
+
+def _parameters(fn: Any) -> dict[str, Any]:
+    """What the distribution was built from, under its wrappers."""
+    base = unwrap(fn)
+    return {name: vars(base)[name] for name in base.arg_constraints if name in vars(base)}
+
+
+def _distribution(fn: Any, sources: dict[str, list[str]], values: dict[str, Array]) -> str:
+    if isinstance(unwrap(fn), dist.Unit):
+        return "factor"
+    texts = [f"{name}={_in_words(value, sources.get(name, []), values)}" for name, value in _parameters(fn).items()]
+    return f"{type(unwrap(fn)).__name__}({', '.join(texts)})"
+
+
+def _in_words(value: Any, sites: list[str], values: dict[str, Array]) -> str:
+    array = np.asarray(value)
+    if len(sites) == 1 and _is_copy(array, np.asarray(values[sites[0]])):
+        return sites[0]
+    if sites:
+        return f"f({', '.join(sites)})"
+    if array.size and (array == array.flat[0]).all():
+        return f"{array.flat[0]:g}"
+    return f"array{list(array.shape)}"
+
+
+def _is_copy(array: np.ndarray, value: np.ndarray) -> bool:
+    """Whether a parameter is a site's value, possibly broadcast."""
+    try:
+        return bool((array == np.broadcast_to(value, array.shape)).all())
+    except ValueError:
+        return False

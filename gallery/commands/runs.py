@@ -1,0 +1,109 @@
+"""A run on disk: what the command adds to the driver's tree, saving, opening, and which of its quantities to show."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from gallery._dataset import Dataset
+from gallery.commands.inputs import Scaling
+from gallery.commands.request import Request
+
+__all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "save", "select", "summary_text"]
+
+
+def annotate(tree: xr.DataTree, request: Request, data: Dataset, scaling: Scaling | None, arguments: Mapping[str, Any]) -> xr.DataTree:
+    """The driver's tree with the names of features and classes, the scaling, and what is needed to use the run again."""
+    names = {"feature": data.feature_names, "class": data.class_names}
+    groups = {name: _named(group.to_dataset(), names) for name, group in tree.children.items()}
+    constant = groups.get("constant_data", xr.Dataset())
+    if scaling is not None:
+        constant = constant.rename({old: new for old, new in (("x_dim_0", "row"), ("x_dim_1", "feature")) if old in constant.dims})
+        constant = constant.assign(x_mean=("feature", scaling.mean), x_std=("feature", scaling.std))
+    named = {dim: list(values) for dim, values in names.items() if values}
+    groups["constant_data"] = constant.assign_coords(named)
+    annotated = xr.DataTree.from_dict(groups)
+    annotated.attrs = dict(tree.attrs) | {
+        "model": request.model,
+        "data": request.data_name,
+        "command": request.to_json(),
+        "arguments": json.dumps({key: value for key, value in arguments.items() if isinstance(value, bool | int | float | str)}),
+        "categories": json.dumps({name: list(values) for name, values in data.categories.items()}),
+    }
+    return annotated
+
+
+def save(tree: xr.DataTree, path: Path) -> None:
+    """Written whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        tree.to_netcdf(partial, engine="h5netcdf")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def open_run(path: str | Path) -> xr.DataTree:
+    """The tree that `zoo fit` or `tree.to_netcdf` wrote, in memory."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        with xr.open_datatree(path, engine="h5netcdf") as tree:
+            tree = tree.load()
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: not a run; wanted a netCDF file of `zoo fit`") from error
+    if not num_draws(tree):
+        raise ValueError(f"{path}: no posterior draws in it, only {', '.join(tree.children) or 'nothing'}; wanted a run of `zoo fit`")
+    return tree
+
+
+def num_draws(tree: xr.DataTree) -> int:
+    """Posterior draws of each chain."""
+    return tree["posterior"].sizes.get("draw", 0) if "posterior" in tree.children else 0
+
+
+def main_variables(tree: xr.DataTree) -> list[str]:
+    """The identified quantities that do not grow with the rows of the data; all where there are no others."""
+    posterior, rows = tree["posterior"], row_dims(tree)
+    hidden = set(map(str, tree["not_identified"].data_vars)) if "not_identified" in tree.children else set()
+    names = list(map(str, posterior.data_vars))
+    told = [name for name in names if name not in hidden and not posterior[name].attrs.get("not_identified")]
+    return [name for name in told if not rows & set(posterior[name].dims)] or names
+
+
+def row_dims(tree: xr.DataTree) -> set[str]:
+    """The dimension along which each observed site counts its observations."""
+    observed = tree.children.get("observed_data")
+    return set() if observed is None else {str(values.dims[0]) for values in observed.data_vars.values() if values.dims}
+
+
+def select(tree: xr.DataTree, names: list[str] | None) -> list[str]:
+    """The named quantities, or the main ones."""
+    from gallery.commands.models import unknown
+
+    known = list(map(str, tree["posterior"].data_vars))
+    for name in names or ():
+        if name not in known:
+            raise ValueError(unknown("quantity", name, known))
+    return names or main_variables(tree)
+
+
+def summary_text(tree: xr.DataTree, names: list[str], limit: int | None = None) -> str:
+    """`az.summary`, its first `limit` rows."""
+    import arviz as az
+
+    table = az.summary(tree, var_names=names)
+    text = table.head(limit).to_string() if limit else table.to_string()
+    more = len(table) - limit if limit else 0
+    return f"{text}\n... and {more} more" if more > 0 else text
+
+
+def _named(dataset: xr.Dataset, names: Mapping[str, tuple[str, ...]]) -> xr.Dataset:
+    """Names as coordinates, where a dimension has as many entries."""
+    fitting = {dim: np.asarray(values) for dim, values in names.items() if values and dataset.sizes.get(dim) == len(values)}
+    return dataset.assign_coords(fitting)

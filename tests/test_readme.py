@@ -1,0 +1,43 @@
+"""What the README says runs: its quickstart as printed, the files that it links to, and its two commands by name."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_quickstart_runs_as_printed(tmp_path):
+    done = subprocess.run([sys.executable, "-c", blocks("python")[0]], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^bias\[2\] ", done.stdout, flags=re.MULTILINE)
+
+
+def test_the_first_command_makes_a_run_and_a_picture(tmp_path):
+    command = blocks("sh")[0].strip()
+    assert command.startswith("uv run zoo fit ")
+    words = command.removeprefix("uv run zoo").split() + ["--option", "num_warmup=50", "num_samples=100", "num_chains=1"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gallery.cli", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"wine.nc", "wine.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_second_command_runs_the_tests():
+    assert blocks("sh")[1].startswith("uv run pytest")
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
+def test_links_lead_somewhere(target):
+    assert (ROOT / target).exists()
