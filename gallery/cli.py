@@ -19,11 +19,11 @@ EXAMPLES = """examples:
 """
 
 
-class CommandError(Exception):
+class _CommandError(Exception):
     """A command line that cannot be read."""
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """Raises where argparse would print its usage and leave."""
 
     def __init__(self, **settings):
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line, the same way out as for every other error."""
-        raise CommandError(f"{message} (see {self.prog} --help)")
+        raise _CommandError(f"{message} (see {self.prog} --help)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,18 +74,18 @@ def _one_line(error: Exception) -> str:
     """An error in words; one that nobody expected with its type."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}"
-    elif isinstance(error, ValueError | OSError | CommandError):
+    elif isinstance(error, ValueError | OSError | _CommandError):
         text = str(error) or type(error).__name__
     else:
         text = f"{type(error).__name__}: {error} (--debug shows where)"
     return " ".join("; ".join([text, *getattr(error, "__notes__", ())]).split())
 
 
-def _parser() -> Parser:
-    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+def _parser() -> _Parser:
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error, and the warnings of libraries")
     common.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs in the user's cache folder")
-    parser = Parser(
+    parser = _Parser(
         prog="zoo",
         description="Bayesian models of papers: fit them to data, look at the posterior, predict.",
         epilog=EXAMPLES,
@@ -94,7 +94,7 @@ def _parser() -> Parser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def add(name: str, target: str, text: str) -> Parser:
+    def add(name: str, target: str, text: str) -> _Parser:
         command = commands.add_parser(name, help=text, description=text, parents=[common])
         command.set_defaults(command=target)
         return command
@@ -112,7 +112,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _add_fit(parser: Parser) -> None:
+def _add_fit(parser: _Parser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a name of `zoo list`")
     add("--data", required=True, metavar="NAME|FILE.csv", help="a name of `zoo data`, or a CSV file: a header, missing cells empty or NA")
@@ -133,25 +133,25 @@ _OPTION_HELP = (
 )
 
 
-def _add_run(parser: Parser, names: bool = False) -> None:
+def _add_run(parser: _Parser, names: bool = False) -> None:
     parser.add_argument("run", metavar="RUN.nc")
     if names:
         parser.add_argument("--var-names", nargs="+", metavar="SITE", help="only these (default: all but those with a value for each row)")
 
 
-def _add_plot(parser: Parser) -> None:
+def _add_plot(parser: _Parser) -> None:
     _add_run(parser, names=True)
     parser.add_argument("-o", dest="output", metavar="OUT.png", help="default: RUN.png")
     kinds = ("trace_dist", "dist", "forest", "rank", "energy", "elbo")
     parser.add_argument("--kind", choices=kinds, help="default: elbo for a variational run, else trace_dist")
 
 
-def _add_compare(parser: Parser) -> None:
+def _add_compare(parser: _Parser) -> None:
     parser.add_argument("first", metavar="RUN.nc")
     parser.add_argument("others", metavar="RUN.nc", nargs="+")
 
 
-def _add_predict(parser: Parser) -> None:
+def _add_predict(parser: _Parser) -> None:
     _add_run(parser)
     parser.add_argument("table", metavar="NEW.csv", help="a header with the columns of the fit, in any order; others are passed over")
     parser.add_argument("-o", dest="output", metavar="OUT.csv", help="default: the standard output")

@@ -21,7 +21,7 @@ __all__ = ["check"]
 NUM_STARTS = 10
 
 
-class Probe(NamedTuple):
+class _Probe(NamedTuple):
     """What one start shows, for each sample site."""
 
     log_probs: dict[str, Array]
@@ -45,13 +45,13 @@ def check(program) -> None:
     raise ValueError(_cause(program, found))
 
 
-def _probe(program, rng_key: Array) -> Probe:
+def _probe(program, rng_key: Array) -> _Probe:
     start = program.draw_initial(rng_key)
     trace = program.trace(start)
     values = {name: jnp.asarray(trace[name]["value"]) for name in program.observed}
     outside = {name: ~_in_support(trace[name]["fn"], value) for name, value in values.items()}
     broken = {name: _has_nan(trace[name]["fn"]) for name, site in program.sites.items() if site.family}
-    return Probe(program.log_probs(start), broken, outside, values)
+    return _Probe(program.log_probs(start), broken, outside, values)
 
 
 def _has_nan(fn) -> Array:
@@ -74,7 +74,7 @@ def _in_support(fn, value) -> Array:
     return jnp.asarray(fn.support(value)) | missing
 
 
-def _cause(program, found: Probe) -> str:
+def _cause(program, found: _Probe) -> str:
     """The first cause that a person can mend: data outside the support, data that are not numbers, then the sites themselves."""
     for name, flags in found.outside.items():
         if flags.any():

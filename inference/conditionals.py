@@ -41,7 +41,20 @@ from numpyro.distributions import transforms
 
 from inference.truncated import TruncatedNormal
 
-__all__ = ["BETA", "DIRICHLET", "GAMMA", "INVERSE_GAMMA", "NORMAL", "TRUNCATED_NORMAL", "BlockNormal", "Family", "Finite", "View"]
+__all__ = [
+    "BETA",
+    "DIRICHLET",
+    "GAMMA",
+    "INVERSE_GAMMA",
+    "NORMAL",
+    "TRUNCATED_NORMAL",
+    "BlockNormal",
+    "Dirichlet",
+    "Elementwise",
+    "Family",
+    "Finite",
+    "View",
+]
 
 Reading = tuple[dist.Distribution, Array]
 
@@ -121,9 +134,9 @@ def _beta(p, q, low, high):
     return dist.Beta(p + 1, q - p + 1, validate_args=False), (p > -1) & (q - p > -1)
 
 
-identity = lambda t: t
-NORMAL = Elementwise("Normal", identity, identity, identity, _normal, reach=jnp.inf)
-TRUNCATED_NORMAL = Elementwise("truncated Normal", identity, identity, identity, _truncated_normal, bounded=True, reach=jnp.inf)
+_same = lambda t: t
+NORMAL = Elementwise("Normal", _same, _same, _same, _normal, reach=jnp.inf)
+TRUNCATED_NORMAL = Elementwise("truncated Normal", _same, _same, _same, _truncated_normal, bounded=True, reach=jnp.inf)
 GAMMA = Elementwise("Gamma", jnp.exp, jnp.log, jnp.exp, _gamma)
 INVERSE_GAMMA = Elementwise("inverse Gamma", jnp.exp, jnp.log, lambda t: -jnp.exp(-t), _inverse_gamma)
 BETA = Elementwise("Beta", jax.nn.sigmoid, logit, jax.nn.sigmoid, _beta)
@@ -155,7 +168,7 @@ class BlockNormal:
         newton = step(solve_triangular(root, slope[..., None], lower=True)[..., 0])
         normal = dist.MultivariateNormal(here + newton, precision_matrix=precision, validate_args=False)
         there = here + step(random.uniform(rng_key, here.shape, here.dtype, -2.0, 2.0))
-        residual = _residual(log_joint, normal, identity, here, there, jnp.isfinite(root))
+        residual = _residual(log_joint, normal, _same, here, there, jnp.isfinite(root))
         if self.whole:
             return dist.TransformedDistribution(normal, transforms.ReshapeTransform(shape, here.shape)), residual
         return normal.to_event(max(view.event_dim - 1, 0)), residual

@@ -8,7 +8,7 @@ from typing import Any
 
 from gallery.commands.options import parse
 
-__all__ = ["Request", "check_picture", "check_writable", "keep", "recall"]
+__all__ = ["Request", "check_picture", "check_writable", "is_table", "keep", "recall"]
 
 FILE = "command.json"
 OURS = {FILE, "run.json", "run.partial", ".lock"}

@@ -23,7 +23,7 @@ from gallery import cli
 from gallery.commands.options import parse
 from inference import CheckpointError
 
-TINY = ("--option", "num_warmup=60", "num_samples=40")
+TINY = ("--option", "num_warmup=60", "num_samples=40", "num_chains=2")
 MANY = """
 import contextlib, io, json, sys
 from gallery.cli import main
@@ -187,7 +187,20 @@ def variational(room, tmp_path_factory):
     home = tmp_path_factory.mktemp("nowhere")
     done = zoo(
         room,
-        *("fit", "demo", "--data", "insects.csv", "--kernel", "svi", "--raw", "--option", "num_warmup=200", "--option", "num_samples=40"),
+        *(
+            "fit",
+            "demo",
+            "--data",
+            "insects.csv",
+            "--kernel",
+            "svi",
+            "--raw",
+            "--option",
+            "num_warmup=200",
+            "--option",
+            "num_samples=40",
+            "num_chains=2",
+        ),
         *("-o", "svi.nc", "--no-compile-cache"),
         XDG_CACHE_HOME=str(home),
     )
@@ -496,6 +509,7 @@ def records(folder: Path) -> int:
         return int(file["records"])
 
 
+@pytest.mark.slow
 def test_signals_keep_what_was_drawn(room, fitted):
     processes = {number: start(room, number.name) for number in (signal.SIGINT, signal.SIGTERM)}
     deadline = time.monotonic() + 200

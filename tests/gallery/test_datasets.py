@@ -424,6 +424,7 @@ def test_real_images():
 
 
 @needs_copies
+@pytest.mark.slow
 def test_component_signs_recomputed_from_the_images(tmp_path, monkeypatch):
     mnist = SOURCES["mnist"]
     (tmp_path / "mnist").mkdir()
