@@ -25,7 +25,7 @@ def test_the_quickstart_runs_as_printed(tmp_path):
 def test_the_first_command_makes_a_run_and_a_picture(tmp_path):
     command = blocks("sh")[0].strip()
     assert command.startswith("uv run zoo fit ")
-    words = command.removeprefix("uv run zoo").split() + ["--option", "num_warmup=50", "num_samples=100", "num_chains=1"]
+    words = [*command.removeprefix("uv run zoo").split(), "--option", "num_warmup=50", "num_samples=100", "num_chains=1"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "-m", "gallery.cli", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
