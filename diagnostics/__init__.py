@@ -3,13 +3,12 @@
 Names are looked up when they are used, so that `import diagnostics` costs nothing.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diagnostics.compare import compare
+    from diagnostics.calibration import Calibration, geweke, on_host, plot_calibration_ecdf, sbc, with_kernel
+    from diagnostics.comparison import compare
     from diagnostics.partitions import (
         CredibleBall,
         PartitionEstimate,
@@ -21,11 +20,19 @@ if TYPE_CHECKING:
         point_estimate,
     )
     from diagnostics.pictures import plot_ancestry, plot_calibration, plot_decision_regions, plot_elbo, plot_evidence, plot_partition
-    from diagnostics.report import Report, Verdict, report
+    from diagnostics.reports import Report, Verdict, report
     from diagnostics.scores import accuracy, auc, brier, calibration_curve, expected_calibration_error, log_score, perplexity
 
 WHERE = {
-    "compare": ("compare",),
+    "calibration": (
+        "Calibration",
+        "geweke",
+        "on_host",
+        "plot_calibration_ecdf",
+        "sbc",
+        "with_kernel",
+    ),
+    "comparison": ("compare",),
     "partitions": (
         "CredibleBall",
         "PartitionEstimate",
@@ -44,7 +51,7 @@ WHERE = {
         "plot_evidence",
         "plot_partition",
     ),
-    "report": (
+    "reports": (
         "Report",
         "Verdict",
         "report",
@@ -61,6 +68,7 @@ WHERE = {
 }
 
 __all__ = [
+    "Calibration",
     "CredibleBall",
     "PartitionEstimate",
     "Report",
@@ -75,35 +83,31 @@ __all__ = [
     "distances",
     "expected_calibration_error",
     "expected_loss",
+    "geweke",
     "log_score",
     "num_groups",
+    "on_host",
     "perplexity",
     "plot_ancestry",
     "plot_calibration",
+    "plot_calibration_ecdf",
     "plot_decision_regions",
     "plot_elbo",
     "plot_evidence",
     "plot_partition",
     "point_estimate",
     "report",
+    "sbc",
+    "with_kernel",
 ]
 
 
-class _Face(ModuleType):
-    """The package. `report` and `compare` are its functions, also after the modules of these names were imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in __all__):
-            super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        for module, names in WHERE.items():
-            if name in names:
-                return getattr(import_module(f"diagnostics.{module}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def __dir__(self) -> list[str]:
-        return sorted(__all__)
+def __getattr__(name: str) -> Any:
+    for module, names in WHERE.items():
+        if name in names:
+            return getattr(import_module(f"diagnostics.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-sys.modules[__name__].__class__ = _Face
+def __dir__() -> list[str]:
+    return sorted(__all__)

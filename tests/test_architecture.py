@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("zoo", "inference", "diagnostics", "gallery")
 MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAY_IMPORT = {  # prefixes of the project's own modules that a room may import, beside itself
     "zoo": ("inference.distributions",),
     "inference": (),
@@ -71,7 +72,7 @@ def test_rooms_are_imported_from_this_repository(room):
     assert Path(importlib.import_module(room).__file__) == ROOT / room / "__init__.py"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_module_is_long(path):
     assert len(path.read_text().splitlines()) <= MOST_LINES
 

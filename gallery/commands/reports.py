@@ -17,7 +17,7 @@ def summary(args: Any) -> int:
 
 def report(args: Any) -> int:
     """The verdict of the diagnostics; exit code 1 where the run is not to be trusted."""
-    from diagnostics.report import report as report_of
+    from diagnostics import report as report_of
 
     found = report_of(open_run(args.run))
     print(found.text)
@@ -26,7 +26,7 @@ def report(args: Any) -> int:
 
 def compare(args: Any) -> int:
     """Predictive scores of several runs of the same data."""
-    from diagnostics.compare import compare as table_of
+    from diagnostics import compare as table_of
 
     paths = [Path(path) for path in (args.first, *args.others)]
     stems = [path.stem for path in paths]

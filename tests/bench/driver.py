@@ -2,8 +2,9 @@
 
     uv run python tests/bench/driver.py
 
-One kernel, whose step takes about the stated time. Each round times the three in turn; the ratios are medians over rounds,
-so that a machine whose speed drifts does not matter. Driver: bar on a (pretended) terminal, checkpoint, defaults otherwise.
+One kernel, whose step takes about the stated time. Each round times the three in turn, without their compilation; the ratios are
+medians over rounds, so that a machine whose speed drifts does not matter. Driver: bar on a (pretended) terminal, checkpoint with
+its last save, the tree, defaults otherwise.
 """
 
 import contextlib
@@ -11,9 +12,10 @@ import io
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from functools import partial
-from time import perf_counter
-from typing import NamedTuple
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,10 +72,16 @@ def bare_scan(kernel: Busy, steps: int):
     return jax.jit(run).lower(kernel.init(random.key(0), 0, None, (), {})).compile()
 
 
-def timed(function) -> float:
-    started = perf_counter()
+class Cost(NamedTuple):
+    wall: float
+    cpu: float  # of all threads; what other processes on the machine take does not count
+
+
+def timed(function: Callable[[], Any], steps: int) -> Cost:
+    """Seconds a step."""
+    wall, cpu = perf_counter(), process_time()
     jax.block_until_ready(function())
-    return perf_counter() - started
+    return Cost((perf_counter() - wall) / steps, (process_time() - cpu) / steps)
 
 
 def draws_of(mcmc: MCMC):
@@ -83,30 +91,33 @@ def draws_of(mcmc: MCMC):
 
 def one_row(work: int) -> str:
     kernel = Busy(work)
-    probe = bare_scan(kernel, 2000)
     start = kernel.init(random.key(0), 0, None, (), {})
-    each = min(timed(lambda: probe(start)) for _ in range(3)) / 2000
-    steps = int(SECONDS / each)
+    probe = bare_scan(kernel, 2000)
+    steps = min(int(SECONDS / min(timed(partial(probe, start), 2000).wall for _ in range(3))), 1_000_000)
     scan = bare_scan(kernel, steps)
-    times: dict[str, list[float]] = {"scan": [], "driver": [], "mcmc": []}
-    few = min(steps, int(SECONDS / (each + 250e-6)))  # NumPyro's bar costs that much a step: fewer steps tell as much
+    few = min(steps, 20_000)  # NumPyro's bar costs a Python step a step: fewer tell as much
+    costs: dict[str, list[Cost]] = {"scan": [], "driver": [], "mcmc": []}
     for _ in range(ROUNDS):
-        times["scan"].append(timed(lambda: scan(start)) / steps)
+        costs["scan"].append(timed(partial(scan, start), steps))
         with tempfile.TemporaryDirectory() as folder:
-            driver = Driver(kernel, num_warmup=0, num_samples=steps, checkpoint=os.path.join(folder, "run"))
-            tree = driver.run(0)
-            times["driver"].append((tree.attrs["sampling_time"] - tree.attrs["compile_time"]) / steps)
+            driver = Driver(kernel, num_warmup=0, num_samples=100, checkpoint=os.path.join(folder, "run"))
+            driver.run(0)  # compiles
+            costs["driver"].append(timed(lambda driver=driver: driver.extend(steps), steps))
         mcmc = MCMC(kernel, num_warmup=0, num_samples=few)
         mcmc.run(random.key(0))  # compiles
-        times["mcmc"].append(timed(partial(draws_of, mcmc)) / few)
-    ratio = lambda name: statistics.median(a / b for a, b in zip(times[name], times["scan"], strict=True))
-    return f"| {1e6 * statistics.median(times['scan']):.1f} | {ratio('driver'):.3f} | {ratio('mcmc'):.2f} |"
+        costs["mcmc"].append(timed(partial(draws_of, mcmc), few))
+    cells = [f"{1e6 * statistics.median(cost.wall for cost in costs['scan']):.1f}"]
+    for name in ("driver", "mcmc"):
+        for clock in ("wall", "cpu"):
+            pairs = zip(costs[name], costs["scan"], strict=True)
+            cells.append(f"{statistics.median(getattr(one, clock) / getattr(scan, clock) for one, scan in pairs):.3f}")
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
     os.environ.pop("CI", None)
-    print("| scan, µs a step | driver with bar and checkpoint / scan | numpyro.infer.MCMC with bar / scan |")
-    print("|---|---|---|")
+    print("| scan, µs a step | Driver / scan, wall | CPU | numpyro.infer.MCMC / scan, wall | CPU |")
+    print("|---|---|---|---|---|")
     for work in (0, 10, 30):
         with contextlib.redirect_stderr(Terminal()):
             row = one_row(work)

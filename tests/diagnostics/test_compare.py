@@ -13,7 +13,7 @@ from diagnostics import compare
 from tests.diagnostics.trees import tree_of
 
 ROWS = 60
-module = importlib.import_module("diagnostics.compare")  # the package has the function under this name
+module = importlib.import_module("diagnostics.comparison")
 
 
 @pytest.fixture

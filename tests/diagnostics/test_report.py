@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from diagnostics import report
-from diagnostics.report import insertion_rank_test, kind_of
+from diagnostics.reports import insertion_rank_test, kind_of
 from tests.diagnostics import trees
 
 

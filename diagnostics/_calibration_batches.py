@@ -1,0 +1,168 @@
+"""Replicates in batches: compiled together, or one by one on the host; kept in a folder, which a second call goes on from."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.sharding import AxisType, PartitionSpec
+
+from diagnostics._calibration_joint import Joint
+from diagnostics._calibration_result import Calibration
+
+__all__ = ["PREFIX", "UNTRACEABLE", "Plan", "check_count", "compiled", "one_by_one"]
+
+UNTRACEABLE = (
+    "calibration traces the data, so that replicates run together. What looks at its data, in the model or at a kernel's `init`, must "
+    "skip that when they are traced; or give sbc `on_host(fit)`, which fits one replicate after the other."
+)
+PREFIX = "ranks/"  # of a quantity in what a replicate returns
+
+Found = Mapping[str, Any]  # "num_draws" and PREFIX + quantity, of one replicate or [replicate, ...]
+
+
+class Plan(NamedTuple):
+    """What both tests ask of a run of replicates. Replicate r has the key `fold_in(rng_key, r)`."""
+
+    test: str
+    joint: Joint
+    rng_key: int | Array
+    num_replicates: int
+    alpha: float
+    folder: str | os.PathLike[str] | None
+    batch_size: int | None
+
+
+def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
+    """Batches shared out among the devices: vectorised on an accelerator, a loop on a CPU (as fast there, and compiled in half the time).
+
+    The compiler's text is the identity of the test: an edit of model, kernel, quantities or sizes makes another.
+    """
+    check_count("num_replicates", plan.num_replicates)
+    devices = jax.local_devices()
+    size = -(-_batch_size(plan, min(plan.num_replicates, 100)) // len(devices)) * len(devices)
+
+    def each(key, numbers):
+        one = lambda number: replicate(random.fold_in(key, number))
+        return jax.lax.map(one, numbers) if devices[0].platform == "cpu" else jax.vmap(one)(numbers)
+
+    if len(devices) > 1:
+        mesh = jax.make_mesh((len(devices),), ("replicate",), axis_types=(AxisType.Auto,), devices=devices)
+        spread = PartitionSpec("replicate")
+        each = jax.shard_map(each, mesh=mesh, in_specs=(PartitionSpec(), spread), out_specs=spread, check_vma=False)
+    try:
+        lowered = jax.jit(each).lower(_key(plan.rng_key), jnp.arange(size, dtype=jnp.int32))
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        error.add_note(UNTRACEABLE)
+        raise
+    executable: list[Callable] = []  # compiled when the first batch is not in the folder
+
+    def batch(key, numbers):
+        executable[:] = executable or [lowered.compile()]
+        return executable[0](key, jnp.asarray(numbers, jnp.int32))
+
+    return _collected(plan, size, batch, hashlib.sha256(lowered.as_text().encode()).hexdigest())
+
+
+def one_by_one(plan: Plan, replicate: Callable[[Array], Found], name: str) -> Calibration:
+    """Replicates run by Python; what they run is known to a folder by `name` alone."""
+
+    def batch(key, numbers):
+        found = [jax.device_get(replicate(random.fold_in(key, number))) for number in numbers]
+        return {name: np.stack([each[name] for each in found]) for name in found[0]}
+
+    return _collected(plan, _batch_size(plan, 1), batch, name)
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: an integer, at least 1; got {value!r}.")
+
+
+def _collected(plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found], what: str) -> Calibration:
+    """All replicates, from the folder where it has them. Batches are whole, so that a longer run finds them useful."""
+    check_count("num_replicates", plan.num_replicates)
+    if not 0 < plan.alpha < 1:
+        raise ValueError(f"alpha: a rate between 0 and 1; got {plan.alpha!r}.")
+    key, program = _key(plan.rng_key), plan.joint.program
+    seed = np.asarray(random.key_data(key)).tolist()
+    identity = {"test": plan.test, **program.fingerprint(), "program": what, "seed": seed, "batch_size": size}
+    kept = None if plan.folder is None else Folder(plan.folder, identity)
+    parts = []
+    for number in range(-(-plan.num_replicates // size)):
+        part = kept.load(number) if kept else None
+        if part is None:
+            part = jax.device_get(dict(batch(key, np.arange(number * size, (number + 1) * size))))
+            if kept:
+                kept.save(number, part)
+        parts.append(part)
+    found = {name: np.concatenate([part[name] for part in parts])[: plan.num_replicates] for name in parts[0]}
+    lengths = np.unique(found.pop("num_draws"))
+    if len(lengths) > 1:
+        raise ValueError(f"fit: it returned {lengths.tolist()} draws; wanted the same number for each replicate.")
+    ranks = {name.removeprefix(PREFIX): values for name, values in found.items()}
+    for name, values in ranks.items():
+        if (bad := np.unique(np.nonzero(values < 0)[0])).size:
+            raise ValueError(f"quantity {name!r}: NaN in {bad.size} of {plan.num_replicates} replicates, first in replicate {bad[0]}.")
+    return Calibration(plan.test, getattr(program.model, "__name__", "the model"), ranks, int(lengths[0]), plan.alpha)
+
+
+def _batch_size(plan: Plan, default: int) -> int:
+    if plan.batch_size is None:
+        return default
+    check_count("batch_size", plan.batch_size)
+    return plan.batch_size
+
+
+def _key(rng_key: int | Array) -> Array:
+    key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else random.wrap_key_data(key)
+
+
+class Folder:
+    """Batches of one test on disk: `test.json` says what it is, each `batch_<n>.npz` is there whole or not at all."""
+
+    def __init__(self, folder: str | os.PathLike[str], identity: dict[str, Any]):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        card = self.folder / "test.json"
+        if card.exists():
+            there = json.loads(card.read_text())
+            if differ := [name for name in sorted({*there, *identity}) if there.get(name) != identity.get(name)]:
+                lines = "; ".join(f"{name}: {there.get(name)!r} there, {identity.get(name)!r} here" for name in differ)
+                raise ValueError(f"folder: {str(folder)!r} holds another test ({lines}). Name another folder, or remove this one.")
+        elif any(path.suffix != ".partial" for path in self.folder.iterdir()):
+            raise ValueError(f"folder: {str(folder)!r} holds files that are no calibration test; name another folder.")
+        else:
+            self._write(card, lambda file: file.write(json.dumps(identity, indent=1).encode()))
+
+    def load(self, number: int) -> dict[str, np.ndarray] | None:
+        """A batch, or None where it was not run yet."""
+        path = self._path(number)
+        if not path.exists():
+            return None
+        with np.load(path) as file:
+            return dict(file)
+
+    def save(self, number: int, batch: Mapping[str, Any]) -> None:
+        """Keep a batch."""
+        self._write(self._path(number), lambda file: np.savez(file, allow_pickle=False, **batch))
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"batch_{number:06}.npz"
+
+    @staticmethod
+    def _write(path: Path, write: Callable[[Any], Any]) -> None:
+        partial = path.with_suffix(".partial")
+        with open(partial, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)

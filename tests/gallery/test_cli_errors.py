@@ -1,0 +1,207 @@
+"""What the command `zoo` refuses, and how: one line on stderr and exit code 2."""
+
+import csv
+import os
+import re
+from types import SimpleNamespace
+
+import arviz as az
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+
+from gallery import cli
+from gallery.commands.options import parse
+from inference import CheckpointError
+from tests.gallery.command import many, write, zoo
+
+FIT = ["fit", "demo", "--data", "insects.csv", "-o", "never.nc"]
+ERRORS = {
+    "unknown command": (["fitt"], "invalid choice: 'fitt'"),
+    "no data": (["fit", "demo"], "the following arguments are required: --data .*zoo fit --help"),
+    "unknown flag": ([*FIT, "--sed", "3"], "unrecognized arguments: --sed"),
+    "seed": ([*FIT, "--seed", "x"], "--seed: invalid int value: 'x'"),
+    "one run to compare": (["compare", "run.nc"], "arguments are required"),
+    "same run twice": (["compare", "run.nc", "run.nc"], "named twice"),
+    "unknown model": (["show", "dmo"], "no model 'dmo'; did you mean 'demo'"),
+    "unknown model to fit": (["fit", "xyz", "--data", "wine"], "no model 'xyz'; there"),
+    "unknown data": (["fit", "demo", "--data", "wne"], "no data set 'wne'; did you mean 'wine'"),
+    "unknown data to describe": (["data", "wne"], "no data set 'wne'"),
+    "no file": (["fit", "demo", "--data", "no.csv"], "no.csv: no such file"),
+    "no target column": ([*FIT, "--target", "kind"], "no column 'kind'.*length, wings, mm/width, species"),
+    "target of a named set": (["fit", "demo", "--data", "wine", "--target", "y"], "--target y: only a CSV file"),
+    "missing features": (["fit", "demo", "--data", "holes.csv", "-o", "never.nc"], "argument 'x': 1 entries are NaN"),
+    "a quantity": (["fit", "demo", "--data", "quantity.csv"], "model demo needs 'num_classes', which the data set 'quantity' lacks"),
+    "no table": (
+        ["fit", "demo", "--data", "low_rank_matrix"],
+        "model demo needs 'x', 'num_classes', which the data set 'low_rank_matrix' lacks",
+    ),
+    "unknown option": ([*FIT, "--option", "num_sample=3"], "no option 'num_sample'; did you mean 'num_samples'"),
+    "option without value": ([*FIT, "--option", "num_samples"], "'num_samples': wanted key=value"),
+    "option twice": ([*FIT, "--option", "thinning=1", "--option", "thinning=2"], "thinning: given twice"),
+    "option of the wrong kind": ([*FIT, "--option", "num_samples=many"], "num_samples: wanted a whole number, found 'many'"),
+    "option that the driver refuses": ([*FIT, "--option", "num_chains=0"], "num_chains: an integer, at least 1"),
+    "option that is data": ([*FIT, "--option", "y=3"], "takes 'y' from the data set"),
+    "unknown kernel": ([*FIT, "--kernel", "nutz"], "no kernel of demo 'nutz'; did you mean 'nuts'"),
+    "output exists": (["fit", "demo", "--data", "insects.csv", "-o", "run.nc"], "the file exists.*--force"),
+    "output without folder": (["fit", "demo", "--data", "insects.csv", "-o", "no/run.nc"], "there is no folder"),
+    "output is a folder": (["fit", "demo", "--data", "insects.csv", "-o", "full"], "a folder; name a file"),
+    "no picture": ([*FIT, "--plot", "out.doc"], "found the ending '.doc', wanted one of"),
+    "foreign checkpoint": ([*FIT, "--checkpoint", "full"], "holds files that are no checkpoint"),
+    "nothing to resume": (["resume", "empty"], "no command.json in it"),
+    "damaged checkpoint": (["resume", "damaged"], "command.json: damaged"),
+    "no run": (["summary", "no.nc"], "no.nc: no such file"),
+    "not a run": (["report", "text.nc"], "text.nc: not a run"),
+    "unknown quantity": (["summary", "run.nc", "--var-names", "wight"], "no quantity 'wight'; did you mean 'weight'"),
+    "no such statistic": (["plot", "run.nc", "--kind", "elbo"], "--kind elbo: the run has no such statistic"),
+    "unknown kind": (["plot", "run.nc", "--kind", "pie"], "invalid choice: 'pie'"),
+    "missing column": (["predict", "run.nc", "other.csv"], "no column 'mm/width'"),
+    "unknown category": (["predict", "run.nc", "unknown.csv"], "category 'perhaps' was not seen"),
+    "missing feature to predict": (["predict", "run.nc", "hole.csv"], "row 2 of 2: its 'mm/width' is missing, and demo takes no missing"),
+    "no new table": (["predict", "run.nc", "no.csv"], "no.csv: No such file"),
+    "prediction exists": (["predict", "run.nc", "new.csv", "-o", "insects.csv"], "the file exists"),
+}
+
+
+@pytest.fixture(scope="session")
+def refused(room, fitted):
+    return dict(zip(ERRORS, many(room, [arguments for arguments, _ in ERRORS.values()]), strict=True))
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_error_is_one_line_and_exit_code_2(refused, name):
+    code, _, err = refused[name]
+    assert code == 2
+    assert re.fullmatch(r"zoo: [^\n]+\n", err), err
+    assert re.search(ERRORS[name][1], err), err
+
+
+def test_errors_leave_no_file(refused, room):
+    assert not (room.folder / "never.nc").exists()
+    assert not (room.folder / "demo-quantity.nc").exists()
+    assert [path.name for path in (room.folder / "full").iterdir()] == ["thesis.txt"]
+    assert not [path for path in room.folder.iterdir() if "partial" in path.name]
+
+
+def test_exit_code_and_streams_of_the_process(room):
+    done = zoo(room, "summary", "no.nc")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "zoo: no.nc: no such file\n"
+
+
+def test_debug_shows_the_traceback(room):
+    done = zoo(room, "summary", "no.nc", "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("ValueError: no.nc: no such file\n")
+
+
+# A driver that fails, in this process.
+
+
+@pytest.fixture
+def here(room, monkeypatch):
+    """The command in this process; what it sets is taken back."""
+    monkeypatch.chdir(room.folder)
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    for name in ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"):
+        monkeypatch.setenv(name, os.environ.get(name, "0"))
+    return lambda *arguments: cli.main([*arguments, "--no-compile-cache"])
+
+
+def failing(monkeypatch, error):
+    def run(self, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("inference.Driver.run", run)
+
+
+def test_what_a_failing_checkpoint_leaves_is_saved(here, room, monkeypatch, capsys):
+    error = CheckpointError("checkpoint: the disk is full")
+    error.tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": (("chain", "draw"), np.zeros((1, 7)))})})
+    failing(monkeypatch, error)
+    assert here("fit", "demo", "--data", "insects.csv", "-o", "rescued.nc", "--checkpoint", "rescue") == 2
+    assert capsys.readouterr().err == "zoo: checkpoint: the disk is full; saved rescued.nc\n"
+    assert az.from_netcdf(room.folder / "rescued.nc")["posterior"].sizes["draw"] == 7
+
+
+def test_unexpected_error_has_its_type_and_a_hint(here, monkeypatch, capsys):
+    failing(monkeypatch, RuntimeError("two\nlines"))
+    assert here("fit", "demo", "--data", "insects.csv", "-o", "never.nc") == 2
+    assert capsys.readouterr().err == "zoo: RuntimeError: two lines (--debug shows where)\n"
+
+
+def test_ctrl_c_outside_of_the_run(here, monkeypatch, capsys):
+    failing(monkeypatch, KeyboardInterrupt())
+    assert here("fit", "demo", "--data", "insects.csv", "-o", "never.nc") == 130
+    assert capsys.readouterr().err == "zoo: interrupted\n"
+
+
+# Models that the demonstration is not.
+
+
+def run_of(path, posterior, observed):
+    """A saved run as `zoo fit` leaves it, its draws made up."""
+    draws = {name: (("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.ndim - 2))), value) for name, value in posterior.items()}
+    constant = xr.Dataset({"x_mean": ("feature", [1.0]), "x_std": ("feature", [2.0])}, {"feature": ["a"]})
+    groups = {"posterior": xr.Dataset(draws), "observed_data": xr.Dataset(observed), "constant_data": constant}
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs |= {"model": "other", "arguments": "{}", "categories": "{}"}
+    tree.to_netcdf(path, engine="h5netcdf")
+
+
+def test_a_quantity_is_predicted_by_mean_and_deviation(here, room, monkeypatch, capsys, numpyro_promotion):
+    def regression(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(slope * jnp.asarray(x)[:, 0], 0.5).to_event(1), obs=y)
+
+    slope = np.random.default_rng(0).normal(3.0, 0.1, size=(2, 2000))
+    run_of(room.folder / "line.nc", {"slope": slope}, {"y": ("row", np.zeros(5))})
+    write(room.folder / "line.csv", [["a"], ["1"], ["5"]])
+    monkeypatch.setattr("gallery.commands.predict.find_model", lambda name: SimpleNamespace(model=regression, name=name))
+    assert here("predict", "line.nc", "line.csv") == 0
+    header, *rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert header == ["mean", "std"]
+    found = np.array(rows, dtype=float)  # x = 0 and 2 after scaling; 4000 draws
+    np.testing.assert_allclose(found[:, 0], [0, 6], atol=0.05)
+    np.testing.assert_allclose(found[:, 1], [0.5, np.hypot(0.5, 0.2)], rtol=0.06)
+
+
+def test_a_model_of_the_features_is_refused(here, room, monkeypatch, capsys, numpyro_promotion):
+    def generative(x, y=None):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Bernoulli(0.5).expand([len(x)]).to_event(1), obs=y)
+        numpyro.sample("x", dist.Normal(mean, 1).expand(x.shape).to_event(2), obs=x)
+
+    run_of(room.folder / "both.nc", {"mean": np.zeros((1, 4))}, {"y": ("row", np.zeros(5))})
+    write(room.folder / "line.csv", [["a"], ["1"], ["5"]])
+    monkeypatch.setattr("gallery.commands.predict.find_model", lambda name: SimpleNamespace(model=generative, name=name))
+    assert here("predict", "both.nc", "line.csv") == 2
+    assert "other observes x itself" in capsys.readouterr().err
+
+
+def test_show_names_the_sites_that_parameters_come_from(here, monkeypatch, capsys, numpyro_promotion):
+    def hierarchical(y=None):
+        centre = numpyro.sample("centre", dist.Normal(jnp.array([0.0, 5.0]), 1.5).to_event(1))
+        spread = numpyro.sample("spread", dist.HalfNormal(2.0))
+        inner = numpyro.deterministic("inner", 2 * centre)
+        numpyro.sample("y", dist.Normal(inner, spread).to_event(1), obs=y)
+
+    card = SimpleNamespace(title="T", paper="P", doi="", sites={}, data=(), kernels=("NUTS",), edits=())
+    entry = SimpleNamespace(name="other", model=hierarchical, card=card, simulate=lambda key: {"y": jnp.zeros(2)})
+    monkeypatch.setattr("gallery.commands.browse.find_model", lambda name: entry)
+    assert here("show", "other") == 0
+    out = capsys.readouterr().out
+    assert "centre [centre_dim_0] ~ Normal(loc=array[2], scale=1.5)\n" in out
+    assert "spread ~ HalfNormal(scale=2)\n" in out
+    assert "inner [inner_dim_0] = f(centre)\n" in out
+    assert "y [y_dim_0] ~ Normal(loc=f(centre), scale=spread), observed\n" in out
+
+
+def test_values_of_options():
+    texts = ["a=3", "b=-0.5", "c=1e3", "d=true", "e=False", "f=probit", "g=x=y"]
+    assert parse(texts) == {"a": 3, "b": -0.5, "c": 1000.0, "d": True, "e": False, "f": "probit", "g": "x=y"}
