@@ -100,8 +100,7 @@ def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
     ax.add_collection(LineCollection(lines[~lives], colors=QUIET, linewidths=0.5, label="died out", zorder=1))
     ax.add_collection(LineCollection(lines[lives], colors=STRONG, linewidths=1.0, label="reaches the end", zorder=2))
     ax.set(xlabel="step", ylabel="particle", xlim=(0, max(steps - 1, 1)), ylim=(-0.5, size - 0.5))
-    ax.set_title(f"{int(alive[0].sum())} of {size} first particles have descendants", fontsize="medium", loc="left")
-    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize="small", borderaxespad=0.2)
+    ax.set_title(f"{int(alive[0].sum())} of {size} first particles have descendants (dark)", fontsize="medium", loc="left")
     return ax
 
 
