@@ -78,7 +78,19 @@ def _one_line(error: Exception) -> str:
         text = str(error) or type(error).__name__
     else:
         text = f"{type(error).__name__}: {error} (--debug shows where)"
-    return " ".join("; ".join([text, *getattr(error, "__notes__", ())]).split())
+    notes = [note for note in getattr(error, "__notes__", ()) if "JAX has removed its internal frames" not in note]
+    return " ".join("; ".join([text, *notes]).split())
+
+
+def _seed(text: str) -> int:
+    """A seed that JAX takes."""
+    try:
+        seed = int(text)
+    except ValueError:
+        seed = -1
+    if not 0 <= seed < 2**63:
+        raise argparse.ArgumentTypeError(f"wanted a whole number from 0 to 2**63 - 1, found {text!r}")
+    return seed
 
 
 def _parser() -> _Parser:
@@ -119,7 +131,7 @@ def _add_fit(parser: _Parser) -> None:
     add("--target", metavar="COL", help="the class column of the CSV file (default: the last one)")
     add("--option", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_OPTION_HELP)
     add("--kernel", metavar="NAME", help="nuts, svi, ...: one that the model's card names (default: its first)")
-    add("--seed", type=int, default=0, metavar="N", help="of all random numbers (default: 0)")
+    add("--seed", type=_seed, default=0, metavar="N", help="of all random numbers (default: 0)")
     add("--raw", action="store_true", help="leave the features as they are; else columns of quantities get mean 0 and deviation 1")
     add("--checkpoint", metavar="FOLDER", help="keep the run there while it goes on; `zoo resume FOLDER` goes on after a kill")
     add("-o", dest="output", metavar="RUN.nc", help="where to save the run (default: MODEL-DATA.nc)")

@@ -85,11 +85,12 @@ def read_table(path: str | Path) -> Table:
     except UnicodeDecodeError as error:
         raise TableError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8 CSV") from None
     except csv.Error as error:
-        raise TableError(f"{path}: not a CSV file ({error}); quote cells that hold commas or quotes") from None
+        raise TableError(f"{path}: not a CSV file ({error}); delimit cells by commas, quote those that hold commas or quotes") from None
     if not lines:
         raise TableError(f"{path}: the file is empty; wanted a header and rows")
     header = tuple(lines[0][1])
     _check_header(path, header)
+    _check_delimiter(path, lines)
     for number, row in lines[1:]:
         if len(row) != len(header):
             raise TableError(f"{path}, line {number}: {len(row)} cells where the header has {len(header)}; add or remove commas")
@@ -132,6 +133,13 @@ def _check_header(path: Path, header: tuple[str, ...]) -> None:
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise TableError(f"{path}, line 1: more than one column is called {', '.join(map(repr, repeated))}; rename all but one")
+
+
+def _check_delimiter(path: Path, lines: list[tuple[int, list[str]]]) -> None:
+    """One column whose every line holds another delimiter; a name may hold it."""
+    for delimiter in ";\t|":
+        if len(lines[0][1]) == 1 and all(any(delimiter in cell for cell in row) for _, row in lines):
+            raise TableError(f"{path}, line 1: the cells are delimited by {delimiter!r}; the delimiter must be a comma")
 
 
 def _require(table: Table, names: Sequence[str]) -> None:

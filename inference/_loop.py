@@ -40,8 +40,8 @@ CHAIN_METHODS = {"sequential": one_by_one, "vectorized": jax.vmap, "parallel": o
 class Loop:
     """The compiled loop of a stepper, and the buffers that it fills."""
 
-    def __init__(self, stepper: Stepper, states: Any, chain_method: str | Callable, planned: int):
-        """`states` have a leading chain axis; `planned` is the most records that the whole run will ask for."""
+    def __init__(self, stepper: Stepper, states: Any, chain_method: str | Callable):
+        """`states` have a leading chain axis."""
         started = perf_counter()
         lift: Callable = chain_method if callable(chain_method) else CHAIN_METHODS[chain_method]
         num_chains = jax.tree.leaves(states)[0].shape[0]
@@ -49,7 +49,7 @@ class Loop:
             lift = one_by_one  # under vmap both branches of every `cond` would run
         record = jax.eval_shape(lift(stepper.record), states)
         size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
-        self.capacity = int(np.clip(BUFFER_BYTES // size, 1, max(planned, 1)))
+        self.capacity = int(np.clip(BUFFER_BYTES // size, 1, 2**18))
         self.buffers = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record)
         self.advance = _compiled(stepper, lift, chain_method, num_chains, states, self.buffers)
         self.seconds_to_compile = perf_counter() - started

@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,22 +20,23 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _tree
 from inference._session import Session
 from inference._steppers import Replicate, Stepper
+from inference._store import plain
 from inference.program import Program
 
 if TYPE_CHECKING:
     from inference.driver import Driver
 
-__all__ = ["Run", "kernel_settings"]
+__all__ = ["Run", "keep", "kernel_settings"]
 
-VERSION = "0.1.0"
+VERSION = version("bayes-model-zoo")
 
 
 class Run:
     """Model, kernel and settings of one run, beside the session that advances it."""
 
-    def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array, init_params: Any):
+    def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array):
         self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
-        self.init_params = init_params
+        self.start = _sha(jax.tree.leaves(session.states))
 
     def identity(self) -> dict[str, Any]:
         """Everything that the numbers of the run depend on, in words that an error can show."""
@@ -46,13 +48,13 @@ class Run:
             fingerprint = self.program.fingerprint()
             found |= {"model": fingerprint["model"]} | {f"data {name}": value for name, value in fingerprint["data"].items()}
         if self.stepper.warms_up:
-            found |= {"num_warmup": driver.num_warmup, "thinning": driver.thinning}
+            found |= {"num_warmup": driver.num_warmup, "thinning": driver.thinning, "steps before the first draw": self.session.num_warmup}
         return found | {
             "num_chains": driver.num_chains,
             "chain_method": str(getattr(driver.chain_method, "__name__", driver.chain_method)),
             "extra_fields": list(driver.extra_fields),
             "rng_key": np.asarray(random.key_data(self.keys)).tolist(),
-            "init_params": _sha(jax.tree.leaves(self.init_params)),
+            "start of the chains": self.start,
             "x64": bool(jax.config.jax_enable_x64),
             "device": jax.default_backend(),
             "step of the kernel": _step_sha(self.stepper, one),
@@ -72,19 +74,21 @@ class Run:
             attrs |= scalars
         if self.program is not None:
             groups |= _tree.data_groups(self.program)
-            if self.driver.groups and groups["posterior"].sizes.get("draw", 0):
-                key = random.fold_in(self.keys[0], 1)
+        if self.program is not None and self.driver.groups and groups["posterior"].sizes.get("draw", 0):
+            key = random.fold_in(self.keys[0], 1)
+            try:
                 groups |= _tree.requested_groups(self.program, groups["posterior"], self.driver.groups, key)
-        for group in groups.values():
-            group.attrs |= {name: attrs[name] for name in ("created_at", "inference_library", "inference_library_version")}
-        tree = xr.DataTree.from_dict({name: groups[name] for name in sorted(groups, key=_order)})
-        tree.attrs = attrs
-        return tree
+            except Exception as error:  # the draws must not be lost with a group that cannot be computed from them
+                keep(error, _assembled(groups, attrs))
+                raise
+        return _assembled(groups, attrs)
 
     def _records(self) -> dict[str, xr.Dataset]:
         dims = {} if self.program is None else _tree.variable_dims(self.program)
         groups = ("posterior", "sample_stats") if self.stepper.warms_up else ("sample_stats",)
         found = {group: self.session.store.dataset(group) for group in groups}
+        order = list(dims)
+        found = {group: values[sorted(values.data_vars, key=lambda name: _place(order, name))] for group, values in found.items()}
         return {group: _tree.named(values, dims if group == "posterior" else {}) for group, values in found.items()}
 
     def _draws(self, stepper: Replicate) -> dict[str, xr.Dataset]:
@@ -128,10 +132,10 @@ class Run:
             "kernel": _kernel_name(driver.kernel),
             "kernel_settings": json.dumps(driver._settings),
             "num_warmup": -1 if driver.num_warmup is None else driver.num_warmup,
-            "num_samples": driver.num_samples,
+            "num_samples": session.records * driver.thinning if driver.is_chain else driver.num_samples,
             "num_chains": driver.num_chains,
             "thinning": driver.thinning,
-            "tuning_steps": session.num_warmup,
+            "tuning_steps": driver.num_warmup if driver.is_chain else 0,
             "rng_key": json.dumps(np.asarray(random.key_data(self.keys)).tolist()),
             "versions": json.dumps(versions),
             "x64": int(jax.config.jax_enable_x64),
@@ -162,7 +166,27 @@ def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def keep(error: Exception, tree: xr.DataTree) -> None:
+    """Hang what was drawn on an error that ends a run."""
+    error.tree = tree  # ty: ignore[missing-attribute]
+    error.add_note("What was drawn is in `.tree` of this error.")
+
+
+def _assembled(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> xr.DataTree:
+    for group in groups.values():
+        group.attrs |= {name: attrs[name] for name in ("created_at", "inference_library", "inference_library_version")}
+    tree = xr.DataTree.from_dict({name: groups[name] for name in sorted(groups, key=_order)})
+    tree.attrs = attrs
+    return tree
+
+
+def _place(order: list[str], name: Any) -> tuple[int, str]:
+    """Variables in the order of the model; what is none of its sites behind, by name."""
+    return (order.index(name) if name in order else len(order), str(name))
+
+
 def _in_words(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray | Array):
@@ -198,12 +222,12 @@ def _step_sha(stepper: Stepper, state: Any) -> str:
     """The mathematics of a step: what no list of settings shows, such as a learning rate inside an optimiser."""
     closed = jax.make_jaxpr(stepper.step)(state)
     text = re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", str(closed.jaxpr))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256((text + _sha(closed.consts)).encode()).hexdigest()[:16]
 
 
 def _sha(arrays: list[Any]) -> str:
     digest = hashlib.sha256()
-    for array in map(np.asarray, arrays):
+    for array in map(plain, arrays):
         digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
 

@@ -44,11 +44,12 @@ class Session:
         """From the last commit of the store, if it has one."""
         commit = self.store.load(self.states)
         if commit is not None:
-            self.states, self.steps, self.records, self.ended = commit
+            self.states, self.steps, self.records, self.ended, self.seconds = commit
 
     def advance(self, target: int | None, *, stop: StopRule | None, max_time: float | None, save_every: float, bar: bool, tree_so_far: Any):
         """Until `target` records are there (None: until the algorithm has finished), or something else ends the run."""
         started = saved = perf_counter()
+        before = self.seconds
         self.ended, self.steps_run = "", 0
         total = None if target is None else self.num_warmup + target * self.thinning
         shown = Bar(bar, "compiling", total, self.steps)
@@ -60,21 +61,21 @@ class Session:
                         break
                     self._chunk(target, shown)
                     now = perf_counter()
+                    self.seconds = before + now - started
                     if max_time is not None and now - started > max_time:
                         self.ended = "max_time"
                     elif now - saved > save_every or self.store.waiting_bytes > PENDING_BYTES:
                         self.store.save(self.commit())
                         saved = perf_counter()
                 if self.records == 0:  # ended in the warm-up: variables of the right shape, without draws
-                    self.store.append(self._compiled(target).nothing())
+                    self.store.append(self._compiled().nothing())
                 self.store.save(self.commit())
             finally:
                 shown.close()
-                self.seconds += perf_counter() - started
 
     def commit(self) -> Commit:
         """Where the run stands."""
-        return Commit(self.states, self.steps, self.records, self.ended)
+        return Commit(self.states, self.steps, self.records, self.ended, self.seconds)
 
     def _reason_to_end(self, target: int | None, stop: StopRule | None, tree_so_far: Any) -> str:
         if target is not None and self.records >= target and self.steps >= self.num_warmup:
@@ -82,10 +83,17 @@ class Session:
         if bool(jnp.all(jax.vmap(self.stepper.finished)(self.states))):
             return "finished"
         asked = stop is not None and self.steps >= self.num_warmup and self.records == next(m for m in marks() if m >= self.records)
-        return "stop" if asked and stop is not None and stop(tree_so_far()) else ""
+        if not asked or stop is None:
+            return ""
+        try:
+            return "stop" if stop(tree_so_far()) else ""
+        except Exception:
+            self.ended = "stop rule failed"
+            self.store.save(self.commit())
+            raise
 
     def _chunk(self, target: int | None, shown: Bar) -> None:
-        loop = self._compiled(target)
+        loop = self._compiled()
         if self.steps < self.num_warmup:
             self.states, records, count = loop.chunk(self.states, self.num_warmup - self.steps, recorded=False)
             taken, phase = count, "warmup"
@@ -100,9 +108,9 @@ class Session:
         self.steps_run += taken
         shown.update(taken, phase, self._text(records, phase))
 
-    def _compiled(self, target: int | None) -> Loop:
+    def _compiled(self) -> Loop:
         if self.loop is None:
-            self.loop = Loop(self.stepper, self.states, self.chain_method, 2**20 if target is None else target)
+            self.loop = Loop(self.stepper, self.states, self.chain_method)
             self.seconds_to_compile = self.loop.seconds_to_compile
         return self.loop
 
@@ -121,6 +129,8 @@ def marks() -> Iterator[int]:
 def chain_keys(rng_key: int | Array, num_chains: int) -> Array:
     """NumPyro's own rule: one chain takes the key itself, several split it; a batch of keys, one a chain, is taken as it is."""
     if isinstance(rng_key, int | np.integer):
+        if not 0 <= rng_key < 2**63:
+            raise ValueError(f"rng_key: an integer from 0 to 2**63 - 1, or a JAX key; got {rng_key}.")
         key = random.key(int(rng_key))
     elif jax.dtypes.issubdtype(getattr(rng_key, "dtype", None), jax.dtypes.prng_key):
         key = rng_key

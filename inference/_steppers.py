@@ -175,7 +175,8 @@ def _leaves(state: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _checked_field(state: Any, path: str) -> str:
     try:
-        field_at(path, state)
+        if not isinstance(field_at(path, state), Array):
+            raise TypeError(path)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         have = list(getattr(state, "_fields", ()))
         raise ValueError(f"extra_fields: {path!r} is no array in the state of this kernel, which has {have}.") from error

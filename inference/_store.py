@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
@@ -45,6 +46,7 @@ class Commit(NamedTuple):
     steps: int  # kernel steps taken, warm-up included
     records: int  # records taken
     ended: str  # why the run ended, "" while it is under way
+    seconds: float  # spent until now
 
 
 class MemoryStore:
@@ -105,7 +107,9 @@ class FolderStore:
             except BlockingIOError as error:
                 raise CheckpointError(f"checkpoint: another process runs in {str(self.folder)!r}; name another folder.") from error
             if path.exists():
-                _refuse_another_run(self.folder, json.loads(path.read_text()), identity())
+                with self._whole(path):
+                    there = json.loads(path.read_text())
+                _refuse_another_run(self.folder, there, identity())
             elif any(p.name not in OURS for p in self.folder.iterdir()):
                 raise CheckpointError(f"checkpoint: {str(self.folder)!r} holds files that are no checkpoint; name another folder.")
             else:
@@ -118,7 +122,7 @@ class FolderStore:
         path = self.folder / "state.npz"
         if not path.exists():
             return None
-        with np.load(path) as file:
+        with self._whole(path), np.load(path) as file:
             leaves = [_as_leaf(file[f"leaf_{i}"], like) for i, like in enumerate(jax.tree.leaves(states))]
             tail: Records = {}
             for key in (k for k in file.files if k.startswith("tail/")):
@@ -127,7 +131,11 @@ class FolderStore:
             self.blocked, self.pending = int(file["blocked"]), [tail] if tail else []
             self.readable = self.blocked
             commit = Commit(
-                jax.tree.unflatten(jax.tree.structure(states), leaves), int(file["steps"]), int(file["records"]), str(file["ended"])
+                jax.tree.unflatten(jax.tree.structure(states), leaves),
+                int(file["steps"]),
+                int(file["records"]),
+                str(file["ended"]),
+                float(file["seconds"]),
             )
         if self.blocked:
             self._open_arrays()
@@ -148,9 +156,15 @@ class FolderStore:
             if commit.ended and _length(tail):
                 self._resize_and_write(tail, self.blocked)
                 self.readable += _length(tail)
-            leaves = {f"leaf_{i}": _as_array(leaf) for i, leaf in enumerate(jax.tree.leaves(commit.states))}
+            leaves = {f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(commit.states))}
             rest = {f"tail/{group}/{name}": value for group, names in tail.items() for name, value in names.items()}
-            counters: dict[str, Any] = {"steps": commit.steps, "records": commit.records, "ended": commit.ended, "blocked": self.blocked}
+            counters: dict[str, Any] = {
+                "steps": commit.steps,
+                "records": commit.records,
+                "ended": commit.ended,
+                "blocked": self.blocked,
+                "seconds": commit.seconds,
+            }
             with _temporary(self.folder / "state.npz") as file:
                 np.savez(file, allow_pickle=False, **leaves, **rest, **counters)
 
@@ -205,6 +219,14 @@ class FolderStore:
         """Records in a block: some MB of the widest variable; a function of the shapes alone, so that every run agrees on it."""
         widest = max(value[:1].nbytes for names in records.values() for value in names.values())
         return int(np.clip(BLOCK_BYTES // max(widest, 1), 1, 10_000))
+
+    @contextmanager
+    def _whole(self, path: Path) -> Generator[None]:
+        """What we wrote is whole; what somebody else changed may not be."""
+        try:
+            yield
+        except (ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise CheckpointError(f"checkpoint: {str(path)!r} is damaged ({error}); name another folder, or remove this one.") from error
 
     @contextmanager
     def _reported(self) -> Generator[None]:
@@ -265,8 +287,10 @@ def _part(records: Records, where: slice) -> Records:
     return {group: {name: value[where] for name, value in names.items()} for group, names in records.items()}
 
 
-def _as_array(leaf: Any) -> np.ndarray:
-    return np.asarray(random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+def plain(leaf: Any) -> np.ndarray:
+    """An array as NumPy holds it; of a key, its data."""
+    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(random.key_data(leaf) if is_key else leaf)
 
 
 def _as_leaf(array: np.ndarray, like: Any) -> Any:

@@ -10,7 +10,7 @@ from jax import Array, random
 
 from inference.program import Program
 
-__all__ = ["GROUPS", "data_groups", "named", "requested_groups", "variable_dims", "with_coordinates"]
+__all__ = ["GROUPS", "check_names", "data_groups", "named", "requested_groups", "variable_dims", "with_coordinates"]
 
 GROUPS = ("log_likelihood", "log_prior", "posterior_predictive", "prior")  # what `Driver(groups=)` may ask for
 BATCH = 64  # draws that are pushed through the model at once: bounds memory, and keeps the device busy
@@ -35,7 +35,7 @@ def data_groups(program: Program) -> dict[str, xr.Dataset]:
         if isinstance(value, np.ndarray | Array) and not any(_same(np.asarray(value), other) for other in observed.values())
     }
     groups = {
-        "observed_data": {_dotted(name): (list(program.dims[name]), value) for name, value in observed.items()},
+        "observed_data": {_dotted(name): (list(variable_dims(program)[_dotted(name)]), value) for name, value in observed.items()},
         "constant_data": {name: ([f"{name}_dim_{i}" for i in range(value.ndim)], value) for name, value in constant.items()},
     }
     return {group: with_coordinates(xr.Dataset(variables)) for group, variables in groups.items() if variables}
@@ -63,9 +63,22 @@ def requested_groups(program: Program, posterior: xr.Dataset, wanted: tuple[str,
     return groups
 
 
+def check_names(program: Program) -> None:
+    """Before anything runs: sites and plates must have names that a DataTree can hold side by side."""
+    dims = variable_dims(program)
+    if len(dims) < len(program.dims):
+        twice = sorted(name for name in program.dims if sum(_dotted(name) == _dotted(other) for other in program.dims) > 1)
+        raise ValueError(f"sites {twice} have the same name once '/' is written '.', as in the tree; rename one.")
+    used = {dim for names in dims.values() for dim in names}
+    if reserved := sorted(used & {"chain", "draw", "step"}):
+        raise ValueError(f"plate {reserved[0]!r}: the tree needs this name for itself; rename the plate.")
+    if both := sorted(used & set(dims)):
+        raise ValueError(f"site {both[0]!r} and a dimension have the same name; rename one.")
+
+
 def variable_dims(program: Program) -> dict[str, tuple[str, ...]]:
     """The model's dimensions under the names that its sites have in the tree."""
-    return {_dotted(name): tuple(dims) for name, dims in program.dims.items()}
+    return {_dotted(name): tuple(map(_dotted, dims)) for name, dims in program.dims.items()}
 
 
 def _over(function: Callable, draws: dict[str, Any]) -> dict[str, Array]:
@@ -81,7 +94,7 @@ def _grouped(program: Program, values: dict[str, Any], shape: tuple[int, int], b
     variables = {}
     for name, value in values.items():
         site = program.sites[name]
-        dims = program.dims[name]
+        dims = variable_dims(program)[_dotted(name)]
         dims = dims[: len(dims) - site.event_dim] if batch_only else dims
         array = np.asarray(value)
         variables[_dotted(name)] = (["chain", "draw", *dims], array.reshape(*shape, *array.shape[1:]))

@@ -5,9 +5,11 @@ Cost over the bare compiled loop: a few host milliseconds each quarter of a seco
 """
 
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import jax
+import numpy as np
 import xarray as xr
 from jax import Array
 from numpyro.infer import SVI
@@ -18,7 +20,7 @@ from inference._loop import CHAIN_METHODS
 from inference._session import Session, chain_keys
 from inference._steppers import stepper_of
 from inference._store import CheckpointError, FolderStore, MemoryStore
-from inference._tree import GROUPS
+from inference._tree import GROUPS, check_names
 from inference.program import Program
 from inference.protocol import Algorithm
 from inference.stopping import StopRule
@@ -86,16 +88,19 @@ class Driver:
             leading axis of size `num_chains` when that is above 1.
         """
         model = getattr(self.kernel, "model", None)
+        kwargs = getattr(self.kernel, "static_kwargs", {}) | kwargs  # NumPyro's SVI may hold some of the model's arguments
         program = None if model is None else Program(model, *args, **kwargs)
         if program is not None:
+            check_names(program)
             program.check()
         keys = chain_keys(rng_key, self.num_chains)
         stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields)
         store = MemoryStore(stepper.record_dim) if self.checkpoint is None else FolderStore(self.checkpoint, stepper.record_dim)
-        num_warmup = (self.num_warmup or 0) if self.is_chain else 0
+        # As in NumPyro, the steps that are left over from thinning come before the first draw.
+        num_warmup = (self.num_warmup or 0) + self.num_samples % self.thinning if self.is_chain else 0
         session = Session(stepper, store, num_warmup=num_warmup, thinning=self.thinning, chain_method=self.chain_method)
         session.start(keys, init_params)
-        run = _outcome.Run(self, program, stepper, session, keys, init_params)
+        run = _outcome.Run(self, program, stepper, session, keys)
         self._last = (session, run)
         return self._advance(self._target, self.stop)
 
@@ -105,6 +110,8 @@ class Driver:
             raise ValueError("extend: nothing has run yet; call `run` first.")
         if more < 1:
             raise ValueError(f"extend: more must be positive, got {more}.")
+        if more % self.thinning:
+            raise ValueError(f"extend: more must be a multiple of thinning, {self.thinning}; got {more}.")
         session, _ = self._last
         return self._advance(lambda: session.records + more // self.thinning, None)
 
@@ -129,6 +136,10 @@ class Driver:
                 session.ended = "checkpoint"
                 error.tree = run.tree()
                 raise
+            except Exception as error:
+                if session.ended == "stop rule failed":
+                    _outcome.keep(error, run.tree())
+                raise
             return run.tree()
 
     def _check(self) -> None:
@@ -151,16 +162,17 @@ class Driver:
             raise ValueError(f"groups: {unknown} unknown; choose from {list(GROUPS)}.")
         if self.stop is not None and not callable(self.stop):
             raise TypeError(f"stop: a function of the tree so far, such as converged(); got {self.stop!r}.")
+        self.num_samples, self.num_chains, self.thinning = map(index, (self.num_samples, self.num_chains, self.thinning))
         _check_chain_method(self.chain_method, self.num_chains)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least):
         raise ValueError(f"{name}: an integer, at least {least}; got {value!r}.")
 
 
 def _check_chain_method(method: Any, num_chains: int) -> None:
-    if not callable(method) and method not in CHAIN_METHODS:
+    if not callable(method) and str(method) not in CHAIN_METHODS:
         raise ValueError(
             f"chain_method: {method!r} unknown; choose from {sorted(CHAIN_METHODS)}, or give a transformation such as jax.vmap."
         )

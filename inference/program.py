@@ -24,7 +24,7 @@ from numpyro import handlers
 from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy, unconstrain_fn
 from numpyro.ops.provenance import eval_provenance
 
-from inference.checks import check
+from inference.checks import check, named_error
 from inference.fingerprint import data_hash, model_hash
 from inference.sites import Inspection, Plate, Site, StructureError, initial_value, inspect_model, is_data, model_name
 
@@ -65,7 +65,10 @@ class Program:
 
     @cached_property
     def _inspection(self) -> Inspection:
-        return inspect_model(self.model, self.args, self.kwargs)
+        try:
+            return inspect_model(self.model, self.args, self.kwargs)
+        except TypeError as error:
+            raise named_error(self, error) from error
 
     @property
     def sites(self) -> Mapping[str, Site]:
@@ -113,26 +116,56 @@ class Program:
         counts as a use of x, and so does a loop that carries x. No parent is ever missed.
         """
 
+        indices = self._whole_indices()
+
         def answers(**values):
+            values |= indices
             trace = self.trace(values)
             fixed = {name: trace[name]["value"] for name in self.deterministic}
             return {**self.log_probs(values), **fixed}
 
-        shapes = {name: jax.ShapeDtypeStruct(self.sites[name].shape, self.sites[name].dtype) for name in self.latent}
-        found = eval_provenance(answers, **shapes)
+        found = eval_provenance(answers, **self._shapes())
         return {name: frozenset(found[name]) - {name} for name in self.sites}
 
     @cached_property
+    def support_parents(self) -> dict[str, frozenset[str]]:
+        """The latent sites that the bounds of each sample site's support are computed from."""
+        indices = self._whole_indices()
+        names = [name for name, site in self.sites.items() if site.support is not None]
+
+        def bounds(**values):
+            trace = self.trace(values | indices)
+            return {name: [leaf for leaf in jax.tree.leaves(trace[name]["fn"].support) if isinstance(leaf, Tracer)] for name in names}
+
+        return {name: frozenset().union(*leaves) for name, leaves in eval_provenance(bounds, **self._shapes()).items()}
+
+    def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return {name: jax.ShapeDtypeStruct(self.sites[name].shape, self.sites[name].dtype) for name in self.latent}
+
+    @property
+    def _subsampled(self) -> tuple[str, ...]:
+        """The plates of which a run of the model sees a part."""
+        return tuple(name for name, plate in self.plates.items() if plate.subsample_size < plate.size)
+
+    def _whole_indices(self) -> dict[str, Array]:
+        """Some indices of each subsampled plate, for questions whose answer does not depend on them."""
+        return {name: jnp.arange(self.plates[name].subsample_size) for name in self._subsampled}
+
+    @cached_property
     def observed_values(self) -> dict[str, Array]:
-        """The data as the observed sites hold them; an entry that is itself latent (imputed by the model) is NaN."""
-        given = self._inspection.observed
+        """The data as the observed sites hold them; an entry that is itself latent (imputed by the model) is NaN.
+
+        A site inside a subsampled plate is left out: it holds other rows in each run of the model, and so no one data set.
+        """
+        whole = [name for name in self.observed if not set(self.sites[name].plates) & set(self._subsampled)]
+        given = {name: self._inspection.observed[name] for name in whole}
         if not any(isinstance(value, Tracer) for value in given.values()):
             return {name: jnp.asarray(value) for name, value in given.items()}
 
         @jax.jit
         def at(rng_key):
-            trace = self.trace(self.draw_initial(rng_key))
-            return {name: jnp.asarray(trace[name]["value"]) for name in self.observed}
+            trace = self.trace(self._draw_start(rng_key))
+            return {name: jnp.asarray(trace[name]["value"]) for name in given}
 
         first, second = (at(random.key(seed)) for seed in (0, 1))
         return {name: _where_equal(first[name], second[name]) for name in first}
@@ -160,7 +193,7 @@ class Program:
         return self._terms(values, "latent", "deterministic")
 
     def log_likelihood(self, values: Mapping[str, Any]) -> dict[str, Array]:
-        """The terms of the observed sites, one number for each observation."""
+        """The terms of the observed sites, one number for each observation; a plate must not be subsampled without its indices."""
         return self._terms(values, "observed")
 
     def log_factors(self, values: Mapping[str, Any]) -> dict[str, Array]:
@@ -203,8 +236,21 @@ class Program:
 
     def draw_initial(self, rng_key: Array) -> dict[str, Array]:
         """Latent values to start from: uniform on (-2, 2) in unconstrained space, from the prior where a site has no such space."""
-        model = handlers.substitute(handlers.seed(self.model, rng_key), substitute_fn=initial_value)
-        return self._latent_of(handlers.trace(model).get_trace(*self.args, **self.kwargs))
+        return self._latent_of(self._initial_trace(rng_key, {}))
+
+    def _draw_start(self, rng_key: Array, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        """`draw_initial` with the indices of the subsampled plates; sites in `given` stay, and others start in a support given them."""
+        trace = self._initial_trace(rng_key, {} if given is None else self._accepted(given, complete=False))
+        return {name: trace[name]["value"] for name in (*self.latent, *self._subsampled)}
+
+    def _draw_prior_start(self, rng_key: Array) -> dict[str, Array]:
+        trace = self.trace({}, rng_key)
+        return {name: trace[name]["value"] for name in (*self.latent, *self._subsampled)}
+
+    def _initial_trace(self, rng_key: Array, given: Mapping[str, Any]):
+        start = lambda message: given[message["name"]] if message["name"] in given else initial_value(message)
+        model = handlers.substitute(handlers.seed(self.model, rng_key), substitute_fn=start)
+        return handlers.trace(model).get_trace(*self.args, **self.kwargs)
 
     def draw_prior(self, rng_key: Array, num_draws: int | None = None) -> dict[str, Array]:
         """Latent values from the prior; the observed sites keep their data, should a latent site depend on them."""
@@ -245,6 +291,14 @@ class Program:
         if unknown or missing:
             problem = f"has no site {unknown[0]!r}" if unknown else f"needs a value of site {missing[0]!r}"
             raise ValueError(f"{model_name(self.model)} {problem}; found {sorted(values)}, wanted its latent sites {list(self.latent)}.")
+        for name in self._subsampled if complete else ():
+            if name not in values:
+                plate = self.plates[name]
+                raise StructureError(
+                    f"plate {name!r}: it shows {plate.subsample_size} of {plate.size} rows, and the values do not say which. The "
+                    f"pointwise log likelihood needs the whole plate: drop subsample_size. For one subsample give its indices, "
+                    f"values[{name!r}]."
+                )
         return {name: value for name, value in values.items() if name in self.latent or name in self.plates}
 
     def _accepted(self, values, complete: bool = True) -> dict[str, Any]:
@@ -264,9 +318,12 @@ class Program:
         """`{"model": hash, "data": {argument: hash}}`: the same in every process, another after any edit of the mathematics."""
         return {"model": model_hash(self), "data": {name: data_hash(value) for name, value in self.arguments.items()}}
 
-    def check(self) -> None:
-        """Raises ValueError, before anything is compiled for long, where the data or the model cannot give a finite density."""
-        check(self)
+    def check(self, start: Mapping[str, Any] | None = None) -> None:
+        """Raises ValueError, before anything is compiled for long, where the data or the model cannot give a finite density.
+
+        :param start: values of latent sites, in their supports, that are tried first; sites left out are drawn.
+        """
+        check(self, start)
 
 
 def _bind(model, args, kwargs) -> inspect.BoundArguments:

@@ -116,7 +116,7 @@ def _site(message) -> Site:
     name, value = message["name"], message["value"]
     frames = sorted(message["cond_indep_stack"], key=lambda frame: frame.dim)
     plates = tuple(frame.name for frame in frames)
-    shape, dtype = jnp.shape(value), jnp.result_type(value)
+    dtype, shape = jnp.result_type(value), jnp.shape(value)  # the type first: it refuses a list
     if message["type"] == "deterministic":
         dims = _dims(name, shape, frames, max((-frame.dim for frame in frames), default=0), ())
         return Site(name, "deterministic", "", shape, dtype, 0, plates, None, False, dims)

@@ -26,8 +26,10 @@ def converged(rhat: float = 1.01, ess: float = 400.0, var_names: list[str] | Non
     def rule(tree: xr.DataTree) -> bool:
         import arviz as az
 
+        if "posterior" not in tree:
+            raise ValueError("converged: this run has no draws before its end; `settled` judges an algorithm that is no chain.")
         posterior = tree["posterior"].dataset
-        posterior = posterior[var_names] if var_names else posterior
+        posterior = (posterior[var_names] if var_names else posterior).map(lambda values: values.astype(float))
         if posterior.sizes.get("draw", 0) < 4:
             return False
         moved = {name: (values.std(("chain", "draw")) > 0).values for name, values in posterior.data_vars.items()}

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from jax.core import Tracer
 from numpyro.distributions import constraints
-from numpyro.ops.provenance import eval_provenance
 
 from inference.conditionals import BETA, DIRICHLET, GAMMA, INVERSE_GAMMA, NORMAL, TRUNCATED_NORMAL, BlockNormal, Family, Finite, View
 from inference.program import Program
@@ -27,6 +25,8 @@ MAX_WIDTH = 256  # most Normal elements drawn jointly, most columns that take tu
 MAX_VALUES = 1024  # most values of a discrete site
 NUM_SETTINGS = 4  # random settings of all sites at which a family must hold
 NUM_PROBES = 4  # second points at each
+NUM_DRAWS = 16  # draws of the conditional at which the log joint must be finite
+ROUNDING = 1e-2  # a gap that long sums in float32 may leave
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
     """The family of the complete conditional of `site`: the first, of those its support allows, that the model agrees with.
 
     It must agree at `values` and at random settings of all sites. Otherwise StructureError says by how much each one misses.
+
+    A factor, or another site, may cut the support of a continuous site: the log joint is -inf beyond the cut and has no slope at
+    it. So the site alone is moved, from `values`, to random settings inside its support and to draws of the conditional read
+    there, and -inf at one of them is refused. A cut that none of them crosses, many deviations away, is not seen; hardly a draw
+    would cross it either.
     """
     _refuse_early(program, site)
     settings = [values] + [program.draw_initial(key) for key in random.split(rng_key, NUM_SETTINGS)]
@@ -83,14 +88,33 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
     if not settings:
         raise StructureError(f"site {site!r}: the log joint is finite neither at the given values nor at {NUM_SETTINGS} random ones.")
     tolerance = float(jnp.sqrt(jnp.finfo(log_joint(settings[0]).dtype).eps))
+    _refuse_cut(program, site, settings[0], lambda key: program._draw_start(key, _others(settings[0], site)), rng_key, NUM_SETTINGS)
     probes = random.split(rng_key, NUM_PROBES)
     missed = {}
     for family in _candidates(program, site):
         residual = jax.jit(lambda setting, family=family: _largest_residual(program, site, setting, family, probes))
         missed[family] = max(float(residual(setting)) for setting in settings)
         if missed[family] < tolerance:
+            moved = lambda key, family=family: {site: draw(key, program, site, settings[0], family)[0]}
+            _refuse_cut(program, site, settings[0], moved, rng_key, NUM_DRAWS)
             return family
     raise StructureError(_refusal(program, site, missed))
+
+
+def _refuse_cut(program: Program, site: str, values, move, rng_key: Array, num_moves: int) -> None:
+    """Refuses a continuous site for which the log joint is -inf at one of `move(key)[site]`, all other sites at `values`."""
+    if program.sites[site].is_discrete:
+        return
+    at = jax.jit(lambda keys: lax.map(lambda key: program.log_joint({**values, site: move(key)[site]}), keys))
+    if jnp.isneginf(at(random.split(rng_key, num_moves))).any():
+        raise StructureError(
+            f"site {site!r}: a factor or another site's support cuts its support; the log joint is -inf at values that its prior, "
+            f"{program.sites[site].family}, allows. {_way_out(site)}"
+        )
+
+
+def _others(values, site: str):
+    return {name: value for name, value in values.items() if name != site}
 
 
 def _view(program: Program, site: str, values, column) -> View:
@@ -209,23 +233,11 @@ def _refuse_early(program: Program, site: str) -> None:
                 f"site {site!r}: plate {name!r} shows {plate.subsample_size} of {plate.size} rows, and a complete conditional needs "
                 f"all of them. Drop subsample_size, or use an algorithm for subsamples."
             )
-    for name, support in _support_parents(program).items():
+    for name, support in program.support_parents.items():
         if site in support and name != site:
             raise StructureError(
                 f"site {site!r}: the support of {name!r} depends on it, which cuts its conditional off where {name!r} is. {_way_out(site)}"
             )
-
-
-def _support_parents(program: Program) -> dict[str, frozenset[str]]:
-    """The latent sites from which the bounds of each sample site's support are computed."""
-
-    def bounds(**values):
-        trace = program.trace(values)
-        names = [name for name, site in program.sites.items() if site.support is not None]
-        return {name: [leaf for leaf in jax.tree.leaves(trace[name]["fn"].support) if isinstance(leaf, Tracer)] for name in names}
-
-    shapes = {name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype) for name in program.latent}
-    return {name: frozenset().union(*leaves) for name, leaves in eval_provenance(bounds, **shapes).items()}
 
 
 def _refusal(program: Program, site: str, missed: dict[Family, float]) -> str:
@@ -233,9 +245,11 @@ def _refusal(program: Program, site: str, missed: dict[Family, float]) -> str:
     relatives = ", ".join(f"{name!r} ({program.sites[name].family})" for name in children) or "no site"
     misses = lambda gap: "is impossible" if gap == jnp.inf else f"misses by {gap:.2g}"
     gaps = ", ".join(f"{family.name} {misses(gap)}" for family, gap in missed.items() if not isinstance(family, ByColumn))
+    is_rounded = jnp.result_type(float) == jnp.float32 and min(missed.values()) < ROUNDING
+    advice = "In float32 sums over many data round; try numpyro.enable_x64(). " if is_rounded else ""
     return (
         f"site {site!r}: its complete conditional is of no family that can be drawn from ({gaps}). Its prior is "
-        f"{program.sites[site].family}, and {relatives} depends on it. {_way_out(site)}"
+        f"{program.sites[site].family}, and {relatives} depends on it. {advice}{_way_out(site)}"
     )
 
 

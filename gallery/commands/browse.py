@@ -53,12 +53,11 @@ def data(args: Any) -> int:
         _print_columns([(name, describe(name).title, describe(name).where.split()[0]) for name in names()])
         print("\nOptions of those that are generated: gallery.datasets.load(name, ...). Your own: zoo fit MODEL --data table.csv")
         return 0
-    summary = describe(args.name)
+    summary, found = describe(args.name), load(args.name)  # before the first line: it may fail
     print(f"{summary.name}: {summary.title}")
     for title, words in (("From", summary.where), ("Licence", summary.licence), ("Cite", summary.citation)):
         if words:
             _print_wrapped(words, "  ", f"{title}: ")
-    found = load(args.name)
     _print_wrapped(found.description)
     print("\nArrays")
     _print_columns([(f"  {name}", str(list(array.shape)), str(array.dtype)) for name, array in found.arrays.items()])

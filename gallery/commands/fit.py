@@ -16,7 +16,7 @@ from gallery.commands.runs import annotate, main_variables, num_draws, open_run,
 
 __all__ = ["fit", "resume"]
 
-GROUPS = ("log_likelihood", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
+GROUPS = ("log_likelihood", "log_prior", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
 ROWS = 12  # of the summary
 EXIT = {"SIGINT": 130, "SIGTERM": 143}
 

@@ -29,11 +29,16 @@ def read_data(request: Request) -> Dataset:
     if is_table(request.data):
         from gallery.tables import read_csv
 
-        if not Path(request.data).is_file():
-            raise ValueError(f"--data {request.data}: no such file")
+        path = Path(request.data)
+        if path.is_dir():
+            raise ValueError(f"--data {path}: a folder; name a CSV file in it")
+        if not path.is_file():
+            raise ValueError(f"--data {path}: no such file")
         return read_csv(request.data, target=request.target)
-    from gallery.datasets import load
+    from gallery.datasets import load, names
 
+    if request.data not in names() and Path(request.data).is_dir():  # such as "."
+        raise ValueError(f"--data {request.data}: a folder; name a CSV file in it, or a data set of `zoo data`")
     return load(request.data)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from gallery.commands.options import parse
 __all__ = ["Request", "check_picture", "check_writable", "is_table", "keep", "recall"]
 
 FILE = "command.json"
-OURS = {FILE, "run.json", "run.partial", ".lock"}
 MAY_DIFFER = ("num_samples", "max_time", "save_every")  # between a run and its continuation
 
 
@@ -37,7 +37,7 @@ class Request:
         if args.target is not None and not is_file:
             raise ValueError(f"--target {args.target}: only a CSV file needs it; the data set {args.data!r} knows its own")
         output = args.output or f"{args.model}-{stem}.nc"
-        return cls(
+        request = cls(
             model=args.model,
             data=str(Path(args.data).resolve()) if is_file else args.data,
             target=args.target,
@@ -48,6 +48,8 @@ class Request:
             output=str(Path(output).resolve()),
             plot=None if args.plot is None else str(Path(args.plot).resolve()),
         )
+        _check_distinct({"--data": request.data if is_file else None, "-o": request.output, "--plot": request.plot})
+        return request
 
     @property
     def data_name(self) -> str:
@@ -82,6 +84,8 @@ def keep(request: Request, folder: Path) -> None:
 
     A folder of another run, or one that holds anything else, stays as it is.
     """
+    from inference._store import OURS
+
     path = folder / FILE
     if folder.is_dir() and not (folder / "run.json").exists() and any(p.name not in OURS for p in folder.iterdir()):
         raise ValueError(f"--checkpoint {folder}: it holds files that are no checkpoint; name another folder")
@@ -90,7 +94,7 @@ def keep(request: Request, folder: Path) -> None:
         if differ:
             raise ValueError(f"--checkpoint {folder}: it holds another run ({'; '.join(differ)}); name another folder, or remove this one")
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "run.partial"
+    partial = folder / "run.partial"  # one of OURS: a kill between the two lines leaves a folder that can be used
     partial.write_text(request.to_json())
     os.replace(partial, path)
 
@@ -126,6 +130,17 @@ def check_picture(path: Path, option: str) -> None:
     if path.suffix.lstrip(".").lower() not in known:
         raise ValueError(f"{option} {path}: found the ending {path.suffix!r}, wanted one of {', '.join(known)}")
     check_writable(path, option)
+
+
+def _check_distinct(paths: Mapping[str, str | None]) -> None:
+    """No two options name one file, which the later would replace."""
+    options: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        if path in options:
+            raise ValueError(f"{options[path]} and {option} {path}: the same file; name two different ones")
+        options[path] = option
 
 
 def _essence(request: Request) -> dict[str, Any]:

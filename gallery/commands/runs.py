@@ -50,6 +50,8 @@ def save(tree: xr.DataTree, path: Path) -> None:
 def open_run(path: str | Path) -> xr.DataTree:
     """The tree that `zoo fit` or `tree.to_netcdf` wrote, in memory."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: a folder; name a netCDF file of `zoo fit`")
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:

@@ -15,6 +15,8 @@ SHORTEST_COMPILATION = 0.1  # seconds; what compiles faster is not kept
 @contextmanager
 def prepared(debug: bool, compile_cache: bool) -> Generator[None]:
     """Set up before JAX is imported. A cache folder that JAX's own variable names is left to it."""
+    import pooch
+
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own log
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(SHORTEST_COMPILATION))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
@@ -26,6 +28,7 @@ def prepared(debug: bool, compile_cache: bool) -> Generator[None]:
         if not debug:
             warnings.simplefilter("ignore")
             logging.getLogger("jax").setLevel(logging.ERROR)
+            pooch.get_logger().setLevel(logging.ERROR)  # it tells of each download
         yield
 
 

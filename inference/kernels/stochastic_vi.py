@@ -7,7 +7,7 @@ Cost: one gradient of the loss a step.
 """
 
 from copy import deepcopy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +39,11 @@ class StochasticVI(Algorithm):
     def init(self, rng_key: Array, program: Program) -> SVIState:
         """NumPyro's own initial state, of a fresh copy: an autoguide remembers the start of its first run."""
         self.svi = deepcopy(self.template)
-        return self.svi.init(rng_key, *program.args, **program.kwargs)
+        return self.svi.init(rng_key, *program.args, **self._given(program))
 
     def step(self, rng_key: Array, state: SVIState, program: Program) -> tuple[SVIState, ELBO]:
         """One gradient step with the key of this step."""
-        state, loss = self.svi.update(state._replace(rng_key=rng_key), *program.args, **program.kwargs)
+        state, loss = self.svi.update(state._replace(rng_key=rng_key), *program.args, **self._given(program))
         return state, ELBO(-loss)
 
     def finished(self, state: SVIState) -> Array:
@@ -61,6 +61,10 @@ class StochasticVI(Algorithm):
             return {"log_q": log_q, **{name: sites[name]["value"] for name in program.latent if name in sites}}
 
         return jax.vmap(one)(random.split(rng_key, num_draws))
+
+    def _given(self, program: Program) -> dict[str, Any]:
+        """The keyword arguments of the run, without those that `svi` was built with and adds itself."""
+        return {name: value for name, value in program.kwargs.items() if name not in self.template.static_kwargs}
 
     def results(self, state: SVIState, program: Program) -> Results:
         """The variational parameters, constrained."""

@@ -111,6 +111,7 @@ def test_raw_features_stay_as_they_are(variational, room):
     np.testing.assert_allclose(tree["constant_data"]["x"].sel(feature="length"), length)
     assert tree.attrs["kernel"] == "SVI"
     assert tree["sample_stats"].sizes["step"] == 200
+    assert {"log_likelihood", "log_prior", "log_q"} <= set(tree.children)  # what `zoo compare` corrects the draws by
 
 
 # Commands on runs.
@@ -159,6 +160,7 @@ def test_compare_ranks_both(looked_at):
     table = looked_at["compare"][1].splitlines()
     assert "elpd" in table[0]
     assert {line.split()[0] for line in table[1:3]} == {"run", "svi"}
+    assert "no `log_q`" not in looked_at["compare"][1]
 
 
 def test_pictures_are_drawn(looked_at, room):

@@ -23,7 +23,22 @@ ERRORS = {
     "unknown command": (["fitt"], "invalid choice: 'fitt'"),
     "no data": (["fit", "demo"], "the following arguments are required: --data .*zoo fit --help"),
     "unknown flag": ([*FIT, "--sed", "3"], "unrecognized arguments: --sed"),
-    "seed": ([*FIT, "--seed", "x"], "--seed: invalid int value: 'x'"),
+    "seed": ([*FIT, "--seed", "x"], "--seed: wanted a whole number from 0 to .*, found 'x'"),
+    "seed of many digits": ([*FIT, "--seed", "99999999999999999999"], "--seed: wanted a whole number .*, found '99999999999999999999'"),
+    "negative seed": ([*FIT, "--seed=-1"], "--seed: wanted a whole number .*, found '-1'"),
+    "output is the data": (
+        ["fit", "demo", "--data", "insects.csv", "-o", "full/../insects.csv", "--force"],
+        "--data and -o .*the same file",
+    ),
+    "picture is the output": (
+        ["fit", "demo", "--data", "insects.csv", "-o", "never.png", "--plot", "never.png"],
+        "-o and --plot .*the same",
+    ),
+    "picture is the data": ([*FIT, "--plot", "insects.csv"], "--data and --plot .*insects.csv: the same file"),
+    "data is a folder": (["fit", "demo", "--data", "./full"], "full: a folder; name a CSV file"),
+    "data is this folder": (["fit", "demo", "--data", "."], "--data .: a folder; name a CSV file"),
+    "semicolons": (["fit", "demo", "--data", "semi.csv"], "semi.csv, line 1: .*delimited by ';'; the delimiter must be a comma"),
+    "words of JAX": ([*FIT, "--option", "num_classes=abc"], r"zoo: TypeError: [^;]*\(--debug shows where\)\n$"),
     "one run to compare": (["compare", "run.nc"], "arguments are required"),
     "same run twice": (["compare", "run.nc", "run.nc"], "named twice"),
     "unknown model": (["show", "dmo"], "no model 'dmo'; did you mean 'demo'"),
@@ -54,6 +69,7 @@ ERRORS = {
     "nothing to resume": (["resume", "empty"], "no command.json in it"),
     "damaged checkpoint": (["resume", "damaged"], "command.json: damaged"),
     "no run": (["summary", "no.nc"], "no.nc: no such file"),
+    "run is a folder": (["summary", "."], "zoo: .: a folder; name a netCDF file"),
     "not a run": (["report", "text.nc"], "text.nc: not a run"),
     "unknown quantity": (["summary", "run.nc", "--var-names", "wight"], "no quantity 'wight'; did you mean 'weight'"),
     "no such statistic": (["plot", "run.nc", "--kind", "elbo"], "--kind elbo: the run has no such statistic"),
@@ -80,7 +96,8 @@ def test_error_is_one_line_and_exit_code_2(refused, name):
 
 
 def test_errors_leave_no_file(refused, room):
-    assert not (room.folder / "never.nc").exists()
+    assert not list(room.folder.glob("never.*"))
+    assert (room.folder / "insects.csv").read_text().startswith("length,wings,mm/width,species")
     assert not (room.folder / "demo-quantity.nc").exists()
     assert [path.name for path in (room.folder / "full").iterdir()] == ["thesis.txt"]
     assert not [path for path in room.folder.iterdir() if "partial" in path.name]
@@ -90,6 +107,19 @@ def test_exit_code_and_streams_of_the_process(room):
     done = zoo(room, "summary", "no.nc")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "zoo: no.nc: no such file\n"
+
+
+def test_data_set_out_of_reach_is_one_line(room):
+    unreachable = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    done = zoo(room, "data", "ionosphere", **unreachable, no_proxy="", NO_PROXY="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"zoo: data set 'ionosphere': there is no copy in [^\n]+\n", done.stderr), done.stderr
+
+
+def test_largest_seed_is_taken(here, monkeypatch, capsys):
+    failing(monkeypatch, RuntimeError("it ran"))
+    assert here("fit", "demo", "--data", "insects.csv", "-o", "never.nc", "--seed", str(2**63 - 1)) == 2
+    assert "it ran" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(room):

@@ -20,6 +20,7 @@ import xarray as xr
 from jax import random
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.initialization import init_to_value
 from numpyro.infer.mcmc import MCMCKernel
 
 from inference import CheckpointError, Driver, _store
@@ -226,6 +227,32 @@ def test_another_learning_rate_is_refused(tmp_path):
             continue
         with pytest.raises(CheckpointError, match="step of the kernel"):
             driver.run(0, X, LABELS)
+
+
+@pytest.mark.parametrize("name", ["start", "table", "guide"])
+def test_settings_that_hide_in_closures_are_seen(name, tmp_path):
+    def kernel(value):
+        if name == "start":
+            return NUTS(normal_mean, init_strategy=init_to_value(values={"mu": value}))
+        table = jnp.linspace(0.01, 0.02, 6) * value
+        rate = (lambda step: table[jnp.minimum(step, 5)]) if name == "table" else 0.01
+        return SVI(
+            normal_mean, AutoNormal(normal_mean, init_scale=value if name == "guide" else 0.1), numpyro.optim.Adam(rate), Trace_ELBO()
+        )
+
+    run = lambda value: Driver(kernel(value), num_warmup=5, num_samples=5, progress_bar=False, checkpoint=tmp_path / "run").run(0, Y)
+    run(1.0)
+    run(1.0)
+    with pytest.raises(CheckpointError, match="holds another run"):
+        run(1.5)
+
+
+@pytest.mark.parametrize("name", ["run.json", "state.npz"])
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(name, tmp_path):
+    chain(checkpoint=tmp_path / "run", num_samples=5).run(0, X, LABELS)
+    (tmp_path / "run" / name).write_text("{")
+    with pytest.raises(CheckpointError, match=f"{name}' is damaged"):
+        chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
 
 
 def test_a_folder_of_somebody_elses_files_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import arviz as az
 import jax
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from jax import random
@@ -42,7 +43,7 @@ def chains() -> xr.DataTree:
         return Driver(NUTS(logistic), num_warmup=200, num_samples=200, num_chains=2, groups=groups, **QUIET).run(0, X, LABELS)
 
 
-@pytest.mark.parametrize("thinning", [1, 3])
+@pytest.mark.parametrize("thinning", [1, 7])
 def test_draws_equal_those_of_numpyros_mcmc(thinning):
     reference = MCMC(NUTS(logistic), num_warmup=50, num_samples=60, thinning=thinning, progress_bar=False)
     reference.run(random.key(7), X, LABELS, extra_fields=("energy",))
@@ -132,11 +133,14 @@ def test_budget_ends_an_algorithm_before_it_has_finished():
 
 
 def test_extend_equals_a_longer_run():
-    driver = nuts(num_chains=2, num_samples=40)
+    driver = nuts(num_chains=2, num_samples=40, thinning=2)
     driver.run(5, X, LABELS)
     extended = driver.extend(20)
-    xr.testing.assert_equal(extended.posterior.to_dataset(), nuts(num_chains=2).run(5, X, LABELS).posterior.to_dataset())
+    xr.testing.assert_equal(extended.posterior.to_dataset(), nuts(num_chains=2, thinning=2).run(5, X, LABELS).posterior.to_dataset())
     assert extended.attrs["steps_run"] == 20
+    assert extended.attrs["num_samples"] == 60
+    with pytest.raises(ValueError, match="extend: more must be a multiple of thinning, 2; got 5"):
+        driver.extend(5)
 
 
 def test_extend_of_svi_equals_a_longer_run():
@@ -236,6 +240,59 @@ def test_converged_is_not_fooled_by_a_chain_that_is_stuck_or_nan(chains):
         assert not rule(xr.DataTree.from_dict({"posterior": posterior}))
 
 
+def test_a_stop_rule_that_fails_loses_nothing(tmp_path):
+    def rule(tree):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        nuts(normal_mean, num_samples=1000, stop=rule, checkpoint=tmp_path / "run").run(0, Y)
+    assert caught.value.tree.posterior.sizes["draw"] == 100
+    assert nuts(normal_mean, num_samples=1000, checkpoint=tmp_path / "run").run(0, Y).attrs["steps_run"] == 900
+    with pytest.raises(ValueError, match="converged: this run has no draws before its end"):
+        svi(normal_mean, stop=converged()).run(0, Y)
+
+
+def test_converged_reads_a_boolean_site():
+    def model(y):
+        normal_mean(y)
+        numpyro.deterministic("flag", numpyro.sample("other", dist.Normal(0.0, 1.0)) > 0)
+
+    tree = nuts(model, num_samples=3000, num_chains=2, stop=converged(rhat=1.05, ess=50)).run(0, Y)
+    assert tree.attrs["ended"] == "stop"
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
+def test_a_group_that_cannot_be_computed_does_not_lose_the_run():
+    def guide(x, y):
+        numpyro.sample("scale", dist.Delta(numpyro.param("at", 1.0)))
+
+    kernel = SVI(logistic, guide, numpyro.optim.Adam(0.02), Trace_ELBO())  # weight stays with its prior
+    driver = Driver(kernel, num_warmup=10, num_samples=20, groups=("log_likelihood",), **QUIET)
+    with pytest.raises(ValueError, match="weight") as caught:
+        driver.run(0, X, LABELS)
+    assert caught.value.tree.posterior["scale"].shape == (1, 20)
+
+
+def test_names_with_a_slash_become_dots():
+    tree = nuts(numpyro.handlers.scope(logistic, prefix="inner"), num_samples=5, groups=("log_likelihood",)).run(0, X, LABELS)
+    assert tree.posterior["inner.weight"].dims == ("chain", "draw", "inner.feature")
+    assert tree.log_likelihood["inner.y"].dims == ("chain", "draw", "inner.row")
+
+
+def test_svi_may_hold_arguments_of_the_model():
+    def model(y, *, spread):
+        normal_mean(y, spread)
+
+    kernel = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.02), Trace_ELBO(), spread=2.0)
+    assert Driver(kernel, num_warmup=10, num_samples=5, **QUIET).run(0, Y).posterior["mu"].shape == (1, 5)
+
+
+def test_variables_come_in_the_order_of_the_model(tmp_path):
+    for folder in (None, tmp_path / "run"):
+        tree = nuts(num_samples=5, checkpoint=folder).run(0, X, LABELS)
+        assert list(tree.posterior.data_vars) == ["scale", "weight", "norm"]
+
+
 def test_settled_ends_svi():
     tree = svi(normal_mean, num_warmup=100_000, stop=settled(tolerance=1e-2, window=100)).run(0, Y)
     assert tree.attrs["ended"] == "stop"
@@ -254,51 +311,6 @@ def test_a_run_that_ends_in_the_warmup_has_no_draws_and_says_so():
     tree = nuts(num_warmup=10**9, max_time=0.0).run(0, X, LABELS)
     assert tree.attrs["ended"] == "max_time"
     assert tree.posterior["weight"].shape == (1, 0, 3)
-
-
-WRONG_SETTINGS = {
-    "num_samples: an integer": {"num_samples": 0},
-    "num_warmup: an integer": {"num_warmup": -1},
-    "num_warmup: a chain needs it": {"num_warmup": None},
-    "num_chains: an integer": {"num_chains": 1.5},
-    "thinning: an integer": {"thinning": 0},
-    "chain_method: 'parallel' needs a device a chain": {"chain_method": "parallel", "num_chains": 64},
-    "chain_method: 'vectorised' unknown": {"chain_method": "vectorised"},
-    "groups: \\['loglik'\\] unknown": {"groups": ("loglik",)},
-    "max_time: seconds": {"max_time": -1.0},
-}
-
-
-@pytest.mark.parametrize("message", WRONG_SETTINGS)
-def test_wrong_settings_are_refused_by_name(message):
-    with pytest.raises(ValueError, match=message):
-        nuts(**WRONG_SETTINGS[message])
-
-
-def test_wrong_kernels_are_refused():
-    with pytest.raises(TypeError, match="kernel: .* is no kernel"):
-        Driver(logistic, num_warmup=1)
-    with pytest.raises(ValueError, match="num_warmup: SVI never ends"):
-        svi(num_warmup=None)
-    with pytest.raises(ValueError, match="thinning: only draws of a chain"):
-        svi(thinning=2)
-    with pytest.raises(TypeError, match="AIES moves all chains together"):
-        Driver(numpyro.infer.AIES(logistic), num_warmup=1, num_chains=4)
-
-
-def test_wrong_arguments_are_refused_before_compilation():
-    hole = X.copy()
-    hole[3, 1] = np.nan
-    with pytest.raises(TypeError, match="logistic"):
-        nuts().run(0, X)
-    with pytest.raises(ValueError, match=r"argument 'x': 1 entries are NaN or infinite, the first at \(3, 1\)"):
-        nuts().run(0, hole, LABELS)
-    with pytest.raises(TypeError, match="rng_key: an integer or a JAX key"):
-        nuts().run("seed", X, LABELS)
-    with pytest.raises(ValueError, match="rng_key: \\(3,\\) keys for 2 chains"):
-        nuts(num_chains=2).run(random.split(random.key(0), 3), X, LABELS)
-    with pytest.raises(ValueError, match="extend: nothing has run yet"):
-        nuts().extend(10)
 
 
 TWO_DEVICES = """

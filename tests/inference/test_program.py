@@ -344,7 +344,7 @@ def _impossible(y):
         (Program(continuous, np.where(X[1, 1] == X, np.inf, X), Y), r"argument 'x': 1 entries.*first at \(1, 1\).*site 'y'"),
         (Program(_rates, np.array([1, 2, -1])), r"site 'counts': 1 .*outside the support.*Poisson; the first is -1 at \(2,\).*'counts'"),
         (Program(_rates, np.array([1.0, 0.5])), r"site 'counts': 1 .*the first is 0.5 at \(1,\)"),
-        (Program(_impossible, 0.3), "not finite at any of 10 starts.*'wall' .Unit: -inf"),
+        (Program(_impossible, 0.3), "found no start.*not finite at any of 20 starts.*'wall' .Unit: -inf"),
     ],
     ids=["nan", "covariate", "negative", "fraction", "impossible"],
 )
@@ -363,3 +363,49 @@ def test_data_missing_on_purpose_pass():
             numpyro.sample("sign", dist.Bernoulli(0.5).mask(seen), obs=np.where(seen, 1, 7))
 
     Program(masked, HOLED).check()
+
+
+def _subsampled(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 100, subsample_size=10):
+        numpyro.sample("obs", dist.Normal(mu, 1.0), obs=numpyro.subsample(y, 0))
+
+
+def test_a_subsampled_plate_is_checked_and_its_likelihood_needs_indices():
+    program = Program(_subsampled, np.arange(100.0) / 100)
+    program.check()
+    assert program.observed_values == {}
+    assert program.parents["obs"] == {"mu"}
+    assert program.fingerprint() == Program(_subsampled, np.arange(100.0) / 100).fingerprint()
+    with pytest.raises(StructureError, match="plate 'n'.*10 of 100 rows.*drop subsample_size"):
+        program.log_likelihood({"mu": jnp.array(0.0)})
+    assert program.log_likelihood({"mu": jnp.array(0.0), "n": jnp.arange(10)})["obs"].shape == (10,)
+
+
+def _below(y, scale=0.01):
+    top = numpyro.sample("top", dist.Gamma(2.0, scale))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Uniform(0.0, top), obs=y)
+
+
+def test_a_support_that_latent_sites_set_needs_a_start_and_no_other_data():
+    y = jnp.array([3.0, 100.0])
+    Program(_below, y).check()
+    with pytest.raises(ValueError, match=r"site 'y': found no start.*depends on \['top'\]; the first is 3.0.*init_to_value"):
+        Program(_below, y, 10.0).check()
+    Program(_below, y, 10.0).check(start={"top": jnp.array(150.0)})
+
+
+@pytest.mark.parametrize("y", [[1.0, 2.0], np.array(["a", "b"]), np.array([1.0, None])], ids=["list", "strings", "objects"])
+def test_data_that_are_no_array_are_named(y):
+    with pytest.raises(ValueError, match="argument 'y': found .*wanted an array; numpy.asarray"):
+        Program(_rates_of, y).check()
+
+
+def _rates_of(y):
+    numpyro.sample("y", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+
+def test_numpy_data_against_a_traced_bound_are_named():
+    with pytest.raises(ValueError, match="argument 'y': found a NumPy array.*jax.numpy.asarray"):
+        Program(_below, np.array([3.0, 100.0])).check()

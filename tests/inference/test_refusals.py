@@ -1,5 +1,6 @@
 """Every refusal, by the name of the site: models edited out of what a conditional can be read from."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -7,8 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
+from inference.conditionals import NORMAL
 from inference.program import Program
-from inference.structure import StructureError, identify
+from inference.structure import StructureError, _refusal, identify
 from tests.inference.conjugate import LABELS, ROWS, Y, location
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -85,7 +87,7 @@ REFUSED = {
         "Dirichlet is impossible",
     ),
     "many coupled labels": (many_coupled_labels, "Bernoulli misses by"),
-    "a label that cuts": (cut_by_a_label, "Normal is impossible"),
+    "a label that cuts": (cut_by_a_label, "cuts its support"),
     "a support that depends": (bounds_another, "the support of 'below' depends on it"),
     "a subsampled plate": (subsampled, "plate 'row' shows 6 of 100 rows"),
     "another support": (through(dist.Poisson(3.0), lambda x: dist.Bernoulli(0.5)), "Poisson has the support.*wanted"),
@@ -104,3 +106,20 @@ def test_refused_by_name(name):
 def test_a_site_that_is_not_there():
     with pytest.raises(StructureError, match=r"site 'men': no latent site of location; it has \['mean'\]"):
         identify(Program(location), "men", {"mean": jnp.array(0.0)}, random.key(0))
+
+
+@pytest.mark.parametrize("cut", [lambda x: x > 3, lambda x: abs(x) < 6], ids=["near a start", "near the conditional"])
+def test_a_factor_that_cuts_the_support(cut):
+    def model():
+        x = numpyro.sample("x", dist.Normal(4.0, 1.0))
+        numpyro.factor("cut", jnp.where(cut(x), 0.0, -jnp.inf))
+        numpyro.sample("y", dist.Normal(x, 1.0), obs=7.0)
+
+    with pytest.raises(StructureError, match="site 'x': a factor or another site's support cuts its support"):
+        identify(Program(model), "x", {"x": jnp.array(5.0)}, random.key(0))
+
+
+def test_a_small_gap_in_float32_is_put_down_to_rounding():
+    with jax.enable_x64(False):
+        assert "try numpyro.enable_x64()" in _refusal(Program(location), "mean", {NORMAL: 3e-3})
+        assert "enable_x64" not in _refusal(Program(location), "mean", {NORMAL: 0.5})
