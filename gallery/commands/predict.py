@@ -15,7 +15,7 @@ from jax import Array, random
 
 from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model
-from gallery.commands.request import check_writable
+from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
 from gallery.tables import read_features
 from inference import Program
@@ -27,6 +27,7 @@ SEED = 0  # of what the posterior does not hold: quantities of each new row
 
 def predict(args: Any) -> int:
     """Read a run and a table, write a row of probabilities for each row of the table."""
+    check_distinct({"the run": args.run, "the table": args.table, "-o": args.output})
     if args.output is not None:
         check_writable(Path(args.output), "-o", args.force)
     tree = open_run(args.run)

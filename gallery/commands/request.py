@@ -9,7 +9,7 @@ from typing import Any
 
 from gallery.commands.options import parse
 
-__all__ = ["Request", "check_picture", "check_writable", "is_table", "keep", "recall"]
+__all__ = ["Request", "check_distinct", "check_picture", "check_writable", "is_table", "keep", "recall"]
 
 FILE = "command.json"
 MAY_DIFFER = ("num_samples", "max_time", "save_every")  # between a run and its continuation
@@ -48,7 +48,7 @@ class Request:
             output=str(Path(output).resolve()),
             plot=None if args.plot is None else str(Path(args.plot).resolve()),
         )
-        _check_distinct({"--data": request.data if is_file else None, "-o": request.output, "--plot": request.plot})
+        check_distinct({"--data": request.data if is_file else None, "-o": request.output, "--plot": request.plot})
         return request
 
     @property
@@ -132,15 +132,16 @@ def check_picture(path: Path, option: str) -> None:
     check_writable(path, option)
 
 
-def _check_distinct(paths: Mapping[str, str | None]) -> None:
+def check_distinct(paths: Mapping[str, str | None]) -> None:
     """No two options name one file, which the later would replace."""
     options: dict[str, str] = {}
     for option, path in paths.items():
         if path is None:
             continue
-        if path in options:
-            raise ValueError(f"{options[path]} and {option} {path}: the same file; name two different ones")
-        options[path] = option
+        where = str(Path(path).resolve())
+        if where in options:
+            raise ValueError(f"{options[where]} and {option} {path}: the same file; name two different ones")
+        options[where] = option
 
 
 def _essence(request: Request) -> dict[str, Any]:

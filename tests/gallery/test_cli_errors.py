@@ -78,6 +78,7 @@ ERRORS = {
     "unknown category": (["predict", "run.nc", "unknown.csv"], "category 'perhaps' was not seen"),
     "missing feature to predict": (["predict", "run.nc", "hole.csv"], "row 2 of 2: its 'mm/width' is missing, and demo takes no missing"),
     "no new table": (["predict", "run.nc", "no.csv"], "no.csv: No such file"),
+    "prediction over its table": (["predict", "run.nc", "new.csv", "-o", "new.csv", "--force"], "the table and -o new.csv: the same file"),
     "prediction exists": (["predict", "run.nc", "new.csv", "-o", "insects.csv"], "the file exists"),
 }
 

@@ -335,3 +335,16 @@ def test_parallel_chains_on_two_devices_equal_sequential_ones():
     command = [sys.executable, "-c", TWO_DEVICES]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
+
+
+def test_svi_of_a_subsampled_plate():
+    data = np.linspace(-1.0, 3.0, 60).astype(np.float32)
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+        with numpyro.plate("row", 60, subsample_size=20):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=numpyro.subsample(y, 0))
+
+    tree = svi(model, num_warmup=3000, num_samples=300).run(0, data)
+    assert abs(float(tree.posterior["mu"].mean()) - 1.0) < 0.1  # exact: 0.9998, standard deviation 0.129
+    assert "observed_data" not in tree.children  # each step saw other rows
