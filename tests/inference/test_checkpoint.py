@@ -303,7 +303,7 @@ VICTIM = textwrap.dedent(
     here.RUNS[sys.argv[1]](checkpoint=sys.argv[2], **here.LONG[sys.argv[1]]).run(0, here.X, here.LABELS)
     """
 )
-LONG = {"chain": {"num_samples": 30_000}, "svi": {"num_warmup": 500_000}}
+LONG = {"chain": {"num_samples": 200_000}, "svi": {"num_warmup": 3_000_000}}  # longer than twelve killed lives
 
 
 @pytest.mark.slow
