@@ -1,9 +1,7 @@
 """What a run is (its identity, for the checkpoint) and what it returns (its tree)."""
 
-import hashlib
 import inspect
 import json
-import re
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,9 @@ from jax.scipy.special import logsumexp
 from numpyro.infer.mcmc import MCMCKernel
 
 from inference import _tree
+from inference._canonical import sha, sha_of_jaxpr
 from inference._session import Session
 from inference._steppers import Replicate, Stepper
-from inference._store import plain
 from inference.program import Program
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ class Run:
 
     def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array):
         self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
-        self.start = _sha(jax.tree.leaves(session.states))
+        self.start = sha(jax.tree.leaves(session.states))
 
     def identity(self) -> dict[str, Any]:
         """Everything that the numbers of the run depend on, in words that an error can show."""
@@ -57,7 +55,7 @@ class Run:
             "start of the chains": self.start,
             "x64": bool(jax.config.jax_enable_x64),
             "device": jax.default_backend(),
-            "step of the kernel": _step_sha(self.stepper, one),
+            "step of the kernel": sha_of_jaxpr(jax.make_jaxpr(self.stepper.step)(one)),
         }
 
     def tree_so_far(self) -> xr.DataTree:
@@ -190,7 +188,7 @@ def _in_words(value: Any) -> Any:
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray | Array):
-        return _sha([value])
+        return sha([value])
     if isinstance(value, list | tuple):
         return [_in_words(item) for item in value]
     if isinstance(value, dict):
@@ -216,21 +214,6 @@ def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     return {"zoo": VERSION, "jax": jax.__version__, "numpyro": numpyro.__version__}
-
-
-def _step_sha(stepper: Stepper, state: Any) -> str:
-    """The mathematics of a step: what no list of settings shows, such as a learning rate inside an optimiser."""
-    closed = jax.make_jaxpr(stepper.step)(state)
-    # The order of independent equations is not the same in every process: their numbers are compared, sorted.
-    numbers = sorted(re.findall(r"-?\d+\.\d+(?:e[+-]?\d+)?", str(closed.jaxpr)))
-    return hashlib.sha256((" ".join(numbers) + " ".join(sorted(_sha([const]) for const in closed.consts))).encode()).hexdigest()[:16]
-
-
-def _sha(arrays: list[Any]) -> str:
-    digest = hashlib.sha256()
-    for array in map(plain, arrays):
-        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _order(group: str) -> int:

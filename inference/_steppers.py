@@ -4,7 +4,7 @@ A stepper works on the state of *one* chain (or replicate). `start` runs eagerly
 binds things at `init` binds values and never tracers; `step` and `record` are compiled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -141,6 +141,15 @@ def stepper_of(
     if program is None:
         raise TypeError(f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that it was built on.")
     return Replicate(algorithm, program, extra_fields)
+
+
+def init_strategy(kernel: Any) -> Callable | None:
+    """NumPyro's function for the start of each site: of the kernel, of its guide, or of the first of its blocks that has one."""
+    for part in (kernel, getattr(kernel, "guide", None), *(block for block, _ in getattr(kernel, "blocks", ()))):
+        strategy = getattr(part, "_init_strategy", None) or getattr(part, "init_loc_fn", None)
+        if strategy is not None:
+            return strategy
+    return None
 
 
 def field_at(path: str, state: Any) -> Array:

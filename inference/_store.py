@@ -272,6 +272,9 @@ def _temporary(path: Path) -> Generator[Any]:
 
 
 def _refuse_another_run(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    if not isinstance(there, dict) or not {*there} & {*here}:
+        path = str(folder / "run.json")
+        raise CheckpointError(f"checkpoint: {path!r} is damaged (it names no run); name another folder, or remove this one.")
     names = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
     differ = [f"{name}: {there.get(name)!r} there, {here.get(name)!r} here" for name in names]
     if differ:

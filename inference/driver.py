@@ -18,7 +18,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _outcome
 from inference._loop import CHAIN_METHODS
 from inference._session import Session, chain_keys
-from inference._steppers import stepper_of
+from inference._steppers import init_strategy, stepper_of
 from inference._store import CheckpointError, FolderStore, MemoryStore
 from inference._tree import GROUPS, check_names
 from inference.program import Program
@@ -92,7 +92,7 @@ class Driver:
         program = None if model is None else Program(model, *args, **kwargs)
         if program is not None:
             check_names(program)
-            program.check()
+            program.check(init_strategy(self.kernel))
         keys = chain_keys(rng_key, self.num_chains)
         stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields)
         store = MemoryStore(stepper.record_dim) if self.checkpoint is None else FolderStore(self.checkpoint, stepper.record_dim)

@@ -238,17 +238,21 @@ class Program:
         """Latent values to start from: uniform on (-2, 2) in unconstrained space, from the prior where a site has no such space."""
         return self._latent_of(self._initial_trace(rng_key, {}))
 
-    def _draw_start(self, rng_key: Array, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    def _draw_start(self, rng_key: Array, given: Mapping[str, Any] | Callable | None = None) -> dict[str, Array]:
         """`draw_initial` with the indices of the subsampled plates; sites in `given` stay, and others start in a support given them."""
-        trace = self._initial_trace(rng_key, {} if given is None else self._accepted(given, complete=False))
+        given = given if callable(given) else self._accepted(given or {}, complete=False)
+        trace = self._initial_trace(rng_key, given)
         return {name: trace[name]["value"] for name in (*self.latent, *self._subsampled)}
 
     def _draw_prior_start(self, rng_key: Array) -> dict[str, Array]:
         trace = self.trace({}, rng_key)
         return {name: trace[name]["value"] for name in (*self.latent, *self._subsampled)}
 
-    def _initial_trace(self, rng_key: Array, given: Mapping[str, Any]):
-        start = lambda message: given[message["name"]] if message["name"] in given else initial_value(message)
+    def _initial_trace(self, rng_key: Array, given: Mapping[str, Any] | Callable):
+        def start(message):
+            value = given(message) if callable(given) else given.get(message["name"])
+            return initial_value(message) if value is None else value
+
         model = handlers.substitute(handlers.seed(self.model, rng_key), substitute_fn=start)
         return handlers.trace(model).get_trace(*self.args, **self.kwargs)
 
@@ -318,10 +322,11 @@ class Program:
         """`{"model": hash, "data": {argument: hash}}`: the same in every process, another after any edit of the mathematics."""
         return {"model": model_hash(self), "data": {name: data_hash(value) for name, value in self.arguments.items()}}
 
-    def check(self, start: Mapping[str, Any] | None = None) -> None:
+    def check(self, start: Mapping[str, Any] | Callable | None = None) -> None:
         """Raises ValueError, before anything is compiled for long, where the data or the model cannot give a finite density.
 
-        :param start: values of latent sites, in their supports, that are tried first; sites left out are drawn.
+        :param start: where to look first: values of latent sites, in their supports (sites left out are drawn), or one of
+            NumPyro's initial strategies.
         """
         check(self, start)
 

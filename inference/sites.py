@@ -84,7 +84,7 @@ def initial_value(message):
         return None
     try:
         return init_to_uniform(message)
-    except (NotImplementedError, ValueError):
+    except (NotImplementedError, ValueError):  # the two by which NumPyro says that a support has no transform
         return None
 
 

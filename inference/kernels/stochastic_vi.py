@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import SVI
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.elbo import ELBO as ELBOLoss
 from numpyro.infer.svi import SVIState
 
 from inference.program import Program
@@ -28,12 +29,36 @@ class ELBO(NamedTuple):
     elbo: Array  # the stochastic estimate of this step, minus the loss
 
 
+class OrderedTraceELBO(Trace_ELBO):
+    """NumPyro's `Trace_ELBO`, its sites added in the order of their names.
+
+    NumPyro adds them in the order of a set of texts, which is another one in each process: a resumed run would part from an
+    uninterrupted one in the last bit.
+    """
+
+    def __init__(self, loss: Trace_ELBO):
+        super().__init__(loss.num_particles, multi_sample_guide=loss.multi_sample_guide, sum_sites=False)
+        self.vectorize_particles_fn = loss.vectorize_particles_fn
+
+    def loss_with_mutable_state(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss of each site, summed."""
+        found = super().loss_with_mutable_state(*args, **kwargs)
+        return found | {"loss": sum(jax.tree.leaves(found["loss"]))}
+
+
+def _in_order(loss: ELBOLoss) -> ELBOLoss:
+    if type(loss) is Trace_ELBO and loss.sum_sites:
+        return OrderedTraceELBO(loss)
+    return loss
+
+
 class StochasticVI(Algorithm):
     """One step is one update of `svi`; its own `update` is called, nothing is repeated here."""
 
     def __init__(self, svi: SVI):
-        self.template = svi
-        self.svi = svi
+        self.template = deepcopy(svi)
+        self.template.loss = _in_order(svi.loss)
+        self.svi = self.template
         self.model = svi.model
 
     def init(self, rng_key: Array, program: Program) -> SVIState:

@@ -141,7 +141,8 @@ def test_devices_share_the_replicates():
     """Two devices give the ranks of one, and each has half of the batch."""
     script = """
 import jax, numpy as np
-from tests.diagnostics.test_calibration import LogWalk, WAITING, geweke, waiting
+from diagnostics.calibration import geweke
+from tests.diagnostics.planted import LogWalk, WAITING, waiting
 print(jax.local_device_count(), *geweke(waiting, LogWalk, WAITING, num_replicates=9, num_steps=2).ranks["rate"])
 """
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}

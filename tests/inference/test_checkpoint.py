@@ -247,10 +247,10 @@ def test_settings_that_hide_in_closures_are_seen(name, tmp_path):
         run(1.5)
 
 
-@pytest.mark.parametrize("name", ["run.json", "state.npz"])
-def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(name, tmp_path):
+@pytest.mark.parametrize(("name", "text"), [("run.json", "{"), ("run.json", "{}"), ("run.json", "3"), ("state.npz", "{")])
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(name, text, tmp_path):
     chain(checkpoint=tmp_path / "run", num_samples=5).run(0, X, LABELS)
-    (tmp_path / "run" / name).write_text("{")
+    (tmp_path / "run" / name).write_text(text)
     with pytest.raises(CheckpointError, match=f"{name}' is damaged"):
         chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
 

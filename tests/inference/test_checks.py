@@ -5,7 +5,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer import NUTS, SVI, Gibbs, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.initialization import init_to_value
 
+from inference import Driver
 from inference.program import Program
 from inference.sites import StructureError
 from tests.inference.test_program import continuous
@@ -92,6 +96,17 @@ def test_a_support_that_latent_sites_set_needs_a_start_and_no_other_data():
     with pytest.raises(ValueError, match=r"site 'y': found no start.*depends on \['top'\]; the first is 3.0.*init_to_value"):
         Program(_below, y, 10.0).check()
     Program(_below, y, 10.0).check(start={"top": jnp.array(150.0)})
+
+
+def test_a_start_that_the_kernel_knows_is_enough():
+    y, start = jnp.array([3.0, 100.0]), init_to_value(values={"top": 150.0})
+    settings = {"num_warmup": 5, "num_samples": 5, "progress_bar": False}
+    for kernel in (NUTS(_below, init_strategy=start), Gibbs([(NUTS(_below, init_strategy=start), None)])):
+        assert (Driver(kernel, **settings).run(0, y, 10.0).posterior["top"] > 100.0).all()
+    guide = AutoDelta(_below, init_loc_fn=start)
+    assert (Driver(SVI(_below, guide, numpyro.optim.Adam(1e-3), Trace_ELBO()), **settings).run(0, y, 10.0).posterior["top"] > 100.0).all()
+    with pytest.raises(ValueError, match="init_to_value"):
+        Driver(NUTS(_below), **settings).run(0, y, 10.0)
 
 
 @pytest.mark.parametrize("y", [[1.0, 2.0], np.array(["a", "b"]), np.array([1.0, None])], ids=["list", "strings", "objects"])
