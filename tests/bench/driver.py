@@ -118,7 +118,7 @@ if __name__ == "__main__":
     os.environ.pop("CI", None)
     print("| scan, µs a step | Driver / scan, wall | CPU | numpyro.infer.MCMC / scan, wall | CPU |")
     print("|---|---|---|---|---|")
-    for work in (0, 10, 30):
+    for work in (0, 10, 70):
         with contextlib.redirect_stderr(Terminal()):
             row = one_row(work)
         print(row, flush=True)
