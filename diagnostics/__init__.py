@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         point_estimate,
     )
     from diagnostics.pictures import plot_ancestry, plot_calibration, plot_decision_regions, plot_elbo, plot_evidence, plot_partition
-    from diagnostics.reports import Report, Verdict, report
+    from diagnostics.reports import Report, Verdict, insertion_rank_test, kind_of, report
     from diagnostics.scores import accuracy, auc, brier, calibration_curve, expected_calibration_error, log_score, perplexity
 
 WHERE = {
@@ -54,6 +54,8 @@ WHERE = {
     "reports": (
         "Report",
         "Verdict",
+        "insertion_rank_test",
+        "kind_of",
         "report",
     ),
     "scores": (
@@ -84,6 +86,8 @@ __all__ = [
     "expected_calibration_error",
     "expected_loss",
     "geweke",
+    "insertion_rank_test",
+    "kind_of",
     "log_score",
     "num_groups",
     "on_host",

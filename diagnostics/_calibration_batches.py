@@ -67,17 +67,26 @@ def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
         executable[:] = executable or [lowered.compile()]
         return executable[0](key, jnp.asarray(numbers, jnp.int32))
 
-    return _collected(plan, size, batch, hashlib.sha256(lowered.as_text().encode()).hexdigest())
+    return _collected(plan, size, batch, {"program": _sha(lowered.as_text())})
 
 
-def one_by_one(plan: Plan, replicate: Callable[[Array], Found], name: str) -> Calibration:
-    """Replicates run by Python; what they run is known to a folder by `name` alone."""
+def one_by_one(plan: Plan, replicate: Callable[[Array], Found], name: str, measure: Callable[[Any], Mapping[str, Any]]) -> Calibration:
+    """Replicates run by Python; a folder knows the fit by `name` alone, and what is ranked by what `measure` computes."""
 
     def batch(key, numbers):
         found = [jax.device_get(replicate(random.fold_in(key, number))) for number in numbers]
         return {name: np.stack([each[name] for each in found]) for name in found[0]}
 
-    return _collected(plan, _batch_size(plan, 1), batch, name)
+    identity = {"program": name} if plan.folder is None else {"program": name, **_ranked(plan.joint, measure)}
+    return _collected(plan, _batch_size(plan, 1), batch, identity)
+
+
+def _ranked(joint: Joint, measure: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+    """What is ranked, as the compiler sees it, and which argument holds the data of which site."""
+    sites = joint.program.sites
+    shapes = {site: jax.ShapeDtypeStruct(sites[site].shape, sites[site].dtype) for site in joint.program.latent}
+    lowered = jax.jit(lambda values: dict(measure(values))).lower(shapes)
+    return {"quantities": sorted(lowered.out_info), "code of the quantities": _sha(lowered.as_text()), "arguments": joint.arguments}
 
 
 def check_count(name: str, value: Any) -> None:
@@ -86,14 +95,14 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name}: an integer, at least 1; got {value!r}.")
 
 
-def _collected(plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found], what: str) -> Calibration:
+def _collected(plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found], what: dict[str, Any]) -> Calibration:
     """All replicates, from the folder where it has them. Batches are whole, so that a longer run finds them useful."""
     check_count("num_replicates", plan.num_replicates)
     if not 0 < plan.alpha < 1:
         raise ValueError(f"alpha: a rate between 0 and 1; got {plan.alpha!r}.")
     key, program = _key(plan.rng_key), plan.joint.program
     seed = np.asarray(random.key_data(key)).tolist()
-    identity = {"test": plan.test, **program.fingerprint(), "program": what, "seed": seed, "batch_size": size}
+    identity = {"test": plan.test, **program.fingerprint(), **what, "seed": seed, "batch_size": size}
     kept = None if plan.folder is None else Folder(plan.folder, identity)
     parts = []
     for number in range(-(-plan.num_replicates // size)):
@@ -112,6 +121,10 @@ def _collected(plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found
         if (bad := np.unique(np.nonzero(values < 0)[0])).size:
             raise ValueError(f"quantity {name!r}: NaN in {bad.size} of {plan.num_replicates} replicates, first in replicate {bad[0]}.")
     return Calibration(plan.test, getattr(program.model, "__name__", "the model"), ranks, int(lengths[0]), plan.alpha)
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _batch_size(plan: Plan, default: int) -> int:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jax.core import Tracer
 from numpyro.ops.provenance import eval_provenance
 
 __all__ = ["Joint", "Values"]
@@ -84,6 +85,11 @@ class Joint:
         for name, plate in program.plates.items():
             if plate.subsample_size < plate.size:
                 raise ValueError(f"plate {name!r}: it is subsampled, so the data are not drawn as a whole. Test the model without it.")
+        for name, scale in _scales(program).items():
+            raise ValueError(
+                f"site {name!r}: its log density is scaled by {scale}, so the model is not the distribution that its data are drawn from. "
+                f"Test it without `numpyro.handlers.scale`."
+            )
 
     def _check_fit(self) -> None:
         """An argument must have room for the data of its site."""
@@ -120,6 +126,23 @@ class Joint:
 
     def _dtype(self, name: str) -> Any:
         return jax.dtypes.canonicalize_dtype(np.asarray(self.program.arguments[name]).dtype)
+
+
+def _scales(program: Any) -> dict[str, Any]:
+    """What multiplies the log density of a site, where that is not one."""
+    found = {}
+
+    def run(rng_key):
+        trace = program.trace(program.draw_prior(rng_key))
+        for name in (*program.latent, *program.observed):
+            scale = trace[name]["scale"]
+            if isinstance(scale, Tracer):
+                found[name] = "a computed number"
+            elif scale is not None and not np.all(np.asarray(scale) == 1):
+                found[name] = scale
+
+    jax.eval_shape(run, random.key(0))
+    return found
 
 
 def _same(argument: Any, value: np.ndarray) -> bool:

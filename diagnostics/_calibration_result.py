@@ -13,6 +13,7 @@ from diagnostics._calibration_band import band, holm, p_value
 __all__ = ["Calibration", "plot_calibration_ecdf"]
 
 GROUP = "prior_sbc"  # where ArviZ looks for it
+YLABEL = "ECDF minus uniform"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +85,13 @@ class Calibration:
         The place within a rank's bin is drawn with a fixed seed.
         """
         rng = np.random.default_rng(0)
-        variables = {
-            name: (
-                ("chain", "draw", *(f"{name}_dim_{i}" for i in range(ranks.ndim - 1))),
-                ((ranks + rng.uniform(size=ranks.shape)) / (self.num_draws + 1))[None],
-            )
-            for name, ranks in self.ranks.items()
-        }
+        variables = {}
+        for quantity, ranks in self.ranks.items():
+            name = quantity.replace("/", ".")  # a scope's "/" would be a group; the driver writes it so, too
+            if name in variables:
+                raise ValueError(f"quantity {quantity!r}: another has the name {name!r}, as the tree writes it; rename one.")
+            places = (ranks + rng.uniform(size=ranks.shape)) / (self.num_draws + 1)
+            variables[name] = (("chain", "draw", *(f"{name}_dim_{i}" for i in range(ranks.ndim - 1))), places[None])
         coords = {"chain": [0], "draw": np.arange(self.num_replicates)}
         attrs = {"test": self.test, "model": self.model, "num_draws": self.num_draws, "alpha": self.alpha}
         tree = xr.DataTree.from_dict({GROUP: xr.Dataset(variables, coords)})
@@ -109,11 +110,15 @@ def plot_calibration_ecdf(calibration: Calibration, **kwargs: Any) -> Any:
     import arviz as az
     from arviz_plots.visuals import fill_between_y, set_ylim
 
+    is_matplotlib = kwargs.get("backend", az.rcParams["plot.backend"]) == "matplotlib"
     ours = {"suspicious_points": False, "p_value_text": False, "remove_axis": False, "xlabel": {"text": "rank / L"}}
+    ours["ylabel"] = not is_matplotlib and {"text": YLABEL}
     kwargs["visuals"] = {**ours, **kwargs.get("visuals", {})}
-    if kwargs.get("backend", az.rcParams["plot.backend"]) == "matplotlib" and "plot_collection" not in kwargs:
+    if is_matplotlib and "plot_collection" not in kwargs:
         kwargs["figure_kwargs"] = {"layout": "constrained", **kwargs.get("figure_kwargs", {})}
     figure = az.plot_ecdf_pit(calibration.as_tree(), group=GROUP, **kwargs)
+    if is_matplotlib:  # once, beside all panels: it is longer than one of them
+        figure.viz["figure"].item().supylabel(YLABEL, fontsize="medium")
     size, draws = calibration.num_replicates, calibration.num_draws
     low, high = band(size, draws, calibration.alpha / len(calibration.p_values))
     at = np.arange(draws + 2) / (draws + 1)

@@ -1,5 +1,6 @@
 """Pareto smoothed importance sampling by ArviZ, over rows some of which ArviZ refuses."""
 
+import json
 import warnings
 
 import numpy as np
@@ -7,9 +8,10 @@ import xarray as xr
 
 from diagnostics._verdict import group_of
 
-__all__ = ["densities", "good_k", "num_high", "psis"]
+__all__ = ["LEAST", "densities", "good_k", "lacking", "num_high", "psis", "tail_size"]
 
 FLAT = 1e-10  # log ratios that differ by less are equal: their weights are uniform
+LEAST = 25  # draws: a tail of fewer than five has no shape
 
 
 def psis(
@@ -18,7 +20,8 @@ def psis(
     """Smoothed, normalised log weights and k-hat along `dims`: ArviZ's `psislw`, which takes minus the log ratio.
 
     ArviZ raises where the largest ratios are all the same (a masked row, a row with probability one). Such ratios are
-    bounded and need no smoothing: their weights are left as they are and k-hat is -inf. Fewer than 25 draws: k-hat is inf.
+    bounded and need no smoothing: their weights are left as they are and k-hat is -inf. Where a ratio is NaN or infinite, or
+    all are zero, weights and k-hat are NaN. Fewer than 25 draws: k-hat is inf.
     """
     import arviz as az  # noqa: F401  (registers the accessor)
     from scipy.special import logsumexp
@@ -27,12 +30,13 @@ def psis(
     ordered = log_ratio.transpose(*rest, *dims)
     flat = ordered.values.reshape(-1, int(np.prod([ordered.sizes[dim] for dim in dims])))
     size = flat.shape[1]
-    weights, khat = flat - logsumexp(flat, axis=1, keepdims=True), np.full(len(flat), np.inf)
-    if size >= 25:
-        tail = int(3 * np.sqrt(size / relative_ess) if size * relative_ess > 225 else size / 5)
-        largest = np.sort(flat, axis=1)[:, -tail:]
-        fits = np.ptp(largest, axis=1) > FLAT
-        khat[~fits] = -np.inf
+    usable = np.isfinite(flat.max(axis=1))  # the largest of a row with a NaN is NaN
+    weights, khat = np.full(flat.shape, np.nan), np.where(usable, np.inf, np.nan)
+    weights[usable] = flat[usable] - logsumexp(flat[usable], axis=1, keepdims=True)
+    if size >= LEAST and usable.any():
+        fits = usable.copy()
+        fits[usable] = np.ptp(np.sort(flat[usable], axis=1)[:, -tail_size(size, relative_ess) :], axis=1) > FLAT
+        khat[usable & ~fits] = -np.inf
         if fits.any():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # a fit that fails has k-hat NaN or inf, which is never good
@@ -41,6 +45,11 @@ def psis(
     shape = [ordered.sizes[dim] for dim in rest]
     k_array = xr.DataArray(khat.reshape(shape), dims=rest, coords={dim: ordered[dim] for dim in rest if dim in ordered.coords})
     return ordered.copy(data=weights.reshape(ordered.shape)).transpose(*log_ratio.dims), k_array
+
+
+def tail_size(draws: int, relative_ess: float = 1.0) -> int:
+    """How many of the largest weights the Pareto distribution is fitted to."""
+    return int(3 * np.sqrt(draws / relative_ess) if draws * relative_ess > 225 else draws / 5)
 
 
 def good_k(draws: int) -> float:
@@ -54,11 +63,38 @@ def num_high(khat: np.ndarray, limit: float) -> int:
 
 
 def densities(tree: xr.DataTree) -> xr.DataArray | None:
-    """log p(x, z) - log q(z) of each draw (chain, draw), from `log_prior`, `log_likelihood` and `log_q`; None where one lacks."""
-    prior, likelihood, proposal = (group_of(tree, name) for name in ("log_prior", "log_likelihood", "log_q"))
-    if not prior.data_vars or not likelihood.data_vars or "log_q" not in proposal:
+    """log p(x, z) - log q(z) of each draw (chain, draw), from `log_prior`, `log_likelihood`, `log_factor` and `log_q`.
+
+    None where one is `lacking`. Groups that do not describe the same draws are refused: xarray would leave the others out.
+    """
+    if lacking(tree):
         return None
-    return _summed(prior) + _summed(likelihood) - proposal["log_q"]
+    groups = {name: group_of(tree, name) for name in ("log_prior", "log_likelihood", "log_factor")}
+    parts = {name: _summed(group) for name, group in groups.items() if group.data_vars}
+    parts["log_q"] = -group_of(tree, "log_q")["log_q"].astype(float)
+    first = next(iter(parts))
+    for name, values in parts.items():
+        for dim in ("chain", "draw"):
+            mine, theirs = values[dim].values, parts[first][dim].values
+            if not np.array_equal(mine, theirs):
+                raise ValueError(
+                    f"{name}: {len(mine)} {dim}s with coordinates {mine.tolist()[:5]}..., where {first} has {len(theirs)} with "
+                    f"{theirs.tolist()[:5]}...; wanted the same draws in both. Select draws of the whole tree, not of one group."
+                )
+    return sum(list(parts.values())[1:], start=parts[first])
+
+
+def lacking(tree: xr.DataTree) -> list[str]:
+    """The groups that are missing for log p - log q; a model says in `attrs["factors"]` whether it has a `log_factor`."""
+    factors = {name.replace("/", ".") for name in json.loads(str(tree.attrs.get("factors", "[]")))}
+    found = {name: set(map(str, group_of(tree, name).data_vars)) for name in ("log_prior", "log_likelihood", "log_factor", "log_q")}
+    missing = {
+        "log_prior": not found["log_prior"],
+        "log_likelihood": not found["log_likelihood"] and not factors,
+        "log_factor": not factors <= found["log_factor"],
+        "log_q": "log_q" not in found["log_q"],
+    }
+    return [name for name, is_missing in missing.items() if is_missing]
 
 
 def _summed(group: xr.Dataset) -> xr.DataArray:
@@ -67,7 +103,4 @@ def _summed(group: xr.Dataset) -> xr.DataArray:
         values.astype(float).sum([dim for dim in values.dims if dim not in ("chain", "draw")], skipna=False)
         for values in group.data_vars.values()
     ]
-    total = each[0]
-    for values in each[1:]:
-        total = total + values
-    return total
+    return sum(each[1:], start=each[0])

@@ -3,27 +3,28 @@
 import numpy as np
 import xarray as xr
 
-from diagnostics._psis import densities, good_k, psis
-from diagnostics._verdict import Verdict, early_end, group_of, identified, label
+from diagnostics._psis import LEAST, densities, good_k, lacking, psis, tail_size
+from diagnostics._verdict import Verdict, early_end, finite_draws, group_of, identified, label, some
 
 __all__ = ["DECISIVE", "elbo_settled", "pareto_k", "variational_verdicts"]
 
-DECISIVE = ("ELBO settled", "Pareto k-hat")
-NATS, RELATIVE = 0.1, 1e-4  # a gain below 0.1 nat, or below 1e-4 of the ELBO, changes nothing that anyone reads
-AGREE_NATS, AGREE_RELATIVE, AGREE_SDS = 1.0, 1e-3, 0.25
+DECISIVE = ("draws", "ELBO settled", "Pareto k-hat")
+NATS, RELATIVE, MOST_NATS = 0.1, 1e-4, 1.0  # what is left of a large ELBO's last digits; but a nat is a nat, whatever the data add
+AGREE_NATS, AGREE_SDS = 1.0, 0.25
 
 
 def variational_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a variational run."""
     trace = group_of(tree, "sample_stats")["elbo"].transpose("chain", "step").values.astype(float)
-    return [_finite(tree), elbo_settled(trace), _same_elbo(trace), _same_means(tree), _khat(tree), early_end(tree)]
+    return [_draws(tree), elbo_settled(trace), _same_elbo(trace), _same_means(tree), _khat(tree), early_end(tree)]
 
 
 def elbo_settled(trace: np.ndarray) -> Verdict:
     """Gain of the last quarter of the trace [replicate, step] over the quarter before, against the noise of the trace.
 
     The noise of a step is read from successive differences, var = mean((e_t - e_{t-1})^2) / 2 (von Neumann 1941), which a slow
-    trend does not inflate. Settled: |gain| <= max(0.1 nat, 1e-4 |ELBO|, 3 standard errors), in every replicate.
+    trend does not inflate. Settled: |gain| <= max(0.1 nat, 3 standard errors), in every replicate; for large ELBOs, whose own
+    digits are fewer, 1e-4 |ELBO| takes the place of the 0.1, up to one nat.
     """
     if not np.isfinite(trace).all():
         return Verdict("ELBO settled", False, {"NaN or infinite": int((~np.isfinite(trace)).sum())}, "The ELBO is not finite.")
@@ -33,7 +34,7 @@ def elbo_settled(trace: np.ndarray) -> Verdict:
     last, before = trace[:, -quarter:], trace[:, -2 * quarter : -quarter]
     gain = last.mean(1) - before.mean(1)
     error = np.sqrt(2 * _noise_variance(trace[:, -2 * quarter :]) / quarter)
-    tolerance = np.maximum(NATS, RELATIVE * np.abs(last.mean(1)))
+    tolerance = np.clip(RELATIVE * np.abs(last.mean(1)), NATS, MOST_NATS)
     worst = int(np.argmax(np.abs(gain) / np.maximum(tolerance, 3 * error)))
     figures = {"gain": gain[worst], "error": error[worst], "tolerance": tolerance[worst]}
     if np.any(np.abs(gain) > np.maximum(tolerance, 3 * error)):
@@ -50,20 +51,43 @@ def pareto_k(tree: xr.DataTree) -> tuple[np.ndarray, float] | None:
     """Pareto k-hat of the weights p(x, z) / q(z) for each replicate, and the limit min(1 - 1 / log10 S, 0.7).
 
     Needs the groups `log_prior`, `log_likelihood` and `log_q` with `log_q` (chain, draw), the density of the same constrained
-    draws. None where one is missing. Yao et al. (2018), "Yes, but did it work?"; Vehtari et al. (2024), PSIS.
+    draws, and `log_factor` where the model has factors; None where one is missing. Yao et al. (2018), "Yes, but did it work?";
+    Vehtari et al. (2024), PSIS.
     """
     ratio = densities(tree)
     return None if ratio is None else (psis(ratio, dims=("draw",))[1].values, good_k(ratio.sizes["draw"]))
 
 
-def _finite(tree: xr.DataTree) -> Verdict:
-    posterior = group_of(tree, "posterior")
-    bad = [str(name) for name, values in posterior.data_vars.items() if not np.isfinite(values).all()]
-    if bad:
-        return Verdict("draws", False, {}, f"NaN or infinite draws of {', '.join(bad)}.")
-    if not posterior.data_vars:
-        return Verdict("draws", None, {}, "No posterior in the tree.")
-    return Verdict("draws", True, {"a replicate": posterior.sizes["draw"]}, "All finite.")
+def _draws(tree: xr.DataTree) -> Verdict:
+    """Finite draws of a distribution: a guide of points (`AutoDelta`) has a density, weights and an ELBO, and is no posterior."""
+    found = finite_draws(tree)
+    points = _points(tree)
+    if not found.ok or points is None:
+        return found
+    if points["replicates"]:
+        reason = "All draws are one point: a point mass is no posterior. Use a guide with a width, such as AutoNormal."
+        return found._replace(ok=False, figures={"replicates": points["replicates"]}, reason=reason)
+    if points["sites"]:
+        reason = f"All draws of {some(points['sites'])} are one point, so nothing is said of how sure it is, and the others are given it."
+        return found._replace(ok=None, figures={"constant": points["sites"]}, reason=reason)
+    return found
+
+
+def _points(tree: xr.DataTree) -> dict[str, list] | None:
+    """Replicates whose draws are all the same, and latent sites of floats that are in some replicate; None for a single draw."""
+    posterior, latent = group_of(tree, "posterior"), group_of(tree, "log_prior")
+    floats = [str(name) for name, values in posterior.data_vars.items() if values.dtype.kind == "f"]
+    if posterior.sizes.get("draw", 0) < 2 or not floats:
+        return None
+    still = {str(name): _stands_still(values) for name, values in posterior.data_vars.items()}
+    replicates = np.flatnonzero(np.all(list(still.values()), axis=0)).tolist()
+    return {"replicates": replicates, "sites": [name for name in floats if name in latent and still[name].any()]}
+
+
+def _stands_still(values: xr.DataArray) -> np.ndarray:
+    """[replicate]: whether all draws are the same."""
+    array = values.transpose("chain", "draw", ...).values
+    return (array == array[:, :1]).reshape(len(array), -1).all(axis=1)
 
 
 def _noise_variance(trace: np.ndarray) -> np.ndarray:
@@ -78,7 +102,7 @@ def _same_elbo(trace: np.ndarray) -> Verdict:
     ends = trace[:, -quarter:].mean(1)
     error = np.sqrt(_noise_variance(trace[:, -quarter:]).max() / quarter) if quarter > 1 else 0.0
     spread = float(np.ptp(ends))
-    limit = max(AGREE_NATS, AGREE_RELATIVE * float(np.abs(ends).max()), 4 * float(error))
+    limit = max(AGREE_NATS, 4 * float(error))
     figures = {"spread": spread, "limit": limit, "best": float(ends.max())}
     if not spread <= limit:  # a NaN is not below
         return Verdict(name, False, figures, "Replicates end at different ELBOs: local optima. Keep the best, and start from more points.")
@@ -97,7 +121,8 @@ def _same_means(tree: xr.DataTree) -> Verdict:
     for key, values in ((key, values) for key, values in draws.data_vars.items() if values.size):
         apart = xr.DataArray(abs(values.mean("draw") - values.mean(("chain", "draw")))).max("chain")
         sd = np.sqrt(values.var("draw").mean("chain"))
-        ratio = xr.where(apart > 0, apart / np.maximum(sd, 1e-300), 0.0).rename(key)
+        rounding = 1e-12 * abs(values).max(("chain", "draw"))  # of the means of a constant
+        ratio = xr.where(apart > rounding, apart / np.maximum(sd, 1e-300), 0.0).rename(key)
         if float(ratio.max()) > largest:
             largest, of = float(ratio.max()), label(ratio, int(ratio.values.argmax()))
     limit = AGREE_SDS + 4 / np.sqrt(draws.sizes["draw"])
@@ -109,15 +134,26 @@ def _same_means(tree: xr.DataTree) -> Verdict:
 
 
 def _khat(tree: xr.DataTree) -> Verdict:
-    found = pareto_k(tree)
+    """k-hat is itself an estimate, with an error near (1 + limit) / sqrt(tail draws): that far above the limit it decides nothing."""
+    name, found = "Pareto k-hat", pareto_k(tree)
     if found is None:
-        missing = [group for group in ("log_prior", "log_likelihood", "log_q") if group not in tree.children]
-        reason = f"Not in the tree: {', '.join(missing or ['log_q'])}. Nothing here compares q with the model itself."
-        return Verdict("Pareto k-hat", None, {}, reason)
+        return Verdict(name, None, {}, f"Not in the tree: {', '.join(lacking(tree))}. Nothing here compares q with the model itself.")
+    draws = group_of(tree, "posterior").sizes.get("draw", 0)
+    if draws < LEAST:
+        return Verdict(name, None, {"draws": draws}, f"Fewer than {LEAST} draws have no tail to fit: draw more (num_samples).")
     khat, limit = found
     worst = float(np.max(khat))  # NaN stays NaN
     figures = {"largest": worst, "limit": limit}
-    if not worst <= limit:
-        reason = "q is far from the posterior: importance weights have no usable mean. Use a richer guide, or NUTS."
-        return Verdict("Pareto k-hat", False, figures, reason)
-    return Verdict("Pareto k-hat", True, figures, "Importance weights from q to the model are well behaved.")
+    if (points := _points(tree)) and points["replicates"]:
+        return Verdict(name, False, figures, "All draws are one point: the weights of a point mass say nothing.")
+    if np.isnan(worst):
+        return Verdict(name, False, figures, "No k-hat: log p or log q of a draw is NaN or infinite, or nearly all of them are zero.")
+    figures["error"] = error = (1 + limit) / np.sqrt(tail_size(draws))
+    if worst <= limit:
+        return Verdict(name, True, figures, "Importance weights from q to the model are well behaved.")
+    if worst <= limit + error:
+        return Verdict(
+            name, None, figures, "Above the limit by less than its own error: a border case. Draw more (num_samples), or use NUTS."
+        )
+    reason = "q is far from the posterior: importance weights have no usable mean. Use a richer guide, or NUTS."
+    return Verdict(name, False, figures, reason)

@@ -7,10 +7,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-__all__ = ["EARLY", "Report", "Verdict", "attribute", "each_of", "early_end", "group_of", "identified", "label"]
+__all__ = [
+    "EARLY",
+    "Report",
+    "Verdict",
+    "attribute",
+    "each_of",
+    "early_end",
+    "finite_draws",
+    "group_of",
+    "identified",
+    "label",
+    "not_finite",
+    "some",
+]
 
 MARKS = {True: "yes", False: "NO", None: "?"}
-EARLY = {"SIGINT": "Ctrl-C", "SIGTERM": "a signal", "max_time": "its time limit", "checkpoint": "a failed checkpoint"}
+EARLY = {
+    "SIGINT": "Ctrl-C",
+    "SIGTERM": "a signal",
+    "max_time": "its time limit",
+    "checkpoint": "a failed checkpoint",
+    "stop rule failed": "a stop rule that raised an error",
+}
 
 
 class Verdict(NamedTuple):
@@ -70,9 +89,10 @@ class Report:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists: ready for JSON."""
+        """Plain numbers, strings and lists: ready for JSON, which has no NaN and no infinity; they become "nan", "inf" and "-inf"."""
         verdicts = [verdict._asdict() | {"figures": {k: _plain(v) for k, v in verdict.figures.items()}} for verdict in self.verdicts]
-        return {"kind": self.kind, "title": self.title, "conclusion": self.conclusion, "trusted": self.trusted, "verdicts": verdicts}
+        answer = {"conclusion": self.conclusion, "trusted": self.trusted, "unknown": self.unknown}
+        return {"kind": self.kind, "title": self.title, **answer, "verdicts": verdicts}
 
     def __str__(self) -> str:
         return self.text
@@ -114,6 +134,22 @@ def identified(tree: xr.DataTree) -> tuple[xr.Dataset, list[str]]:
     return posterior.drop_vars(left_out), left_out
 
 
+def not_finite(draws: xr.Dataset) -> dict[str, int]:
+    """How many values of each variable are NaN or infinite; only the variables that have some."""
+    counts = {str(name): int((~np.isfinite(values)).sum()) for name, values in draws.data_vars.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def finite_draws(tree: xr.DataTree) -> Verdict:
+    """Whether every draw is a number."""
+    posterior = group_of(tree, "posterior")
+    if bad := not_finite(posterior):
+        return Verdict("draws", False, bad, f"NaN or infinite draws of {some(list(bad))}: a density overflows, or a site is undefined.")
+    if not posterior.data_vars:
+        return Verdict("draws", None, {}, "No posterior in the tree.")
+    return Verdict("draws", True, {"a replicate": posterior.sizes["draw"]}, "All finite.")
+
+
 def early_end(tree: xr.DataTree) -> Verdict:
     """Whether the run reached what it was asked for."""
     ended = str(tree.attrs.get("ended", ""))
@@ -133,6 +169,11 @@ def label(values: xr.DataArray, flat_index: int) -> str:
     return f"{values.name}[{', '.join(str(values[dim].values[i]) for dim, i in zip(values.dims, where, strict=True))}]"
 
 
+def some(names: list[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def _number(value: Any) -> str:
     if isinstance(value, list | tuple | np.ndarray):
         return "[" + ", ".join(_number(item) for item in value) + "]"
@@ -142,4 +183,5 @@ def _number(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | np.ndarray):
         return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+    value = value.item() if isinstance(value, np.generic) else value
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value

@@ -31,18 +31,20 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array, random
+from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
 from diagnostics._calibration_batches import PREFIX, Plan, check_count, compiled, one_by_one
 from diagnostics._calibration_joint import Joint, Values
 from diagnostics._calibration_result import Calibration, plot_calibration_ecdf
 from inference import Algorithm, Program
+from inference.kernels.stochastic_vi import StochasticVI
 
 __all__ = ["Calibration", "geweke", "on_host", "plot_calibration_ecdf", "sbc", "with_kernel"]
 
 Quantities = Callable[[Program, Values], Mapping[str, Array]]
 Fit = Callable[[Array, Program], Any]
-Maker = MCMCKernel | Algorithm | Callable[[Any], MCMCKernel | Algorithm]
+Maker = MCMCKernel | SVI | Algorithm | Callable[[Any], MCMCKernel | SVI | Algorithm]
 
 
 def sbc(
@@ -67,10 +69,12 @@ def sbc(
     :param data: observed site -> the argument that holds its data. None: the argument that equals them.
     :param alpha: the rate at which a right fit fails.
     :param folder: keeps each batch of replicates; the same test with the same folder runs only what is left, also for a larger
-        `num_replicates` in batches of the same size. A fit on the host is known to it by its name alone.
+        `num_replicates` in batches of the same size. A fit on the host is known to it by its name alone, its quantities by
+        what they compute.
     :param batch_size: replicates that run together; 100 unless told, one on the host.
 
-    A model argument that has the name of one of these goes by position. Cost: `num_replicates` fits.
+    A model argument that has the name of one of these goes by position. Cost: `num_replicates` fits, shared out among JAX's
+    devices. A CPU is one device unless `numpyro.set_host_device_count(n)` makes it n, before JAX is first used.
     """
     joint = Joint(Program(model, *args, **kwargs), data)
     plan = Plan("sbc", joint, rng_key, num_replicates, alpha, folder, batch_size)
@@ -92,7 +96,8 @@ def sbc(
     if isinstance(fit, _HostFit):
         draw, rank = jax.jit(joint.draw), jax.jit(ranked) if joint.is_traceable else ranked
         flat = lambda tree: _flat_draws(tree, joint.program)
-        return one_by_one(plan, replicate, getattr(fit.fit, "__qualname__", type(fit.fit).__qualname__))
+        name = getattr(fit.fit, "__qualname__", type(fit.fit).__qualname__)
+        return one_by_one(plan, replicate, name, lambda values: measure(joint.program, values))
     draw, rank, flat = joint.draw, ranked, lambda draws: draws
     return compiled(plan, replicate)
 
@@ -126,7 +131,8 @@ def geweke(
     :param functions: `(program, values) -> {name: array}`, what is ranked. None: the elements of the latent sites, their distance to
         the median, the product of the centred means of each two sites, the log likelihood and the log joint.
 
-    The others are those of `sbc`. Cost a replicate: `num_steps` times `sweeps` moves, and `num_forward` draws of the joint.
+    The others are those of `sbc`. Cost a replicate: `num_steps` times `sweeps` moves, and `num_forward` draws of the joint; replicates
+    are shared out among JAX's devices (`numpyro.set_host_device_count(n)` makes n of a CPU).
     """
     joint = Joint(Program(model, *args, **kwargs), data)
     plan = Plan("geweke", joint, rng_key, num_replicates, alpha, folder, batch_size)
@@ -156,9 +162,10 @@ def geweke(
 
 
 def with_kernel(kernel: Maker, num_warmup: int | None, num_samples: int, thinning: int = 1) -> Fit:
-    """A fit for `sbc` by one chain of a NumPyro `MCMCKernel`, or by an `Algorithm`; the numbers mean what they mean to `Driver`.
+    """A fit for `sbc` by one chain of a NumPyro `MCMCKernel`, by an `SVI` or an `Algorithm`; the numbers mean what they mean to `Driver`.
 
     :param kernel: the kernel, or a function of the model that makes it (`NUTS`, say).
+    :param num_warmup: steps before the first draw; of an algorithm, the most that it takes.
     :param num_samples: moves after the warm-up, of which each `thinning`-th is kept; thin until the draws are nearly independent.
     """
     check_count("thinning", thinning)
@@ -166,6 +173,8 @@ def with_kernel(kernel: Maker, num_warmup: int | None, num_samples: int, thinnin
 
     def fit(rng_key: Array, program: Program) -> Values:
         own = _made(kernel, program.model)
+        if isinstance(own, StochasticVI) and num_warmup is None:
+            raise ValueError("num_warmup: SVI never ends by itself; give the number of its steps.")
         if isinstance(own, Algorithm):
             return _run_algorithm(own, rng_key, program, num_warmup, num_samples)
         state = _started(own, rng_key, program, num_warmup or 0, None)
@@ -266,9 +275,11 @@ def _transition(kernel: Maker, joint: Joint, sweeps: int) -> Callable[[Array, Pr
 
 def _made(kernel: Maker, model: Any) -> MCMCKernel | Algorithm:
     """A kernel of one's own: what it binds at `init` must not outlive a trace."""
-    made = copy.deepcopy(kernel) if isinstance(kernel, MCMCKernel | Algorithm) else kernel(model)
+    made = copy.deepcopy(kernel) if isinstance(kernel, MCMCKernel | SVI | Algorithm) else kernel(model)
+    if isinstance(made, SVI):
+        return StochasticVI(made)
     if not isinstance(made, MCMCKernel | Algorithm):
-        raise TypeError(f"kernel: found {type(made).__name__}, wanted an MCMCKernel, an Algorithm or a function of the model.")
+        raise TypeError(f"kernel: found {type(made).__name__}, wanted an MCMCKernel, an SVI, an Algorithm or a function of the model.")
     return made
 
 
@@ -290,10 +301,14 @@ def _values_of(kernel: MCMCKernel, state: Any, program: Program) -> Values:
 
 
 def _run_algorithm(algorithm: Algorithm, rng_key: Array, program: Program, num_steps: int | None, num_draws: int) -> Values:
+    if type(algorithm).is_full is not Algorithm.is_full:
+        raise TypeError(f"kernel: {type(algorithm).__name__} makes room as it goes, which compiled replicates cannot; use on_host(fit).")
     init_key, step_key, draw_key = random.split(rng_key, 3)
     state = jax.tree.map(jnp.asarray, algorithm.init(init_key, program))
     goes_on = lambda at: ~algorithm.finished(at[0]) & ((num_steps is None) | (at[1] < (num_steps or 0)))
-    step = lambda at: (algorithm.step(random.fold_in(step_key, at[1]), at[0], program)[0], at[1] + 1)
+    data = algorithm.data(program)
+    given = program if data is None else data
+    step = lambda at: (algorithm.step(random.fold_in(step_key, at[1]), at[0], given)[0], at[1] + 1)
     state, _ = jax.lax.while_loop(goes_on, step, (state, jnp.zeros((), jnp.int32)))
     return algorithm.draw(draw_key, state, program, num_draws)
 

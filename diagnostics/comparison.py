@@ -1,17 +1,20 @@
 """Which model is better: ELPD, evidence and held-out score of several runs on the same data, in one table."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from diagnostics._psis import densities, good_k, num_high, psis
-from diagnostics._verdict import attribute, group_of
+from diagnostics._comparison_evidence import evidence_columns
+from diagnostics._comparison_rows import ROW, check_same_data, held_out_rows, joined
+from diagnostics._psis import densities, good_k, lacking, num_high, psis
+from diagnostics._verdict import group_of
 
 __all__ = ["compare"]
 
-ROW = "observation"
+DRAWS = 100  # distinct ones, for an ELPD that another run would give again
 
 
 def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -> Any:
@@ -19,17 +22,21 @@ def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -
 
     - `elpd`, `se`, `elpd_diff`, `dse`, `p`, `weight`: `az.compare` by PSIS-LOO on the joined `log_likelihood` of all observed
       sites; the difference to the best with its standard error. `high_k`: rows whose k-hat is too high.
-    - `log_evidence`, `log_evidence_se`: the run's attributes. `log_bayes_factor`, `log_bayes_factor_se`: against the highest
-      evidence; the errors of independent runs add in squares.
+    - `log_evidence`: the run's attribute; `log_evidence_se`: the larger of the error that its replicates show and that which they
+      claim. `log_bayes_factor`, `log_bayes_factor_se`: against the highest evidence; the errors of independent runs add in
+      squares. An error estimated from n replicates is taken times Student's quantile with n - 1 degrees of freedom.
     - `test_score`: sum over held-out rows of log mean_draws p(row). `test_diff`, `test_dse`: the difference to the best, and
       its standard error over rows.
+
+    A tie is marked on both sides. Other doubts: rows whose average rests on few draws, draws that are few distinct points, draws of
+    an approximation that nothing corrects, and evidences of runs that ended early or are not finite.
 
     Columns that no run can fill are left out. Sorted by ELPD where every run has a log-likelihood, else by log-evidence, else by
     held-out score: by the first that every run has.
 
     :param trees: name of a model -> tree of its run. All must observe the same data.
     :param test: name of a model -> pointwise log-likelihood of held-out rows, (chain, draw, row...): an array, or a tree with
-        a group `log_likelihood`.
+        a group `log_likelihood`, whose sites are matched by its `observed_data`. -inf is a row that a draw rules out.
 
     With a group `log_q` beside `log_prior` (see `report`), draws of a variational run are weighted to the posterior
     as `az.loo_approximate_posterior` does it. Vehtari, Gelman and Gabry (2017); Magnusson et al. (2019).
@@ -38,21 +45,27 @@ def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -
     import pandas as pd
 
     _check_names(trees, test)
-    _check_same_data(trees)
-    parts = [_elpd(trees), _evidence(trees), _held_out(trees, test)]
+    check_same_data(trees)
+    parts = [_elpd(trees), evidence_columns(trees), _held_out(trees, test)]
     table = pd.concat([columns for columns, _ in parts], axis=1).reindex(list(trees))
+    key = _key(table, trees)
+    table = table.sort_values(key, ascending=False, key=lambda column: column.where(np.isfinite(column)))
+    table.insert(0, "rank", range(len(table)))
+    table["unsafe"] = ["; ".join(reason for _, reasons in parts for reason in reasons.get(name, ())) for name in table.index]
+    if (doubted := table.index[table["unsafe"] != ""]).size:
+        warnings.warn(f"The ranking is unsafe: {doubted[0]}: {table['unsafe'][doubted[0]]}. See the column `unsafe`.", stacklevel=2)
+    return table
+
+
+def _key(table: Any, trees: dict[str, xr.DataTree]) -> str:
+    """The first column that every run has."""
     key = next((name for name in ("elpd", "log_evidence", "test_score") if name in table and table[name].notna().all()), None)
     if key is None:
         raise ValueError(
             "trees: nothing to rank by. Every run needs the group `log_likelihood` (`Driver(groups=('log_likelihood',))`), "
             f"or every one a log-evidence, or every one a `test`; found {_inventory(trees)}."
         )
-    table = table.sort_values(key, ascending=False)
-    table.insert(0, "rank", range(len(table)))
-    table["unsafe"] = ["; ".join(reason for _, reasons in parts for reason in reasons.get(name, ())) for name in table.index]
-    if (doubted := table.index[table["unsafe"] != ""]).size:
-        warnings.warn(f"The ranking is unsafe: {doubted[0]}: {table['unsafe'][doubted[0]]}. See the column `unsafe`.", stacklevel=2)
-    return table
+    return key
 
 
 Part = tuple[Any, dict[str, list[str]]]  # columns of some models, and reasons to doubt them
@@ -62,51 +75,38 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
     import arviz as az
     import pandas as pd
 
-    joined = _joined({name: tree for name, tree in trees.items() if group_of(tree, "log_likelihood").data_vars})
-    if not joined:
+    found = joined({name: tree for name, tree in trees.items() if group_of(tree, "log_likelihood").data_vars})
+    if not found:
         return pd.DataFrame(index=list(trees)), {}
-    reasons: dict[str, list[str]] = {name: [] for name in joined}
+    corrections = {name: _correction(trees[name]) for name in found}
     with warnings.catch_warnings():  # of high k-hat and of vanishing stacking weights; the column says both
         warnings.simplefilter("ignore")
-        each = {name: _loo(trees[name], values) for name, values in joined.items()}
+        each = {name: _loo(trees[name], values, corrections[name][0]) for name, values in found.items()}
         table = az.compare(each, round_to="none")
     table = table[["elpd", "se", "elpd_diff", "dse", "p", "weight"]].astype(float)
+    if next(iter(found.values())).sizes[ROW] < 2:
+        table[["se", "dse"]] = np.nan  # nothing to take a standard deviation of
     table["high_k"] = [num_high(each[str(name)].pareto_k.values, each[str(name)].good_k) for name in table.index]
-    for name, found in reasons.items():
-        row = table.loc[name]
-        if row["high_k"]:
-            found.append(f"{int(row['high_k'])} rows with k-hat above {each[name].good_k:.2f}: their ELPD is unreliable")
-        if row["elpd_diff"] < 0 and -row["elpd_diff"] < 2 * row["dse"]:
-            found.append(f"ELPD within two standard errors of the best ({row['elpd_diff']:.1f} +- {row['dse']:.1f})")
-        if _is_variational(trees[name]) and densities(trees[name]) is None:
-            found.append("draws of an approximation, not of the posterior, and no `log_q` in the tree to correct them")
+    reasons = {name: _few_points(trees[name], values) for name, values in found.items()}
+    for name, doubts in reasons.items():
+        if table["high_k"][name] and not doubts:
+            limit = each[name].good_k
+            doubts.append(f"{int(table['high_k'][name])} rows with k-hat above {limit:.2f}: their ELPD is unreliable")
+        doubts += corrections[name][1]
+    _mark_ties(reasons, table["elpd_diff"], table["dse"], "ELPD")
     return table, reasons
 
 
-def _evidence(trees: dict[str, xr.DataTree]) -> Part:
-    import pandas as pd
-
-    value = {name: attribute(tree, "log_evidence") for name, tree in trees.items()}
-    value = {name: number for name, number in value.items() if number is not None}
-    if not value:
-        return pd.DataFrame(index=list(trees)), {}
-    error = {name: attribute(trees[name], "log_evidence_se") for name in value}
-    table = pd.DataFrame({"log_evidence": value, "log_evidence_se": pd.Series(error, dtype=float)})
-    best = table["log_evidence"].idxmax()
-    table["log_bayes_factor"] = table["log_evidence"] - table["log_evidence"][best]
-    table["log_bayes_factor_se"] = np.where(
-        table.index == best, 0.0, np.sqrt(table["log_evidence_se"] ** 2 + float(table["log_evidence_se"][best]) ** 2)
-    )
-    reasons: dict[str, list[str]] = {}
-    for name, row in table.iterrows():
-        factor, se = row["log_bayes_factor"], row["log_bayes_factor_se"]
-        if not np.isfinite(row["log_evidence"]):
-            reasons[str(name)] = ["its log-evidence is not finite"]
-        elif not np.isfinite(row["log_evidence_se"]):
-            reasons[str(name)] = ["its log-evidence has no error"]
-        elif name != best and not -factor >= 2 * se:
-            reasons[str(name)] = [f"log Bayes factor within two errors of the best ({factor:.1f} +- {se:.1f})"]
-    return table, reasons
+def _mark_ties(reasons: dict[str, list[str]], apart: Any, error: Any, what: str) -> None:
+    """On both sides of each difference to the best that is within two standard errors of zero, or has no error."""
+    best = str(apart.index[apart.argmax()])
+    for name in map(str, apart.index):
+        size = f"({apart[name]:.3g} +- {error[name]:.3g})"
+        if name != best and np.isnan(error[name]):
+            reasons[name].append(f"{what} below that of {best} by what has no standard error ({apart[name]:.3g})")
+        elif name != best and not -apart[name] > 2 * error[name]:
+            reasons[name].append(f"{what} within two standard errors of the best, {best} {size}")
+            reasons[best].append(f"{what} of {name} within two standard errors {size}")
 
 
 def _held_out(trees: dict[str, xr.DataTree], test: dict[str, Any] | None) -> Part:
@@ -115,148 +115,99 @@ def _held_out(trees: dict[str, xr.DataTree], test: dict[str, Any] | None) -> Par
 
     if not test:
         return pd.DataFrame(index=list(trees)), {}
-    joined = {name: _test_rows(name, values) for name, values in test.items()}
-    first = next(iter(joined))
-    for name, values in joined.items():
-        if values.shape[-1] != joined[first].shape[-1]:
-            raise ValueError(f"test: {first!r} has {joined[first].shape[-1]} held-out rows, {name!r} has {values.shape[-1]}.")
-    rows = {name: logsumexp(values, axis=(0, 1)) - np.log(values.shape[0] * values.shape[1]) for name, values in joined.items()}
+    found = held_out_rows(test)
+    count = lambda values: np.log(values.shape[0] * values.shape[1])
+    with np.errstate(divide="ignore"):  # the log of zero: every draw rules the row out
+        rows = {name: logsumexp(values, axis=(0, 1)) - count(values) for name, values in found.items()}
     best = max(rows, key=lambda name: rows[name].sum())
-    apart = {name: values - rows[best] for name, values in rows.items()}
-    table = pd.DataFrame(
-        {
-            "test_score": {name: values.sum() for name, values in rows.items()},
-            "test_diff": {name: values.sum() for name, values in apart.items()},
-            "test_dse": {
-                name: np.sqrt(len(values)) * np.std(values, ddof=1) if len(values) > 1 else np.nan for name, values in apart.items()
-            },
-        }
-    )
-    reasons: dict[str, list[str]] = {name: [] for name in joined}
-    for name, values in joined.items():
-        if few := _few_draws(values):
-            reasons[name].append(f"{few} held-out rows whose average rests on a few draws (k-hat)")
-        if name != best and not -table["test_diff"][name] >= 2 * table["test_dse"][name]:
-            reasons[name].append(f"held-out score within two standard errors of the best ({table['test_diff'][name]:.1f})")
+    with np.errstate(invalid="ignore"):  # rows that both rule out
+        apart = {name: values - rows[best] for name, values in rows.items()}
+        table = pd.DataFrame(
+            {
+                "test_score": {name: values.sum() for name, values in rows.items()},
+                "test_diff": {name: values.sum() for name, values in apart.items()},
+                "test_dse": {name: _error_of_sum(values) for name, values in apart.items()},
+            }
+        )
+    reasons = {name: _test_faults(values, rows[name]) for name, values in found.items()}
+    is_finite = np.isfinite(table["test_score"])
+    if is_finite.any():
+        _mark_ties(reasons, table["test_diff"][is_finite], table["test_dse"][is_finite], "held-out score")
     return table, reasons
 
 
-def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray) -> Any:
+def _error_of_sum(values: np.ndarray) -> float:
+    return float(np.sqrt(len(values)) * np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(values).all() else float("nan")
+
+
+def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
+    """Rows of probability zero, and rows whose mean over draws has a Pareto k-hat that is too high."""
+    impossible = int(np.sum(np.isneginf(score)))
+    found = [f"{impossible} held-out rows that every draw rules out"] if impossible else []
+    _, khat = psis(xr.DataArray(values[..., np.isfinite(score)], dims=("chain", "draw", ROW)))
+    few = num_high(khat.values, good_k(values.shape[0] * values.shape[1]))
+    return [*found, *([f"{few} held-out rows whose average rests on a few draws (k-hat)"] if few else [])]
+
+
+def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray, correction: xr.DataArray | None) -> Any:
     """PSIS-LOO by ArviZ; the relative efficiency is that of the likelihoods, which labels and signs do not touch."""
     import arviz as az
 
-    correction, relative = densities(tree), 1.0
+    relative = 1.0
     if not _is_variational(tree) and log_likelihood.sizes["draw"] >= 4:
         likelihood = np.exp(log_likelihood - log_likelihood.max(("chain", "draw")))
         relative = float(az.ess(likelihood, method="mean", relative=True).clip(1e-3, 1.0).mean())
-    weights, khat = psis(
-        (0.0 if correction is None else correction.drop_vars(("chain", "draw"), errors="ignore")) - log_likelihood, relative
-    )
+    weights, khat = psis((0.0 if correction is None else correction) - log_likelihood, relative)
     data = xr.DataTree.from_dict({"posterior": group_of(tree, "posterior"), "log_likelihood": log_likelihood.to_dataset(name="joined")})
     return az.loo(data, pointwise=True, reff=relative, log_weights=weights.transpose(*log_likelihood.dims), pareto_k=khat)
+
+
+def _correction(tree: xr.DataTree) -> tuple[xr.DataArray | None, list[str]]:
+    """log p - log q of the draws of an approximation, where it can be had; else what is to be said of them."""
+    if not _is_variational(tree):
+        return None, []
+    if missing := lacking(tree):
+        return None, [f"draws of an approximation, not of the posterior, and no `{', '.join(missing)}` in the tree to correct them"]
+    found = densities(tree)
+    if found is None or not np.isfinite(found.max(skipna=False)):
+        return None, ["draws of an approximation, not of the posterior, and their densities are NaN or infinite: nothing corrects them"]
+    return found.drop_vars(("chain", "draw"), errors="ignore"), []
+
+
+def _few_points(tree: xr.DataTree, log_likelihood: xr.DataArray) -> list[str]:
+    """Draws that repeat a few points, as a guide of one point and weights that collapsed leave them."""
+    posterior = group_of(tree, "posterior")
+    floats = [values for values in posterior.data_vars.values() if values.dtype.kind == "f"]
+    each = _distinct(log_likelihood)
+    if max(each) == 1:  # or a likelihood that knows no parameters
+        each = np.max([_distinct(values) for values in floats], axis=0) if floats else each
+    count, size = sum(each), log_likelihood.sizes["chain"] * log_likelihood.sizes["draw"]
+    if count >= DRAWS or (posterior.data_vars and not floats):  # a few states of discrete sites may be all that there are
+        return []
+    if max(each) == 1 and size > len(each):
+        return ["all draws of a chain are one point: a point mass is no posterior"]
+    return [f"its {size} draws are {count} distinct points: too few for an ELPD"]
+
+
+def _distinct(values: xr.DataArray) -> list[int]:
+    """How many draws of each chain differ, told by their sums."""
+    sums = values.sum([dim for dim in values.dims if dim not in ("chain", "draw")]).transpose("chain", "draw")
+    return [len(np.unique(chain)) for chain in sums.values]
 
 
 def _is_variational(tree: xr.DataTree) -> bool:
     return "elbo" in group_of(tree, "sample_stats")
 
 
-def _joined(trees: dict[str, xr.DataTree]) -> dict[str, xr.DataArray]:
-    """All observed sites of each tree side by side (chain, draw, observation), in the order of the first tree's data."""
-    found, first = {}, None
-    for name, tree in trees.items():
-        sites = _matched(first, tree) if first is not None else list(group_of(tree, "log_likelihood").data_vars)
-        first = tree if first is None else first
-        parts = [_flat(group_of(tree, "log_likelihood")[site], tree) for site in sites]
-        found[name] = xr.DataArray(np.concatenate(parts, axis=-1), dims=("chain", "draw", ROW))
-        if not np.isfinite(found[name]).all():
-            raise ValueError(f"trees[{name!r}]: its log-likelihood has NaN or infinite values; sites {list(map(str, sites))}.")
-    sizes = {name: values.sizes[ROW] for name, values in found.items()}
-    for name, size in sizes.items():
-        if size != next(iter(sizes.values())):
-            other = next(iter(sizes))
-            raise ValueError(f"trees: {other!r} has {sizes[other]} log-likelihood terms, {name!r} has {size}: ELPD needs the same rows.")
-    return found
-
-
-def _flat(values: xr.DataArray, tree: xr.DataTree) -> np.ndarray:
-    """(chain, draw, everything else), without the entries that were not observed (NaN in the data)."""
-    array = values.astype(float).transpose("chain", "draw", ...).values
-    observed = group_of(tree, "observed_data")
-    data = observed[values.name].values if values.name in observed else None
-    flat = array.reshape(*array.shape[:2], -1)
-    if data is not None and data.dtype.kind == "f" and data.shape == array.shape[2:]:
-        flat = flat[..., ~np.isnan(data.ravel())]
-    return flat
-
-
-def _matched(first: xr.DataTree, tree: xr.DataTree) -> list[Any]:
-    """The sites of `tree` in the order in which `first` has the same data; by name where there are no data."""
-    sites, mine, theirs = (
-        list(group_of(tree, "log_likelihood").data_vars),
-        group_of(tree, "observed_data"),
-        group_of(first, "observed_data"),
-    )
-    wanted = [theirs[site].values for site in group_of(first, "log_likelihood").data_vars if site in theirs]
-    left, order = [site for site in sites if site in mine], []
-    for values in wanted:
-        same = [site for site in left if _equal(mine[site].values, values)]
-        order += same[:1]
-        left = [site for site in left if site not in same[:1]]
-    return order + [site for site in sites if site not in order]
-
-
-def _check_same_data(trees: dict[str, xr.DataTree]) -> None:
-    """Every tree observes the arrays that the first observes, whatever the sites are called."""
-    holders = {name: group_of(tree, "observed_data") for name, tree in trees.items() if "observed_data" in tree.children}
-    first = next(iter(holders), None)
-    for name, data in holders.items():
-        left = [values.values for values in data.data_vars.values()]
-        for site, values in holders[str(first)].data_vars.items():
-            at = next((i for i, other in enumerate(left) if _equal(other, values.values)), None)
-            if at is None:
-                raise _other_data(str(first), holders[str(first)], name, data, str(site))
-            del left[at]
-        if left:
-            raise _other_data(str(first), holders[str(first)], name, data, "a further site")
-
-
-def _other_data(first: str, mine: xr.Dataset, name: str, theirs: xr.Dataset, site: str) -> ValueError:
-    shapes = [{str(key): values.shape for key, values in data.data_vars.items()} for data in (mine, theirs)]
-    why = "the values differ" if sorted(map(str, shapes[0].values())) == sorted(map(str, shapes[1].values())) else "the shapes differ"
-    return ValueError(
-        f"trees: {first!r} and {name!r} observe different data ({why} at {site}): {first!r} has {shapes[0]}, {name!r} has {shapes[1]}. "
-        "Only runs on the same data can be compared."
-    )
-
-
 def _check_names(trees: dict[str, xr.DataTree], test: dict[str, Any] | None) -> None:
+    if not isinstance(trees, Mapping) or isinstance(trees, xr.DataTree):
+        raise TypeError(f"trees: a dict of name -> DataTree; found {type(trees).__name__}.")
     if not trees:
         raise ValueError("trees: empty; give a dict of name -> tree.")
     if wrong := {name: type(tree).__name__ for name, tree in trees.items() if not isinstance(tree, xr.DataTree)}:
         raise TypeError(f"trees: a dict of name -> DataTree; found {wrong}.")
     if test is not None and (unknown := sorted(set(test) - set(trees))):
         raise ValueError(f"test: {unknown} are not among the trees {list(trees)}.")
-
-
-def _test_rows(name: str, values: Any) -> np.ndarray:
-    if isinstance(values, xr.DataTree):
-        return _joined({name: values})[name].values
-    array = np.asarray(values.transpose("chain", "draw", ...) if isinstance(values, xr.DataArray) else values, float)
-    if array.ndim < 3 or not np.isfinite(array).all():
-        bad = int(np.sum(~np.isfinite(array)))
-        raise ValueError(f"test[{name!r}]: finite log-likelihoods (chain, draw, row); found shape {array.shape}, {bad} not finite.")
-    return array.reshape(*array.shape[:2], -1)
-
-
-def _few_draws(values: np.ndarray) -> int:
-    """Rows whose mean over draws has a Pareto k-hat that is too high."""
-    _, khat = psis(xr.DataArray(values, dims=("chain", "draw", ROW)))
-    return num_high(khat.values, good_k(values.shape[0] * values.shape[1]))
-
-
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    floats = one.dtype.kind == "f" and other.dtype.kind == "f"
-    return one.shape == other.shape and bool(np.array_equal(one, other, equal_nan=floats))
 
 
 def _inventory(trees: dict[str, xr.DataTree]) -> dict[str, list[str]]:

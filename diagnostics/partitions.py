@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 LOSSES = ("vi", "binder")
+COUNTS = 2**21  # crossings of groups that are counted at once: 16 MB an array
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class PartitionEstimate:
 
 @dataclass(frozen=True)
 class CredibleBall:
-    """All partitions nearer to `center` than `radius`. The bounds are distinct draws, [bound, row]; there may be ties.
+    """All partitions at most `radius` away from `center`. The bounds are distinct draws, [bound, row]; there may be ties.
 
     `upper`: of those in the ball with the fewest groups, the furthest from the center. `lower`: of those with the most
     groups, the furthest. `horizontal`: the furthest of all.
@@ -78,14 +79,18 @@ def coclustering(labels: Any) -> xr.DataArray:
 
 
 def distances(labels: Any, center: Any, loss: str = "vi") -> np.ndarray:
-    """Loss between each draw and one partition: (chain, draw), or [draw] for labels [draw, row]. Cost: n a draw."""
-    array = np.asarray(labels)
+    """Loss between each draw and one partition: (chain, draw), or [draw] for labels [draw, row].
+
+    Cost: n + K K' a distinct draw, for K groups of the center and at most K' in a draw; memory for some 100 MB, whatever the sizes,
+    or for one draw.
+    """
+    array = _draws_of(labels)
     draws, inverse = np.unique(_canonical(array), axis=0, return_inverse=True)
     return _losses(draws, _one(center, draws.shape[1]), loss)[inverse.ravel()].reshape(array.shape[:-1])
 
 
 def expected_loss(labels: Any, center: Any, loss: str = "vi") -> float:
-    """Posterior mean of the loss of one partition: exact over the draws, no bound. Cost: n a distinct draw."""
+    """Posterior mean of the loss of one partition: exact over the draws, no bound. Cost: that of `distances`."""
     draws, weights = _distinct(labels)
     return float(weights @ _losses(draws, _one(center, draws.shape[1]), loss))
 
@@ -113,7 +118,7 @@ def point_estimate(labels: Any, loss: str = "vi", restarts: int = 8, seed: int =
 def credible_ball(labels: Any, center: Any, level: float = 0.95, loss: str = "vi") -> CredibleBall:
     """The smallest ball about `center` (labels [row], such as a point estimate) with posterior probability `level` at least.
 
-    Cost: n a distinct draw.
+    Cost: that of `distances`.
     """
     if not 0 < level <= 1:
         raise ValueError(f"level: a probability above 0, got {level}.")
@@ -250,27 +255,37 @@ def _losses(draws: np.ndarray, one: np.ndarray, loss: str) -> np.ndarray:
     return _losses_f(draws, one, _size_function(loss, draws.shape[1]))
 
 
-def _losses_f(draws: np.ndarray, one: np.ndarray, f: Callable[[np.ndarray], np.ndarray], block: int = 4096) -> np.ndarray:
+def _losses_f(draws: np.ndarray, one: np.ndarray, f: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """[draw]: the loss between each draw and one partition, in blocks of draws."""
-    found = []
+    found, groups = [], one.max() + 1
+    block = max(1, COUNTS // max(groups * (draws.max() + 1), draws.shape[1]))
     for part in (draws[i : i + block] for i in range(0, len(draws), block)):
-        groups, others = one.max() + 1, part.max() + 1
+        others = part.max() + 1
         index = (np.arange(len(part))[:, None] * groups + one) * others + part
         crossing = np.bincount(index.ravel(), minlength=len(part) * groups * others).reshape(len(part), groups, others)
         found.append(f(crossing.sum(2)).sum(1) + f(crossing.sum(1)).sum(1) - 2 * f(crossing).sum((1, 2)))
     return np.maximum(np.concatenate(found), 0.0)
 
 
+def _draws_of(labels: Any) -> np.ndarray:
+    """Labels (chain, draw, row) or [draw, row]; a DataArray may have its dimensions in any order."""
+    if isinstance(labels, xr.DataArray):
+        labels = labels.transpose(*(dim for dim in ("chain", "draw") if dim in labels.dims), ...)
+    array = np.asarray(labels)
+    if array.ndim not in (2, 3):
+        raise ValueError(f"labels: (chain, draw, row) or [draw, row]; found shape {array.shape}.")
+    return array
+
+
 def _distinct(labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Distinct partitions among the draws, [partition, row], and the share of draws of each."""
-    draws, counts = np.unique(_canonical(labels), axis=0, return_counts=True)
+    draws, counts = np.unique(_canonical(_draws_of(labels)), axis=0, return_counts=True)
     return draws, counts / counts.sum()
 
 
-def _canonical(labels: Any) -> np.ndarray:
+def _canonical(array: np.ndarray) -> np.ndarray:
     """Labels 0, 1, ... in the order of their first row, so that equal partitions are equal arrays: [draw, row], or [row]."""
-    array = np.asarray(labels)
-    if array.dtype.kind not in "iu" or array.ndim == 0 or array.size == 0:
+    if array.dtype.kind not in "iu" or array.size == 0:
         raise ValueError(f"labels: integers (chain, draw, row), at least one; found {array.dtype} of shape {array.shape}.")
     flat = array.reshape(-1, array.shape[-1])
     dense = np.unique(flat, return_inverse=True)[1].reshape(flat.shape)
@@ -283,6 +298,6 @@ def _canonical(labels: Any) -> np.ndarray:
 
 def _one(center: Any, n: int) -> np.ndarray:
     array = np.asarray(center)
-    if array.shape != (n,):
-        raise ValueError(f"center: one label a row, shape ({n},); found {array.shape}.")
+    if array.shape != (n,) or array.dtype.kind not in "iu":
+        raise ValueError(f"center: one label a row, shape ({n},), integers; found {array.dtype} of shape {array.shape}.")
     return _canonical(array)

@@ -14,12 +14,14 @@ from diagnostics._verdict import attribute, group_of
 __all__ = ["plot_ancestry", "plot_calibration", "plot_decision_regions", "plot_elbo", "plot_evidence", "plot_partition"]
 
 QUIET, STRONG = "0.82", "C0"
+MOST_LABELS = 22  # that can be read beside each other
 
 
 def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -> Any:
     """The ELBO of every replicate over the steps: each estimate thin, the mean of the last `window` steps bold.
 
-    The window is a fiftieth of the run unless given. The vertical range is that of the last four fifths: the climb is cut.
+    The window is a fiftieth of the run unless given. The vertical range is that of the last four fifths, a hundredth of them at
+    either end not asked: the climb is cut, and so are outliers.
     """
     trace = _over_steps(tree, "elbo", "plot_elbo").values
     window = max(trace.shape[1] // 50, 1) if window is None else window
@@ -33,8 +35,8 @@ def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -
         ax.plot(steps[window - 1 :], smooth, color=f"C{i % 10}", linewidth=1.8, zorder=2, label=f"replicate {i}: {smooth[-1]:.4g}")
     late = trace[:, trace.shape[1] // 5 :]
     if np.isfinite(late).any():
-        low, high = np.min(late[np.isfinite(late)]), np.max(late[np.isfinite(late)])
-        ax.set_ylim(low - 0.05 * (high - low) - 1e-9, high + 0.05 * (high - low) + 1e-9)
+        low, high = np.quantile(late[np.isfinite(late)], [0.01, 0.99])
+        ax.set_ylim(low - 0.5 * (high - low) - 1e-9, high + 0.5 * (high - low) + 1e-9)
     ax.set(xlabel="step", ylabel="ELBO (nats)", xlim=(0, trace.shape[1]))
     ax.legend(frameon=False, loc="lower right", fontsize="small", ncols=1 + (len(trace) - 1) // 6)
     return ax
@@ -49,28 +51,25 @@ def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
     """
     running = _over_steps(tree, "log_evidence", "plot_evidence").values
     shrinks = "log_volume" in group_of(tree, "sample_stats")
-    along = (
-        -_over_steps(tree, "log_volume", "plot_evidence").values
-        if shrinks
-        else np.broadcast_to(np.arange(1, running.shape[1] + 1), running.shape)
-    )
+    steps = np.broadcast_to(np.arange(1.0, running.shape[1] + 1), running.shape)
+    along = -_over_steps(tree, "log_volume", "plot_evidence").values if shrinks else steps
+    known = np.isfinite(along) & np.isfinite(running)
+    if not known.any():
+        raise ValueError("plot_evidence: no step of any replicate has a finite log-evidence.")
+    curves = [(x[each], values[each]) for x, values, each in zip(along, running, known, strict=True)]
     ax = _axes(ax)
     if shrinks:
-        _draw_shares(ax, along, running)
-    for i, (x, values) in enumerate(zip(along, running, strict=True)):
-        ax.plot(x, values, color=f"C{i % 10}", linewidth=1.6, label=f"replicate {i}: {values[-1]:.2f}")
-    final, error = attribute(tree, "log_evidence"), attribute(tree, "log_evidence_se")
-    if final is not None:
-        ax.axhline(
-            final, color="0.3", linewidth=1, linestyle="--", label=f"run: {final:.2f}" + ("" if error is None else f" ± {error:.2g}")
-        )
-    if final is not None and error is not None:
-        ax.axhspan(final - 2 * error, final + 2 * error, color="0.3", alpha=0.15, linewidth=0)
+        _draw_shares(ax, curves)
+    for i, (x, values) in enumerate(curves):
+        end = f"{values[-1]:.2f}" if values.size else "not finite"
+        ax.plot(x, values, color=f"C{i % 10}", linewidth=1.6, label=f"replicate {i}: {end}")
+    final = _draw_final(ax, tree)
     if shrinks:  # the first points stand for nothing: their evidence is hundreds of nats below
-        ends = [*running[:, -1], *([] if final is None else [final])]
-        low = max(np.nanmin(running), min(ends) - 20)
+        ends = [*(values[-1] for _, values in curves if values.size), *final]
+        low = max(running[known].min(), min(ends) - 20)
         ax.set_ylim(low, max(ends) + 0.35 * (max(ends) - low) + 1e-9)  # room for the legend
-    ax.set(xlabel="shrinkage $-\\log X$" if shrinks else "step", ylabel="log-evidence so far (nats)", xlim=(along.min(), along.max()))
+    xlabel = "shrinkage $-\\log X$" if shrinks else "step"
+    ax.set(xlabel=xlabel, ylabel="log-evidence so far (nats)", xlim=(along[known].min(), along[known].max()))
     ax.legend(frameon=False, loc="upper left" if shrinks else "best", fontsize="small")
     return ax
 
@@ -85,6 +84,8 @@ def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
 
     parents = _over_steps(tree, "ancestor", "plot_ancestry").sel(chain=chain).values.astype(int)
     steps, size = parents.shape
+    if steps < 2:
+        raise ValueError(f"plot_ancestry: {steps} steps have no ancestry; wanted two at least, each after the first with its parents.")
     place = np.empty((steps, size))
     place[0] = np.arange(size)
     for t in range(1, steps):  # siblings beside each other, below their parent
@@ -126,8 +127,10 @@ def plot_partition(labels: Any, *, estimate: Any = None, ax: Any = None) -> Any:
     for low, high in zip([0, *ends], [*ends, len(order)], strict=True):
         ax.add_patch(_square(float(low) - 0.5, float(high - low)))
     middles = (np.array([0, *ends]) + np.array([*ends, len(order)]) - 1) / 2
-    ax.set_yticks(middles, [f"{names[inverse[order[int(m)]]]}" for m in middles])
-    ax.set(xticks=[], xlabel=f"{len(order)} rows, sorted by group", ylabel="group of the point estimate")
+    shown = _apart(middles, len(order) / MOST_LABELS)
+    ax.set_yticks(shown, [f"{names[inverse[order[int(m)]]]}" for m in shown])
+    ylabel = "group of the point estimate" + ("" if len(shown) == len(middles) else f" ({len(middles)}; labels left out)")
+    ax.set(xticks=[], xlabel=f"{len(order)} rows, sorted by group", ylabel=ylabel)
     ax.figure.colorbar(image, ax=ax, label="probability of being together", fraction=0.046, pad=0.03)
     return ax
 
@@ -140,13 +143,16 @@ def plot_decision_regions(
     :param predict: a function from points [point, 2] to probabilities [point, class] (leading axes, such as draws, are
         averaged), or an estimator with `predict_proba`.
     :param x: the data, [row, 2]; they set the range.
-    :param y: their classes, drawn in the colour of the class with a white rim; -1 for none.
+    :param y: their classes, drawn in the colour of the class with a white rim; -1 for none. They are the `classes_` of an
+        estimator, and 0, 1, ..., in the order of the columns, for a function.
+    :param class_names: of the columns; the `classes_` of an estimator unless given.
 
     Cost: `resolution` squared predictions.
     """
     data = np.asarray(x, float)
     if data.ndim != 2 or data.shape[1] != 2:
         raise ValueError(f"x: two features, [row, 2]; found shape {data.shape}.")
+    labels = getattr(predict, "classes_", None)
     low, high = np.nanmin(data, axis=0), np.nanmax(data, axis=0)
     low, high = low - 0.08 * (high - low) - 1e-9, high + 0.08 * (high - low) + 1e-9
     across, up = (np.linspace(low[i], high[i], resolution) for i in (0, 1))
@@ -154,15 +160,16 @@ def plot_decision_regions(
     probabilities = np.asarray(getattr(predict, "predict_proba", predict)(points), float)
     probabilities = probabilities.reshape(-1, *probabilities.shape[-2:]).mean(0)
     classes = probabilities.shape[1]
+    of = _columns(y, np.arange(classes) if labels is None else np.asarray(labels), len(data))
+    names = _names(labels) if class_names is None and labels is not None else class_names
     colors = _colors(classes)
     entropy = _entropy(probabilities)
     pale = np.clip(entropy / np.log(classes), 0, 1)[:, None] if classes > 1 else np.zeros((len(entropy), 1))
     rgb = (1 - pale) * (0.25 + 0.75 * colors[probabilities.argmax(1)]) + pale
-    ax = _axes(ax, (5.6, 4.6))
-    extent = (low[0], high[0], low[1], high[1])
+    ax, extent = _axes(ax, (5.6, 4.6)), (low[0], high[0], low[1], high[1])
     ax.imshow(rgb.reshape(resolution, resolution, 3), extent=extent, origin="lower", aspect="auto", interpolation="bilinear", zorder=0)
     _draw_borders(ax, across, up, probabilities.reshape(resolution, resolution, classes))
-    _draw_points(ax, data, y, colors, class_names)
+    _draw_points(ax, data, of, colors, names)
     _entropy_bar(ax, np.log(max(classes, 2)))
     ax.set(xlim=extent[:2], ylim=extent[2:])
     return ax
@@ -212,10 +219,24 @@ def _over_steps(tree: xr.DataTree, name: str, who: str) -> xr.DataArray:
     return stats[name].transpose("chain", "step", ...)
 
 
-def _draw_shares(ax: Any, along: np.ndarray, running: np.ndarray) -> None:
+def _draw_final(ax: Any, tree: xr.DataTree) -> list[float]:
+    """The log-evidence of the run with two standard errors, where they are numbers."""
+    final, error = attribute(tree, "log_evidence"), attribute(tree, "log_evidence_se")
+    if final is None or not np.isfinite(final):
+        return []
+    known = error is not None and np.isfinite(error)
+    ax.axhline(final, color="0.3", linewidth=1, linestyle="--", label=f"run: {final:.2f}" + (f" ± {error:.2g}" if known else ""))
+    if known:
+        ax.axhspan(final - 2 * error, final + 2 * error, color="0.3", alpha=0.15, linewidth=0)
+    return [final]
+
+
+def _draw_shares(ax: Any, curves: list[tuple[np.ndarray, np.ndarray]]) -> None:
     """Increments of the evidence, as shares of it, over the shrinkage: where the posterior's mass lies."""
     beside = ax.twinx()
-    for i, (x, values) in enumerate(zip(along, running, strict=True)):
+    for i, (x, values) in enumerate(curves):
+        if len(x) < 2:
+            continue
         share = np.diff(np.exp(values - values[-1])) / np.maximum(np.diff(x), 1e-12)
         beside.fill_between(x[1:], share, color=f"C{i % 10}", alpha=0.18, linewidth=0)
     beside.set_ylim(0, 2.5 * beside.get_ylim()[1])
@@ -223,6 +244,15 @@ def _draw_shares(ax: Any, along: np.ndarray, running: np.ndarray) -> None:
     beside.set_ylabel("posterior mass (filled)")
     ax.set_zorder(beside.get_zorder() + 1)
     ax.patch.set_visible(False)
+
+
+def _apart(places: np.ndarray, gap: float) -> list[float]:
+    """The places, without those that are nearer than `gap` to the last one kept."""
+    kept: list[float] = []
+    for place in places.tolist():
+        if not kept or place - kept[-1] >= gap:
+            kept.append(place)
+    return kept
 
 
 def _square(corner: float, side: float) -> Any:
@@ -251,8 +281,27 @@ def _draw_borders(ax: Any, across: np.ndarray, up: np.ndarray, probabilities: np
             ax.contour(across, up, lead, levels=[0.0], colors="0.35", linewidths=0.8, zorder=1)
 
 
-def _draw_points(ax: Any, data: np.ndarray, y: Any, colors: np.ndarray, class_names: Any) -> None:
-    of = np.full(len(data), -1) if y is None else np.asarray(y)
+def _columns(y: Any, labels: np.ndarray, rows: int) -> np.ndarray | None:
+    """The column of each row's class, -1 for none."""
+    if y is None:
+        return None
+    values = np.asarray(y)
+    if values.shape != (rows,):
+        raise ValueError(f"y: one class a row, shape ({rows},); found shape {values.shape}.")
+    column = {label: k for k, label in reversed(list(enumerate(labels.tolist())))}
+    found = np.array([column.get(value, -1) for value in values.tolist()], int)
+    unknown = [value for value, k in zip(values.tolist(), found, strict=True) if k == -1 and value != -1]
+    if unknown:
+        raise ValueError(f"y: {unknown[0]!r} is no class of the prediction; wanted {labels.tolist()}, or -1 for none.")
+    return found
+
+
+def _names(labels: Any) -> list[str]:
+    return [f"class {label}" if isinstance(label, int | float) else str(label) for label in np.asarray(labels).tolist()]
+
+
+def _draw_points(ax: Any, data: np.ndarray, columns: np.ndarray | None, colors: np.ndarray, class_names: Any) -> None:
+    of = np.full(len(data), -1) if columns is None else columns
     for k in np.unique(of):
         name = "no class" if k == -1 else f"class {k}" if class_names is None else str(class_names[k])
         face = "0.5" if k == -1 else colors[k]
@@ -264,7 +313,7 @@ def _draw_points(ax: Any, data: np.ndarray, y: Any, colors: np.ndarray, class_na
             color=[face],
             edgecolors="white",
             linewidths=0.6,
-            label=name if y is not None else "data",
+            label=name if columns is not None else "data",
             zorder=2,
         )
     ax.legend(loc="best", fontsize="small", framealpha=0.85)

@@ -10,10 +10,11 @@ import xarray as xr
 from scipy.stats import norm
 
 from diagnostics import compare
+from diagnostics._comparison_rows import joined
 from tests.diagnostics.trees import tree_of
 
 ROWS = 60
-module = importlib.import_module("diagnostics.comparison")
+module = importlib.import_module("diagnostics.comparison")  # the package's name for it is the function
 
 
 @pytest.fixture
@@ -73,10 +74,10 @@ def test_bayes_factors_and_their_errors(pair):
 def test_evidence_errors_that_make_a_ranking_unsafe(pair):
     trees, _ = pair
     trees["wide"].attrs |= {"log_evidence": -80.9}
-    with pytest.warns(UserWarning, match="wide: log Bayes factor within two errors of the best .-0.9 \\+- 0.5.") as caught:
+    with pytest.warns(UserWarning, match="log Bayes factor of wide within its error .-0.9 \\+- 0.5, and 2 errors are wanted.") as caught:
         table = compare(trees)
     assert len(caught) == 1
-    assert table["unsafe"]["right"] == ""
+    assert table["unsafe"]["wide"].startswith("log Bayes factor within its error of the best, right (-0.9 +- 0.5")
     trees["wide"].attrs["log_evidence_se"] = float("nan")
     with pytest.warns(UserWarning, match="wide: its log-evidence has no error"):
         compare(trees)
@@ -86,16 +87,21 @@ def test_a_high_khat_is_counted_and_warned_of_once(rng):
     y = rng.normal(size=ROWS)
     good, _ = gaussian(rng, y)
     bad, _ = gaussian(rng, y, sd=2.0, tail=3.0)
-    with pytest.warns(UserWarning, match="bad: 1 rows with k-hat above 0.70") as caught:
+    with pytest.warns(UserWarning, match="good: ELPD of bad within two standard errors") as caught:
         table = compare({"good": good, "bad": bad})
     assert len(caught) == 1
+    assert table["unsafe"]["bad"].startswith("1 rows with k-hat above 0.70")
     assert table["high_k"].to_dict() == {"good": 0, "bad": 1}
 
 
 def test_two_runs_of_one_model_cannot_be_ranked(rng):
     y = rng.normal(size=ROWS)
-    with pytest.warns(UserWarning, match="ELPD within two standard errors"):
-        compare({"one": gaussian(rng, y)[0], "other": gaussian(rng, y, sd=1.001)[0]})
+    with pytest.warns(UserWarning, match="ELPD of .* within two standard errors"):
+        table = compare({"one": gaussian(rng, y)[0], "other": gaussian(rng, y, sd=1.001)[0]})
+    best, other = table.index
+    size = f"({table['elpd_diff'][other]:.3g} +- {table['dse'][other]:.3g})"
+    assert table["unsafe"][best] == f"ELPD of {other} within two standard errors {size}"
+    assert table["unsafe"][other] == f"ELPD within two standard errors of the best, {best} {size}"
 
 
 def test_several_sites_are_joined_and_matched_by_their_data(rng):
@@ -106,7 +112,8 @@ def test_several_sites_are_joined_and_matched_by_their_data(rng):
     for group in ("observed_data", "log_likelihood"):
         data = split[group].to_dataset()
         swapped[group].dataset = xr.Dataset({"p": data["b"].variable, "q": data["a"].variable})
-    table = compare({"split": split, "swapped": swapped})
+    with pytest.warns(UserWarning, match=r"swapped within two standard errors \(0 \+- 0\)"):
+        table = compare({"split": split, "swapped": swapped})
     assert table["elpd"]["split"] == pytest.approx(exact, abs=0.1)
     assert table["elpd"]["swapped"] == table["elpd"]["split"]
     assert table["dse"].to_list() == [0.0, 0.0]  # a wrong order would give the pairs a spread
@@ -172,7 +179,7 @@ def test_held_out_tables_are_checked(pair):
         compare(trees, test={"third": np.zeros((4, 5, 6))})
     with pytest.raises(ValueError, match="'wide' has 6 held-out rows, 'right' has 7"):
         compare(trees, test={"wide": np.zeros((4, 5, 6)), "right": np.zeros((4, 5, 7))})
-    with pytest.raises(ValueError, match="test.'wide'.: finite log-likelihoods"):
+    with pytest.raises(ValueError, match="test.'wide'.: log-likelihoods .chain, draw, row., finite or -inf"):
         compare(trees, test={"wide": np.full((4, 5, 6), np.nan)})
 
 
@@ -216,6 +223,9 @@ def test_trees_are_checked():
         compare({})
     with pytest.raises(TypeError, match="found {'a': 'Dataset'}"):
         compare({"a": xr.Dataset()})
+    for wrong in ([tree_of({"posterior": {}})], tree_of({"posterior": {}})):
+        with pytest.raises(TypeError, match=f"trees: a dict of name -> DataTree; found {type(wrong).__name__}"):
+            compare(wrong)
 
 
 def test_tail_of_correlated_draws_is_longer(rng):
@@ -227,7 +237,6 @@ def test_tail_of_correlated_draws_is_longer(rng):
     tree["log_likelihood"].dataset = xr.Dataset({"y": (["chain", "draw", "row_y"], logp)})
     efficiency = np.mean([float(az.ess(np.exp(logp[..., i]), method="mean", relative=True)) for i in range(ROWS)])
     assert efficiency < 0.9
-    joined = module._joined({"a": tree})["a"]
-    found = module._loo(tree, joined).pareto_k.values
+    found = module._loo(tree, joined({"a": tree})["a"], None).pareto_k.values
     np.testing.assert_allclose(found, az.loo(tree, reff=efficiency, pointwise=True).pareto_k.values)
     assert np.abs(found - az.loo(tree, reff=1.0, pointwise=True).pareto_k.values).max() > 1e-3

@@ -157,3 +157,37 @@ def test_input_is_checked(rng):
         credible_ball(np.zeros((2, 3), int), np.zeros(4, int))
     with pytest.raises(ValueError, match="level"):
         credible_ball(np.zeros((2, 3), int), np.zeros(3, int), level=0.0)
+    for wrong in (np.array([0, 0, 1]), np.zeros((2, 3, 4, 5), int)):
+        for question in (num_groups, coclustering, point_estimate, lambda labels: distances(labels, np.zeros(3, int))):
+            with pytest.raises(ValueError, match=r"labels: \(chain, draw, row\) or \[draw, row\]; found shape"):
+                question(wrong)
+    with pytest.raises(ValueError, match="center: .* integers; found float64"):
+        credible_ball(np.zeros((2, 3), int), np.zeros(3))
+
+
+def test_dimensions_of_a_data_array_may_come_in_any_order(rng):
+    labels = xr.DataArray(noisy(rng, 8, 100).reshape(2, 50, 8), dims=("chain", "draw", "row"))
+    center = point_estimate(labels).labels
+    for order in (("row", "chain", "draw"), ("draw", "row", "chain")):
+        turned = labels.transpose(*order)
+        np.testing.assert_array_equal(coclustering(turned), coclustering(labels))
+        np.testing.assert_array_equal(num_groups(turned), num_groups(labels))
+        np.testing.assert_array_equal(distances(turned, center), distances(labels, center))
+        np.testing.assert_array_equal(point_estimate(turned).labels, center)
+        assert credible_ball(turned, center).radius == credible_ball(labels, center).radius
+    flat = labels.isel(chain=0)
+    np.testing.assert_array_equal(coclustering(flat.transpose("row", "draw")), coclustering(flat))
+    assert coclustering(labels.transpose("row", "chain", "draw").values).shape == (50, 50)  # an array has only its order
+
+
+@pytest.mark.parametrize("loss", ["vi", "binder"])
+def test_blocks_of_draws_give_what_all_of_them_give(rng, loss, monkeypatch):
+    labels, center = rng.integers(0, 6, (40, 30)), rng.integers(0, 5, 30)
+    whole = distances(labels, center, loss)
+    sizes = []
+    counted = np.bincount
+    monkeypatch.setattr(partitions, "COUNTS", 100)  # crossings: three draws at a time
+    monkeypatch.setattr(partitions.np, "bincount", lambda *args, **kwargs: sizes.append(kwargs["minlength"]) or counted(*args, **kwargs))
+    np.testing.assert_array_equal(distances(labels, center, loss), whole)
+    assert len(sizes) == 14
+    assert max(sizes) <= 100

@@ -1,5 +1,7 @@
 """Pictures: what the artists hold, not only that they are drawn."""
 
+from itertools import pairwise
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -200,6 +202,92 @@ def test_calibration_draws_the_curve_and_its_intervals(rng, given):
     np.testing.assert_allclose(heights / heights.sum(), curve["count"] / 400)
     assert ax.get_title().endswith(f"{expected_calibration_error(y, p, of=2, bins=5):.3f}")
     assert ax.get_xlabel() == "probability of class 2"
+
+
+def test_one_outlier_does_not_set_the_range_of_the_elbo(rng):
+    tree = trees.variational(rng)
+    plain = pictures.plot_elbo(tree).get_ylim()
+    elbo = tree["sample_stats"]["elbo"].values.copy()
+    elbo[1, 250] = -2000.0
+    ax = rendered(pictures.plot_elbo(trees.replaced(tree, "sample_stats", "elbo", elbo)))
+    assert ax.get_ylim() == pytest.approx(plain, abs=0.1)
+    two = tree["sample_stats"]["elbo"].values - np.array([[0.0], [0.0], [30.0]])  # no outlier: a start that ended elsewhere
+    assert pictures.plot_elbo(trees.replaced(tree, "sample_stats", "elbo", two)).get_ylim()[0] < -50
+
+
+@pytest.mark.parametrize("name", ["log_evidence", "log_volume"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_evidence_that_is_not_finite_is_left_out(rng, name, value):
+    tree = trees.nested(rng)
+    values = tree["sample_stats"][name].values.copy()
+    values[1, 1500:] = value
+    ax = rendered(pictures.plot_evidence(trees.replaced(tree, "sample_stats", name, values)))
+    one, other = curves(ax, "replicate")
+    assert (len(one.get_xdata()), len(other.get_xdata())) == (2000, 1500)
+    assert other.get_label().endswith(f"{tree['sample_stats']['log_evidence'].values[1, 1499]:.2f}")
+    values[1] = value
+    ax = rendered(pictures.plot_evidence(trees.replaced(tree, "sample_stats", name, values)))
+    assert curves(ax, "replicate 1")[0].get_label() == "replicate 1: not finite"
+    values[:] = value
+    with pytest.raises(ValueError, match="plot_evidence: no step of any replicate has a finite log-evidence"):
+        pictures.plot_evidence(trees.replaced(tree, "sample_stats", name, values))
+
+
+def test_a_run_whose_evidence_is_not_finite_has_no_line(rng):
+    ax = rendered(pictures.plot_evidence(trees.nested(rng, log_evidence=-np.inf)))
+    assert not curves(ax, "run")
+    assert np.isfinite(ax.get_ylim()).all()
+
+
+def test_one_step_has_no_ancestry(rng):
+    with pytest.raises(ValueError, match="plot_ancestry: 1 steps have no ancestry; wanted two"):
+        pictures.plot_ancestry(trees.particles(rng, steps=1))
+
+
+def test_labels_of_many_groups_do_not_overlap():
+    """Of forty groups, one of which is large: no two labels are nearer than the height of a line."""
+    truth = np.repeat(np.arange(40), [100] + [2] * 39)
+    ax = rendered(pictures.plot_partition(np.tile(truth, (5, 1))))
+    boxes = sorted(text.get_window_extent().bounds[1::2] for text in ax.get_yticklabels())
+    assert len(boxes) > 5
+    for (low, height), (above, _) in pairwise(boxes):
+        assert low + height <= above + 1
+    assert ax.get_ylabel() == "group of the point estimate (40; labels left out)"
+    names = [int(text.get_text()) for text in ax.get_yticklabels()]
+    for name, place in zip(names, ax.get_yticks(), strict=True):
+        assert place == pytest.approx(np.flatnonzero(truth == name).mean())
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], [10, 30], [-1, 1], [False, True]], ids=str)
+def test_regions_take_the_classes_of_the_estimator(rng, labels):
+    from sklearn.linear_model import LogisticRegression
+
+    x = rng.normal(size=(60, 2))
+    y = np.array(labels)[(x[:, 0] > 0).astype(int)]
+    ax = rendered(pictures.plot_decision_regions(LogisticRegression().fit(x, y), x, y, resolution=20))
+    names = [label if isinstance(label, str) else f"class {label}" for label in labels]
+    points = {c.get_label(): c for c in ax.collections if c.get_label() in names}
+    assert list(points) == names
+    colors = np.array(mpl.colormaps["tab10"].colors[:2])
+    for k, name in enumerate(names):
+        assert np.sign(points[name].get_offsets()[:, 0]).tolist() == [2 * k - 1] * len(points[name].get_offsets())
+        np.testing.assert_allclose(points[name].get_facecolor()[0, :3], colors[k])
+
+
+def test_regions_refuse_classes_that_are_none(rng):
+    from sklearn.linear_model import LogisticRegression
+
+    x = rng.normal(size=(20, 2))
+    half = lambda points: np.full((len(points), 2), 0.5)
+    model = LogisticRegression().fit(x, np.where(x[:, 0] > 0, "a", "b"))
+    for predict, y, message in (
+        (half, np.full(20, 2), r"y: 2 is no class of the prediction; wanted \[0, 1\], or -1"),
+        (half, np.full(20, "a"), r"y: 'a' is no class"),
+        (model, np.zeros(20, int), r"y: 0 is no class of the prediction; wanted \['a', 'b'\]"),
+        (model, np.full(19, "a"), r"y: one class a row, shape \(20,\); found shape \(19,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pictures.plot_decision_regions(predict, x, y, resolution=5)
 
 
 def test_a_picture_without_its_figures_says_what_is_missing(rng):

@@ -1,4 +1,4 @@
-"""Reports: figures equal to ArviZ's or to a closed form, and every spoiled run distrusted for the right reason."""
+"""Reports of chains: figures equal to ArviZ's, and every spoiled run distrusted for the right reason."""
 
 import json
 
@@ -8,23 +8,14 @@ import pytest
 import xarray as xr
 
 from diagnostics import report
-from diagnostics.reports import insertion_rank_test, kind_of
+from diagnostics.reports import kind_of
 from tests.diagnostics import trees
+from tests.diagnostics.trees import failed, replaced
 
 
 @pytest.fixture
 def rng():
     return np.random.default_rng(1)
-
-
-def replaced(tree, group, name, values):
-    data = tree[group].to_dataset()
-    tree[group].dataset = data.assign({name: (data[name].dims, values)})
-    return tree
-
-
-def failed(page):
-    return {verdict.name for verdict in page.verdicts if verdict.ok is False}
 
 
 def test_good_chains_are_trusted_with_the_figures_of_arviz(rng):
@@ -84,7 +75,40 @@ def test_a_constant_element_does_not_spoil_the_rest(rng):
     tree = trees.chains(rng)
     effect = tree["posterior"]["effect"].values.copy()
     effect[..., 0] = 1.0
-    assert report(replaced(tree, "posterior", "effect", effect)).trusted
+    page = report(replaced(tree, "posterior", "effect", effect))
+    assert page.trusted
+    assert page["movement"].ok is None  # pointed out, for a check that nothing was refused
+    assert page["movement"].figures == {"constant": ["effect[0]"]}
+
+
+def indicator(rng, visits):
+    """Chains of an event that happens `visits` times in 500 draws, apart from each other; the first chain never sees it."""
+    event = np.zeros((4, 500), int)
+    event[1:, np.linspace(5, 490, visits).astype(int)] = 1
+    return replaced(trees.chains(rng), "posterior", "event", (["chain", "draw"], event))
+
+
+@pytest.mark.parametrize(("visits", "ok"), [(1, None), (9, None), (10, False), (50, False)])
+def test_a_chain_that_misses_an_event_is_stuck_only_if_the_event_is_frequent(rng, visits, ok):
+    """Each visit is two moves: with ten of them the other chains move 20 times."""
+    verdict = report(indicator(rng, visits))["movement"]
+    assert verdict.ok is ok
+    assert verdict.figures == ({"stuck chains": [0]} if ok is False else {"rare": ["event"]})
+
+
+def test_a_rare_event_spoils_no_healthy_run(rng):
+    for _ in range(20):
+        event = rng.uniform(size=(4, 500)) < 0.002
+        assert report(replaced(trees.chains(rng), "posterior", "event", (["chain", "draw"], event))).trusted
+
+
+def test_an_event_seen_by_one_chain_at_another_place_is_stuck(rng):
+    event = np.zeros((4, 500))
+    event[1:, 7] = 1.0
+    event[0] = 2.0
+    event[3] = 0.0  # the first and the last stand still, and not at the same place
+    page = report(replaced(trees.chains(rng), "posterior", "event", (["chain", "draw"], event)))
+    assert page["movement"].figures == {"stuck chains": [0, 3]}
 
 
 def test_divergences(rng):
@@ -94,6 +118,64 @@ def test_divergences(rng):
     page = report(replaced(tree, "sample_stats", "diverging", diverging))
     assert failed(page) == {"divergences"}
     assert page["divergences"].figures == {"count": 1, "percent": pytest.approx(0.05)}
+
+
+def with_second_block(tree, **statistics):
+    """Statistics of a second block, as the driver names them."""
+    for name, values in statistics.items():
+        replaced(tree, "sample_stats", f"{name}_1", (["chain", "draw"], values))
+    tree.attrs["kernel"] = "Gibbs(NUTS, NUTS)"
+    return tree
+
+
+def test_divergences_of_every_block(rng):
+    diverging = np.zeros((4, 500), bool)
+    diverging[2, :3] = True
+    page = report(with_second_block(trees.chains(rng), diverging=diverging))
+    assert failed(page) == {"divergences"}
+    assert page["divergences"].figures == {"count": 3, "percent": pytest.approx(0.15), "diverging": 0, "diverging_1": 3}
+    assert "Counted in diverging_1;" in page["divergences"].reason
+    assert report(with_second_block(trees.chains(rng), diverging=0 * diverging)).trusted
+
+
+@pytest.mark.parametrize("name", ["diverging", "diverging_1"])
+def test_divergences_that_cannot_be_counted(rng, name):
+    diverging = np.zeros((4, 500))
+    diverging[0, 0] = np.nan
+    page = report(replaced(trees.chains(rng), "sample_stats", name, (["chain", "draw"], diverging)))
+    assert failed(page) == {"divergences"}
+    assert f"`{name}` holds NaN" in page["divergences"].reason
+
+
+@pytest.mark.parametrize("name", ["lp", "lp_1"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_log_joint_that_is_not_finite(rng, name, value):
+    for lp in (np.full((4, 500), value), np.where(np.arange(500) == 7, value, rng.normal(size=(4, 500)))):
+        page = report(replaced(trees.chains(rng), "sample_stats", name, (["chain", "draw"], lp)))
+        assert failed(page) == {"draws"}
+        assert page["draws"].figures[name] == int((~np.isfinite(lp)).sum())
+
+
+def test_the_log_joint_of_every_block_has_an_rhat(rng):
+    page = report(with_second_block(trees.chains(rng), lp=rng.normal(size=(4, 500)) + 3.0 * np.arange(4)[:, None]))
+    assert page["R-hat"].ok is False
+    assert page["R-hat"].figures["of"] == "lp_1"
+
+
+def test_slow_energy_means_nothing_where_other_blocks_change_it(rng):
+    slow = np.cumsum(rng.normal(size=(4, 500)), axis=1)
+    assert failed(report(replaced(trees.chains(rng), "sample_stats", "energy", slow))) == {"E-BFMI"}
+    for tree in (trees.chains(rng, kernel="Gibbs(NUTS, Slice)"), with_second_block(trees.chains(rng), energy=slow)):
+        page = report(replaced(tree, "sample_stats", "energy", slow))
+        assert page.trusted
+        assert page["E-BFMI"].ok is None
+
+
+def test_an_energy_that_is_nan_is_not_called_slow(rng):
+    page = report(replaced(trees.chains(rng), "sample_stats", "energy", np.full((4, 500), np.nan)))
+    assert failed(page) == {"E-BFMI"}
+    assert page["E-BFMI"].figures == {"energy": 2000}
+    assert page["E-BFMI"].reason.startswith("The energy is NaN")
 
 
 def test_slow_energy(rng):
@@ -111,7 +193,7 @@ def test_draws_that_are_not_finite(rng, value):
     assert page["draws"].figures["mean"] == 1
 
 
-@pytest.mark.parametrize("ended", ["SIGINT", "SIGTERM", "max_time"])
+@pytest.mark.parametrize("ended", ["SIGINT", "SIGTERM", "max_time", "stop rule failed"])
 def test_a_run_that_ended_early(rng, ended):
     assert failed(report(trees.chains(rng, ended=ended))) == {"ended"}
 
@@ -166,128 +248,24 @@ def test_kind_is_told_from_the_groups(rng):
         report(xr.DataTree.from_dict({"prior": xr.Dataset()}))
 
 
-def test_good_variational_run_is_trusted(rng):
-    page = report(trees.variational(rng))
-    assert page.trusted, page.text
+def test_a_posterior_that_cannot_be_judged_is_refused(rng):
+    with pytest.raises(ValueError, match=r"posterior: 'x' has the dimensions \['draw'\]; wanted chain and draw"):
+        report(trees.tree_of({"posterior": {"x": (["draw"], rng.normal(size=300))}}))
+    text = replaced(trees.chains(rng), "posterior", "name", (["chain", "draw"], np.full((4, 500), "a")))
+    with pytest.raises(ValueError, match="posterior: 'name' holds <U1; wanted numbers"):
+        report(text)
 
 
-def test_without_log_q_nothing_is_pretended(rng):
-    page = report(trees.variational(rng, with_q=False))
-    assert page.conclusion == "undecided"
-    assert page.unknown == ["Pareto k-hat"]
-    assert page["Pareto k-hat"].reason.startswith("Not in the tree: log_q")
-
-
-@pytest.mark.parametrize(("sd_q", "fits"), [(1.0, True), (1.3, True), (0.45, False)])
-def test_khat_is_the_tail_index_of_the_weights(rng, sd_q, fits):
-    """For q = N(0, s) and p = N(0, 1) the weights have tail index 1 - s^2 below s = 1, and are bounded above."""
-    page = report(trees.variational(rng, sd_q=sd_q, draws=4000))
-    assert page["Pareto k-hat"].ok is fits
-    if sd_q < 1:
-        assert page["Pareto k-hat"].figures["largest"] == pytest.approx(1 - sd_q**2, abs=0.15)
-
-
-@pytest.mark.parametrize("drift", [0.05, -0.05])
-def test_an_elbo_that_still_moves(rng, drift):
-    tree = trees.variational(rng)
-    elbo = tree["sample_stats"]["elbo"].values + drift * np.arange(400)
-    page = report(replaced(tree, "sample_stats", "elbo", elbo))
-    assert failed(page) == {"ELBO settled"}
-    assert page["ELBO settled"].figures["gain"] == pytest.approx(100 * drift, abs=0.1)
-    assert ("rises" if drift > 0 else "falls") in page["ELBO settled"].reason
-
-
-def test_noise_alone_is_no_drift_and_much_noise_no_answer(rng):
-    flat = np.zeros((1, 400)) - 20
-    alarms = sum(
-        report(replaced(trees.variational(rng, 1), "sample_stats", "elbo", flat + rng.normal(size=(1, 400))))["ELBO settled"].ok is False
-        for _ in range(50)
-    )
-    assert alarms <= 2
-    page = report(replaced(trees.variational(rng, 1), "sample_stats", "elbo", flat + 50 * rng.normal(size=(1, 400))))
-    assert page["ELBO settled"].ok is None
-
-
-def test_a_local_optimum_shows_in_elbo_and_means(rng):
-    tree = trees.variational(rng)
-    shift = np.array([0.0, 0.0, 3.0])[:, None]
-    tree = replaced(tree, "sample_stats", "elbo", tree["sample_stats"]["elbo"].values - shift)
-    tree = replaced(tree, "posterior", "z", tree["posterior"]["z"].values + shift)
+def test_a_posterior_without_variables_is_not_blamed_on_the_warm_up(rng):
+    tree = trees.chains(rng)
+    tree["posterior"].dataset = xr.Dataset()
     page = report(tree)
-    assert failed(page) == {"replicates: ELBO", "replicates: means"}
-    assert page["replicates: means"].figures["furthest"] == pytest.approx(2.0, abs=0.1)  # 3 - mean(0, 0, 3), in sd of 1
+    assert failed(page) == {"draws"}
+    assert "no variables" in page["draws"].reason
 
 
-def test_good_particle_filter_is_trusted(rng):
-    page = report(trees.particles(rng))
-    assert page.trusted, page.text
-    assert page["resamplings"].figures == {"a replicate": [4, 4, 4], "steps": 20}
-
-
-def test_ancestors_are_traced_to_the_first_step(rng):
-    page = report(trees.particles(rng, genealogy="collapsed"))
-    assert failed(page) == {"unique ancestors"}
-    assert page["unique ancestors"].figures["left"] == [1, 1, 1]
-    tree = trees.particles(rng, replicates=1, steps=3, size=4)
-    parents = np.array([[[9, 9, 9, 9], [0, 0, 1, 3], [1, 2, 2, 2]]])  # 0 0 1 3, then 0 1 1 1
-    assert report(replaced(tree, "sample_stats", "ancestor", parents))["unique ancestors"].figures["left"] == [2]
-
-
-def test_particles_that_collapse_and_are_not_resampled(rng):
-    tree = trees.particles(rng)
-    ess = tree["sample_stats"]["ess"].values.copy()
-    ess[1, 7] = 1.5
-    page = report(replaced(tree, "sample_stats", "ess", ess))
-    assert failed(page) == {"ESS path", "resamplings"}
-    assert page["ESS path"].figures["at step"] == 7
-
-
-def test_evidences_that_spread(rng):
-    page = report(trees.particles(rng, log_evidence_of_replicates=np.array([-50.0, -53.0, -48.0])))
-    assert failed(page) == {"evidence spread"}
-    assert page["evidence spread"].figures["sd"] == pytest.approx(np.sqrt((1 / 3**2 + (8 / 3) ** 2 + (7 / 3) ** 2) / 2))
-    assert report(trees.particles(rng, replicates=1))["evidence spread"].ok is None
-
-
-def test_good_nested_run_is_trusted(rng):
-    page = report(trees.nested(rng))
-    assert page.trusted, page.text
-    assert page["information"].figures["error it implies"] == pytest.approx(np.sqrt(0.08))
-
-
-def test_insertion_ranks_hold_their_level_and_find_a_slow_sampler(rng):
-    alarms = sum(insertion_rank_test(rng.integers(0, 50, 1000), 50) < 0.05 for _ in range(400))
-    assert alarms <= 32  # 20 expected at most; 3 standard errors above
-    page = report(trees.nested(rng, skew=1.2))
-    assert failed(page) == {"insertion ranks"}
-
-
-def test_insertion_ranks_find_a_fault_that_is_brief(rng):
-    ranks = rng.integers(0, 100, 5000)
-    assert insertion_rank_test(ranks, 100) > 0.01
-    ranks[2000:2100] = rng.integers(0, 60, 100)
-    assert insertion_rank_test(ranks, 100) < 0.01
-
-
-def test_insertion_ranks_beyond_the_live_points_are_refused():
-    with pytest.raises(ValueError, match="insertion_rank: the largest is 100, among num_live=100"):
-        insertion_rank_test(np.array([0, 100]), 100)
-
-
-def test_replicates_beyond_their_claimed_error(rng):
-    page = report(trees.nested(rng, log_evidence_of_replicates=np.array([-30.0, -33.0])))
-    assert failed(page) == {"evidence error"}
-    assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=np.full(2, 0.01)))) >= {"information"}
-
-
-def test_effective_draws_are_kish(rng):
-    tree = trees.nested(rng)
-    weights = np.log(np.array([[0.5, 0.5, 1e-30], [1.0, 1e-30, 1e-30]]))
-    tree["particles"].dataset = xr.Dataset({"log_weight": (["chain", "particle"], weights)})
-    page = report(tree)
-    assert page["effective draws"].figures["count"] == pytest.approx(3.0)
-    assert failed(page) == {"effective draws"}
-
-
-def test_a_nested_run_that_was_cut_is_not_trusted(rng):
-    assert failed(report(trees.nested(rng, ended="budget"))) == {"ended"}
+def test_the_dictionary_is_json_without_infinities(rng):
+    page = report(trees.chains(rng, draws=1))
+    found = json.loads(json.dumps(page.as_dict(), allow_nan=False))
+    assert next(each for each in found["verdicts"] if each["name"] == "R-hat")["figures"]["largest"] == "inf"
+    assert json.loads(json.dumps(report(trees.chains(rng, num_chains=1)).as_dict(), allow_nan=False))["unknown"] == ["R-hat"]

@@ -15,6 +15,18 @@ def tree_of(groups: dict[str, dict], **attrs) -> xr.DataTree:
     return tree
 
 
+def replaced(tree, group, name, values):
+    """The tree with other values of one variable; (dims, values) makes a new one."""
+    data = tree[group].to_dataset()
+    tree[group].dataset = data.assign({name: values if isinstance(values, tuple) else (data[name].dims, values)})
+    return tree
+
+
+def failed(page):
+    """Names of the checks that failed."""
+    return {verdict.name for verdict in page.verdicts if verdict.ok is False}
+
+
 def chains(rng, num_chains=4, draws=500, **attrs) -> xr.DataTree:
     shape = (num_chains, draws)
     posterior = {"mean": (["chain", "draw"], rng.normal(size=shape)), "effect": (["chain", "draw", "school"], rng.normal(size=(*shape, 3)))}

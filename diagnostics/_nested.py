@@ -1,0 +1,137 @@
+"""Checks of nested samplers."""
+
+import json
+import warnings
+
+import numpy as np
+import xarray as xr
+
+from diagnostics._evidence import complete, finite_evidence, steps_taken
+from diagnostics._verdict import Verdict, attribute, each_of, finite_draws, group_of
+
+__all__ = ["DECISIVE", "insertion_rank_test", "nested_verdicts"]
+
+DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended")
+ALPHA, DRAWS = 0.01, 100
+LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
+
+
+def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
+    """All checks of a nested sampler."""
+    finite = [finite_draws(tree), finite_evidence(tree)]
+    return [*finite, _insertion(tree), _information(tree), _error_against_spread(tree), _effective(tree), complete(tree)]
+
+
+def insertion_rank_test(ranks: np.ndarray, num_live: int) -> float:
+    """p-value of the ranks at which new points were inserted among `num_live` live ones, [step]; they are uniform on 0..n-1.
+
+    A Kolmogorov-Smirnov test over the whole run, and one over each stretch of `num_live` steps (a fault may be brief) with
+    p = 1 - (1 - min p)^k; the smaller of the two, doubled. Negative and NaN ranks are steps without an insertion.
+    Conservative, for ranks are discrete. Fowlie, Handley and Su (2020), MNRAS 497; cost: a sort.
+    """
+    ranks = np.asarray(ranks, float).ravel()
+    ranks = ranks[np.isfinite(ranks) & (ranks >= 0)].astype(int)
+    if not len(ranks):
+        return float("nan")
+    if ranks.max() >= num_live:
+        raise ValueError(f"insertion_rank: the largest is {ranks.max()}, among num_live={num_live} points it is at most {num_live - 1}.")
+    stretches = [ranks[i : i + num_live] for i in range(0, len(ranks) - num_live + 1, num_live)]
+    rolling = 1 - (1 - min(_uniform_p(part, num_live) for part in stretches)) ** len(stretches) if len(stretches) > 1 else 1.0
+    whole = _uniform_p(ranks, num_live)
+    return min(1.0, 2 * min(whole, rolling) if len(stretches) > 1 else whole)
+
+
+def _uniform_p(ranks: np.ndarray, num_live: int) -> float:
+    from scipy.stats import kstwo
+
+    seen = np.cumsum(np.bincount(ranks, minlength=num_live)) / len(ranks)
+    gap = np.max(np.abs(seen - np.arange(1, num_live + 1) / num_live))
+    return float(kstwo.sf(gap, len(ranks))) if gap > 0 else 1.0
+
+
+def _num_live(tree: xr.DataTree) -> int | None:
+    stats = group_of(tree, "sample_stats")
+    if len(recorded := each_of(tree, "num_live")):
+        return int(recorded.max())
+    if "num_live" in stats:
+        return int(stats["num_live"].max())
+    settings = json.loads(str(tree.attrs.get("kernel_settings", "{}")))
+    found = [value for key, value in settings.items() if key.endswith(".num_live")]
+    return int(found[0]) if found else None
+
+
+def _insertion(tree: xr.DataTree) -> Verdict:
+    name, size = "insertion ranks", _num_live(tree)
+    ranks = group_of(tree, "sample_stats")["insertion_rank"].transpose("chain", "step", ...).values
+    if size is None:
+        return Verdict(name, None, {}, 'attrs["num_live"] is not in the tree: ranks mean nothing without it.')
+    taken = [each[:steps] for each, steps in zip(ranks, steps_taken(tree), strict=True)]
+    found = np.array([insertion_rank_test(each, size) for each in taken])
+    known = found[~np.isnan(found)]
+    if not known.size:
+        return Verdict(name, None, {}, "No step of any replicate has a rank.")
+    p = min(1.0, float(known.min()) * len(known))
+    figures = {"p": p, "insertions": int(sum((each >= 0).sum() for each in taken))}
+    if not p >= ALPHA:
+        reason = "New points are not drawn uniformly from the prior above the limit: the evidence is biased. More steps a point."
+        return Verdict(name, False, figures, reason)
+    if without := np.flatnonzero(np.isnan(found)).tolist():
+        return Verdict(name, None, figures | {"without ranks": without}, "Uniform where there are ranks; some replicates have none.")
+    return Verdict(name, True, figures, f"Uniform (Kolmogorov-Smirnov, whole run and stretches, p >= {ALPHA:g}).")
+
+
+def _information(tree: xr.DataTree) -> Verdict:
+    each, claimed, size = each_of(tree, "information"), each_of(tree, "log_evidence_se"), _num_live(tree)
+    if not len(each) or size is None:
+        return Verdict("information", None, {}, 'attrs["information"] or attrs["num_live"] is not in the tree.')
+    if not np.isfinite(each).all():
+        return Verdict("information", False, {"nats": each}, "The information is not finite.")
+    expected = float(np.sqrt(max(each.mean(), 0.0) / size))
+    figures = {"nats": float(each.mean()), "error it implies": expected}
+    if not len(claimed) or len(each) != len(claimed):
+        return Verdict("information", None, figures, "No error of the log-evidence in the tree to compare with sqrt(H / n).")
+    if not expected / 3 <= claimed.mean() <= 3 * max(expected, 1e-300):
+        reason = f"The claimed error {claimed.mean():.3g} is over three times away from sqrt(information / live points)."
+        return Verdict("information", False, figures, reason)
+    return Verdict(
+        "information", True, figures | {"claimed": float(claimed.mean())}, "The claimed error is that of sqrt(information / live points)."
+    )
+
+
+def _error_against_spread(tree: xr.DataTree) -> Verdict:
+    """Chi-squared of the replicates' log-evidences about their weighted mean, with the errors that they claim."""
+    from scipy.stats import chi2
+
+    name, each, errors = "evidence error", each_of(tree, "log_evidence"), each_of(tree, "log_evidence_se")
+    if len(each) < 2 or len(errors) != len(each):
+        figures = {"claimed": attribute(tree, "log_evidence_se")} if attribute(tree, "log_evidence_se") is not None else {}
+        return Verdict(name, None, figures, "Needs two replicates, each with its error: run with num_chains above 1.")
+    if not (np.isfinite(each).all() and np.isfinite(errors).all()):
+        return Verdict(name, None, {"claimed": errors}, "Unknown: a log-evidence or its claimed error is not finite.")
+    weights = 1 / np.maximum(errors, LEAST_ERROR) ** 2
+    centre = np.sum(weights * each) / np.sum(weights)
+    p = float(chi2.sf(np.sum(weights * (each - centre) ** 2), len(each) - 1))
+    figures = {"claimed": float(errors.mean()), "spread": float(np.std(each, ddof=1)), "p": p}
+    if not p >= ALPHA:
+        reason = "Replicates differ by more than the error that they claim: it is too small, or modes were missed. More live points."
+        return Verdict(name, False, figures, reason)
+    return Verdict(name, True, figures, "Replicates differ as much as the claimed error says, or less.")
+
+
+def _effective(tree: xr.DataTree) -> Verdict:
+    """Kish's (sum w)^2 / sum w^2 over all weighted particles of a replicate, summed over replicates."""
+    from scipy.special import logsumexp
+
+    particles = group_of(tree, "particles")
+    if "log_weight" not in particles:
+        return Verdict("effective draws", None, {}, "The group `particles` with `log_weight` is not in the tree.")
+    weights = particles["log_weight"].transpose("chain", ...).values
+    weights = weights.reshape(len(weights), -1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "invalid value", RuntimeWarning)  # no weight at all: NaN, and it fails below
+        total = float(np.sum(np.exp(2 * logsumexp(weights, axis=1) - logsumexp(2 * weights, axis=1))))
+    if not total >= DRAWS:
+        return Verdict(
+            "effective draws", False, {"count": total}, f"Fewer than {DRAWS}: the equally weighted posterior repeats few points."
+        )
+    return Verdict("effective draws", True, {"count": total}, f"At least {DRAWS} distinct points carry the posterior.")

@@ -1,0 +1,218 @@
+"""Reports of particle filters and nested samplers: what is trusted, and every spoiled run distrusted for the right reason."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from diagnostics import insertion_rank_test, report
+from diagnostics._evidence import steps_taken
+from tests.diagnostics import trees
+from tests.diagnostics.trees import failed, replaced
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(1)
+
+
+def test_good_particle_filter_is_trusted(rng):
+    page = report(trees.particles(rng))
+    assert page.trusted, page.text
+    assert page["resamplings"].figures == {"a replicate": [4, 4, 4], "steps": 20}
+
+
+def test_few_histories_are_no_reason_to_distrust_and_say_what_rests_on_them(rng):
+    page = report(trees.particles(rng, genealogy="collapsed"))  # at step 10 of 20
+    assert page.trusted, page.text
+    verdict = page["unique ancestors"]
+    assert verdict.ok is None
+    assert verdict.figures == {"left": [1, 1, 1]}
+    assert "rows before 10 rests on fewer than 10 histories" in verdict.reason
+    assert report(trees.particles(rng))["unique ancestors"].ok is True
+
+
+def test_ancestors_are_traced_to_the_first_step(rng):
+    tree = trees.particles(rng, replicates=1, steps=3, size=4)
+    parents = np.array([[[9, 9, 9, 9], [0, 0, 1, 3], [1, 2, 2, 2]]])  # at step 1 particles 1 and 2 live on; they come from 0 and 1
+    assert report(replaced(tree, "sample_stats", "ancestor", parents))["unique ancestors"].figures["left"] == [2]
+    lone = np.array([[[9, 9, 9, 9], [0, 1, 2, 3], [1, 1, 1, 1]]])
+    assert report(replaced(tree, "sample_stats", "ancestor", lone))["unique ancestors"].figures["left"] == [1]
+
+
+def test_ancestors_that_the_filter_counted_by_row(rng):
+    tree = trees.particles(rng, replicates=2)
+    counts = np.array([[1, 3, 9, 12, 40], [1, 1, 1, 9, 10]])
+    tree["ancestry"] = xr.DataTree(xr.Dataset({"unique_ancestors": (["chain", "row"], counts)}))
+    verdict = report(tree)["unique ancestors"]
+    assert verdict.figures == {"left": [1, 1]}
+    assert "rows before 4 rests" in verdict.reason  # of the worse replicate
+    tree["ancestry"] = xr.DataTree(xr.Dataset({"unique_ancestors": (["chain", "row"], np.minimum(counts, 9))}))
+    assert "any row rests" in report(tree)["unique ancestors"].reason
+
+
+def concentrated(rng, resampling, **attrs):
+    """A filter whose first particle has nearly all of the weight, from the first step on."""
+    settings = json.dumps({"ParticleFilter.resampling": resampling})
+    tree = trees.particles(rng, kernel_settings=settings, **attrs)
+    return replaced(tree, "sample_stats", "ess", np.full((3, 20), 1.01))
+
+
+def test_a_concentrated_posterior_is_no_fault_of_a_filter_that_keeps_the_best(rng):
+    page = report(concentrated(rng, "optimal"))
+    assert page.trusted, page.text
+    assert page["ESS path"].ok is page["resamplings"].ok is None
+    assert page["ESS path"].figures["least"] == 1.01
+    assert failed(report(concentrated(rng, "systematic"))) == {"ESS path", "resamplings"}
+    apart = np.array([-50.0, -53.0, -48.0])
+    assert failed(report(concentrated(rng, "optimal", log_evidence_of_replicates=apart))) == {"evidence spread"}
+
+
+def test_an_ess_that_is_not_a_number_is_one_for_no_filter(rng):
+    tree = concentrated(rng, "optimal")
+    ess = tree["sample_stats"]["ess"].values.copy()
+    ess[1, 3] = np.nan
+    assert failed(report(replaced(tree, "sample_stats", "ess", ess))) == {"ESS path"}
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_filters_of_hardly_any_steps(rng, steps):
+    tree = trees.particles(rng, steps=1)
+    tree["sample_stats"].dataset = tree["sample_stats"].to_dataset().isel(step=slice(steps))
+    assert failed(report(tree)) == (set() if steps else {"ESS path"})
+
+
+@pytest.mark.parametrize("make", [trees.particles, trees.nested])
+def test_draws_of_an_evidence_run_that_are_not_finite(rng, make):
+    tree = make(rng)
+    z = tree["posterior"]["z"].values.copy()
+    z[0, 3] = np.nan
+    assert failed(report(replaced(tree, "posterior", "z", z))) == {"draws"}
+    assert failed(report(replaced(tree, "posterior", "z", np.full_like(z, np.nan)))) == {"draws"}
+
+
+@pytest.mark.parametrize("make", [trees.particles, trees.nested])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("replicates", [1, 2])
+def test_evidences_that_are_not_finite(rng, make, value, replicates):
+    each = np.array([value, -30.0][:replicates])
+    page = report(make(rng, replicates=replicates, log_evidence=float(each.mean()), log_evidence_of_replicates=each))
+    assert failed(page) == {"log-evidence"}
+    assert page["log-evidence"].figures["replicates"] == [0]
+
+
+@pytest.mark.parametrize("make", [trees.particles, trees.nested])
+@pytest.mark.parametrize("ended", ["budget", "stop", "max_time"])
+def test_a_run_with_an_evidence_must_have_finished(rng, make, ended):
+    assert failed(report(make(rng, ended=ended))) == {"ended"}
+
+
+def test_particles_that_collapse_and_are_not_resampled(rng):
+    tree = trees.particles(rng)
+    ess = tree["sample_stats"]["ess"].values.copy()
+    ess[1, 7] = 1.5
+    page = report(replaced(tree, "sample_stats", "ess", ess))
+    assert failed(page) == {"ESS path", "resamplings"}
+    assert page["ESS path"].figures["at step"] == 7
+
+
+def test_evidences_that_spread(rng):
+    page = report(trees.particles(rng, log_evidence_of_replicates=np.array([-50.0, -53.0, -48.0])))
+    assert failed(page) == {"evidence spread"}
+    assert page["evidence spread"].figures["sd"] == pytest.approx(np.sqrt((1 / 3**2 + (8 / 3) ** 2 + (7 / 3) ** 2) / 2))
+    alone = report(trees.particles(rng, replicates=1))
+    assert alone.unknown == ["evidence spread"]
+    assert alone["evidence spread"].reason.startswith("Unknown without replicates")
+
+
+def test_good_nested_run_is_trusted(rng):
+    page = report(trees.nested(rng))
+    assert page.trusted, page.text
+    assert page["information"].figures["error it implies"] == pytest.approx(np.sqrt(0.08))
+
+
+def test_insertion_ranks_hold_their_level_and_find_a_slow_sampler(rng):
+    alarms = sum(insertion_rank_test(rng.integers(0, 50, 1000), 50) < 0.05 for _ in range(400))
+    assert alarms <= 32  # 20 expected at most; 3 standard errors above
+    page = report(trees.nested(rng, skew=1.2))
+    assert failed(page) == {"insertion ranks"}
+
+
+def test_insertion_ranks_find_a_fault_that_is_brief(rng):
+    ranks = rng.integers(0, 100, 5000)
+    assert insertion_rank_test(ranks, 100) > 0.01
+    ranks[2000:2100] = rng.integers(0, 60, 100)
+    assert insertion_rank_test(ranks, 100) < 0.01
+
+
+def test_insertion_ranks_beyond_the_live_points_are_refused():
+    with pytest.raises(ValueError, match="insertion_rank: the largest is 100, among num_live=100"):
+        insertion_rank_test(np.array([0, 100]), 100)
+
+
+def test_replicates_beyond_their_claimed_error(rng):
+    page = report(trees.nested(rng, log_evidence_of_replicates=np.array([-30.0, -33.0])))
+    assert failed(page) == {"evidence error"}
+    assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=np.full(2, 0.01)))) >= {"information"}
+
+
+def test_effective_draws_are_kish(rng):
+    tree = trees.nested(rng)
+    weights = np.log(np.array([[0.5, 0.5, 1e-30], [1.0, 1e-30, 1e-30]]))
+    tree["particles"].dataset = xr.Dataset({"log_weight": (["chain", "particle"], weights)})
+    page = report(tree)
+    assert page["effective draws"].figures["count"] == pytest.approx(3.0)
+    assert failed(page) == {"effective draws"}
+
+
+def without_ranks(tree, replicates):
+    ranks = tree["sample_stats"]["insertion_rank"].values.copy()
+    ranks[replicates] = -1
+    return replaced(tree, "sample_stats", "insertion_rank", ranks)
+
+
+def test_a_replicate_without_insertion_ranks_hides_nothing(rng):
+    """NaN is smaller than nothing: `min(1.0, nan)` is 1."""
+    page = report(without_ranks(trees.nested(rng), [0]))
+    assert page.unknown == ["insertion ranks"]
+    assert page["insertion ranks"].figures["without ranks"] == [0]
+    assert failed(report(without_ranks(trees.nested(rng, skew=1.5), [0]))) == {"insertion ranks"}
+    assert report(without_ranks(trees.nested(rng), [0, 1])).unknown == ["insertion ranks"]
+
+
+def repeating(tree, from_step):
+    """The first replicate had finished, and repeats its last row until the other has."""
+    stats = tree["sample_stats"].to_dataset()
+    for name in stats.data_vars:
+        stats[name].values[0, from_step:] = stats[name].values[0, from_step - 1]
+    tree["sample_stats"].dataset = stats
+    return tree
+
+
+def test_rows_that_are_repeated_after_the_end_are_no_steps(rng):
+    whole, padded = trees.nested(rng), trees.nested(rng)
+    padded = repeating(padded, 1500)
+    assert steps_taken(whole).tolist() == [2000, 2000]
+    assert steps_taken(padded).tolist() == [1500, 2000]
+    page = report(padded)
+    assert page["insertion ranks"].ok is True
+    assert page["insertion ranks"].figures["insertions"] == 3500
+    assert insertion_rank_test(padded["sample_stats"]["insertion_rank"].values[0], 100) < 1e-6  # read with its repeats
+    ends = repeating(trees.nested(rng), 1500)["sample_stats"].to_dataset()
+    ends["log_volume"].values[0, 1500:] = np.nan  # a kernel may also leave NaN
+    assert steps_taken(xr.DataTree.from_dict({"sample_stats": ends})).tolist() == [1501, 2000]
+
+
+def test_resamplings_are_counted_until_the_end(rng):
+    tree = trees.particles(rng)
+    assert report(repeating(tree, 6))["resamplings"].figures == {"a replicate": [2, 4, 4], "steps": 20}
+
+
+def test_an_error_that_is_no_number_is_unknown(rng):
+    page = report(trees.nested(rng, log_evidence_se_of_replicates=np.array([np.nan, 0.28])))
+    assert page["evidence error"].ok is None
+    page = report(trees.nested(rng, log_evidence_se_of_replicates=np.zeros(2)))
+    assert {"evidence error", "information"} <= failed(page)
+    page = report(trees.nested(rng, information_of_replicates=np.array([np.nan, 8.0])))
+    assert page["information"].reason == "The information is not finite."
