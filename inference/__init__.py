@@ -2,8 +2,21 @@
 
 from inference._store import CheckpointError
 from inference.driver import Driver
+from inference.kernels.collapsed_gibbs import CollapsedGibbs
+from inference.kernels.particle_filter import ParticleFilter
 from inference.program import Program, StructureError
 from inference.protocol import Algorithm, Results
 from inference.stopping import converged, settled
 
-__all__ = ["Algorithm", "CheckpointError", "Driver", "Program", "Results", "StructureError", "converged", "settled"]
+__all__ = [
+    "Algorithm",
+    "CheckpointError",
+    "CollapsedGibbs",
+    "Driver",
+    "ParticleFilter",
+    "Program",
+    "Results",
+    "StructureError",
+    "converged",
+    "settled",
+]

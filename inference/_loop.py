@@ -51,6 +51,7 @@ class Loop:
         size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
         self.capacity = int(np.clip(BUFFER_BYTES // size, 1, 2**18))
         self.buffers = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record)
+        self.stepper = stepper
         self.advance = _compiled(stepper, lift, chain_method, num_chains, states, self.buffers)
         self.seconds_to_compile = perf_counter() - started
         self.pace = 1.0  # records, or warm-up steps, in a chunk; follows the clock
@@ -60,9 +61,10 @@ class Loop:
         size = int(min(limit, max(1, self.pace), self.capacity if recorded else limit))
         started = perf_counter()
         trips = (size, steps) if recorded else (1, size)
-        states, self.buffers, done = self.advance(states, self.buffers, *(np.int32(n) for n in trips))
+        states, self.buffers, done = self.advance(states, self.buffers, self.stepper.data, *(np.int32(n) for n in trips))
         count = int(done) if recorded else size  # waits for the device
-        self._follow_the_clock(size, perf_counter() - started)
+        if count == size:
+            self._follow_the_clock(size, perf_counter() - started)
         kept = count if recorded else 1
         records = jax.tree.map(lambda buffer: np.asarray(buffer)[:kept].copy(), self.buffers)
         return states, records, count
@@ -76,14 +78,16 @@ class Loop:
 
 
 def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any) -> Callable:
-    step, record, finished = lift(stepper.step), lift(stepper.record), lift(stepper.finished)
+    record, finished, is_full = lift(stepper.record), lift(stepper.finished), lift(stepper.is_full)
 
     alone = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
 
-    def advance(states: Any, buffers: Any, num_records: Array, steps: Array):
+    def advance(states: Any, buffers: Any, data: Any, num_records: Array, steps: Array):
+        step = lift(lambda state: _unless_finished(stepper, state, data) if num_chains > 1 else stepper.step(state, data))
+
         def unfinished(carry):
             states, _, written, _ = carry
-            return (written < num_records) & (alone | ~jnp.all(finished(states)))
+            return (written < num_records) & (alone | ~jnp.all(finished(states))) & ~jnp.any(is_full(states))
 
         def body(carry):
             states, buffers, written, useful = carry
@@ -98,7 +102,14 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
     whole = _one_chain_a_device(advance, num_chains) if alone else advance
     trip = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, trip, trip).compile()
+    return jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, stepper.data, trip, trip).compile()
+
+
+def _unless_finished(stepper: Stepper, state: Any, data: Any) -> Any:
+    """A replicate that has finished waits for the others. A single one does without: the branch would copy its state each step."""
+    if stepper.warms_up:
+        return stepper.step(state, data)  # a chain never finishes
+    return jax.lax.cond(stepper.finished(state), lambda at: at, lambda at: stepper.step(at, data), state)
 
 
 def _one_chain_a_device(advance: Callable, num_chains: int) -> Callable:
@@ -106,14 +117,14 @@ def _one_chain_a_device(advance: Callable, num_chains: int) -> Callable:
     mesh = Mesh(np.array(jax.local_devices()[:num_chains]), ("chain",))
     chain, record, same = PartitionSpec("chain"), PartitionSpec(None, "chain"), PartitionSpec()
 
-    def local(states, buffers, num_records, steps):
-        states, buffers, count = advance(states, buffers, num_records, steps)
+    def local(states, buffers, data, num_records, steps):
+        states, buffers, count = advance(states, buffers, data, num_records, steps)
         return states, buffers, count[None]
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(chain, record, same, same), out_specs=(chain, record, chain), check_vma=False)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(chain, record, same, same, same), out_specs=(chain, record, chain), check_vma=False)
 
-    def all_devices(states, buffers, num_records, steps):
-        states, buffers, counts = mapped(states, buffers, num_records, steps)
+    def all_devices(states, buffers, data, num_records, steps):
+        states, buffers, counts = mapped(states, buffers, data, num_records, steps)
         return states, buffers, jnp.max(counts)
 
     return all_devices

@@ -34,12 +34,13 @@ class Run:
 
     def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array):
         self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
+        self.programs = [] if program is None else [program]  # one more for each `update`
         self.start = sha(jax.tree.leaves(session.states))
+        self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.states)
 
     def identity(self) -> dict[str, Any]:
         """Everything that the numbers of the run depend on, in words that an error can show."""
         driver = self.driver
-        one = jax.tree.map(lambda leaf: leaf[0], self.session.states)
         found: dict[str, Any] = {f"kernel {name}": value for name, value in driver._settings.items()}
         found |= {f"version of {name}": version for name, version in _versions().items()}
         if self.program is not None:
@@ -55,7 +56,7 @@ class Run:
             "start of the chains": self.start,
             "x64": bool(jax.config.jax_enable_x64),
             "device": jax.default_backend(),
-            "step of the kernel": sha_of_jaxpr(jax.make_jaxpr(self.stepper.step)(one)),
+            "step of the kernel": sha_of_jaxpr(jax.make_jaxpr(self.stepper.step)(self.one, self.stepper.data)),
         }
 
     def tree_so_far(self) -> xr.DataTree:
@@ -71,7 +72,8 @@ class Run:
             groups |= self._draws(self.stepper) | results
             attrs |= scalars
         if self.program is not None:
-            groups |= _tree.data_groups(self.program)
+            dim = self.stepper.algorithm.row_dim(self.program) if isinstance(self.stepper, Replicate) else None
+            groups |= _tree.data_groups(self.programs, dim)
         if self.program is not None and self.driver.groups and groups["posterior"].sizes.get("draw", 0):
             key = random.fold_in(self.keys[0], 1)
             try:
@@ -91,19 +93,20 @@ class Run:
 
     def _draws(self, stepper: Replicate) -> dict[str, xr.Dataset]:
         program, each = stepper.program, []
-        for state in self._replicates():
-            values = stepper.algorithm.draw(state.draw_key, state.state, program, self.driver.num_samples)
+        for state, key in zip(self.replicates(), self.session.states.draw_key, strict=True):
+            values = stepper.algorithm.draw(key, state, program, self.driver.num_samples)
             latent = {name: values[name] for name in program.latent if name in values}
             whole = len(latent) == len(program.latent)  # a site that was summed out leaves nothing for deterministic ones to follow
             each.append(values | (jax.vmap(program.deterministics)(latent) if whole and program.deterministic else {}))
         stacked = {name.replace("/", "."): np.stack([values[name] for values in each]) for name in each[0]}
-        dims = {name: ["chain", "draw", *_tree.variable_dims(program).get(name, ())] for name in stacked}
+        named = {name: dims for each in self.programs for name, dims in _tree.variable_dims(each).items()}
+        dims = {name: ["chain", "draw", *named.get(name, ())] for name in stacked}
         variables = {name: (dims[name], value) for name, value in stacked.items()}
         groups = {"log_q": {"log_q": variables.pop("log_q")}} if "log_q" in variables else {}
         return {group: _tree.with_coordinates(xr.Dataset(found)) for group, found in ({"posterior": variables} | groups).items()}
 
     def _results(self, stepper: Replicate) -> tuple[dict[str, xr.Dataset], dict[str, Any]]:
-        each = [stepper.algorithm.results(state.state, stepper.program) for state in self._replicates()]
+        each = [stepper.algorithm.results(state, stepper.program) for state in self.replicates()]
         groups = {}
         for group, names in each[0].groups.items():
             variables = {}
@@ -116,8 +119,22 @@ class Run:
         scalars = {name: np.array([float(one.attrs[name]) for one in each]) for name in each[0].attrs}
         return groups, _combined(scalars)
 
-    def _replicates(self) -> list[Any]:
-        return [jax.tree.map(lambda leaf, i=i: leaf[i], self.session.states) for i in range(self.driver.num_chains)]
+    def go_on(self, *args: Any, **kwargs: Any) -> None:
+        """More data have come. Whatever is wrong with them is found before anything changes."""
+        if not isinstance(self.stepper, Replicate):
+            raise TypeError("update: a chain samples the posterior of one data set; call `run` with all of the data.")
+        algorithm = self.stepper.algorithm
+        program = Program(self.stepper.program.model, *args, **kwargs)
+        states, data = self.stepper.updated(program, self.session.states), algorithm.data(program)
+        self.session.go_on(states, data)
+        self.program = self.stepper.program = program
+        self.programs = [*self.programs, program] if algorithm.row_dim(program) else [program]
+
+    def replicates(self) -> list[Any]:
+        """The states of an algorithm, one a replicate."""
+        if not isinstance(self.stepper, Replicate):
+            raise TypeError("states: a chain has draws; look at the tree.")
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], self.session.states.state) for i in range(self.driver.num_chains)]
 
     def _attributes(self) -> dict[str, Any]:
         driver, session = self.driver, self.session
@@ -127,6 +144,7 @@ class Run:
             "inference_library": "numpyro",
             "inference_library_version": versions["numpyro"],
             "model": "" if self.program is None else getattr(self.program.model, "__name__", type(self.program.model).__name__),
+            "factors": json.dumps([] if self.program is None else list(self.program.factors)),
             "kernel": _kernel_name(driver.kernel),
             "kernel_settings": json.dumps(driver._settings),
             "num_warmup": -1 if driver.num_warmup is None else driver.num_warmup,

@@ -73,15 +73,22 @@ class Session:
             finally:
                 shown.close()
 
+    def go_on(self, states: Any, data: Any) -> None:
+        """With other data, and states that know of them; what is compiled serves on where no shape has changed."""
+        shapes = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+        if shapes((states, data)) != shapes((self.states, self.stepper.data)):
+            self.loop = None
+        self.states, self.stepper.data = states, data
+
     def commit(self) -> Commit:
         """Where the run stands."""
         return Commit(self.states, self.steps, self.records, self.ended, self.seconds)
 
     def _reason_to_end(self, target: int | None, stop: StopRule | None, tree_so_far: Any) -> str:
-        if target is not None and self.records >= target and self.steps >= self.num_warmup:
-            return "budget"
         if bool(jnp.all(jax.vmap(self.stepper.finished)(self.states))):
             return "finished"
+        if target is not None and self.records >= target and self.steps >= self.num_warmup:
+            return "budget"
         asked = stop is not None and self.steps >= self.num_warmup and self.records == next(m for m in marks() if m >= self.records)
         if not asked or stop is None:
             return ""
@@ -93,6 +100,7 @@ class Session:
             raise
 
     def _chunk(self, target: int | None, shown: Bar) -> None:
+        self._make_room()
         loop = self._compiled()
         if self.steps < self.num_warmup:
             self.states, records, count = loop.chunk(self.states, self.num_warmup - self.steps, recorded=False)
@@ -107,6 +115,18 @@ class Session:
         self.steps += taken
         self.steps_run += taken
         shown.update(taken, phase, self._text(records, phase))
+
+    def _make_room(self) -> None:
+        """Replicates are stacked, so all grow when one is full."""
+        while bool(jnp.any(jax.vmap(self.stepper.is_full)(self.states))):
+            each = [self.stepper.grown(jax.tree.map(lambda leaf, i=i: leaf[i], self.states)) for i in range(self.num_chains)]
+            self.states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+            self.loop = None
+
+    @property
+    def num_chains(self) -> int:
+        """Chains, or replicates."""
+        return jax.tree.leaves(self.states)[0].shape[0]
 
     def _compiled(self) -> Loop:
         if self.loop is None:

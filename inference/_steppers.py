@@ -4,7 +4,7 @@ A stepper works on the state of *one* chain (or replicate). `start` runs eagerly
 binds things at `init` binds values and never tracers; `step` and `record` are compiled.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -36,10 +36,14 @@ class Stepper(Protocol):
     warms_up: bool  # whether the first `num_warmup` steps leave no record
     record_dim: str  # what a record is in the tree: a "draw", or a "step"
 
+    data: Any  # arrays that a step reads, arguments of the compiled loop
+
     def start(self, rng_key: Array, init_params: Any) -> Any: ...
-    def step(self, state: Any) -> Any: ...
+    def step(self, state: Any, data: Any) -> Any: ...
     def record(self, state: Any) -> Record: ...
     def finished(self, state: Any) -> Array: ...
+    def is_full(self, state: Any) -> Array: ...
+    def grown(self, state: Any) -> Any: ...
     def status(self, state: Any) -> str: ...
 
 
@@ -48,6 +52,7 @@ class Chain:
 
     warms_up = True
     record_dim = "draw"
+    data = None
 
     def __init__(self, kernel: MCMCKernel, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...]):
         self.kernel, self.args, self.kwargs, self.num_warmup = kernel, args, kwargs, num_warmup
@@ -65,7 +70,7 @@ class Chain:
         self.fields = known | {k: v for k, v in default.items() if v not in known.values()} | extra
         return state
 
-    def step(self, state: Any) -> Any:
+    def step(self, state: Any, data: Any) -> Any:
         return self.kernel.sample(state, self.args, self.kwargs)
 
     def record(self, state: Any) -> Record:
@@ -78,6 +83,11 @@ class Chain:
 
     def finished(self, state: Any) -> Array:
         return jnp.zeros((), bool)
+
+    is_full = finished
+
+    def grown(self, state: Any) -> Any:
+        raise NotImplementedError("a chain keeps its shapes")
 
     def status(self, state: Any) -> str:
         return self.kernel.get_diagnostics_str(state)
@@ -101,24 +111,32 @@ class Replicate:
 
     def __init__(self, algorithm: Algorithm, program: Program, extra_fields: tuple[str, ...]):
         self.algorithm, self.program, self.extra_fields = algorithm, program, extra_fields
+        self.data: Any = None
 
     def start(self, rng_key: Array, init_params: Any) -> Step:
         if init_params is not None:
             raise ValueError(f"init_params: {type(self.algorithm).__name__} is no chain and starts from its own `init`; leave it out.")
         init_key, step_key, draw_key = random.split(rng_key, 3)
         state = jax.tree.map(jnp.asarray, self.algorithm.init(init_key, self.program))
+        self.data = self.algorithm.data(self.program)
         for field in self.extra_fields:
             _checked_field(state, field)
-        _, info = jax.eval_shape(lambda key, state: self.algorithm.step(key, state, self.program), step_key, state)
+        _, info = jax.eval_shape(lambda key, state: self.algorithm.step(key, state, self._given(self.data)), step_key, state)
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         return Step(state, info, step_key, draw_key, jnp.zeros((), jnp.int32))
 
-    def step(self, state: Step) -> Step:
-        def forward(at: Step) -> Step:
-            new, info = self.algorithm.step(random.fold_in(at.rng_key, at.count), at.state, self.program)
-            return at._replace(state=new, info=info, count=at.count + 1)
+    def _given(self, data: Any) -> Any:
+        return self.program if data is None else data
 
-        return jax.lax.cond(self.algorithm.finished(state.state), lambda at: at, forward, state)
+    def updated(self, program: Program, states: Step) -> Step:
+        """States, with their leading axis, that go on with the data of another program."""
+        of = lambda i: jax.tree.map(lambda leaf: leaf[i], states.state)
+        each = [self.algorithm.updated(of(i), program) for i in range(len(states.count))]
+        return states._replace(state=jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
+
+    def step(self, state: Step, data: Any) -> Step:
+        new, info = self.algorithm.step(random.fold_in(state.rng_key, state.count), state.state, self._given(data))
+        return state._replace(state=new, info=info, count=state.count + 1)
 
     def record(self, state: Step) -> Record:
         extra = {field: field_at(field, state.state) for field in self.extra_fields}
@@ -126,6 +144,12 @@ class Replicate:
 
     def finished(self, state: Step) -> Array:
         return self.algorithm.finished(state.state)
+
+    def is_full(self, state: Step) -> Array:
+        return self.algorithm.is_full(state.state)
+
+    def grown(self, state: Step) -> Step:
+        return state._replace(state=self.algorithm.grown(state.state))
 
     def status(self, state: Step) -> str:
         return ""
@@ -141,15 +165,6 @@ def stepper_of(
     if program is None:
         raise TypeError(f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that it was built on.")
     return Replicate(algorithm, program, extra_fields)
-
-
-def init_strategy(kernel: Any) -> Callable | None:
-    """NumPyro's function for the start of each site: of the kernel, of its guide, or of the first of its blocks that has one."""
-    for part in (kernel, getattr(kernel, "guide", None), *(block for block, _ in getattr(kernel, "blocks", ()))):
-        strategy = getattr(part, "_init_strategy", None) or getattr(part, "init_loc_fn", None)
-        if strategy is not None:
-            return strategy
-    return None
 
 
 def field_at(path: str, state: Any) -> Array:

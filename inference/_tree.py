@@ -1,6 +1,6 @@
 """From what a run leaves behind to an ArviZ `DataTree`: groups, dimensions named after plates, attributes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +26,17 @@ def named(dataset: xr.Dataset, dims: dict[str, tuple[str, ...]]) -> xr.Dataset:
     return with_coordinates(xr.Dataset(variables))
 
 
-def data_groups(program: Program) -> dict[str, xr.Dataset]:
-    """`observed_data`: what the model observes; `constant_data`: the other arrays among its arguments."""
+def data_groups(programs: Sequence[Program], row_dim: str | None) -> dict[str, xr.Dataset]:
+    """`observed_data`: what the model observes; `constant_data`: the other arrays among its arguments. Of several programs, each of which
+    saw a part of the data, the observed rows one after the other."""
+    each = [_data_of(program) for program in programs]
+    if len(each) == 1:
+        return each[0]
+    parts = [one["observed_data"].drop_vars(one["observed_data"].coords) for one in each]
+    return {"observed_data": with_coordinates(xr.concat(parts, row_dim or "row", data_vars="minimal", join="override"))}
+
+
+def _data_of(program: Program) -> dict[str, xr.Dataset]:
     observed = {name: np.asarray(value) for name, value in program.observed_values.items()}
     constant = {
         name: np.asarray(value)
@@ -51,6 +60,8 @@ def requested_groups(program: Program, posterior: xr.Dataset, wanted: tuple[str,
         groups["log_likelihood"] = _grouped(program, _over(program.log_likelihood, draws), shape, batch_only=True)
     if "log_prior" in wanted:
         groups["log_prior"] = _grouped(program, _over(program.log_prior, draws), shape, batch_only=True)
+    if program.factors and {"log_likelihood", "log_prior"} & set(wanted):  # the third part of the log joint
+        groups["log_factor"] = _grouped(program, _over(program.log_factors, draws), shape, batch_only=True)
     if "posterior_predictive" in wanted:
         predicted = _over_keys(program, draws, predict_key)
         groups["posterior_predictive"] = _grouped(program, {k: predicted[k] for k in program.observed}, shape)
@@ -94,7 +105,7 @@ def _grouped(program: Program, values: dict[str, Any], shape: tuple[int, int], b
     variables = {}
     for name, value in values.items():
         site = program.sites[name]
-        dims = variable_dims(program)[_dotted(name)]
+        dims = tuple(map(_dotted, site.dims))
         dims = dims[: len(dims) - site.event_dim] if batch_only else dims
         array = np.asarray(value)
         variables[_dotted(name)] = (["chain", "draw", *dims], array.reshape(*shape, *array.shape[1:]))

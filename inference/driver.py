@@ -18,11 +18,11 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _outcome
 from inference._loop import CHAIN_METHODS
 from inference._session import Session, chain_keys
-from inference._steppers import init_strategy, stepper_of
+from inference._steppers import stepper_of
 from inference._store import CheckpointError, FolderStore, MemoryStore
 from inference._tree import GROUPS, check_names
 from inference.program import Program
-from inference.protocol import Algorithm
+from inference.protocol import Algorithm, init_strategy
 from inference.stopping import StopRule
 
 __all__ = ["Driver"]
@@ -92,7 +92,7 @@ class Driver:
         program = None if model is None else Program(model, *args, **kwargs)
         if program is not None:
             check_names(program)
-            program.check(init_strategy(self.kernel))
+            self.kernel.check(program) if isinstance(self.kernel, Algorithm) else program.check(init_strategy(self.kernel))
         keys = chain_keys(rng_key, self.num_chains)
         stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields)
         store = MemoryStore(stepper.record_dim) if self.checkpoint is None else FolderStore(self.checkpoint, stepper.record_dim)
@@ -106,14 +106,35 @@ class Driver:
 
     def extend(self, more: int) -> xr.DataTree:
         """Go on from where the last `run` ended: `more` steps. Returns the whole, which equals one longer run bit for bit."""
-        if self._last is None:
-            raise ValueError("extend: nothing has run yet; call `run` first.")
+        session, _ = self._finished_run("extend")
         if more < 1:
             raise ValueError(f"extend: more must be positive, got {more}.")
         if more % self.thinning:
             raise ValueError(f"extend: more must be a multiple of thinning, {self.thinning}; got {more}.")
-        session, _ = self._last
         return self._advance(lambda: session.records + more // self.thinning, None)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Go on with more data, for an algorithm that reads its rows once (`ParticleFilter`): the whole equals, bit for bit, one run over
+        all rows. `tree` shows it, so that a stream of single rows does not pay for a tree each."""
+        session, run = self._finished_run("update")
+        if self.checkpoint is not None:
+            raise ValueError("update: a checkpoint holds the run of one data set; update a run without one, or run over all of the data.")
+        run.go_on(*args, **kwargs)
+        self._go(session, run, self._target(), self.stop)
+
+    def tree(self) -> xr.DataTree:
+        """What the last run, with its updates, has found so far."""
+        return self._finished_run("tree")[1].tree()
+
+    @property
+    def states(self) -> list[Any]:
+        """Where each replicate of an algorithm stands: the algorithm's own states, for its own methods."""
+        return self._finished_run("states")[1].replicates()
+
+    def _finished_run(self, asked: str) -> tuple[Session, _outcome.Run]:
+        if self._last is None:
+            raise ValueError(f"{asked}: nothing has run yet; call `run` first.")
+        return self._last
 
     def _target(self) -> int | None:
         return self.num_samples // self.thinning if self.is_chain else self.num_warmup
@@ -124,14 +145,7 @@ class Driver:
         with session.store.opened(run.identity):
             session.resume()
             try:
-                session.advance(
-                    target(),
-                    stop=stop,
-                    max_time=self.max_time,
-                    save_every=self.save_every,
-                    bar=self.progress_bar,
-                    tree_so_far=run.tree_so_far,
-                )
+                self._go(session, run, target(), stop)
             except CheckpointError as error:
                 session.ended = "checkpoint"
                 error.tree = run.tree()
@@ -141,6 +155,10 @@ class Driver:
                     _outcome.keep(error, run.tree())
                 raise
             return run.tree()
+
+    def _go(self, session: Session, run: _outcome.Run, target: int | None, stop: StopRule | None) -> None:
+        settings = {"max_time": self.max_time, "save_every": self.save_every, "bar": self.progress_bar}
+        session.advance(target, stop=stop, tree_so_far=run.tree_so_far, **settings)
 
     def _check(self) -> None:
         if not isinstance(self.kernel, MCMCKernel | SVI | Algorithm):

@@ -6,13 +6,15 @@ coordinate ascent, stochastic variational inference) is an `Algorithm`: five pur
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 
 from inference.program import Program
 
-__all__ = ["Algorithm", "Results"]
+__all__ = ["Algorithm", "Results", "init_strategy"]
 
 
 class Results(NamedTuple):
@@ -24,7 +26,7 @@ class Results(NamedTuple):
 
 
 class Algorithm(ABC):
-    """An inference algorithm that is not a Markov chain. Subclasses are final: they implement all five and override nothing.
+    """An inference algorithm that is not a Markov chain: five functions to implement, and a few that an algorithm may need as well.
 
     `State` and `Info` are NamedTuples of arrays. The key of step t is `fold_in(key, t)`, so a resumed run is the same run.
     """
@@ -36,8 +38,9 @@ class Algorithm(ABC):
         """The state before the first step. What it reads off the model it proves here, or it raises `StructureError`."""
 
     @abstractmethod
-    def step(self, rng_key: Array, state: Any, program: Program) -> tuple[Any, Any]:
-        """One sweep, one batch of data or one shrinkage: `(State, Info)`. Compiled; each field of `Info` is recorded at
+    def step(self, rng_key: Array, state: Any, program: Any, /) -> tuple[Any, Any]:
+        """One sweep, one batch of data or one shrinkage: `(State, Info)`. It is given the program, or what `data` made of it.
+        Compiled; each field of `Info` is recorded at
         every step under its own name in `sample_stats`, and the progress bar shows the scalar ones."""
 
     @abstractmethod
@@ -55,3 +58,41 @@ class Algorithm(ABC):
     @abstractmethod
     def results(self, state: Any, program: Program) -> Results:
         """What the tree holds beside draws and the record of the steps; `Results({}, {}, {})` when there is nothing."""
+
+    # For algorithms that read their data once, step by step.
+
+    def check(self, program: Program) -> None:
+        """Refuse bad data before anything is compiled. By default the whole log joint is evaluated."""
+        program.check(init_strategy(self))
+
+    def data(self, program: Program) -> Any:
+        """Arrays that `step` is given in place of the program. The compiled loop takes them as arguments, so that other data of the
+        same shapes compile nothing. None: it is given the program."""
+        return None
+
+    def updated(self, state: Any, program: Program) -> Any:
+        """The state that goes on with the data of another program, where it stopped: `Driver.update`."""
+        raise TypeError(f"update: {type(self).__name__} learns from one data set; call `run` with all of the data.")
+
+    def row_dim(self, program: Program) -> str | None:
+        """The dimension along which updates bring more data, where those that came before are kept for the tree."""
+        return None
+
+    # For states whose size is not known beforehand: arrays have room for some, and the host makes more.
+
+    def is_full(self, state: Any) -> Array:
+        """Whether the next step might find no room. Compiled; the loop then stops before that step."""
+        return jnp.zeros((), bool)
+
+    def grown(self, state: Any) -> Any:
+        """The same state with more room, in arrays of other shapes; called on the host while `is_full` holds."""
+        raise NotImplementedError(f"{type(self).__name__} says that its state is full, and cannot grow it.")
+
+
+def init_strategy(kernel: Any) -> Callable | None:
+    """NumPyro's function for the start of each site: of the kernel, of its guide, or of the first of its blocks that has one."""
+    for part in (kernel, getattr(kernel, "guide", None), *(block for block, _ in getattr(kernel, "blocks", ()))):
+        strategy = getattr(part, "_init_strategy", None) or getattr(part, "init_loc_fn", None)
+        if strategy is not None:
+            return strategy
+    return None

@@ -15,9 +15,11 @@ from jax.core import Tracer
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 
+from inference.distributions import Missing
+
 __all__ = ["Inspection", "Plate", "Site", "StructureError", "initial_value", "inspect_model", "is_data", "model_name", "unwrap"]
 
-WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
+WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution, Missing)
 
 
 class StructureError(ValueError):
@@ -100,7 +102,7 @@ def model_name(model) -> str:
 
 
 def unwrap(distribution):
-    """The distribution under Independent, Expanded and Masked."""
+    """The distribution under Independent, Expanded, Masked and Missing."""
     while isinstance(distribution, WRAPPERS):
         distribution = distribution.base_dist
     return distribution

@@ -1,5 +1,7 @@
 """Inference kernels, one file a kernel."""
 
+from inference.kernels.collapsed_gibbs import CollapsedGibbs
+from inference.kernels.particle_filter import ParticleFilter
 from inference.kernels.stochastic_vi import StochasticVI
 
-__all__ = ["StochasticVI"]
+__all__ = ["CollapsedGibbs", "ParticleFilter", "StochasticVI"]

@@ -20,7 +20,7 @@ from numpyro.infer.svi import SVIState
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 
-__all__ = ["ELBO", "StochasticVI"]
+__all__ = ["ELBO", "OrderedTraceELBO", "StochasticVI"]
 
 
 class ELBO(NamedTuple):

@@ -1,0 +1,87 @@
+"""The proof that a partition was read right: identity (1) of `inference.partition`, block by block, on a few rows."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from inference._mixture_trace import by_class, columns, labels_of, once, sites_of_labels, term
+from inference.sites import StructureError, unwrap
+
+if TYPE_CHECKING:
+    from inference.partition import Block, Partition
+
+__all__ = ["prove"]
+
+NUM_PROOFS = 3
+TOLERANCE = {"float64": 1e-8, "float32": 3e-4}
+
+
+def prove(partition: "Partition") -> None:
+    """Raises StructureError, by the name of the site, where a block is not the conjugate one that it looks like."""
+    gaps = once(lambda key: _gaps(partition, key), random.key(0))
+    found = [jax.device_get(gaps(key)) for key in random.split(random.key(0), NUM_PROOFS)]
+    for site, first in found[0].items():
+        worst = max(np.inf if np.isnan(each[site]) else float(each[site]) for each in found)
+        if worst > TOLERANCE[first.dtype.name]:
+            block = next((block for block in partition.blocks if block.site == site), None)
+            what = "the partition" if site == partition.z else "the class of each row"
+            read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
+            raise StructureError(
+                f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {worst:.2g} (relative). Look for a "
+                f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
+                f"prior differs between groups."
+            )
+
+
+def _gaps(partition: "Partition", rng_key: Array) -> dict[str, Array]:
+    start_key, z_key = random.split(rng_key)
+    plain = partition.trace(partition.few, {}, start_key)[partition.z]  # one group a class, where the CRP has a density
+    crp = unwrap(plain["fn"])
+    z = random.randint(z_key, partition.few.sites[partition.z].shape, 0, min(3, crp.capacity))
+    trace = partition.trace(partition.few, {partition.z: z}, start_key)
+    read = partition.parameters({name: trace[name]["value"] for name in partition.scalars})  # at other values of everything else
+    gaps = {block.site: _gap(partition, block, trace, z, read.priors[block.site]) for block in partition.blocks}
+    of_concentration = jnp.max(_relative(crp.concentration, read.concentration))
+    gaps[partition.z] = jnp.maximum(of_concentration, _relative(term(plain), crp.log_prob(plain["value"])))
+    if partition.labels:
+        gaps[partition.labels] = _gap_of_classes(partition, trace, read.class_weights)
+    return gaps
+
+
+def _gap(partition: "Partition", block: "Block", trace: dict[str, dict], z: Array, prior: Any) -> Array:
+    """The rows are added one after the other, each scored before it is added. `prior` has no groups: it must serve for all of them."""
+    family, x, crp = block.family, columns(trace[block.site]), unwrap(trace[partition.z]["fn"])
+    labels = labels_of(crp)
+    hyper = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], crp.capacity, axis=1), prior)
+
+    def seen(carry, row):
+        hyper, total = carry
+        label, group, entry = row
+        mine = jax.tree.map(lambda leaf: leaf[label, group], hyper)
+        hyper = jax.tree.map(lambda leaf, new: leaf.at[label, group].set(new), hyper, family.add(mine, entry))
+        return (hyper, total + jnp.sum(family.log_predictive(mine, entry))), None
+
+    (hyper, right), _ = jax.lax.scan(seen, (hyper, jnp.zeros((), x.dtype)), (labels, z, x))
+    values = tuple(by_class(trace[name]["value"], trace[name]["fn"], block.num_axes) for name in block.priors)
+    terms = jnp.stack([term(trace[name]) for name in (block.site, *block.priors)])
+    return _relative(jnp.sum(terms) - jnp.sum(family.log_prior(hyper, values)), right)
+
+
+def _gap_of_classes(partition: "Partition", trace: dict[str, dict], weights: Array) -> Array:
+    """The same identity for the classes themselves, whose prior is Dirichlet or fixed."""
+    classes = labels_of(unwrap(trace[partition.z]["fn"]))
+    counts = jnp.zeros(partition.num_classes).at[classes].add(1.0)
+    terms = jnp.stack([term(trace[name]) for name in sites_of_labels(trace, partition.labels or "")])
+    if not partition.shares:
+        return _relative(jnp.sum(terms), jnp.sum(counts * jnp.log(weights)))
+    shares, lgamma = trace[partition.shares]["value"], jax.scipy.special.gammaln
+    log_z = lambda a: jnp.sum(lgamma(a)) - lgamma(jnp.sum(a))
+    posterior = jnp.sum((weights + counts - 1) * jnp.log(shares)) - log_z(weights + counts)
+    return _relative(jnp.sum(terms) + term(trace[partition.shares]) - posterior, log_z(weights + counts) - log_z(weights))
+
+
+def _relative(left: Array, right: Array) -> Array:
+    return jnp.abs(left - right) / (1 + jnp.abs(left))

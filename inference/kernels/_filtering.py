@@ -1,0 +1,94 @@
+"""One row through one filter; past rows redrawn; the filters of the classes joined into one."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+
+from inference.kernels._groups import Groups, Rules, log_crp, place, scores, take
+from inference.kernels._resampling import Chosen, drawn_choices, systematic_parents
+
+__all__ = ["candidates", "filter_row", "join", "log_class", "redraw", "table_of"]
+
+
+def table_of(groups: Groups, label: Array) -> Array:
+    """The table that a row belongs to: that of its class, or the only one."""
+    return jnp.where(groups.slot.shape[0] > 1, label, 0)
+
+
+def log_class(rules: Rules, weights: Array, count: Array) -> Array:
+    """Log predictive probability of each class, [..., class], after `count` rows of each."""
+    if rules.shares == "fixed":
+        return jnp.broadcast_to(jnp.log(weights), count.shape)
+    if rules.shares is None:
+        return jnp.zeros_like(count)
+    total = weights + count
+    return jnp.log(total) - jnp.log(jnp.sum(total, axis=-1, keepdims=True))
+
+
+def candidates(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], x: dict[str, Array], label: Array) -> Array:
+    """Log probability of class, group and row given each particle, [particle, class, group]; -inf for classes that the label rules out.
+
+    `prior` is the concentration, the weights of the classes, and how many rows of each class are known where classes are apart.
+    """
+    concentration, weights, known = prior
+    table = table_of(groups, label)
+    slot = groups.slot[table]
+    size = groups.count[table][slot].astype(weights.dtype)
+    if slot.shape[1] == len(weights) and len(weights) > 1:
+        is_possible = (label < 0) | (jnp.arange(len(weights)) == label)
+        about_class = jnp.where(is_possible, log_class(rules, weights, jnp.sum(size, axis=-1)), -jnp.inf)[..., None]
+    else:
+        about_class = log_class(rules, weights, known)[label]
+    return about_class + log_crp(size, concentration, rules.max_groups) + scores(rules, groups, table, x)[slot]
+
+
+def filter_row(rules: Rules, groups: Groups, prior, x: dict[str, Array], label: Array, rng_key: Array) -> tuple[Groups, Chosen, Array]:
+    """The particles after a row, how they came to be, and the log predictive density of class and row."""
+    table = table_of(groups, label)
+    weighted = groups.log_weight[table][:, None, None] + candidates(rules, groups, prior, x, label)
+    return take(rules, groups, table, weighted, x, rng_key)
+
+
+def redraw(rules: Rules, groups: Groups, prior, x: dict[str, Array], label: Array, choice: Array, rng_key: Array) -> tuple[Groups, Array]:
+    """Gibbs: takes a row out of the group `choice` [particle] that it is in, and draws its group anew given all others."""
+    table = table_of(groups, label)
+    old = Chosen(jnp.arange(len(choice)), choice, groups.log_weight[table], jnp.zeros((), bool))
+    groups = place(rules, groups, table, old, x, lambda family, hyper, entry: family.remove(hyper, entry), -1)
+    flat = candidates(rules, groups, prior, x, label).reshape(len(choice), -1)
+    new = old._replace(choice=drawn_choices(rng_key, flat))
+    return place(rules, groups, table, new, x, lambda family, hyper, entry: family.add(hyper, entry), 1), new.choice
+
+
+def join(rules: Rules, groups: Groups, rng_key: Array) -> tuple[Groups, Array]:
+    """One filter of joint particles from the filters of the classes, and the particles of theirs that it begins with, [class, particle].
+
+    Given the labels so far the classes are independent, so particles of each, drawn by weight and paired at random, are joint draws.
+    """
+    num_classes, num_particles = groups.slot.shape[:2]
+    num_rows = groups.count.shape[1]
+
+    def drawn(key, log_weight):
+        draw_key, order_key = random.split(key)
+        return random.permutation(order_key, systematic_parents(draw_key, jnp.exp(log_weight)))
+
+    link = jax.vmap(drawn)(random.split(rng_key, num_classes), groups.log_weight)
+    same = jnp.all(link[:, :, None] == link[:, None, :], axis=0)  # particles that are drawn twice become one with their weight
+    weight = jnp.where(jnp.argmax(same, axis=1) == jnp.arange(num_particles), jnp.sum(same, axis=1) / num_particles, 0)
+    even = jnp.full(num_particles, 1 / num_particles)
+    log_weight = jnp.log(weight if rules.scheme == "optimal" else even).astype(groups.log_weight.dtype)
+    slot = jnp.take_along_axis(groups.slot[:, :, 0], link[:, :, None], axis=1)
+    classes = jnp.arange(num_classes)[:, None, None]
+    slot = jnp.where(slot == 0, classes, num_classes + classes * (num_rows - 1) + slot - 1)
+    flat = lambda leaf: jnp.concatenate([leaf[:, 0], leaf[:, 1:].reshape(-1, *leaf.shape[2:])])[None]
+    return (
+        Groups(
+            jnp.moveaxis(slot, 0, 1)[None].astype(groups.slot.dtype),
+            flat(groups.count),
+            jax.tree.map(flat, groups.hyper),
+            jax.tree.map(flat, groups.cache),
+            log_weight[None],
+            jnp.sum(groups.used, keepdims=True),
+            jnp.max(groups.widest, keepdims=True),
+        ),
+        link,
+    )

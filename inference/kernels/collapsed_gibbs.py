@@ -1,0 +1,269 @@
+"""Gibbs sampling of the partition of a CRP mixture whose groups, and shares of classes, are integrated out: a chain.
+
+A draw is one sweep: every row, in a new random order, is taken out of its group and put into one of the others or a new one by its
+complete conditional
+
+    p(z_n, y_n | other rows)  ~  p(y_n | other classes)  p(z_n | groups of class y_n)  p(x_n | rows of group z_n).
+
+Rows of known class keep it. Shares of classes, and on request the parameters of groups, are then drawn given the partition, exactly. The
+random order makes the chain reversible. Fearnhead's filter (`ParticleFilter`) is faster; this chain converges to the exact posterior of
+all rows whatever their order, and is what a filter is checked against. What the model says is read off its trace and proved on a few
+rows (`inference.partition`): edit the model, and the kernel follows or refuses.
+
+A group is kept up to date as rows come and go, and computed anew from its rows at each sweep, so that rounding does not add up.
+
+Cost of a sweep: O(rows x classes x (groups in use x columns + room)), one class where all labels are known; 3 to 10 us a row for 100 binary
+columns and a few groups. Memory: O(classes x room x columns), where the room for groups is the `capacity` of the model's CRP: by default
+one group a row, which is never too little. With a smaller one the chain stops where a class is full: get_diagnostics_str raises (`Driver`
+asks it between its chunks, `MCMC` for its bar), and from there on draws are void: z is the capacity, which is outside of its support, and
+numbers are NaN. Numbers are of JAX's default float; give columns of float32 a scale near one.
+
+Neal (2000), "Markov chain sampling methods for Dirichlet process mixture models", algorithm 3.
+"""
+
+import copy
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.core import Tracer
+from numpyro.distributions.util import clamp_probs
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from inference._mixture_trace import columns, labelled, labels_of
+from inference.kernels._groups import Rules
+from inference.kernels._seating import FULL, Seats, Table, empty, in_order, seated, sweep
+from inference.partition import Parameters, Partition, Rows, read_partition
+from inference.program import Program
+from inference.sites import StructureError, unwrap
+
+__all__ = ["CollapsedGibbs", "GibbsState"]
+
+
+class GibbsState(NamedTuple):
+    """A draw, and what the next one needs."""
+
+    values: dict[str, Array]  # of every site that is drawn
+    prior: Parameters
+    num_groups: Array  # [class]
+    failed: Array  # 0, or why the draws are void from here on
+    rng_key: Array
+
+
+class _Mixture(NamedTuple):
+    """A model with its arguments, as a sweep needs it."""
+
+    found: Partition
+    program: Program
+    rules: Rules
+    rows: Rows
+    classes: Array  # [row], as the CRP has them
+    classes_site: str | None  # where classes are latent
+    shape: tuple[int, int]  # classes, and room for groups in each
+
+
+class CollapsedGibbs(MCMCKernel):
+    """Sweeps over the rows of `model`; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of NumPyro's `Gibbs`.
+
+    As a block it owns the partition, classes and shares, and the parameters of groups, and another kernel owns latent scalars:
+    `Gibbs([(CollapsedGibbs(model, parameters=True), ["z", "share", "p"]), (NUTS(model), ["alpha"])])`.
+
+    :param model: a model with one CRP site and conjugate components, such as `zoo.load("aclass").model`.
+    :param parameters: whether the parameters of groups are drawn as well, so that a draw is one of all latent sites. Costs
+        O(classes x room x columns) a draw.
+    """
+
+    sample_field = "values"
+    default_fields = ("values", "num_groups")
+
+    def __init__(self, model: Callable, *, parameters: bool = False):
+        self.model, self._bare, self.parameters = model, model, parameters
+        self._last: tuple[list[Any], Partition] | None = None
+
+    # The protocol of NumPyro's kernels.
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> GibbsState:
+        """Reads the model. The rows are seated one after the other, each given those before it, unless `init_params` says where they are:
+        values of the partition and of latent classes, and of other sites that are drawn where these are to be kept."""
+        if not is_prng_key(rng_key):
+            of = lambda i: None if init_params is None else jax.tree.map(lambda leaf: leaf[i], init_params)
+            each = [self.init(key, num_warmup, of(i), model_args, model_kwargs) for i, key in enumerate(rng_key)]
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        program = self._program(model_args, model_kwargs)
+        found = self._read(program)
+        given = {name: jnp.asarray(value) for name, value in (init_params or {}).items()}
+        mixture, prior = _mixture(found, program, given), _prior(found, program)
+        rng_key, seat_key, draw_key = random.split(rng_key, 3)
+        if given:
+            self._check_start(mixture, given)
+            seats = Seats(mixture.classes, given[found.z].astype(jnp.int32))
+            table, failed = seated(mixture.rules, prior, mixture.rows, seats, mixture.shape[1]), jnp.zeros((), jnp.int32)
+        else:
+            labels = mixture.rows.labels
+            seats, table = Seats(jnp.maximum(labels, 0), jnp.full_like(labels, -1)), empty(mixture.rules, prior, mixture.shape[1])
+            seats, table, failed = _swept(mixture, prior, seats, table, seat_key)
+        values = self._values(draw_key, mixture, prior, seats, table, failed) | given
+        state = GibbsState(values, prior, _num_groups(table), failed, rng_key)
+        if not _is_traced(state):
+            self.get_diagnostics_str(state)
+        return state
+
+    def sample(self, state: GibbsState, model_args, model_kwargs) -> GibbsState:
+        """One sweep."""
+        if not is_prng_key(state.rng_key):
+            return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs))(state)
+        mixture = _mixture(self.partition, self._program(model_args, model_kwargs), state.values)
+        rng_key, seat_key, draw_key = random.split(state.rng_key, 3)
+        seats = Seats(mixture.classes, state.values[self.partition.z].astype(jnp.int32))
+        table = seated(mixture.rules, state.prior, mixture.rows, seats, mixture.shape[1])
+        seats, table, failed = _swept(mixture, state.prior, seats, table, seat_key)
+        failed = jnp.maximum(state.failed, failed)
+        values = self._values(draw_key, mixture, state.prior, seats, table, failed)
+        return GibbsState(values, state.prior, _num_groups(table), failed, rng_key)
+
+    def refresh(self, state: GibbsState, model_args, model_kwargs) -> GibbsState:
+        """Hyper-parameters anew, where another kernel has moved what they are computed from."""
+        return state._replace(prior=_prior(self.partition, self._program(model_args, model_kwargs)))
+
+    def wrap_model(self, wrapper: Callable) -> "CollapsedGibbs":
+        """The same kernel of another model."""
+        other = copy.copy(self)
+        other.model, other._last = wrapper(self.model), None
+        return other
+
+    def get_diagnostics_str(self, state: GibbsState) -> str:
+        """How many groups there are; raises where the chain has failed."""
+        z = self.partition.z
+        if state.failed == FULL:
+            raise ValueError(
+                f"site {z!r}: the capacity of its CRP is {int(state.values[z][0])} groups in each class, and a class is full, so that its "
+                f"rows can open no more. Leave the capacity at None, give more, or bound the number of groups itself: max_groups."
+            )
+        if state.failed:
+            raise ValueError(
+                f"site {z!r}: the groups of a row have no finite weight; rounding has spoilt the hyper-parameters of a group. Standardise "
+                f"the columns of real numbers, or use float64: jax.enable_x64(True)."
+            )
+        return f"{int(jnp.sum(state.num_groups))} groups"
+
+    # What it knows of the model.
+
+    @property
+    def partition(self) -> Partition:
+        """What `init` has read off the model."""
+        if self._last is None:
+            raise ValueError("CollapsedGibbs: call `init` first; it reads the model.")
+        return self._last[1]
+
+    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> Program:
+        kwargs = kwargs or {}
+        if self.model is not self._bare:  # a wrapper takes whatever it is given; what is by row must have a name to be cut
+            args, kwargs = (), inspect.signature(self._bare).bind_partial(*args).arguments | kwargs
+        return Program(self.model, *args, **kwargs)
+
+    def _read(self, program: Program) -> Partition:
+        """The structure, known from the last time where the arguments are the same. Traced ones play no part in it: others stand in."""
+        arguments = jax.tree.leaves(program.arguments)
+        if self._last is not None and len(arguments) == len(self._last[0]) and all(map(operator.is_, arguments, self._last[0])):
+            return self._last[1]
+        is_traced = _is_traced(arguments)
+        with jax.ensure_compile_time_eval():
+            found = read_partition(program.with_arguments(**_stand_ins(program.arguments)))
+            if not is_traced:
+                found.rows(program)  # refuses what the likelihoods cannot have
+        for name in found.scalars:
+            raise StructureError(
+                f"site {name!r}: a latent scalar, which CollapsedGibbs does not draw. Fix its value; or learn it by ParticleFilter(model, "
+                f"grid={{{name!r}: [...]}}), or by NumPyro's Gibbs beside another kernel, which see in help(CollapsedGibbs)."
+            )
+        self._last = ([] if is_traced else arguments, found)
+        return found
+
+    def _check_start(self, mixture: _Mixture, given: Mapping[str, Array]) -> None:
+        z, drawn = mixture.found.z, self._drawn_sites(mixture)
+        needed = [z, *([mixture.classes_site] if mixture.classes_site else [])]
+        if not set(needed) <= set(given) <= set(drawn):
+            more = "" if self.parameters else "; parameters of groups are drawn with parameters=True"
+            raise ValueError(f"init_params: found {sorted(given)}, wanted {needed}, and of {drawn} what is to be kept{more}.")
+        if not _is_traced((given, mixture.rows)):
+            trace = mixture.found.trace(mixture.program, given)
+            if not bool(unwrap(trace[z]["fn"]).support(given[z])):
+                raise ValueError(
+                    f"init_params: {z!r} is no partition of the rows; wanted groups numbered from 0 in order of appearance within each "
+                    f"class, below the capacity of the CRP, {mixture.shape[1]}."
+                )
+
+    def _drawn_sites(self, mixture: _Mixture) -> list[str]:
+        found = mixture.found
+        groups = [name for block in found.blocks for name in block.priors] if self.parameters else []
+        return [name for name in (found.z, mixture.classes_site, found.shares, *groups) if name]
+
+    def _values(self, rng_key: Array, mixture: _Mixture, prior: Parameters, seats: Seats, table: Table, failed: Array) -> dict[str, Array]:
+        """A draw of every site of the kernel, given where the rows are; void where the chain has failed."""
+        found, (shares_key, *keys) = mixture.found, random.split(rng_key, 1 + len(mixture.found.blocks))
+        groups, table = in_order(seats, table)
+        values = {found.z: jnp.where(failed > 0, mixture.shape[1], groups), mixture.classes_site: seats.cls}
+        weights = prior.class_weights + jnp.sum(table.count, axis=1).astype(prior.class_weights.dtype)
+        real = {found.shares: random.dirichlet(shares_key, weights)} if found.shares else {}
+        for block, key in zip(found.blocks if self.parameters else (), keys, strict=False):
+            real |= zip(block.priors, block.family.draw(key, table.hyper[block.site]), strict=True)
+        sites = {name: mixture.program.sites[name] for name in self._drawn_sites(mixture)}
+        for name, value in real.items():
+            # Rounded to 0 or 1, a probability may have an infinite density.
+            value = clamp_probs(value) if sites[name].family in ("Beta", "Dirichlet") else value
+            values[name] = jnp.where(failed > 0, jnp.nan, value)
+        return {name: values[name].reshape(site.shape).astype(site.dtype) for name, site in sites.items()}
+
+
+def _mixture(found: Partition, program: Program, given: Mapping[str, Any]) -> _Mixture:
+    """Pure, for concrete arguments and for traced ones; latent classes are those `given`."""
+    latent = next((name for name in (found.labels, f"{found.labels}_unobserved") if name in program.latent), None)
+
+    @jax.jit
+    def read():
+        trace = found.trace(program, given)
+        classes = labels_of(unwrap(trace[found.z]["fn"]))
+        labels = jnp.where(labelled(trace, found.labels, len(classes)), classes, -1)
+        return Rows({block.site: columns(trace[block.site]) for block in found.blocks}, labels), classes
+
+    rows, classes = read()
+    shares = "dirichlet" if found.shares else "fixed" if found.labels else None
+    rules = Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, scheme="")
+    return _Mixture(found, program, rules, rows, classes, latent, (found.num_classes, _capacity(found, program)))
+
+
+def _capacity(found: Partition, program: Program) -> int:
+    """Size of the plate of groups."""
+    block = found.blocks[0]
+    own = program.sites[block.site].plates
+    return program.plates[[plate for plate in program.sites[block.priors[0]].plates if plate not in own][-1]].size
+
+
+def _prior(found: Partition, program: Program) -> Parameters:
+    """Of all rows: hyper-parameters may be computed from the data."""
+    return jax.jit(lambda: replace(found, few=program).parameters({}))()
+
+
+def _swept(mixture: _Mixture, prior: Parameters, seats: Seats, table: Table, rng_key: Array) -> tuple[Seats, Table, Array]:
+    return sweep(mixture.rules, prior, mixture.rows, seats, table, rng_key, is_joint=mixture.classes_site is not None)
+
+
+def _num_groups(table: Table) -> Array:
+    return jnp.sum(table.count > 0, axis=1)
+
+
+def _stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of the same shape in place of traced ones, inside of every support: 1 for floats, 0 for integers."""
+    fill = lambda leaf: np.full(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.inexact), leaf.dtype) if isinstance(leaf, Tracer) else leaf
+    return {name: jax.tree.map(fill, value) for name, value in arguments.items() if _is_traced(value)}
+
+
+def _is_traced(tree: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,362 @@
+"""Sequential Monte Carlo over the rows of a CRP mixture whose groups are integrated out.
+
+    Z_n = p(rows 1..n),   the product over rows of   sum over particles of  w  sum over groups of  p(group | partition) p(row | group)
+
+Row by row every particle may put the row into each of its groups or into a new one; the weights of all these candidates are exact, and a
+resampling scheme keeps `num_particles` of them. Z is unbiased for every scheme and number of particles; with as many particles as there
+are partitions "optimal" enumerates them, and everything is exact. What the model says is read off its trace and proved on a few rows
+(`inference.partition`): edit the model, and the filter follows or refuses.
+
+- Classes that are observed part the model into independent filters, one each. From the first row of unknown class on, one filter of
+  joint particles (class and group) goes on from them.
+- Latent scalars (a random concentration, a hyper-parameter of a component) are learned over a `grid`: a bank of filters, one a point,
+  weighted by prior and evidence.
+- `rejuvenate` redraws the groups of that many past rows after each row, by Gibbs steps: the particles forget early mistakes.
+
+Cost a row: O(grid x (T x columns + particles x classes x groups)), T rows of the table of distinct groups (a few hundred), whatever the
+number of rows before. Memory: the table, and 8 bytes x grid x particles a row for the assignments, which `keep_assignments=False` drops.
+With `rejuvenate` all past rows and 4 bytes x grid x particles each are kept, and a row costs O(grid x particles x rows before) more.
+
+Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative classification"; Fearnhead (2004).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.nn import logsumexp
+
+from inference.kernels import _ancestry as ancestry
+from inference.kernels._filtering import filter_row, join, redraw
+from inference.kernels._groups import Groups, Rules, start, wider
+from inference.kernels._predictive import drawn_places, log_classes, mean_rows, new_rows
+from inference.kernels._resampling import SCHEMES, effective_size
+from inference.partition import Rows, grid_of, read_partition
+from inference.program import Program
+from inference.protocol import Algorithm, Results
+
+__all__ = ["FilterState", "ParticleFilter", "RowReport"]
+
+NUM_GROUPS = 32  # room at the start, in each class; doubles when it is full
+NUM_ROWS = 6  # of the table for each particle, at the start
+
+
+class FilterState(NamedTuple):
+    """Everything that the filter knows."""
+
+    groups: Groups  # [grid, table, ...]
+    concentration: Array  # [grid]
+    class_weights: Array  # [grid, class]
+    log_prior: Array  # [grid], normalised
+    log_evidence: Array  # [grid]: of all rows so far
+    class_count: Array  # [class]: rows of known class
+    history: ancestry.History
+    past: Rows  # all rows so far where they are redrawn, else none
+    seen: Array  # rows so far
+    row: Array  # rows so far of the data at hand
+    num_rows: Array  # of the data at hand
+    next_label: Array  # class of the next row, -1 where it is latent
+    rng_key: Array
+
+
+class RowReport(NamedTuple):
+    """What a step reports."""
+
+    ess: Array  # effective particles of the filter that took the row
+    resampled: Array
+    num_groups: Array  # expected number of groups of that filter
+    log_evidence: Array  # of all rows so far
+
+
+class ParticleFilter(Algorithm):
+    """Filters the rows of `model` in the order of the data; `Driver.update` goes on with more.
+
+    :param model: a model with one CRP site and conjugate components, such as `zoo.load("aclass").model`.
+    :param num_particles: candidates that are kept a row, in each filter.
+    :param resampling: "optimal", "systematic" or "multinomial".
+    :param grid: values of the model's latent scalars, {"alpha": [0.1, 0.3, 1.0, 3.0]}; each combination is a filter of its own, and its
+        prior probability is the prior density there times the spacing, normalised.
+    :param rejuvenate: past rows whose groups are redrawn after each row.
+    :param keep_assignments: False forgets which row went where, and with it `z` in the posterior; memory is then constant.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_particles: int = 40,
+        resampling: str = "optimal",
+        grid: Mapping[str, Any] | None = None,
+        rejuvenate: int = 0,
+        keep_assignments: bool = True,
+    ):
+        if resampling not in SCHEMES:
+            raise ValueError(f"resampling: found {resampling!r}, wanted one of {sorted(SCHEMES)}.")
+        if num_particles < 1 or rejuvenate < 0:
+            raise ValueError(f"num_particles, rejuvenate: found {num_particles}, {rejuvenate}; wanted at least 1 and at least 0.")
+        if rejuvenate and not keep_assignments:
+            raise ValueError("rejuvenate: redraws assignments, so they must be kept; leave keep_assignments at True.")
+        self.model, self.num_particles, self.resampling = model, num_particles, resampling
+        self.grid = {name: np.atleast_1d(np.asarray(values, float)) for name, values in (grid or {}).items()}
+        self.rejuvenate, self.keep_assignments = rejuvenate, keep_assignments
+
+    @property
+    def rules(self) -> Rules:
+        """What the compiled step depends on beside arrays."""
+        found = self.partition
+        shares = "dirichlet" if found.shares else "fixed" if found.labels else None
+        return Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, self.resampling)
+
+    def check(self, program: Program) -> None:
+        """The model is read and proved; the data are checked when they are read."""
+        if not hasattr(self, "partition") or self.partition.differences(program):
+            self.partition = read_partition(program)
+
+    def init(self, rng_key: Array, program: Program) -> FilterState:
+        """No rows yet."""
+        self.check(program)
+        self.points, log_prior = grid_of(self.partition, self.grid)
+        found = jax.jit(jax.vmap(self.partition.parameters, axis_size=len(log_prior)))(self.points)
+        rows = self.data(program)
+        num_classes, num_grid = self.partition.num_classes, len(log_prior)
+        is_joint = bool(rows.labels[0] < 0)
+        begin = lambda priors: start(
+            self.rules,
+            priors,
+            num_tables=1 if is_joint else num_classes,
+            num_particles=self.num_particles,
+            num_rows=NUM_ROWS * self.num_particles + num_classes,
+            num_groups=self._bounded(NUM_GROUPS),
+        )
+        num_kept = len(rows.labels) if self.keep_assignments else 0
+        history = ancestry.empty(num_kept, num_grid, num_classes, self.num_particles, joint=is_joint, whole=self.rejuvenate > 0)
+        past = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[: num_kept if self.rejuvenate else 0]), rows)
+        zero = jnp.zeros((), jnp.int32)
+        return FilterState(
+            jax.vmap(begin)(found.priors),
+            found.concentration,
+            found.class_weights,
+            log_prior,
+            jnp.zeros_like(log_prior),
+            jnp.zeros(num_classes, log_prior.dtype),
+            history,
+            past,
+            zero,
+            zero,
+            jnp.asarray(self._length(program), jnp.int32),
+            rows.labels[0],
+            rng_key,
+        )
+
+    def data(self, program: Program) -> Rows:
+        """The rows, padded to a power of two, so that batches of similar size share their compilation."""
+        rows = self.partition.rows(program)
+        labels = rows.labels if self.partition.num_classes > 1 else np.zeros_like(rows.labels)
+        more = 2 ** int(np.ceil(np.log2(len(labels)))) - len(labels)
+        pad = lambda leaf: jnp.asarray(np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)]))
+        return Rows({site: pad(value.astype(float)) for site, value in rows.values.items()}, pad(labels))
+
+    def step(self, rng_key: Array, state: FilterState, data: Rows) -> tuple[FilterState, RowReport]:
+        """One row of data."""
+        label, x = data.labels[state.row], {site: value[state.row] for site, value in data.values.items()}
+        row_key, past_key = random.split(rng_key)
+        one = lambda groups, concentration, weights, key: filter_row(
+            self.rules, groups, (concentration, weights, state.class_count), x, label, key
+        )
+        groups, chosen, total = self._over_grid(one, row_key, state.groups, state.concentration, state.class_weights)
+        log_evidence = state.log_evidence + total
+        state = state._replace(
+            groups=groups,
+            log_evidence=log_evidence,
+            class_count=state.class_count.at[label].add(jnp.where(label >= 0, 1, 0)),
+            history=ancestry.record(state.history, state.seen, chosen.parent, self._code(groups, chosen.choice, label)),
+            past=self._with(state.past, state.seen, x, label),
+            seen=state.seen + 1,
+            row=state.row + 1,
+            next_label=jnp.where(state.row + 1 < state.num_rows, data.labels[jnp.minimum(state.row + 1, len(data.labels) - 1)], 0),
+        )
+        if self.rejuvenate:
+            state = jax.lax.fori_loop(0, self.rejuvenate, lambda i, at: self._redrawn(random.fold_in(past_key, i), at), state)
+        best = jnp.argmax(state.log_prior + log_evidence)
+        return state, self._report(state, jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen)), label)
+
+    def _report(self, state: FilterState, best: tuple[Groups, Any], label: Array) -> RowReport:
+        groups, chosen = best
+        table = jnp.where(groups.slot.shape[0] > 1, label, 0)
+        log_weight = groups.log_weight[table]
+        num_groups = jnp.sum(groups.count[table][groups.slot[table]] > 0, axis=(-2, -1), dtype=log_weight.dtype)
+        expected = jnp.sum(jnp.where(log_weight > -jnp.inf, jnp.exp(log_weight) * num_groups, 0))
+        return RowReport(effective_size(log_weight), chosen.resampled, expected, logsumexp(state.log_prior + state.log_evidence))
+
+    def _redrawn(self, rng_key: Array, state: FilterState) -> FilterState:
+        """A past row, chosen at random, has its group drawn anew in every particle."""
+        which_key, draw_key = random.split(rng_key)
+        i = random.randint(which_key, (), 0, state.seen)
+        label, x = state.past.labels[i], {site: value[i] for site, value in state.past.values.items()}
+        num_classes, num_groups = self.partition.num_classes, state.groups.slot.shape[-1]
+        own, group = state.history.code[i] % num_classes, state.history.code[i] // num_classes
+        choice = group if state.groups.slot.shape[1] > 1 else own * num_groups + group
+        known = state.class_count.at[label].add(jnp.where(label >= 0, -1, 0))
+        one = lambda groups, concentration, weights, choice, key: redraw(
+            self.rules, groups, (concentration, weights, known), x, label, choice, key
+        )
+        groups, choice = self._over_grid(one, draw_key, state.groups, state.concentration, state.class_weights, choice)
+        code = state.history.code.at[i].set(self._code(groups, choice, label))
+        return state._replace(groups=groups, history=state.history._replace(code=code))
+
+    def finished(self, state: FilterState) -> Array:
+        """When every row was seen."""
+        return state.row >= state.num_rows
+
+    # Room.
+
+    def is_full(self, state: FilterState) -> Array:
+        """Whether the next row may find no room, or its class is the first that is not known."""
+        return jnp.stack(list(self._wants(state).values())).any() & ~self.finished(state)
+
+    def grown(self, state: FilterState) -> FilterState:
+        """Twice the room where there is none, or one filter for all classes where there was one for each."""
+        wants, groups = self._wants(state), state.groups
+        if wants["join"]:
+            keys = random.split(random.fold_in(state.rng_key, state.seen), len(state.log_prior))
+            groups, link = jax.vmap(lambda one, key: join(self.rules, one, key))(groups, keys)
+            return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
+        num_rows, num_groups = groups.count.shape[-1], groups.slot.shape[-1]
+        num_rows, num_groups = num_rows * (1 + bool(wants["table"])), self._bounded(num_groups * (1 + bool(wants["groups"])))
+        groups = jax.vmap(lambda one: wider(one, num_rows, num_groups))(groups)
+        if not wants["history"]:
+            return state._replace(groups=groups)
+        return self._with_room(state._replace(groups=groups), 2 * len(state.history.code))
+
+    def updated(self, state: FilterState, program: Program) -> FilterState:
+        """The same filter before the first row of other data."""
+        if differences := self.partition.differences(program):
+            raise ValueError(f"update: more rows of the same model are wanted, but {'; '.join(differences)}.")
+        rows = self.data(program)
+        num_rows = jnp.asarray(self._length(program), jnp.int32)
+        return state._replace(row=jnp.zeros_like(state.row), num_rows=num_rows, next_label=rows.labels[0])
+
+    def _wants(self, state: FilterState) -> dict[str, Array]:
+        groups = state.groups
+        num_kept = len(state.history.code)
+        widest = jnp.max(groups.widest) >= groups.slot.shape[-1]
+        return {
+            "table": jnp.max(groups.used) + self.num_particles > groups.count.shape[-1],
+            "groups": widest & (self._bounded(groups.slot.shape[-1] + 1) > groups.slot.shape[-1]),
+            "history": jnp.asarray(self.keep_assignments) & (state.seen >= num_kept),
+            "join": (state.next_label < 0) & (groups.slot.shape[1] > 1),
+        }
+
+    def _with_room(self, state: FilterState, num_rows: int) -> FilterState:
+        pad = lambda leaf: jnp.concatenate([leaf, jnp.zeros((num_rows - len(leaf), *leaf.shape[1:]), leaf.dtype)])
+        past = jax.tree.map(pad, state.past) if self.rejuvenate else state.past
+        return state._replace(history=ancestry.with_room(state.history, num_rows), past=past)
+
+    def _bounded(self, num_groups: int) -> int:
+        """No more groups than the model allows."""
+        most = self.partition.max_groups
+        return num_groups if most is None else min(num_groups, most)
+
+    # Small things.
+
+    def _over_grid(self, function: Any, rng_key: Array, *leaves: Any) -> Any:
+        """`function(*leaves, key)` at every point of the grid; a single point pays for no batch."""
+        num_grid = len(self.points[next(iter(self.points))]) if self.points else 1
+        if num_grid > 1:
+            return jax.vmap(function)(*leaves, random.split(rng_key, num_grid))
+        found = function(*jax.tree.map(lambda leaf: leaf[0], leaves), rng_key)
+        return jax.tree.map(lambda leaf: leaf[None], found)
+
+    def _code(self, groups: Groups, choice: Array, label: Array) -> Array:
+        num_classes, num_groups = self.partition.num_classes, groups.slot.shape[-1]
+        if groups.slot.shape[1] > 1 or num_classes == 1:
+            return (choice * num_classes + label).astype(jnp.int32)
+        return (choice % num_groups * num_classes + choice // num_groups).astype(jnp.int32)
+
+    def _with(self, past: Rows, row: Array, x: dict[str, Array], label: Array) -> Rows:
+        return jax.tree.map(lambda leaf, new: leaf.at[row].set(new), past, Rows(x, label)) if self.rejuvenate else past
+
+    # What the filter says of other rows; `state` is one of `Driver.states`.
+
+    def log_classes(self, state: FilterState, program: Program) -> Array:
+        """log p(class, row | rows seen) of each row of a program's data, [row, class]; its labels play no part."""
+        rows = self.data(program)
+        return log_classes(self.rules, state, rows)[: self._length(program)]
+
+    def mean_rows(self, state: FilterState, program: Program) -> dict[str, Array]:
+        """Expected value of every entry given those that its row shows, and its label where it has one, {site: [row, column]}; in columns
+        of codes the probability of each, [row, column, code]."""
+        return jax.tree.map(lambda leaf: leaf[: self._length(program)], mean_rows(self.rules, state, self.data(program)))
+
+    def draw_rows(self, rng_key: Array, state: FilterState, program: Program) -> tuple[Array, dict[str, Array]]:
+        """A class and a whole row for each row of a program's data, given what that shows (nothing, where all is missing)."""
+        place_key, row_key = random.split(rng_key)
+        cls, place = drawn_places(self.rules, state, self.data(program), place_key)
+        cut = lambda leaf: leaf[: self._length(program)]
+        return cut(cls), jax.tree.map(cut, new_rows(self.rules, state, place, row_key))
+
+    def _is_joint(self, state: FilterState) -> bool:
+        return state.groups.slot.shape[1] < self.partition.num_classes
+
+    def _length(self, program: Program) -> int:
+        return program.sites[self.partition.z].shape[0]
+
+    # What the tree holds.
+
+    def draw(self, rng_key: Array, state: FilterState, program: Program, num_draws: int) -> dict[str, Array]:
+        """Partitions of the rows, classes where they are latent, shares of the classes and latent scalars, jointly."""
+        found = self.partition
+        keys = random.split(rng_key, 3)
+        point = random.categorical(keys[0], state.log_prior + state.log_evidence, shape=(num_draws,))
+        particle = random.categorical(keys[1], state.groups.log_weight[point], axis=-1)  # [draw, table]
+        drawn: dict[str, Any] = {name: values[point] for name, values in self.points.items()}
+        count = jnp.broadcast_to(state.class_count, (num_draws, found.num_classes))
+        if self._is_joint(state):
+            slot = state.groups.slot[point, 0, particle[:, 0]]
+            count = jnp.sum(state.groups.count[point[:, None, None], 0, slot], axis=-1).astype(count.dtype)
+        if found.shares:
+            drawn[found.shares] = random.dirichlet(keys[2], state.class_weights[point] + count)
+        if self.keep_assignments:
+            cls, group = self._drawn_partitions(state, np.asarray(point), np.asarray(particle))
+            drawn[found.z] = group
+            if self._is_joint(state):
+                drawn[found.labels if found.labels in program.latent else f"{found.labels}_unobserved"] = cls
+        return drawn
+
+    def _drawn_partitions(self, state: FilterState, point: np.ndarray, particle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(class, group) of every row, [draw, row]."""
+        seen = int(state.seen)
+        cls, group, _ = (np.asarray(part)[:seen] for part in ancestry.partitions(state.history, state.seen))
+        own = cls[:, 0, 0] if state.groups.slot.shape[1] > 1 else np.zeros(seen, int)  # the filter that a row is told by
+        at = particle[:, own]
+        rows = np.arange(seen)
+        cls, group = cls[rows, point[:, None], at], group[rows, point[:, None], at]
+        return cls, ancestry.in_order(cls, group) if self.rejuvenate else group
+
+    def results(self, state: FilterState, program: Program) -> Results:
+        """The weighted particles as they are, the grid, how many ancestors the particles share at each row, and the evidence."""
+        num_groups = jax.vmap(jax.vmap(lambda count, slot: jnp.sum(count[slot] > 0, axis=-1)))(state.groups.count, state.groups.slot)
+        particles = {"log_weight": state.groups.log_weight, "num_groups": num_groups}
+        dims = {"log_weight": ("point", "filter", "particle"), "num_groups": ("point", "filter", "particle", "class")}
+        groups: dict[str, dict[str, Any]] = {"particles": particles}
+        if self.keep_assignments:
+            seen = int(state.seen)
+            cls, group, ancestor = (np.asarray(part)[:seen] for part in ancestry.partitions(state.history, state.seen))
+            order = lambda part: np.moveaxis(part, 0, -1)
+            particles |= {"class_of_row": order(cls), "group_of_row": order(group)}
+            dims |= dict.fromkeys(("class_of_row", "group_of_row"), ("point", "particle", "row"))
+            best = int(jnp.argmax(state.log_prior + state.log_evidence))
+            live = np.asarray(state.groups.log_weight[best].max(0) > -np.inf)
+            groups["ancestry"] = {"unique_ancestors": np.array([len(np.unique(each[live])) for each in ancestor[:, best]])}
+            dims["unique_ancestors"] = ("row",)
+        if self.points:
+            groups["grid"] = {**self.points, "log_weight_of_point": jax.nn.log_softmax(state.log_prior + state.log_evidence)}
+            dims |= dict.fromkeys(groups["grid"], ("point",))
+        return Results(groups, {"log_evidence": logsumexp(state.log_prior + state.log_evidence)}, dims)
+
+    def row_dim(self, program: Program) -> str | None:
+        """The dimension of the partition."""
+        return program.dims[self.partition.z][0] if self.keep_assignments else None

@@ -1,0 +1,399 @@
+"""Every conjugate pair against NumPyro's own densities by one identity, and what holds of all of them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from jax import random
+
+from inference._conjugate_normal import NormalHyper, WishartHyper
+from inference.conjugate import (
+    FAMILIES,
+    BetaBernoulli,
+    BetaHyper,
+    DirichletCategorical,
+    DirichletHyper,
+    Family,
+    GammaHyper,
+    GammaPoisson,
+    NormalInverseGamma,
+    NormalInverseWishart,
+    NormalWishart,
+    describe,
+    family_of,
+)
+from inference.sites import unwrap
+
+COLUMNS, CODES, FEATURES = 3, 4, 3
+LEADS = ((), (2, 5))
+
+
+class Case(NamedTuple):
+    """A family, hyper-parameters from `uniform(*event_shape)`, and the same pair in NumPyro."""
+
+    family: Family
+    hyper: Callable
+    priors: Callable[..., tuple[dist.Distribution, ...]]  # of hyper, values
+    likelihood: Callable[..., dist.Distribution]  # of values
+
+
+def wishart_hyper(uniform):
+    root = np.tril(uniform(FEATURES, FEATURES)) / 2 + np.eye(FEATURES)
+    return WishartHyper(uniform(FEATURES), uniform(), uniform() + FEATURES, root @ root.mT)
+
+
+def normal_priors(hyper, values):
+    return dist.InverseGamma(hyper.concentration, hyper.rate), dist.Normal(hyper.loc, jnp.sqrt(values[0] / hyper.kappa))
+
+
+def wishart_priors(hyper, values):
+    normal = dist.MultivariateNormal(hyper.loc, precision_matrix=hyper.kappa[..., None, None] * values[0])
+    return dist.Wishart(hyper.concentration, rate_matrix=hyper.rate), normal
+
+
+def inverse_wishart_priors(hyper, values):
+    normal = dist.MultivariateNormal(hyper.loc, covariance_matrix=values[0] / hyper.kappa[..., None, None])
+    return dist.InverseWishart(hyper.concentration, scale_matrix=hyper.rate), normal
+
+
+BETA = Case(BetaBernoulli(), lambda u: BetaHyper(u(), u()), lambda h, v: (dist.Beta(*h),), lambda v: dist.BernoulliProbs(*v))
+DIRICHLET = Case(
+    DirichletCategorical(), lambda u: DirichletHyper(u(CODES)), lambda h, v: (dist.Dirichlet(*h),), lambda v: dist.CategoricalProbs(*v)
+)
+GAMMA = Case(GammaPoisson(), lambda u: GammaHyper(4 * u(), u()), lambda h, v: (dist.Gamma(*h),), lambda v: dist.Poisson(*v))
+NORMAL = Case(NormalInverseGamma(), lambda u: NormalHyper(u(), u(), u(), u()), normal_priors, lambda v: dist.Normal(v[1], jnp.sqrt(v[0])))
+WISHART = Case(NormalWishart(), wishart_hyper, wishart_priors, lambda v: dist.MultivariateNormal(v[1], precision_matrix=v[0]))
+INVERSE_WISHART = Case(
+    NormalInverseWishart(), wishart_hyper, inverse_wishart_priors, lambda v: dist.MultivariateNormal(v[1], covariance_matrix=v[0])
+)
+CASES = [BETA, DIRICHLET, GAMMA, NORMAL, WISHART, INVERSE_WISHART]
+COUNTS = CASES[:3]
+name_of = lambda case: type(case.family).__name__
+each_case = pytest.mark.parametrize("case", CASES, ids=name_of)
+
+
+def hyper_of(case, lead=(2, 5), dtype=float, seed=0):
+    rng = np.random.default_rng(seed)
+    hyper = case.hyper(lambda *shape: rng.uniform(0.5, 3.0, (*lead, COLUMNS, *shape)))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), hyper)
+
+
+def row_of(case, dtype=float, seed=0):
+    return case.family.draw_row(random.key(seed), hyper_of(case, (), dtype, seed))
+
+
+def repeat(hyper, num_rows):
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *leaf.shape)), hyper)
+
+
+def log_pmf(case, hyper, num_codes):
+    """Log probability of every count from 0 [num_codes, columns]."""
+    rows = jnp.broadcast_to(jnp.arange(float(num_codes))[:, None], (num_codes, COLUMNS))
+    return np.asarray(case.family.log_predictive(repeat(hyper, num_codes), rows))
+
+
+def log_prob(make, value):
+    """NumPyro's own, which promotes."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        distribution = make()
+        return distribution.log_prob(value.astype(int) if distribution.support.is_discrete else value)
+
+
+def assert_close(found, wanted, rtol=1e-9, atol=1e-9):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=atol), found, wanted)
+
+
+def identity_gap(case, family, seed):
+    """How far log p(phi | h) + log p(x | phi) - log p(phi | add(h, x)) is from log p(x | h), for random phi."""
+    hyper, x = hyper_of(case, seed=seed), row_of(case, seed=seed)
+    values = case.family.draw(random.key(seed + 100), hyper)
+    likelihood = log_prob(lambda: case.likelihood(values), x)
+    left = family.log_prior(hyper, values) + likelihood - family.log_prior(family.add(hyper, x), values)
+    return np.max(np.abs(left - family.log_predictive(hyper, x)))
+
+
+@each_case
+@pytest.mark.usefixtures("x64")
+def test_prior_times_likelihood_is_posterior_times_predictive(case):
+    assert max(identity_gap(case, case.family, seed) for seed in range(4)) < 1e-9
+
+
+def twin(case, **methods):
+    return type("Twin", (type(case.family),), methods)()
+
+
+def add_and(edit):
+    """`add` whose result is edited, given what was before."""
+    return {"add": lambda self, hyper, x, weight=1.0: edit(hyper, super(type(self), self).add(hyper, x, weight))}
+
+
+def predict_at(edit):
+    """`log_predictive` at edited hyper-parameters."""
+    return {"log_predictive": lambda self, hyper, x: super(type(self), self).log_predictive(edit(hyper), x)}
+
+
+def prior_plus(edit):
+    """`log_prior` and a term."""
+    return {"log_prior": lambda self, hyper, values: super(type(self), self).log_prior(hyper, values) + edit(hyper, values)}
+
+
+def full_square(self, hyper, x, weight=1.0):
+    after = NormalInverseGamma().add(hyper, x, weight)
+    return after._replace(rate=hyper.rate + (jnp.broadcast_to(x, hyper.loc.shape) - hyper.loc) ** 2 / 2)
+
+
+half_log_det = lambda matrix: jnp.linalg.slogdet(matrix).logabsdet / 2
+TWINS = {
+    "zeros are not counted": (BETA, add_and(lambda h, after: after._replace(concentration0=h.concentration0))),
+    "one row too many in the Beta predictive": (BETA, predict_at(lambda h: h._replace(concentration1=h.concentration1 + 1))),
+    "no normaliser of the Beta": (BETA, prior_plus(lambda h, v: jnp.log(sum(h)))),
+    "no normaliser of the Dirichlet": (DIRICHLET, prior_plus(lambda h, v: jnp.log(h.concentration.sum(-1)))),
+    "codes count half": (DIRICHLET, add_and(lambda h, after: DirichletHyper((h.concentration + after.concentration) / 2))),
+    "rows do not count in the rate": (GAMMA, add_and(lambda h, after: after._replace(rate=h.rate))),
+    "rate of one row more in the negative binomial": (GAMMA, predict_at(lambda h: h._replace(rate=h.rate + 1))),
+    "kappa + 1 forgotten": (NORMAL, add_and(lambda h, after: after._replace(kappa=h.kappa))),
+    "a + 1/2 forgotten": (NORMAL, add_and(lambda h, after: after._replace(concentration=h.concentration))),
+    "kappa / (kappa + 1) forgotten": (NORMAL, {"add": full_square}),
+    "too few degrees of freedom": (NORMAL, predict_at(lambda h: h._replace(concentration=h.concentration - 0.4))),
+    "no spread of loc in the predictive": (NORMAL, predict_at(lambda h: h._replace(kappa=1e9 * h.kappa))),
+    "no normaliser of loc": (NORMAL, prior_plus(lambda h, v: jnp.log(v[0] / h.kappa) / 2)),
+    "nu + 1 forgotten": (WISHART, add_and(lambda h, after: after._replace(concentration=h.concentration))),
+    "nu - D degrees of freedom": (WISHART, predict_at(lambda h: h._replace(concentration=h.concentration - 1))),
+    "the multivariate kappa + 1 forgotten": (WISHART, add_and(lambda h, after: after._replace(kappa=h.kappa))),
+    "features are independent": (WISHART, add_and(lambda h, after: after._replace(rate=after.rate * np.eye(3)[None, None, None]))),
+    "no determinant of loc": (WISHART, prior_plus(lambda h, v: -half_log_det(h.rate))),
+    "nu + 1 of the covariance forgotten": (INVERSE_WISHART, add_and(lambda h, after: after._replace(concentration=h.concentration))),
+    "covariance taken for precision": (INVERSE_WISHART, {"log_prior": NormalWishart.log_prior}),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.usefixtures("x64")
+def test_the_identity_refuses(name):
+    case, methods = TWINS[name]
+    assert identity_gap(case, twin(case), 0) < 1e-9
+    assert max(identity_gap(case, twin(case, **methods), seed) for seed in range(4)) > 1e-2
+
+
+@each_case
+@pytest.mark.usefixtures("x64")
+def test_log_prior_is_numpyros(case):
+    """The identity does not see a factor that the prior and the posterior share."""
+    hyper = hyper_of(case)
+    values = case.family.draw(random.key(0), hyper)
+    wanted = sum(log_prob(lambda i=i: case.priors(hyper, values)[i], value) for i, value in enumerate(values))
+    assert_close(case.family.log_prior(hyper, values), wanted)
+
+
+@each_case
+@pytest.mark.usefixtures("x64", "numpyro_promotion")
+def test_read_inverts_the_priors(case):
+    hyper = hyper_of(case)
+    values = case.family.draw(random.key(0), hyper)
+    assert_close(case.family.read(case.priors(hyper, values), values), hyper)
+
+
+@pytest.mark.usefixtures("x64", "numpyro_promotion")
+def test_read_spreads_numbers_over_the_plates():
+    """As the priors stand in a trace, under plates."""
+
+    def model():
+        with numpyro.plate("class", 2, dim=-3), numpyro.plate("group", 5, dim=-2), numpyro.plate("feature", COLUMNS, dim=-1):
+            p = numpyro.sample("p", dist.Beta(0.5, jnp.array([1.0, 2.0, 3.0])))
+            rate = numpyro.sample("rate", dist.Gamma(2.0))
+            variance = numpyro.sample("variance", dist.InverseGamma(2.0, 3.0))
+            loc = numpyro.sample("loc", dist.Normal(1.0, jnp.sqrt(variance / 0.1)))
+            weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(CODES)))
+            return p, rate, variance, loc, weights
+
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace()
+    spread = lambda *numbers: [jnp.broadcast_to(jnp.asarray(number), (2, 5, COLUMNS)) for number in numbers]
+
+    def read(family, *sites):
+        return family.read(tuple(unwrap(trace[site]["fn"]) for site in sites), tuple(trace[site]["value"] for site in sites))
+
+    assert_close(read(BetaBernoulli(), "p"), BetaHyper(*spread(0.5, [1.0, 2.0, 3.0])))
+    assert_close(read(GammaPoisson(), "rate"), GammaHyper(*spread(2.0, 1.0)))
+    assert_close(read(NormalInverseGamma(), "variance", "loc"), NormalHyper(*spread(1.0, 0.1, 2.0, 3.0)))
+    assert_close(read(DirichletCategorical(), "weights"), DirichletHyper(jnp.ones((2, 5, COLUMNS, CODES))))
+
+
+def call_everything(family, hyper, x):
+    values, cache = family.draw(random.key(0), hyper), family.cache(hyper)
+    terms, row = family.log_predictive(hyper, x), family.draw_row(random.key(1), hyper)
+    changed = values, family.add(hyper, x), family.remove(hyper, x)
+    return terms, family.score(cache, x), cache, row, (changed, family.log_prior(hyper, values), family.mean_row(hyper))
+
+
+@each_case
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.usefixtures("x64")
+def test_score_sums_the_predictive_in_the_dtype_of_the_hyper_parameters(case, lead, dtype):
+    family, hyper, x = case.family, hyper_of(case, lead, dtype), row_of(case).at[1].set(jnp.nan)
+    terms, score, cache, row, everything = call_everything(family, hyper, x)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves((terms, score, cache, row, everything))} == {dtype}
+    assert terms.shape == (*lead, COLUMNS)
+    assert row.shape == (*lead, *x.shape)
+    assert all(leaf.shape[: len(lead)] == lead for leaf in jax.tree.leaves(cache))
+    tolerance = 1e-5 if dtype == "float32" else 1e-12
+    assert_close(score, terms.sum(-1), tolerance, tolerance)
+
+
+@each_case
+def test_nothing_asks_for_float64(case):
+    found = call_everything(case.family, hyper_of(case, dtype="float32"), row_of(case, "float32"))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+@each_case
+@pytest.mark.usefixtures("x64")
+def test_jit_and_vmap_over_rows(case):
+    hyper, rows = hyper_of(case), jnp.stack([row_of(case, seed=seed) for seed in range(4)])
+
+    @partial(jax.jit, static_argnums=0)
+    def scores(family, hyper, rows):
+        return jax.vmap(family.score, (None, 0))(family.cache(hyper), rows)
+
+    assert_close(scores(case.family, hyper, rows), jnp.stack([case.family.log_predictive(hyper, x).sum(-1) for x in rows]))
+
+
+@each_case
+@pytest.mark.usefixtures("x64")
+def test_remove_inverts_add(case):
+    hyper, rows = hyper_of(case), [row_of(case, seed=seed) for seed in range(4)]
+    after = hyper
+    for x in rows:
+        after = case.family.add(after, x)
+    for x in reversed(rows[1:]):
+        after = case.family.remove(after, x)
+    assert_close(after, case.family.add(hyper, rows[0]))
+    assert_close(case.family.remove(after, rows[0]), hyper)
+
+
+@each_case
+@pytest.mark.usefixtures("x64")
+def test_weights_add_up(case):
+    family, hyper, x = case.family, hyper_of(case), row_of(case)
+    once = family.add(hyper, x)
+    assert_close(family.add(hyper, x, 2.0), family.add(once, x))
+    assert_close(family.add(family.add(hyper, x, 0.3), x, 0.7), once)
+    groups = jnp.broadcast_to(jnp.arange(5.0)[None, :, None], (2, 5, COLUMNS))
+    weighted = family.add(hyper, x, groups)
+    assert_close(jax.tree.map(lambda leaf: leaf[:, 0], weighted), jax.tree.map(lambda leaf: leaf[:, 0], hyper))
+    assert_close(jax.tree.map(lambda leaf: leaf[:, 1], weighted), jax.tree.map(lambda leaf: leaf[:, 1], once))
+
+
+@each_case
+@pytest.mark.usefixtures("x64")
+def test_a_missing_entry_tells_nothing(case):
+    family, hyper, full = case.family, hyper_of(case), row_of(case)
+    x = full.at[1].set(jnp.nan)
+    column = lambda tree, index: jax.tree.map(lambda leaf: leaf[:, :, index], tree)
+    for change in (family.add, family.remove):
+        assert_close(column(change(hyper, x), 1), column(hyper, 1), 0, 0)
+        assert_close(column(change(hyper, x), jnp.array([0, 2])), column(change(hyper, full), jnp.array([0, 2])), 0, 0)
+    terms, wanted = family.log_predictive(hyper, x), family.log_predictive(hyper, full)
+    assert_close(terms, wanted.at[..., 1].set(0.0), 0, 0)
+    assert not family.score(family.cache(hyper), jnp.full_like(x, jnp.nan)).any()
+
+
+@pytest.mark.parametrize("case", COUNTS, ids=name_of)
+@pytest.mark.usefixtures("x64")
+def test_predictive_of_counts_sums_to_one_and_is_scipys(case):
+    hyper = hyper_of(case, ())
+    num_codes = {BETA: 2, DIRICHLET: CODES, GAMMA: 3000}[case]
+    found, support = log_pmf(case, hyper, num_codes), np.arange(num_codes)[:, None]
+    if case is BETA:
+        wanted = scipy.stats.betabinom(1, *map(np.asarray, hyper)).logpmf(support)
+    elif case is DIRICHLET:
+        wanted = np.log(hyper.concentration / hyper.concentration.sum(-1, keepdims=True)).T
+    else:
+        wanted = scipy.stats.nbinom(np.asarray(hyper.concentration), np.asarray(hyper.rate / (hyper.rate + 1))).logpmf(support)
+    assert_close(found, wanted)
+    assert_close(np.exp(found).sum(0), np.ones(COLUMNS))
+
+
+@pytest.mark.parametrize("case", COUNTS, ids=name_of)
+@pytest.mark.usefixtures("x64")
+def test_draws_of_counts(case):
+    """Parameters have the marginals of the posterior, rows the frequencies of the predictive; other hyper-parameters fail."""
+    hyper = hyper_of(case, ())
+    many = repeat(hyper, 8000)
+    (values,), rows = case.family.draw(random.key(0), many), np.asarray(case.family.draw_row(random.key(1), many))
+
+    def fits(at):
+        first = jax.tree.map(lambda leaf: np.asarray(leaf)[0], at)
+        if case is DIRICHLET:
+            sample, (c,) = values[:, 0, 1], first
+            marginal = scipy.stats.beta(c[1], c.sum() - c[1])
+        else:
+            sample, (a, b) = values[:, 0], first
+            marginal = scipy.stats.beta(a, b) if case is BETA else scipy.stats.gamma(a, scale=1 / b)
+        share = np.exp(log_pmf(case, at, {BETA: 2, DIRICHLET: CODES, GAMMA: 12}[case]))[:, 0]
+        seen = np.array([(rows[:, 0] == code).sum() for code in range(len(share))])
+        seen, share = np.append(seen, len(rows) - seen.sum()), np.append(share, max(1 - share.sum(), 1e-12))
+        chance = scipy.stats.chisquare(seen, share * len(rows), sum_check=False).pvalue
+        return min(scipy.stats.kstest(np.asarray(sample), marginal.cdf).pvalue, chance)
+
+    wrong = jax.tree.map(lambda leaf: leaf.at[0].multiply(jnp.linspace(1.2, 1.5, leaf[0].size).reshape(leaf[0].shape)), hyper)
+    assert fits(hyper) > 1e-3
+    assert fits(wrong) < 1e-3
+
+
+@pytest.mark.usefixtures("x64")
+def test_mean_row():
+    """The mean of the predictive; of codes the most probable one."""
+    for case, num_codes in ((BETA, 2), (GAMMA, 3000)):
+        hyper = hyper_of(case, ())
+        assert_close(case.family.mean_row(hyper), np.arange(num_codes) @ np.exp(log_pmf(case, hyper, num_codes)))
+    codes = DirichletCategorical().mean_row(DirichletHyper(jnp.array([[1.0, 3.0, 2.0], [4.0, 3.0, 2.0]])))
+    assert codes.tolist() == [1.0, 0.0]
+
+
+def test_family_of_takes_the_priors_in_any_order():
+    for family in FAMILIES:
+        assert family_of(family.priors[::-1], family.likelihood) == family
+        assert hash(family) == hash(type(family)())
+    assert len({*FAMILIES}) == len(FAMILIES)
+    assert family_of(["Normal"], "Normal") is None
+    assert family_of(["Beta"], "BernoulliLogits") is None
+    assert describe().startswith(
+        "Beta -> BernoulliProbs; Dirichlet -> CategoricalProbs; Gamma -> Poisson; InverseGamma + Normal -> Normal;"
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "value", "message"),
+    [
+        (BETA, 2.0, "site 'x': row 3, column 1 is 2.0 .one of 1 such values.; BernoulliProbs takes 0, 1, or NaN"),
+        (BETA, np.inf, "row 3, column 1 is inf .*BernoulliProbs"),
+        (DIRICHLET, 0.5, "row 3, column 1 is 0.5 .*CategoricalProbs takes the codes 0 to 3, or NaN"),
+        (DIRICHLET, 4.0, "row 3, column 1 is 4.0 .*codes 0 to 3"),
+        (DIRICHLET, -1.0, "row 3, column 1 is -1.0"),
+        (GAMMA, -2.0, "row 3, column 1 is -2.0 .*Poisson takes whole numbers from 0"),
+        (GAMMA, 1.5, "row 3, column 1 is 1.5"),
+        (GAMMA, np.inf, "row 3, column 1 is inf"),
+        (NORMAL, -np.inf, "row 3, column 1 is -inf .*Normal takes finite numbers"),
+    ],
+)
+def test_refuse_names_the_value(case, value, message):
+    rows = np.ones((5, COLUMNS))
+    rows[2] = np.nan
+    case.family.refuse("x", rows, hyper_of(case))
+    rows[3, 1] = value
+    with pytest.raises(ValueError, match=message):
+        case.family.refuse("x", rows, hyper_of(case))
+
+
+def test_codes_without_hyper_parameters_have_no_end():
+    DirichletCategorical().refuse("x", np.array([[7.0, np.nan]]))
+    with pytest.raises(ValueError, match="codes 0, 1, 2"):
+        DirichletCategorical().refuse("x", np.array([[np.inf, np.nan]]))

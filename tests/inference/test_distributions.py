@@ -1,0 +1,288 @@
+"""Partitions against the seating rule, row by row in fractions; draws against their probabilities."""
+
+from fractions import Fraction
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from jax import random
+from jax.scipy.special import gammaln
+from numpyro import handlers
+from scipy import stats
+
+from inference.distributions import CRP
+
+pytestmark = [
+    pytest.mark.usefixtures("x64", "numpyro_promotion"),
+    pytest.mark.filterwarnings("ignore:Out-of-support"),  # NumPyro's; asked for on purpose
+]
+A = Fraction(7, 10)
+LABELS = [0, 1, 1, 0, 1]
+CASES = [(4, None, None), (5, None, None), (6, None, None), (5, LABELS, None)]
+CASES += [(n, labels, k) for k in (1, 2, 3) for n, labels in ((4, None), (6, None), (5, LABELS))]
+
+
+def rule(z, labels, max_groups=None, a=A):
+    """Probability of a partition by the rule for the next row, of rows in their order; 0 for anything that is not one."""
+    chance = Fraction(1)
+    for i, group in enumerate(z):
+        before = [z[j] for j in range(i) if labels[j] == labels[i]]
+        num_groups, size = len(set(before)), before.count(group)
+        if group > num_groups or group < 0:
+            return Fraction(0)
+        bonus = Fraction(0) if max_groups is None else a / max_groups
+        chance *= (size + bonus if size else a - bonus * num_groups) / (len(before) + a)
+    return chance
+
+
+def everything(num_rows):
+    """All label vectors, partitions or not."""
+    return np.array(list(product(range(num_rows), repeat=num_rows)), np.int32)
+
+
+def partitions(num_rows, labels=None, max_groups=None):
+    """Those with a positive probability, and their probabilities."""
+    labels = labels or [0] * num_rows
+    found = [(z, rule(z, labels, max_groups)) for z in product(range(num_rows), repeat=num_rows)]
+    return np.array([z for z, p in found if p], np.int32), np.array([float(p) for _, p in found if p])
+
+
+def made(num_rows, labels=None, max_groups=None, family=CRP, a=float(A), **sizes):
+    return family(a, num_rows, labels and jnp.array(labels), num_classes=2 if labels else 1, max_groups=max_groups, **sizes)
+
+
+class Unordered(CRP):
+    """Takes any labels for a partition."""
+
+    def log_prob(self, value, intermediates=None):
+        return jnp.vectorize(self._log_prob_of_sizes, signature="(n),(n),()->()")(value, self.labels, self.concentration)
+
+
+class GroupsWithNames(CRP):
+    """Forgets that the K groups have no names: without K! / (K - G)!; unbounded, counts a group of n as n! ways."""
+
+    def _log_prob_of_sizes(self, z, labels, concentration):
+        sizes = jnp.zeros((self.num_classes, self.capacity)).at[labels, z].add(1.0)
+        groups = jnp.sum(sizes > 0, axis=1)
+        extra = jnp.log(jnp.maximum(sizes, 1.0)).sum()
+        if self.max_groups is not None:
+            extra = -(gammaln(self.max_groups + 1.0) - gammaln(self.max_groups - groups + 1.0)).sum()
+        return super()._log_prob_of_sizes(z, labels, concentration) + extra
+
+
+class OneClass(CRP):
+    """Sits beside rows of any class."""
+
+    def _seat(self, uniform, labels, concentration):
+        return super()._seat(uniform, jnp.zeros_like(labels), concentration)
+
+
+class TwiceAsOpen(CRP):
+    """Opens groups as if the concentration were twice as large."""
+
+    def _seat(self, uniform, labels, concentration):
+        return super()._seat(uniform, labels, 2 * concentration)
+
+
+def check_rule(case, family=CRP):
+    """All vectors of labels have the probability of the rule, and so they sum to 1."""
+    num_rows, labels, max_groups = case
+    every = everything(num_rows)
+    found = np.exp(jax.jit(made(*case, family=family, capacity=num_rows).log_prob)(every))
+    wanted = np.array([float(rule(z, labels or [0] * num_rows, max_groups)) for z in every.tolist()])
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-12)
+
+
+def check_frequencies(case, family=CRP, num_draws=20_000):
+    """Draws are partitions, as often as the rule says."""
+    every, chances = partitions(*case)
+    draws = np.asarray(made(*case, family=family).sample(random.key(3), (num_draws,)))
+    index = {tuple(z): i for i, z in enumerate(every.tolist())}
+    counts = np.bincount([index[tuple(z)] for z in draws.tolist()], minlength=len(every))
+    common = chances * num_draws >= 5
+    counts, wanted = ([*x[common], x[~common].sum()] for x in (counts, chances * num_draws))
+    if wanted[-1] == 0:
+        counts, wanted = counts[:-1], wanted[:-1]
+    assert len(wanted) == 1 or stats.chisquare(counts, wanted).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_partition_has_the_probability_of_the_seating_rule(case):
+    check_rule(case)
+
+
+@pytest.mark.parametrize("twin", [Unordered, GroupsWithNames])
+@pytest.mark.parametrize("case", [(4, None, None), (5, LABELS, 2)], ids=str)
+def test_a_wrong_density_is_seen(case, twin):
+    with pytest.raises(AssertionError):
+        check_rule(case, twin)
+
+
+@pytest.mark.parametrize("case", [(5, None, None), (5, LABELS, None), (5, None, 1), (5, None, 3), (5, LABELS, 2)], ids=str)
+def test_draws_are_as_frequent_as_the_rule_says(case):
+    check_frequencies(case)
+
+
+@pytest.mark.parametrize(
+    ("case", "twin"), [((5, None, None), TwiceAsOpen), ((5, LABELS, 2), TwiceAsOpen), ((5, LABELS, None), OneClass)], ids=str
+)
+def test_a_wrong_draw_is_seen(case, twin):
+    with pytest.raises((AssertionError, KeyError)):  # a frequency, or no partition at all
+        check_frequencies(case, twin)
+
+
+def masked(z, max_groups=2, a=float(A)):
+    """A bound by brute force: a new group is no candidate once there are K. It depends on the order of the rows."""
+    chance = 1.0
+    for i, group in enumerate(z):
+        before = list(z[:i])
+        weight = a if len(set(before)) < max_groups else 0.0
+        chance *= (before.count(group) or weight) / (i + weight)
+    return np.log(chance)
+
+
+def check_exchangeable(log_prob, max_groups):
+    """Rows in another order, and groups relabelled as they then appear, are as probable."""
+    rng = np.random.default_rng(0)
+    every, _ = partitions(6, None, max_groups)
+    for order in (rng.permutation(6) for _ in range(5)):
+        moved = [[list(dict.fromkeys(z)).index(group) for group in z] for z in every[:, order].tolist()]
+        np.testing.assert_allclose(log_prob(np.array(moved)), log_prob(every), rtol=1e-12)
+
+
+@pytest.mark.parametrize("max_groups", [None, 2])
+def test_rows_are_exchangeable(max_groups):
+    check_exchangeable(made(6, None, max_groups).log_prob, max_groups)
+
+
+def test_rows_would_not_be_if_the_bound_were_a_mask():
+    with pytest.raises(AssertionError):
+        check_exchangeable(lambda many: [masked(z) for z in many], 2)
+
+
+def test_the_bound_fades_as_it_grows():
+    z = jnp.array([0, 1, 0, 2, 1, 3])
+    np.testing.assert_allclose(made(6, max_groups=10**8).log_prob(z), made(6).log_prob(z), atol=1e-6)
+
+
+def test_number_of_groups_has_the_mean_of_the_formula():
+    """E[groups] = sum of a / (a + i), i < n: not log a, as the paper has it."""
+    draws = CRP(2.0, 100).sample(random.key(0), (4000,))
+    groups = np.asarray(draws.max(-1)) + 1
+    wanted = sum(2.0 / (2.0 + i) for i in range(100))
+    assert abs(groups.mean() - wanted) < 4 * groups.std() / np.sqrt(len(groups))
+
+
+def test_gradient_in_the_concentration_equals_a_difference():
+    z, labels = jnp.array([0, 0, 1, 1, 2]), jnp.array(LABELS)
+    for k in (None, 4):
+        log_prob = lambda a, k=k: CRP(a, 5, labels, 2, max_groups=k).log_prob(z)
+        slope = (log_prob(0.7 + 1e-5) - log_prob(0.7 - 1e-5)) / 2e-5
+        np.testing.assert_allclose(jax.grad(log_prob)(0.7), slope, rtol=1e-8)
+
+
+@pytest.mark.parametrize("k", [None, 1, 4])
+@pytest.mark.parametrize("z", [[0, 0, 0, 0], [0, 2, 0, 0], [-1, 9, 0, 0], [0, 1, 2, 3]])
+def test_gradient_is_finite_whatever_the_labels(z, k):
+    log_prob = lambda a: CRP(a, 4, max_groups=k).log_prob(jnp.array(z))
+    assert jnp.isfinite(jax.grad(log_prob)(0.7))
+
+
+def test_labels_and_concentration_may_be_traced_and_keys_mapped():
+    labels, z = jnp.array(LABELS), jnp.array([0, 0, 1, 1, 0])
+    wanted = CRP(0.7, 5, labels, 2).log_prob(z)
+    assert jax.jit(lambda a, labels, z: CRP(a, 5, labels, 2).log_prob(z))(0.7, labels, z) == wanted
+    keys = random.split(random.key(0), 7)
+    drawn = jax.jit(jax.vmap(lambda key, labels: CRP(0.7, 5, labels, 2).sample(key), (0, None)))(keys, labels)
+    assert (drawn.shape, drawn.dtype) == ((7, 5), jnp.int32)
+    np.testing.assert_array_equal(drawn[3], CRP(0.7, 5, labels, 2).sample(keys[3]))
+    alphas = jnp.array([0.5, 0.7])
+    np.testing.assert_allclose(jax.vmap(lambda crp: crp.log_prob(z))(jax.vmap(lambda a: CRP(a, 5, labels, 2))(alphas))[1], wanted)
+
+
+def test_batches_of_partitions():
+    """A plate around the site, a vector of concentrations and a matrix of labels all make independent partitions."""
+    labels = jnp.array([[0, 1, 1, 0], [0, 0, 0, 1]])
+    z = jnp.array([[0, 0, 1, 1], [0, 1, 0, 0]])
+    many = CRP(jnp.array([0.5, 2.0]), 4, labels, 2)
+    assert many.sample(random.key(0), (3,)).shape == (3, 2, 4)
+    single = [CRP(a, 4, labels[i], 2).log_prob(z[i]) for i, a in enumerate((0.5, 2.0))]
+    np.testing.assert_allclose(many.log_prob(z), single)
+
+    def model():
+        with numpyro.plate("view", 2):
+            numpyro.sample("z", CRP(0.5, 4))
+
+    trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), {"z": z.at[1, 1].set(0)})).get_trace()
+    np.testing.assert_allclose(trace["z"]["fn"].log_prob(trace["z"]["value"]), CRP(0.5, 4).log_prob(z.at[1, 1].set(0)))
+    assert handlers.trace(handlers.seed(model, 0)).get_trace()["z"]["value"].shape == (2, 4)
+
+
+def test_it_is_a_tree_and_keeps_what_a_kernel_reads():
+    crp = CRP(0.7, 5, jnp.array(LABELS), 2, capacity=4, max_groups=3)
+    copy = jax.tree.unflatten(*jax.tree.flatten(crp)[::-1])
+    assert (copy.num_rows, copy.num_classes, copy.capacity, copy.max_groups) == (5, 2, 4, 3)
+    assert (copy.concentration, copy.labels.tolist()) == (0.7, LABELS)
+    assert copy.support == crp.support
+    assert copy.support != CRP(0.7, 5, jnp.array(LABELS), 2).support
+    assert (CRP(0.7, 5).capacity, CRP(0.7, 5, max_groups=3).capacity, CRP(0.7, 5).labels.tolist()) == (5, 3, [0] * 5)
+
+
+def test_support_is_where_the_probability_is_positive():
+    for case in ((4, None, None), (4, [0, 1, 0, 1], 2)):
+        crp = made(*case)
+        np.testing.assert_array_equal(crp.support(everything(4)), np.isfinite(crp.log_prob(everything(4))))
+    assert crp.support(crp.support.feasible_like(jnp.zeros(4, jnp.int32)))
+    assert crp.support.is_discrete
+    with pytest.warns(UserWarning, match="Out-of-support"):
+        assert CRP(0.7, 3, validate_args=True).log_prob(jnp.array([0, 2, 1])) == -jnp.inf
+    with pytest.raises(ValueError, match="invalid concentration"):
+        CRP(-1.0, 3, validate_args=True)
+
+
+def test_a_class_out_of_range_has_no_partition():
+    for wrong in (-1, 2):
+        assert CRP(1.0, 3, jnp.array([0, wrong, 0]), 2).log_prob(jnp.zeros(3, jnp.int32)) == -jnp.inf
+
+
+def test_capacity_truncates_nothing():
+    """Partitions that fit keep their probability, the others have none; a draw without room is never a wrong partition."""
+    every, chances = partitions(6)
+    fits = every.max(1) < 2
+    crp = CRP(float(A), 6, capacity=2)
+    np.testing.assert_allclose(np.exp(crp.log_prob(every)), np.where(fits, chances, 0.0), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"CRP capacity: there is room for 2 groups, and a draw has [3-6]\. .* max_groups=2"):
+        crp.sample(random.key(0), (100,))
+    draws = np.asarray(jax.jit(lambda key: crp.sample(key, (20_000,)))(random.key(0)))
+    assert set(np.unique(draws)) == {0, 1, 2}
+    np.testing.assert_array_equal(np.isfinite(crp.log_prob(draws)), draws.max(1) < 2)
+    share = chances[fits].sum()
+    assert abs((draws.max(1) < 2).mean() - share) < 4 * np.sqrt(share * (1 - share) / len(draws))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.0, 0), "CRP num_rows: found 0"),
+        ((1.0, 3, None, 1, 0), "CRP capacity: found 0"),
+        ((1.0, 3, None, 1, None, 2.0), r"CRP max_groups: found 2\.0"),
+        ((1.0, 3, jnp.zeros(2, int)), r"CRP labels: found int\d+\[2\], wanted the class of each row, integers \[3\]"),
+        ((1.0, 3, jnp.zeros(3)), r"CRP labels: found float\d+\[3\]"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        CRP(*arguments)
+
+
+def test_in_single_precision_and_with_strict_types():
+    """The probabilities of the rule, and draws, where JAX promotes no type."""
+    every, chances = partitions(5, LABELS, 2)
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("strict"):
+        crp = CRP(float(A), 5, np.array(LABELS), 2, max_groups=2)
+        assert crp.sample(random.key(0), (3,)).dtype == jnp.int32
+        np.testing.assert_allclose(np.exp(crp.log_prob(every)), chances, rtol=1e-5)
