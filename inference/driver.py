@@ -182,6 +182,8 @@ class Driver:
             raise TypeError(f"stop: a function of the tree so far, such as converged(); got {self.stop!r}.")
         self.num_samples, self.num_chains, self.thinning = map(index, (self.num_samples, self.num_chains, self.thinning))
         _check_chain_method(self.chain_method, self.num_chains)
+        if self.chain_method == "parallel" and isinstance(self.kernel, Algorithm) and type(self.kernel).is_full is not Algorithm.is_full:
+            raise ValueError(f"chain_method: replicates of {type(self.kernel).__name__} grow together; use 'sequential' or 'vectorized'.")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

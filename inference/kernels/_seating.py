@@ -119,16 +119,17 @@ def _log_weights(
 def _scores(rules: Rules, table: Table, first: Array, count: Array, x: dict[str, Array]) -> Array:
     """Log predictive density of a row in each group, [class, group]; 0 in the blocks where no group is in use, nor the next one."""
     (num_classes, num_groups), block = count.shape, min(BLOCK, count.shape[1])
+    dtype = jnp.result_type(*jax.tree.leaves(table.cache))
     width = 2 + jnp.max(jnp.where(count > 0, jnp.arange(num_groups), -1))
 
     def score(number, found):
         start = jnp.minimum(number * block, num_groups - block)
         cut = lambda leaf: lax.dynamic_slice_in_dim(lax.dynamic_slice_in_dim(leaf, first, num_classes), start, block, axis=1)
         scores = rules.each(lambda family, cache, entry: family.score(cache, entry), jax.tree.map(cut, table.cache), x)
-        return lax.dynamic_update_slice_in_dim(found, sum(scores.values(), start=jnp.zeros(())), start, axis=1)
+        return lax.dynamic_update_slice_in_dim(found, sum(scores.values(), start=jnp.zeros((), dtype)), start, axis=1)
 
     num_blocks = jnp.minimum(-(-width // block), -(-num_groups // block))
-    return lax.fori_loop(0, num_blocks, score, jnp.zeros(count.shape, jax.tree.leaves(table.cache)[0].dtype))
+    return lax.fori_loop(0, num_blocks, score, jnp.zeros(count.shape, dtype))
 
 
 def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:

@@ -6,9 +6,9 @@ complete conditional
     p(z_n, y_n | other rows)  ~  p(y_n | other classes)  p(z_n | groups of class y_n)  p(x_n | rows of group z_n).
 
 Rows of known class keep it. Shares of classes, and on request the parameters of groups, are then drawn given the partition, exactly. The
-random order makes the chain reversible. Fearnhead's filter (`ParticleFilter`) is faster; this chain converges to the exact posterior of
-all rows whatever their order, and is what a filter is checked against. What the model says is read off its trace and proved on a few
-rows (`inference.partition`): edit the model, and the kernel follows or refuses.
+random order makes the chain reversible. It is slower than `ParticleFilter`, but its posterior does not depend on the order of the data and
+becomes exact with the number of draws. What the model says is read off its trace and proved on a few rows (`inference.partition`): edit
+the model, and the kernel follows or refuses.
 
 A group is kept up to date as rows come and go, and computed anew from its rows at each sweep, so that rounding does not add up.
 
@@ -65,7 +65,6 @@ class _Mixture(NamedTuple):
     rules: Rules
     rows: Rows
     classes: Array  # [row], as the CRP has them
-    classes_site: str | None  # where classes are latent
     shape: tuple[int, int]  # classes, and room for groups in each
 
 
@@ -98,12 +97,11 @@ class CollapsedGibbs(MCMCKernel):
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         program = self._program(model_args, model_kwargs)
         found = self._read(program)
-        given = {name: jnp.asarray(value) for name, value in (init_params or {}).items()}
+        given = self._start(found, program, init_params or {})
         mixture, prior = _mixture(found, program, given), _prior(found, program)
         rng_key, seat_key, draw_key = random.split(rng_key, 3)
         if given:
-            self._check_start(mixture, given)
-            seats = Seats(mixture.classes, given[found.z].astype(jnp.int32))
+            seats = Seats(mixture.classes, given[found.z])
             table, failed = seated(mixture.rules, prior, mixture.rows, seats, mixture.shape[1]), jnp.zeros((), jnp.int32)
         else:
             labels = mixture.rows.labels
@@ -121,7 +119,7 @@ class CollapsedGibbs(MCMCKernel):
             return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs))(state)
         mixture = _mixture(self.partition, self._program(model_args, model_kwargs), state.values)
         rng_key, seat_key, draw_key = random.split(state.rng_key, 3)
-        seats = Seats(mixture.classes, state.values[self.partition.z].astype(jnp.int32))
+        seats = Seats(mixture.classes, state.values[self.partition.z])
         table = seated(mixture.rules, state.prior, mixture.rows, seats, mixture.shape[1])
         seats, table, failed = _swept(mixture, state.prior, seats, table, seat_key)
         failed = jnp.maximum(state.failed, failed)
@@ -186,35 +184,42 @@ class CollapsedGibbs(MCMCKernel):
         self._last = ([] if is_traced else arguments, found)
         return found
 
-    def _check_start(self, mixture: _Mixture, given: Mapping[str, Array]) -> None:
-        z, drawn = mixture.found.z, self._drawn_sites(mixture)
-        needed = [z, *([mixture.classes_site] if mixture.classes_site else [])]
-        if not set(needed) <= set(given) <= set(drawn):
+    def _start(self, found: Partition, program: Program, init_params: Mapping[str, Any]) -> dict[str, Array]:
+        """The given values, checked."""
+        drawn = self._drawn_sites(found, program)
+        needed = drawn[: 1 + (_classes_site(found, program) is not None)]
+        if init_params and not set(needed) <= set(init_params) <= set(drawn):
             more = "" if self.parameters else "; parameters of groups are drawn with parameters=True"
-            raise ValueError(f"init_params: found {sorted(given)}, wanted {needed}, and of {drawn} what is to be kept{more}.")
-        if not _is_traced((given, mixture.rows)):
-            trace = mixture.found.trace(mixture.program, given)
-            if not bool(unwrap(trace[z]["fn"]).support(given[z])):
+            raise ValueError(f"init_params: found {sorted(init_params)}, wanted {needed}, and of {drawn} what is to be kept{more}.")
+        given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in init_params.items()}
+        for name, value in given.items():
+            if value.shape != program.sites[name].shape:
+                raise ValueError(f"init_params: found {name!r} of shape {value.shape}, wanted {program.sites[name].shape}.")
+        if given and not _is_traced((given, program.arguments)):
+            crp = unwrap(found.trace(program, given)[found.z]["fn"])
+            if not crp.support(given[found.z]):
                 raise ValueError(
-                    f"init_params: {z!r} is no partition of the rows; wanted groups numbered from 0 in order of appearance within each "
-                    f"class, below the capacity of the CRP, {mixture.shape[1]}."
+                    f"init_params: {found.z!r} is no partition of the rows; wanted groups numbered from 0 in order of appearance within "
+                    f"each class, and not more than the CRP has room for, {crp.capacity}."
                 )
+        return given
 
-    def _drawn_sites(self, mixture: _Mixture) -> list[str]:
-        found = mixture.found
+    def _drawn_sites(self, found: Partition, program: Program) -> list[str]:
         groups = [name for block in found.blocks for name in block.priors] if self.parameters else []
-        return [name for name in (found.z, mixture.classes_site, found.shares, *groups) if name]
+        return [name for name in (found.z, _classes_site(found, program), found.shares, *groups) if name]
 
     def _values(self, rng_key: Array, mixture: _Mixture, prior: Parameters, seats: Seats, table: Table, failed: Array) -> dict[str, Array]:
         """A draw of every site of the kernel, given where the rows are; void where the chain has failed."""
         found, (shares_key, *keys) = mixture.found, random.split(rng_key, 1 + len(mixture.found.blocks))
         groups, table = in_order(seats, table)
-        values = {found.z: jnp.where(failed > 0, mixture.shape[1], groups), mixture.classes_site: seats.cls}
+        values = {found.z: jnp.where(failed > 0, mixture.shape[1], groups)}
+        if site := _classes_site(found, mixture.program):
+            values[site] = seats.cls
         weights = prior.class_weights + jnp.sum(table.count, axis=1).astype(prior.class_weights.dtype)
         real = {found.shares: random.dirichlet(shares_key, weights)} if found.shares else {}
         for block, key in zip(found.blocks if self.parameters else (), keys, strict=False):
             real |= zip(block.priors, block.family.draw(key, table.hyper[block.site]), strict=True)
-        sites = {name: mixture.program.sites[name] for name in self._drawn_sites(mixture)}
+        sites = {name: mixture.program.sites[name] for name in self._drawn_sites(found, mixture.program)}
         for name, value in real.items():
             # Rounded to 0 or 1, a probability may have an infinite density.
             value = clamp_probs(value) if sites[name].family in ("Beta", "Dirichlet") else value
@@ -224,7 +229,6 @@ class CollapsedGibbs(MCMCKernel):
 
 def _mixture(found: Partition, program: Program, given: Mapping[str, Any]) -> _Mixture:
     """Pure, for concrete arguments and for traced ones; latent classes are those `given`."""
-    latent = next((name for name in (found.labels, f"{found.labels}_unobserved") if name in program.latent), None)
 
     @jax.jit
     def read():
@@ -235,8 +239,13 @@ def _mixture(found: Partition, program: Program, given: Mapping[str, Any]) -> _M
 
     rows, classes = read()
     shares = "dirichlet" if found.shares else "fixed" if found.labels else None
-    rules = Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, scheme="")
-    return _Mixture(found, program, rules, rows, classes, latent, (found.num_classes, _capacity(found, program)))
+    rules = Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, scheme="")  # nothing is resampled
+    return _Mixture(found, program, rules, rows, classes, (found.num_classes, _capacity(found, program)))
+
+
+def _classes_site(found: Partition, program: Program) -> str | None:
+    """The site of the classes, where some are latent; `obs_mask` gives it a name of its own."""
+    return next((name for name in (found.labels, f"{found.labels}_unobserved") if name in program.latent), None)
 
 
 def _capacity(found: Partition, program: Program) -> int:
@@ -252,7 +261,8 @@ def _prior(found: Partition, program: Program) -> Parameters:
 
 
 def _swept(mixture: _Mixture, prior: Parameters, seats: Seats, table: Table, rng_key: Array) -> tuple[Seats, Table, Array]:
-    return sweep(mixture.rules, prior, mixture.rows, seats, table, rng_key, is_joint=mixture.classes_site is not None)
+    is_joint = _classes_site(mixture.found, mixture.program) is not None
+    return sweep(mixture.rules, prior, mixture.rows, seats, table, rng_key, is_joint=is_joint)
 
 
 def _num_groups(table: Table) -> Array:

@@ -307,7 +307,10 @@ def test_simulated_rows_covary_as_the_model_says():
     check_pairs()
 
 
-@pytest.mark.parametrize("options", [{"alpha": 2.0}, {"max_groups": 1}, {"component": partial(beta_bernoulli, beta=1.0)}], ids=str)
+OTHERS = {"alpha": 2.0, "max_groups": 1, "component": partial(beta_bernoulli, beta=1.0)}
+
+
+@pytest.mark.parametrize("options", [{name: value} for name, value in OTHERS.items()], ids=OTHERS)
 def test_rows_of_another_model_are_seen(options):
     with pytest.raises(AssertionError):
         check_pairs(**options)
