@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         distances,
         expected_loss,
         num_groups,
+        partition_of,
         point_estimate,
     )
     from diagnostics.pictures import plot_ancestry, plot_calibration, plot_decision_regions, plot_elbo, plot_evidence, plot_partition
@@ -41,6 +42,7 @@ WHERE = {
         "distances",
         "expected_loss",
         "num_groups",
+        "partition_of",
         "point_estimate",
     ),
     "pictures": (
@@ -91,6 +93,7 @@ __all__ = [
     "log_score",
     "num_groups",
     "on_host",
+    "partition_of",
     "perplexity",
     "plot_ancestry",
     "plot_calibration",

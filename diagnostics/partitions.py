@@ -12,6 +12,7 @@ estimation and credible balls", Bayesian Analysis 13; the search is of the kind 
 algorithms and loss functions for Bayesian clustering", JCGS 31.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "distances",
     "expected_loss",
     "num_groups",
+    "partition_of",
     "point_estimate",
 ]
 
@@ -59,6 +61,26 @@ class CredibleBall:
     upper: np.ndarray
     lower: np.ndarray
     horizontal: np.ndarray
+
+
+def partition_of(tree: xr.DataTree) -> xr.DataArray:
+    """The labels (chain, draw, row) of a run on a CRP mixture: rows of different classes are in different groups.
+
+    A site `z` alone counts the groups within each class, so that group 0 of one class and group 0 of another look like one.
+    """
+    if "partition" not in tree.attrs:
+        raise ValueError("partition_of: the run does not say which site is a partition; give that site's draws to the functions here.")
+    z, classes = (name and name.replace("/", ".") for name in json.loads(tree.attrs["partition"]))
+    if z not in tree["posterior"]:
+        raise ValueError(f"partition_of: the run has no draws of {z!r}; run the filter with keep_assignments=True.")
+    labels: Any = tree["posterior"][z]
+    if classes is None:
+        return labels
+    posterior, observed = (tree[name].to_dataset() if name in tree.children else {} for name in ("posterior", "observed_data"))
+    found = [group[name] for group in (posterior, observed) for name in (classes, f"{classes}_unobserved") if name in group]
+    if not found:
+        raise ValueError(f"partition_of: the run holds no classes {classes!r}, within which {z!r} counts.")
+    return (found[0] * (labels.max() + 1) + labels).transpose(*labels.dims).rename(z)
 
 
 def num_groups(labels: Any) -> xr.DataArray:

@@ -1,3 +1,24 @@
-"""What a person uses: data sets, the command `zoo`, and the demonstration that it runs."""
+"""What a person uses: data sets, estimators, the command `zoo`.
 
-__all__: list[str] = []
+Estimators are imported when they are used, so that `import gallery` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gallery.aclass import AClassClassifier
+
+WHERE = {"AClassClassifier": "gallery.aclass"}
+
+__all__ = ["AClassClassifier"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

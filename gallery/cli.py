@@ -12,8 +12,8 @@ from typing import NoReturn
 __all__ = ["main"]
 
 EXAMPLES = """examples:
-  zoo fit demo --data wine -o wine.nc --plot wine.png
-  zoo fit demo --data patients.csv --target outcome --option num_samples=2000 num_chains=4
+  zoo fit aclass --data wine -o wine.nc --plot wine.png
+  zoo fit aclass --data patients.csv --target outcome --option num_samples=2000 num_chains=4
   zoo report wine.nc
   zoo predict wine.nc new.csv -o classes.csv
 """
@@ -140,8 +140,9 @@ def _add_fit(parser: _Parser) -> None:
 
 
 _OPTION_HELP = (
-    "num_warmup, num_samples, num_chains, thinning, max_time (seconds), save_every (seconds), chain_method, or a keyword argument "
-    "of the model; defaults num_warmup=500 num_samples=1000 num_chains=4 (SVI: 5000 steps as num_warmup)"
+    "num_warmup, num_samples, num_chains, thinning, max_time (seconds), save_every (seconds), chain_method; an argument of the kernel, "
+    "such as num_particles or target_accept_prob; or of the model, such as alpha. Defaults num_warmup=500 num_samples=1000 num_chains=4; "
+    "SVI: num_warmup=5000, its steps; a particle filter: num_particles=200, no warm-up"
 )
 
 
@@ -154,8 +155,8 @@ def _add_run(parser: _Parser, names: bool = False) -> None:
 def _add_plot(parser: _Parser) -> None:
     _add_run(parser, names=True)
     parser.add_argument("-o", dest="output", metavar="OUT.png", help="default: RUN.png")
-    kinds = ("trace_dist", "dist", "forest", "rank", "energy", "elbo")
-    parser.add_argument("--kind", choices=kinds, help="default: elbo for a variational run, else trace_dist")
+    kinds = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition")
+    parser.add_argument("--kind", choices=kinds, help="default: what fits the run: elbo, partition, else trace_dist")
 
 
 def _add_compare(parser: _Parser) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
-from gallery.commands.models import DEMO, find_model, model_names
+import zoo
+from gallery.commands.models import find_model
 
 __all__ = ["data", "list_models", "show"]
 
@@ -14,10 +15,9 @@ WIDTH = 100
 def list_models(args: Any) -> int:
     """The models, a line each."""
     rows = []
-    for name in model_names():
+    for name in zoo.names():
         card = find_model(name).card
-        mark = " (the demonstration)" if name == DEMO else ""
-        rows.append((name, card.title + mark, ", ".join(card.kernels), card.paper))
+        rows.append((name, card.title, ", ".join(card.kernels), card.paper))
     _print_columns(rows)
     return 0
 

@@ -17,6 +17,7 @@ from gallery.commands.runs import annotate, main_variables, num_draws, open_run,
 __all__ = ["fit", "resume"]
 
 GROUPS = ("log_likelihood", "log_prior", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
+MARGINAL = ("ParticleFilter", "CollapsedGibbs")  # they integrate out parameters that these groups are computed from
 ROWS = 12  # of the summary
 EXIT = {"SIGINT": 130, "SIGTERM": 143}
 
@@ -48,16 +49,17 @@ def _run(request: Request, folder: Path | None) -> int:
     started = perf_counter()
     entry = find_model(request.model)
     kernel = kernel_name(entry, request.kernel)
-    settings, keywords = options.split(options.parse(request.options), entry.model, kernel)
+    told = options.split(options.parse(request.options), entry.model, kernel)
     if request.plot:
         check_picture(Path(request.plot), "--plot")
     data = read_data(request)
     scaling = scale_features(data, request.raw)
-    arguments = bind(entry.model, entry.name, data, scaling, keywords)
-    driver = Driver(make_kernel(kernel, entry.model), **settings, checkpoint=folder, groups=GROUPS)
+    arguments = bind(entry.model, entry.name, data, scaling, told.model)
+    groups = () if kernel in MARGINAL else GROUPS
+    driver = Driver(make_kernel(kernel, entry.model, **told.kernel), **told.driver, checkpoint=folder, groups=groups)
     if folder is not None:
         keep(request, folder)
-    print(_headline(entry, data, kernel, settings, request.seed), flush=True)
+    print(_headline(entry, data, kernel, told.driver, request.seed), flush=True)
     try:
         tree = driver.run(request.seed, **arguments)
     except CheckpointError as error:

@@ -1,6 +1,7 @@
 """From a data set or a table to the arguments of a model."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gallery._dataset import Dataset
+from gallery.commands.models import unknown
 from gallery.commands.request import Request, is_table
 
 __all__ = ["Scaling", "bind", "read_data", "scale_features"]
@@ -61,16 +63,17 @@ def scale_features(data: Dataset, raw: bool) -> Scaling | None:
 
 
 def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's keyword arguments: arrays by their names, `num_classes`, and what `--option` says."""
+    """The model's keyword arguments: arrays by their names, `num_classes`, a `component` for the columns, and what `--option` says."""
     arrays = dict(data.arrays)
     if scaling is not None:
         arrays["x"] = scaling(arrays["x"])
-    given = arrays | _num_classes(data)
+    given = arrays | _num_classes(data) | ({} if scaling is None else {"component": _component(data, arrays["x"])})
     parameters = [p for p in inspect.signature(model).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     for key in keywords:
         if key in arrays:
             raise ValueError(f"--option {key}: {name} takes {key!r} from the data set {data.name!r}; leave it out")
-    arguments = {p.name: given[p.name] for p in parameters if p.name in given} | dict(keywords)
+    named = {p.name: _function(p, keywords[p.name], model) for p in parameters if p.name in keywords and inspect.isfunction(p.default)}
+    arguments = {p.name: given[p.name] for p in parameters if p.name in given} | dict(keywords) | named
     lacking = [p.name for p in parameters if p.name not in arguments and p.default is p.empty]
     if lacking:
         raise ValueError(
@@ -78,6 +81,30 @@ def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, key
             f"{', '.join(given)}. Choose other data, or give numbers with --option"
         )
     return arguments
+
+
+def _component(data: Dataset, x: np.ndarray) -> Callable:
+    """What models each column: by its categories, by whether it holds 0 and 1, else by a normal distribution."""
+    from gallery._columns import BINARY, NUMBER, component_of
+
+    names = data.feature_names or range(x.shape[1])
+    is_binary = [bool(np.isin(column[~np.isnan(column)], (0.0, 1.0)).all()) for column in x.T]
+    widths = [len(data.categories.get(name, ())) for name in names]
+    return component_of([width or (BINARY if binary else NUMBER) for width, binary in zip(widths, is_binary, strict=True)])
+
+
+def _function(option: inspect.Parameter, name: Any, model: Callable) -> Callable:
+    """The function that an option names: one of the model's own file that takes what the default takes."""
+    wanted = _needed(option.default)
+    functions = inspect.getmembers(sys.modules[model.__module__], inspect.isfunction)
+    known = {each: function for each, function in functions if not each.startswith("_") and _needed(function)[: len(wanted)] == wanted}
+    if name not in known:
+        raise ValueError(unknown(option.name, str(name), known))
+    return known[name]
+
+
+def _needed(function: Callable) -> list[str]:
+    return [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
 
 
 def _num_classes(data: Dataset) -> dict[str, int]:

@@ -1,30 +1,22 @@
 """Models and kernels by the names that a person types."""
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 import zoo
 
-__all__ = ["DEMO", "find_model", "kernel_name", "make_kernel", "model_names", "unknown"]
+__all__ = ["find_model", "kernel_name", "kernel_options", "make_kernel", "unknown"]
 
-DEMO = "demo"
-LEARNING_RATE = 0.01  # of Adam, for SVI
-
-
-def model_names() -> tuple[str, ...]:
-    """The zoo's models, then the demonstration."""
-    return (*zoo.names(), DEMO)
+DEFAULTS: dict[str, dict[str, Any]] = {"SVI": {"learning_rate": 0.01}, "ParticleFilter": {"num_particles": 200}}
 
 
 def find_model(name: str) -> zoo.Entry:
-    """A model of the zoo, or the demonstration."""
-    if name not in model_names():
-        raise ValueError(unknown("model", name, model_names()))
-    if name == DEMO:
-        from gallery import demo
-
-        return zoo.Entry.of(demo)
+    """A model of the zoo."""
+    if name not in zoo.names():
+        raise ValueError(unknown("model", name, zoo.names()))
     return zoo.load(name)
 
 
@@ -37,11 +29,18 @@ def kernel_name(entry: zoo.Entry, name: str | None) -> str:
     raise ValueError(unknown(f"kernel of {entry.name}", str(name), [kernel.lower() for kernel in kernels]))
 
 
-def make_kernel(name: str, model: Callable) -> Any:
-    """A kernel on a model, with the kernel's own defaults."""
-    if name not in _KERNELS:
-        raise ValueError(f"kernel {name!r}: the command does not build it yet, only {', '.join(_KERNELS)}; run it with inference.Driver.")
-    return _KERNELS[name](model)
+def kernel_options(name: str) -> dict[str, Any]:
+    """What a kernel may be told beside its model, with the command's defaults: numbers, texts, true or false."""
+    parameters = inspect.signature(_class(name)).parameters.values()
+    options = {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)}
+    return options | DEFAULTS.get(name, {})
+
+
+def make_kernel(name: str, model: Callable, **options: Any) -> Any:
+    """A kernel on a model."""
+    if name == "SVI":
+        return _svi(model, **options)
+    return _class(name)(model, **options)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -52,18 +51,20 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"no {what} {name!r}; {hint}there {'is' if len(known) == 1 else 'are'} {', '.join(known) or 'none'}"
 
 
-def _nuts(model: Callable) -> Any:
-    from numpyro.infer import NUTS
-
-    return NUTS(model)
-
-
-def _svi(model: Callable) -> Any:
+def _svi(model: Callable, learning_rate: float) -> Any:
+    """Of a mean-field normal distribution, by Adam."""
     from numpyro.infer import SVI, Trace_ELBO
     from numpyro.infer.autoguide import AutoNormal
     from numpyro.optim import Adam
 
-    return SVI(model, AutoNormal(model), Adam(LEARNING_RATE), Trace_ELBO())
+    return SVI(model, AutoNormal(model), Adam(learning_rate), Trace_ELBO())
 
 
-_KERNELS = {"NUTS": _nuts, "SVI": _svi}
+def _class(name: str) -> Any:
+    """A kernel's class, imported now."""
+    if name not in _WHERE:
+        raise ValueError(f"kernel {name!r}: the command does not build it yet, only {', '.join(_WHERE)}; run it with inference.Driver.")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+_WHERE = {"NUTS": "numpyro.infer", "SVI": "numpyro.infer", "ParticleFilter": "inference", "CollapsedGibbs": "inference"}

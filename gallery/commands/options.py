@@ -1,12 +1,12 @@
-"""`--option key=value`: settings of the driver, or keyword arguments of the model."""
+"""`--option key=value`: settings of the driver or of the kernel, or keyword arguments of the model."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from gallery.commands.models import unknown
+from gallery.commands.models import kernel_options, unknown
 
-__all__ = ["SETTINGS", "parse", "split"]
+__all__ = ["SETTINGS", "Options", "checked", "parse", "split"]
 
 SETTINGS: Mapping[str, type] = {  # of inference.Driver
     "num_warmup": int,
@@ -18,8 +18,16 @@ SETTINGS: Mapping[str, type] = {  # of inference.Driver
     "chain_method": str,
 }
 DEFAULTS = {"num_warmup": 500, "num_samples": 1000, "num_chains": 4}
-SVI_STEPS = 5000
-WANTED: Mapping[type, str] = {int: "a whole number", float: "a number of seconds", str: "a name"}
+NUM_WARMUP = {"SVI": 5000, "ParticleFilter": None}  # None: it ends by itself
+WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
+
+
+class Options(NamedTuple):
+    """Keyword arguments of each."""
+
+    driver: dict[str, Any]
+    kernel: dict[str, Any]
+    model: dict[str, Any]
 
 
 def parse(texts: Sequence[str]) -> dict[str, Any]:
@@ -35,21 +43,22 @@ def parse(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def split(options: Mapping[str, Any], model: Callable, kernel: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the driver with the command's defaults, and keyword arguments of the model."""
-    parameters = inspect.signature(model).parameters
+def split(options: Mapping[str, Any], model: Callable, kernel: str) -> Options:
+    """What is told to the driver, to the kernel, and to the model, with the command's defaults."""
+    parameters, known = inspect.signature(model).parameters, kernel_options(kernel)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    valid = [*SETTINGS, *(name for name in parameters if name not in SETTINGS)]
-    settings: dict[str, Any] = DEFAULTS | ({"num_warmup": SVI_STEPS} if kernel == "SVI" else {})
-    keywords: dict[str, Any] = {}
+    valid = list(dict.fromkeys([*SETTINGS, *known, *parameters]))
+    found = Options(DEFAULTS | {"num_warmup": NUM_WARMUP.get(kernel, DEFAULTS["num_warmup"])}, dict(known), {})
     for key, value in options.items():
         if key in SETTINGS:
-            settings[key] = _setting(key, value)
+            found.driver[key] = checked(key, value, SETTINGS[key])
+        elif key in known:
+            found.kernel[key] = checked(key, value, type(known[key]))
         elif key in parameters or takes_any:
-            keywords[key] = value
+            found.model[key] = value
         else:
             raise ValueError(unknown("option", key, valid))
-    return settings, keywords
+    return found._replace(driver={key: value for key, value in found.driver.items() if value is not None})
 
 
 def _value(text: str) -> Any:
@@ -63,10 +72,10 @@ def _value(text: str) -> Any:
     return text
 
 
-def _setting(key: str, value: Any) -> Any:
-    kind = SETTINGS[key]
+def checked(key: str, value: Any, kind: type) -> Any:
+    """The value, if it is of the kind; a whole number is a number."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"--option {key}: wanted {WANTED[kind]}, found {value!r}")
     return value

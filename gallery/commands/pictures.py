@@ -12,8 +12,9 @@ from gallery.commands.runs import main_variables, open_run, select
 
 __all__ = ["KINDS", "draw", "plot"]
 
-KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo")
+KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition")
 ROWS = {"trace_dist": 8, "dist": 12, "forest": 30, "rank": 12}  # scalar quantities that one picture holds
+MOST_ROWS, MOST_DRAWS = 600, 400  # of a co-clustering matrix
 INCHES_A_ROW = {"trace_dist": 1.35, "dist": 0.6, "forest": 0.32, "rank": 0.6}
 
 
@@ -28,19 +29,22 @@ def plot(args: Any) -> int:
 
 
 def draw(tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str] | None = None) -> None:
-    """The picture of a kind; by default the path of the ELBO where there is one, else traces and densities."""
+    """The picture of a kind; by default the path of the ELBO where there is one, the partition where rows were parted, else traces."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
-    kind = kind or ("elbo" if "elbo" in stats else "trace_dist")
+    kind = kind or ("elbo" if "elbo" in stats else "partition" if "partition" in tree.attrs else "trace_dist")
     if kind in ("energy", "elbo") and kind not in stats:
         found = ", ".join(map(str, stats.data_vars)) or "none"
         raise ValueError(f"--kind {kind}: the run has no such statistic; it has {found}. Choose another kind")
     with plt.rc_context({"font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9}):
-        figure, note = _elbo(stats) if kind == "elbo" else _by_arviz(tree, kind, names or main_variables(tree))
+        if kind in ("elbo", "partition"):
+            figure, note = _elbo(stats) if kind == "elbo" else _partition(tree)
+        else:
+            figure, note = _by_arviz(tree, kind, names or main_variables(tree))
         data = f" on {tree.attrs['data']}" if tree.attrs.get("data") else ""
         figure.suptitle(f"{tree.attrs.get('model') or 'a model'}{data}, {tree.attrs.get('kernel', '')}{note}", fontsize=10)
         figure.savefig(path, dpi=150)
@@ -103,6 +107,34 @@ def _elbo(stats: xr.Dataset) -> tuple[Any, str]:
     axes.set(xlabel="step", ylabel=f"ELBO, mean of {window} steps", ylim=(low - 0.1 * (high - low), high + 0.05 * (high - low)))
     axes.legend(frameon=False)
     return figure, ""
+
+
+def _partition(tree: xr.DataTree) -> tuple[Any, str]:
+    """Which rows are together, how many groups there are, and how many particles counted at each row."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    from diagnostics import num_groups, partition_of, plot_partition
+
+    labels = partition_of(tree)
+    every = labels.transpose("chain", "draw", ...)
+    rows, draws = every.shape[-1], every.shape[0] * every.shape[1]
+    some = every[:, :: -(-draws // MOST_DRAWS), :: -(-rows // MOST_ROWS)]
+    figure = plt.figure(figsize=(10.0, 4.4), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
+    plot_partition(some, ax=figure.add_subplot(grid[:, 0]))
+    counts, stats = num_groups(labels), tree["sample_stats"].to_dataset()
+    over = figure.add_subplot(grid[0, 1] if "ess" in stats else grid[:, 1])
+    over.bar(counts["groups"], counts, color="#4477aa")
+    over.set(xlabel="groups of all classes", ylabel="posterior probability", xlim=(np.flatnonzero(counts)[0] + 0.4, len(counts) + 0.6))
+    over.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if "ess" in stats:
+        below = figure.add_subplot(grid[1, 1])
+        for chain, path in enumerate(stats["ess"].transpose("chain", ...).values):
+            below.plot(path, lw=1, label=f"replicate {chain}")
+        below.set(xlabel="row", ylabel="effective particles", ylim=(0, None))
+        below.legend(frameon=False, fontsize="small", ncols=2)
+    return figure, "" if some.shape[-1] == rows else f": {some.shape[-1]} of {rows} rows"
 
 
 def _elements(posterior: xr.Dataset, names: Sequence[str], limit: int) -> tuple[xr.DataArray, int]:

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
+from gallery.commands.filtered import filtered_probabilities
 from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model
 from gallery.commands.request import check_distinct, check_writable
@@ -33,10 +34,13 @@ def predict(args: Any) -> int:
     tree = open_run(args.run)
     features, scaling, class_names = _coding(tree, args.run)
     x = read_features(args.table, features, json.loads(tree.attrs["categories"]))
-    program = _program(tree, scaling(x))
-    site = _target(tree, program)
-    draws = _draws(tree)
-    probabilities = site_probabilities(program, site, draws)
+    if tree.attrs.get("kernel") == "ParticleFilter":
+        probabilities = filtered_probabilities(tree, scaling(x))
+    else:
+        program = _program(tree, scaling(x))
+        site = _target(tree, program)
+        draws = _draws(tree)
+        probabilities = site_probabilities(program, site, draws)
     if probabilities is None:
         header, columns = ["mean", "std"], np.stack(_moments(program, site, draws), axis=1)
         labels = None

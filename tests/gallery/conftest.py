@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.gallery.command import TINY, write, zoo
+from tests.gallery.command import TINY, run, write
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +43,8 @@ def room(tmp_path_factory):
 @pytest.fixture(scope="session")
 def fitted(room):
     """The run that most tests look at."""
-    done = zoo(
-        room, "fit", "demo", "--data", "insects.csv", "--target", "species", *TINY, "--seed", "3", "-o", "run.nc", "--plot", "run.png"
+    done = run(
+        room, "fit", "softmax", "--data", "insects.csv", "--target", "species", *TINY, "--seed", "3", "-o", "run.nc", "--plot", "run.png"
     )
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(path=room.folder / "run.nc", out=done.stdout, err=done.stderr)
@@ -53,11 +53,11 @@ def fitted(room):
 @pytest.fixture(scope="session")
 def variational(room, tmp_path_factory):
     home = tmp_path_factory.mktemp("nowhere")
-    done = zoo(
+    done = run(
         room,
         *(
             "fit",
-            "demo",
+            "softmax",
             "--data",
             "insects.csv",
             "--kernel",

@@ -34,7 +34,7 @@ def test_help_imports_nothing_heavy(room, arguments):
 
 def test_no_command_prints_the_help(capsys):
     assert cli.main([]) == 0
-    assert "zoo fit demo --data wine" in capsys.readouterr().out
+    assert "zoo fit aclass --data wine" in capsys.readouterr().out
 
 
 # What there is.
@@ -42,13 +42,14 @@ def test_no_command_prints_the_help(capsys):
 
 @pytest.fixture(scope="session")
 def browsed(room):
-    return many(room, [["list"], ["show", "demo"], ["data"], ["data", "wine"]])
+    return many(room, [["list"], ["show", "softmax"], ["data"], ["data", "wine"]])
 
 
-def test_list_marks_the_demonstration(browsed):
+def test_list_has_a_line_for_each_model(browsed):
     code, out, err = browsed[0]
     assert (code, err) == (0, "")
-    assert re.search(r"^demo +Softmax regression \(the demonstration\) +NUTS, SVI", out, re.M)
+    assert re.search(r"^aclass +Classes made of Chinese restaurant process mixtures +ParticleFilter, CollapsedGibbs +Mansinghka", out, re.M)
+    assert re.search(r"^softmax +Softmax regression +NUTS, SVI", out, re.M)
 
 
 def test_show_reads_the_priors_off_a_trace(browsed):
@@ -72,7 +73,7 @@ def test_data_lists_and_describes(browsed):
 
 def test_fit_says_what_it_did_and_nothing_else(fitted):
     assert fitted.err == ""
-    assert "demo on insects (60 rows, 3 features, 3 classes): NUTS, num_warmup 60, num_samples 40, num_chains 2, seed 3" in fitted.out
+    assert "softmax on insects (60 rows, 3 features, 3 classes): NUTS, num_warmup 60, num_samples 40, num_chains 2, seed 3" in fitted.out
     assert "weight[length, ant]" in fitted.out
     assert "saved run.nc and run.png: 2 chains of 40 draws, 100 steps in" in fitted.out
     assert len(fitted.out.splitlines()) == 1 + 1 + 12 + 1  # the last: the 12 quantities are all there are
@@ -89,7 +90,7 @@ def test_run_holds_names_scaling_and_groups(fitted):
     np.testing.assert_allclose(x.values[:, [0, 2]].std(0), 1, rtol=1e-12)
     assert set(x.values[:, 1]) == {0.0, 1.0}  # a category: left as it is
     assert json.loads(tree.attrs["categories"]) == {"wings": ["no", "yes"]}
-    assert (tree.attrs["model"], tree.attrs["data"], tree.attrs["ended"]) == ("demo", "insects.csv", "budget")
+    assert (tree.attrs["model"], tree.attrs["data"], tree.attrs["ended"]) == ("softmax", "insects.csv", "budget")
 
 
 def test_picture_is_one(fitted, room):

@@ -13,46 +13,47 @@ import numpyro.distributions as dist
 import pytest
 import xarray as xr
 
+import zoo
 from gallery import cli
 from gallery.commands.options import parse
 from inference import CheckpointError
-from tests.gallery.command import many, write, zoo
+from tests.gallery.command import MODELS, many, run, write
 
-FIT = ["fit", "demo", "--data", "insects.csv", "-o", "never.nc"]
+FIT = ["fit", "softmax", "--data", "insects.csv", "-o", "never.nc"]
 ERRORS = {
     "unknown command": (["fitt"], "invalid choice: 'fitt'"),
-    "no data": (["fit", "demo"], "the following arguments are required: --data .*zoo fit --help"),
+    "no data": (["fit", "softmax"], "the following arguments are required: --data .*zoo fit --help"),
     "unknown flag": ([*FIT, "--sed", "3"], "unrecognized arguments: --sed"),
     "seed": ([*FIT, "--seed", "x"], "--seed: wanted a whole number from 0 to .*, found 'x'"),
     "seed of many digits": ([*FIT, "--seed", "99999999999999999999"], "--seed: wanted a whole number .*, found '99999999999999999999'"),
     "negative seed": ([*FIT, "--seed=-1"], "--seed: wanted a whole number .*, found '-1'"),
     "output is the data": (
-        ["fit", "demo", "--data", "insects.csv", "-o", "full/../insects.csv", "--force"],
+        ["fit", "softmax", "--data", "insects.csv", "-o", "full/../insects.csv", "--force"],
         "--data and -o .*the same file",
     ),
     "picture is the output": (
-        ["fit", "demo", "--data", "insects.csv", "-o", "never.png", "--plot", "never.png"],
+        ["fit", "softmax", "--data", "insects.csv", "-o", "never.png", "--plot", "never.png"],
         "-o and --plot .*the same",
     ),
     "picture is the data": ([*FIT, "--plot", "insects.csv"], "--data and --plot .*insects.csv: the same file"),
-    "data is a folder": (["fit", "demo", "--data", "./full"], "full: a folder; name a CSV file"),
-    "data is this folder": (["fit", "demo", "--data", "."], "--data .: a folder; name a CSV file"),
-    "semicolons": (["fit", "demo", "--data", "semi.csv"], "semi.csv, line 1: .*delimited by ';'; the delimiter must be a comma"),
+    "data is a folder": (["fit", "softmax", "--data", "./full"], "full: a folder; name a CSV file"),
+    "data is this folder": (["fit", "softmax", "--data", "."], "--data .: a folder; name a CSV file"),
+    "semicolons": (["fit", "softmax", "--data", "semi.csv"], "semi.csv, line 1: .*delimited by ';'; the delimiter must be a comma"),
     "words of JAX": ([*FIT, "--option", "num_classes=abc"], r"zoo: TypeError: [^;]*\(--debug shows where\)\n$"),
     "one run to compare": (["compare", "run.nc"], "arguments are required"),
     "same run twice": (["compare", "run.nc", "run.nc"], "named twice"),
-    "unknown model": (["show", "dmo"], "no model 'dmo'; did you mean 'demo'"),
+    "unknown model": (["show", "sofmax"], "no model 'sofmax'; did you mean 'softmax'"),
     "unknown model to fit": (["fit", "xyz", "--data", "wine"], "no model 'xyz'; there"),
-    "unknown data": (["fit", "demo", "--data", "wne"], "no data set 'wne'; did you mean 'wine'"),
+    "unknown data": (["fit", "softmax", "--data", "wne"], "no data set 'wne'; did you mean 'wine'"),
     "unknown data to describe": (["data", "wne"], "no data set 'wne'"),
-    "no file": (["fit", "demo", "--data", "no.csv"], "no.csv: no such file"),
+    "no file": (["fit", "softmax", "--data", "no.csv"], "no.csv: no such file"),
     "no target column": ([*FIT, "--target", "kind"], "no column 'kind'.*length, wings, mm/width, species"),
-    "target of a named set": (["fit", "demo", "--data", "wine", "--target", "y"], "--target y: only a CSV file"),
-    "missing features": (["fit", "demo", "--data", "holes.csv", "-o", "never.nc"], "argument 'x': 1 entries are NaN"),
-    "a quantity": (["fit", "demo", "--data", "quantity.csv"], "model demo needs 'num_classes', which the data set 'quantity' lacks"),
+    "target of a named set": (["fit", "softmax", "--data", "wine", "--target", "y"], "--target y: only a CSV file"),
+    "missing features": (["fit", "softmax", "--data", "holes.csv", "-o", "never.nc"], "argument 'x': 1 entries are NaN"),
+    "a quantity": (["fit", "softmax", "--data", "quantity.csv"], "model softmax needs 'num_classes', which the data set 'quantity' lacks"),
     "no table": (
-        ["fit", "demo", "--data", "low_rank_matrix"],
-        "model demo needs 'x', 'num_classes', which the data set 'low_rank_matrix' lacks",
+        ["fit", "softmax", "--data", "low_rank_matrix"],
+        "model softmax needs 'x', 'num_classes', which the data set 'low_rank_matrix' lacks",
     ),
     "unknown option": ([*FIT, "--option", "num_sample=3"], "no option 'num_sample'; did you mean 'num_samples'"),
     "option without value": ([*FIT, "--option", "num_samples"], "'num_samples': wanted key=value"),
@@ -60,10 +61,10 @@ ERRORS = {
     "option of the wrong kind": ([*FIT, "--option", "num_samples=many"], "num_samples: wanted a whole number, found 'many'"),
     "option that the driver refuses": ([*FIT, "--option", "num_chains=0"], "num_chains: an integer, at least 1"),
     "option that is data": ([*FIT, "--option", "y=3"], "takes 'y' from the data set"),
-    "unknown kernel": ([*FIT, "--kernel", "nutz"], "no kernel of demo 'nutz'; did you mean 'nuts'"),
-    "output exists": (["fit", "demo", "--data", "insects.csv", "-o", "run.nc"], "the file exists.*--force"),
-    "output without folder": (["fit", "demo", "--data", "insects.csv", "-o", "no/run.nc"], "there is no folder"),
-    "output is a folder": (["fit", "demo", "--data", "insects.csv", "-o", "full"], "a folder; name a file"),
+    "unknown kernel": ([*FIT, "--kernel", "nutz"], "no kernel of softmax 'nutz'; did you mean 'nuts'"),
+    "output exists": (["fit", "softmax", "--data", "insects.csv", "-o", "run.nc"], "the file exists.*--force"),
+    "output without folder": (["fit", "softmax", "--data", "insects.csv", "-o", "no/run.nc"], "there is no folder"),
+    "output is a folder": (["fit", "softmax", "--data", "insects.csv", "-o", "full"], "a folder; name a file"),
     "no picture": ([*FIT, "--plot", "out.doc"], "found the ending '.doc', wanted one of"),
     "foreign checkpoint": ([*FIT, "--checkpoint", "full"], "holds files that are no checkpoint"),
     "nothing to resume": (["resume", "empty"], "no command.json in it"),
@@ -76,7 +77,10 @@ ERRORS = {
     "unknown kind": (["plot", "run.nc", "--kind", "pie"], "invalid choice: 'pie'"),
     "missing column": (["predict", "run.nc", "other.csv"], "no column 'mm/width'"),
     "unknown category": (["predict", "run.nc", "unknown.csv"], "category 'perhaps' was not seen"),
-    "missing feature to predict": (["predict", "run.nc", "hole.csv"], "row 2 of 2: its 'mm/width' is missing, and demo takes no missing"),
+    "missing feature to predict": (
+        ["predict", "run.nc", "hole.csv"],
+        "its 'mm/width' is missing, and softmax takes no missing",
+    ),
     "no new table": (["predict", "run.nc", "no.csv"], "no.csv: No such file"),
     "prediction over its table": (["predict", "run.nc", "new.csv", "-o", "new.csv", "--force"], "the table and -o new.csv: the same file"),
     "prediction exists": (["predict", "run.nc", "new.csv", "-o", "insects.csv"], "the file exists"),
@@ -99,32 +103,32 @@ def test_error_is_one_line_and_exit_code_2(refused, name):
 def test_errors_leave_no_file(refused, room):
     assert not list(room.folder.glob("never.*"))
     assert (room.folder / "insects.csv").read_text().startswith("length,wings,mm/width,species")
-    assert not (room.folder / "demo-quantity.nc").exists()
+    assert not (room.folder / "softmax-quantity.nc").exists()
     assert [path.name for path in (room.folder / "full").iterdir()] == ["thesis.txt"]
     assert not [path for path in room.folder.iterdir() if "partial" in path.name]
 
 
 def test_exit_code_and_streams_of_the_process(room):
-    done = zoo(room, "summary", "no.nc")
+    done = run(room, "summary", "no.nc")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "zoo: no.nc: no such file\n"
 
 
 def test_data_set_out_of_reach_is_one_line(room):
     unreachable = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    done = zoo(room, "data", "ionosphere", **unreachable, no_proxy="", NO_PROXY="")
+    done = run(room, "data", "ionosphere", **unreachable, no_proxy="", NO_PROXY="")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"zoo: data set 'ionosphere': there is no copy in [^\n]+\n", done.stderr), done.stderr
 
 
 def test_largest_seed_is_taken(here, monkeypatch, capsys):
     failing(monkeypatch, RuntimeError("it ran"))
-    assert here("fit", "demo", "--data", "insects.csv", "-o", "never.nc", "--seed", str(2**63 - 1)) == 2
+    assert here("fit", "softmax", "--data", "insects.csv", "-o", "never.nc", "--seed", str(2**63 - 1)) == 2
     assert "it ran" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(room):
-    done = zoo(room, "summary", "no.nc", "--debug")
+    done = run(room, "summary", "no.nc", "--debug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.endswith("ValueError: no.nc: no such file\n")
@@ -137,6 +141,7 @@ def test_debug_shows_the_traceback(room):
 def here(room, monkeypatch):
     """The command in this process; what it sets is taken back."""
     monkeypatch.chdir(room.folder)
+    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(MODELS)])
     for name in ("TF_CPP_MIN_LOG_LEVEL", "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     for name in ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"):
@@ -155,24 +160,24 @@ def test_what_a_failing_checkpoint_leaves_is_saved(here, room, monkeypatch, caps
     error = CheckpointError("checkpoint: the disk is full")
     error.tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": (("chain", "draw"), np.zeros((1, 7)))})})
     failing(monkeypatch, error)
-    assert here("fit", "demo", "--data", "insects.csv", "-o", "rescued.nc", "--checkpoint", "rescue") == 2
+    assert here("fit", "softmax", "--data", "insects.csv", "-o", "rescued.nc", "--checkpoint", "rescue") == 2
     assert capsys.readouterr().err == "zoo: checkpoint: the disk is full; saved rescued.nc\n"
     assert az.from_netcdf(room.folder / "rescued.nc")["posterior"].sizes["draw"] == 7
 
 
 def test_unexpected_error_has_its_type_and_a_hint(here, monkeypatch, capsys):
     failing(monkeypatch, RuntimeError("two\nlines"))
-    assert here("fit", "demo", "--data", "insects.csv", "-o", "never.nc") == 2
+    assert here("fit", "softmax", "--data", "insects.csv", "-o", "never.nc") == 2
     assert capsys.readouterr().err == "zoo: RuntimeError: two lines (--debug shows where)\n"
 
 
 def test_ctrl_c_outside_of_the_run(here, monkeypatch, capsys):
     failing(monkeypatch, KeyboardInterrupt())
-    assert here("fit", "demo", "--data", "insects.csv", "-o", "never.nc") == 130
+    assert here("fit", "softmax", "--data", "insects.csv", "-o", "never.nc") == 130
     assert capsys.readouterr().err == "zoo: interrupted\n"
 
 
-# Models that the demonstration is not.
+# Models of other kinds.
 
 
 def run_of(path, posterior, observed):

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import arviz as az
 import numpy as np
 import pytest
 
-from tests.gallery.command import TINY, many
+from tests.gallery.command import RUN, TINY, many
 
 
 def start(room, name):
@@ -28,7 +27,7 @@ def start(room, name):
         "-o",
         f"{name}.nc",
     )
-    command = [sys.executable, "-m", "gallery.cli", "fit", "demo", "--data", "insects.csv", *options]
+    command = [*RUN, "fit", "softmax", "--data", "insects.csv", *options]
     return subprocess.Popen(command, cwd=room.folder, env=room.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -61,7 +60,7 @@ def test_signals_keep_what_was_drawn(room, fitted):
 @pytest.fixture(scope="session")
 def resumed(room, fitted):
     """The run of `fitted` once more: its time limit ends it in the warm-up, it is resumed, and then has the time it needs."""
-    fit = ["fit", "demo", "--data", "insects.csv", "--target", "species", *TINY, "--checkpoint", "kept", "-o", "kept.nc", "--force"]
+    fit = ["fit", "softmax", "--data", "insects.csv", "--target", "species", *TINY, "--checkpoint", "kept", "-o", "kept.nc", "--force"]
     commands = [
         [*fit, "--seed", "3", "--option", "max_time=0"],
         ["resume", "kept"],

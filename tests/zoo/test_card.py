@@ -6,8 +6,7 @@ import sys
 import pytest
 
 import zoo
-from gallery import demo
-from zoo import Card
+from zoo import Card, aclass
 
 GOOD = {"title": "A title", "paper": "Someone (2000), Somewhere", "sites": {"mu": "the mean"}}
 
@@ -70,8 +69,8 @@ def test_module_without_its_parts_is_refused(tmp_path, monkeypatch):
 
 
 def test_entry_of_a_module():
-    entry = zoo.Entry.of(demo)
-    assert (entry.name, entry.model, entry.simulate, entry.card) == ("demo", demo.demo, demo.simulate, demo.CARD)
+    entry = zoo.Entry.of(aclass)
+    assert (entry.name, entry.model, entry.simulate, entry.card) == ("aclass", aclass.aclass, aclass.simulate, aclass.CARD)
 
 
 def test_import_of_the_zoo_and_its_names_imports_no_jax():

@@ -1,4 +1,4 @@
-"""Softmax regression: what the command `zoo` shows its work on until the first paper's model is here.
+"""Softmax regression: a model of `x`, `y` and `num_classes` for NUTS and SVI, on which the command `zoo` is tested.
 
     weight[d, k] ~ Normal                                  one for each feature and class
     y[n]         ~ Categorical(softmax(x[n] weight + bias))
@@ -13,7 +13,7 @@ from jax import Array, random
 
 from zoo.card import Card
 
-__all__ = ["CARD", "demo", "simulate"]
+__all__ = ["CARD", "simulate", "softmax"]
 
 CARD = Card(
     title="Softmax regression",
@@ -33,7 +33,7 @@ CARD = Card(
 )
 
 
-def demo(x: Array, y: Array | None = None, *, num_classes: int):
+def softmax(x: Array, y: Array | None = None, *, num_classes: int):
     """`x` [row, feature] without missing entries, `y` [row] in 0 .. num_classes - 1, or None to simulate."""
     x = jnp.asarray(x)
     with numpyro.plate("class", num_classes, dim=-1):
@@ -49,4 +49,4 @@ def simulate(rng_key: Array, num_rows: int = 200, num_features: int = 3, num_cla
     x_key, model_key = random.split(rng_key)
     x = random.normal(x_key, (num_rows, num_features))
     with numpyro.handlers.seed(rng_seed=model_key):
-        return {"x": x, "y": demo(x, num_classes=num_classes), "num_classes": num_classes}
+        return {"x": x, "y": softmax(x, num_classes=num_classes), "num_classes": num_classes}

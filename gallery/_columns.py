@@ -1,0 +1,257 @@
+"""The columns of a table as a mixture model reads them, and the way back.
+
+    columns = Columns.learn(table)      # a kind for each column, from the rows that are there
+    x = columns.encode(table)           # float64 [row, column], NaN where missing
+    columns.decode(x)                   # a table such as the one that was learned from
+
+| a column of                         | is                                      | and `x` holds                          |
+|-------------------------------------|-----------------------------------------|----------------------------------------|
+| 0 and 1, or booleans                | Bernoulli, Beta(1/2, 1/2)               | 0 and 1                                |
+| other numbers, or nothing but NaN   | normal, with the zoo's own prior        | (value - mean) / standard deviation    |
+| texts, or a pandas category         | categorical, Dirichlet(1/2, ..., 1/2)   | codes: the category's order, or sorted |
+
+Mean and deviation are those of the rows that were learned from (a column that does not vary keeps its unit), so
+log p(table) = log p(x) - `log_units(x)`. Cost: a pass over the table, and a Python step for each text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.utils import check_array
+
+from zoo.aclass import beta_bernoulli, dirichlet_categorical, mixed, normal_inverse_chi2
+
+__all__ = ["BINARY", "NUMBER", "Column", "Columns", "Mixed", "as_table", "component_of"]
+
+BINARY, NUMBER, CATEGORY, PLAIN = "0 and 1", "a number", "a category", "any number"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is known of a column: value = scale code + shift, or values[code]."""
+
+    name: str  # as an error calls it
+    kind: str
+    dtype: Any
+    values: tuple = ()
+    shift: float = 0.0
+    scale: float = 1.0
+
+    def codes(self, column: Any) -> np.ndarray:
+        """The entries as floats, before the change of unit."""
+        entries = _entries(self.name, column)
+        if self.kind == CATEGORY:
+            return self._coded(entries)
+        if entries.dtype == object:
+            found = next(entry for entry in entries if isinstance(entry, str))
+            raise ValueError(f"{self.name}: found {found!r}, wanted {self.kind} as in the first call, or NaN where missing.")
+        return entries
+
+    def restored(self, codes: np.ndarray) -> np.ndarray:
+        """The values that floats stand for."""
+        if not self.values:
+            return codes * self.scale + self.shift
+        values = np.empty(len(self.values), object)
+        values[:] = self.values
+        return values[codes.astype(int)]
+
+    def _coded(self, entries: np.ndarray) -> np.ndarray:
+        known = {value: code for code, value in enumerate(self.values)}
+        each = zip(entries.tolist(), pd.isna(entries), strict=True)
+        codes = np.array([np.nan if missing else known.get(entry, -1) for entry, missing in each], float)
+        if (codes == -1).any():
+            row = int(np.argmax(codes == -1))
+            raise ValueError(
+                f"{self.name}: found {entries.tolist()[row]!r} in row {row}, which was not there in the first call; known are "
+                f"{', '.join(map(repr, self.values))}. Put NaN where it may count as missing, or give the first call a pandas category "
+                f"that lists them all."
+            )
+        return codes
+
+
+class Columns:
+    """All columns of a table, and what kind of table it was."""
+
+    def __init__(self, columns: Sequence[Column], names: pd.Index | None, dtype: np.dtype | None):
+        """`names` of a data frame, `dtype` of an array."""
+        self.columns, self.names, self.dtype = tuple(columns), names, dtype
+
+    @classmethod
+    def learn(cls, table: Any, *, plain: bool = False) -> "Columns":
+        """From the first rows; `plain` leaves numbers as they are, for a component that the user has chosen."""
+        table = as_table(table)
+        is_frame = isinstance(table, pd.DataFrame)
+        names = [f"column {name!r}" for name in table.columns] if is_frame else [f"column {j}" for j in range(table.shape[1])]
+        found = [_learned(name, column, plain) for name, column in zip(names, _each(table), strict=True)]
+        return cls(found, *((table.columns, None) if is_frame else (None, table.dtype)))
+
+    def encode(self, table: Any) -> np.ndarray:
+        """[row, column], NaN where missing."""
+        table = as_table(table)
+        if isinstance(table, np.ndarray) and table.dtype.kind in "fiub" and not any(column.kind == CATEGORY for column in self.columns):
+            codes = table.astype(float)
+        else:
+            codes = np.column_stack([column.codes(entries) for column, entries in zip(self.columns, _each(table), strict=True)])
+        self._refuse(codes)
+        return (codes - self._shift) / self._scale
+
+    def decode(self, x: np.ndarray) -> Any:
+        """A table of the kind that was learned from. Whole numbers that are not all 0 and 1 come back as floats: they are modelled so."""
+        each = [column.restored(codes) for column, codes in zip(self.columns, x.T, strict=True)]
+        if self.dtype is not None:
+            is_whole = self.dtype.kind in "iu" and not all(column.values for column in self.columns)
+            return np.column_stack(each).astype(float if is_whole else self.dtype)
+        typed = zip(self.columns, each, strict=True)
+        series = [pd.Series(values, dtype=column.dtype if column.values else float) for column, values in typed]
+        return pd.concat(series, axis=1).set_axis(self.names, axis=1)
+
+    def fill(self, table: Any, x: np.ndarray) -> Any:
+        """A copy of the table with the entries of `x` where it misses them."""
+        table = as_table(table)
+        each = [column.restored(codes) for column, codes in zip(self.columns, x.T, strict=True)]
+        if isinstance(table, np.ndarray):
+            missing = pd.isna(table)
+            return np.where(missing, np.column_stack(each), table).astype(table.dtype) if missing.any() else table.copy()
+        filled = table.copy()
+        for j, (column, values) in enumerate(zip(self.columns, each, strict=True)):
+            old = filled.iloc[:, j]
+            if old.isna().any():
+                filled.isetitem(j, _room_for(column, old).where(old.notna(), pd.Series(values, index=old.index)))
+        return filled
+
+    def log_units(self, x: np.ndarray) -> float:
+        """Log of the unit of every entry that is there, summed: log p(x) - log p(table)."""
+        return float((~np.isnan(x)).sum(0) @ np.log(self._scale))
+
+    def component(self) -> Callable:
+        """The zoo's component for these columns."""
+        return component_of([len(column.values) if column.kind == CATEGORY else column.kind for column in self.columns])
+
+    def _refuse(self, codes: np.ndarray) -> None:
+        bad = np.isinf(codes) | (self._is_binary & ~np.isnan(codes) & (codes != 0) & (codes != 1))
+        for row, j in np.argwhere(bad)[:1]:
+            column = self.columns[j]
+            if column.kind == BINARY:
+                hint = "only 0 and 1 were there in the first call, so the column is modelled as Bernoulli. Begin with rows that show more."
+            else:
+                hint = "wanted finite numbers, or NaN where missing."
+            raise ValueError(f"{column.name}: found {codes[row, j]:g} in row {row}; {hint}")
+
+    @cached_property
+    def _is_binary(self) -> np.ndarray:
+        return np.array([column.kind == BINARY for column in self.columns])
+
+    @cached_property
+    def _shift(self) -> np.ndarray:
+        return np.array([column.shift for column in self.columns])
+
+    @cached_property
+    def _scale(self) -> np.ndarray:
+        return np.array([column.scale for column in self.columns])
+
+
+class Mixed:
+    """`zoo.aclass.mixed` as an object, which can be pickled."""
+
+    def __init__(self, parts: dict[str, tuple[list[int], Callable]]):
+        self.parts = parts
+
+    def __call__(self, x: Any, at: Any) -> Any:
+        return mixed(**self.parts)(x, at)
+
+
+def component_of(kinds: Sequence[str | int]) -> Callable:
+    """The zoo's component for columns that hold 0 and 1, numbers, or so many categories; categories are together where they are as many."""
+    parts: dict[str, tuple[list[int], Callable]] = {}
+    for j, kind in enumerate(kinds):
+        name, component = _part(kind)
+        parts.setdefault(name, ([], component))[0].append(j)
+    return next(iter(parts.values()))[1] if len(parts) == 1 else Mixed(parts)
+
+
+def as_table(table: Any) -> Any:
+    """A data frame, or an array of two dimensions; with rows and columns."""
+    if isinstance(table, pd.DataFrame):
+        for what, count in (("sample(s)", table.shape[0]), ("feature(s)", table.shape[1])):
+            if not count:
+                raise ValueError(f"Found a data frame with 0 {what} (shape={table.shape}) while a minimum of 1 is required.")
+        return table
+    if isinstance(table, list | tuple):  # numpy would make texts of numbers among texts
+        plain = np.asarray(table)
+        table = np.asarray(table, object) if plain.dtype.kind == "U" else plain
+    return check_array(table, dtype=None, ensure_all_finite=False)
+
+
+def _each(table: Any) -> list[Any]:
+    return list(table.T) if isinstance(table, np.ndarray) else [table.iloc[:, j] for j in range(table.shape[1])]
+
+
+def _learned(name: str, column: Any, plain: bool) -> Column:
+    entries = _entries(name, column)
+    if plain:
+        if entries.dtype == object:
+            raise ValueError(f"{name}: found texts; a component of your own reads numbers. Code them 0, 1, ..., or take component='auto'.")
+        return Column(name, PLAIN, column.dtype)
+    if entries.dtype == object:
+        is_declared = isinstance(column.dtype, pd.CategoricalDtype)
+        values = column.dtype.categories.tolist() if is_declared else sorted(set(entries[~pd.isna(entries)]))
+        return Column(name, CATEGORY, column.dtype, tuple(values))
+    seen = entries[~np.isnan(entries)]
+    if len(seen) and np.isin(seen, (0, 1)).all():
+        first = np.asarray(column, object)[~np.isnan(entries)][0]
+        return Column(name, BINARY, column.dtype, (False, True) if isinstance(first, bool | np.bool_) else (0, 1))
+    if not len(seen) or np.isinf(seen).any():
+        return Column(name, NUMBER, column.dtype)  # `encode` refuses what is infinite, and says where
+    with np.errstate(over="ignore"):
+        shift, scale = seen.mean(), seen.std()
+    if not np.isfinite(scale):
+        raise ValueError(f"{name}: its numbers go up to {np.abs(seen).max():g}, too large to be squared; give them in another unit.")
+    is_constant = scale <= 1e-12 * np.abs(seen).max()  # but for rounding
+    return Column(name, NUMBER, column.dtype, (), float(shift), 1.0 if is_constant else float(scale))
+
+
+def _entries(name: str, column: Any) -> np.ndarray:
+    """The entries of a column: floats, NaN where missing; or objects, where they are texts or categories."""
+    dtype = column.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        if not len(dtype.categories):
+            raise ValueError(f"{name}: a pandas category without categories; drop the column, or make it one of NaN.")
+        return np.asarray(column, object)
+    if pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype):
+        return column.to_numpy(float, na_value=np.nan) if isinstance(column, pd.Series) else column.astype(float)
+    if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
+        raise TypeError(
+            f"{name}: found the type {dtype}, wanted numbers, booleans, texts or a category. Turn it into one, a date say into days."
+        )
+    entries = np.asarray(column, object)
+    seen = ~pd.isna(entries)
+    for entry in entries[seen]:
+        if not isinstance(entry, str | Real | np.bool_):
+            raise TypeError(f"{name}: found {entry!r}; an argument must be a string or a number, or NaN where missing.")
+    is_text = [isinstance(entry, str) for entry in entries[seen]]
+    if any(is_text):
+        if not all(is_text):
+            text, number = entries[seen][np.argmax(is_text)], entries[seen][np.argmin(is_text)]
+            raise ValueError(f"{name}: found the text {text!r} and the number {number}; wanted one or the other.")
+        return entries
+    numbers = np.full(len(entries), np.nan)
+    numbers[seen] = entries[seen].astype(float)
+    return numbers
+
+
+def _part(kind: str | int) -> tuple[str, Callable]:
+    if isinstance(kind, int):
+        return f"category{kind}", partial(dirichlet_categorical, num_values=kind)
+    return ("binary", beta_bernoulli) if kind == BINARY else ("number", normal_inverse_chi2)
+
+
+def _room_for(column: Column, old: pd.Series) -> pd.Series:
+    """A column whose type can hold what is filled in."""
+    if column.kind == CATEGORY and isinstance(old.dtype, pd.CategoricalDtype):
+        return old.cat.set_categories(column.values)
+    return old.astype("Float64") if not column.values and pd.api.types.is_integer_dtype(old.dtype) else old

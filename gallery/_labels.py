@@ -1,0 +1,71 @@
+"""Class labels, -1 where the class of a row is unknown: from scikit-learn's convention to codes, and back by `classes[code]`.
+
+    classes, codes = coded(y)           # codes 0 .. K - 1, or -1
+    codes = codes_among(y_more, classes)
+
+-1 is a number, among numbers or in an array of dtype object. The labels -1 and 1 and no other are scikit-learn's coding of two
+classes: as one class and unlabelled rows they would say nothing, for every row would be of that class. Cost: a Python step a row.
+"""
+
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.utils import assert_all_finite, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+__all__ = ["coded", "codes_among", "declared"]
+
+UNLABELLED = -1
+
+
+def coded(y: Any, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """The classes, sorted, and the code of each row. Where `classes` are given and hold -1, it is a class."""
+    y = _labels(y)
+    if classes is None:
+        is_two_classes = y.dtype.kind in "if" and np.array_equal(np.unique(y), [-1, 1])
+        classes = y if is_two_classes else y[[label != UNLABELLED for label in y.tolist()]]
+        if not len(classes):
+            raise ValueError("y: every row is unlabelled (-1), so no class is known. Label some, or name all: partial_fit(classes=[...]).")
+    classes = declared(classes)
+    return classes, codes_among(y, classes)
+
+
+def codes_among(y: Any, classes: np.ndarray) -> np.ndarray:
+    """Codes of the labels of further rows; a label that is none of `classes` is an error."""
+    codes = {UNLABELLED: -1} | {label: code for code, label in enumerate(classes.tolist())}
+    labels = _labels(y).tolist()
+    if unknown := [row for row, label in enumerate(labels) if label not in codes]:
+        raise ValueError(
+            f"y: row {unknown[0]} has the class {labels[unknown[0]]!r}; the classes of the first call are {classes.tolist()}. A class that "
+            "comes later must be named then: partial_fit(X, y, classes=[...])."
+        )
+    return np.array([codes[label] for label in labels], np.int32)
+
+
+def declared(classes: Any) -> np.ndarray:
+    """Sorted, each once."""
+    classes = _labels(classes)
+    check_classification_targets(classes)
+    return np.unique(classes)
+
+
+def _labels(y: Any) -> np.ndarray:
+    """One-dimensional and complete; of numbers, of texts, or of texts and -1."""
+    y = column_or_1d(y, warn=True)
+    if y.dtype.kind == "f":
+        assert_all_finite(y, input_name="y")
+    if y.dtype.kind in "US" and (y == str(UNLABELLED)).any():
+        raise ValueError("y: found the text '-1' among texts. An unlabelled row is the number -1: give an array of dtype object.")
+    if y.dtype != object:
+        return y
+    if pd.isna(y).any():
+        row = int(np.argmax(pd.isna(y)))
+        raise ValueError(f"y: row {row} has the label {y[row]!r}; the label of a row of unknown class is -1.")
+    if all(isinstance(label, Real | np.bool_) for label in y):
+        return np.array(y.tolist())
+    for row, label in enumerate(y):
+        if not isinstance(label, str) and label != UNLABELLED:
+            raise ValueError(f"y: row {row} has the label {label!r} among texts. Labels are texts or numbers; -1 where unlabelled.")
+    return y

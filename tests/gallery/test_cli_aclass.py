@@ -1,0 +1,127 @@
+"""The command `zoo` on a model of the zoo: rows with missing features and labels, a kernel that integrates its parameters out."""
+
+import csv
+import json
+import re
+
+import arviz as az
+import numpy as np
+import pytest
+
+from gallery import AClassClassifier
+from tests.gallery.command import many, write
+
+ROWS = [
+    ["height", "spots", "colour", "kind"],
+    ["8", "0", "blue", ""],  # the first row has no label: with particles enough, everything is then exact
+    ["1.5", "1", "red", "u"],
+    ["", "0", "blue", "v"],
+    ["2.5", "1", "", "u"],
+    ["9", "", "red", "v"],
+    ["1", "1", "red", "u"],
+]
+NEW = [["colour", "height", "spots"], ["red", "2", "1"], ["", "", "0"], ["blue", "9.5", ""]]
+SMALL = ["--option", "num_samples=50"]
+FIT = ["fit", "aclass", "--data", "plants.csv", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def done(room):
+    """Exit code, output and errors of each command, run one after the other."""
+    write(room.folder / "plants.csv", ROWS)
+    write(room.folder / "unseen.csv", NEW)
+    write(room.folder / "more.csv", [*ROWS, ["7", "1", "red", "v"]])
+    commands = {
+        "fit": [*FIT, "-o", "plants.nc", "--plot", "plants.png", "--checkpoint", "plants"],
+        "resume": ["resume", "plants"],
+        "report": ["report", "plants.nc"],
+        "plot": ["plot", "plants.nc", "--kind", "forest", "-o", "forest.png"],
+        "predict": ["predict", "plants.nc", "unseen.csv", "-o", "kinds.csv"],
+        "kernel": [*FIT, "num_particles=7", "resampling=systematic", "num_chains=1", "-o", "seven.nc"],
+        "component": [*FIT, "num_chains=1", "component=gamma_poisson", "-o", "never.nc"],
+        "unknown component": [*FIT, "component=gama_poisson", "-o", "never.nc"],
+        "wrong kind": [*FIT, "num_particles=few", "-o", "never.nc"],
+        "gibbs": [*FIT, "num_warmup=20", "num_chains=2", "--kernel", "collapsedgibbs", "-o", "gibbs.nc", "--plot", "gibbs.png"],
+        "predict by gibbs": ["predict", "gibbs.nc", "unseen.csv"],
+        "compare": ["compare", "plants.nc", "seven.nc"],
+    }
+    found = dict(zip(commands, many(room, list(commands.values())), strict=True))
+    write(room.folder / "plants.csv", [*ROWS, ["7", "1", "red", "v"]])
+    [found["predict from other data"]] = many(room, [["predict", "plants.nc", "unseen.csv"]])
+    return found
+
+
+def test_fit_keeps_partitions_evidence_and_names(done, room):
+    code, out, err = done["fit"]
+    assert (code, err) == (0, "")
+    assert "aclass on plants (6 rows, 3 features, 2 classes): ParticleFilter, num_samples 50, num_chains 4, seed 0" in out
+    assert "share[v]" in out
+    tree = az.from_netcdf(room.folder / "plants.nc")
+    assert tree["posterior"]["z"].dims == ("chain", "draw", "row")
+    assert json.loads(tree.attrs["partition"]) == ["z", "y"]
+    assert np.isfinite([tree.attrs["log_evidence"], tree.attrs["log_evidence_se"]]).all()
+    assert json.loads(tree.attrs["categories"]) == {"colour": ["blue", "red"]}
+    assert (room.folder / "plants.png").stat().st_size > 5000
+
+
+def test_finished_run_is_resumed_without_a_step(done):
+    assert done["resume"][0] == 0
+    assert " 0 steps in" in done["resume"][1]
+
+
+def test_report_trusts_what_is_exact(done):
+    """As many particles as there are partitions: replicates have one evidence."""
+    code, out, _ = done["report"]
+    assert (code, "NOT TRUSTED" in out) == (0, False)
+    assert done["plot"][0] == 0
+
+
+def check_probabilities(room, **settings):
+    x = np.array([[8, 0, 0], [1.5, 1, 1], [np.nan, 0, 0], [2.5, 1, np.nan], [9, np.nan, 1], [1, 1, 1]])
+    new = np.array([[2, 1, 1], [np.nan, 0, np.nan], [9.5, np.nan, 0]])
+    frame = lambda table: [[*row[:2], None if np.isnan(row[2]) else ("blue", "red")[int(row[2])]] for row in table.tolist()]
+    y = np.array([-1, "u", "v", "u", "v", "u"], object)
+    wanted = AClassClassifier(200, random_state=0, **settings).fit(frame(x), y).predict_proba(frame(new))
+    header, *written = list(csv.reader((room.folder / "kinds.csv").read_text().splitlines()))
+    assert header == ["u", "v", "predicted"]
+    np.testing.assert_allclose([[float(cell) for cell in row[:2]] for row in written], wanted, rtol=1e-3)
+
+
+def test_predictions_are_those_of_the_estimator(done, room, numpyro_promotion):
+    assert done["predict"][:3:2] == [0, ""]
+    check_probabilities(room)
+    with pytest.raises(AssertionError):
+        check_probabilities(room, alpha=3.0)
+
+
+def test_kernel_takes_options(done, room):
+    assert done["kernel"][0] == 0
+    settings = json.loads(az.from_netcdf(room.folder / "seven.nc").attrs["kernel_settings"])
+    assert (settings["ParticleFilter.num_particles"], settings["ParticleFilter.resampling"]) == (7, "systematic")
+
+
+def test_runs_of_different_kernels_are_drawn_and_compared(done, room):
+    assert done["gibbs"][0] == 0, done["gibbs"]
+    assert az.from_netcdf(room.folder / "gibbs.nc").attrs["kernel"] == "CollapsedGibbs"
+    assert (room.folder / "gibbs.png").stat().st_size > 5000
+    code, out, _ = done["compare"]
+    assert code == 0
+    assert {"plants", "seven"} <= {line.split()[0] for line in out.splitlines() if line}
+
+
+REFUSED = {
+    "component": r"site 'x': .*row 0.*Poisson takes whole numbers",
+    "unknown component": "no component 'gama_poisson'; did you mean 'gamma_poisson'",
+    "wrong kind": "--option num_particles: wanted a whole number, found 'few'",
+    "predict by gibbs": "observes",
+    "predict from other data": "again gives another evidence: the run ended early, or the data or the model have changed",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_are_one_line(done, name, room):
+    code, _, err = done[name]
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert re.search(REFUSED[name], err), err
+    assert not (room.folder / "never.nc").exists()
