@@ -1,11 +1,12 @@
-"""One compiled loop with a dynamic trip count, over all chains; the host acts between its calls.
+"""One compiled loop with a dynamic trip count, over the chains of a lane; the host acts between its calls.
 
 A call takes `num_records` records, each after `steps` steps of the kernel, into preallocated buffers [record, chain, ...].
 Both numbers are arguments of the compiled function, so warm-up, thinning and chunks of any length share one compilation,
 and the numbers that come out do not depend on how a run is cut into chunks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,24 +18,34 @@ from jax.sharding import Mesh, PartitionSpec
 
 from inference._steppers import Stepper
 
-__all__ = ["CHAIN_METHODS", "Loop"]
+__all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
 
 BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
 CHUNK_SECONDS = 0.25  # how often the host gets its turn: short for a live bar and Ctrl-C, long against the 0.1 ms of a call
 
 
-def one_by_one(function: Callable) -> Callable:
-    """`function` of one chain, lifted to all chains, each in turn."""
-
-    def lifted(batch):
-        if jax.tree.leaves(batch)[0].shape[0] == 1:  # a single chain pays for no loop
-            return jax.tree.map(lambda leaf: leaf[None], function(jax.tree.map(lambda leaf: leaf[0], batch)))
-        return jax.lax.map(function, batch)
-
-    return lifted
+def alone(function: Callable) -> Callable:
+    """`function` of one chain, lifted to an axis of one chain."""
+    return lambda batch: jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(jax.tree.map(lambda leaf: leaf[0], batch)))
 
 
-CHAIN_METHODS = {"sequential": one_by_one, "vectorized": jax.vmap, "parallel": one_by_one}
+CHAIN_METHODS = {"sequential": alone, "vectorized": jax.vmap, "parallel": alone}
+
+
+@jax.jit
+def stacked(states: Sequence[Any]) -> Any:
+    """States of chains as one, with a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+
+def apart(states: Any) -> list[Any]:
+    """And back."""
+    return _apart(states, jax.tree.leaves(states)[0].shape[0])
+
+
+@partial(jax.jit, static_argnums=1)
+def _apart(states: Any, num_chains: int) -> list[Any]:
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(num_chains)]
 
 
 class Loop:
@@ -46,8 +57,8 @@ class Loop:
         lift: Callable = chain_method if callable(chain_method) else CHAIN_METHODS[chain_method]
         num_chains = jax.tree.leaves(states)[0].shape[0]
         if num_chains == 1:
-            lift = one_by_one  # under vmap both branches of every `cond` would run
-        record = jax.eval_shape(lift(stepper.record), states)
+            lift = alone  # under vmap both branches of every `cond` would run
+        record = jax.eval_shape(jax.vmap(stepper.record), states)
         size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
         self.capacity = int(np.clip(BUFFER_BYTES // size, 1, 2**18))
         self.buffers = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record)
@@ -56,9 +67,13 @@ class Loop:
         self.seconds_to_compile = perf_counter() - started
         self.pace = 1.0  # records, or warm-up steps, in a chunk; follows the clock
 
-    def chunk(self, states: Any, limit: int, *, steps: int = 1, recorded: bool = True) -> tuple[Any, Any, int]:
-        """At most `limit` records of `steps` steps each (or as many warm-up steps): states, records on the host, how many."""
-        size = int(min(limit, max(1, self.pace), self.capacity if recorded else limit))
+    def size(self, limit: int, num_lanes: int, recorded: bool) -> int:
+        """How many records, or warm-up steps, fit into a chunk."""
+        return int(min(limit, max(1, self.pace / num_lanes), self.capacity if recorded else limit))
+
+    def chunk(self, states: Any, size: int, *, steps: int = 1, recorded: bool = True) -> tuple[Any, Any, int]:
+        """`size` records of `steps` steps each (or as many warm-up steps), fewer where a state is full or has finished: states, records
+        on the host, how many."""
         started = perf_counter()
         trips = (size, steps) if recorded else (1, size)
         states, self.buffers, done = self.advance(states, self.buffers, self.stepper.data, *(np.int32(n) for n in trips))
@@ -80,14 +95,14 @@ class Loop:
 def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any) -> Callable:
     record, finished, is_full = lift(stepper.record), lift(stepper.finished), lift(stepper.is_full)
 
-    alone = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
+    by_device = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
 
     def advance(states: Any, buffers: Any, data: Any, num_records: Array, steps: Array):
         step = lift(lambda state: _unless_finished(stepper, state, data) if num_chains > 1 else stepper.step(state, data))
 
         def unfinished(carry):
             states, _, written, _ = carry
-            return (written < num_records) & (alone | ~jnp.all(finished(states))) & ~jnp.any(is_full(states))
+            return (written < num_records) & (by_device | ~jnp.all(finished(states))) & ~jnp.any(is_full(states))
 
         def body(carry):
             states, buffers, written, useful = carry
@@ -100,7 +115,7 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
         states, buffers, _, useful = jax.lax.while_loop(unfinished, body, (states, buffers, zero, zero))
         return states, buffers, useful
 
-    whole = _one_chain_a_device(advance, num_chains) if alone else advance
+    whole = _one_chain_a_device(advance, num_chains) if by_device else advance
     trip = jax.ShapeDtypeStruct((), jnp.int32)
     return jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, stepper.data, trip, trip).compile()
 

@@ -17,6 +17,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from inference import _tree
 from inference._canonical import sha, sha_of_jaxpr
+from inference._loop import apart, stacked
 from inference._session import Session
 from inference._steppers import Replicate, Stepper
 from inference.program import Program
@@ -35,8 +36,8 @@ class Run:
     def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array):
         self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
         self.programs = [] if program is None else [program]  # one more for each `update`
-        self.start = sha(jax.tree.leaves(session.states))
-        self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.states)
+        self.start = sha(jax.tree.leaves(session.lanes))
+        self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.lanes[0])
 
     def identity(self) -> dict[str, Any]:
         """Everything that the numbers of the run depend on, in words that an error can show."""
@@ -93,8 +94,8 @@ class Run:
 
     def _draws(self, stepper: Replicate) -> dict[str, xr.Dataset]:
         program, each = stepper.program, []
-        for state, key in zip(self.replicates(), self.session.states.draw_key, strict=True):
-            values = stepper.algorithm.draw(key, state, program, self.driver.num_samples)
+        for step in self.session.each():
+            values = stepper.algorithm.draw(step.draw_key, step.state, program, self.driver.num_samples)
             latent = {name: values[name] for name in program.latent if name in values}
             whole = len(latent) == len(program.latent)  # a site that was summed out leaves nothing for deterministic ones to follow
             each.append(values | (jax.vmap(program.deterministics)(latent) if whole and program.deterministic else {}))
@@ -125,8 +126,8 @@ class Run:
             raise TypeError("update: a chain samples the posterior of one data set; call `run` with all of the data.")
         algorithm = self.stepper.algorithm
         program = Program(self.stepper.program.model, *args, **kwargs)
-        states, data = self.stepper.updated(program, self.session.states), algorithm.data(program)
-        self.session.go_on(states, data)
+        lanes = [stacked([self.stepper.updated(program, one) for one in apart(lane)]) for lane in self.session.lanes]
+        self.session.go_on(lanes, algorithm.data(program))
         self.program = self.stepper.program = program
         self.programs = [*self.programs, program] if algorithm.row_dim(program) else [program]
 
@@ -134,7 +135,7 @@ class Run:
         """The states of an algorithm, one a replicate."""
         if not isinstance(self.stepper, Replicate):
             raise TypeError("states: a chain has draws; look at the tree.")
-        return [jax.tree.map(lambda leaf, i=i: leaf[i], self.session.states.state) for i in range(self.driver.num_chains)]
+        return [step.state for step in self.session.each()]
 
     def _attributes(self) -> dict[str, Any]:
         driver, session = self.driver, self.session
@@ -160,7 +161,7 @@ class Run:
             "ended": session.ended,
             "sampling_time": session.seconds,
             "compile_time": session.seconds_to_compile,
-        }
+        } | _partition(driver.kernel)
 
 
 def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
@@ -217,6 +218,14 @@ def _in_words(value: Any) -> Any:
 def _kernel_name(kernel: Any) -> str:
     inner = [_kernel_name(part) for part, _ in getattr(kernel, "blocks", ())]
     return type(kernel).__name__ + (f"({', '.join(inner)})" if inner else "")
+
+
+def _partition(kernel: Any) -> dict[str, str]:
+    """Which site is a partition of the rows, and which holds the classes that it is within: for `diagnostics.partition_of`."""
+    for part in (kernel, *(block for block, _ in getattr(kernel, "blocks", ()))):
+        if found := getattr(part, "partition", None):
+            return {"partition": json.dumps([found.z, found.labels])}
+    return {}
 
 
 def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""One run under way: chunks, saves, stops; everything that is decided between two calls of the compiled loop."""
+"""One run under way: chunks, saves, stops; everything that is decided between two calls of the compiled loop.
+
+Chains that run in turn are lanes of their own: each goes through a whole chunk before the next, in the same compiled loop, so that no
+step copies what the others hold, and a replicate grows when it is full itself. Chains that run together are one lane.
+"""
 
 from collections.abc import Iterator
 from itertools import count
@@ -10,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._loop import Loop
+from inference._loop import Loop, apart, stacked
 from inference._progress import Bar, figures
 from inference._signals import signals_noted
 from inference._steppers import Stepper
-from inference._store import Commit, FolderStore, MemoryStore, Records
+from inference._store import Commit, FolderStore, MemoryStore, Records, concatenate
 from inference.stopping import StopRule
 
 __all__ = ["Session", "chain_keys"]
@@ -28,23 +32,27 @@ class Session:
     def __init__(self, stepper: Stepper, store: MemoryStore | FolderStore, *, num_warmup: int, thinning: int, chain_method: Any):
         self.stepper, self.store = stepper, store
         self.num_warmup, self.thinning, self.chain_method = num_warmup, thinning, chain_method
-        self.loop: Loop | None = None
-        self.states: Any = None
+        self.lanes: list[Any] = []  # states with a leading axis: of all chains, or of one chain each, which then run in turn
+        self.compiled: dict[Any, Any] = {}
         self.steps = self.records = self.divergences = 0
         self.steps_run = 0  # by the last call of `advance`
         self.ended = ""
         self.seconds = self.seconds_to_compile = 0.0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Compiled code stays behind."""
+        return vars(self) | {"compiled": {}}
+
     def start(self, keys: Array, init_params: Any) -> None:
         """Initial states of all chains, one after the other: a kernel that binds values at `init` must not bind tracers."""
         each = [self.stepper.start(key, _of_chain(init_params, i, len(keys))) for i, key in enumerate(keys)]
-        self.states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        self.lanes = [stacked([one]) for one in each] if self.chain_method == "sequential" else [stacked(each)]
 
     def resume(self) -> None:
         """From the last commit of the store, if it has one."""
-        commit = self.store.load(self.states)
+        commit = self.store.load(self.lanes)
         if commit is not None:
-            self.states, self.steps, self.records, self.ended, self.seconds = commit
+            self.lanes, self.steps, self.records, self.ended, self.seconds = commit
 
     def advance(self, target: int | None, *, stop: StopRule | None, max_time: float | None, save_every: float, bar: bool, tree_so_far: Any):
         """Until `target` records are there (None: until the algorithm has finished), or something else ends the run."""
@@ -68,24 +76,25 @@ class Session:
                         self.store.save(self.commit())
                         saved = perf_counter()
                 if self.records == 0:  # ended in the warm-up: variables of the right shape, without draws
-                    self.store.append(self._compiled().nothing())
+                    self.store.append(_side_by_side([self._loop(lane).nothing() for lane in self.lanes]))
                 self.store.save(self.commit())
             finally:
                 shown.close()
 
-    def go_on(self, states: Any, data: Any) -> None:
+    def go_on(self, lanes: list[Any], data: Any) -> None:
         """With other data, and states that know of them; what is compiled serves on where no shape has changed."""
-        shapes = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-        if shapes((states, data)) != shapes((self.states, self.stepper.data)):
-            self.loop = None
-        self.states, self.stepper.data = states, data
+        self.lanes, self.stepper.data = lanes, data
 
     def commit(self) -> Commit:
         """Where the run stands."""
-        return Commit(self.states, self.steps, self.records, self.ended, self.seconds)
+        return Commit(self.lanes, self.steps, self.records, self.ended, self.seconds)
+
+    def each(self) -> list[Any]:
+        """The state of each chain, or replicate."""
+        return [one for lane in self.lanes for one in apart(lane)]
 
     def _reason_to_end(self, target: int | None, stop: StopRule | None, tree_so_far: Any) -> str:
-        if bool(jnp.all(jax.vmap(self.stepper.finished)(self.states))):
+        if all(self._asked("finished", lane).all() for lane in self.lanes):
             return "finished"
         if target is not None and self.records >= target and self.steps >= self.num_warmup:
             return "budget"
@@ -100,15 +109,13 @@ class Session:
             raise
 
     def _chunk(self, target: int | None, shown: Bar) -> None:
-        self._make_room()
-        loop = self._compiled()
         if self.steps < self.num_warmup:
-            self.states, records, count = loop.chunk(self.states, self.num_warmup - self.steps, recorded=False)
+            records, count = self._taken(self.num_warmup - self.steps, steps=1, recorded=False)
             taken, phase = count, "warmup"
         else:
             mark = next(m for m in marks() if m > self.records)
             limit = mark - self.records if target is None else min(mark, target) - self.records
-            self.states, records, count = loop.chunk(self.states, limit, steps=self.thinning)
+            records, count = self._taken(limit, steps=self.thinning, recorded=True)
             self.store.append(records)
             self.records += count
             taken, phase = count * self.thinning, "sample" if self.stepper.warms_up else "steps"
@@ -116,29 +123,71 @@ class Session:
         self.steps_run += taken
         shown.update(taken, phase, self._text(records, phase))
 
-    def _make_room(self) -> None:
-        """Replicates are stacked, so all grow when one is full."""
-        while bool(jnp.any(jax.vmap(self.stepper.is_full)(self.states))):
-            each = [self.stepper.grown(jax.tree.map(lambda leaf, i=i: leaf[i], self.states)) for i in range(self.num_chains)]
-            self.states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-            self.loop = None
+    def _taken(self, limit: int, *, steps: int, recorded: bool) -> tuple[Records, int]:
+        """Records of all lanes, as many as fit into a chunk; what has finished repeats its last one while others go on."""
+        self._make_room(0)
+        size = self._loop(self.lanes[0]).size(limit, len(self.lanes), recorded)
+        each = [self._taken_by(i, size, steps=steps, recorded=recorded) for i in range(len(self.lanes))]
+        count = max(count for _, count in each)
+        if not recorded:
+            return _side_by_side([records for records, _ in each]), count
+        last = lambda lane: jax.tree.map(np.asarray, jax.vmap(self.stepper.record)(lane))
+        whole = [
+            records if own == count else _padded(records, last(lane), count) for (records, own), lane in zip(each, self.lanes, strict=True)
+        ]
+        return _side_by_side(whole), count
 
-    @property
-    def num_chains(self) -> int:
-        """Chains, or replicates."""
-        return jax.tree.leaves(self.states)[0].shape[0]
+    def _taken_by(self, i: int, size: int, **how: Any) -> tuple[Records, int]:
+        """Records of one lane, which grows on its way."""
+        parts, left = [self._loop(self.lanes[i]).nothing()], size
+        while left and not self._asked("finished", self.lanes[i]).all():
+            self._make_room(i)
+            self.lanes[i], records, count = self._loop(self.lanes[i]).chunk(self.lanes[i], left, **how)
+            parts.append(records)
+            left -= count
+        return concatenate(parts), size - left
 
-    def _compiled(self) -> Loop:
-        if self.loop is None:
-            self.loop = Loop(self.stepper, self.states, self.chain_method)
-            self.seconds_to_compile = self.loop.seconds_to_compile
-        return self.loop
+    def _make_room(self, i: int) -> None:
+        """The chains of a lane are stacked, so all grow when one is full."""
+        while self._asked("is_full", self.lanes[i]).any():
+            self.lanes[i] = stacked([self.stepper.grown(one) for one in apart(self.lanes[i])])
+
+    def _loop(self, lane: Any) -> Loop:
+        """The compiled loop for a lane's shapes; of shapes that no lane has any more, it is forgotten."""
+        key = _shapes(lane, self.stepper.data)
+        if key not in self.compiled:
+            used = {_shapes(other, self.stepper.data) for other in self.lanes}
+            self.compiled = {known: loop for known, loop in self.compiled.items() if known in used or isinstance(known, str)}
+            self.compiled[key] = loop = Loop(self.stepper, lane, self.chain_method)
+            self.seconds_to_compile += loop.seconds_to_compile
+        return self.compiled[key]
+
+    def _asked(self, what: str, lane: Any) -> np.ndarray:
+        """`finished` or `is_full` of each chain."""
+        if what not in self.compiled:
+            self.compiled[what] = jax.jit(jax.vmap(getattr(self.stepper, what)))
+        return np.asarray(self.compiled[what](lane))
 
     def _text(self, records: Records, phase: str) -> str:
         stats = records.get("sample_stats", {})
         if phase != "warmup" and "diverging" in stats:
             self.divergences += int(stats["diverging"].sum())
-        return figures(stats, self.divergences) or self.stepper.status(jax.tree.map(lambda leaf: leaf[0], self.states))
+        # Every chain is asked, whatever the bar shows: this is where a kernel stops a run that has failed.
+        said = [self.stepper.status(one) for one in self.each()] if self.stepper.warms_up else [""]
+        return figures(stats, self.divergences) or said[0]
+
+
+def _shapes(*trees: Any) -> tuple:
+    return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(trees))
+
+
+def _side_by_side(each: list[Records]) -> Records:
+    """Records of several lanes as one."""
+    return each[0] if len(each) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *each)
+
+
+def _padded(records: Records, last: Records, count: int) -> Records:
+    return jax.tree.map(lambda leaf, one: np.concatenate([leaf, np.repeat(one[None], count - len(leaf), axis=0)]), records, last)
 
 
 def marks() -> Iterator[int]:

@@ -128,11 +128,9 @@ class Replicate:
     def _given(self, data: Any) -> Any:
         return self.program if data is None else data
 
-    def updated(self, program: Program, states: Step) -> Step:
-        """States, with their leading axis, that go on with the data of another program."""
-        of = lambda i: jax.tree.map(lambda leaf: leaf[i], states.state)
-        each = [self.algorithm.updated(of(i), program) for i in range(len(states.count))]
-        return states._replace(state=jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
+    def updated(self, program: Program, state: Step) -> Step:
+        """The state that goes on with the data of another program."""
+        return state._replace(state=self.algorithm.updated(state.state, program))
 
     def step(self, state: Step, data: Any) -> Step:
         new, info = self.algorithm.step(random.fold_in(state.rng_key, state.count), state.state, self._given(data))

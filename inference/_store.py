@@ -42,7 +42,7 @@ class CheckpointError(OSError):
 class Commit(NamedTuple):
     """Where a run stands. Everything needed to go on beside the records."""
 
-    states: Any  # stacked over chains
+    states: Any  # of all chains
     steps: int  # kernel steps taken, warm-up included
     records: int  # records taken
     ended: str  # why the run ended, "" while it is under way

@@ -40,6 +40,10 @@ class Program:
         self.model, self.args, self.kwargs = model, args, kwargs
         self._bound = _bind(model, args, kwargs)
 
+    def __reduce__(self):
+        """What a trace has found holds tracers, and is found anew."""
+        return _rebuilt, (self.model, self.args, self.kwargs)
+
     def __repr__(self):
         return f"Program({model_name(self.model)}, {', '.join(self.arguments)})"
 
@@ -329,6 +333,10 @@ class Program:
             NumPyro's initial strategies.
         """
         check(self, start)
+
+
+def _rebuilt(model: Callable, args: tuple, kwargs: dict[str, Any]) -> Program:
+    return Program(model, *args, **kwargs)
 
 
 def _bind(model, args, kwargs) -> inspect.BoundArguments:

@@ -1,0 +1,60 @@
+"""scikit-learn's own checks of an estimator: all of them by `-m slow`, those that cost little in every run."""
+
+import subprocess
+import sys
+
+import pytest
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from gallery import AClassClassifier
+
+pytestmark = pytest.mark.usefixtures("numpyro_promotion")
+
+QUICK = {  # nothing is compiled, or little
+    "check_classifiers_classes",
+    "check_classifiers_one_label",
+    "check_classifiers_regression_target",
+    "check_complex_data",
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_estimator_cloneable",
+    "check_estimator_sparse_array",
+    "check_estimator_sparse_tag",
+    "check_estimators_empty_data_messages",
+    "check_estimators_partial_fit_n_features",
+    "check_estimators_pickle",
+    "check_estimators_unfitted",
+    "check_fit1d",
+    "check_fit2d_1sample",
+    "check_fit2d_predict1d",
+    "check_n_features_in_after_fitting",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_requires_y_none",
+    "check_set_params",
+    "check_supervised_y_no_nan",
+    "check_valid_tag_types",
+}
+
+
+def cases():
+    for estimator, check in estimator_checks_generator(AClassClassifier()):
+        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+        yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("estimator", "check"), list(cases()))
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_every_quick_check_is_there():
+    assert {case.values[1].func.__name__ for case in cases()} > QUICK
+
+
+def test_the_room_is_imported_without_the_estimators():
+    """`zoo --help` imports it."""
+    code = "import sys, gallery; print([name for name in ('jax', 'sklearn', 'pandas') if name in sys.modules], gallery.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] ['AClassClassifier']"
+    with pytest.raises(ImportError, match="cannot import name 'NoClassifier' from 'gallery'"):
+        exec("from gallery import NoClassifier")
