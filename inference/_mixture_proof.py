@@ -1,5 +1,7 @@
-"""The proof that a partition was read right: identity (1) of `inference.partition`, block by block, on a few rows."""
+"""The proof that a partition was read right: identity (1) of `inference.partition`, block by block, on a few rows; and that what was
+read there holds for others, whatever is in them and however many there are."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,8 +14,9 @@ from inference.sites import StructureError, unwrap
 
 if TYPE_CHECKING:
     from inference.partition import Block, Partition
+    from inference.program import Program
 
-__all__ = ["prove"]
+__all__ = ["prove", "prove_for"]
 
 NUM_PROOFS = 3
 TOLERANCE = {"float64": 1e-8, "float32": 3e-4}
@@ -21,19 +24,32 @@ TOLERANCE = {"float64": 1e-8, "float32": 3e-4}
 
 def prove(partition: "Partition") -> None:
     """Raises StructureError, by the name of the site, where a block is not the conjugate one that it looks like."""
-    gaps = once(lambda key: _gaps(partition, key), random.key(0))
-    found = [jax.device_get(gaps(key)) for key in random.split(random.key(0), NUM_PROOFS)]
-    for site, first in found[0].items():
-        worst = max(np.inf if np.isnan(each[site]) else float(each[site]) for each in found)
-        if worst > TOLERANCE[first.dtype.name]:
-            block = next((block for block in partition.blocks if block.site == site), None)
-            what = "the partition" if site == partition.z else "the class of each row"
-            read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
-            raise StructureError(
-                f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {worst:.2g} (relative). Look for a "
-                f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
-                f"prior differs between groups."
-            )
+    for site, gap in _above_tolerance(lambda key: _gaps(partition, key)):
+        block = next((block for block in partition.blocks if block.site == site), None)
+        what = "the partition" if site == partition.z else "the class of each row"
+        read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
+        raise StructureError(
+            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {gap:.2g} (relative). Look for a "
+            f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
+            f"prior differs between groups."
+        )
+
+
+def prove_for(others: "Program", partition: "Partition") -> None:
+    """Raises StructureError where the numbers of a prior are different ones on the other rows of this program."""
+    for site, move in _above_tolerance(lambda key: _moves(partition, others, key)):
+        raise StructureError(
+            f"site {site!r}: the numbers of its prior follow the rows: on {others.sites[partition.z].shape[0]} others they are off by "
+            f"{move:.2g} (relative). Wanted numbers that hold for any rows; compute them outside of the model, and give them as arguments."
+        )
+
+
+def _above_tolerance(answers: Callable[[Array], dict[str, Array]]) -> list[tuple[str, float]]:
+    """The sites at which an answer is too large for one of the keys, and the largest."""
+    compiled = once(answers, random.key(0))
+    found = [jax.device_get(compiled(key)) for key in random.split(random.key(0), NUM_PROOFS)]
+    worst = {site: max(np.inf if np.isnan(each[site]) else float(each[site]) for each in found) for site in found[0]}
+    return [(site, size) for site, size in worst.items() if size > TOLERANCE[found[0][site].dtype.name]]
 
 
 def _gaps(partition: "Partition", rng_key: Array) -> dict[str, Array]:
@@ -81,6 +97,29 @@ def _gap_of_classes(partition: "Partition", trace: dict[str, dict], weights: Arr
     log_z = lambda a: jnp.sum(lgamma(a)) - lgamma(jnp.sum(a))
     posterior = jnp.sum((weights + counts - 1) * jnp.log(shares)) - log_z(weights + counts)
     return _relative(jnp.sum(terms) + term(trace[partition.shares]) - posterior, log_z(weights + counts) - log_z(weights))
+
+
+def _moves(partition: "Partition", others: "Program", rng_key: Array) -> dict[str, Array]:
+    """How far the numbers of each prior are from those on other rows, at the same latent scalars."""
+    here = partition.trace(partition.few, {}, rng_key)
+    there = partition.trace(others, {name: here[name]["value"] for name in partition.scalars}, rng_key)
+    (prior, *sizes), (other, *other_sizes) = ((partition.parameters_of(at), *_sizes(at[partition.z])) for at in (here, there))
+    moves = {site: _move(hyper, other.priors[site]) for site, hyper in prior.priors.items()}
+    moves[partition.z] = _move(prior.concentration, other.concentration) + (0.0 if sizes == other_sizes else jnp.inf)
+    if partition.labels:
+        moves[partition.labels] = _move(prior.class_weights, other.class_weights)
+    return moves
+
+
+def _sizes(message: dict) -> tuple[int, int | None]:
+    crp = unwrap(message["fn"])
+    return crp.num_classes, crp.max_groups
+
+
+def _move(one: Any, other: Any) -> Array:
+    """Largest relative difference of two trees of arrays; infinite where their shapes differ."""
+    pairs = list(zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return jnp.max(jnp.stack([jnp.max(_relative(a, b)) if a.shape == b.shape else jnp.full((), jnp.inf, a.dtype) for a, b in pairs]))
 
 
 def _relative(left: Array, right: Array) -> Array:

@@ -11,12 +11,13 @@ block by block, at random parameters phi and assignments z:
 
 On the left stand the model's own terms; the posterior and the right side come from the conjugate family, by the very functions that
 a kernel then uses. An identity in phi for all z checks family, normalisers, gathers, missing entries and hyper-parameters at once.
+Hyper-parameters must also be the same on other rows, and on another number of them: a kernel reads them once, for all rows to come.
 
-Cost: a few traces of the model on at most `FEW` rows; the whole data are only looked at.
+Cost: a few traces of the model on at most `OTHERS` rows; the whole data are only looked at.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,15 +26,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._mixture_proof import prove
+from inference._mixture_proof import prove, prove_for
 from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, once, sites_of_labels, started, term
 from inference.conjugate import Family, describe, family_of
 from inference.program import Program
 from inference.sites import StructureError, model_name, unwrap
 
-__all__ = ["Block", "Parameters", "Partition", "Rows", "few_rows", "grid_of", "read_partition"]
+__all__ = ["Block", "Parameters", "Partition", "Rows", "grid_of", "read_partition"]
 
-FEW = 8  # rows on which the identity is proved
+FEW, OTHERS = 8, 12  # rows on which the identity is proved; other rows, and another number, on which the priors must be the same
 
 
 class Block(NamedTuple):
@@ -73,6 +74,10 @@ class Partition:
     num_classes: int
     max_groups: int | None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Compiled code stays behind."""
+        return {field.name: vars(self)[field.name] for field in fields(self)}
+
     def differences(self, program: Program) -> list[str]:
         """What a program has, beside other rows, that this one was not read from: in words, empty where it has nothing."""
         if program.model is not self.few.model:
@@ -85,7 +90,7 @@ class Partition:
             if _argument_by_row(old, num_mine) and _argument_by_row(new, num_rows):
                 if old.shape[1:] != new.shape[1:]:
                     words.append(f"argument {name!r} has {new.shape[1:]} a row, had {old.shape[1:]}")
-            elif old is not new and not np.array_equal(old, new):
+            elif not _is_same(old, new):
                 words.append(f"argument {name!r} is {new!r}, was {old!r}")
         return words
 
@@ -95,7 +100,10 @@ class Partition:
 
     def parameters(self, scalars: Mapping[str, Any]) -> Parameters:
         """The numbers of the priors at values of the latent scalars; may be traced."""
-        trace = self.trace(self.few, scalars)
+        return self.parameters_of(self.trace(self.few, scalars))
+
+    def parameters_of(self, trace: Mapping[str, dict]) -> Parameters:
+        """The same as they stand in a trace."""
         priors = {block.site: jax.tree.map(lambda leaf: leaf[:, 0], self.hyper(block, trace)) for block in self.blocks}
         concentration = jnp.asarray(unwrap(trace[self.z]["fn"]).concentration, float)
         return Parameters(concentration, self.class_weights(trace), priors)
@@ -156,7 +164,7 @@ class Partition:
 def read_partition(program: Program) -> Partition:
     """Reads and proves; raises StructureError, by the name of the site, where a group cannot be integrated out."""
     z = _partition_site(program)
-    few = few_rows(program, z)
+    few = program if program.sites[z].shape[0] <= FEW else _some_rows(program, z, FEW)
     trace = kinds(few, z)
     crp = unwrap(trace[z]["fn"])
     label_site = _label_site(few, z, trace)
@@ -178,6 +186,7 @@ def read_partition(program: Program) -> Partition:
     except StructureError:
         found.rows(program)  # data that a family cannot have say more than the identity that they break
         raise
+    prove_for(_some_rows(program, z, OTHERS), found)
     return found
 
 
@@ -191,25 +200,33 @@ def _refuse_other_terms(few: Program, z: str, known: set[str]) -> None:
 
 
 def _argument_by_row(value: Any, num_rows: int) -> bool:
-    return hasattr(value, "shape") and value.shape[:1] == (num_rows,)
+    return isinstance(value, np.ndarray | Array) and value.shape[:1] == (num_rows,)
 
 
-def few_rows(program: Program, z: str) -> Program:
-    """The model on at most `FEW` of its rows, of different classes where it can be told."""
+def _is_same(old: Any, new: Any) -> bool:
+    """Also of distributions with the same numbers."""
+    (old_leaves, old_form), (new_leaves, new_form) = jax.tree.flatten(old), jax.tree.flatten(new)
+    return old_form == new_form and all(a is b or np.array_equal(a, b) for a, b in zip(old_leaves, new_leaves, strict=True))
+
+
+def _some_rows(program: Program, z: str, size: int) -> Program:
+    """The model on `size` of its rows, of different classes where it can be told; the last is repeated where there are fewer."""
     num_rows = program.sites[z].shape[0]
-    if num_rows <= FEW:
-        return program
     by_row = {name: value for name, value in program.arguments.items() if _argument_by_row(value, num_rows)}
     firsts = [np.unique(np.asarray(value), return_index=True)[1] for value in by_row.values() if np.ndim(value) == 1]
-    spread = np.linspace(0, num_rows - 1, FEW).astype(int)
-    chosen = np.sort(list(dict.fromkeys([*(i for first in firsts for i in first[: FEW - 2]), *spread]))[:FEW])
-    few = program.with_arguments(**{name: value[chosen] for name, value in by_row.items()})
-    if few.sites[z].shape != (FEW,):
-        raise StructureError(
-            f"site {z!r}: {few.sites[z].shape[0]} rows remain of {num_rows} when the arguments {sorted(by_row)} are cut to {FEW}; wanted a "
-            f"model whose number of rows follows from its data. Take it from the length of an argument."
-        )
-    return few
+    spread = (np.arange(size) + 0.5) * num_rows // size  # other rows for other sizes
+    chosen = np.sort(list(dict.fromkeys([*(i for first in firsts for i in first[: size - 2]), *spread.astype(int)]))[:size])
+    chosen = np.pad(chosen, (0, size - len(chosen)), mode="edge")
+    some = program.with_arguments(**{name: value[chosen] for name, value in by_row.items()})
+    cut = f"when the arguments {sorted(by_row)} are cut to {size} rows; wanted a model whose number of rows follows from its data."
+    try:
+        found = some.sites[z].shape
+    except (TypeError, ValueError) as error:
+        error.add_note(f"site {z!r}: the model does not run {cut}")
+        raise
+    if found != (size,):
+        raise StructureError(f"site {z!r}: {found[0]} rows remain of {num_rows} {cut} Take it from the length of an argument.")
+    return some
 
 
 def _partition_site(program: Program) -> str:

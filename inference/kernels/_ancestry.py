@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["History", "empty", "in_order", "joined", "partitions", "record", "with_room"]
+__all__ = ["History", "drawn", "empty", "filters", "in_order", "joined", "partitions", "record", "with_room"]
 
 
 class History(NamedTuple):
@@ -90,6 +90,18 @@ def partitions(history: History, seen: Array) -> tuple[Array, Array, Array]:
     start = jnp.broadcast_to(particle, (num_grid, num_particles)).astype(jnp.int32)
     _, found = jax.lax.scan(back, (start, own), jnp.arange(num_rows, dtype=jnp.int32), reverse=True)
     return found
+
+
+def filters(cls: np.ndarray, num_filters: int) -> np.ndarray:
+    """[row]: the filter that tells of a row, that of its class where each class has its own; of classes [row, grid, particle]."""
+    return cls[:, 0, 0] if num_filters > 1 else np.zeros(len(cls), int)
+
+
+def drawn(history: History, seen: Array, point: np.ndarray, particle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(class, group) of every row seen, [draw, row], of points of the grid [draw] and particles [draw, filter]."""
+    cls, group, _ = (np.asarray(part)[: int(seen)] for part in partitions(history, seen))
+    at = np.arange(len(cls)), point[:, None], particle[:, filters(cls, particle.shape[1])]
+    return cls[at], group[at] if len(history.parent) else in_order(cls[at], group[at])
 
 
 def in_order(cls: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """One row through one filter; past rows redrawn; the filters of the classes joined into one."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, random
@@ -7,7 +9,7 @@ from jax import Array, random
 from inference.kernels._groups import Groups, Rules, log_crp, place, scores, take
 from inference.kernels._resampling import Chosen, drawn_choices, systematic_parents
 
-__all__ = ["candidates", "filter_row", "join", "log_class", "redraw", "table_of"]
+__all__ = ["candidates", "filter_row", "join", "join_each", "log_class", "redraw", "table_of"]
 
 
 def table_of(groups: Groups, label: Array) -> Array:
@@ -21,7 +23,7 @@ def log_class(rules: Rules, weights: Array, count: Array) -> Array:
         return jnp.broadcast_to(jnp.log(weights), count.shape)
     if rules.shares is None:
         return jnp.zeros_like(count)
-    total = weights + count
+    total = jnp.broadcast_to(weights, count.shape) + count
     return jnp.log(total) - jnp.log(jnp.sum(total, axis=-1, keepdims=True))
 
 
@@ -35,8 +37,8 @@ def candidates(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], 
     slot = groups.slot[table]
     size = groups.count[table][slot].astype(weights.dtype)
     if slot.shape[1] == len(weights) and len(weights) > 1:
-        is_possible = (label < 0) | (jnp.arange(len(weights)) == label)
-        about_class = jnp.where(is_possible, log_class(rules, weights, jnp.sum(size, axis=-1)), -jnp.inf)[..., None]
+        is_possible = (label < 0) | (jnp.arange(len(weights), dtype=label.dtype) == label)
+        about_class = jnp.where(is_possible[None], log_class(rules, weights, jnp.sum(size, axis=-1)), -jnp.inf)[..., None]
     else:
         about_class = log_class(rules, weights, known)[label]
     return about_class + log_crp(size, concentration, rules.max_groups) + scores(rules, groups, table, x)[slot]
@@ -77,7 +79,7 @@ def join(rules: Rules, groups: Groups, rng_key: Array) -> tuple[Groups, Array]:
     even = jnp.full(num_particles, 1 / num_particles)
     log_weight = jnp.log(weight if rules.scheme == "optimal" else even).astype(groups.log_weight.dtype)
     slot = jnp.take_along_axis(groups.slot[:, :, 0], link[:, :, None], axis=1)
-    classes = jnp.arange(num_classes)[:, None, None]
+    classes = jnp.arange(num_classes, dtype=slot.dtype)[:, None, None]
     slot = jnp.where(slot == 0, classes, num_classes + classes * (num_rows - 1) + slot - 1)
     flat = lambda leaf: jnp.concatenate([leaf[:, 0], leaf[:, 1:].reshape(-1, *leaf.shape[2:])])[None]
     return (
@@ -92,3 +94,9 @@ def join(rules: Rules, groups: Groups, rng_key: Array) -> tuple[Groups, Array]:
         ),
         link,
     )
+
+
+@partial(jax.jit, static_argnums=0)
+def join_each(rules: Rules, groups: Groups, rng_keys: Array) -> tuple[Groups, Array]:
+    """`join` at every point of the grid."""
+    return jax.vmap(lambda one, rng_key: join(rules, one, rng_key))(groups, rng_keys)

@@ -1,4 +1,4 @@
-"""What a filter says of rows that it has not seen: their density under each class, the entries that they miss, new rows.
+"""What a filter says: draws of its particles; of rows that it has not seen, their density under each class, what they miss, new ones.
 
 Cost a row: O(grid x classes x (table rows x columns + particles x groups)).
 """
@@ -16,7 +16,7 @@ from inference.kernels._filtering import candidates
 from inference.kernels._groups import Groups, Rules
 from inference.partition import Rows
 
-__all__ = ["Place", "drawn_places", "log_classes", "mean_rows", "new_rows"]
+__all__ = ["Place", "drawn_particles", "drawn_places", "log_classes", "mean_rows", "new_rows"]
 
 BATCH = 16  # rows that are scored at once
 Place = tuple[Array, Array, Array]  # point of the grid, table, row of the table: a group
@@ -26,6 +26,20 @@ Place = tuple[Array, Array, Array]  # point of the grid, table, row of the table
 def log_classes(rules: Rules, state: Any, rows: Rows) -> Array:
     """log p(class, row | rows seen), [row, class]; the labels of `rows` play no part."""
     return jax.lax.map(lambda x: logsumexp(_log_groups(rules, state, x), axis=(0, 2, 3)), rows.values, batch_size=BATCH)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def drawn_particles(rng_key: Array, state: Any, num_draws: int, is_joint: bool) -> tuple[Array, Array, Array]:
+    """Points of the grid [draw], particles [draw, table], and the shares of the classes given their partitions [draw, class]."""
+    keys = random.split(rng_key, 3)
+    point = random.categorical(keys[0], state.log_prior + state.log_evidence, shape=(num_draws,))
+    particle = random.categorical(keys[1], state.groups.log_weight[point], axis=-1)
+    count = state.class_count
+    if is_joint:
+        slot = state.groups.slot[point, 0, particle[:, 0]]
+        count = jnp.sum(state.groups.count[point[:, None, None], 0, slot], axis=-1).astype(count.dtype)
+    weights = state.class_weights[point]
+    return point, particle, random.dirichlet(keys[2], weights + jnp.broadcast_to(count, weights.shape))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -7,7 +7,8 @@ A row is taken out of its group and put back into group g of class c, or a new o
 its three factors `log_class`, `log_crp` and the families' `score`, as the particle filter has them.
 
 Cost of a row: O(classes x groups in use x columns) for the scores, which are computed in blocks of `BLOCK` groups as far as groups are
-in use, and O(classes x room for groups) for the other two factors. Where all classes are known only the row's own is looked at.
+in use, and O(classes x `NARROW`) for the rest, or O(classes x room) where a class has more groups than that. Where all classes are known
+only the row's own is looked at.
 """
 
 from functools import partial
@@ -23,8 +24,8 @@ from inference.partition import Parameters, Rows
 
 __all__ = ["FULL", "LOST", "Seats", "Table", "empty", "in_order", "seated", "sweep"]
 
-BLOCK = 16
-FULL, LOST = 1, 2  # why a sweep failed: no room for another group; a weight was no number
+BLOCK, NARROW = 16, 64
+LOST, FULL = 1, 2  # why a sweep failed: a weight was no number; no room for another group, + the class
 
 
 class Table(NamedTuple):
@@ -65,7 +66,7 @@ def seated(rules: Rules, prior: Parameters, rows: Rows, seats: Seats, num_groups
 def sweep(
     rules: Rules, prior: Parameters, rows: Rows, seats: Seats, table: Table, rng_key: Array, *, is_joint: bool
 ) -> tuple[Seats, Table, Array]:
-    """Every row once, in random order, by (1); rows that are nowhere are put somewhere. Last comes 0, `FULL` or `LOST`.
+    """Every row once, in random order, by (1); rows that are nowhere are put somewhere. Last comes 0, `LOST`, or `FULL` + a full class.
 
     :param is_joint: whether a row of unknown class is put into any class; else every row stays in its own.
     """
@@ -79,13 +80,9 @@ def sweep(
         x = {site: value[i] for site, value in rows.values.items()}
         table = _without(rules, prior, table, seats.cls[i], seats.group[i], x)
         first = jnp.zeros_like(rows.labels[i]) if is_joint else rows.labels[i]
-        log_weight, is_full = _log_weights(rules, prior, table, rows.labels[i], first, x, is_joint)
-        place, is_lost = _drawn(log_weight.ravel(), uniform)
-        num_groups = table.count.shape[1]
-        cls, group = first + place // num_groups, place % num_groups
+        cls, group, why = _redrawn(rules, prior, table, rows.labels[i], first, x, uniform, is_joint)
         seats = Seats(seats.cls.at[i].set(cls), seats.group.at[i].set(group))
-        failed = jnp.maximum(failed, jnp.where(is_lost, LOST, jnp.where(is_full, FULL, 0)))
-        return (seats, _put(rules, table, cls, group, x), failed), None
+        return (seats, _put(rules, table, cls, group, x), jnp.maximum(failed, why)), None
 
     (seats, table, failed), _ = lax.scan(redraw, (seats, table, jnp.zeros((), jnp.int32)), (order, uniform))
     return seats, table, failed
@@ -100,20 +97,37 @@ def in_order(seats: Seats, table: Table) -> tuple[Array, Table]:
     return jnp.argsort(order, axis=1)[seats], jax.tree.map(lambda leaf: leaf[classes, order], table)
 
 
+def _redrawn(
+    rules: Rules, prior: Parameters, table: Table, label: Array, first: Array, x: dict[str, Array], uniform: Array, is_joint: bool
+):
+    """Class and group of a row by (1), and 0, `LOST`, or `FULL` + a full class; the room that no class uses is not looked at."""
+
+    def among(width: int):
+        log_weight, full = _log_weights(rules, prior, table, label, first, x, width, is_joint)
+        place, is_lost = _drawn(log_weight.ravel(), uniform)
+        why = jnp.where(is_lost, LOST, jnp.where(jnp.any(full), FULL + first + jnp.argmax(full), 0))
+        return first + place // width, place % width, why.astype(jnp.int32)
+
+    room = table.count.shape[1]
+    if room <= NARROW:
+        return among(room)
+    return lax.cond(jnp.any(table.count[:, NARROW - 1 :] > 0), lambda: among(room), lambda: among(NARROW))
+
+
 def _log_weights(
-    rules: Rules, prior: Parameters, table: Table, label: Array, first: Array, x: dict[str, Array], is_joint: bool
+    rules: Rules, prior: Parameters, table: Table, label: Array, first: Array, x: dict[str, Array], width: int, is_joint: bool
 ) -> tuple[Array, Array]:
-    """The logarithm of (1) but for a constant, [class, group] from class `first` on; and whether the room for groups cut it short."""
-    num_classes, num_groups = table.count.shape
-    count = lax.dynamic_slice_in_dim(table.count, first, num_classes if is_joint else 1)
+    """The logarithm of (1) but for a constant, [class, group] from class `first` on; and [class] whether the room cut it short."""
+    num_classes, room = table.count.shape
+    count = lax.dynamic_slice_in_dim(table.count[:, :width], first, num_classes if is_joint else 1)
     size = count.astype(prior.class_weights.dtype)
     log_weight = log_crp(size, prior.concentration, rules.max_groups) + _scores(rules, table, first, count, x)
     is_possible = (label < 0) | (first + jnp.arange(len(count)) == label)
     if is_joint:
         about_class = log_class(rules, prior.class_weights, jnp.sum(size, axis=1))
         log_weight = log_weight + jnp.where(is_possible, about_class, -jnp.inf)[:, None]
-    has_room = rules.max_groups is not None and rules.max_groups <= num_groups
-    return log_weight, jnp.any(is_possible & jnp.all(count > 0, axis=1)) & (not has_room)
+    has_room = rules.max_groups is not None and rules.max_groups <= room
+    return log_weight, is_possible & jnp.all(count > 0, axis=1) & (not has_room)
 
 
 def _scores(rules: Rules, table: Table, first: Array, count: Array, x: dict[str, Array]) -> Array:

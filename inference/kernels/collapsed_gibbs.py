@@ -12,17 +12,20 @@ the model, and the kernel follows or refuses.
 
 A group is kept up to date as rows come and go, and computed anew from its rows at each sweep, so that rounding does not add up.
 
-Cost of a sweep: O(rows x classes x (groups in use x columns + room)), one class where all labels are known; 3 to 10 us a row for 100 binary
-columns and a few groups. Memory: O(classes x room x columns), where the room for groups is the `capacity` of the model's CRP: by default
-one group a row, which is never too little. With a smaller one the chain stops where a class is full: get_diagnostics_str raises (`Driver`
-asks it between its chunks, `MCMC` for its bar), and from there on draws are void: z is the capacity, which is outside of its support, and
-numbers are NaN. Numbers are of JAX's default float; give columns of float32 a scale near one.
+Cost of a sweep: O(rows x classes x groups in use x columns), one class where all labels are known; 2 to 4 us a row for 100 binary columns
+and a few groups. From 64 groups in a class on, a row costs O(classes x room) more. Memory: O(classes x room x columns), where the room for
+groups is the `capacity` of the model's CRP: by default one group a row, which is never too little. With a smaller one the chain stops
+where a class is full: get_diagnostics_str raises (`Driver` asks it between its chunks, `MCMC` for its bar), and from there on draws are
+void: z is the capacity, which is outside of its support, and numbers are NaN. Numbers are of JAX's default float; give columns of float32
+a scale near one.
+
+A latent scalar, such as a random concentration, belongs to another kernel beside this one in NumPyro's `Gibbs`, which hands its value over
+with each call; the structure is read once, from the model itself.
 
 Neal (2000), "Markov chain sampling methods for Dirichlet process mixture models", algorithm 3.
 """
 
 import copy
-import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,10 +37,12 @@ import numpy as np
 from jax import Array, random
 from jax.core import Tracer
 from numpyro.distributions.util import clamp_probs
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from inference._mixture_trace import columns, labelled, labels_of
+from inference._mixture_trace import columns, labelled, labels_of, term
+from inference.distributions import CRP
 from inference.kernels._groups import Rules
 from inference.kernels._seating import FULL, Seats, Table, empty, in_order, seated, sweep
 from inference.partition import Parameters, Partition, Rows, read_partition
@@ -82,9 +87,19 @@ class CollapsedGibbs(MCMCKernel):
     sample_field = "values"
     default_fields = ("values", "num_groups")
 
+    @staticmethod
+    def _init_strategy(message: dict[str, Any]) -> Array | None:
+        """Where `Driver` looks first for a finite density: one group in each class, which there is always room for."""
+        is_partition = message["type"] == "sample" and isinstance(unwrap(message["fn"]), CRP)
+        return jnp.zeros(message["fn"].shape(), jnp.int32) if is_partition else None
+
     def __init__(self, model: Callable, *, parameters: bool = False):
-        self.model, self._bare, self.parameters = model, model, parameters
-        self._last: tuple[list[Any], Partition] | None = None
+        self.model, self.parameters = model, parameters
+        self._last: tuple[tuple[list[Any], Any], Partition] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was read is read again: it holds functions that cannot be pickled."""
+        return self.__dict__ | {"_last": None}
 
     # The protocol of NumPyro's kernels.
 
@@ -95,10 +110,11 @@ class CollapsedGibbs(MCMCKernel):
             of = lambda i: None if init_params is None else jax.tree.map(lambda leaf: leaf[i], init_params)
             each = [self.init(key, num_warmup, of(i), model_args, model_kwargs) for i, key in enumerate(rng_key)]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-        program = self._program(model_args, model_kwargs)
+        program, others = self._program(model_args, model_kwargs)
         found = self._read(program)
-        given = self._start(found, program, init_params or {})
-        mixture, prior = _mixture(found, program, given), _prior(found, program)
+        self._refuse_blocks(found, program, others)
+        given = self._start(found, program, others, init_params or {})
+        mixture, prior = _mixture(found, program, given | others), _prior(found, program, others)
         rng_key, seat_key, draw_key = random.split(rng_key, 3)
         if given:
             seats = Seats(mixture.classes, given[found.z])
@@ -117,7 +133,8 @@ class CollapsedGibbs(MCMCKernel):
         """One sweep."""
         if not is_prng_key(state.rng_key):
             return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs))(state)
-        mixture = _mixture(self.partition, self._program(model_args, model_kwargs), state.values)
+        program, others = self._program(model_args, model_kwargs)
+        mixture = _mixture(self.partition, program, state.values | others)
         rng_key, seat_key, draw_key = random.split(state.rng_key, 3)
         seats = Seats(mixture.classes, state.values[self.partition.z])
         table = seated(mixture.rules, state.prior, mixture.rows, seats, mixture.shape[1])
@@ -128,23 +145,34 @@ class CollapsedGibbs(MCMCKernel):
 
     def refresh(self, state: GibbsState, model_args, model_kwargs) -> GibbsState:
         """Hyper-parameters anew, where another kernel has moved what they are computed from."""
-        return state._replace(prior=_prior(self.partition, self._program(model_args, model_kwargs)))
+        return state._replace(prior=_prior(self.partition, *self._program(model_args, model_kwargs)))
 
     def wrap_model(self, wrapper: Callable) -> "CollapsedGibbs":
-        """The same kernel of another model."""
+        """The same kernel of another model. What `conditioned` gives to a model, this kernel takes itself."""
         other = copy.copy(self)
-        other.model, other._last = wrapper(self.model), None
+        other.model, other._last = self.model if wrapper is conditioned else wrapper(self.model), None
         return other
+
+    def postprocess_fn(self, model_args, model_kwargs) -> Callable:
+        """Adds deterministic sites, where a draw has all latent ones."""
+        program, _ = self._program(model_args, model_kwargs)
+        if not program.deterministic or set(program.latent) - set(self._drawn_sites(self.partition, program)):
+            return lambda values: values
+        return lambda values: values | program.deterministics(values)
+
+    def get_constrain_fn(self, model_args, model_kwargs) -> Callable:
+        """Draws are constrained as they are."""
+        return lambda values: values
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """How many groups there are; raises where the chain has failed."""
-        z = self.partition.z
-        if state.failed == FULL:
+        z, failed = self.partition.z, int(state.failed)
+        if failed >= FULL:
             raise ValueError(
-                f"site {z!r}: the capacity of its CRP is {int(state.values[z][0])} groups in each class, and a class is full, so that its "
-                f"rows can open no more. Leave the capacity at None, give more, or bound the number of groups itself: max_groups."
+                f"site {z!r}: class {failed - FULL} has {int(state.values[z][0])} groups, all that the capacity of its CRP has room for; "
+                f"its rows can open no more. Leave the capacity at None, give more, or bound the number of groups itself: max_groups."
             )
-        if state.failed:
+        if failed:
             raise ValueError(
                 f"site {z!r}: the groups of a row have no finite weight; rounding has spoilt the hyper-parameters of a group. Standardise "
                 f"the columns of real numbers, or use float64: jax.enable_x64(True)."
@@ -160,49 +188,67 @@ class CollapsedGibbs(MCMCKernel):
             raise ValueError("CollapsedGibbs: call `init` first; it reads the model.")
         return self._last[1]
 
-    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> Program:
-        kwargs = kwargs or {}
-        if self.model is not self._bare:  # a wrapper takes whatever it is given; what is by row must have a name to be cut
-            args, kwargs = (), inspect.signature(self._bare).bind_partial(*args).arguments | kwargs
-        return Program(self.model, *args, **kwargs)
+    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Program, dict[str, Any]]:
+        """The model with its arguments, and the values of sites that other blocks own."""
+        kwargs = dict(kwargs or {})
+        others = kwargs.pop(GIBBS_SITES_KWARG, {})
+        return Program(self.model, *args, **kwargs), others
 
     def _read(self, program: Program) -> Partition:
         """The structure, known from the last time where the arguments are the same. Traced ones play no part in it: others stand in."""
-        arguments = jax.tree.leaves(program.arguments)
-        if self._last is not None and len(arguments) == len(self._last[0]) and all(map(operator.is_, arguments, self._last[0])):
+        arguments, form = jax.tree.flatten(program.arguments)
+        if self._last is not None and form == self._last[0][1] and all(map(operator.is_, arguments, self._last[0][0])):
             return self._last[1]
         is_traced = _is_traced(arguments)
         with jax.ensure_compile_time_eval():
             found = read_partition(program.with_arguments(**_stand_ins(program.arguments)))
             if not is_traced:
                 found.rows(program)  # refuses what the likelihoods cannot have
-        for name in found.scalars:
-            raise StructureError(
-                f"site {name!r}: a latent scalar, which CollapsedGibbs does not draw. Fix its value; or learn it by ParticleFilter(model, "
-                f"grid={{{name!r}: [...]}}), or by NumPyro's Gibbs beside another kernel, which see in help(CollapsedGibbs)."
-            )
-        self._last = ([] if is_traced else arguments, found)
+        self._last = ((arguments, None if is_traced else form), found)
         return found
 
-    def _start(self, found: Partition, program: Program, init_params: Mapping[str, Any]) -> dict[str, Array]:
+    def _refuse_blocks(self, found: Partition, program: Program, others: Mapping[str, Any]) -> None:
+        """Every latent scalar must belong to another block, and nothing else may."""
+        own = self._drawn_sites(found, program)
+        for name in set(found.scalars) - set(others):
+            raise StructureError(
+                f"site {name!r}: a latent scalar, which CollapsedGibbs does not draw. Fix its value; learn it by ParticleFilter(model, "
+                f"grid={{{name!r}: [...]}}); or give it to another kernel: Gibbs([(CollapsedGibbs(model, parameters=True), [...]), "
+                f"(NUTS(model), [{name!r}])])."
+            )
+        for name in set(others) - set(found.scalars):
+            raise StructureError(
+                f"site {name!r}: it belongs to another block of Gibbs, but CollapsedGibbs integrates it out; wanted for this block {own}"
+                f"{'' if self.parameters else ' and the parameters of groups, parameters=True'}."
+            )
+
+    def _start(self, found: Partition, program: Program, others: dict[str, Any], init_params: Mapping[str, Any]) -> dict[str, Array]:
         """The given values, checked."""
         drawn = self._drawn_sites(found, program)
         needed = drawn[: 1 + (_classes_site(found, program) is not None)]
         if init_params and not set(needed) <= set(init_params) <= set(drawn):
             more = "" if self.parameters else "; parameters of groups are drawn with parameters=True"
             raise ValueError(f"init_params: found {sorted(init_params)}, wanted {needed}, and of {drawn} what is to be kept{more}.")
+        for name, value in init_params.items():
+            site, dtype = program.sites[name], jnp.result_type(value)
+            if jnp.shape(value) != site.shape or (site.is_discrete and not jnp.issubdtype(dtype, jnp.integer)):
+                raise ValueError(f"init_params: found {name!r} of {dtype}{list(jnp.shape(value))}, wanted {site.dtype}{list(site.shape)}.")
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in init_params.items()}
-        for name, value in given.items():
-            if value.shape != program.sites[name].shape:
-                raise ValueError(f"init_params: found {name!r} of shape {value.shape}, wanted {program.sites[name].shape}.")
-        if given and not _is_traced((given, program.arguments)):
-            crp = unwrap(found.trace(program, given)[found.z]["fn"])
-            if not crp.support(given[found.z]):
-                raise ValueError(
-                    f"init_params: {found.z!r} is no partition of the rows; wanted groups numbered from 0 in order of appearance within "
-                    f"each class, and not more than the CRP has room for, {crp.capacity}."
-                )
+        if given and not _is_traced((given, others, program.arguments)):
+            self._refuse_start(found, program, given, others)
         return given
+
+    def _refuse_start(self, found: Partition, program: Program, given: dict[str, Array], others: dict[str, Any]) -> None:
+        @jax.jit
+        def is_possible(given):
+            trace = found.trace(program, {**given, **others})
+            inside = lambda message: jnp.all(message["fn"].support(message["value"]))
+            return {name: inside(trace[name]) if program.sites[name].is_discrete else jnp.isfinite(term(trace[name])) for name in given}
+
+        for name in (name for name, flag in is_possible(given).items() if not flag):
+            groups = "groups numbered from 0 in order of appearance within each class, and no more than the CRP has room for"
+            wanted = groups if name == found.z else f"values of a {program.sites[name].family}"
+            raise ValueError(f"init_params: {name!r} is outside of its support; wanted {wanted}.")
 
     def _drawn_sites(self, found: Partition, program: Program) -> list[str]:
         groups = [name for block in found.blocks for name in block.priors] if self.parameters else []
@@ -255,9 +301,9 @@ def _capacity(found: Partition, program: Program) -> int:
     return program.plates[[plate for plate in program.sites[block.priors[0]].plates if plate not in own][-1]].size
 
 
-def _prior(found: Partition, program: Program) -> Parameters:
+def _prior(found: Partition, program: Program, scalars: Mapping[str, Any]) -> Parameters:
     """Of all rows: hyper-parameters may be computed from the data."""
-    return jax.jit(lambda: replace(found, few=program).parameters({}))()
+    return jax.jit(lambda: replace(found, few=program).parameters(scalars))()
 
 
 def _swept(mixture: _Mixture, prior: Parameters, seats: Seats, table: Table, rng_key: Array) -> tuple[Seats, Table, Array]:

@@ -21,6 +21,7 @@ Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for g
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,10 +30,11 @@ import numpy as np
 from jax import Array, random
 from jax.nn import logsumexp
 
+from inference._mixture_trace import once
 from inference.kernels import _ancestry as ancestry
-from inference.kernels._filtering import filter_row, join, redraw
+from inference.kernels._filtering import filter_row, join_each, redraw
 from inference.kernels._groups import Groups, Rules, start, wider
-from inference.kernels._predictive import drawn_places, log_classes, mean_rows, new_rows
+from inference.kernels._predictive import drawn_particles, drawn_places, log_classes, mean_rows, new_rows
 from inference.kernels._resampling import SCHEMES, effective_size
 from inference.partition import Rows, grid_of, read_partition
 from inference.program import Program
@@ -42,6 +44,7 @@ __all__ = ["FilterState", "ParticleFilter", "RowReport"]
 
 NUM_GROUPS = 32  # room at the start, in each class; doubles when it is full
 NUM_ROWS = 6  # of the table for each particle, at the start
+NUM_KEPT = 1024  # rows of data whose assignments there is room for, at least: few rows a call then compile nothing
 
 
 class FilterState(NamedTuple):
@@ -95,8 +98,9 @@ class ParticleFilter(Algorithm):
     ):
         if resampling not in SCHEMES:
             raise ValueError(f"resampling: found {resampling!r}, wanted one of {sorted(SCHEMES)}.")
-        if num_particles < 1 or rejuvenate < 0:
-            raise ValueError(f"num_particles, rejuvenate: found {num_particles}, {rejuvenate}; wanted at least 1 and at least 0.")
+        is_whole = all(isinstance(number, int | np.integer) for number in (num_particles, rejuvenate))
+        if not is_whole or num_particles < 1 or rejuvenate < 0:
+            raise ValueError(f"num_particles, rejuvenate: found {num_particles}, {rejuvenate}; wanted integers, at least 1 and at least 0.")
         if rejuvenate and not keep_assignments:
             raise ValueError("rejuvenate: redraws assignments, so they must be kept; leave keep_assignments at True.")
         self.model, self.num_particles, self.resampling = model, num_particles, resampling
@@ -119,21 +123,24 @@ class ParticleFilter(Algorithm):
         """No rows yet."""
         self.check(program)
         self.points, log_prior = grid_of(self.partition, self.grid)
-        found = jax.jit(jax.vmap(self.partition.parameters, axis_size=len(log_prior)))(self.points)
         rows = self.data(program)
+        begin = once(partial(self._begun, is_joint=bool(rows.labels[0] < 0)), self.points, log_prior, rows, rng_key)
+        return begin(self.points, log_prior, rows, rng_key)._replace(num_rows=jnp.asarray(self._length(program), jnp.int32))
+
+    def _begun(self, points: dict[str, Array], log_prior: Array, rows: Rows, rng_key: Array, *, is_joint: bool) -> FilterState:
+        found = jax.vmap(self.partition.parameters, axis_size=len(log_prior))(points)
         num_classes, num_grid = self.partition.num_classes, len(log_prior)
-        is_joint = bool(rows.labels[0] < 0)
         begin = lambda priors: start(
             self.rules,
             priors,
             num_tables=1 if is_joint else num_classes,
             num_particles=self.num_particles,
-            num_rows=NUM_ROWS * self.num_particles + num_classes,
+            num_rows=(NUM_ROWS + 2 * self.rejuvenate) * self.num_particles + num_classes,
             num_groups=self._bounded(NUM_GROUPS),
         )
-        num_kept = len(rows.labels) if self.keep_assignments else 0
+        num_kept = max(len(rows.labels), NUM_KEPT) if self.keep_assignments else 0
         history = ancestry.empty(num_kept, num_grid, num_classes, self.num_particles, joint=is_joint, whole=self.rejuvenate > 0)
-        past = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[: num_kept if self.rejuvenate else 0]), rows)
+        past = jax.tree.map(lambda leaf: jnp.zeros((num_kept if self.rejuvenate else 0, *leaf.shape[1:]), leaf.dtype), rows)
         zero = jnp.zeros((), jnp.int32)
         return FilterState(
             jax.vmap(begin)(found.priors),
@@ -146,7 +153,7 @@ class ParticleFilter(Algorithm):
             past,
             zero,
             zero,
-            jnp.asarray(self._length(program), jnp.int32),
+            zero,
             rows.labels[0],
             rng_key,
         )
@@ -168,12 +175,13 @@ class ParticleFilter(Algorithm):
         )
         groups, chosen, total = self._over_grid(one, row_key, state.groups, state.concentration, state.class_weights)
         log_evidence = state.log_evidence + total
+        past = jax.tree.map(lambda leaf, new: leaf.at[state.seen].set(new), state.past, Rows(x, label)) if self.rejuvenate else state.past
         state = state._replace(
             groups=groups,
             log_evidence=log_evidence,
             class_count=state.class_count.at[label].add(jnp.where(label >= 0, 1, 0)),
             history=ancestry.record(state.history, state.seen, chosen.parent, self._code(groups, chosen.choice, label)),
-            past=self._with(state.past, state.seen, x, label),
+            past=past,
             seen=state.seen + 1,
             row=state.row + 1,
             next_label=jnp.where(state.row + 1 < state.num_rows, data.labels[jnp.minimum(state.row + 1, len(data.labels) - 1)], 0),
@@ -218,18 +226,19 @@ class ParticleFilter(Algorithm):
         return jnp.stack(list(self._wants(state).values())).any() & ~self.finished(state)
 
     def grown(self, state: FilterState) -> FilterState:
-        """Twice the room where there is none, or one filter for all classes where there was one for each."""
+        """One filter for all classes where there was one for each; or twice the room where there is none.
+
+        Table and groups double together: replicates are stacked, and one may lack the former where another lacks the latter.
+        """
         wants, groups = self._wants(state), state.groups
         if wants["join"]:
             keys = random.split(random.fold_in(state.rng_key, state.seen), len(state.log_prior))
-            groups, link = jax.vmap(lambda one, key: join(self.rules, one, key))(groups, keys)
+            groups, link = join_each(self.rules, groups, keys)
             return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
-        num_rows, num_groups = groups.count.shape[-1], groups.slot.shape[-1]
-        num_rows, num_groups = num_rows * (1 + bool(wants["table"])), self._bounded(num_groups * (1 + bool(wants["groups"])))
-        groups = jax.vmap(lambda one: wider(one, num_rows, num_groups))(groups)
-        if not wants["history"]:
-            return state._replace(groups=groups)
-        return self._with_room(state._replace(groups=groups), 2 * len(state.history.code))
+        if wants["history"]:
+            return self._with_room(state, 2 * len(state.history.code))
+        num_rows, num_groups = 2 * groups.count.shape[-1], self._bounded(2 * groups.slot.shape[-1])
+        return state._replace(groups=jax.vmap(lambda one: wider(one, num_rows, num_groups))(groups))
 
     def updated(self, state: FilterState, program: Program) -> FilterState:
         """The same filter before the first row of other data."""
@@ -240,13 +249,13 @@ class ParticleFilter(Algorithm):
         return state._replace(row=jnp.zeros_like(state.row), num_rows=num_rows, next_label=rows.labels[0])
 
     def _wants(self, state: FilterState) -> dict[str, Array]:
-        groups = state.groups
-        num_kept = len(state.history.code)
-        widest = jnp.max(groups.widest) >= groups.slot.shape[-1]
+        """What the next row may lack: it opens or changes a group in each particle at most, and so do the rows redrawn after it, twice."""
+        groups, num_changes = state.groups, 1 + 2 * self.rejuvenate
+        has_most = self._bounded(groups.slot.shape[-1] + 1) == groups.slot.shape[-1]
         return {
-            "table": jnp.max(groups.used) + self.num_particles > groups.count.shape[-1],
-            "groups": widest & (self._bounded(groups.slot.shape[-1] + 1) > groups.slot.shape[-1]),
-            "history": jnp.asarray(self.keep_assignments) & (state.seen >= num_kept),
+            "table": jnp.max(groups.used) + num_changes * self.num_particles > groups.count.shape[-1],
+            "groups": (jnp.max(groups.widest) + 1 + self.rejuvenate > groups.slot.shape[-1]) & (not has_most),
+            "history": jnp.asarray(self.keep_assignments) & (state.seen >= len(state.history.code)),
             "join": (state.next_label < 0) & (groups.slot.shape[1] > 1),
         }
 
@@ -276,9 +285,6 @@ class ParticleFilter(Algorithm):
             return (choice * num_classes + label).astype(jnp.int32)
         return (choice % num_groups * num_classes + choice // num_groups).astype(jnp.int32)
 
-    def _with(self, past: Rows, row: Array, x: dict[str, Array], label: Array) -> Rows:
-        return jax.tree.map(lambda leaf, new: leaf.at[row].set(new), past, Rows(x, label)) if self.rejuvenate else past
-
     # What the filter says of other rows; `state` is one of `Driver.states`.
 
     def log_classes(self, state: FilterState, program: Program) -> Array:
@@ -298,9 +304,6 @@ class ParticleFilter(Algorithm):
         cut = lambda leaf: leaf[: self._length(program)]
         return cut(cls), jax.tree.map(cut, new_rows(self.rules, state, place, row_key))
 
-    def _is_joint(self, state: FilterState) -> bool:
-        return state.groups.slot.shape[1] < self.partition.num_classes
-
     def _length(self, program: Program) -> int:
         return program.sites[self.partition.z].shape[0]
 
@@ -308,54 +311,40 @@ class ParticleFilter(Algorithm):
 
     def draw(self, rng_key: Array, state: FilterState, program: Program, num_draws: int) -> dict[str, Array]:
         """Partitions of the rows, classes where they are latent, shares of the classes and latent scalars, jointly."""
-        found = self.partition
-        keys = random.split(rng_key, 3)
-        point = random.categorical(keys[0], state.log_prior + state.log_evidence, shape=(num_draws,))
-        particle = random.categorical(keys[1], state.groups.log_weight[point], axis=-1)  # [draw, table]
-        drawn: dict[str, Any] = {name: values[point] for name, values in self.points.items()}
-        count = jnp.broadcast_to(state.class_count, (num_draws, found.num_classes))
-        if self._is_joint(state):
-            slot = state.groups.slot[point, 0, particle[:, 0]]
-            count = jnp.sum(state.groups.count[point[:, None, None], 0, slot], axis=-1).astype(count.dtype)
+        found, joint = self.partition, state.groups.slot.shape[1] < self.partition.num_classes
+        point, particle, shares = jax.device_get(drawn_particles(rng_key, state, num_draws, joint))
+        drawn: dict[str, Any] = {name: np.asarray(values)[point] for name, values in self.points.items()}
         if found.shares:
-            drawn[found.shares] = random.dirichlet(keys[2], state.class_weights[point] + count)
+            drawn[found.shares] = shares
         if self.keep_assignments:
-            cls, group = self._drawn_partitions(state, np.asarray(point), np.asarray(particle))
-            drawn[found.z] = group
-            if self._is_joint(state):
+            cls, drawn[found.z] = ancestry.drawn(state.history, state.seen, point, particle)
+            if joint:
                 drawn[found.labels if found.labels in program.latent else f"{found.labels}_unobserved"] = cls
         return drawn
 
-    def _drawn_partitions(self, state: FilterState, point: np.ndarray, particle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(class, group) of every row, [draw, row]."""
-        seen = int(state.seen)
-        cls, group, _ = (np.asarray(part)[:seen] for part in ancestry.partitions(state.history, state.seen))
-        own = cls[:, 0, 0] if state.groups.slot.shape[1] > 1 else np.zeros(seen, int)  # the filter that a row is told by
-        at = particle[:, own]
-        rows = np.arange(seen)
-        cls, group = cls[rows, point[:, None], at], group[rows, point[:, None], at]
-        return cls, ancestry.in_order(cls, group) if self.rejuvenate else group
-
     def results(self, state: FilterState, program: Program) -> Results:
         """The weighted particles as they are, the grid, how many ancestors the particles share at each row, and the evidence."""
-        num_groups = jax.vmap(jax.vmap(lambda count, slot: jnp.sum(count[slot] > 0, axis=-1)))(state.groups.count, state.groups.slot)
-        particles = {"log_weight": state.groups.log_weight, "num_groups": num_groups}
+        slot, count, log_weight = (np.asarray(part) for part in (state.groups.slot, state.groups.count, state.groups.log_weight))
+        point, table = np.arange(len(slot)).reshape(-1, 1, 1, 1, 1), np.arange(slot.shape[1]).reshape(-1, 1, 1, 1)
+        particles = {"log_weight": log_weight, "num_groups": (count[point, table, slot] > 0).sum(-1)}
         dims = {"log_weight": ("point", "filter", "particle"), "num_groups": ("point", "filter", "particle", "class")}
         groups: dict[str, dict[str, Any]] = {"particles": particles}
+        log_evidence = np.asarray(state.log_prior) + np.asarray(state.log_evidence)
         if self.keep_assignments:
             seen = int(state.seen)
             cls, group, ancestor = (np.asarray(part)[:seen] for part in ancestry.partitions(state.history, state.seen))
             order = lambda part: np.moveaxis(part, 0, -1)
             particles |= {"class_of_row": order(cls), "group_of_row": order(group)}
             dims |= dict.fromkeys(("class_of_row", "group_of_row"), ("point", "particle", "row"))
-            best = int(jnp.argmax(state.log_prior + state.log_evidence))
-            live = np.asarray(state.groups.log_weight[best].max(0) > -np.inf)
-            groups["ancestry"] = {"unique_ancestors": np.array([len(np.unique(each[live])) for each in ancestor[:, best]])}
+            best = int(np.argmax(log_evidence))
+            live = (log_weight[best] > -np.inf)[ancestry.filters(cls, state.groups.slot.shape[1])]  # [row, particle]
+            each = [len(np.unique(of_row[is_live])) for of_row, is_live in zip(ancestor[:, best], live, strict=True)]
+            groups["ancestry"] = {"unique_ancestors": np.array(each)}
             dims["unique_ancestors"] = ("row",)
         if self.points:
-            groups["grid"] = {**self.points, "log_weight_of_point": jax.nn.log_softmax(state.log_prior + state.log_evidence)}
+            groups["grid"] = {**self.points, "log_weight_of_point": log_evidence - np.logaddexp.reduce(log_evidence)}
             dims |= dict.fromkeys(groups["grid"], ("point",))
-        return Results(groups, {"log_evidence": logsumexp(state.log_prior + state.log_evidence)}, dims)
+        return Results(groups, {"log_evidence": np.logaddexp.reduce(log_evidence)}, dims)
 
     def row_dim(self, program: Program) -> str | None:
         """The dimension of the partition."""

@@ -256,6 +256,7 @@ def test_samples_have_the_predictive_distribution(fitted):
         check_drawn_categories(drawn, labels[::-1])
 
 
+@pytest.mark.slow
 def test_samples_come_in_the_columns_of_the_table_and_of_the_class_that_is_asked_for(fitted):
     drawn, labels = fitted.sample(4096, "ill")
     assert (labels == "ill").all()
@@ -290,6 +291,7 @@ def test_one_group_a_class_is_naive_bayes():
     assert np.abs(many.predict_proba(x[30:]) - peer.predict_proba(x[30:])).max() > 0.01
 
 
+@pytest.mark.slow
 def test_one_group_a_class_is_naive_bayes_of_texts():
     x, y = rows_of_bits(num_values=3)
     names = np.array(["a", "b", "c"], object)[x]
@@ -311,6 +313,7 @@ def test_a_component_of_ones_own_reads_numbers_as_they_are():
         classifier.predict([[0.5, 1.0]])
 
 
+@pytest.mark.slow
 def test_concentration_learned_over_a_grid_is_the_average_of_its_points():
     x, y = rows_of_bits(6)
     points = [0.2, 1.0, 5.0]

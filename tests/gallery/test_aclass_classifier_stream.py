@@ -80,6 +80,7 @@ def test_row_by_row_equals_all_at_once_bit_for_bit(at_once):
         check_same(new().set_params(random_state=2).fit(X, Y), at_once)
 
 
+@pytest.mark.slow
 def test_with_auto_the_first_call_decides_the_units():
     auto = AClassClassifier(num_samples=20, random_state=1)
     by_row = clone(auto).partial_fit(X[:FIRST], Y[:FIRST])
@@ -88,6 +89,7 @@ def test_with_auto_the_first_call_decides_the_units():
     check_same(by_row, clone(auto).partial_fit(X[:FIRST], Y[:FIRST]).partial_fit(X[FIRST:], Y[FIRST:]))
 
 
+@pytest.mark.slow
 def test_fit_begins_anew(at_once):
     again = new().fit(X[:FIRST], Y[:FIRST])
     assert again.fit(X, Y) is again
@@ -237,6 +239,7 @@ def test_settings_are_refused_by_name(settings, match):
         AClassClassifier(**settings).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_flowers_with_holes_and_missing_labels():
     x, y = load_iris(return_X_y=True)
     rng = np.random.default_rng(0)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PAGES = Path(__file__).parents[2] / "gallery" / "pages"
 RUN = """  # as `python page`, and then what it drew
 import json, runpy, sys

@@ -1,0 +1,106 @@
+"""Many runs of a particle filter side by side, by its own functions: one compilation, and no driver between the rows."""
+
+from copy import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from inference import ParticleFilter, Program
+from inference.kernels import _ancestry as ancestry
+from inference.kernels._filtering import join
+from inference.kernels._groups import wider
+from inference.kernels.particle_filter import FilterState
+from tests.inference.partitions import ordered
+from zoo.aclass import aclass
+
+__all__ = ["answers", "check_evidence", "filtered", "log_evidence", "predictive", "promoted", "table", "with_particles"]
+
+ROOM = 12  # groups in each class, and rows of the table for each particle: more than 8 rows of data fill
+
+
+class promoted:
+    """Models promote; the filter itself runs strictly."""
+
+    def __enter__(self):
+        self.allowed = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+        for each in self.allowed:
+            each.__enter__()
+
+    def __exit__(self, *error):
+        for each in reversed(self.allowed):
+            each.__exit__(*error)
+
+
+def table(x: np.ndarray, y: np.ndarray | None = None, num_classes: int = 1, model: Any = aclass, **options: Any) -> Program:
+    """The model on these rows; without `y` they are of one known class."""
+    return Program(model, x, np.zeros(len(x), int) if y is None else y, num_classes=num_classes, **options)
+
+
+def with_particles(kernel: ParticleFilter, num_particles: int, resampling: str = "optimal") -> ParticleFilter:
+    """The same filter of the same model, which is not read again."""
+    other = copy(kernel)
+    other.num_particles, other.resampling = num_particles, resampling
+    return other
+
+
+def filtered(kernel: ParticleFilter, program: Program, num_runs: int = 1, seed: int = 0) -> FilterState:
+    """The states after all rows, with a leading axis of runs."""
+    with promoted():
+        state, data = kernel.init(random.key(seed), program), kernel.data(program)
+    num_rows, num_groups = state.groups.count.shape[-1], state.groups.slot.shape[-1]
+    num_rows = max(num_rows, ROOM * kernel.num_particles)
+    one = state._replace(groups=jax.vmap(lambda groups: wider(groups, num_rows, max(num_groups, kernel._bounded(ROOM))))(state.groups))
+    num_rows = int(state.num_rows)
+    unknown = np.flatnonzero(np.asarray(data.labels[:num_rows]) < 0)
+    is_joined = len(unknown) > 0 and state.groups.slot.shape[1] > 1
+    cut = int(unknown[0]) if is_joined else num_rows
+    forward = lambda key, state, start, stop: jax.lax.fori_loop(
+        start, stop, lambda t, at: kernel.step(random.fold_in(key, t), at, data)[0], state
+    )
+
+    def run(key):
+        step_key, join_key = random.split(key)
+        before = forward(step_key, one, 0, cut)
+        return forward(step_key, _joined(kernel, before, join_key), cut, num_rows) if is_joined else before
+
+    states = jax.jit(jax.vmap(run))(random.split(random.key(seed), num_runs))
+    wants = jax.vmap(kernel._wants)(states)
+    if jnp.any(wants["table"]) or jnp.any(wants["groups"]):
+        raise RuntimeError("ROOM is too little for these rows")
+    return states
+
+
+def _joined(kernel: ParticleFilter, state: FilterState, key: Array) -> FilterState:
+    """As `ParticleFilter.grown` does it on the host."""
+    keys = random.split(key, len(state.log_prior))
+    groups, link = jax.vmap(lambda one, key: join(kernel.rules, one, key))(state.groups, keys)
+    return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
+
+
+def log_evidence(states: FilterState) -> np.ndarray:
+    """[run]."""
+    return np.asarray(jax.nn.logsumexp(states.log_prior + states.log_evidence, axis=1))
+
+
+def check_evidence(states: FilterState, log_z: float) -> None:
+    """The mean of Z-hat / Z over the runs is 1 within three standard errors."""
+    ratio = np.exp(log_evidence(states) - log_z)
+    assert abs(ratio.mean() - 1) < 3 * ratio.std(ddof=1) / np.sqrt(len(ratio))
+
+
+def answers(states: FilterState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Classes and groups [run, point, particle, row] of one joint filter, and their weights, those of the runs by their evidence."""
+    labels, groups, _ = jax.vmap(ancestry.partitions)(states.history, states.seen)
+    num_rows = int(states.seen[0])
+    last = lambda part: np.moveaxis(np.asarray(part)[:, :num_rows], 1, -1)
+    log_weight = np.asarray(states.groups.log_weight[:, :, 0] + (states.log_prior + states.log_evidence)[..., None])
+    return last(labels), ordered(last(labels), last(groups)), np.exp(log_weight - log_weight.max())
+
+
+def predictive(kernel: ParticleFilter, states: FilterState, program: Program) -> np.ndarray:
+    """log p(class, row | rows seen) of the rows of a program, [run, row, class]."""
+    with promoted():
+        return np.asarray(jax.vmap(lambda state: kernel.log_classes(state, program))(states))
