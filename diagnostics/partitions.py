@@ -76,8 +76,9 @@ def partition_of(tree: xr.DataTree) -> xr.DataArray:
     labels: Any = tree["posterior"][z]
     if classes is None:
         return labels
-    posterior, observed = (tree[name].to_dataset() if name in tree.children else {} for name in ("posterior", "observed_data"))
-    found = [group[name] for group in (posterior, observed) for name in (classes, f"{classes}_unobserved") if name in group]
+    groups = [tree[name].to_dataset() for name in ("posterior", "observed_data") if name in tree.children]
+    names = (classes, f"{classes}_unobserved", f"{classes}_observed")  # as NumPyro calls them where some labels are missing
+    found = [group[name] for group in groups for name in names if name in group]
     if not found:
         raise ValueError(f"partition_of: the run holds no classes {classes!r}, within which {z!r} counts.")
     return (found[0] * (labels.max() + 1) + labels).transpose(*labels.dims).rename(z)

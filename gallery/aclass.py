@@ -180,7 +180,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """The model's arguments beside rows and labels; the same for every call."""
         alpha = self.alpha if isinstance(self.alpha, Distribution) else float(self.alpha)
         settings = {"num_classes": num_classes, "alpha": alpha, "gamma": float(self.gamma), "max_groups": self.max_groups}
-        return settings | {"component": component}
+        return settings | {"component": component, "all_labelled": False}  # said, so that the model need not look at each batch
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))

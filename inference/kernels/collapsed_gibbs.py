@@ -302,7 +302,7 @@ def _capacity(found: Partition, program: Program) -> int:
 
 
 def _prior(found: Partition, program: Program, scalars: Mapping[str, Any]) -> Parameters:
-    """Of all rows: hyper-parameters may be computed from the data."""
+    """Of this program: its other arguments may be traced, where those that were read are stand-ins."""
     return jax.jit(lambda: replace(found, few=program).parameters(scalars))()
 
 

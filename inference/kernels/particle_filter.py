@@ -244,9 +244,8 @@ class ParticleFilter(Algorithm):
         """The same filter before the first row of other data."""
         if differences := self.partition.differences(program):
             raise ValueError(f"update: more rows of the same model are wanted, but {'; '.join(differences)}.")
-        rows = self.data(program)
-        num_rows = jnp.asarray(self._length(program), jnp.int32)
-        return state._replace(row=jnp.zeros_like(state.row), num_rows=num_rows, next_label=rows.labels[0])
+        label, num_rows = self.data(program).labels[0], jnp.asarray(self._length(program), jnp.int32)
+        return state._replace(row=jnp.zeros_like(state.row), num_rows=num_rows, next_label=label)
 
     def _wants(self, state: FilterState) -> dict[str, Array]:
         """What the next row may lack: it opens or changes a group in each particle at most, and so do the rows redrawn after it, twice."""
@@ -289,8 +288,7 @@ class ParticleFilter(Algorithm):
 
     def log_classes(self, state: FilterState, program: Program) -> Array:
         """log p(class, row | rows seen) of each row of a program's data, [row, class]; its labels play no part."""
-        rows = self.data(program)
-        return log_classes(self.rules, state, rows)[: self._length(program)]
+        return log_classes(self.rules, state, self.data(program))[: self._length(program)]
 
     def mean_rows(self, state: FilterState, program: Program) -> dict[str, Array]:
         """Expected value of every entry given those that its row shows, and its label where it has one, {site: [row, column]}; in columns

@@ -1,5 +1,8 @@
 """Partitions: losses equal to scikit-learn's, searches equal to enumeration, balls equal to their definition."""
 
+import json
+from itertools import combinations
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -9,7 +12,10 @@ from sklearn.metrics import adjusted_rand_score, mutual_info_score, rand_score
 from sklearn.mixture import GaussianMixture
 
 from diagnostics import partitions
-from diagnostics.partitions import coclustering, credible_ball, distances, expected_loss, num_groups, point_estimate
+from diagnostics.partitions import coclustering, credible_ball, distances, expected_loss, num_groups, partition_of, point_estimate
+from inference import Driver, ParticleFilter
+from tests.inference.partitions import Mixture, bernoulli
+from zoo.aclass import aclass
 
 BELL = [1, 1, 2, 5, 15, 52, 203, 877]
 
@@ -191,3 +197,81 @@ def test_blocks_of_draws_give_what_all_of_them_give(rng, loss, monkeypatch):
     np.testing.assert_array_equal(distances(labels, center, loss), whole)
     assert len(sizes) == 14
     assert max(sizes) <= 100
+
+
+# The labels of a run.
+
+Z = np.array([[[0, 0, 1, 0], [0, 1, 0, 0]], [[0, 0, 0, 1], [0, 0, 0, 0]]])  # within each class
+KNOWN = np.array([0, 1, 0, 1])
+DRAWN = np.array([[[0, 1, 0, 1], [0, 1, 0, 0]], [[0, 1, 1, 1], [0, 1, 0, 1]]])  # rows 2 and 3 have no label
+
+
+def left_behind(posterior, observed=None, partition=("z", "y")):
+    """The tree of a run, with other draws beside those of the partition."""
+    drawn = {name: (("chain", "draw", "row"), value) for name, value in posterior.items()}
+    drawn["share"] = (("chain", "draw", "class"), np.full((2, 2, 2), 0.5))
+    groups = {"posterior": drawn, "observed_data": {name: (("row",), value) for name, value in (observed or {}).items()}}
+    tree = xr.DataTree.from_dict({name: xr.Dataset(variables) for name, variables in groups.items()})
+    tree.attrs = {} if partition is None else {"partition": json.dumps(partition)}
+    return tree
+
+
+TREES = {
+    "observed": (left_behind({"z": Z}, {"y": KNOWN, "x": KNOWN}), KNOWN),
+    "observed, under a mask": (left_behind({"z": Z}, {"y_observed": KNOWN}), KNOWN),
+    "partly latent": (left_behind({"z": Z, "y_unobserved": DRAWN}, {"y_observed": np.zeros(4, int)}), DRAWN),
+    "latent": (left_behind({"z": Z, "y": DRAWN}), DRAWN),
+    "none": (left_behind({"z": Z}, partition=("z", None)), 0),
+    "in a scope": (left_behind({"a.z": Z, "a.y": DRAWN}, partition=("a/z", "a/y")), DRAWN),
+}
+
+
+def check_pairs(labels, classes):
+    """Two rows are together where both class and group are the same."""
+    assert labels.dims == ("chain", "draw", "row")
+    classes = np.broadcast_to(classes, Z.shape)
+    for i, j in combinations(range(4), 2):
+        together = (classes[..., i] == classes[..., j]) & (Z[..., i] == Z[..., j])
+        np.testing.assert_array_equal(labels[..., i] == labels[..., j], together)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_rows_of_different_classes_are_apart(name):
+    tree, classes = TREES[name]
+    check_pairs(partition_of(tree), classes)
+
+
+def test_the_partition_alone_would_join_classes():
+    with pytest.raises(AssertionError):
+        check_pairs(TREES["observed"][0]["posterior"]["z"], KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (left_behind({"z": Z}, partition=None), "partition_of: the run does not say which site is a partition"),
+        (left_behind({}), "partition_of: the run has no draws of 'z'; run the filter with keep_assignments=True"),
+        (left_behind({"z": Z}), "partition_of: the run holds no classes 'y', within which 'z' counts"),
+    ],
+    ids=["another kernel", "not kept", "no classes"],
+)
+def test_a_run_without_a_partition_is_refused(tree, message):
+    with pytest.raises(ValueError, match=message):
+        partition_of(tree)
+
+
+@pytest.mark.usefixtures("numpyro_promotion")
+def test_the_partition_of_a_real_run_is_that_of_an_enumeration():
+    """With a particle for every answer, a label that is missing included."""
+    x, y = np.array([[1.0, 1], [1, 1], [0, 1], [0, 0], [0, np.nan]]), np.array([-1, 0, 1, 0, 1])
+    driver = Driver(ParticleFilter(aclass, num_particles=32), num_samples=8000, progress_bar=False)
+    found = partition_of(driver.run(0, x, y, num_classes=2))
+    exact = Mixture(bernoulli, num_classes=2, gamma=(1.0, 1.0)).answers(x, y)
+    whole = exact.labels * 5 + exact.groups
+    together = exact.posterior @ (whole[:, :, None] == whole[:, None, :]).reshape(len(whole), -1)
+    np.testing.assert_allclose(coclustering(found).values.ravel(), together, atol=0.02)
+    counts = np.array([len(set(labels)) for labels in whole])
+    share = [exact.posterior[counts == groups].sum() for groups in range(1, 6)]
+    np.testing.assert_allclose(num_groups(found).reindex(groups=range(1, 6), fill_value=0), share, atol=0.02)
+    mean_loss = [exact.posterior @ [sklearn_loss(each, one, "vi") for each in whole] for one in all_partitions(5)]
+    assert point_estimate(found).labels.tolist() == all_partitions(5)[np.argmin(mean_loss)].tolist()

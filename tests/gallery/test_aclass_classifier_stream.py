@@ -120,7 +120,7 @@ def test_the_work_is_done_by_the_driver_on_the_model_of_the_zoo(monkeypatch):
     np.testing.assert_array_equal(labels, Y[:FIRST])
     np.testing.assert_array_equal(more, Y[FIRST:])
     assert x_more.shape == (7, 3)
-    assert settings == {"num_classes": 2, "alpha": 1.0, "gamma": 1.0, "max_groups": None, "component": PAIR}
+    assert settings == {"num_classes": 2, "alpha": 1.0, "gamma": 1.0, "max_groups": None, "component": PAIR, "all_labelled": False}
 
 
 BAD = {

@@ -8,7 +8,8 @@ from jax import random
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
-from inference import Driver
+from inference import Driver, ParticleFilter
+from tests.inference.importance import ImportanceSampling
 from tests.inference.models import LABELS, X, Y, logistic, normal_mean
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -52,6 +53,12 @@ def test_wrong_kernels_are_refused():
         svi(thinning=2)
     with pytest.raises(TypeError, match="AIES moves all chains together"):
         Driver(numpyro.infer.AIES(logistic), num_warmup=1, num_chains=4)
+
+
+def test_replicates_that_grow_cannot_run_on_devices_of_their_own():
+    with pytest.raises(ValueError, match="chain_method: replicates of ParticleFilter grow together; use 'sequential' or 'vectorized'"):
+        Driver(ParticleFilter(normal_mean), chain_method="parallel")
+    assert Driver(ImportanceSampling(normal_mean, 5), chain_method="parallel").num_chains == 1  # it keeps its shapes
 
 
 def test_wrong_arguments_are_refused_before_compilation():

@@ -1,0 +1,73 @@
+"""Simulation-based calibration of the particle filter, run by the driver: a right one passes, one with a slip at the same size fails."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.special import betaln
+
+from diagnostics.calibration import on_host, sbc
+from inference import Driver, ParticleFilter, Program
+from inference.kernels import _filtering
+from inference.kernels._groups import log_crp
+from inference.partition import read_partition
+from zoo.aclass import aclass
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("numpyro_promotion")]
+
+X = np.zeros((12, 3))  # only the shape counts, and what is missing
+X[3, 1] = np.nan
+X[7] = np.nan
+NUM_REPLICATES, NUM_DRAWS = 200, 63
+
+
+def model(x):
+    """AClass whose first class is more common, so that the two can be told apart."""
+    return aclass(x, num_classes=2, gamma=jnp.array([3.0, 1.0]))
+
+
+def quantities(program, values):
+    """What does not change with the names of the groups: all rows are of latent class."""
+    share, y, z = values["share"], values["y"], values["z"]
+    member = ((y * len(z) + z)[:, None] == jnp.arange(2 * len(z))).astype(share.dtype)  # [row, class and group]
+    rows, x = member.sum(0), jnp.asarray(program.arguments["x"])
+    ones, zeros = (member.T @ jnp.where(jnp.isnan(x), 0, seen) for seen in (x, 1 - x))
+    features = betaln(0.5 + ones, 0.5 + zeros) - betaln(0.5, 0.5)
+    return {
+        "share": share[0],
+        "groups": jnp.sum(rows > 0),
+        "together": jnp.stack([(y[i] == y[j]) & (z[i] == z[j]) for i, j in ((0, 1), (4, 11))]),
+        "in the common class": jnp.sum(y == 0),
+        "features given the partition": features.sum(),
+    }
+
+
+def calibrate(num_replicates=NUM_REPLICATES, **settings):
+    """Draws of the filter among those of the prior; the parameters of the groups, which it integrates out, are left out."""
+    kernel = ParticleFilter(model, **{"num_particles": 300, **settings})
+    kernel.partition = read_partition(Program(model, X))  # once, and not for each replicate
+
+    def fit(rng_key, program):
+        return Driver(kernel, num_samples=NUM_DRAWS, progress_bar=False).run(rng_key, **program.arguments)
+
+    return sbc(model, on_host(fit), X, quantities=quantities, num_replicates=num_replicates)
+
+
+def test_draws_of_the_filter_are_calibrated():
+    calibration = calibrate()
+    assert calibration.passed, calibration.text
+
+
+def classes_not_counted(patch):
+    """Each row has the class probabilities of the first."""
+    patch.setattr(_filtering, "log_class", lambda rules, weights, count: jnp.broadcast_to(jnp.log(weights / weights.sum()), count.shape))
+
+
+def twice_the_concentration(patch):
+    patch.setattr(_filtering, "log_crp", lambda size, concentration, most: log_crp(size, 2 * concentration, most))
+
+
+@pytest.mark.parametrize("slip", [classes_not_counted, twice_the_concentration])
+def test_a_slip_is_seen(slip, monkeypatch):
+    slip(monkeypatch)
+    calibration = calibrate()
+    assert not calibration.passed, calibration.text

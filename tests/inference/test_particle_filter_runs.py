@@ -1,0 +1,240 @@
+"""The particle filter under way in the driver: room that grows, data that come in batches, a run that is stopped and resumed."""
+
+import shutil
+from functools import partial
+from itertools import count
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+from inference import CheckpointError, ParticleFilter, _session, _store
+from inference._steppers import Step
+from inference.kernels import particle_filter
+from tests.inference.filters import LATER, OPTIONS, X, Y, check_same, driver, kernel, program, put, run, values, whole
+from tests.inference.replicates import promoted
+from zoo.aclass import normal_inverse_chi2
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+BATCHES = slice(0, 9), slice(9, 18), slice(18, 27)  # each is padded to 16 rows
+
+# Room.
+
+
+def tight(patch):
+    """Room for two groups a class, and for two rows of the table a particle."""
+    patch.setattr(particle_filter, "NUM_GROUPS", 2)
+    patch.setattr(particle_filter, "NUM_ROWS", 2)
+
+
+def check_growth(patch, later=False, **settings):
+    """The same as with room from the start, but for rounding: sums over more room are taken in another order."""
+    _, wanted = whole(later, **settings)
+    tight(patch)
+    this, found = run(LATER if later else Y, **settings)
+    check_same(found, wanted, 1e-12)
+    return this.states[0].groups.slot.shape[-1]
+
+
+def test_room_that_grows_changes_nothing(monkeypatch):
+    """Of two replicates that need not be full at the same time."""
+    assert check_growth(monkeypatch) >= 8  # it has doubled twice
+
+
+def test_what_growth_forgets_is_seen(monkeypatch):
+    wider = particle_filter.wider
+    slip = lambda groups: groups._replace(count=jnp.zeros_like(groups.count))
+    monkeypatch.setattr(particle_filter, "wider", lambda *given: slip(wider(*given)))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check_growth(monkeypatch)
+
+
+def test_replicates_that_are_stacked_grow_together_whatever_each_lacks():
+    """One has no room in the table, one none for a group."""
+    this = kernel()
+    state = this.init(random.key(0), program(X, Y))
+    lacking = lambda **fields: state._replace(groups=state.groups._replace(**{name: jnp.full((1, 2), n) for name, n in fields.items()}))
+    shapes = lambda at: [leaf.shape for leaf in jax.tree.leaves(this.grown(at))]
+    assert not this.is_full(state)
+    for one in (lacking(used=50), lacking(widest=32)):
+        assert this.is_full(one)
+        assert shapes(one) == shapes(lacking(used=50, widest=32))
+
+
+OTHERS = {
+    "past rows redrawn": {"rejuvenate": 8, "num_chains": 8},
+    "past rows redrawn, of latent class as well": {"rejuvenate": 2, "later": True},
+    "replicates side by side": {"chain_method": "vectorized", "num_chains": 2},
+    "multinomial": {"resampling": "multinomial", "later": True},
+    "systematic": {"resampling": "systematic", "later": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_room_that_grows_changes_nothing_for_other_settings(name, monkeypatch):
+    assert check_growth(monkeypatch, **({"num_chains": 1} | OTHERS[name])) >= 8
+
+
+def room_for_the_next_row_alone(wants, this, state):
+    """None for the past rows that are redrawn after it."""
+    return wants(kernel(), state)
+
+
+def room_for_few_groups(wants, this, state):
+    """A silent cap: what has no room joins another group."""
+    return wants(this, state) | {"groups": jnp.zeros((), bool)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slip", [room_for_the_next_row_alone, room_for_few_groups])
+def test_too_little_room_is_seen(slip, monkeypatch):
+    wants = ParticleFilter._wants
+    monkeypatch.setattr(ParticleFilter, "_wants", lambda this, state: slip(wants, this, state))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check_growth(monkeypatch, **OTHERS["past rows redrawn"])
+
+
+# More data.
+
+
+def in_batches(y, **settings):
+    this = driver(**settings)
+    first, *more = ((X[batch], y[batch]) for batch in BATCHES)
+    this.run(0, *first, **OPTIONS)
+    for batch in more:
+        this.update(*batch, **OPTIONS)
+    return this.tree()
+
+
+def check_batches(patch, **settings):
+    _, wanted = whole(True, **settings)
+    patch.setattr(particle_filter, "NUM_KEPT", 1)  # the second batch then makes room for its assignments
+    found = in_batches(LATER, **settings)
+    of_the_run = found.attrs.keys() - {"created_at", "steps_run", "sampling_time", "compile_time"}
+    assert {name: str(found.attrs[name]) for name in of_the_run} == {name: str(wanted.attrs[name]) for name in of_the_run}
+    check_same(found.drop_nodes("constant_data", errors="ignore"), wanted.drop_nodes("constant_data"))  # the labels as given
+
+
+def test_three_batches_equal_one_run_bit_for_bit(monkeypatch):
+    """The first row of unknown class comes in the last batch; two replicates."""
+    check_batches(monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"rejuvenate": 2}, {"resampling": "systematic"}], ids=str)
+def test_three_batches_equal_one_run_for_other_settings(settings, monkeypatch):
+    check_batches(monkeypatch, num_chains=1, **settings)
+
+
+@pytest.mark.parametrize("field", ["class_count", "log_evidence"])
+def test_what_a_batch_forgets_is_seen(field, monkeypatch):
+    updated = ParticleFilter.updated
+
+    def forgetful(self, state, given):
+        new = updated(self, state, given)
+        return new._replace(**{field: jnp.zeros_like(getattr(new, field))})
+
+    monkeypatch.setattr(ParticleFilter, "updated", forgetful)
+    with pytest.raises(AssertionError):
+        check_batches(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def first_batch():
+    with jax.enable_x64(True), promoted():
+        this, tree = run(Y[BATCHES[0]], X[BATCHES[0]])
+        return this, values(tree)
+
+
+MORE = X[9:], Y[9:]
+REFUSED = {
+    "columns": (MORE[0][:, :2], MORE[1], {}, r"update: more rows of the same model .* argument 'x' has \(2,\) a row, had \(3,\)"),
+    "component": (*MORE, {"component": normal_inverse_chi2}, "argument 'component' is new"),
+    "num_classes": (*MORE, {"num_classes": 3}, "argument 'num_classes' is 3, was 2"),
+    "alpha": (*MORE, {"alpha": 2.0}, "argument 'alpha' is 2.0, was 1.0"),
+    "a two": (put(MORE[0], (5, 1), 2.0), MORE[1], {}, "site 'x': row 5, column 1 is 2.0"),
+    "a class": (MORE[0], put(MORE[1], 4, 2), {}, "row 4: found class 2, wanted 0 to 1, or -1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_data_are_refused_and_leave_the_filter_as_it_was(name, first_batch):
+    x, y, options, message = REFUSED[name]
+    this, before = first_batch
+    with pytest.raises(ValueError, match=message):
+        this.update(x, y, **(OPTIONS | options))
+    after = values(this.tree())
+    assert after.keys() == before.keys()
+    for variable, value in before.items():
+        np.testing.assert_array_equal(after[variable], value, err_msg=variable)
+
+
+# A run that is stopped.
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A checkpoint of a run whose time was up after two calls of the compiled loop; and the run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with jax.enable_x64(True), promoted(), pytest.MonkeyPatch.context() as patch:
+        tight(patch)
+        _, wanted = run(num_chains=1)
+        patch.setattr(_session, "perf_counter", partial(next, count()))
+        this, part = run(num_chains=1, checkpoint=folder, max_time=1.5)
+    assert part.attrs["ended"] == "max_time"
+    assert 1 < part.attrs["steps"] < 27
+    assert this.states[0].groups.slot.shape[-1] > 2  # it has grown
+    return folder, part.attrs["steps"], wanted
+
+
+@pytest.fixture
+def resumed(stopped, monkeypatch, tmp_path):
+    """A function that goes on with a copy of it."""
+    tight(monkeypatch)
+    copy = shutil.copytree(stopped[0], tmp_path / "run")
+    return partial(run, checkpoint=copy, num_chains=1)
+
+
+def test_a_run_that_grew_and_was_stopped_is_resumed_bit_for_bit(stopped, resumed):
+    _, steps, wanted = stopped
+    this, found = resumed()
+    assert (found.attrs["ended"], found.attrs["steps_run"]) == ("finished", 27 - steps)
+    check_same(found, wanted)
+    with pytest.raises(ValueError, match="update: a checkpoint holds the run of one data set"):
+        this.update(X, Y, **OPTIONS)
+
+
+@pytest.mark.parametrize("field", ["log_weight", "count"])
+def test_what_a_checkpoint_forgets_is_seen(field, stopped, resumed, monkeypatch):
+    """The weights of the particles, or how many steps were taken."""
+    load = _store.FolderStore.load
+
+    def forgetful(store, states):
+        commit = load(store, states)
+        return commit._replace(states=jax.tree.map(without, commit.states, is_leaf=lambda node: isinstance(node, Step)))
+
+    def without(step):
+        groups = step.state.groups._replace(log_weight=jnp.full_like(step.state.groups.log_weight, -jnp.log(8.0)))
+        return step._replace(count=0 * step.count) if field == "count" else step._replace(state=step.state._replace(groups=groups))
+
+    monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check_same(resumed()[1], stopped[2])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"x": 1 - X}, "data x"),
+        ({"num_particles": 9}, "ParticleFilter.num_particles: 8 there, 9 here"),
+        ({"resampling": "systematic"}, "ParticleFilter.resampling: 'optimal' there, 'systematic' here"),
+    ],
+    ids=["data", "particles", "resampling"],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_what_differs(other, message, resumed):
+    with pytest.raises(CheckpointError, match=f"holds another run .*{message}"):
+        resumed(**other)
