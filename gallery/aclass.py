@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from numpyro.distributions import Distribution
+from numpyro import distributions as dist
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_consistent_length, check_random_state
@@ -73,7 +73,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         self,
         num_particles: int = 40,
         *,
-        alpha: float | Distribution = 1.0,
+        alpha: float | dist.Distribution = 1.0,
         gamma: float = 1.0,
         component: str | Callable = "auto",
         max_groups: int | None = None,
@@ -168,7 +168,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """None where the columns choose."""
         for name in ("alpha", "gamma"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and value > 0) and not (name == "alpha" and isinstance(value, Distribution)):
+            if not (isinstance(value, Real) and value > 0) and not (name == "alpha" and isinstance(value, dist.Distribution)):
                 raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
         if callable(self.component):
             return self.component
@@ -178,7 +178,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
 
     def _model_settings(self, component: Callable, num_classes: int) -> dict[str, Any]:
         """The model's arguments beside rows and labels; the same for every call."""
-        alpha = self.alpha if isinstance(self.alpha, Distribution) else float(self.alpha)
+        alpha = self.alpha if isinstance(self.alpha, dist.Distribution) else float(self.alpha)
         settings = {"num_classes": num_classes, "alpha": alpha, "gamma": float(self.gamma), "max_groups": self.max_groups}
         return settings | {"component": component, "all_labelled": False}  # said, so that the model need not look at each batch
 

@@ -3,6 +3,7 @@
 from inference._store import CheckpointError
 from inference.driver import Driver
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
+from inference.kernels.conditional_gibbs import ConditionalGibbs
 from inference.kernels.particle_filter import ParticleFilter
 from inference.program import Program, StructureError
 from inference.protocol import Algorithm, Results
@@ -12,6 +13,7 @@ __all__ = [
     "Algorithm",
     "CheckpointError",
     "CollapsedGibbs",
+    "ConditionalGibbs",
     "Driver",
     "ParticleFilter",
     "Program",

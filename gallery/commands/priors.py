@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array, random
+from numpyro import distributions as dist
 from numpyro.ops.provenance import eval_provenance
 
 import zoo

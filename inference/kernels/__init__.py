@@ -1,7 +1,8 @@
 """Inference kernels, one file a kernel."""
 
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
+from inference.kernels.conditional_gibbs import ConditionalGibbs
 from inference.kernels.particle_filter import ParticleFilter
 from inference.kernels.stochastic_vi import StochasticVI
 
-__all__ = ["CollapsedGibbs", "ParticleFilter", "StochasticVI"]
+__all__ = ["CollapsedGibbs", "ConditionalGibbs", "ParticleFilter", "StochasticVI"]

@@ -33,15 +33,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, random
-from jax.core import Tracer
 from numpyro.distributions.util import clamp_probs
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from inference._mixture_trace import columns, labelled, labels_of, term
+from inference._traced import is_traced, stand_in
 from inference.distributions import CRP
 from inference.kernels._groups import Rules
 from inference.kernels._seating import FULL, Seats, Table, empty, in_order, seated, sweep
@@ -98,7 +97,7 @@ class CollapsedGibbs(MCMCKernel):
         self._last: tuple[tuple[list[Any], Any], Partition] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was read is read again: it holds functions that cannot be pickled."""
+        """What was read stays behind, with its data; `init` reads it again."""
         return self.__dict__ | {"_last": None}
 
     # The protocol of NumPyro's kernels.
@@ -125,7 +124,7 @@ class CollapsedGibbs(MCMCKernel):
             seats, table, failed = _swept(mixture, prior, seats, table, seat_key)
         values = self._values(draw_key, mixture, prior, seats, table, failed) | given
         state = GibbsState(values, prior, _num_groups(table), failed, rng_key)
-        if not _is_traced(state):
+        if not is_traced(state):
             self.get_diagnostics_str(state)
         return state
 
@@ -197,26 +196,26 @@ class CollapsedGibbs(MCMCKernel):
     def _read(self, program: Program) -> Partition:
         """The structure, known from the last time where the arguments are the same. Traced ones play no part in it: others stand in."""
         arguments, form = jax.tree.flatten(program.arguments)
+        unknown, found = is_traced(arguments), None
         if self._last is not None and form == self._last[0][1] and all(map(operator.is_, arguments, self._last[0][0])):
-            return self._last[1]
-        is_traced = _is_traced(arguments)
+            found = self._last[1]
         with jax.ensure_compile_time_eval():
-            found = read_partition(program.with_arguments(**_stand_ins(program.arguments)))
-            if not is_traced:
+            found = found or read_partition(stand_in(program))
+            if not unknown:
                 found.rows(program)  # refuses what the likelihoods cannot have
-        self._last = ((arguments, None if is_traced else form), found)
+        self._last = ((arguments, None if unknown else form), found)
         return found
 
     def _refuse_blocks(self, found: Partition, program: Program, others: Mapping[str, Any]) -> None:
         """Every latent scalar must belong to another block, and nothing else may."""
         own = self._drawn_sites(found, program)
-        for name in set(found.scalars) - set(others):
+        for name in (name for name in found.scalars if name not in others):
             raise StructureError(
                 f"site {name!r}: a latent scalar, which CollapsedGibbs does not draw. Fix its value; learn it by ParticleFilter(model, "
                 f"grid={{{name!r}: [...]}}); or give it to another kernel: Gibbs([(CollapsedGibbs(model, parameters=True), [...]), "
                 f"(NUTS(model), [{name!r}])])."
             )
-        for name in set(others) - set(found.scalars):
+        for name in (name for name in others if name not in found.scalars):
             raise StructureError(
                 f"site {name!r}: it belongs to another block of Gibbs, but CollapsedGibbs integrates it out; wanted for this block {own}"
                 f"{'' if self.parameters else ' and the parameters of groups, parameters=True'}."
@@ -234,7 +233,7 @@ class CollapsedGibbs(MCMCKernel):
             if jnp.shape(value) != site.shape or (site.is_discrete and not jnp.issubdtype(dtype, jnp.integer)):
                 raise ValueError(f"init_params: found {name!r} of {dtype}{list(jnp.shape(value))}, wanted {site.dtype}{list(site.shape)}.")
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in init_params.items()}
-        if given and not _is_traced((given, others, program.arguments)):
+        if given and not is_traced((given, others, program.arguments)):
             self._refuse_start(found, program, given, others)
         return given
 
@@ -313,13 +312,3 @@ def _swept(mixture: _Mixture, prior: Parameters, seats: Seats, table: Table, rng
 
 def _num_groups(table: Table) -> Array:
     return jnp.sum(table.count > 0, axis=1)
-
-
-def _stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of the same shape in place of traced ones, inside of every support: 1 for floats, 0 for integers."""
-    fill = lambda leaf: np.full(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.inexact), leaf.dtype) if isinstance(leaf, Tracer) else leaf
-    return {name: jax.tree.map(fill, value) for name, value in arguments.items() if _is_traced(value)}
-
-
-def _is_traced(tree: Any) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))

@@ -58,3 +58,9 @@ def test_the_room_is_imported_without_the_estimators():
     assert done.stdout.strip() == "[] ['AClassClassifier']"
     with pytest.raises(ImportError, match="cannot import name 'NoClassifier' from 'gallery'"):
         exec("from gallery import NoClassifier")
+
+
+def test_an_import_after_arviz_leaves_numpyro_whole():
+    """NumPyro's submodules must not be imported before NumPyro itself: ArviZ's lazy modules would then load them twice."""
+    code = "import arviz; from gallery import AClassClassifier; import numpyro.distributions.distribution"
+    subprocess.run([sys.executable, "-c", code], check=True)

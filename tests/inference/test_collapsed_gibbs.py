@@ -159,6 +159,4 @@ def test_a_planted_bug_is_seen(bug, monkeypatch):
     started(name)
     monkeypatch.setattr(_seating, function, planted)
     monkeypatch.setattr(collapsed_gibbs, "sweep", _seating.sweep.__wrapped__)  # what was compiled has no bug
-    p = p_value(name, drawn(name))
-    print("DBG", bug, p)
-    assert p < SURE
+    assert p_value(name, drawn(name)) < SURE

@@ -103,6 +103,14 @@ def test_the_structure_is_read_again_where_an_argument_has_another_name(unproved
     assert two.partition.max_groups == 2
 
 
+def test_data_that_were_changed_in_place_are_looked_at_again(unproved):
+    x = X.copy()
+    kernel().init(random.key(0), 0, None, (x, KNOWN), {})
+    x[2, 1] = 2.0
+    with pytest.raises(ValueError, match=r"site 'x': row 2, column 1 is 2\.0"):
+        kernel().init(random.key(0), 0, None, (x, KNOWN), {})
+
+
 def test_a_kernel_that_has_read_a_model_can_be_pickled():
     used = kernel()
     used.init(random.key(0), 0, None, (X, Y), {})

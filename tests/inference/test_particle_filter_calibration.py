@@ -1,9 +1,13 @@
-"""Simulation-based calibration of the particle filter, run by the driver: a right one passes, one with a slip at the same size fails."""
+"""Simulation-based calibration of the particle filter, run by the driver: a right one passes, one with a slip at the same size fails.
+
+Draws of a filter are exact as the number of particles grows; of 12 rows, 300 particles leave no bias that 200 replicates could see.
+Cost: about a second a replicate, most of it to lower the compiled loop anew for each run.
+"""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.scipy.special import betaln
+from jax.scipy.special import betaln, gammaln
 
 from diagnostics.calibration import on_host, sbc
 from inference import Driver, ParticleFilter, Program
@@ -17,7 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("numpyro_promotion")]
 X = np.zeros((12, 3))  # only the shape counts, and what is missing
 X[3, 1] = np.nan
 X[7] = np.nan
-NUM_REPLICATES, NUM_DRAWS = 200, 63
 
 
 def model(x):
@@ -26,30 +29,32 @@ def model(x):
 
 
 def quantities(program, values):
-    """What does not change with the names of the groups: all rows are of latent class."""
+    """What does not change with the names of the groups; the log joint is that of all but the parameters of groups, up to a constant."""
     share, y, z = values["share"], values["y"], values["z"]
     member = ((y * len(z) + z)[:, None] == jnp.arange(2 * len(z))).astype(share.dtype)  # [row, class and group]
     rows, x = member.sum(0), jnp.asarray(program.arguments["x"])
     ones, zeros = (member.T @ jnp.where(jnp.isnan(x), 0, seen) for seen in (x, 1 - x))
-    features = betaln(0.5 + ones, 0.5 + zeros) - betaln(0.5, 0.5)
+    in_class = rows.reshape(2, -1).sum(1)
+    groups = jnp.sum(jnp.where(rows > 0, gammaln(jnp.maximum(rows, 1)), 0)) - jnp.sum(gammaln(1 + in_class))
+    features = jnp.sum(betaln(0.5 + ones, 0.5 + zeros) - betaln(0.5, 0.5))
     return {
         "share": share[0],
         "groups": jnp.sum(rows > 0),
         "together": jnp.stack([(y[i] == y[j]) & (z[i] == z[j]) for i, j in ((0, 1), (4, 11))]),
-        "in the common class": jnp.sum(y == 0),
-        "features given the partition": features.sum(),
+        "in the first class": in_class[0],
+        "log joint": jnp.sum((jnp.array([2.0, 0.0]) + in_class) * jnp.log(share)) + groups + features,
     }
 
 
-def calibrate(num_replicates=NUM_REPLICATES, **settings):
-    """Draws of the filter among those of the prior; the parameters of the groups, which it integrates out, are left out."""
-    kernel = ParticleFilter(model, **{"num_particles": 300, **settings})
+def calibrate():
+    """Draws of the filter, ranked with those of the prior that the data come from."""
+    kernel = ParticleFilter(model, num_particles=300)
     kernel.partition = read_partition(Program(model, X))  # once, and not for each replicate
 
     def fit(rng_key, program):
-        return Driver(kernel, num_samples=NUM_DRAWS, progress_bar=False).run(rng_key, **program.arguments)
+        return Driver(kernel, num_samples=63, progress_bar=False).run(rng_key, **program.arguments)
 
-    return sbc(model, on_host(fit), X, quantities=quantities, num_replicates=num_replicates)
+    return sbc(model, on_host(fit), X, quantities=quantities, num_replicates=200)
 
 
 def test_draws_of_the_filter_are_calibrated():

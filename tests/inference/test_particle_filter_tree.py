@@ -1,6 +1,7 @@
 """What a run of the particle filter leaves behind, and what it is refused: settings, and bad input."""
 
 import json
+from functools import cache
 
 import arviz as az
 import jax
@@ -13,8 +14,9 @@ from scipy.special import logsumexp
 from scipy.stats import gamma
 
 from diagnostics import report
-from inference import Driver, ParticleFilter, StructureError
+from inference import Driver, ParticleFilter, Program, StructureError
 from inference.kernels import particle_filter
+from inference.partition import read_partition
 from tests.inference.filters import OPTIONS, RNG, X, Y, check_same, driver, kernel, program, put, run, values, whole
 from tests.inference.replicates import promoted
 from zoo.aclass import aclass, beta_bernoulli, normal_inverse_chi2, normal_inverse_wishart
@@ -134,11 +136,21 @@ def test_one_replicate_is_undecided_and_four_are_trusted():
     assert report(whole(num_chains=4)[1]).conclusion == "trusted"
 
 
+LATENT = OPTIONS | {"alpha": dist.Gamma(1.5, 1.0)}
+
+
+@cache
+def with_latent_alpha():
+    return read_partition(Program(aclass, X, Y, **LATENT))
+
+
 def test_a_grid_is_in_the_tree():
     """The points and their posterior: prior density times spacing times evidence."""
     alpha = np.array([0.3, 1.0, 4.0])
-    this = Driver(ParticleFilter(aclass, num_particles=8, grid={"alpha": alpha}), num_samples=4000, progress_bar=False)
-    tree = this.run(0, X, Y, **(OPTIONS | {"alpha": dist.Gamma(1.5, 1.0)}))
+    filtering = ParticleFilter(aclass, num_particles=8, grid={"alpha": alpha})
+    filtering.partition = with_latent_alpha()
+    this = Driver(filtering, num_samples=4000, progress_bar=False)
+    tree = this.run(0, X, Y, **LATENT)
     grid = tree["grid"].isel(chain=0)
     assert grid["alpha"].dims == grid["log_weight_of_point"].dims == ("point",)
     np.testing.assert_array_equal(grid["alpha"], alpha)
@@ -219,8 +231,10 @@ def test_a_row_that_is_partly_missing_is_refused_where_columns_are_coupled():
 def test_latent_scalars_need_a_grid_and_a_grid_needs_latent_scalars():
     with pytest.raises(ValueError, match=r"grid: 'alpha' is no latent scalar of the model, which has \[\]"):
         driver(grid={"alpha": [0.5, 1.0]}).run(0, X, Y, **OPTIONS)
+    filtering = ParticleFilter(aclass)
+    filtering.partition = with_latent_alpha()
     with pytest.raises(StructureError, match=r"site 'alpha': a latent scalar is learned over a grid; give its values, say grid=\{'alpha'"):
-        Driver(ParticleFilter(aclass), progress_bar=False).run(0, X, Y, alpha=dist.Gamma(1.0, 1.0))
+        Driver(filtering, progress_bar=False).run(0, X, Y, **LATENT)
 
 
 def by_count(x, at):

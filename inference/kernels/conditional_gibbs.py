@@ -1,0 +1,151 @@
+"""Gibbs sampling of any model with conjugate sites: a chain, and a block of NumPyro's `Gibbs`.
+
+A draw is one sweep: every site in the order of the trace, from its complete conditional, which is read off the model by
+differentiating the log joint (`inference.structure`). At `init` each site is proved to be of a family that can be drawn from; a site
+that is not is refused by name, and belongs to another kernel:
+
+    ConditionalGibbs(model)                                                                  # all sites
+    Gibbs([(ConditionalGibbs(model), ["mean", "variance"]), (NUTS(model), None)])            # NUTS takes the others
+
+Every reading is checked again while the chain runs: the largest gap met between the log joint and the conditional is the statistic
+`residual`, and a chain that meets one above `MOST` stops, for the model is then not what it looked like at `init`.
+
+Cost of a sweep: for each site 4 gradients of the log joint, K + 3 for elements that are drawn jointly in blocks of K, and as many for
+each column where columns take turns; V log joints for a site of V values.
+"""
+
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from inference._traced import is_traced, stand_in
+from inference.program import Program
+from inference.sites import StructureError
+from inference.structure import draw, identify
+
+__all__ = ["ConditionalGibbs", "ConditionalState"]
+
+MOST = 1e-2  # residual; what rounding of long sums in float32 may leave
+
+
+class ConditionalState(NamedTuple):
+    """A draw, and what the next one needs."""
+
+    values: dict[str, Array]  # of the sites that the kernel owns, constrained
+    residual: Array  # the largest of the last sweep
+    failed: Array  # 1 + the place of the site whose residual was above MOST; 0 as long as there was none
+    rng_key: Array
+
+
+class ConditionalGibbs(MCMCKernel):
+    """Draws sites of `model` from their complete conditionals; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs`."""
+
+    sample_field = "values"
+    default_fields = ("values", "residual")
+
+    def __init__(self, model: Callable):
+        self.model = model
+        self.families: dict[str, Any] = {}  # of each site, by `init`
+        self._proved: tuple[list[Any], Any] | None = None  # the arguments for which they were
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The data stay behind; `init` proves again."""
+        return self.__dict__ | {"_proved": None}
+
+    # The protocol of NumPyro's kernels.
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> ConditionalState:
+        """Proves a family for each site that no other block owns. `init_params` are values of sites, drawn where there are none."""
+        if not is_prng_key(rng_key):
+            of = lambda i: None if init_params is None else jax.tree.map(lambda leaf: leaf[i], init_params)
+            each = [self.init(key, num_warmup, of(i), model_args, model_kwargs) for i, key in enumerate(rng_key)]
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        program, others = self._program(model_args, model_kwargs)
+        start_key, chain_key = random.split(rng_key)
+        owned = [name for name in program.latent if name not in others]
+        values = program.draw_initial(start_key) | _checked(program, owned, init_params or {}) | others
+        self._prove(program, owned, values)
+        zero = jnp.zeros((), jnp.result_type(float))
+        return ConditionalState({name: jnp.asarray(values[name]) for name in owned}, zero, jnp.zeros((), jnp.int32), chain_key)
+
+    def _prove(self, program: Program, owned: list[str], values: dict[str, Array]) -> None:
+        """A family for each site, once for all chains. Of traced arguments stand-ins are read, at values of their own."""
+        arguments, form = jax.tree.flatten((program.arguments, owned))
+        if self._proved is not None and self._proved[1] == form and all(map(operator.is_, arguments, self._proved[0])):
+            return
+        with jax.ensure_compile_time_eval():
+            shown, key = stand_in(program), random.key(0)
+            at = shown.draw_initial(key) if is_traced((arguments, values)) else values
+            self.families = {name: identify(shown, name, at, random.fold_in(key, i)) for i, name in enumerate(owned)}
+        self._proved = None if is_traced(arguments) else (arguments, form)
+
+    def sample(self, state: ConditionalState, model_args, model_kwargs) -> ConditionalState:
+        """One sweep."""
+        if not is_prng_key(state.rng_key):
+            return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs))(state)
+        program, others = self._program(model_args, model_kwargs)
+        values, residuals = state.values | others, []
+        rng_key, *keys = random.split(state.rng_key, 1 + len(self.families))
+        for key, (name, family) in zip(keys, self.families.items(), strict=True):
+            values[name], residual = draw(key, program, name, values, family)
+            residuals.append(residual)
+        found = jnp.stack(residuals).astype(state.residual.dtype)
+        failed = jnp.where(found > MOST, 1 + jnp.arange(len(residuals), dtype=jnp.int32), 0).max()
+        drawn = {name: values[name] for name in self.families}
+        return ConditionalState(drawn, found.max(), jnp.where(state.failed > 0, state.failed, failed), rng_key)
+
+    def refresh(self, state: ConditionalState, model_args, model_kwargs) -> ConditionalState:
+        """Nothing of the state follows from what another kernel has moved."""
+        return state
+
+    def wrap_model(self, wrapper: Callable) -> "ConditionalGibbs":
+        """The same kernel of another model. What `conditioned` gives to a model, this kernel takes itself."""
+        other = copy.copy(self)
+        other.model, other._proved = self.model if wrapper is conditioned else wrapper(self.model), None
+        return other
+
+    def postprocess_fn(self, model_args, model_kwargs) -> Callable:
+        """Adds deterministic sites, where a draw has all latent ones."""
+        program, others = self._program(model_args, model_kwargs)
+        if others or not program.deterministic:
+            return lambda values: values
+        return lambda values: values | program.deterministics(values)
+
+    def get_constrain_fn(self, model_args, model_kwargs) -> Callable:
+        """Draws are constrained as they are."""
+        return lambda values: values
+
+    def get_diagnostics_str(self, state: ConditionalState) -> str:
+        """The residual; raises where one was too large."""
+        if failed := int(state.failed):
+            name = list(self.families)[failed - 1]
+            raise StructureError(
+                f"site {name!r}: its complete conditional is not the {self.families[name].name} that it was at the start, by more than "
+                f"{MOST} (relative). Use float64, jax.enable_x64(True), in which sums over many data do not round; or give {name!r} to "
+                f"NUTS: Gibbs([(ConditionalGibbs(model), [...]), (NUTS(model), [{name!r}])])."
+            )
+        return f"residual {float(state.residual):.1e}"
+
+    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Program, dict[str, Any]]:
+        """The model with its arguments, and the values of sites that other blocks own."""
+        kwargs = dict(kwargs or {})
+        others = kwargs.pop(GIBBS_SITES_KWARG, {})
+        return Program(self.model, *args, **kwargs), others
+
+
+def _checked(program: Program, owned: list[str], init_params: Mapping[str, Any]) -> dict[str, Array]:
+    """The given values, in the shapes of their sites."""
+    if unknown := sorted(set(init_params) - set(owned)):
+        raise ValueError(f"init_params: found {unknown}, wanted sites of {owned}.")
+    for name, value in init_params.items():
+        if jnp.shape(value) != program.sites[name].shape:
+            raise ValueError(f"init_params: {name!r} has the shape {jnp.shape(value)}, wanted {program.sites[name].shape}.")
+    return {name: jnp.asarray(value, program.sites[name].dtype) for name, value in init_params.items()}
