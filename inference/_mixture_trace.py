@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
+from numpyro.infer import init_to_feasible
 
 from inference.distributions import CRP
 from inference.program import Program
@@ -17,17 +18,20 @@ from inference.sites import initial_value, unwrap
 __all__ = ["by_class", "columns", "kinds", "labelled", "labels_of", "once", "sites_of_labels", "started", "term"]
 
 
-def started(program: Program, z: str, given: Mapping[str, Any], rng_key: Array) -> dict[str, dict]:
-    """The trace with every latent site at a start: `given`, or the partition of one group in each class, or drawn."""
+def started(program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None) -> dict[str, dict]:
+    """The trace with every latent site at a start: `given`, or the partition of one group in each class, or drawn; without a key at 0
+    in unconstrained space, so that what is computed from it is the same to the last bit whatever the number of rows."""
     one_group = jnp.zeros(program.sites[z].shape, jnp.int32)  # asked before the model runs, which may be a first time
 
     def start(message):
         name = message["name"]
-        if name in given:
-            return given[name]
-        return one_group if name == z else initial_value(message)
+        if name in given or name == z:
+            return given.get(name, one_group)
+        value = initial_value(message)
+        return value if value is None or rng_key is not None else init_to_feasible(message)
 
-    model = handlers.substitute(handlers.seed(program.model, rng_key), substitute_fn=start)
+    seeded = handlers.seed(program.model, random.key(0) if rng_key is None else rng_key)
+    model = handlers.substitute(seeded, substitute_fn=start)
     return handlers.trace(model).get_trace(*program.args, **program.kwargs)
 
 

@@ -96,7 +96,7 @@ class Partition:
 
     def trace(self, program: Program, given: Mapping[str, Any], rng_key: Array | None = None) -> dict[str, dict]:
         """The trace with latent sites at `given`, the rest at a start, the rows of each class in one group."""
-        return started(program, self.z, given, random.key(0) if rng_key is None else rng_key)
+        return started(program, self.z, given, rng_key)
 
     def parameters(self, scalars: Mapping[str, Any]) -> Parameters:
         """The numbers of the priors at values of the latent scalars; may be traced."""

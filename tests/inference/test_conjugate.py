@@ -247,6 +247,7 @@ def test_score_sums_the_predictive_in_the_dtype_of_the_hyper_parameters(case, le
     assert_close(score, terms.sum(-1), tolerance, tolerance)
 
 
+@pytest.mark.slow
 @each_case
 def test_nothing_asks_for_float64(case):
     found = call_everything(case.family, hyper_of(case, dtype="float32"), row_of(case, "float32"))

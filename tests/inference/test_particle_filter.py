@@ -76,7 +76,8 @@ FAMILIES = {  # rows, the component, and the density of a group
         together(([0, 1], bernoulli), ([2, 4], partial(wishart, kappa=0.5)), ([3], partial(categorical, num_values=3)), ([5], poisson)),
     ),
 }
-each_family = pytest.mark.parametrize("name", FAMILIES)
+QUICK = ("beta_bernoulli", "mixed")  # all others by `-m slow`: what is compiled for a family takes seconds
+each_family = pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES])
 
 
 def test_the_oracle_sums_to_one():
@@ -117,7 +118,7 @@ def test_with_room_for_every_partition_everything_is_exact(name):
     check_exact(name)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_bounded_partitions_are_exact(most):
     check_exact(most=most)
 
@@ -145,11 +146,16 @@ def always(monkeypatch):
 
 
 SCHEMES = pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
-WHEN = pytest.mark.parametrize("forced", [False, True], ids=["when uneven", "always"])
 
 
-@SCHEMES
-@WHEN
+@pytest.mark.parametrize(
+    ("resampling", "forced"),
+    [
+        ("multinomial", True),
+        ("systematic", True),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("multinomial", "systematic")),
+    ],
+)
 def test_other_schemes_are_unbiased_and_find_the_posterior(resampling, forced, monkeypatch):
     if forced:
         always(monkeypatch)

@@ -74,7 +74,9 @@ def check_labelled(prior="dirichlet"):
     np.testing.assert_allclose(predictive(kernel, states, program)[0, :2], wanted, rtol=1e-10)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize(
+    "prior", ["dirichlet", pytest.param("fixed", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow)]
+)
 def test_labelled_rows_are_exact(prior):
     check_labelled(prior)
 
@@ -89,7 +91,7 @@ def check_unlabelled(prior="dirichlet", num_particles=1000):
     np.testing.assert_allclose(predictive(kernel, states, program)[0, 0], mixture.log_predictive(X, X[0], FIRST), rtol=1e-10)
 
 
-@pytest.mark.parametrize("prior", ["dirichlet", "fixed"])
+@pytest.mark.parametrize("prior", ["dirichlet", pytest.param("fixed", marks=pytest.mark.slow)])
 def test_unlabelled_rows_are_exact(prior):
     check_unlabelled(prior)
 
@@ -102,7 +104,9 @@ def check_joined(resampling="optimal"):
     assert total_variation(exact, *answers(states)) < 0.025
 
 
-SCHEMES = pytest.mark.parametrize("resampling", ["optimal", "multinomial", pytest.param("systematic", marks=pytest.mark.slow)])
+SCHEMES = pytest.mark.parametrize(
+    "resampling", ["optimal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("multinomial", "systematic"))]
+)
 
 
 @SCHEMES

@@ -125,7 +125,7 @@ def test_three_batches_equal_one_run_bit_for_bit(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"rejuvenate": 2}, {"resampling": "systematic"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"rejuvenate": 2}, pytest.param({"resampling": "systematic"}, marks=pytest.mark.slow)], ids=str)
 def test_three_batches_equal_one_run_for_other_settings(settings, monkeypatch):
     check_batches(monkeypatch, num_chains=1, **settings)
 

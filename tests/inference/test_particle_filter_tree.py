@@ -1,6 +1,7 @@
 """What a run of the particle filter leaves behind, and what it is refused: settings, and bad input."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import arviz as az
@@ -235,6 +236,17 @@ def test_latent_scalars_need_a_grid_and_a_grid_needs_latent_scalars():
     filtering.partition = with_latent_alpha()
     with pytest.raises(StructureError, match=r"site 'alpha': a latent scalar is learned over a grid; give its values, say grid=\{'alpha'"):
         Driver(filtering, progress_bar=False).run(0, X, Y, **LATENT)
+
+
+def test_numbers_are_the_same_to_the_last_bit_whatever_the_rows_on_which_they_were_read():
+    """So that a stream that began with one row equals a run over all."""
+    few = lambda num_rows: Program(aclass, X[:num_rows], Y[:num_rows], component=normal_inverse_chi2)
+    found = read_partition(few(5))
+    first, *others = (jax.jit(replace(found, few=few(num_rows)).parameters)({}).priors["x"] for num_rows in (1, 5, 27))
+    for other in others:
+        assert jax.tree.all(jax.tree.map(lambda one, two: (one == two).all(), first, other))
+    drawn = jax.jit(lambda key: found.parameters_of(found.trace(few(27), {}, key)).priors["x"])(random.key(0))
+    assert (drawn.kappa != first.kappa).any()  # read at a random start it is rounded otherwise
 
 
 def by_count(x, at):

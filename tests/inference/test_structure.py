@@ -56,6 +56,7 @@ def test_conditional_equals_closed_form(case):
         assert_same_density(found, case.closed(values, 0.1), points)
 
 
+@pytest.mark.slow
 @each_case
 def test_conditional_does_not_know_the_names(case):
     renamed = numpyro.handlers.scope(case.model, prefix="new")
@@ -68,6 +69,7 @@ def test_conditional_does_not_know_the_names(case):
     assert_same_density(found, case.closed(values, 0.0), [point[case.site] for point in draws])
 
 
+@pytest.mark.slow
 @each_case
 def test_conditional_under_vmap(case):
     program = Program(case.model)
