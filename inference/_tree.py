@@ -27,13 +27,19 @@ def named(dataset: xr.Dataset, dims: dict[str, tuple[str, ...]]) -> xr.Dataset:
 
 
 def data_groups(programs: Sequence[Program], row_dim: str | None) -> dict[str, xr.Dataset]:
-    """`observed_data`: what the model observes; `constant_data`: the other arrays among its arguments. Of several programs, each of which
-    saw a part of the data, the observed rows one after the other."""
-    each = [_data_of(program) for program in programs]
-    if len(each) == 1:
-        return each[0]
-    parts = [one["observed_data"].drop_vars(one["observed_data"].coords) for one in each]
-    return {"observed_data": with_coordinates(xr.concat(parts, row_dim or "row", data_vars="minimal", join="override"))}
+    """`observed_data`: what the model observes; `constant_data`: the other arrays among its arguments. Several programs, each of which
+    saw some rows, count as one that saw them all."""
+    return _data_of(programs[0] if len(programs) == 1 else _of_all_rows(programs, row_dim or "row"))
+
+
+def _of_all_rows(programs: Sequence[Program], row_dim: str) -> Program:
+    """The model on the rows of all programs, one after the other: of the arguments that have as many rows as the model."""
+    sizes = [next(site.shape[site.dims.index(row_dim)] for site in each.sites.values() if row_dim in site.dims) for each in programs]
+
+    is_by_row = lambda values: all(np.ndim(value) and len(value) == size for value, size in zip(values, sizes, strict=True))
+    given = {name: [each.arguments[name] for each in programs] for name in programs[0].arguments}
+    rows = {name: np.concatenate([np.asarray(value) for value in values]) for name, values in given.items() if is_by_row(values)}
+    return programs[0].with_arguments(**rows)
 
 
 def _data_of(program: Program) -> dict[str, xr.Dataset]:
