@@ -268,6 +268,7 @@ def test_samples_come_in_the_columns_of_the_table_and_of_the_class_that_is_asked
         fitted.sample(3, ["well", "ill"])
 
 
+@pytest.mark.slow
 def test_a_row_of_which_nothing_is_known_has_the_probabilities_of_the_classes():
     x = np.array([[0.0, 1.0], [np.nan, np.nan], [1.0, 1.0], [0.0, np.nan]])
     classifier = AClassClassifier(random_state=0).fit(x, [0, 1, 1, 1])
@@ -281,6 +282,7 @@ def rows_of_bits(num_rows=40, num_values=2):
     return (rng.integers(0, num_values, (num_rows, 5)) + y[:, None] * (rng.random((num_rows, 5)) < 0.4)) % num_values, y
 
 
+@pytest.mark.slow
 def test_one_group_a_class_is_naive_bayes():
     x, y = rows_of_bits()
     prior = (1 + np.bincount(y[:30])) / (3 + 30)

@@ -11,8 +11,6 @@ from gallery import AClassClassifier
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
 QUICK = {  # nothing is compiled, or little
-    "check_classifiers_classes",
-    "check_classifiers_one_label",
     "check_classifiers_regression_target",
     "check_complex_data",
     "check_do_not_raise_errors_in_init_or_set_params",
@@ -21,12 +19,8 @@ QUICK = {  # nothing is compiled, or little
     "check_estimator_sparse_tag",
     "check_estimators_empty_data_messages",
     "check_estimators_partial_fit_n_features",
-    "check_estimators_pickle",
     "check_estimators_unfitted",
     "check_fit1d",
-    "check_fit2d_1sample",
-    "check_fit2d_predict1d",
-    "check_n_features_in_after_fitting",
     "check_no_attributes_set_in_init",
     "check_parameters_default_constructible",
     "check_requires_y_none",

@@ -176,6 +176,7 @@ def test_a_failed_fit_changes_nothing(half):
         new().partial_fit(X, np.full(len(X), -1))
 
 
+@pytest.mark.slow
 def test_a_class_that_comes_later_was_named_at_the_first_call():
     classifier = new().partial_fit(X[:FIRST], Y[:FIRST], classes=[2, 0, 1])
     assert list(classifier.classes_) == [0, 1, 2]

@@ -11,6 +11,8 @@ import pytest
 from gallery import AClassClassifier
 from tests.gallery.command import many, write
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     ["height", "spots", "colour", "kind"],
     ["8", "0", "blue", ""],  # the first row has no label: with particles enough, everything is then exact

@@ -61,6 +61,7 @@ def test_the_shape_of_an_input_counts():
     assert sha(jnp.sin, jnp.ones(3)) != sha(jnp.sin, jnp.ones(4))
 
 
+@pytest.mark.slow
 def test_a_step_of_svi_is_the_same_in_processes_with_other_orders_of_sets():
     script = """
 import jax, numpyro

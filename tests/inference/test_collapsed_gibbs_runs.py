@@ -53,7 +53,7 @@ def unproved(monkeypatch):
 # Draws, and the tree.
 
 
-@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
+@pytest.mark.parametrize("chain_method", [pytest.param("sequential", marks=pytest.mark.slow), "vectorized"])
 def test_draws_equal_those_of_numpyros_mcmc(chain_method):
     reference = MCMC(kernel(parameters=True), num_warmup=10, num_samples=40, num_chains=2, chain_method=chain_method, **QUIET)
     reference.run(random.key(7), X, Y)
@@ -124,6 +124,7 @@ def test_a_kernel_that_has_read_a_model_can_be_pickled():
 # Groups in blocks, and room that is not looked at: neither changes a draw.
 
 
+@pytest.mark.slow
 def test_what_is_not_in_use_changes_nothing(monkeypatch, unproved):
     data = simulate(random.key(0), 40, 4, num_classes=2, alpha=3.0, unlabelled=0.3)
     driver = Driver(CollapsedGibbs(aclass), num_warmup=0, num_samples=20, **QUIET)
@@ -243,6 +244,7 @@ def test_a_start_must_say_where_every_row_is():
 # Beside another kernel.
 
 
+@pytest.mark.slow
 def test_another_kernel_hands_over_what_it_draws():
     chain = gibbs()
     state = chain.init(random.key(0), 0, {"alpha": jnp.log(7.0)}, (X, KNOWN), LEARNED)
@@ -252,6 +254,7 @@ def test_another_kernel_hands_over_what_it_draws():
     assert moved.prior.concentration == 3.0
 
 
+@pytest.mark.slow
 def test_a_full_class_beside_another_kernel_stops_the_driver():
     with pytest.raises(ValueError, match=FULL):
         Driver(gibbs(), num_warmup=0, num_samples=500, **QUIET).run(0, APART, SEATED, num_groups=2, alpha=dist.Gamma(2.0, 4.0))

@@ -92,12 +92,10 @@ def slowed(name, factor):
 
 
 MODELS = {"hierarchical": (hierarchical, "between"), "gamma_poisson": (gamma_poisson, "rate"), "regression": (regression, "precision")}
-each_model = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "regression" else pytest.mark.slow) for name in MODELS]
-)
 
 
-@each_model
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_posterior_is_that_of_nuts(name, monkeypatch):
     model, site = MODELS[name]
     reference = run(NUTS(model))
@@ -127,12 +125,14 @@ def test_driver_and_mcmc_draw_the_same():
     np.testing.assert_allclose(tree["posterior"]["size"], np.abs(tree["posterior"]["weight"]).sum("feature"))
 
 
+@pytest.mark.slow
 def test_chains_side_by_side():
     settings = {"num_warmup": 0, "num_samples": 5, "num_chains": 2, "progress_bar": False}
     first, second = (Driver(ConditionalGibbs(regression), chain_method=how, **settings).run(0) for how in ("sequential", "vectorized"))
     np.testing.assert_allclose(first["posterior"]["weight"], second["posterior"]["weight"], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_another_kernel_takes_what_is_refused():
     with pytest.raises(StructureError, match=r"site 'weight': its complete conditional is of no family .* Give 'weight' to NUTS"):
         run(ConditionalGibbs(edited))

@@ -104,12 +104,11 @@ def check_joined(resampling="optimal"):
     assert total_variation(exact, *answers(states)) < 0.025
 
 
-SCHEMES = pytest.mark.parametrize(
-    "resampling", ["optimal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("multinomial", "systematic"))]
-)
+SCHEMES = pytest.mark.parametrize("resampling", ["optimal", "multinomial", "systematic"])
 
 
 @SCHEMES
+@pytest.mark.slow
 def test_unlabelled_rows_after_labelled_ones(resampling):
     check_joined(resampling)
 
@@ -263,6 +262,7 @@ SLIPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLIPS)
 def test_a_slip_is_seen(name, monkeypatch):
     slip, check = SLIPS[name]

@@ -182,6 +182,7 @@ def test_scales_and_masks_are_respected():
     assert jnp.allclose(found.scale, 1 / 3)
 
 
+@pytest.mark.slow
 def test_a_bounded_site_may_be_pulled_far_across_its_bound():
     def model():
         level = numpyro.sample("level", dist.HalfNormal(2.0))
@@ -202,6 +203,7 @@ def test_reading_is_exact_wherever_the_site_is(where):
     np.testing.assert_allclose((found.concentration, found.rate), (wanted.concentration, wanted.rate), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_float32_is_enough_where_the_sums_are_not_long():
     with jax.enable_x64(False):
         program = Program(factors, MATRIX.astype(np.float32))
