@@ -67,7 +67,6 @@ CARD = Card(
         "component=partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0)): learn how sure of its features a group is",
         "component=normal_inverse_chi2, or mixed(...): real features, or columns of several kinds",
         "max_groups=1: one group a class, naive Bayes",
-        "in `beta_bernoulli` draw `beta` under `with at.features:`, one for each: it tells which features are clear-cut within a group",
     ),
 )
 
@@ -119,10 +118,7 @@ def aclass(
     :param component: `(x, axes) -> x` draws the parameters of groups and observes the features.
     :param all_labelled: whether no entry of `y` is -1; None: it is looked up, for which `y` must not be traced.
     """
-    shape = shape if x is None else np.shape(x)
-    if shape is None or len(shape) != 2:
-        raise ValueError(f"aclass: found x of shape {shape}; wanted x [row, feature], or shape=(rows, features) to draw it.")
-    num_rows, num_features = shape
+    num_rows, num_features = _checked(shape if x is None else np.shape(x), y)
     share = sample("share", dist.Dirichlet(jnp.full(num_classes, gamma)), infer={"event_dims": ["class"]})
     with plate("row", num_rows):
         y = sample("y", dist.Categorical(share), **_observation(y, all_labelled))
@@ -229,6 +225,15 @@ def simulate(
     x = jnp.where(random.uniform(missing_key, x.shape) < missing, jnp.nan, x)
     y = jnp.where(random.uniform(label_key, y.shape) < unlabelled, -1, y)
     return {"x": x, "y": y, "num_classes": num_classes, **options}
+
+
+def _checked(shape: tuple[int, ...] | None, y) -> tuple[int, ...]:
+    """The shape of x, refused where there is nothing to model or the labels do not fit."""
+    if shape is None or len(shape) != 2 or 0 in shape:
+        raise ValueError(f"aclass: found x of shape {shape}; wanted x [row, feature] with at least one of each, or shape=(rows, features).")
+    if y is not None and np.shape(y) != shape[:1]:
+        raise ValueError(f"aclass: found y of shape {np.shape(y)} beside x of shape {shape}; wanted a label for each row, -1 where unknown.")
+    return shape
 
 
 def _drawn(**given: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """AClass, how fast it learns: the particle filter against the literal one, and against itself on more rows.
 
     OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false uv run python -m tests.bench.aclass_speed            # the ratios
-    OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false uv run python -m tests.bench.aclass_speed --linear   # to a million rows
+    OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false uv run python -m tests.bench.aclass_speed --linear [FOLDER]  # to a million rows
 
 Rows per CPU second of learning, 40 particles, 100 binary features. Both filters learn the same rows in the same run; ours is timed on
 an update by rows that it has room for, so that nothing is compiled, and its compilation is a column of its own.
@@ -9,9 +9,11 @@ an update by rows that it has room for, so that nothing is compiled, and its com
 
 import statistics
 import sys
+from pathlib import Path
 from time import process_time
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 from inference import Driver, ParticleFilter
@@ -22,6 +24,7 @@ from zoo.aclass import aclass
 __all__ = ["rows_per_second"]
 
 ROUNDS = 5
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
 REPEATED = 20  # times that the rows of a stream follow each other in a timed update
 
 
@@ -49,15 +52,26 @@ def ratios() -> None:
         print(f"| {name} | {literal:.0f} | {ours:.0f} | {ours / literal:.0f} | {compiled:.1f} |", flush=True)
 
 
-def linear() -> None:
-    """The same mixture, more and more rows."""
+def linear(folder: Path | None) -> None:
+    """The same mixture, more and more rows; drawn into the folder, where there is one."""
     print("| rows | rows/CPU s | with assignments kept |\n|---|---|---|")
-    mixture = Mixture.draw(np.random.default_rng(0), 20, 100)
-    for size in (1_000, 10_000, 100_000, 1_000_000):
+    mixture, speeds = Mixture.draw(np.random.default_rng(0), 20, 100), []
+    for size in SIZES:
         x, y = mixture.sample(np.random.default_rng(1), size), np.zeros(size, int)
-        found = [rows_per_second(x, y, keep_assignments=keep, rounds=3 if size < 1_000_000 else 1)[0] for keep in (False, True)]
+        found = [rows_per_second(x, y, keep_assignments=keep, rounds=3 if size < max(SIZES) else 1)[0] for keep in (False, True)]
         print(f"| {size} | {found[0]:.0f} | {found[1]:.0f} |", flush=True)
+        speeds.append(found)
+    if folder:
+        figure, ax = plt.subplots(figsize=(4.5, 3.2), layout="constrained")
+        ax.loglog(SIZES, np.divide(SIZES, np.transpose(speeds)).T, "o-", label=["without assignments", "assignments kept"])
+        ax.loglog(SIZES, np.divide(SIZES, speeds[0][0]), color="0.7", lw=1, zorder=0, label="in proportion to the rows")
+        ax.set(xlabel="rows", ylabel="CPU seconds")
+        ax.legend(fontsize="small", frameon=False)
+        figure.savefig(folder / "aclass_speed.png", dpi=150)
 
 
 if __name__ == "__main__":
-    linear() if "--linear" in sys.argv else ratios()
+    if "--linear" in sys.argv:
+        linear(next(map(Path, sys.argv[sys.argv.index("--linear") + 1 :]), None))
+    else:
+        ratios()

@@ -347,9 +347,11 @@ def test_tables_of_numpy_in_single_precision():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": None}, r"aclass: found x of shape None; wanted x \[row, feature\], or shape="),
+        ({"x": None}, r"aclass: found x of shape None; wanted x .*, or shape="),
         ({"x": np.zeros(4)}, r"aclass: found x of shape \(4,\)"),
-        ({"y": np.array([0, 1])}, r"CRP labels: found int\d+\[2\], wanted the class of each row, integers \[4\]"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, r"aclass: found x of shape \(0, 3\); wanted .* at least one of each"),
+        ({"y": np.array([0, 1])}, r"aclass: found y of shape \(2,\) beside x of shape \(4, \d\); wanted a label for each row"),
+        ({"y": np.array([0, 1]), "all_labelled": False}, r"aclass: found y of shape \(2,\) beside x of shape \(4, \d\)"),
         ({"y": np.array([0, 1, -2, 1])}, r"site 'y': 1 of its observations are outside the support.*the first is -2 at \(2,\)"),
         ({"y": np.array([0, 1, 2, -1])}, r"site 'y_observed': 1 of its observations are outside the support"),
         ({"x": np.full((4, 2), 0.5)}, r"site 'x': 8 of its observations are outside the support Boolean\(\) or NaN"),
