@@ -232,7 +232,7 @@ def _checked(shape: tuple[int, ...] | None, y) -> tuple[int, ...]:
     if shape is None or len(shape) != 2 or 0 in shape:
         raise ValueError(f"aclass: found x of shape {shape}; wanted x [row, feature] with at least one of each, or shape=(rows, features).")
     if y is not None and np.shape(y) != shape[:1]:
-        raise ValueError(f"aclass: found y of shape {np.shape(y)} beside x of shape {shape}; wanted a label for each row, -1 where unknown.")
+        raise ValueError(f"aclass: found y of shape {np.shape(y)} beside x of shape {shape}; wanted one label a row, -1 where unknown.")
     return shape
 
 

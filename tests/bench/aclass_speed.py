@@ -1,7 +1,8 @@
 """AClass, how fast it learns: the particle filter against the literal one, and against itself on more rows.
 
-    OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false uv run python -m tests.bench.aclass_speed            # the ratios
-    OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false uv run python -m tests.bench.aclass_speed --linear [FOLDER]  # to a million rows
+    export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
+    uv run python -m tests.bench.aclass_speed                    # the ratios
+    uv run python -m tests.bench.aclass_speed --linear [FOLDER]  # to a million rows; drawn into the folder
 
 Rows per CPU second of learning, 40 particles, 100 binary features. Both filters learn the same rows in the same run; ours is timed on
 an update by rows that it has room for, so that nothing is compiled, and its compilation is a column of its own.

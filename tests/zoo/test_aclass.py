@@ -350,7 +350,7 @@ def test_tables_of_numpy_in_single_precision():
         ({"x": None}, r"aclass: found x of shape None; wanted x .*, or shape="),
         ({"x": np.zeros(4)}, r"aclass: found x of shape \(4,\)"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, r"aclass: found x of shape \(0, 3\); wanted .* at least one of each"),
-        ({"y": np.array([0, 1])}, r"aclass: found y of shape \(2,\) beside x of shape \(4, \d\); wanted a label for each row"),
+        ({"y": np.array([0, 1])}, r"aclass: found y of shape \(2,\) beside x of shape \(4, \d\); wanted one label a row"),
         ({"y": np.array([0, 1]), "all_labelled": False}, r"aclass: found y of shape \(2,\) beside x of shape \(4, \d\)"),
         ({"y": np.array([0, 1, -2, 1])}, r"site 'y': 1 of its observations are outside the support.*the first is -2 at \(2,\)"),
         ({"y": np.array([0, 1, 2, -1])}, r"site 'y_observed': 1 of its observations are outside the support"),
