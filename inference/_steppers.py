@@ -52,16 +52,17 @@ class Chain:
 
     warms_up = True
     record_dim = "draw"
-    data = None
 
     def __init__(self, kernel: MCMCKernel, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...]):
         self.kernel, self.args, self.kwargs, self.num_warmup = kernel, args, kwargs, num_warmup
         self.extra_fields = extra_fields
         self.fields: dict[str, str] = {}  # name in `sample_stats` -> path in the state
+        self.data: Any = None
 
     def start(self, rng_key: Array, init_params: Any) -> Any:
         state = self.kernel.init(rng_key, self.num_warmup, init_params, model_args=self.args, model_kwargs=self.kwargs)
         state = jax.tree.map(jnp.asarray, state)
+        self.data = self.kernel.data(self.args, self.kwargs) if hasattr(self.kernel, "data") else None
         position = getattr(state, self.kernel.sample_field)
         _check_start(self.kernel, position, init_params)
         known = {name: path for path, name in _statistics(state)}
@@ -71,7 +72,8 @@ class Chain:
         return state
 
     def step(self, state: Any, data: Any) -> Any:
-        return self.kernel.sample(state, self.args, self.kwargs)
+        given = {} if data is None else {"data": data}  # by NumPyro's protocol a kernel has none
+        return self.kernel.sample(state, self.args, self.kwargs, **given)
 
     def record(self, state: Any) -> Record:
         position = getattr(state, self.kernel.sample_field)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from numpyro.distributions import constraints
 
@@ -19,13 +20,18 @@ from inference.conditionals import BETA, DIRICHLET, GAMMA, INVERSE_GAMMA, NORMAL
 from inference.program import Program
 from inference.sites import StructureError, model_name
 
-__all__ = ["ByColumn", "StructureError", "conditional", "draw", "identify"]
+__all__ = ["ByColumn", "StructureError", "conditional", "draw", "identify", "identify_among", "settings_of"]
 
 MAX_WIDTH = 256  # most Normal elements drawn jointly, most columns that take turns
 MAX_VALUES = 1024  # most values of a discrete site
 NUM_SETTINGS = 4  # random settings of all sites at which a family must hold
 NUM_PROBES = 4  # second points at each
 NUM_DRAWS = 16  # draws of the conditional at which the log joint must be finite
+WHOLE = {  # densities that are finite all over their support, whatever their parameters
+    *("Bernoulli", "BernoulliLogits", "BernoulliProbs", "Beta", "BinomialLogits", "BinomialProbs", "BinomialProbit", "Categorical"),
+    *("CategoricalLogits", "CategoricalProbs", "Cauchy", "Dirichlet", "Exponential", "Gamma", "HalfCauchy", "HalfNormal", "InverseGamma"),
+    *("Laplace", "LogNormal", "Logistic", "MultivariateNormal", "Normal", "OrderedProbit", "Poisson", "StudentT", "Wishart"),
+}
 ROUNDING = 1e-2  # a gap that long sums in float32 may leave
 
 
@@ -82,28 +88,48 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
     would cross it either.
     """
     _refuse_early(program, site)
-    settings = [values] + [program.draw_initial(key) for key in random.split(rng_key, NUM_SETTINGS)]
-    log_joint = jax.jit(program.log_joint)
-    settings = [setting for setting in settings if jnp.isfinite(log_joint(setting))]
-    if not settings:
-        raise StructureError(f"site {site!r}: the log joint is finite neither at the given values nor at {NUM_SETTINGS} random ones.")
-    tolerance = float(jnp.sqrt(jnp.finfo(log_joint(settings[0]).dtype).eps))
-    _refuse_cut(program, site, settings[0], lambda key: program._draw_start(key, _others(settings[0], site)), rng_key, NUM_SETTINGS)
+    return identify_among(program, site, settings_of(program, values, rng_key), rng_key)
+
+
+def settings_of(program: Program, values, rng_key: Array):
+    """`values` and random settings of all sites, on a leading axis; the first at which the log joint is finite comes first."""
+
+    @jax.jit
+    def drawn(values):
+        others = lax.map(program.draw_initial, random.split(rng_key, NUM_SETTINGS))
+        settings = {name: jnp.concatenate([jnp.asarray(values[name])[None], others[name]]) for name in program.latent}
+        return settings, jnp.isfinite(lax.map(program.log_joint, settings))
+
+    settings, is_finite = drawn({name: values[name] for name in program.latent})
+    if not is_finite.any():
+        raise StructureError(
+            f"{model_name(program.model)}: the log joint is finite neither at the given values nor at {NUM_SETTINGS} random ones."
+        )
+    return jax.tree.map(lambda leaf: leaf[np.flatnonzero(is_finite)], settings)
+
+
+def identify_among(program: Program, site: str, settings, rng_key: Array) -> Family:
+    """The same at given settings, [setting, ...], which may serve many sites."""
+    _refuse_early(program, site)
+    values = jax.tree.map(lambda leaf: leaf[0], settings)
+    tolerance = float(jnp.sqrt(jnp.finfo(jnp.result_type(float)).eps))
+    _refuse_cut(program, site, values, lambda key: program._draw_start(key, _others(values, site)), rng_key, NUM_SETTINGS)
     probes = random.split(rng_key, NUM_PROBES)
     missed = {}
     for family in _candidates(program, site):
-        residual = jax.jit(lambda setting, family=family: _largest_residual(program, site, setting, family, probes))
-        missed[family] = max(float(residual(setting)) for setting in settings)
+        residual = jax.jit(lambda all, family=family: lax.map(lambda one: _largest_residual(program, site, one, family, probes), all).max())
+        missed[family] = float(residual(settings))
         if missed[family] < tolerance:
-            moved = lambda key, family=family: {site: draw(key, program, site, settings[0], family)[0]}
-            _refuse_cut(program, site, settings[0], moved, rng_key, NUM_DRAWS)
+            moved = lambda key, family=family: {site: draw(key, program, site, values, family)[0]}
+            _refuse_cut(program, site, values, moved, rng_key, NUM_DRAWS)
             return family
     raise StructureError(_refusal(program, site, missed))
 
 
 def _refuse_cut(program: Program, site: str, values, move, rng_key: Array, num_moves: int) -> None:
     """Refuses a continuous site for which the log joint is -inf at one of `move(key)[site]`, all other sites at `values`."""
-    if program.sites[site].is_discrete:
+    terms = [name for name, parents in program.parents.items() if site in parents and program.sites[name].kind != "deterministic"]
+    if program.sites[site].is_discrete or all(program.sites[name].family in WHOLE for name in terms):
         return
     at = jax.jit(lambda keys: lax.map(lambda key: program.log_joint({**values, site: move(key)[site]}), keys))
     if jnp.isneginf(at(random.split(rng_key, num_moves))).any():
@@ -130,10 +156,15 @@ def _view(program: Program, site: str, values, column) -> View:
         whole, (value, low, high) = value, (array[..., column] for array in (value, low, high))
         at = lambda x: whole.at[..., column].set(x)
     plates = tuple(name for name in dims if name in about.plates)
-    model = lambda x: {**values, site: at(x)}
+    near = {site, *(name for name, parents in program.parents.items() if site in parents)}  # all other terms are constant
+
+    def log_probs(x):
+        found = program.log_probs({**values, site: at(x)})
+        return {name: term for name, term in found.items() if name in near}
+
     return View(
-        log_joint=lambda x: program.log_joint(model(x)),
-        terms=lambda x: _shared_terms(program, plates, program.log_probs(model(x))),
+        log_joint=lambda x: jnp.asarray(sum(jnp.sum(term) for term in log_probs(x).values())),
+        terms=lambda x: _shared_terms(program, plates, log_probs(x)),
         value=value,
         plate_axes=tuple(dims.index(name) for name in plates),
         low=low,

@@ -10,8 +10,12 @@ that is not is refused by name, and belongs to another kernel:
 Every reading is checked again while the chain runs: the largest gap met between the log joint and the conditional is the statistic
 `residual`, and a chain that meets one above `MOST` stops, for the model is then not what it looked like at `init`.
 
+Where the observed entries have a crossed predictor (`inference.crossed`: matrix factors, features, row and column effects), its sites
+are drawn jointly: all of a row, all of a column, all components with their number. `route` says which way was taken.
+
 Cost of a sweep: for each site 4 gradients of the log joint, K + 3 for elements that are drawn jointly in blocks of K, and as many for
-each column where columns take turns; V log joints for a site of V values.
+each column where columns take turns; V log joints for a site of V values. Crossed: O(entries x columns^2 + items x columns^3), where
+columns are the sites' numbers for each row or column.
 """
 
 import copy
@@ -27,12 +31,16 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from inference._traced import is_traced, stand_in
+from inference.crossed import read_crossed
+from inference.kernels._crossed_sweep import CrossedSweep
+from inference.latent_normal import hold
 from inference.program import Program
 from inference.sites import StructureError
-from inference.structure import draw, identify
+from inference.structure import draw, identify_among, settings_of
 
 __all__ = ["ConditionalGibbs", "ConditionalState"]
 
+ROUTES = ("auto", "crossed", "each")
 MOST = 1e-2  # residual; what rounding of long sums in float32 may leave
 
 
@@ -46,19 +54,26 @@ class ConditionalState(NamedTuple):
 
 
 class ConditionalGibbs(MCMCKernel):
-    """Draws sites of `model` from their complete conditionals; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs`."""
+    """Draws sites of `model` from their complete conditionals; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs`.
+
+    :param route: "crossed" for the sites of a crossed predictor, "each" for one site after the other, "auto" for what the model allows.
+    :param num_births: how many components of a crossed predictor try to be born, or to die, in each sweep.
+    """
 
     sample_field = "values"
     default_fields = ("values", "residual")
 
-    def __init__(self, model: Callable):
-        self.model = model
-        self.families: dict[str, Any] = {}  # of each site, by `init`
+    def __init__(self, model: Callable, *, route: str = "auto", num_births: int = 2):
+        if route not in ROUTES:
+            raise ValueError(f"route: found {route!r}, wanted one of {ROUTES}.")
+        self.model, self.route, self.num_births = model, route, num_births
+        self.families: dict[str, Any] = {}  # of each site that is drawn by itself, by `init`
+        self.crossed: CrossedSweep | None = None  # draws the others, by `init`
         self._proved: tuple[list[Any], Any] | None = None  # the arguments for which they were
 
     def __getstate__(self) -> dict[str, Any]:
         """The data stay behind; `init` proves again."""
-        return self.__dict__ | {"_proved": None}
+        return self.__dict__ | {"_proved": None, "crossed": None}
 
     # The protocol of NumPyro's kernels.
 
@@ -84,22 +99,50 @@ class ConditionalGibbs(MCMCKernel):
         with jax.ensure_compile_time_eval():
             shown, key = stand_in(program), random.key(0)
             at = shown.draw_initial(key) if is_traced((arguments, values)) else values
-            self.families = {name: identify(shown, name, at, random.fold_in(key, i)) for i, name in enumerate(owned)}
+            self.crossed = self._read_crossed(program, owned, key)
+            if self.crossed:
+                crossed = self.crossed.crossed
+                shown = hold(shown, crossed.observed, crossed.predictor(shown, at))
+                owned = [name for name in owned if name not in crossed.sites]
+            settings = settings_of(shown, at, key) if owned else {}
+            self.families = {name: identify_among(shown, name, settings, random.fold_in(key, i)) for i, name in enumerate(owned)}
         self._proved = None if is_traced(arguments) else (arguments, form)
 
-    def sample(self, state: ConditionalState, model_args, model_kwargs) -> ConditionalState:
+    def _read_crossed(self, program: Program, owned: list[str], rng_key: Array) -> CrossedSweep | None:
+        """The joint route, where the model has one and all of its sites are drawn here."""
+        if self.route == "each":
+            return None
+        try:
+            crossed = read_crossed(stand_in(program), rng_key)
+            if elsewhere := sorted(set(crossed.sites) - set(owned)):
+                raise StructureError(f"no crossed predictor: its sites {elsewhere} are drawn by another kernel.")
+        except StructureError:
+            if self.route == "crossed":
+                raise
+            return None
+        return CrossedSweep(crossed, program, self.num_births)
+
+    def data(self, model_args, model_kwargs) -> Any:
+        """Arrays that `sample` takes, for a driver that gives compiled code its data as arguments; after `init`."""
+        return self.crossed.data(Program(self.model, *model_args, **model_kwargs)) if self.crossed else None
+
+    def sample(self, state: ConditionalState, model_args, model_kwargs, data: Any = None) -> ConditionalState:
         """One sweep."""
         if not is_prng_key(state.rng_key):
-            return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs))(state)
+            return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs, data))(state)
         program, others = self._program(model_args, model_kwargs)
         values, residuals = state.values | others, []
-        rng_key, *keys = random.split(state.rng_key, 1 + len(self.families))
+        rng_key, joint_key, *keys = random.split(state.rng_key, 2 + len(self.families))
+        if self.crossed:
+            data = self.crossed.data(program) if data is None else data
+            values, residual, program = self.crossed.draw(joint_key, program, values, data)
+            residuals.append(residual)
         for key, (name, family) in zip(keys, self.families.items(), strict=True):
             values[name], residual = draw(key, program, name, values, family)
             residuals.append(residual)
         found = jnp.stack(residuals).astype(state.residual.dtype)
         failed = jnp.where(found > MOST, 1 + jnp.arange(len(residuals), dtype=jnp.int32), 0).max()
-        drawn = {name: values[name] for name in self.families}
+        drawn = {name: values[name] for name in state.values}
         return ConditionalState(drawn, found.max(), jnp.where(state.failed > 0, state.failed, failed), rng_key)
 
     def refresh(self, state: ConditionalState, model_args, model_kwargs) -> ConditionalState:
@@ -126,11 +169,14 @@ class ConditionalGibbs(MCMCKernel):
     def get_diagnostics_str(self, state: ConditionalState) -> str:
         """The residual; raises where one was too large."""
         if failed := int(state.failed):
-            name = list(self.families)[failed - 1]
+            parts = ([("crossed predictor", "Normal")] if self.crossed else []) + [
+                (f"site {name!r}", f.name) for name, f in self.families.items()
+            ]
+            who, family = parts[failed - 1]
             raise StructureError(
-                f"site {name!r}: its complete conditional is not the {self.families[name].name} that it was at the start, by more than "
-                f"{MOST} (relative). Use float64, jax.enable_x64(True), in which sums over many data do not round; or give {name!r} to "
-                f"NUTS: Gibbs([(ConditionalGibbs(model), [...]), (NUTS(model), [{name!r}])])."
+                f"{who}: its complete conditional is not the {family} that it was at the start, by more than {MOST} (relative). Use "
+                f"float64, jax.enable_x64(True), in which sums over many data do not round; or give the site to NUTS: "
+                f"Gibbs([(ConditionalGibbs(model), [...]), (NUTS(model), [...])])."
             )
         return f"residual {float(state.residual):.1e}"
 

@@ -1,0 +1,75 @@
+"""A sweep over the sites of a crossed predictor: side by side, then switches, amplitudes and shared sites, births,
+scales and levels.
+
+The latent Normals of a probit are drawn first; given these, all that follows is conjugate, and they are forgotten afterwards. Every part
+leaves the posterior as it is, so that their order is free. Sites that have no part in the predictor are not touched.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+
+from inference._traced import is_traced
+from inference.crossed import FEW, Crossed
+from inference.kernels._crossed_components import born, rescaled, shifted, sums, switched
+from inference.kernels._crossed_sides import buckets, steps
+from inference.latent_normal import hold, rebuilt, respond
+from inference.program import Program
+from inference.sites import StructureError
+
+__all__ = ["CrossedSweep"]
+
+
+class CrossedSweep:
+    """What a program's entries need for a sweep; `num_births` components try to be born or to die in each."""
+
+    def __init__(self, crossed: Crossed, program: Program, num_births: int):
+        self.crossed, self.num_births = crossed, num_births
+        self._index = [program.arguments[side.index] for side in crossed.sides]
+        if is_traced(self._index):
+            raise StructureError(
+                "no crossed predictor: the rows and columns of the entries are traced, and it must be known which they are."
+            )
+        width = lambda side: sum(int(np.prod(program.sites[name].shape[1:])) for name in side.sites)
+        self._plan = [buckets(np.asarray(at), side.size, width(side)) for at, side in zip(self._index, crossed.sides, strict=True)]
+
+    def data(self, program: Program) -> dict[str, Any]:
+        """The arrays of a program whose entries are at the places that are known."""
+        index = [program.arguments[side.index] for side in self.crossed.sides]
+        if is_traced(index) or not all(map(np.array_equal, index, self._index)):
+            raise StructureError("crossed predictor: the rows and columns of the entries are others than at `init`, or traced. Run `init`.")
+        return {"arguments": {name: jnp.asarray(program.arguments[name]) for name in self.crossed.by_entry}, "plan": self._plan}
+
+    def draw(self, rng_key: Array, program: Program, values: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Array, Program]:
+        """All values after a sweep, the largest gap met, and the model with the predictor as it then is."""
+        crossed, program = self.crossed, program.with_arguments(**data["arguments"])
+        eta, keys = crossed.predictor(program, values), random.split(rng_key, 7)
+        site = program.trace(values)[crossed.observed]
+        response, weight = respond(keys[0], rebuilt(site["fn"], eta), site["value"])
+        gaps = []
+        for side, plan, key in zip(crossed.sides, data["plan"], keys[1:3], strict=True):
+            values, eta, gap = self._side(key, program, values, (response, weight, eta), side, plan)
+            gaps.append(gap)
+        values = values | switched(keys[3], crossed, program, values, sums(crossed, program, values, response, weight, eta))
+        eta = crossed.predictor(program, values)
+        if crossed.components:
+            again = lambda i, at: born(random.fold_in(keys[4], i), crossed, program, at[0], response, weight, at[1])
+            values, eta = lax.fori_loop(0, self.num_births, again, (values, eta))
+            values = rescaled(keys[5], crossed, program, values)
+        values = shifted(keys[6], crossed, program, values)
+        return values, jnp.max(jnp.stack(gaps)), hold(program, crossed.observed, eta)
+
+    def _side(self, rng_key: Array, program: Program, values: dict[str, Any], entries: tuple, side: Any, plan: tuple):
+        """The values with a side drawn anew, the predictor there, and how far that is from what the table says."""
+        crossed, (response, weight, eta) = self.crossed, entries
+        [other] = (each for each in crossed.sides if each.plate != side.plate)
+        index, of_other = (jnp.asarray(program.arguments[each.index]) for each in (side, other))
+        table = crossed.table(program, values, side)
+        step = steps(rng_key, table, of_other, response - eta, weight, crossed.prior(program, values, side), plan)
+        values = {**values, **crossed.unflat(program, side, crossed.flat(values, side) + step)}
+        new = crossed.predictor(program, values)
+        few = slice(0, FEW)
+        wanted = eta[few] + jnp.sum(table[of_other[few]] * step[index[few]], axis=1)
+        return values, new, jnp.max(jnp.abs(new[few] - wanted)) / (1 + jnp.max(jnp.abs(wanted)))

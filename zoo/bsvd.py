@@ -1,0 +1,209 @@
+"""BSVD: matrix completion by a singular value decomposition that learns its rank.
+
+    z[k]    ~ Bernoulli(a / (a + b (K - 1)))             whether component k is there
+    s[k]    ~ HalfNormal(1 / sqrt(alpha_s))              its amplitude
+    u[i, k] ~ Normal(0, 1 / sqrt(I))                     its row factors
+    v[j, k] ~ Normal(0, 1 / sqrt(J))                     its column factors
+    eta[i, j] = intercept + sum_k s[k] z[k] u[i, k] v[j, k] + row_weights[i] . C[j] + column_weights[j] . R[i]
+    y[i, j] ~ Normal(eta[i, j], 1 / sqrt(alpha))         where observed; or a probit link
+
+R and C are features of rows and columns, each with a constant first, so that every row and every column has an effect of its own; a
+feature's weights are Normal(0, 1 / sqrt(precision)). Only observed entries enter, as vectors `row`, `column`, `value`.
+
+Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5. Its priors are the defaults; the Beta weight of each z is
+integrated out. Cost of a log density: entries x components.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, random
+from numpyro import deterministic, plate
+from numpyro.handlers import seed
+
+from inference.distributions import BinomialProbit, OrderedProbit
+from zoo.card import Card
+
+__all__ = ["CARD", "VAGUE", "WIDE", "binomial_probit", "bsvd", "gaussian", "ordered_probit", "simulate"]
+
+sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
+
+VAGUE = dist.Gamma(1e-6, 1e-6)  # of precisions: leaves their scale to the data
+WIDE = dist.Normal(0.0, 100.0)
+
+CARD = Card(
+    title="A singular value decomposition of a matrix with holes",
+    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke University, chapter 5",
+    bibtex="""@phdthesis{wang2010incomplete,
+  title = {Bayesian approaches to learning from incomplete data},
+  author = {Wang, Chunping},
+  school = {Duke University},
+  year = {2010},
+}""",
+    data=("movielens_1m", "mlb_batter_pitcher"),
+    kernels=("ConditionalGibbs", "NUTS"),
+    sites={
+        "z": "whether a component is there",
+        "s": "the amplitude of a component",
+        "u": "the row factors of a component; like v, s and z up to order, sign and scale",
+        "v": "the column factors of a component",
+        "rank": "how many components are there",
+        "intercept": "the level of all entries",
+        "row_weights": "the effect of a row, and how it answers to the features of the columns",
+        "column_weights": "the effect of a column, and how it answers to the features of the rows",
+        "row_precision": "how alike the rows are in each of their weights",
+        "column_precision": "how alike the columns are in each of their weights",
+        "alpha_s": "precision of the amplitudes",
+        "alpha": "precision of the noise",
+        "y": "the observed entries",
+    },
+    edits=(
+        "learn_factors=True: means and precisions of the factors are learned, the better choice for ratings",
+        "link=partial(ordered_probit, num_levels=5): ratings are levels, not numbers",
+        "link=binomial_probit with trials=...: entries are counts of successes",
+        "a=10.0: more components before any are seen",
+        "alpha=dist.Gamma(2.0, 0.1): say what you know of the noise",
+        "draw `v` from a Laplace prior: ConditionalGibbs refuses it and NUTS takes it over",
+    ),
+)
+
+
+def gaussian(predictor, value, trials, entries: plate, alpha: Any = VAGUE):
+    """Real entries; `alpha` is the precision of the noise."""
+    alpha = _drawn("alpha", alpha)
+    with entries:
+        return sample("y", dist.Normal(predictor, 1 / jnp.sqrt(alpha)), obs=value)
+
+
+def ordered_probit(predictor, value, trials, entries: plate, num_levels: int = 5, spread: float = 10.0):
+    """Levels 0 .. num_levels - 1, told apart by cutpoints, of which the first is 0; the noise has variance 1."""
+    gaps = jnp.zeros(0)
+    if num_levels > 2:
+        with plate("gap", num_levels - 2):
+            gaps = sample("gaps", dist.HalfNormal(spread))
+    with entries:
+        return sample("y", OrderedProbit(predictor, jnp.append(0.0, jnp.cumsum(gaps))), obs=value)
+
+
+def binomial_probit(predictor, value, trials, entries: plate):
+    """Successes among `trials`."""
+    with entries:
+        return sample("y", BinomialProbit(predictor, trials), obs=value)
+
+
+def bsvd(
+    row,
+    column,
+    value=None,
+    *,
+    shape: tuple[int, int],
+    trials=None,
+    link: Callable = gaussian,
+    num_components: int = 50,
+    a: float = 1.0,
+    b: float = 1.0,
+    row_features=None,
+    column_features=None,
+    learn_factors: bool = False,
+    alpha_s: Any = VAGUE,
+    precision: Any = VAGUE,
+    intercept: Any = WIDE,
+):
+    """The model; it returns the entries.
+
+    :param row: row of each observed entry, 0 .. shape[0] - 1; `column` likewise.
+    :param value: the observed entries; None: drawn.
+    :param trials: of each entry, for `binomial_probit`.
+    :param link: `(predictor, value, trials, entries) -> entries` observes them; its own parameters are given by `functools.partial`.
+    :param num_components: K, more than there may be; `a` and `b` say how many to expect, a / b for a large K.
+    :param row_features: R without its constant [row, feature], scaled to about 1; `column_features` C likewise.
+    :param learn_factors: means and precisions of u and v, of each component, are learned.
+    :param alpha_s: precision of the amplitudes, a distribution or a number; like `precision`, of a feature's weights, and `intercept`.
+    """
+    num_rows, num_columns = shape
+    rows, columns = plate("row", num_rows, dim=-2), plate("column", num_columns, dim=-2)
+    r, c = _with_constant(row_features, num_rows, "row_features"), _with_constant(column_features, num_columns, "column_features")
+    of_rows, of_columns = plate("row_feature", r.shape[1], dim=-1), plate("column_feature", c.shape[1], dim=-1)
+    components, entries = plate("component", num_components, dim=-1), plate("entry", len(row), dim=-1)
+
+    alpha_s = _drawn("alpha_s", alpha_s)
+    with components:
+        z = sample("z", dist.Bernoulli(a / (a + b * (num_components - 1))))
+        s = sample("s", dist.HalfNormal(1 / jnp.sqrt(alpha_s)))
+    deterministic("rank", jnp.sum(z))
+    u = _factors("u", rows, components, learn_factors)
+    v = _factors("v", columns, components, learn_factors)
+    intercept = _drawn("intercept", intercept)
+    row_weights = _weights("row", rows, of_columns, precision)
+    column_weights = _weights("column", columns, of_rows, precision)
+
+    effects = jnp.sum(row_weights[row] * c[column], -1) + jnp.sum(column_weights[column] * r[row], -1)
+    return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
+
+
+def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Array:
+    """Factors of rows or of columns, of length about 1."""
+    mean, scale = 0.0, 1.0
+    if is_learned:
+        with components:
+            mean = sample(f"{name}_mean", dist.Normal(0.0, 1.0))
+            scale = 1 / jnp.sqrt(sample(f"{name}_precision", dist.Gamma(1.0, 1.0)))
+    with items, components:
+        return sample(name, dist.Normal(mean / np.sqrt(items.size), scale / np.sqrt(items.size)))
+
+
+def _weights(name: str, items: plate, features: plate, precision: Any) -> Array:
+    """Weights of the features of the other side."""
+    with features:
+        precision = _drawn(f"{name}_precision", precision)
+    with items, features:
+        return sample(f"{name}_weights", dist.Normal(0.0, 1 / jnp.sqrt(precision)))
+
+
+def _with_constant(features, size: int, name: str) -> Array:
+    """Features with a column of ones before them."""
+    constant = jnp.ones((size, 1))
+    if features is None:
+        return constant
+    if jnp.ndim(features) != 2 or len(features) != size:
+        raise ValueError(f"bsvd {name}: found shape {jnp.shape(features)}, wanted ({size}, features).")
+    return jnp.concatenate([constant, jnp.asarray(features)], axis=1)
+
+
+def _drawn(name: str, value: Any) -> Any:
+    """A number as it is; a distribution becomes a latent site."""
+    return sample(name, value) if isinstance(value, dist.Distribution) else value
+
+
+def simulate(
+    rng_key: Array, num_rows: int = 30, num_columns: int = 20, observed: float = 0.5, num_components: int = 5, **options
+) -> dict[str, Any]:
+    """Data from the model itself, as the model's keyword arguments; precisions have priors that say more than `VAGUE` does.
+
+    :param observed: share of the entries, which are chosen at random.
+    :param options: other arguments of the model; they are returned beside the data.
+    """
+    entry_key, trials_key, model_key = random.split(rng_key, 3)
+    cells = num_rows * num_columns
+    chosen = jnp.sort(random.choice(entry_key, cells, (max(int(observed * cells), 1),), replace=False))
+    told: dict[str, Any] = {
+        "row": chosen // num_columns,
+        "column": chosen % num_columns,
+        "shape": (num_rows, num_columns),
+        "num_components": num_components,
+        "link": partial(gaussian, alpha=dist.Gamma(10.0, 1.0)),
+        "a": float(num_components),
+        "alpha_s": dist.Gamma(5.0, 5.0 * cells),
+        "precision": dist.Gamma(5.0, 5.0),
+        "intercept": dist.Normal(0.0, 1.0),
+        **options,
+    }
+    if told["link"] is binomial_probit and "trials" not in told:
+        told["trials"] = random.randint(trials_key, chosen.shape, 1, 10)
+    with seed(rng_seed=model_key):
+        return told | {"value": bsvd(**told)}
