@@ -62,7 +62,7 @@ class Chain:
     def start(self, rng_key: Array, init_params: Any) -> Any:
         state = self.kernel.init(rng_key, self.num_warmup, init_params, model_args=self.args, model_kwargs=self.kwargs)
         state = jax.tree.map(jnp.asarray, state)
-        self.data = self.kernel.data(self.args, self.kwargs) if hasattr(self.kernel, "data") else None
+        self.data = getattr(self.kernel, "data", lambda args, kwargs: None)(self.args, self.kwargs)
         position = getattr(state, self.kernel.sample_field)
         _check_start(self.kernel, position, init_params)
         known = {name: path for path, name in _statistics(state)}

@@ -78,7 +78,7 @@ class Crossed:
         """How many there are."""
         return len(program.arguments[self.by_entry[0]])
 
-    def at(self, program: Program, entries: Array) -> Program:
+    def at(self, program: Program, entries: Any) -> Program:
         """The model on some of the entries."""
         return program.with_arguments(**{name: jnp.asarray(program.arguments[name])[entries] for name in self.by_entry})
 
@@ -199,7 +199,7 @@ def _proposals(program: Program, observed: str, size: int):
         plates = list(dict.fromkeys(site.dims[0] for site in about if site.shape and site.dims[0] in program.plates and _is_real(site)))
         for pair in permutations(plates, 2):
             for index in permutations(indices, 2):
-                sides = tuple(_side(program, about, plate, arg) for plate, arg in zip(pair, index, strict=True))
+                sides = _side(program, about, pair[0], index[0]), _side(program, about, pair[1], index[1])
                 if plates.index(pair[0]) < plates.index(pair[1]) and all(vectors[side.index].max() < side.size for side in sides):
                     rest = [site for site in about if site.name not in (*sides[0].sites, *sides[1].sites)]
                     for components, shared in _of_the_rest(rest, sides, program):

@@ -151,8 +151,8 @@ def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Ar
     mean, scale = 0.0, 1.0
     if is_learned:
         with components:
-            mean = sample(f"{name}_mean", dist.Normal(0.0, 1.0))
-            scale = 1 / jnp.sqrt(sample(f"{name}_precision", dist.Gamma(1.0, 1.0)))
+            mean = sample(f"{name}_mean", dist.Normal(0.0, 0.3))
+            scale = 1 / jnp.sqrt(sample(f"{name}_precision", dist.Gamma(10.0, 10.0)))
     with items, components:
         return sample(name, dist.Normal(mean / np.sqrt(items.size), scale / np.sqrt(items.size)))
 

@@ -9,7 +9,7 @@ with slope and fall of the prior. Items are sorted into buckets by their number 
 through in chunks, so that memory stays small. Cost: 1.2 x entries x columns^2 + items x columns^3; memory: `CHUNK` numbers.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +25,8 @@ CHUNK = 2**20  # numbers of the padded table that are at hand at once
 class Bucket(NamedTuple):
     """Items with about as many entries."""
 
-    items: Array  # [chunk, item]; one beyond the last stands for none
-    entries: Array  # [chunk, item, entry]; one beyond the last stands for none
+    items: Any  # [chunk, item]; one beyond the last stands for none
+    entries: Any  # [chunk, item, entry]; one beyond the last stands for none
 
 
 def buckets(index: np.ndarray, num_items: int, num_columns: int) -> tuple[Bucket, ...]:

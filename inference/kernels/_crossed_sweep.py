@@ -13,7 +13,8 @@ from jax import Array, lax, random
 
 from inference._traced import is_traced
 from inference.crossed import FEW, Crossed
-from inference.kernels._crossed_components import born, rescaled, shifted, sums, switched
+from inference.kernels._crossed_births import born
+from inference.kernels._crossed_components import rescaled, shifted, sums, switched
 from inference.kernels._crossed_sides import buckets, steps
 from inference.latent_normal import hold, rebuilt, respond
 from inference.program import Program
@@ -54,10 +55,10 @@ class CrossedSweep:
             gaps.append(gap)
         values = values | switched(keys[3], crossed, program, values, sums(crossed, program, values, response, weight, eta))
         eta = crossed.predictor(program, values)
-        if crossed.components:
-            again = lambda i, at: born(random.fold_in(keys[4], i), crossed, program, at[0], response, weight, at[1])
+        if parts := crossed.components:
+            again = lambda i, at: born(random.fold_in(keys[4], i), crossed, parts, program, at[0], response, weight, at[1])
             values, eta = lax.fori_loop(0, self.num_births, again, (values, eta))
-            values = rescaled(keys[5], crossed, program, values)
+            values = rescaled(keys[5], crossed, parts, program, values)
         values = shifted(keys[6], crossed, program, values)
         return values, jnp.max(jnp.stack(gaps)), hold(program, crossed.observed, eta)
 
