@@ -1,9 +1,9 @@
 """BSVD: matrix completion by a singular value decomposition that learns its rank.
 
     z[k]    ~ Bernoulli(a / (a + b (K - 1)))             whether component k is there
-    s[k]    ~ HalfNormal(1 / sqrt(alpha_s))              its amplitude
-    u[i, k] ~ Normal(0, 1 / sqrt(I))                     its row factors
-    v[j, k] ~ Normal(0, 1 / sqrt(J))                     its column factors
+    s[k]    ~ HalfNormal(1 / sqrt(alpha_s))              its amplitude, the standard deviation of what it adds to an entry
+    u[i, k] ~ Normal(0, 1)                               its row factors
+    v[j, k] ~ Normal(0, 1)                               its column factors
     eta[i, j] = intercept + sum_k s[k] z[k] u[i, k] v[j, k] + row_weights[i] . C[j] + column_weights[j] . R[i]
     y[i, j] ~ Normal(eta[i, j], 1 / sqrt(alpha))         where observed; or a probit link
 
@@ -11,7 +11,8 @@ R and C are features of rows and columns, each with a constant first, so that ev
 feature's weights are Normal(0, 1 / sqrt(precision)). Only observed entries enter, as vectors `row`, `column`, `value`.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5. Its priors are the defaults; the Beta weight of each z is
-integrated out. Cost of a log density: entries x components.
+integrated out, and factors have variance 1, not 1 / I and 1 / J, which only changes the unit of s. Cost of a log density: entries x
+components.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
@@ -147,14 +147,14 @@ def bsvd(
 
 
 def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Array:
-    """Factors of rows or of columns, of length about 1."""
+    """Factors of rows or of columns, of variance about 1."""
     mean, scale = 0.0, 1.0
     if is_learned:
         with components:
             mean = sample(f"{name}_mean", dist.Normal(0.0, 0.3))
             scale = 1 / jnp.sqrt(sample(f"{name}_precision", dist.Gamma(10.0, 10.0)))
     with items, components:
-        return sample(name, dist.Normal(mean / np.sqrt(items.size), scale / np.sqrt(items.size)))
+        return sample(name, dist.Normal(mean, scale))
 
 
 def _weights(name: str, items: plate, features: plate, precision: Any) -> Array:
@@ -198,7 +198,7 @@ def simulate(
         "num_components": num_components,
         "link": partial(gaussian, alpha=dist.Gamma(10.0, 1.0)),
         "a": float(num_components),
-        "alpha_s": dist.Gamma(5.0, 5.0 * cells),
+        "alpha_s": dist.Gamma(5.0, 5.0),
         "precision": dist.Gamma(5.0, 5.0),
         "intercept": dist.Normal(0.0, 1.0),
         **options,

@@ -7,8 +7,8 @@ components costs nothing beside the sums. As a function of the amplitude x of co
 
 over the support of the amplitude, whose prior falls like that with p, q. A switch is drawn by (1), with its amplitude integrated out.
 
-Of factors and amplitude of a component only the product counts, (u, s) -> (c u, s / c), and the level of all entries may be that of a shared
-site or that of all items of a side; both move by the priors alone.
+Of factors and amplitude of a component only the product counts, (u, s) -> (c u, s / c), and the level of all entries may be that of a
+shared site or that of all items of a side; both move by the priors alone.
 
 Cost: entries x components^2 for the sums.
 """
