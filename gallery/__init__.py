@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gallery.aclass import AClassClassifier
+    from gallery.bsvd import BSVDCompleter
 
-WHERE = {"AClassClassifier": "gallery.aclass"}
+WHERE = {"AClassClassifier": "gallery.aclass", "BSVDCompleter": "gallery.bsvd"}
 
-__all__ = ["AClassClassifier"]
+__all__ = ["AClassClassifier", "BSVDCompleter"]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,17 +33,29 @@ def predictor(program: Program, site: str, values: Mapping[str, Any]) -> Array:
 
 
 def rebuilt(distribution, eta: Array):
-    """The same distribution with another predictor."""
+    """The same distribution, mask included, with another predictor."""
     base = unwrap(distribution)
     name, others = LINKS[type(base)]
-    return type(base)(**{name: eta}, **{other: getattr(base, other) for other in others}, validate_args=False)
+    return type(base)(**{name: eta}, **{other: getattr(base, other) for other in others}, validate_args=False).mask(_mask_of(distribution))
 
 
 def respond(rng_key: Array, distribution, value: Array) -> tuple[Array, Array]:
-    """Response and weight, for a draw of the latent Normal; of a Normal, the value itself and the precision."""
-    if isinstance(distribution, dist.Normal):
-        return value, jnp.broadcast_to(distribution.scale**-2.0, jnp.shape(value))
-    return distribution.augment(rng_key, value)
+    """Response and weight, for a draw of the latent Normal; of a Normal, the value itself and the precision. A masked value weighs 0."""
+    base, mask = unwrap(distribution), _mask_of(distribution)
+    if isinstance(base, dist.Normal):
+        response, weight = value, jnp.broadcast_to(base.scale**-2.0, jnp.shape(value))
+    else:
+        response, weight = base.augment(rng_key, value)
+    return jnp.where(mask, response, 0), jnp.where(mask, weight, 0)
+
+
+def _mask_of(distribution) -> Any:
+    """Which values count."""
+    mask = True
+    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        mask = mask & distribution._mask if isinstance(distribution, dist.MaskedDistribution) else mask
+        distribution = distribution.base_dist
+    return mask
 
 
 class _Hold(Messenger):

@@ -24,7 +24,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
 from numpyro import deterministic, plate
-from numpyro.handlers import seed
+from numpyro.handlers import mask, seed
 
 from inference.distributions import BinomialProbit, OrderedProbit
 from zoo.card import Card
@@ -103,6 +103,7 @@ def bsvd(
     *,
     shape: tuple[int, int],
     trials=None,
+    counts=True,
     link: Callable = gaussian,
     num_components: int = 50,
     a: float = 1.0,
@@ -119,6 +120,7 @@ def bsvd(
     :param row: row of each observed entry, 0 .. shape[0] - 1; `column` likewise.
     :param value: the observed entries; None: drawn.
     :param trials: of each entry, for `binomial_probit`.
+    :param counts: whether an entry counts; one that does not is as good as not observed.
     :param link: `(predictor, value, trials, entries) -> entries` observes them; its own parameters are given by `functools.partial`.
     :param num_components: K, more than there may be; `a` and `b` say how many to expect, a / b for a large K.
     :param row_features: R without its constant [row, feature], scaled to about 1; `column_features` C likewise.
@@ -143,7 +145,8 @@ def bsvd(
     column_weights = _weights("column", columns, of_rows, precision)
 
     effects = jnp.sum(row_weights[row] * c[column], -1) + jnp.sum(column_weights[column] * r[row], -1)
-    return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
+    with mask(mask=counts):
+        return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
 
 
 def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Array:

@@ -1,0 +1,82 @@
+"""Observed entries of a matrix, from what people keep them in.
+
+    entries = read_entries(X)                        # an array with NaN where missing, or a scipy sparse matrix: its stored entries
+    entries = read_entries((rows, columns, values))  # or (rows, columns, successes, trials)
+
+Refused by name: entries that occur twice, places outside of the shape, values that are no finite numbers, no entries at all. A row or a
+column without entries is allowed. Cost: a sort of the entries.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+__all__ = ["Entries", "read_entries", "read_places"]
+
+
+class Entries(NamedTuple):
+    """Vectors of one length, sorted by row."""
+
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    trials: np.ndarray | None
+    shape: tuple[int, int]
+
+
+def read_entries(X: Any, shape: tuple[int, int] | None = None) -> Entries:
+    """`shape` of the whole matrix; None: that of the array, or the smallest that has all entries."""
+    row, column, value, trials, own = _taken_apart(X)
+    row, column, shape = read_places(row, column, shape or own)
+    value = np.asarray(value, float)
+    if value.shape != row.shape:
+        raise ValueError(f"values: found shape {value.shape} beside {len(row)} rows, wanted one for each entry.")
+    if not len(row):
+        raise ValueError("X: found no observed entry, wanted at least one.")
+    if not np.isfinite(value).all():
+        i = int(np.argmax(~np.isfinite(value)))
+        raise ValueError(f"values: found {value[i]} at row {row[i]}, column {column[i]}; leave out what was not observed.")
+    order = np.lexsort((column, row))
+    row, column, value = row[order], column[order], value[order]
+    if (twice := (np.diff(row) == 0) & (np.diff(column) == 0)).any():
+        i = int(np.argmax(twice))
+        raise ValueError(
+            f"X: the entry at row {row[i]}, column {column[i]} occurs twice ({value[i]:g}, {value[i + 1]:g}); keep one of them."
+        )
+    return Entries(row, column, value, None if trials is None else np.asarray(trials, float)[order], shape)
+
+
+def read_places(rows: Any, columns: Any, shape: tuple[int, int] | None) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    """Rows and columns as integers inside of the shape."""
+    found = []
+    for i, (name, index) in enumerate((("rows", rows), ("columns", columns))):
+        index = np.atleast_1d(np.asarray(index))
+        if index.ndim != 1 or (index.dtype.kind not in "iu" and not (index.dtype.kind == "f" and np.array_equal(index, np.floor(index)))):
+            raise ValueError(f"{name}: found {index.dtype} of shape {index.shape}, wanted a vector of integers.")
+        most = np.inf if shape is None else shape[i]
+        if len(index) and (index.min() < 0 or index.max() >= most):
+            worst = index.min() if index.min() < 0 else index.max()
+            raise ValueError(f"{name}: found {worst}, wanted 0 to {most - 1:g}, the shape is {shape}.")
+        found.append(index.astype(np.int32))
+    if len(found[0]) != len(found[1]):
+        raise ValueError(f"rows, columns: found {len(found[0])} and {len(found[1])}, wanted as many of one as of the other.")
+    if shape is None:
+        shape = tuple(int(index.max(initial=-1)) + 1 for index in found)
+    return found[0], found[1], shape
+
+
+def _taken_apart(X: Any):
+    """Rows, columns, values, trials and the shape, None where it is not told."""
+    if scipy.sparse.issparse(X):
+        X = X.tocoo()
+        return X.row, X.col, X.data, None, X.shape
+    if isinstance(X, tuple):
+        if len(X) not in (3, 4):
+            raise ValueError(f"X: found a tuple of {len(X)}, wanted (rows, columns, values) or (rows, columns, successes, trials).")
+        return *X[:3], X[3] if len(X) == 4 else None, None
+    X = np.asarray(X, float)
+    if X.ndim != 2:
+        raise ValueError(f"X: found an array of {X.ndim} dimensions, wanted a matrix with NaN where an entry is missing, or a tuple.")
+    row, column = np.nonzero(~np.isnan(X))
+    return row, column, X[row, column], None, X.shape

@@ -1,0 +1,341 @@
+"""BSVD as an estimator: fills in a matrix of which some entries are known, says how sure it is, and which entry to ask for next.
+
+    completer = BSVDCompleter().fit(X)                       # NaN where missing; a scipy sparse matrix; or (rows, columns, values)
+    mean, std = completer.predict(rows, columns, return_std=True)
+    rows, columns = completer.suggest(5)                     # the entries that would tell most
+    completer.posterior_                                     # ArviZ: the rank, the noise, the singular values
+
+The model is `zoo.bsvd`, with row and column effects; `ConditionalGibbs` draws from its posterior. Real entries are standardised first, so
+that amplitudes and precisions in `posterior_` are in units of their standard deviation. Cost of a sweep: entries x components^2, and
+(rows + columns) x components^3; memory: the entries a few times over, and (rows + columns) x components numbers for each draw.
+
+Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import random
+from numpyro import distributions as dist
+from numpyro.infer import NUTS
+from numpyro.infer.gibbs import Gibbs
+from numpyro.infer.mcmc import MCMCKernel
+from scipy.sparse import coo_matrix
+from scipy.sparse.linalg import svds
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from gallery._entries import Entries, read_entries, read_places
+from gallery._suggest import most_informative
+from inference import ConditionalGibbs, Driver, Program
+from inference.crossed import chunks
+from inference.sites import unwrap
+from zoo.bsvd import binomial_probit, bsvd, gaussian, ordered_probit
+
+__all__ = ["BSVDCompleter"]
+
+FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
+NUM_STARTED = 10  # components at the start
+MANY = 100_000  # entries from which on single precision is enough
+NUM_PROBES = 20
+LINKS = ("gaussian", "ordered", "binomial")
+MOST_CANDIDATES = 20_000
+MOST_AT_ONCE = 8192  # entries
+
+
+class BSVDCompleter(BaseEstimator):
+    """Completes a matrix by components whose number is learned.
+
+    :param shape: (rows, columns) of the matrix, where the entries do not tell.
+    :param link: "gaussian" for real entries, "ordered" for integer levels such as ratings, "binomial" for successes of trials.
+    :param num_components: more than there may be.
+    :param a: with `b`, how many components to expect: a / b.
+    :param row_features: [row, feature], `column_features` [column, feature]; they are standardised.
+    :param missingness: how many left and right singular vectors of which entries are known are features as well.
+    :param learn_factors: learns means and precisions of the factors.
+    :param num_warmup: sweeps before the first draw, `num_samples` draws, one every `thinning` sweeps.
+    :param dtype: "float32", "float64", or None: float64 below 100 000 entries. Entries without noise need float64.
+    :param random_state: integer, `RandomState` or None.
+
+    Attributes: `shape_`, `rank_` (posterior mode), `levels_` (of an ordered link), `posterior_`.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int] | None = None,
+        *,
+        link: str = "gaussian",
+        num_components: int = 50,
+        a: float = 1.0,
+        b: float = 1.0,
+        row_features: Any = None,
+        column_features: Any = None,
+        missingness: int = 0,
+        learn_factors: bool = False,
+        num_warmup: int = 200,
+        num_samples: int = 300,
+        thinning: int = 1,
+        num_chains: int = 1,
+        dtype: str | None = None,
+        max_time: float | None = None,
+        progress_bar: bool = False,
+        random_state: Any = None,
+    ):
+        self.shape, self.link, self.num_components, self.a, self.b = shape, link, num_components, a, b
+        self.row_features, self.column_features, self.missingness = row_features, column_features, missingness
+        self.learn_factors, self.num_warmup, self.num_samples, self.thinning = learn_factors, num_warmup, num_samples, thinning
+        self.num_chains, self.dtype, self.max_time, self.progress_bar = num_chains, dtype, max_time, progress_bar
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> "BSVDCompleter":
+        """Learn from the observed entries.
+
+        :param X: a matrix with NaN where missing, a scipy sparse matrix whose stored entries are the observed ones, or
+            (rows, columns, values); with the binomial link (rows, columns, successes, trials).
+        """
+        entries = read_entries(X, self.shape)
+        link, entries = self._linked(entries)
+        with jax.enable_x64(self._is_double(entries)):
+            arguments = self._model_arguments(entries, link)
+            driver = Driver(
+                self._kernel(arguments),
+                num_warmup=self.num_warmup,
+                num_samples=self.num_samples * self.thinning,
+                thinning=self.thinning,
+                num_chains=self.num_chains,
+                progress_bar=self.progress_bar,
+                max_time=self.max_time,
+            )
+            on = np.broadcast_to(np.arange(self.num_components) < NUM_STARTED, (self.num_chains, self.num_components)).astype(int)
+            tree = driver.run(self._seed(), init_params={"z": on if self.num_chains > 1 else on[0]}, **arguments)
+        self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
+        self._draws = {name: np.concatenate(tree["posterior"][name].values) for name in tree["posterior"].data_vars}
+        self.posterior_ = self._told(tree)
+        self.rank_ = int(np.bincount(self._draws["rank"].astype(int)).argmax())
+        return self
+
+    @staticmethod
+    def _kernel(arguments: dict[str, Any]) -> MCMCKernel:
+        """NUTS moves the gaps between the cutpoints, if any; their conditional is of no family."""
+        gibbs = ConditionalGibbs(bsvd, route="crossed")
+        sites = Program(bsvd, **arguments).latent
+        if "gaps" not in sites:
+            return gibbs
+        return Gibbs([(gibbs, [name for name in sites if name != "gaps"]), (NUTS(bsvd), ["gaps"])])
+
+    # What the model is given.
+
+    def _linked(self, entries: Entries) -> tuple[Callable, Entries]:
+        """The link, and the entries as it takes them."""
+        if self.link not in LINKS:
+            raise ValueError(f"link: found {self.link!r}, wanted one of {sorted(LINKS)}.")
+        if (entries.trials is not None) != (self.link == "binomial"):
+            raise ValueError(
+                f"X: the {self.link} link wants (rows, columns, {'successes, trials' if self.link == 'binomial' else 'values'})."
+            )
+        self._shift, self._scale = 0.0, 1.0
+        if self.link == "gaussian":
+            self._shift, self._scale = float(entries.value.mean()), float(entries.value.std()) or 1.0
+            return gaussian, self._coded(entries)
+        _refuse_parts(entries.value, "values", entries)
+        if self.link == "ordered":
+            self.levels_ = np.unique(entries.value).astype(int)
+            if len(self.levels_) < 2:
+                raise ValueError(f"values: found the one level {self.levels_[0]}, wanted two at least.")
+            return partial(ordered_probit, num_levels=len(self.levels_)), self._coded(entries)
+        return binomial_probit, self._coded(entries)
+
+    def _coded(self, entries: Entries) -> Entries:
+        """Entries in the model's unit."""
+        if self.link == "gaussian":
+            return entries._replace(value=(entries.value - self._shift) / self._scale)
+        _refuse_parts(entries.value, "values", entries)
+        if self.link == "ordered":
+            if not np.isin(entries.value, self.levels_).all():
+                i = int(np.argmax(~np.isin(entries.value, self.levels_)))
+                raise ValueError(f"values: found the level {entries.value[i]:g}, wanted one of those that were learned, {self.levels_}.")
+            return entries._replace(value=np.searchsorted(self.levels_, entries.value))
+        _refuse_parts(entries.trials, "trials", entries)
+        if (bad := (entries.value < 0) | (entries.value > entries.trials)).any():
+            i = int(np.argmax(bad))
+            place = f"row {entries.row[i]}, column {entries.column[i]}"
+            raise ValueError(f"X: found {entries.value[i]:g} successes of {entries.trials[i]:g} trials at {place}.")
+        return entries._replace(value=entries.value.astype(int), trials=entries.trials.astype(int))
+
+    def _is_double(self, entries: Entries) -> bool:
+        if self.dtype not in (None, "float32", "float64"):
+            raise ValueError(f"dtype: found {self.dtype!r}, wanted 'float32', 'float64' or None.")
+        return len(entries.value) < MANY if self.dtype is None else self.dtype == "float64"
+
+    def _model_arguments(self, entries: Entries, link: Callable) -> dict[str, Any]:
+        of_rows, of_columns = _missingness(entries, self.missingness)
+        features = {"row_features": (self.row_features, of_rows), "column_features": (self.column_features, of_columns)}
+        return {
+            **_places(entries.row, entries.column, entries.value, entries.trials),
+            "shape": entries.shape,
+            "link": link,
+            "num_components": self.num_components,
+            "a": self.a,
+            "b": self.b,
+            "learn_factors": self.learn_factors,
+            **({} if self.link == "gaussian" else dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 1.0))),  # the noise is the unit
+            **{name: _standardised(parts, size, name) for (name, parts), size in zip(features.items(), entries.shape, strict=True)},
+        }
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _told(self, tree: xr.DataTree) -> xr.DataTree:
+        """The run's tree: what is identified in `posterior`, the raw factors in `not_identified`."""
+        posterior = tree["posterior"].to_dataset()
+        raw = [name for name in FACTORS if name in posterior]
+        singular = np.array(
+            [
+                [_singular_values(*each) for each in zip(*one, strict=True)]
+                for one in zip(*(posterior[name].values for name in "uvsz"), strict=True)
+            ]
+        )
+        posterior["singular_value"] = (("chain", "draw", "order"), singular)
+        rng = np.random.default_rng(0)
+        places = [rng.integers(size, size=NUM_PROBES) for size in self.shape_]
+        mean = self._over_draws(lambda fn: self._moments(fn)[0], *places)
+        posterior["prediction"] = (("chain", "draw", "probe"), mean.reshape(*singular.shape[:2], -1))
+        tree["constant_data"] = xr.DataTree(
+            tree["constant_data"].to_dataset().assign(probe_row=("probe", places[0]), probe_column=("probe", places[1]))
+        )
+        tree["not_identified"] = xr.DataTree(posterior[raw])
+        tree["posterior"] = xr.DataTree(posterior.drop_vars(raw))
+        tree.attrs |= {"shift": self._shift, "scale": self._scale}
+        return tree
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "posterior_")
+
+    # Asking.
+
+    def predict(self, rows: Any, columns: Any, return_std: bool = False) -> Any:
+        """Expected entries, in their own unit; with the binomial link the probability of success.
+
+        :param return_std: the standard deviation of an entry as well, noise included; with the binomial link that of the probability.
+        """
+        check_is_fitted(self)
+        rows, columns, _ = read_places(rows, columns, self.shape_)
+        mean, square = (part.mean(0) for part in self._over_draws(self._moments, rows, columns))
+        return (mean, np.sqrt(np.maximum(square - mean**2, 0))) if return_std else mean
+
+    def sample(self, rows: Any, columns: Any, n: int = 100) -> np.ndarray:
+        """Draws of entries from their posterior predictive distribution, [draw, entry]; with the binomial link of one trial."""
+        check_is_fitted(self)
+        rows, columns, _ = read_places(rows, columns, self.shape_)
+        rng = np.random.default_rng(self._seed())
+        which = rng.integers(len(self._draws["rank"]), size=n)
+        drawn = self._over_draws(lambda fn, key: fn.sample(key), rows, columns, which, random.key(int(rng.integers(2**31))))
+        return self.levels_[drawn] if self.link == "ordered" else drawn * self._scale + self._shift
+
+    def suggest(self, n: int = 1, *, candidates: Any = None, is_correlated: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the n entries to ask for next.
+
+        :param candidates: (rows, columns) among which to choose; None: all that are not observed, or `MOST_CANDIDATES` of these by chance.
+        :param is_correlated: chooses entries that are uncertain given the others chosen; False: those of largest standard deviation.
+        """
+        check_is_fitted(self)
+        rows, columns = self._unobserved() if candidates is None else read_places(*candidates, self.shape_)[:2]
+        if not 1 <= n <= len(rows):
+            raise ValueError(f"n: found {n}, wanted 1 to {len(rows)}, as many as there are candidates.")
+        eta = self._over_draws(lambda fn: getattr(fn, "loc", getattr(fn, "predictor", None)), rows, columns)
+        noise = float(np.mean(1 / self._draws["alpha"])) if "alpha" in self._draws else 1.0
+        chosen = most_informative(eta, noise, n, is_correlated=is_correlated)
+        return rows[chosen], columns[chosen]
+
+    def _unobserved(self) -> tuple[np.ndarray, np.ndarray]:
+        known = self._entries.row.astype(np.int64) * self.shape_[1] + self._entries.column
+        total, rng = self.shape_[0] * self.shape_[1], np.random.default_rng(self._seed())
+        few = total <= 10 * MOST_CANDIDATES
+        cells = np.arange(total) if few else np.unique(rng.integers(total, size=2 * MOST_CANDIDATES))
+        cells = rng.permutation(np.setdiff1d(cells, known))[:MOST_CANDIDATES]
+        return tuple(part.astype(np.int32) for part in np.divmod(np.sort(cells), self.shape_[1]))
+
+    def _moments(self, fn: Any) -> tuple[Any, Any]:
+        """Mean and mean square of entries given a draw, in their own unit."""
+        if self.link == "gaussian":
+            mean = fn.loc * self._scale + self._shift
+            return mean, mean**2 + (fn.scale * self._scale) ** 2
+        if self.link == "binomial":
+            success = jnp.exp(fn.log_prob(jnp.ones_like(fn.trials)))
+            return success, success**2
+        share = jnp.exp(jnp.stack([fn.log_prob(jnp.full(fn.batch_shape, level)) for level in range(len(self.levels_))], axis=-1))
+        return share @ self.levels_, share @ self.levels_**2
+
+    def _over_draws(self, function: Callable, rows: np.ndarray, columns: np.ndarray, which: Any = slice(None), rng_key: Any = None) -> Any:
+        """`function(distribution)` of entries at each draw, or `function(distribution, key)`: [draw, entry]."""
+        arguments = self._arguments_
+        size = min(len(rows), MOST_AT_ONCE)
+
+        @jax.jit
+        def at(draws, keys, row, column):
+            def one(draw):
+                values, key = draw
+                trials = None if arguments.get("trials") is None else jnp.ones_like(row)
+                program = Program(bsvd, **arguments | _places(row, column, jnp.zeros(row.shape, self._entries.value.dtype), trials))
+                fn = unwrap(program.trace(values)[program.observed[0]]["fn"])
+                return function(fn) if rng_key is None else function(fn, key)
+
+            return jax.lax.map(one, (draws, keys))
+
+        with jax.enable_x64(self._draws["s"].dtype == np.float64):
+            draws = {name: jnp.asarray(values[which]) for name, values in self._draws.items() if name != "rank"}
+            keys = random.split(random.key(0) if rng_key is None else rng_key, len(draws["s"]))
+            parts = [at(draws, keys, rows[index], columns[index]) for index in np.asarray(chunks(len(rows), size))]
+            join = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=1)[:, : len(rows)]
+            return jax.tree.map(join, *parts)
+
+
+def _places(row, column, value, trials) -> dict[str, Any]:
+    given = {"row": row, "column": column, "value": value, "trials": trials}
+    return {name: jnp.asarray(values) for name, values in given.items() if values is not None}
+
+
+def _refuse_parts(values: np.ndarray, name: str, entries: Entries) -> None:
+    if (parts := values != np.floor(values)).any():
+        i = int(np.argmax(parts))
+        raise ValueError(
+            f"{name}: found {values[i]:g} at row {entries.row[i]}, column {entries.column[i]}, wanted integers under a probit link."
+        )
+
+
+def _standardised(parts: tuple, size: int, name: str) -> np.ndarray | None:
+    """Features side by side, each of mean 0 and deviation 1; one that does not vary is left out."""
+    found = [np.asarray(part, float) for part in parts if part is not None]
+    for part in found:
+        if part.ndim != 2 or len(part) != size or not np.isfinite(part).all():
+            raise ValueError(f"{name}: found shape {part.shape}, wanted ({size}, features), all finite.")
+    if not found:
+        return None
+    joined = np.concatenate(found, axis=1)
+    varies = joined.std(0) > 0
+    return (joined[:, varies] - joined[:, varies].mean(0)) / joined[:, varies].std(0) if varies.any() else None
+
+
+def _missingness(entries: Entries, width: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Leading singular vectors, of rows and of columns, of the matrix that is 1 where an entry is known."""
+    if width == 0:
+        return None, None
+    if not 0 < width < min(entries.shape):
+        raise ValueError(f"missingness: found {width}, wanted 0 to {min(entries.shape) - 1}, less than rows and columns.")
+    known = coo_matrix((np.ones(len(entries.row)), (entries.row, entries.column)), shape=entries.shape)
+    left, _, right = svds(known.tocsr(), k=width, random_state=0)
+    return left, right.T
+
+
+def _singular_values(u: np.ndarray, v: np.ndarray, s: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Of u diag(s z) v', the largest first, without ever making the matrix."""
+    on = z > 0
+    left, right = (np.linalg.qr(factor[:, on], mode="r") for factor in (u, v))
+    found = np.linalg.svd((left * s[on]) @ right.T, compute_uv=False) if on.any() else np.zeros(0)
+    return np.pad(found, (0, len(z) - len(found)))
