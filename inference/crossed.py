@@ -109,6 +109,14 @@ class Crossed:
         _, slope = jax.linearize(lambda x: predictor(program, self.observed, {**values, **place(x), **fixed}), start)
         return jax.vmap(slope)(jnp.eye(len(start), dtype=start.dtype)).T
 
+    def products(self, program: Program, values: Mapping[str, Any]) -> Array:
+        """The same by (2), which is proved, at less cost."""
+        if not self.components:
+            return self.slopes(program, values)
+        at = zip(self.components.factors, self.sides, strict=True)
+        left, right = (values[name][jnp.asarray(program.arguments[side.index])] for name, side in at)
+        return jnp.concatenate([left * right, replace(self, components=None).slopes(program, values)], axis=1)
+
     def global_values(self, values: Mapping[str, Any]):
         """Amplitudes and shared sites as one vector, and the way back to a dictionary."""
         names = ((self.components.amplitude,) if self.components else ()) + self.shared

@@ -22,7 +22,7 @@ from inference.program import Program
 
 __all__ = ["born"]
 
-NUM_ROUNDS = 15  # of alternating least squares, for the leading pair
+NUM_ROUNDS = 12  # of alternating least squares, for the leading pair
 SPREAD = 0.3  # of a proposed amplitude, in logarithms
 RIDGE = 0.1  # of the leading pair, as a share of the mean precision
 TINY = 1e-30
@@ -109,8 +109,8 @@ class _Proposal(NamedTuple):
         length = jnp.ones_like(expected[0])
         for i in range(1, 2 * NUM_ROUNDS):
             x, at, size = factor[index[i % 2]], index[1 - i % 2], len((prior.u, prior.v)[1 - i % 2].p)
-            square = segment_sum(weight * x * x, at, size)
-            factor = segment_sum(weight * residual * x, at, size) / (square + RIDGE * jnp.mean(square) + TINY)
+            product, square = segment_sum(jnp.stack([weight * residual * x, weight * x * x], axis=1), at, size).T
+            factor = product / (square + RIDGE * jnp.mean(square) + TINY)
             length = jnp.linalg.norm(factor) + TINY
             factor = factor / length
         return cls(length / (expected[0] * expected[1]), x * expected[1], prior, index, residual, weight)

@@ -37,7 +37,7 @@ def sums(crossed: Crossed, program: Program, values: dict[str, Any], response: A
 
     def add(total, chunk):
         entries, is_there = chunk
-        slopes = crossed.slopes(crossed.at(program, entries), values)
+        slopes = crossed.products(crossed.at(program, entries), values)
         weighted = slopes * (weight[entries] * is_there)[:, None]
         rest = response[entries] - eta[entries] + slopes @ now
         return (total[0] + weighted.T @ slopes, total[1] + rest @ weighted), None
@@ -97,8 +97,8 @@ class Tilted(NamedTuple):
 
     def given(self, x: Array, index: Array, residual: Array, weight: Array) -> "Tilted":
         """With entries that are x times the element they belong to."""
-        total = lambda part: segment_sum(part, index, len(self.p))
-        return self._replace(p=self.p + total(weight * residual * x), q=self.q + total(weight * x * x))
+        p, q = segment_sum(jnp.stack([weight * residual * x, weight * x * x], axis=1), index, len(self.p)).T
+        return self._replace(p=self.p + p, q=self.q + q)
 
 
 def rescaled(rng_key: Array, crossed: Crossed, components: Components, program: Program, values: dict[str, Any]) -> dict[str, Any]:

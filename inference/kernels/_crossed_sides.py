@@ -18,8 +18,8 @@ from jax.lax.linalg import cholesky, triangular_solve
 
 __all__ = ["Bucket", "buckets", "normal_equations", "steps"]
 
-SHORTEST, GROWTH = 8, 1.5  # lengths of the buckets
-CHUNK = 2**20  # numbers of the padded table that are at hand at once
+SHORTEST, GROWTH = 8, 1.4  # lengths of the buckets
+CHUNK = 2**18  # numbers of the padded table that are at hand at once
 
 
 class Bucket(NamedTuple):

@@ -22,12 +22,15 @@ from inference.sites import StructureError
 
 __all__ = ["CrossedSweep"]
 
+MANY, LEAST = 100_000, 0.25  # entries from which on births are rarer, for they cost as much as a side; how rare at most
+
 
 class CrossedSweep:
-    """What a program's entries need for a sweep; `num_births` components try to be born or to die in each."""
+    """What a program's entries need for a sweep; `num_births` components try to be born or to die in each, a fraction is a chance."""
 
-    def __init__(self, crossed: Crossed, program: Program, num_births: int):
-        self.crossed, self.num_births = crossed, num_births
+    def __init__(self, crossed: Crossed, program: Program, num_births: float | None):
+        usual = min(1.0, max(MANY / crossed.num_entries(program), LEAST))
+        self.crossed, self.num_births = crossed, usual if num_births is None else num_births
         self._index = [program.arguments[side.index] for side in crossed.sides]
         if is_traced(self._index):
             raise StructureError(
@@ -46,7 +49,7 @@ class CrossedSweep:
     def draw(self, rng_key: Array, program: Program, values: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Array, Program]:
         """All values after a sweep, the largest gap met, and the model with the predictor as it then is."""
         crossed, program = self.crossed, program.with_arguments(**data["arguments"])
-        eta, keys = crossed.predictor(program, values), random.split(rng_key, 7)
+        eta, keys = crossed.predictor(program, values), random.split(rng_key, 8)
         site = program.trace(values)[crossed.observed]
         response, weight = respond(keys[0], rebuilt(site["fn"], eta), site["value"])
         gaps = []
@@ -57,7 +60,9 @@ class CrossedSweep:
         eta = crossed.predictor(program, values)
         if parts := crossed.components:
             again = lambda i, at: born(random.fold_in(keys[4], i), crossed, parts, program, at[0], response, weight, at[1])
-            values, eta = lax.fori_loop(0, self.num_births, again, (values, eta))
+            whole, rest = divmod(self.num_births, 1)
+            num_births = int(whole) + random.bernoulli(keys[7], rest).astype(jnp.int32)
+            values, eta = lax.fori_loop(0, num_births, again, (values, eta))
             values = rescaled(keys[5], crossed, parts, program, values)
         values = shifted(keys[6], crossed, program, values)
         return values, jnp.max(jnp.stack(gaps)), hold(program, crossed.observed, eta)

@@ -56,7 +56,7 @@ def shelves(reader, book, stars, notes=None, *, sizes=(6, 5), num_topics=3, **ed
 
 WHOLE = {
     "switch": lambda num_topics: dist.Bernoulli(0.4),
-    "amplitude": lambda read: dist.HalfNormal(2.0),
+    "amplitude": lambda read: dist.HalfNormal(1.5),
     "more": lambda read, force: None,
     "level": lambda read: dist.Normal(0.5, 1.0),
     "taste": lambda read: dist.Normal(0.0, 0.4),
