@@ -61,9 +61,8 @@ def read_places(rows: Any, columns: Any, shape: tuple[int, int] | None) -> tuple
         found.append(index.astype(np.int32))
     if len(found[0]) != len(found[1]):
         raise ValueError(f"rows, columns: found {len(found[0])} and {len(found[1])}, wanted as many of one as of the other.")
-    if shape is None:
-        shape = tuple(int(index.max(initial=-1)) + 1 for index in found)
-    return found[0], found[1], shape
+    smallest = int(found[0].max(initial=-1)) + 1, int(found[1].max(initial=-1)) + 1
+    return found[0], found[1], smallest if shape is None else shape
 
 
 def _taken_apart(X: Any):

@@ -115,7 +115,7 @@ class BSVDCompleter(BaseEstimator):
             on = np.broadcast_to(np.arange(self.num_components) < NUM_STARTED, (self.num_chains, self.num_components)).astype(int)
             tree = driver.run(self._seed(), init_params={"z": on if self.num_chains > 1 else on[0]}, **arguments)
         self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
-        self._draws = {name: np.concatenate(tree["posterior"][name].values) for name in tree["posterior"].data_vars}
+        self._draws = {str(name): np.concatenate(draws.values) for name, draws in tree["posterior"].to_dataset().items()}
         self.posterior_ = self._told(tree)
         self.rank_ = int(np.bincount(self._draws["rank"].astype(int)).argmax())
         return self
@@ -161,12 +161,14 @@ class BSVDCompleter(BaseEstimator):
                 i = int(np.argmax(~np.isin(entries.value, self.levels_)))
                 raise ValueError(f"values: found the level {entries.value[i]:g}, wanted one of those that were learned, {self.levels_}.")
             return entries._replace(value=np.searchsorted(self.levels_, entries.value))
-        _refuse_parts(entries.trials, "trials", entries)
-        if (bad := (entries.value < 0) | (entries.value > entries.trials)).any():
+        trials = np.asarray(entries.trials)
+        _refuse_parts(trials, "trials", entries)
+        if (bad := (entries.value < 0) | (entries.value > trials)).any():
             i = int(np.argmax(bad))
-            place = f"row {entries.row[i]}, column {entries.column[i]}"
-            raise ValueError(f"X: found {entries.value[i]:g} successes of {entries.trials[i]:g} trials at {place}.")
-        return entries._replace(value=entries.value.astype(int), trials=entries.trials.astype(int))
+            raise ValueError(
+                f"X: found {entries.value[i]:g} successes of {trials[i]:g} trials at row {entries.row[i]}, column {entries.column[i]}."
+            )
+        return entries._replace(value=entries.value.astype(int), trials=trials.astype(int))
 
     def _is_double(self, entries: Entries) -> bool:
         if self.dtype not in (None, "float32", "float64"):
@@ -259,7 +261,8 @@ class BSVDCompleter(BaseEstimator):
         few = total <= 10 * MOST_CANDIDATES
         cells = np.arange(total) if few else np.unique(rng.integers(total, size=2 * MOST_CANDIDATES))
         cells = rng.permutation(np.setdiff1d(cells, known))[:MOST_CANDIDATES]
-        return tuple(part.astype(np.int32) for part in np.divmod(np.sort(cells), self.shape_[1]))
+        rows, columns = np.divmod(np.sort(cells), self.shape_[1])
+        return rows.astype(np.int32), columns.astype(np.int32)
 
     def _moments(self, fn: Any) -> tuple[Any, Any]:
         """Mean and mean square of entries given a draw, in their own unit."""

@@ -60,7 +60,7 @@ class CrossedSweep:
         eta = crossed.predictor(program, values)
         if parts := crossed.components:
             again = lambda i, at: born(random.fold_in(keys[4], i), crossed, parts, program, at[0], response, weight, at[1])
-            whole, rest = divmod(self.num_births, 1)
+            whole, rest = divmod(float(self.num_births), 1)
             num_births = int(whole) + random.bernoulli(keys[7], rest).astype(jnp.int32)
             values, eta = lax.fori_loop(0, num_births, again, (values, eta))
             values = rescaled(keys[5], crossed, parts, program, values)
