@@ -12,8 +12,8 @@ that amplitudes and precisions in `posterior_` are in units of their standard de
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5.
 """
 
+import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -25,18 +25,19 @@ from numpyro import distributions as dist
 from numpyro.infer import NUTS
 from numpyro.infer.gibbs import Gibbs
 from numpyro.infer.mcmc import MCMCKernel
-from scipy.sparse import coo_matrix
-from scipy.sparse.linalg import svds
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from gallery._entries import Entries, read_entries, read_places
+from gallery._features import Features, missingness
+from gallery._links import LINKS, Gaussian, Link
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
 from inference.crossed import chunks
+from inference.kernels.conditional_gibbs import draw_items
 from inference.sites import unwrap
-from zoo.bsvd import binomial_probit, bsvd, gaussian, ordered_probit
+from zoo.bsvd import bsvd
 
 __all__ = ["BSVDCompleter"]
 
@@ -44,7 +45,6 @@ FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")
 NUM_STARTED = 10  # components at the start
 MANY = 100_000  # entries from which on single precision is enough
 NUM_PROBES = 20
-LINKS = ("gaussian", "ordered", "binomial")
 MOST_CANDIDATES = 20_000
 MOST_AT_ONCE = 8192  # entries
 
@@ -63,7 +63,7 @@ class BSVDCompleter(BaseEstimator):
     :param dtype: "float32", "float64", or None: float64 below 100 000 entries. Entries without noise need float64.
     :param random_state: integer, `RandomState` or None.
 
-    Attributes: `shape_`, `rank_` (posterior mode), `levels_` (of an ordered link), `posterior_`.
+    Attributes: `shape_`, `rank_` (posterior mode), `posterior_`.
     """
 
     def __init__(
@@ -100,9 +100,10 @@ class BSVDCompleter(BaseEstimator):
             (rows, columns, values); with the binomial link (rows, columns, successes, trials).
         """
         entries = read_entries(X, self.shape)
-        link, entries = self._linked(entries)
+        self._link = self._learned_link(entries)
+        entries = self._link.coded(entries)
         with jax.enable_x64(self._is_double(entries)):
-            arguments = self._model_arguments(entries, link)
+            arguments = self._model_arguments(entries)
             driver = Driver(
                 self._kernel(arguments),
                 num_warmup=self.num_warmup,
@@ -129,65 +130,60 @@ class BSVDCompleter(BaseEstimator):
             return gibbs
         return Gibbs([(gibbs, [name for name in sites if name != "gaps"]), (NUTS(bsvd), ["gaps"])])
 
+    def fold_in(self, X: Any, row_features: Any = None) -> "BSVDCompleter":
+        """A completer of other rows, known by a few entries each: their factors given what was learned, without learning anew.
+
+        :param X: entries as in `fit`, of new rows 0, 1, ... and the same columns.
+        :param row_features: of the new rows, in the unit of those that were learned.
+        """
+        check_is_fitted(self)
+        if self.missingness:
+            raise ValueError("fold_in: which entries of a new row are known is no feature yet; fit with missingness=0, or fit again.")
+        if (row_features is None) != (self.row_features is None):
+            raise ValueError(f"row_features: {'wanted those of the new rows' if row_features is None else 'found some, learned none'}.")
+        entries = read_entries(X)
+        if entries.shape[1] > self.shape_[1]:
+            raise ValueError(f"X: found {entries.shape[1]} columns, wanted {self.shape_[1]}.")
+        new = copy.copy(self)
+        new.shape_ = entries.shape[0], self.shape_[1]
+        new._entries = self._link.coded(entries._replace(shape=new.shape_))
+        features = None if self._row_unit is None else self._row_unit.coded(row_features)
+        with jax.enable_x64(self._draws["s"].dtype == np.float64):
+            given = _places(new._entries.row, new._entries.column, new._entries.value, new._entries.trials)
+            new._arguments_ = self._arguments_ | given | {"shape": new.shape_, "row_features": features}
+            drawn = draw_items(random.key(self._seed()), Program(bsvd, **new._arguments_), self._draws, "row")
+        new._draws = self._draws | {name: np.asarray(values) for name, values in drawn.items()}
+        return new
+
     # What the model is given.
 
-    def _linked(self, entries: Entries) -> tuple[Callable, Entries]:
-        """The link, and the entries as it takes them."""
+    def _learned_link(self, entries: Entries) -> Link:
         if self.link not in LINKS:
             raise ValueError(f"link: found {self.link!r}, wanted one of {sorted(LINKS)}.")
         if (entries.trials is not None) != (self.link == "binomial"):
-            raise ValueError(
-                f"X: the {self.link} link wants (rows, columns, {'successes, trials' if self.link == 'binomial' else 'values'})."
-            )
-        self._shift, self._scale = 0.0, 1.0
-        if self.link == "gaussian":
-            self._shift, self._scale = float(entries.value.mean()), float(entries.value.std()) or 1.0
-            return gaussian, self._coded(entries)
-        _refuse_parts(entries.value, "values", entries)
-        if self.link == "ordered":
-            self.levels_ = np.unique(entries.value).astype(int)
-            if len(self.levels_) < 2:
-                raise ValueError(f"values: found the one level {self.levels_[0]}, wanted two at least.")
-            return partial(ordered_probit, num_levels=len(self.levels_)), self._coded(entries)
-        return binomial_probit, self._coded(entries)
-
-    def _coded(self, entries: Entries) -> Entries:
-        """Entries in the model's unit."""
-        if self.link == "gaussian":
-            return entries._replace(value=(entries.value - self._shift) / self._scale)
-        _refuse_parts(entries.value, "values", entries)
-        if self.link == "ordered":
-            if not np.isin(entries.value, self.levels_).all():
-                i = int(np.argmax(~np.isin(entries.value, self.levels_)))
-                raise ValueError(f"values: found the level {entries.value[i]:g}, wanted one of those that were learned, {self.levels_}.")
-            return entries._replace(value=np.searchsorted(self.levels_, entries.value))
-        trials = np.asarray(entries.trials)
-        _refuse_parts(trials, "trials", entries)
-        if (bad := (entries.value < 0) | (entries.value > trials)).any():
-            i = int(np.argmax(bad))
-            raise ValueError(
-                f"X: found {entries.value[i]:g} successes of {trials[i]:g} trials at row {entries.row[i]}, column {entries.column[i]}."
-            )
-        return entries._replace(value=entries.value.astype(int), trials=trials.astype(int))
+            raise ValueError(f"X: the {self.link} link wants {LINKS[self.link].wanted}.")
+        return LINKS[self.link].learn(entries)
 
     def _is_double(self, entries: Entries) -> bool:
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype: found {self.dtype!r}, wanted 'float32', 'float64' or None.")
         return len(entries.value) < MANY if self.dtype is None else self.dtype == "float64"
 
-    def _model_arguments(self, entries: Entries, link: Callable) -> dict[str, Any]:
-        of_rows, of_columns = _missingness(entries, self.missingness)
-        features = {"row_features": (self.row_features, of_rows), "column_features": (self.column_features, of_columns)}
+    def _model_arguments(self, entries: Entries) -> dict[str, Any]:
+        of_rows, of_columns = missingness(entries, self.missingness)
+        self._row_unit, rows = Features.learn([self.row_features, of_rows], entries.shape[0], "row_features")
+        _, columns = Features.learn([self.column_features, of_columns], entries.shape[1], "column_features")
         return {
             **_places(entries.row, entries.column, entries.value, entries.trials),
             "shape": entries.shape,
-            "link": link,
+            "link": self._link.model,
             "num_components": self.num_components,
             "a": self.a,
             "b": self.b,
+            "row_features": rows,
+            "column_features": columns,
             "learn_factors": self.learn_factors,
             **({} if self.link == "gaussian" else dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 1.0))),  # the noise is the unit
-            **{name: _standardised(parts, size, name) for (name, parts), size in zip(features.items(), entries.shape, strict=True)},
         }
 
     def _seed(self) -> int:
@@ -206,14 +202,15 @@ class BSVDCompleter(BaseEstimator):
         posterior["singular_value"] = (("chain", "draw", "order"), singular)
         rng = np.random.default_rng(0)
         places = [rng.integers(size, size=NUM_PROBES) for size in self.shape_]
-        mean = self._over_draws(lambda fn: self._moments(fn)[0], *places)
+        mean = self._over_draws(lambda fn: self._link.moments(fn)[0], *places)
         posterior["prediction"] = (("chain", "draw", "probe"), mean.reshape(*singular.shape[:2], -1))
         tree["constant_data"] = xr.DataTree(
             tree["constant_data"].to_dataset().assign(probe_row=("probe", places[0]), probe_column=("probe", places[1]))
         )
         tree["not_identified"] = xr.DataTree(posterior[raw])
         tree["posterior"] = xr.DataTree(posterior.drop_vars(raw))
-        tree.attrs |= {"shift": self._shift, "scale": self._scale}
+        if isinstance(self._link, Gaussian):
+            tree.attrs |= {"shift": self._link.shift, "scale": self._link.scale}
         return tree
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -228,7 +225,7 @@ class BSVDCompleter(BaseEstimator):
         """
         check_is_fitted(self)
         rows, columns, _ = read_places(rows, columns, self.shape_)
-        mean, square = (part.mean(0) for part in self._over_draws(self._moments, rows, columns))
+        mean, square = (part.mean(0) for part in self._over_draws(self._link.moments, rows, columns))
         return (mean, np.sqrt(np.maximum(square - mean**2, 0))) if return_std else mean
 
     def sample(self, rows: Any, columns: Any, n: int = 100) -> np.ndarray:
@@ -238,7 +235,7 @@ class BSVDCompleter(BaseEstimator):
         rng = np.random.default_rng(self._seed())
         which = rng.integers(len(self._draws["rank"]), size=n)
         drawn = self._over_draws(lambda fn, key: fn.sample(key), rows, columns, which, random.key(int(rng.integers(2**31))))
-        return self.levels_[drawn] if self.link == "ordered" else drawn * self._scale + self._shift
+        return self._link.decoded(drawn)
 
     def suggest(self, n: int = 1, *, candidates: Any = None, is_correlated: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Rows and columns of the n entries to ask for next.
@@ -263,17 +260,6 @@ class BSVDCompleter(BaseEstimator):
         cells = rng.permutation(np.setdiff1d(cells, known))[:MOST_CANDIDATES]
         rows, columns = np.divmod(np.sort(cells), self.shape_[1])
         return rows.astype(np.int32), columns.astype(np.int32)
-
-    def _moments(self, fn: Any) -> tuple[Any, Any]:
-        """Mean and mean square of entries given a draw, in their own unit."""
-        if self.link == "gaussian":
-            mean = fn.loc * self._scale + self._shift
-            return mean, mean**2 + (fn.scale * self._scale) ** 2
-        if self.link == "binomial":
-            success = jnp.exp(fn.log_prob(jnp.ones_like(fn.trials)))
-            return success, success**2
-        share = jnp.exp(jnp.stack([fn.log_prob(jnp.full(fn.batch_shape, level)) for level in range(len(self.levels_))], axis=-1))
-        return share @ self.levels_, share @ self.levels_**2
 
     def _over_draws(self, function: Callable, rows: np.ndarray, columns: np.ndarray, which: Any = slice(None), rng_key: Any = None) -> Any:
         """`function(distribution)` of entries at each draw, or `function(distribution, key)`: [draw, entry]."""
@@ -302,38 +288,6 @@ class BSVDCompleter(BaseEstimator):
 def _places(row, column, value, trials) -> dict[str, Any]:
     given = {"row": row, "column": column, "value": value, "trials": trials}
     return {name: jnp.asarray(values) for name, values in given.items() if values is not None}
-
-
-def _refuse_parts(values: np.ndarray, name: str, entries: Entries) -> None:
-    if (parts := values != np.floor(values)).any():
-        i = int(np.argmax(parts))
-        raise ValueError(
-            f"{name}: found {values[i]:g} at row {entries.row[i]}, column {entries.column[i]}, wanted integers under a probit link."
-        )
-
-
-def _standardised(parts: tuple, size: int, name: str) -> np.ndarray | None:
-    """Features side by side, each of mean 0 and deviation 1; one that does not vary is left out."""
-    found = [np.asarray(part, float) for part in parts if part is not None]
-    for part in found:
-        if part.ndim != 2 or len(part) != size or not np.isfinite(part).all():
-            raise ValueError(f"{name}: found shape {part.shape}, wanted ({size}, features), all finite.")
-    if not found:
-        return None
-    joined = np.concatenate(found, axis=1)
-    varies = joined.std(0) > 0
-    return (joined[:, varies] - joined[:, varies].mean(0)) / joined[:, varies].std(0) if varies.any() else None
-
-
-def _missingness(entries: Entries, width: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Leading singular vectors, of rows and of columns, of the matrix that is 1 where an entry is known."""
-    if width == 0:
-        return None, None
-    if not 0 < width < min(entries.shape):
-        raise ValueError(f"missingness: found {width}, wanted 0 to {min(entries.shape) - 1}, less than rows and columns.")
-    known = coo_matrix((np.ones(len(entries.row)), (entries.row, entries.column)), shape=entries.shape)
-    left, _, right = svds(known.tocsr(), k=width, random_state=0)
-    return left, right.T
 
 
 def _singular_values(u: np.ndarray, v: np.ndarray, s: np.ndarray, z: np.ndarray) -> np.ndarray:

@@ -15,7 +15,8 @@ integrated out, and factors have variance 1, not 1 / I and 1 / J, which only cha
 components.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,8 @@ from zoo.card import Card
 __all__ = ["CARD", "VAGUE", "WIDE", "binomial_probit", "bsvd", "gaussian", "ordered_probit", "simulate"]
 
 sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
+
+type Entries = AbstractContextManager[None]
 
 VAGUE = dist.Gamma(1e-6, 1e-6)  # of precisions: leaves their scale to the data
 WIDE = dist.Normal(0.0, 100.0)
@@ -73,14 +76,14 @@ CARD = Card(
 )
 
 
-def gaussian(predictor, value, trials, entries: plate, alpha: Any = VAGUE):
+def gaussian(predictor, value, trials, entries: Entries, alpha: Any = VAGUE):
     """Real entries; `alpha` is the precision of the noise."""
     alpha = _drawn("alpha", alpha)
     with entries:
         return sample("y", dist.Normal(predictor, 1 / jnp.sqrt(alpha)), obs=value)
 
 
-def ordered_probit(predictor, value, trials, entries: plate, num_levels: int = 5, spread: float = 10.0):
+def ordered_probit(predictor, value, trials, entries: Entries, num_levels: int = 5, spread: float = 10.0):
     """Levels 0 .. num_levels - 1, told apart by cutpoints, of which the first is 0; the noise has variance 1."""
     gaps = jnp.zeros(0)
     if num_levels > 2:
@@ -90,7 +93,7 @@ def ordered_probit(predictor, value, trials, entries: plate, num_levels: int = 5
         return sample("y", OrderedProbit(predictor, jnp.append(0.0, jnp.cumsum(gaps))), obs=value)
 
 
-def binomial_probit(predictor, value, trials, entries: plate):
+def binomial_probit(predictor, value, trials, entries: Entries):
     """Successes among `trials`."""
     with entries:
         return sample("y", BinomialProbit(predictor, trials), obs=value)
@@ -131,7 +134,7 @@ def bsvd(
     rows, columns = plate("row", num_rows, dim=-2), plate("column", num_columns, dim=-2)
     r, c = _with_constant(row_features, num_rows, "row_features"), _with_constant(column_features, num_columns, "column_features")
     of_rows, of_columns = plate("row_feature", r.shape[1], dim=-1), plate("column_feature", c.shape[1], dim=-1)
-    components, entries = plate("component", num_components, dim=-1), plate("entry", len(row), dim=-1)
+    components, entries = plate("component", num_components, dim=-1), _entries(len(row), counts)
 
     alpha_s = _drawn("alpha_s", alpha_s)
     with components:
@@ -145,8 +148,14 @@ def bsvd(
     column_weights = _weights("column", columns, of_rows, precision)
 
     effects = jnp.sum(row_weights[row] * c[column], -1) + jnp.sum(column_weights[column] * r[row], -1)
-    with mask(mask=counts):
-        return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
+    return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
+
+
+@contextmanager
+def _entries(size: int, counts) -> Iterator[None]:
+    """The plate of the observed entries; some may not count."""
+    with plate("entry", size, dim=-1), mask(mask=counts):
+        yield
 
 
 def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Array:

@@ -67,6 +67,18 @@ class CrossedSweep:
         values = shifted(keys[6], crossed, program, values)
         return values, jnp.max(jnp.stack(gaps)), hold(program, crossed.observed, eta)
 
+    def draw_items(self, rng_key: Array, program: Program, values: dict[str, Any], plate: str, num_rounds: int) -> dict[str, Any]:
+        """The sites of one side alone, all else as it is: exactly where entries are Normal, else after some rounds of their latents."""
+        [(side, plan)] = [each for each in zip(self.crossed.sides, self._plan, strict=True) if each[0].plate == plate]
+
+        def once(i, values):
+            latent_key, side_key = random.split(random.fold_in(rng_key, i))
+            eta, site = self.crossed.predictor(program, values), program.trace(values)[self.crossed.observed]
+            response, weight = respond(latent_key, rebuilt(site["fn"], eta), site["value"])
+            return self._side(side_key, program, values, (response, weight, eta), side, plan)[0]
+
+        return lax.fori_loop(0, num_rounds, once, values)
+
     def _side(self, rng_key: Array, program: Program, values: dict[str, Any], entries: tuple, side: Any, plan: tuple):
         """The values with a side drawn anew, the predictor there, and how far that is from what the table says."""
         crossed, (response, weight, eta) = self.crossed, entries

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array, lax, random
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -38,7 +38,7 @@ from inference.program import Program
 from inference.sites import StructureError
 from inference.structure import draw, identify_among, settings_of
 
-__all__ = ["ConditionalGibbs", "ConditionalState"]
+__all__ = ["ConditionalGibbs", "ConditionalState", "draw_items"]
 
 ROUTES = ("auto", "crossed", "each")
 MOST = 1e-2  # residual; what rounding of long sums in float32 may leave
@@ -186,6 +186,22 @@ class ConditionalGibbs(MCMCKernel):
         kwargs = dict(kwargs or {})
         others = kwargs.pop(GIBBS_SITES_KWARG, {})
         return Program(self.model, *args, **kwargs), others
+
+
+def draw_items(rng_key: Array, program: Program, draws: Mapping[str, Any], plate: str, num_rounds: int = 20) -> dict[str, Array]:
+    """New items of one side of a crossed predictor: their sites given each of many draws of all others.
+
+    :param program: the model on the entries of the new items alone.
+    :param draws: {site: [draw, ...]} of an earlier run; the sites of `plate` are not looked at.
+    :param num_rounds: draws of the latents of a probit, each followed by the sites; of a Normal one is exact.
+    """
+    crossed = read_crossed(program, rng_key)
+    [side] = [side for side in crossed.sides if side.plate == plate]
+    sweep, num_draws = CrossedSweep(crossed, program, 0), len(next(iter(draws.values())))
+    start = {name: jnp.zeros((num_draws, *program.sites[name].shape)) for name in side.sites}
+    values = {name: jnp.asarray(draws[name]) for name in program.latent if name not in side.sites} | start
+    each = jax.jit(lambda values, keys: lax.map(lambda at: sweep.draw_items(at[1], program, at[0], plate, num_rounds), (values, keys)))
+    return each(values, random.split(rng_key, num_draws))
 
 
 def _checked(program: Program, owned: list[str], init_params: Mapping[str, Any]) -> dict[str, Array]:
