@@ -31,7 +31,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from gallery._entries import Entries, read_entries, read_places
 from gallery._features import Features, missingness
-from gallery._links import LINKS, Gaussian, Link
+from gallery._links import LINKS, Gaussian, Link, Ordered
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
 from inference.crossed import chunks
@@ -42,8 +42,9 @@ from zoo.bsvd import bsvd
 __all__ = ["BSVDCompleter"]
 
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
-NUM_STARTED = 10  # components at the start
-MANY = 100_000  # entries from which on single precision is enough
+NUM_STARTED = {"gaussian": 10, "ordered": 1, "binomial": 1}  # components at the start; more of them would part the levels of few entries
+FIRST_GAP = 0.5  # between cutpoints: from wide gaps, where the noise is small beside them, a chain hardly ever comes back
+MANY = 500_000  # entries from which on single precision is enough
 NUM_PROBES = 20
 MOST_CANDIDATES = 20_000
 MOST_AT_ONCE = 8192  # entries
@@ -60,7 +61,7 @@ class BSVDCompleter(BaseEstimator):
     :param missingness: how many left and right singular vectors of which entries are known are features as well.
     :param learn_factors: learns means and precisions of the factors.
     :param num_warmup: sweeps before the first draw, `num_samples` draws, one every `thinning` sweeps.
-    :param dtype: "float32", "float64", or None: float64 below 100 000 entries. Entries without noise need float64.
+    :param dtype: "float32", "float64", or None: float64 below 500 000 entries. Entries without noise need float64.
     :param random_state: integer, `RandomState` or None.
 
     Attributes: `shape_`, `rank_` (posterior mode), `posterior_`.
@@ -113,8 +114,11 @@ class BSVDCompleter(BaseEstimator):
                 progress_bar=self.progress_bar,
                 max_time=self.max_time,
             )
-            on = np.broadcast_to(np.arange(self.num_components) < NUM_STARTED, (self.num_chains, self.num_components)).astype(int)
-            tree = driver.run(self._seed(), init_params={"z": on if self.num_chains > 1 else on[0]}, **arguments)
+            start = {"z": (jnp.arange(self.num_components) < NUM_STARTED[self.link]).astype(int)}
+            if isinstance(self._link, Ordered) and len(self._link.levels) > 2:
+                start["gaps"] = jnp.full(len(self._link.levels) - 2, np.log(FIRST_GAP))  # NUTS takes unconstrained values
+            many = jax.tree.map(lambda each: jnp.broadcast_to(each, (self.num_chains, *each.shape)), start)
+            tree = driver.run(self._seed(), init_params=many if self.num_chains > 1 else start, **arguments)
         self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
         self._draws = {str(name): np.concatenate(draws.values) for name, draws in tree["posterior"].to_dataset().items()}
         self.posterior_ = self._told(tree)

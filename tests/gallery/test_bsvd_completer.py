@@ -1,0 +1,160 @@
+"""The completer as a whole: one fit of each link, asked everything."""
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+import gallery.bsvd
+from diagnostics import report
+from gallery import BSVDCompleter
+
+RNG = np.random.default_rng(0)
+FACTORS = RNG.normal(size=(24, 2)), RNG.normal(size=(2, 18))
+TRUTH = 100 + 5 * FACTORS[0] @ FACTORS[1]
+SEEN = np.where(RNG.random(TRUTH.shape) < 0.7, TRUTH, np.nan)
+ROWS, COLUMNS = np.nonzero(np.isnan(SEEN))
+SHORT = {"num_components": 6, "num_warmup": 100, "num_samples": 100, "random_state": 0}
+
+
+pytestmark = pytest.mark.usefixtures("numpyro_promotion")
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return BSVDCompleter(**SHORT).fit(SEEN)
+
+
+def test_nothing_is_told_before_fit():
+    with pytest.raises(NotFittedError):
+        BSVDCompleter().predict([0], [0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "X", "message"),
+    [
+        ({"link": "poisson"}, SEEN, r"link: found 'poisson', wanted one of \['binomial', 'gaussian', 'ordered'\]"),
+        ({"link": "binomial"}, SEEN, r"X: the binomial link wants \(rows, columns, successes, trials\)"),
+        ({}, ([0], [0], [1], [2]), r"X: the gaussian link wants \(rows, columns, values\)"),
+        ({"link": "ordered"}, SEEN, r"values: found .* wanted integers"),
+        ({"dtype": "half"}, SEEN, r"dtype: found 'half'"),
+        ({"missingness": 18}, SEEN, r"missingness: found 18, wanted 0 to 17"),
+        ({"row_features": np.zeros((3, 1))}, SEEN, r"row_features: found shape \(3, 1\), wanted \(24, features\)"),
+    ],
+    ids=["link", "no trials", "trials", "levels", "dtype", "missingness", "features"],
+)
+def test_wrong_settings_are_named(settings, X, message):
+    with pytest.raises(ValueError, match=message):
+        BSVDCompleter(**settings).fit(X)
+
+
+def test_it_is_a_scikit_learn_estimator():
+    completer = BSVDCompleter(num_components=7, link="ordered")
+    assert clone(completer).get_params() == completer.get_params()
+
+
+@pytest.mark.slow
+def test_rank_and_entries_are_found(fitted):
+    mean, std = fitted.predict(ROWS, COLUMNS, return_std=True)
+    assert fitted.rank_ == 2
+    assert np.linalg.norm(mean - TRUTH[ROWS, COLUMNS]) / np.linalg.norm(TRUTH[ROWS, COLUMNS] - 100) < 1e-3
+    assert (np.abs(mean - TRUTH[ROWS, COLUMNS]) < 6 * std).mean() > 0.95
+
+
+@pytest.mark.slow
+def test_the_tree_tells_what_is_identified(fitted):
+    tree = fitted.posterior_
+    assert {"rank", "alpha", "intercept", "singular_value", "prediction", "row_weights", "column_weights"} <= set(
+        tree["posterior"].data_vars
+    )
+    assert {"u", "v", "s", "z"} == set(tree["not_identified"].data_vars)
+    values = np.linalg.svd((TRUTH - TRUTH.mean(0) - TRUTH.mean(1)[:, None] + TRUTH.mean()) / tree.attrs["scale"], compute_uv=False)[:2]
+    assert np.all(tree["posterior"]["singular_value"].values[..., 2:] < 0.01 * values[-1])
+    assert np.all(tree["posterior"]["singular_value"].values[..., :2].mean((0, 1)) > 0.5 * values)
+    assert "u" not in str(report(tree)).split()
+
+
+@pytest.mark.slow
+def test_singular_values_are_those_of_the_matrix(fitted):
+    u, v, s, z = (fitted._draws[name][0] for name in "uvsz")
+    found = gallery.bsvd._singular_values(u, v, s, z)
+    np.testing.assert_allclose(found, np.linalg.svd((u * (s * z)) @ v.T, compute_uv=False)[: len(z)], atol=1e-8)
+
+
+@pytest.mark.slow
+def test_predictions_are_those_of_the_model(fitted):
+    draws = fitted._draws
+    eta = np.einsum("nik,nk,njk->nij", draws["u"], draws["s"] * draws["z"], draws["v"])
+    eta += draws["intercept"][:, None, None] + draws["row_weights"] + draws["column_weights"].transpose(0, 2, 1)
+    link = fitted._link
+    np.testing.assert_allclose(fitted.predict(ROWS, COLUMNS), link.decoded(eta[:, ROWS, COLUMNS].mean(0)), rtol=1e-6)
+    noise = np.mean(link.scale**2 / draws["alpha"])
+    wanted = np.sqrt(link.scale**2 * eta[:, ROWS, COLUMNS].var(0) + noise)
+    np.testing.assert_allclose(fitted.predict(ROWS, COLUMNS, return_std=True)[1], wanted, rtol=0.05, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_suggestions_are_entries_not_seen(fitted):
+    rows, columns = fitted.suggest(7)
+    assert np.isnan(SEEN[rows, columns]).all()
+    assert len({*zip(rows.tolist(), columns.tolist(), strict=True)}) == 7
+    with pytest.raises(ValueError, match=r"n: found 3, wanted 1 to 2"):
+        fitted.suggest(3, candidates=([0, 1], [0, 0]))
+
+
+@pytest.mark.slow
+def test_draws_have_the_predictive_spread(fitted):
+    drawn = fitted.sample(ROWS[:5], COLUMNS[:5], 2000)
+    mean, std = fitted.predict(ROWS[:5], COLUMNS[:5], return_std=True)
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=6 * std.max() / np.sqrt(2000) + 1e-3)
+    assert drawn.shape == (2000, 5)
+
+
+@pytest.mark.slow
+def test_new_rows_are_folded_in(fitted):
+    new = 100 + 5 * RNG.normal(size=(3, 2)) @ FACTORS[1]
+    seen = np.where(np.arange(18) % 2 == 0, new, np.nan)
+    folded = fitted.fold_in(seen)
+    rows, columns = np.nonzero(np.isnan(seen))
+    assert np.linalg.norm(folded.predict(rows, columns) - new[rows, columns]) / np.linalg.norm(new[rows, columns] - 100) < 1e-2
+    assert fitted.shape_ == (24, 18)
+    with pytest.raises(ValueError, match=r"row_features: found some, learned none"):
+        fitted.fold_in(seen, row_features=np.zeros((3, 1)))
+    with pytest.raises(ValueError, match=r"X: found 19 columns, wanted 18"):
+        fitted.fold_in(np.ones((1, 19)))
+
+
+@pytest.mark.slow
+def test_rows_without_entries_are_predicted_from_the_prior():
+    seen = SEEN.copy()
+    seen[3] = np.nan
+    completer = BSVDCompleter(**SHORT).fit(seen)
+    mean, std = completer.predict([3, 4], [0, 0], return_std=True)
+    assert np.isfinite(mean).all()
+    assert std[0] > 3 * std[1]
+
+
+@pytest.mark.slow
+def test_counts_give_probabilities():
+    rate = norm.cdf((TRUTH - 100) / 10)
+    trials = RNG.integers(1, 30, size=rate.shape)
+    rows, columns = np.nonzero(~np.isnan(SEEN))
+    hits = RNG.binomial(trials, rate)
+    completer = BSVDCompleter(link="binomial", **SHORT).fit((rows, columns, hits[rows, columns], trials[rows, columns]))
+    mean, std = completer.predict(ROWS, COLUMNS, return_std=True)
+    assert np.mean(np.abs(mean - rate[ROWS, COLUMNS])) < 0.1
+    assert np.mean(np.abs(mean - rate[ROWS, COLUMNS]) < 2 * std) > 0.85
+
+
+@pytest.mark.slow
+def test_levels_are_learned():
+    levels = np.clip(np.round((TRUTH - 100) / 5 + RNG.normal(size=TRUTH.shape)), -2, 2)
+    seen = np.where(np.isnan(SEEN), np.nan, levels)
+    completer = BSVDCompleter(link="ordered", **SHORT).fit(seen)
+    rows, columns = np.nonzero(~np.isnan(seen))
+    error = np.mean(np.abs(completer.predict(rows, columns) - levels[rows, columns]))
+    assert error < 0.8 * np.mean(np.abs(levels[rows, columns] - np.nanmean(seen)))
+    assert set(np.unique(completer.sample(ROWS, COLUMNS, 20))) <= {-2, -1, 0, 1, 2}
