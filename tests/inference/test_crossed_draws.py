@@ -22,7 +22,7 @@ from inference.latent_normal import respond
 from inference.structure import conditional, identify
 from tests.inference.crossed import EDITS, NOTES, RNG, shop, small
 
-pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 
 CASES = {
     "gaussian": lambda: small(),

@@ -20,7 +20,7 @@ from inference.latent_normal import respond
 from tests.inference.crossed import EDITS, shelves
 from zoo.bsvd import binomial_probit, bsvd, gaussian, ordered_probit, simulate
 
-pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 
 NUM_REPLICATES, NUM_MOVES = 2000, 4
 LINKS = {
