@@ -147,7 +147,8 @@ class Crossed:
         """The part of the log joint that depends on some sites, without the entries."""
         about = {name for name, parents in program.parents.items() if parents & set(names)} | set(names)
         terms = program.log_probs(values)
-        return jnp.asarray(sum(jnp.sum(term) for name, term in terms.items() if name in about and name != self.observed))
+        near = [jnp.sum(term) for name, term in terms.items() if name in about and name != self.observed]
+        return sum(near, start=jnp.zeros(()))
 
 
 def chunks(size: int, most: int = CHUNK) -> Array:

@@ -25,6 +25,7 @@ from inference.truncated import TruncatedNormal
 
 __all__ = ["BinomialProbit", "OrderedProbit"]
 
+FAR = 1e9  # standard deviations, where a tail is 0
 CHUNK = 4096  # values whose trials are drawn together
 
 
@@ -55,7 +56,8 @@ class OrderedProbit(dist.Distribution):
     @validate_sample
     def log_prob(self, value):
         """By the tail that is the smaller one, so that nothing is lost far out."""
-        low, high = (end - self.predictor for end in self.interval(value))
+        # At infinity log_ndtr has no slope, so that an infinite end becomes a constant far away.
+        low, high = (jnp.where(jnp.isinf(end), FAR * jnp.sign(end), end - self.predictor) for end in self.interval(value))
         is_right = low + high > 0
         above, below = log_ndtr(jnp.where(is_right, -low, high)), log_ndtr(jnp.where(is_right, -high, low))
         return above + jnp.log1p(-jnp.exp(below - above))

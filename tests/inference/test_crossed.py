@@ -93,7 +93,6 @@ def test_without_components_rows_and_columns_are_left():
     assert read(few()) == Crossed("stars", ("reader", "book", "stars"), sides, None, ("level",), levels)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="the sum of no terms is an integer")
 def test_without_shared_sites_rows_and_columns_are_left():
     assert (read(few(level=None)).shared, read(few(level=None)).levels) == ((), ())
 
