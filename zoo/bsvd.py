@@ -15,7 +15,7 @@ integrated out, and factors have variance 1, not 1 / I and 1 / J, which only cha
 components.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -152,7 +152,7 @@ def bsvd(
 
 
 @contextmanager
-def _entries(size: int, counts) -> Iterator[None]:
+def _entries(size: int, counts) -> Generator[None]:
     """The plate of the observed entries; some may not count."""
     with plate("entry", size, dim=-1), mask(mask=counts):
         yield
