@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.primitives import Messenger
 
-from inference.distributions import BinomialProbit, OrderedProbit
+from inference.distributions import BinomialProbit, Missing, OrderedProbit
 from inference.program import Program
 from inference.sites import unwrap
 
@@ -33,29 +33,39 @@ def predictor(program: Program, site: str, values: Mapping[str, Any]) -> Array:
 
 
 def rebuilt(distribution, eta: Array):
-    """The same distribution, mask included, with another predictor."""
-    base = unwrap(distribution)
-    name, others = LINKS[type(base)]
-    return type(base)(**{name: eta}, **{other: getattr(base, other) for other in others}, validate_args=False).mask(_mask_of(distribution))
+    """The same distribution, what is masked and missing included, with another predictor."""
+    if isinstance(distribution, Missing):
+        return Missing(rebuilt(distribution.base_dist, eta), validate_args=False)
+    if isinstance(distribution, dist.MaskedDistribution):
+        return rebuilt(distribution.base_dist, eta).mask(distribution._mask)
+    if isinstance(distribution, dist.Independent | dist.ExpandedDistribution):  # of whole shape by its predictor
+        return rebuilt(distribution.base_dist, eta)
+    name, others = LINKS[type(distribution)]
+    return type(distribution)(**{name: eta}, **{other: getattr(distribution, other) for other in others}, validate_args=False)
 
 
 def respond(rng_key: Array, distribution, value: Array) -> tuple[Array, Array]:
-    """Response and weight, for a draw of the latent Normal; of a Normal, the value itself and the precision. A masked value weighs 0."""
-    base, mask = unwrap(distribution), _mask_of(distribution)
+    """Response and weight, for a draw of the latent Normal; of a Normal, the value itself and the precision. What is masked or missing
+    weighs 0."""
+    base, counts = unwrap(distribution), _counts(distribution, value)
+    value = jnp.where(counts, value, 0)
     if isinstance(base, dist.Normal):
         response, weight = value, jnp.broadcast_to(base.scale**-2.0, jnp.shape(value))
     else:
         response, weight = base.augment(rng_key, value)
-    return jnp.where(mask, response, 0), jnp.where(mask, weight, 0)
+    return jnp.where(counts, response, 0), jnp.where(counts, weight, 0)
 
 
-def _mask_of(distribution) -> Any:
-    """Which values count."""
-    mask = True
-    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        mask = mask & distribution._mask if isinstance(distribution, dist.MaskedDistribution) else mask
+def _counts(distribution, value: Array) -> Array:
+    """Which values say something."""
+    counts = jnp.ones(jnp.shape(value), bool)
+    while distribution is not unwrap(distribution):
+        if isinstance(distribution, Missing) and jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+            counts = counts & ~jnp.isnan(value)
+        if isinstance(distribution, dist.MaskedDistribution):
+            counts = counts & distribution._mask
         distribution = distribution.base_dist
-    return mask
+    return counts
 
 
 class _Hold(Messenger):

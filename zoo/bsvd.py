@@ -21,9 +21,11 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
+from jax.core import Tracer
 from numpyro import deterministic, plate
 from numpyro.handlers import mask, seed
 
@@ -85,6 +87,8 @@ def gaussian(predictor, value, trials, entries: Entries, alpha: Any = VAGUE):
 
 def ordered_probit(predictor, value, trials, entries: Entries, num_levels: int = 5, spread: float = 10.0):
     """Levels 0 .. num_levels - 1, told apart by cutpoints, of which the first is 0; the noise has variance 1."""
+    if num_levels < 2:
+        raise ValueError(f"ordered_probit num_levels: found {num_levels}, wanted 2 or more.")
     gaps = jnp.zeros(0)
     if num_levels > 2:
         with plate("gap", num_levels - 2):
@@ -95,6 +99,8 @@ def ordered_probit(predictor, value, trials, entries: Entries, num_levels: int =
 
 def binomial_probit(predictor, value, trials, entries: Entries):
     """Successes among `trials`."""
+    if trials is None:
+        raise ValueError("binomial_probit trials: found None, wanted the number of trials of each entry.")
     with entries:
         return sample("y", BinomialProbit(predictor, trials), obs=value)
 
@@ -130,6 +136,7 @@ def bsvd(
     :param learn_factors: means and precisions of u and v, of each component, are learned.
     :param alpha_s: precision of the amplitudes, a distribution or a number; like `precision`, of a feature's weights, and `intercept`.
     """
+    _refuse_wrong(shape, num_components, row=row, column=column)
     num_rows, num_columns = shape
     rows, columns = plate("row", num_rows, dim=-2), plate("column", num_columns, dim=-2)
     r, c = _with_constant(row_features, num_rows, "row_features"), _with_constant(column_features, num_columns, "column_features")
@@ -149,6 +156,21 @@ def bsvd(
 
     effects = jnp.sum(row_weights[row] * c[column], -1) + jnp.sum(column_weights[column] * r[row], -1)
     return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
+
+
+def _refuse_wrong(shape: tuple[int, int], num_components: int, **places) -> None:
+    """JAX would take the last row for one that is not there. What a compiled loop traces was seen before."""
+    if num_components < 1:
+        raise ValueError(f"bsvd num_components: found {num_components}, wanted 1 or more.")
+    wanted = (max(jnp.size(places["row"]), 1),)
+    for (name, place), size in zip(places.items(), shape, strict=True):
+        if jnp.shape(place) != wanted or not jnp.issubdtype(jnp.result_type(place), jnp.integer):
+            raise ValueError(
+                f"bsvd {name}: found {jnp.result_type(place)} {jnp.shape(place)}, wanted integers {wanted}, one for each entry."
+            )
+        low, high = (0, 0) if isinstance(place, Tracer) else (np.asarray(place).min(), np.asarray(place).max())
+        if low < 0 or high >= size:
+            raise ValueError(f"bsvd {name}: found {low} .. {high}, wanted 0 .. {size - 1}, as `shape` says.")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.scipy.special import gammaln, log_ndtr
 from numpyro.distributions import constraints
-from numpyro.distributions.util import promote_shapes, validate_sample
+from numpyro.distributions.util import validate_sample
 
 from inference.truncated import TruncatedNormal
 
@@ -80,9 +80,12 @@ class BinomialProbit(dist.Distribution):
     reparametrized_params = ["predictor"]  # noqa: RUF012
 
     def __init__(self, predictor, trials, *, validate_args=None):
-        self.predictor, self.trials = promote_shapes(jnp.asarray(predictor), jnp.asarray(trials))
-        shape = lax.broadcast_shapes(self.predictor.shape, self.trials.shape)
-        self.predictor, self.trials = jnp.broadcast_to(self.predictor, shape), jnp.broadcast_to(self.trials, shape)
+        self.predictor, self.trials = jnp.asarray(predictor), trials  # numbers of trials stay as they are given: `support` is then known
+        shape = lax.broadcast_shapes(self.predictor.shape, jnp.shape(trials))
+        if self.predictor.shape != shape:
+            self.predictor = jnp.broadcast_to(self.predictor, shape)
+        if jnp.shape(trials) != shape:
+            self.trials = jnp.broadcast_to(trials, shape)
         super().__init__(batch_shape=shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
@@ -93,9 +96,9 @@ class BinomialProbit(dist.Distribution):
     @validate_sample
     def log_prob(self, value):
         """The Binomial's, with both tails of Phi in logarithms."""
-        misses = self.trials - value
-        choose = gammaln(self.trials + 1.0) - gammaln(value + 1.0) - gammaln(misses + 1.0)
-        return choose + value * log_ndtr(self.predictor) + misses * log_ndtr(-self.predictor)
+        trials, value = (jnp.asarray(number, self.predictor.dtype) for number in (self.trials, value))
+        choose = gammaln(trials + 1.0) - gammaln(value + 1.0) - gammaln(trials - value + 1.0)
+        return choose + value * log_ndtr(self.predictor) + (trials - value) * log_ndtr(-self.predictor)
 
     def sample(self, key, sample_shape=()):
         """The Binomial's."""
@@ -106,14 +109,14 @@ class BinomialProbit(dist.Distribution):
 
         Values are sorted by their trials, so that those drawn together have about as many.
         """
-        order = jnp.argsort(self.trials)
-        size = max(min(CHUNK, len(order)), 1)
-        more = -len(order) % size
-        pieces = [jnp.pad(part[order], (0, more)).reshape(-1, size) for part in (self.predictor, self.trials, jnp.asarray(value))]
-        total = lax.map(lambda piece: self._total(*piece), (random.split(rng_key, len(pieces[0])), *pieces))
-        weight = self.trials.astype(self.predictor.dtype)
-        total = jnp.zeros_like(self.predictor).at[order].set(total.reshape(-1)[: len(order)])
-        return total / jnp.maximum(weight, 1), weight
+        dtype, shape = self.predictor.dtype, self.predictor.shape
+        predictor, trials, hits = (jnp.ravel(jnp.asarray(part)) for part in (self.predictor, self.trials, value))
+        order, size = jnp.argsort(trials), max(min(CHUNK, trials.size), 1)
+        more = -trials.size % size
+        pieces = [jnp.pad(part[order], (0, more)).reshape(-1, size) for part in (predictor, trials, hits)]
+        total = lax.map(lambda piece: self._total(*piece), (random.split(rng_key, len(pieces[0])), *pieces)).reshape(-1)
+        total, weight = jnp.zeros_like(predictor).at[order].set(total[: trials.size]), trials.astype(dtype)
+        return (total / jnp.maximum(weight, 1)).reshape(shape), weight.reshape(shape)
 
     @staticmethod
     def _total(rng_key, predictor, trials, value):
@@ -122,8 +125,8 @@ class BinomialProbit(dist.Distribution):
 
         def more(i, total):
             is_hit = i < value
-            low, high = jnp.where(is_hit, 0, -jnp.inf), jnp.where(is_hit, jnp.inf, 0)
+            low, high = jnp.where(is_hit, 0.0, -jnp.inf), jnp.where(is_hit, jnp.inf, 0.0)
             x = TruncatedNormal(predictor, one, low, high).sample(random.fold_in(rng_key, i))
-            return total + jnp.where(i < trials, x, 0)
+            return total + jnp.where(i < trials, x, 0.0)
 
         return lax.fori_loop(0, jnp.max(trials), more, jnp.zeros_like(predictor))

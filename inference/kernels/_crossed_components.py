@@ -117,14 +117,10 @@ def rescaled(rng_key: Array, crossed: Crossed, components: Components, program: 
 
 def shifted(rng_key: Array, crossed: Crossed, program: Program, values: dict[str, Any]) -> dict[str, Any]:
     """The level of all entries, between a shared site and the items of each side, by the priors: the entries cannot tell."""
-    for i, (side, column, place) in enumerate(crossed.levels):
-        items, (shared, put) = crossed.flat(values, side), crossed.global_values(values)
-        (slope, fall), (slope_shared, fall_shared) = crossed.prior(program, values, side), crossed.prior(program, values)
-        q = fall_shared[place] + jnp.sum(fall[:, column])
-        p = slope_shared[place] - jnp.sum(slope[:, column])
-        step = p / q + random.normal(random.fold_in(rng_key, i), (), q.dtype) / jnp.sqrt(q)
-        rows = crossed.unflat(program, side, items.at[:, column].add(-step))
-        values = {**values, **put(shared.at[place].add(step)), **rows}
+    for i, level in enumerate(crossed.levels):
+        slope, fall = crossed.line(program, values, level)
+        step = slope / fall + random.normal(random.fold_in(rng_key, i), (), fall.dtype) / jnp.sqrt(fall)
+        values = crossed.shifted(program, values, level, step)
     return values
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax, random
 
 from inference._traced import is_traced
-from inference.crossed import FEW, Crossed
+from inference.crossed import Crossed
 from inference.kernels._crossed_births import born
 from inference.kernels._crossed_components import rescaled, shifted, sums, switched
 from inference.kernels._crossed_sides import buckets, steps
@@ -22,6 +22,7 @@ from inference.sites import StructureError
 
 __all__ = ["CrossedSweep"]
 
+FEW = 512  # entries on which the predictor is checked after each draw of a side
 MANY, LEAST = 100_000, 0.25  # entries from which on births are rarer, for they cost as much as a side; how rare at most
 
 

@@ -30,8 +30,8 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from inference._crossed_reading import read_crossed
 from inference._traced import is_traced, stand_in
-from inference.crossed import read_crossed
 from inference.kernels._crossed_sweep import CrossedSweep
 from inference.latent_normal import hold
 from inference.program import Program

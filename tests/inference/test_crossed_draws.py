@@ -13,7 +13,7 @@ from jax import random
 from jax.scipy.linalg import block_diag
 from scipy import integrate, stats
 
-from inference.crossed import read_crossed
+from inference._crossed_reading import read_crossed
 from inference.kernels import _crossed_births, _crossed_components, _crossed_sides
 from inference.kernels._crossed_births import _component, _Proposal
 from inference.kernels._crossed_components import Tilted, switched

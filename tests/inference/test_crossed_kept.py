@@ -11,7 +11,7 @@ import pytest
 from jax import random
 
 from inference import Program
-from inference.crossed import read_crossed
+from inference._crossed_reading import read_crossed
 from inference.kernels import _crossed_births, _crossed_components, _crossed_sides, _crossed_sweep
 from inference.kernels._crossed_births import _Proposal, born
 from inference.kernels._crossed_components import Tilted, rescaled, shifted, sums, switched
@@ -153,9 +153,9 @@ def test_a_sweep_keeps_the_joint(link):
     ("edit", "move"),
     [
         ("whole", "components"),
-        pytest.param("amplitudes of either sign", "components", marks=pytest.mark.xfail(strict=True, reason="is not read")),
-        pytest.param("amplitudes of either sign", "births", marks=pytest.mark.xfail(strict=True, reason="is not read")),
-        pytest.param("moods about the level", "levels", marks=pytest.mark.xfail(strict=True, reason="the priors are not independent")),
+        ("amplitudes of either sign", "components"),
+        ("amplitudes of either sign", "births"),
+        ("moods about the level", "levels"),
     ],
 )
 def test_a_move_keeps_the_joint_of_an_edit(edit, move):
