@@ -2,6 +2,7 @@
 
 link = LINKS["ordered"].learn(entries)       # from the entries of the first call
 entries = link.coded(entries)                # as the model takes them; refused where they are none of the link's
+start = link.start(entries)                  # values of sites that explain the entries by their level alone
 mean, square = link.moments(distribution)    # of entries given the parameters of a draw, in the unit of the data
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import ndtri
 
 from gallery._entries import Entries
 from zoo.bsvd import binomial_probit, gaussian, ordered_probit
@@ -36,6 +38,10 @@ class Gaussian:
     def coded(self, entries: Entries) -> Entries:
         """In standard deviations."""
         return entries._replace(value=(entries.value - self.shift) / self.scale)
+
+    def start(self, entries: Entries) -> dict[str, Any]:
+        """They are standardised."""
+        return {"intercept": 0.0}
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
         """In the data's unit."""
@@ -75,6 +81,13 @@ class Ordered:
             raise ValueError(f"values: found the level {entries.value[np.argmax(unknown)]:g}, wanted one of those learned, {self.levels}.")
         return entries._replace(value=np.searchsorted(self.levels, entries.value))
 
+    def start(self, entries: Entries) -> dict[str, Any]:
+        """Cutpoints at the quantiles; the gaps as NUTS takes them, unconstrained."""
+        share = np.bincount(entries.value.astype(int)) / len(entries.value)
+        cutpoints = ndtri(np.cumsum(share)[:-1])
+        gaps = {"gaps": np.log(np.diff(cutpoints))} if len(cutpoints) > 1 else {}
+        return {"intercept": -cutpoints[0]} | gaps
+
     def decoded(self, values: np.ndarray) -> np.ndarray:
         """The levels."""
         return np.array(self.levels)[values]
@@ -108,6 +121,10 @@ class Binomial:
             place = f"row {entries.row[i]}, column {entries.column[i]}"
             raise ValueError(f"X: found {entries.value[i]:g} successes of {trials[i]:g} trials at {place}.")
         return entries._replace(value=entries.value.astype(int), trials=trials.astype(int))
+
+    def start(self, entries: Entries) -> dict[str, Any]:
+        """The probability of success of all; half a success and half a failure keep it off the ends."""
+        return {"intercept": ndtri((entries.value.sum() + 0.5) / (np.asarray(entries.trials).sum() + 1))}
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
         """As they are."""

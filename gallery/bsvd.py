@@ -31,7 +31,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from gallery._entries import Entries, read_entries, read_places
 from gallery._features import Features, missingness
-from gallery._links import LINKS, Gaussian, Link, Ordered
+from gallery._links import LINKS, Gaussian, Link
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
 from inference.crossed import chunks
@@ -42,8 +42,7 @@ from zoo.bsvd import bsvd
 __all__ = ["BSVDCompleter"]
 
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
-NUM_STARTED = {"gaussian": 10, "ordered": 1, "binomial": 1}  # components at the start; more of them would part the levels of few entries
-FIRST_GAP = 0.5  # between cutpoints: from wide gaps, where the noise is small beside them, a chain hardly ever comes back
+NUM_STARTED = {"gaussian": 10, "ordered": 0, "binomial": 0}  # components at the start
 MANY = 500_000  # entries from which on single precision is enough
 NUM_PROBES = 20
 MOST_CANDIDATES = 20_000
@@ -114,9 +113,7 @@ class BSVDCompleter(BaseEstimator):
                 progress_bar=self.progress_bar,
                 max_time=self.max_time,
             )
-            start = {"z": (jnp.arange(self.num_components) < NUM_STARTED[self.link]).astype(int)}
-            if isinstance(self._link, Ordered) and len(self._link.levels) > 2:
-                start["gaps"] = jnp.full(len(self._link.levels) - 2, np.log(FIRST_GAP))  # NUTS takes unconstrained values
+            start = self._start(arguments, entries)
             many = jax.tree.map(lambda each: jnp.broadcast_to(each, (self.num_chains, *each.shape)), start)
             tree = driver.run(self._seed(), init_params=many if self.num_chains > 1 else start, **arguments)
         self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
@@ -124,6 +121,14 @@ class BSVDCompleter(BaseEstimator):
         self.posterior_ = self._told(tree)
         self.rank_ = int(np.bincount(self._draws["rank"].astype(int)).argmax())
         return self
+
+    def _start(self, arguments: dict[str, Any], entries: Entries) -> dict[str, Any]:
+        """No effects, and the level that explains the entries without: from a start at which many effects explain few entries, a chain
+        hardly ever comes back."""
+        sites = Program(bsvd, **arguments).sites
+        start = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
+        start["z"] = (jnp.arange(self.num_components) < NUM_STARTED[self.link]).astype(int)
+        return start | {name: jnp.asarray(value) for name, value in self._link.start(entries).items()}
 
     @staticmethod
     def _kernel(arguments: dict[str, Any]) -> MCMCKernel:
@@ -187,7 +192,7 @@ class BSVDCompleter(BaseEstimator):
             "row_features": rows,
             "column_features": columns,
             "learn_factors": self.learn_factors,
-            **({} if self.link == "gaussian" else dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 1.0))),  # the noise is the unit
+            **({} if self.link == "gaussian" else dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 0.1))),  # the noise is the unit
         }
 
     def _seed(self) -> int:
@@ -211,11 +216,33 @@ class BSVDCompleter(BaseEstimator):
         tree["constant_data"] = xr.DataTree(
             tree["constant_data"].to_dataset().assign(probe_row=("probe", places[0]), probe_column=("probe", places[1]))
         )
+        of_rows = self._row_log_likelihood().reshape(*singular.shape[:2], -1)
+        tree["log_likelihood"] = xr.DataTree(xr.Dataset({"y": (("chain", "draw", "row"), of_rows)}))
         tree["not_identified"] = xr.DataTree(posterior[raw])
         tree["posterior"] = xr.DataTree(posterior.drop_vars(raw))
         if isinstance(self._link, Gaussian):
             tree.attrs |= {"shift": self._link.shift, "scale": self._link.scale}
         return tree
+
+    def _row_log_likelihood(self) -> np.ndarray:
+        """Log likelihood of the observed entries of each row at each draw, [draw, row]."""
+        arguments, size = self._arguments_, len(self._entries.value)
+        names = [name for name in ("row", "column", "value", "trials") if name in arguments]
+
+        @jax.jit
+        def at(draws, index, counts):
+            some = {name: arguments[name][index] for name in names} | {"counts": counts}
+            program = Program(bsvd, **arguments | some)
+            return jax.lax.map(lambda draw: jax.ops.segment_sum(program.log_probs(draw)["y"], some["row"], self.shape_[0]), draws)
+
+        with jax.enable_x64(self._draws["s"].dtype == np.float64):
+            draws = {name: jnp.asarray(values) for name, values in self._draws.items() if name != "rank"}
+            index = np.asarray(chunks(size, MOST_AT_ONCE))
+            counts = np.arange(index.size).reshape(index.shape) < size  # the last chunk is filled up
+            total = np.zeros((len(draws["s"]), self.shape_[0]))
+            for chunk in zip(index, counts, strict=True):
+                total += np.asarray(at(draws, *chunk))
+            return total
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "posterior_")

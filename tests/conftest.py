@@ -13,6 +13,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 import jax
 import pytest
 
+
+def pytest_configure(config):
+    """Most tests compile for longer than they run; those of the slow set run for longer."""
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

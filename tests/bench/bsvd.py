@@ -119,13 +119,15 @@ def mlb() -> None:
     for first, last in SEASONS:
         train = counts(first, last)
         batters, pitchers, hits, trials = counts(2008, 2008)
-        known = np.isin(batters, train[0]) & np.isin(pitchers, train[1])
+        seen = np.unique(train[0]), np.unique(train[1])
+        known = np.isin(batters, seen[0]) & np.isin(pitchers, seen[1])
         batters, pitchers, hits, trials = (part[known] for part in (batters, pitchers, hits, trials))
+        batters, pitchers = (np.searchsorted(names, of) for names, of in zip(seen, (batters, pitchers), strict=True))
+        train = *(np.searchsorted(names, of) for names, of in zip(seen, train[:2], strict=True)), *train[2:]
         constant = log_likelihood(hits, trials, np.full(len(hits), train[2].sum() / train[3].sum()))
         peer = log_likelihood(hits, trials, additive(train, batters, pitchers))
         started = process_time()
-        shape = tuple(len(load("mlb_batter_pitcher")[name]) for name in ("batter_id", "pitcher_id"))
-        completer = BSVDCompleter(shape, link="binomial", num_components=20, random_state=0).fit(train)
+        completer = BSVDCompleter(link="binomial", num_components=20, random_state=0).fit(train)
         rank = np.quantile(completer.posterior_["posterior"]["rank"], [0.05, 0.5, 0.95])
         found = log_likelihood(hits, trials, completer.predict(batters, pitchers))
         seconds = process_time() - started
