@@ -19,6 +19,7 @@ from jax import Array, lax, random
 from numpyro.distributions import constraints
 from numpyro.ops.provenance import eval_provenance
 
+from inference._once import once
 from inference.crossed import Components, Crossed, Level, Side, chunks
 from inference.latent_normal import LINKS, hold, predictor, rebuilt
 from inference.program import Program
@@ -146,7 +147,6 @@ def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
     size = crossed.num_entries(program)
     few = crossed.at(program, np.linspace(0, size - 1, min(size, FEW)).astype(int))
 
-    @jax.jit
     def gaps(key):
         keys = random.split(key, 5)
         values, other = few.draw_initial(keys[0]), few.draw_initial(keys[3])
@@ -157,7 +157,9 @@ def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
         found = [gap for side, at in zip(crossed.sides, keys[1:3], strict=True) for gap in _gaps_of_side(crossed, few, values, side, at)]
         return jnp.max(jnp.stack([*found, *_gaps_of_globals(crossed, few, values, other), _gap_of_entries(crossed, few, values)]))
 
-    return max(float(jnp.nan_to_num(gaps(key), nan=jnp.inf)) for key in random.split(rng_key, NUM_SETTINGS))
+    keys = random.split(rng_key, NUM_SETTINGS)
+    found = once(lambda keys: lax.map(gaps, keys), keys)(keys)
+    return float(jnp.max(jnp.nan_to_num(found, nan=jnp.inf)))
 
 
 def _gap_of_entries(crossed: Crossed, few: Program, values: dict[str, Array]) -> Array:
@@ -202,36 +204,32 @@ def _levels(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Level, 
         return ()
     shared = replace(crossed, components=None)
 
-    @jax.jit
-    def are_one(values):
+    def are_one(key):
+        values = program.draw_initial(key)
         first = crossed.at(program, np.arange(1))
         tables = [jnp.all(crossed.table(first, values, side) == 1, axis=0) for side in crossed.sides]
-        of_all = lax.map(
-            lambda some: jnp.all(shared.slopes(crossed.at(program, some), values) == 1, axis=0),
-            chunks(len(program.arguments[crossed.by_entry[0]])),
-        )
-        return [*tables, jnp.all(of_all, axis=0)]
+        slopes = lambda some: jnp.all(shared.slopes(crossed.at(program, some), values) == 1, axis=0)
+        return [*tables, jnp.all(lax.map(slopes, chunks(crossed.num_entries(program))), axis=0)]
 
-    values = program.draw_initial(rng_key)
-    *tables, of_shared = (np.flatnonzero(each) for each in are_one(values))
-    width = len(values[crossed.components.switch]) if crossed.components else 0
-    proposed = [
-        Level(side, int(at[0]), width + int(of_shared[0]))
-        for side, at in zip(crossed.sides, tables, strict=True)
-        if at.size and of_shared.size
-    ]
-    return tuple(level for level in proposed if _gap_of_level(crossed, crossed.at(program, np.arange(1)), values, level) < _tolerance())
+    *tables, of_shared = (np.flatnonzero(each) for each in once(are_one, rng_key)(rng_key))
+    if not of_shared.size:
+        return ()
+    place = int(of_shared[0]) + (program.sites[crossed.components.switch].shape[0] if crossed.components else 0)
+    proposed = [Level(side, int(at[0]), place) for side, at in zip(crossed.sides, tables, strict=True) if at.size]
+    gaps = [_gap_of_level(crossed, program, level, rng_key) for level in proposed]
+    return tuple(level for level, gap in zip(proposed, gaps, strict=True) if gap < _tolerance())
 
 
-def _gap_of_level(crossed: Crossed, few: Program, values: dict[str, Array], level: Level) -> float:
+def _gap_of_level(crossed: Crossed, program: Program, level: Level, rng_key: Array) -> float:
     """The prior falls along the line as a Normal does."""
+    few = crossed.at(program, np.arange(1))
 
-    @jax.jit
-    def gap(values):
+    def gap(key):
+        values = few.draw_initial(key)
         (slope, fall), (there, _) = (crossed.line(few, crossed.shifted(few, values, level, step), level) for step in (0.0, 1.0))
         return jnp.maximum(_gap(there, slope - fall), _infinite_unless(fall > 0))
 
-    return float(jnp.nan_to_num(gap(values), nan=jnp.inf))
+    return float(jnp.nan_to_num(once(gap, rng_key)(rng_key), nan=jnp.inf))
 
 
 def _gap(found: Array, wanted: Array) -> Array:

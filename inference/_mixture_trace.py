@@ -1,6 +1,6 @@
 """What a trace of a partition model says, in the axes that kernels work in: [class, group, column, ...] and [row, column, ...]."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from inference.distributions import CRP
 from inference.program import Program
 from inference.sites import initial_value, unwrap
 
-__all__ = ["by_class", "columns", "kinds", "labelled", "labels_of", "once", "sites_of_labels", "started", "term"]
+__all__ = ["by_class", "columns", "kinds", "labelled", "labels_of", "sites_of_labels", "started", "term"]
 
 
 def started(program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None) -> dict[str, dict]:
@@ -44,11 +44,6 @@ def kinds(program: Program, z: str) -> dict[str, dict]:
 
     jax.eval_shape(run, random.key(0))
     return found
-
-
-def once(function: Callable, *arguments: Any) -> Callable:
-    """Compiled for a call or two: quickly, for slow code."""
-    return jax.jit(function).lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
 
 
 def term(message: dict) -> Array:

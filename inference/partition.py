@@ -27,7 +27,8 @@ import numpy as np
 from jax import Array, random
 
 from inference._mixture_proof import prove, prove_for
-from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, once, sites_of_labels, started, term
+from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, sites_of_labels, started, term
+from inference._once import once
 from inference.conjugate import Family, describe, family_of
 from inference.program import Program
 from inference.sites import StructureError, model_name, unwrap

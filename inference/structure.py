@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro.distributions import constraints
 
+from inference._once import once
 from inference.conditionals import BETA, DIRICHLET, GAMMA, INVERSE_GAMMA, NORMAL, TRUNCATED_NORMAL, BlockNormal, Family, Finite, View
 from inference.program import Program
 from inference.sites import StructureError, model_name
@@ -94,13 +95,13 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
 def settings_of(program: Program, values, rng_key: Array):
     """`values` and random settings of all sites, on a leading axis; the first at which the log joint is finite comes first."""
 
-    @jax.jit
     def drawn(values):
         others = lax.map(program.draw_initial, random.split(rng_key, NUM_SETTINGS))
-        settings = {name: jnp.concatenate([jnp.asarray(values[name])[None], others[name]]) for name in program.latent}
+        settings = {name: jnp.concatenate([values[name][None], others[name]]) for name in program.latent}
         return settings, jnp.isfinite(lax.map(program.log_joint, settings))
 
-    settings, is_finite = drawn({name: values[name] for name in program.latent})
+    own = {name: jnp.asarray(values[name]) for name in program.latent}
+    settings, is_finite = once(drawn, own)(own)
     if not is_finite.any():
         raise StructureError(
             f"{model_name(program.model)}: the log joint is finite neither at the given values nor at {NUM_SETTINGS} random ones."
@@ -117,8 +118,8 @@ def identify_among(program: Program, site: str, settings, rng_key: Array) -> Fam
     probes = random.split(rng_key, NUM_PROBES)
     missed = {}
     for family in _candidates(program, site):
-        residual = jax.jit(lambda all, family=family: lax.map(lambda one: _largest_residual(program, site, one, family, probes), all).max())
-        missed[family] = float(residual(settings))
+        residual = lambda all, family=family: lax.map(lambda one: _largest_residual(program, site, one, family, probes), all).max()
+        missed[family] = float(once(residual, settings)(settings))
         if missed[family] < tolerance:
             moved = lambda key, family=family: {site: draw(key, program, site, values, family)[0]}
             _refuse_cut(program, site, values, moved, rng_key, NUM_DRAWS)
@@ -131,8 +132,9 @@ def _refuse_cut(program: Program, site: str, values, move, rng_key: Array, num_m
     terms = [name for name, parents in program.parents.items() if site in parents and program.sites[name].kind != "deterministic"]
     if program.sites[site].is_discrete or all(program.sites[name].family in WHOLE for name in terms):
         return
-    at = jax.jit(lambda keys: lax.map(lambda key: program.log_joint({**values, site: move(key)[site]}), keys))
-    if jnp.isneginf(at(random.split(rng_key, num_moves))).any():
+    keys = random.split(rng_key, num_moves)
+    at = once(lambda keys: lax.map(lambda key: program.log_joint({**values, site: move(key)[site]}), keys), keys)
+    if jnp.isneginf(at(keys)).any():
         raise StructureError(
             f"site {site!r}: a factor or another site's support cuts its support; the log joint is -inf at values that its prior, "
             f"{program.sites[site].family}, allows. {_way_out(site)}"

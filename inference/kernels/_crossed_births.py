@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import Array, lax, random
 from jax.ops import segment_sum
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
@@ -85,7 +85,7 @@ def _component(crossed: Crossed, components: Components, program: Program, value
     for side, name in zip(crossed.sides, factors, strict=True):
         place = sum(int(np.prod(program.sites[each].shape[1:])) for each in side.sites[: side.sites.index(name)]) + k
         (slope, fall), start = crossed.prior(program, values, side), crossed.flat(values, side)
-        priors.append(Tilted(slope[:, place] + fall[:, place] * start[:, place], fall[:, place], jnp.asarray(-jnp.inf)))
+        priors.append(Tilted(slope[:, place] + fall[:, place] * start[:, place], fall[:, place]))
     prior = lambda on: crossed.log_prior(program, {**values, switch: values[switch].at[k].set(on)}, (switch,))
     here = _One(values[switch][k] > 0, values[amplitude][k], *(values[name][:, k] for name in factors))
     return here, _One(here.is_on, *priors), prior(1) - prior(0)
@@ -104,16 +104,20 @@ class _Proposal(NamedTuple):
     @classmethod
     def at(cls, rng_key: Array, prior: _One, index: list[Array], residual: Array, weight: Array) -> "_Proposal":
         """By alternating least squares from a random start."""
-        expected = [jnp.sqrt(jnp.sum(1 / of_side.q)) for of_side in (prior.u, prior.v)]  # lengths
-        factor = random.normal(rng_key, prior.v.p.shape, prior.v.p.dtype)
-        length = jnp.ones_like(expected[0])
-        for i in range(1, 2 * NUM_ROUNDS):
-            x, at, size = factor[index[i % 2]], index[1 - i % 2], len((prior.u, prior.v)[1 - i % 2].p)
-            product, square = segment_sum(jnp.stack([weight * residual * x, weight * x * x], axis=1), at, size).T
+        expected = [jnp.sqrt(jnp.sum(1 / factors.q)) for factors in (prior.u, prior.v)]  # lengths
+
+        def of_side(i, other):
+            """The factors of one side given those of the other, and their length, which is taken out."""
+            x, size = other[index[1 - i]], len((prior.u, prior.v)[i].p)
+            product, square = segment_sum(jnp.stack([weight * residual * x, weight * x * x], axis=1), index[i], size).T
             factor = product / (square + RIDGE * jnp.mean(square) + TINY)
             length = jnp.linalg.norm(factor) + TINY
-            factor = factor / length
-        return cls(length / (expected[0] * expected[1]), x * expected[1], prior, index, residual, weight)
+            return factor / length, length
+
+        start = random.normal(rng_key, prior.v.p.shape, prior.v.p.dtype)
+        v = lax.fori_loop(1, NUM_ROUNDS, lambda _, v: of_side(1, of_side(0, v)[0])[0], start)
+        _, length = of_side(0, v)
+        return cls(length / (expected[0] * expected[1]), v[index[1]] * expected[1], prior, index, residual, weight)
 
     def _rows(self, s: Array) -> list[Tilted]:
         """Of either sign, which the entries cannot tell apart."""

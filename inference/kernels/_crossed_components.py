@@ -75,16 +75,17 @@ def switched(rng_key: Array, crossed: Crossed, program: Program, values: dict[st
 
 
 class Tilted(NamedTuple):
-    """Density proportional to exp(p x - q x^2 / 2) above `low`, elementwise; `log_mass` is log Z(p, q) of (1) less log(2 pi) / 2."""
+    """Density proportional to exp(p x - q x^2 / 2) above `low`, if any, elementwise; `log_mass` is log Z of (1), less log(2 pi) / 2."""
 
     p: Array
     q: Array
-    low: Any
+    low: Array | None = None
 
     def log_mass(self) -> Array:
         """Its normaliser."""
         mean = self.p / self.q
-        return self.p * mean / 2 - jnp.log(self.q) / 2 + log_ndtr((mean - self.low) * jnp.sqrt(self.q))
+        above = 0.0 if self.low is None else log_ndtr((mean - self.low) * jnp.sqrt(self.q))
+        return self.p * mean / 2 - jnp.log(self.q) / 2 + above
 
     def log_prob(self, x: Array) -> Array:
         """Log density of each element."""
@@ -92,8 +93,11 @@ class Tilted(NamedTuple):
 
     def draw(self, rng_key: Array) -> Array:
         """A draw of each element."""
-        low = jnp.broadcast_to(self.low, jnp.shape(self.p)).astype(self.p.dtype)
-        return TruncatedNormal(self.p / self.q, 1 / jnp.sqrt(self.q), low, jnp.full_like(low, jnp.inf)).sample(rng_key)
+        loc, scale = self.p / self.q, 1 / jnp.sqrt(self.q)
+        if self.low is None:
+            return loc + scale * random.normal(rng_key, loc.shape, loc.dtype)
+        low = jnp.broadcast_to(self.low, loc.shape).astype(loc.dtype)
+        return TruncatedNormal(loc, scale, low, jnp.full_like(low, jnp.inf)).sample(rng_key)
 
     def given(self, x: Array, index: Array, residual: Array, weight: Array) -> "Tilted":
         """With entries that are x times the element they belong to."""

@@ -30,7 +30,7 @@ import numpy as np
 from jax import Array, random
 from jax.nn import logsumexp
 
-from inference._mixture_trace import once
+from inference._once import once
 from inference.kernels import _ancestry as ancestry
 from inference.kernels._filtering import filter_row, join_each, redraw
 from inference.kernels._groups import Groups, Rules, start, wider

@@ -356,7 +356,7 @@ def test_a_wrong_evidence_is_seen(planted, monkeypatch):
 
 def check_proposal():
     """Two rows and an amplitude: the density integrates to 1, and draws have its moments."""
-    prior_u, prior_v = Tilted(jnp.array([0.3, 0.0]), jnp.array([3.0, 2.0]), -jnp.inf), Tilted(jnp.zeros(3), jnp.full(3, 2.0), -jnp.inf)
+    prior_u, prior_v = Tilted(jnp.array([0.3, 0.0]), jnp.array([3.0, 2.0])), Tilted(jnp.zeros(3), jnp.full(3, 2.0))
     index, residual = [np.array([0, 0, 0, 1, 1]), np.array([0, 1, 2, 0, 2])], jnp.array([1.0, -0.5, 0.2, 0.8, -0.3])
     prior = _crossed_births._One(False, None, prior_u, prior_v)
     proposal = _Proposal.at(random.key(0), prior, index, residual, jnp.array([2.0, 1.0, 1.0, 3.0, 1.0]))
