@@ -2,7 +2,7 @@
 
 link = LINKS["ordered"].learn(entries)       # from the entries of the first call
 entries = link.coded(entries)                # as the model takes them; refused where they are none of the link's
-start = link.start(entries)                  # values of sites that explain the entries by their level alone
+start = link.start(entries)                  # of a probit: values of sites that explain the entries by their level alone
 mean, square = link.moments(distribution)    # of entries given the parameters of a draw, in the unit of the data
 """
 
@@ -38,10 +38,6 @@ class Gaussian:
     def coded(self, entries: Entries) -> Entries:
         """In standard deviations."""
         return entries._replace(value=(entries.value - self.shift) / self.scale)
-
-    def start(self, entries: Entries) -> dict[str, Any]:
-        """They are standardised."""
-        return {"intercept": 0.0}
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
         """In the data's unit."""

@@ -42,7 +42,7 @@ from zoo.bsvd import bsvd
 __all__ = ["BSVDCompleter"]
 
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
-NUM_STARTED = {"gaussian": 10, "ordered": 0, "binomial": 0}  # components at the start
+ENTRIES_A_FACTOR = 4  # at the start; with more components than that, a chain would begin where entries are learned by heart
 MANY = 500_000  # entries from which on single precision is enough
 NUM_PROBES = 20
 MOST_CANDIDATES = 20_000
@@ -123,12 +123,14 @@ class BSVDCompleter(BaseEstimator):
         return self
 
     def _start(self, arguments: dict[str, Any], entries: Entries) -> dict[str, Any]:
-        """No effects, and the level that explains the entries without: from a start at which many effects explain few entries, a chain
-        hardly ever comes back."""
+        """As many components as the entries can tell of; under a probit link none, and no effects, but the level that explains the entries
+        without: from a start at which much explains few entries, a chain hardly ever comes back."""
+        is_on = lambda number: {"z": (jnp.arange(self.num_components) < number).astype(int)}
+        if isinstance(self._link, Gaussian):
+            return is_on(min(max(1, len(entries.value) // (ENTRIES_A_FACTOR * sum(entries.shape))), self.num_components // 2))
         sites = Program(bsvd, **arguments).sites
-        start = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
-        start["z"] = (jnp.arange(self.num_components) < NUM_STARTED[self.link]).astype(int)
-        return start | {name: jnp.asarray(value) for name, value in self._link.start(entries).items()}
+        effects = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
+        return is_on(0) | effects | {name: jnp.asarray(value) for name, value in self._link.start(entries).items()}
 
     @staticmethod
     def _kernel(arguments: dict[str, Any]) -> MCMCKernel:
@@ -302,7 +304,7 @@ class BSVDCompleter(BaseEstimator):
             def one(draw):
                 values, key = draw
                 trials = None if arguments.get("trials") is None else jnp.ones_like(row)
-                program = Program(bsvd, **arguments | _places(row, column, jnp.zeros(row.shape, self._entries.value.dtype), trials))
+                program = Program(bsvd, **arguments | _places(row, column, np.zeros(row.shape, self._entries.value.dtype), trials))
                 fn = unwrap(program.trace(values)[program.observed[0]]["fn"])
                 return function(fn) if rng_key is None else function(fn, key)
 

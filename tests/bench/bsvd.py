@@ -1,28 +1,24 @@
-"""BSVD on ratings and on counts, next to what others reach on the same entries.
+"""BSVD on ratings, next to what others reach on the same entries.
 
-    uv run python -m tests.bench.bsvd mlb                                            # 2008 from the seasons before
     OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd movielens                     # Marlin's weak protocol, three partitions
     OMP_NUM_THREADS=1 uv run --with myfm --with smurff --with "setuptools<80" python -m tests.bench.bsvd peers
 
-Ratings: of 5000 users, chosen at random, one rating each is held out and the others are learned from (Marlin 2004). Counts: successes are
-hits, trials are plate appearances; the log likelihood is that of single plate appearances, over pairs of players who both occur in
-training.
-`-n 1` looks at one partition in place of three.
+Ratings: of 5000 users, chosen at random, one rating each is held out and the others are learned from (Marlin 2004).
+
+`-n 1` looks at one partition in place of three; words after `movielens` name some of `CODES`.
 """
 
 import sys
+from collections.abc import Callable
 from time import process_time
+from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.special import expit
 
 from gallery import BSVDCompleter
 from gallery.datasets import load
 
-__all__ = ["additive", "counts", "log_likelihood", "ratings"]
-
-SEASONS = ((2007, 2007), (2003, 2007), (1998, 2007))
+__all__ = ["ratings"]
 
 
 def ratings(seed: int):
@@ -53,86 +49,39 @@ def scores(values: np.ndarray, mean: np.ndarray, interval: np.ndarray | None = N
     return f"{np.sqrt(np.mean((values - mean) ** 2)):.4f} | {error(mean):.4f} | {error(np.round(mean)):.4f}{inside}"
 
 
-def movielens(num_partitions: int) -> None:
-    """Codes of Table 5.2: genre and missingness of movies, meta data and missingness of users."""
-    print("| partition | features | RMSE | NMAE | NMAE, rounded | in the 90 % interval | rank, 90 % | CPU s |")
-    print("|" + "---|" * 8)
+def log_score(values: np.ndarray, drawn: np.ndarray) -> float:
+    """Mean log probability of the level that was seen, by draws rounded to levels; half a draw more for each level."""
+    hits = np.sum(np.clip(np.round(drawn), 1, 5) == values, axis=0)
+    return float(np.mean(np.log((hits + 0.5) / (len(drawn) + 2.5))))
+
+
+def movielens(num_partitions: int, names: list[str]) -> None:
+    """Some of `CODES`, on each partition."""
+    print("| partition | features | RMSE | NMAE | NMAE, rounded | in the 90 % interval | log score | rank, 90 % | CPU s |")
+    print("|" + "---|" * 9)
     for seed in range(num_partitions):
         train, (rows, columns, values) = ratings(seed)
-        for name, given in {"none": {}, "all": {**features(), "missingness": 10}}.items():
+        for name in names:
             started = process_time()
-            completer = BSVDCompleter((6040, 3952), num_warmup=60, num_samples=150, random_state=seed, **given).fit(train)
+            settings = {"num_components": 40, "num_warmup": 60, "num_samples": 150, "random_state": seed}
+            completer = BSVDCompleter((6040, 3952), **settings, **CODES[name]()).fit(train)
             seconds = process_time() - started
             drawn = completer.sample(rows, columns, 1000)
             rank = np.quantile(completer.posterior_["posterior"]["rank"], [0.05, 0.5, 0.95])
             found = scores(values, completer.predict(rows, columns), np.quantile(drawn, [0.05, 0.95], axis=0))
-            print(f"| {seed} | {name} | {found} | {rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f} |", flush=True)
+            told = f"{log_score(values, drawn):.4f} | {rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f}"
+            print(f"| {seed} | {name} | {found} | {told} |", flush=True)
 
 
-def counts(first: int, last: int):
-    """(batters, pitchers, hits, plate appearances) of some seasons, added up."""
-    data = load("mlb_batter_pitcher")
-    which = (data["year"] >= first) & (data["year"] <= last) & (data["plate_appearances"] > 0)
-    width = len(data["pitcher_id"])
-    pair, where = np.unique(data["batter"][which] * width + data["pitcher"][which], return_inverse=True)
-    hits, trials = (np.bincount(where, data[name][which]).astype(int) for name in ("hits", "plate_appearances"))
-    return *np.divmod(pair, width), hits, trials
-
-
-def log_likelihood(hits: np.ndarray, trials: np.ndarray, rate: np.ndarray) -> float:
-    """Of single plate appearances."""
-    return float(np.sum(hits * np.log(rate) + (trials - hits) * np.log1p(-rate)))
-
-
-def additive(train, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Rates of the logit-additive model of batters and pitchers, both shrunk by the ridge that marginal likelihood chooses (Laplace)."""
-    row, column, hits, trials = train
-    num = row.max() + 1, column.max() + 1
-
-    def fit(ridge):
-        def loss(x):
-            b, p = np.split(x[1:], [num[0]])
-            eta = x[0] + b[row] + p[column]
-            rate = expit(eta)
-            gap = trials * rate - hits
-            value = -np.sum(hits * eta - trials * np.logaddexp(0, eta)) + (ridge[0] * b @ b + ridge[1] * p @ p) / 2
-            of_sides = np.bincount(row, gap, num[0]) + ridge[0] * b, np.bincount(column, gap, num[1]) + ridge[1] * p
-            return value, np.concatenate([[gap.sum()], *of_sides])
-
-        start = np.zeros(1 + sum(num))
-        start[0] = np.log(hits.sum() / (trials.sum() - hits.sum()))
-        return minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
-
-    ridge = np.array([100.0, 100.0])
-    for _ in range(20):  # effective degrees of freedom, each side by itself
-        x = fit(ridge)
-        b, p = np.split(x[1:], [num[0]])
-        rate = expit(x[0] + b[row] + p[column])
-        curvature = [np.bincount(index, trials * rate * (1 - rate), size) for index, size in zip((row, column), num, strict=True)]
-        ridge = np.array([np.sum(c / (c + r)) / max(e @ e, 1e-12) for c, r, e in zip(curvature, ridge, (b, p), strict=True)])
-    return expit(x[0] + b[rows] + p[columns])
-
-
-def mlb() -> None:
-    """2008 from the seasons before."""
-    print("| training | constant | shrunk additive | BSVD | rank, 90 % | CPU s |\n|---|---|---|---|---|---|")
-    for first, last in SEASONS:
-        train = counts(first, last)
-        batters, pitchers, hits, trials = counts(2008, 2008)
-        seen = np.unique(train[0]), np.unique(train[1])
-        known = np.isin(batters, seen[0]) & np.isin(pitchers, seen[1])
-        batters, pitchers, hits, trials = (part[known] for part in (batters, pitchers, hits, trials))
-        batters, pitchers = (np.searchsorted(names, of) for names, of in zip(seen, (batters, pitchers), strict=True))
-        train = *(np.searchsorted(names, of) for names, of in zip(seen, train[:2], strict=True)), *train[2:]
-        constant = log_likelihood(hits, trials, np.full(len(hits), train[2].sum() / train[3].sum()))
-        peer = log_likelihood(hits, trials, additive(train, batters, pitchers))
-        started = process_time()
-        completer = BSVDCompleter(link="binomial", num_components=20, random_state=0).fit(train)
-        rank = np.quantile(completer.posterior_["posterior"]["rank"], [0.05, 0.5, 0.95])
-        found = log_likelihood(hits, trials, completer.predict(batters, pitchers))
-        seconds = process_time() - started
-        told = f"{rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f}"
-        print(f"| {first} to {last} | {constant:.0f} | {peer:.0f} | {found:.0f} | {told} |", flush=True)
+# Features and missingness are those of Table 5.2; the others are links and priors beyond it.
+CODES: dict[str, Callable[[], dict[str, Any]]] = {
+    "none": lambda: {},
+    "features": features,
+    "missingness": lambda: {"missingness": 10},
+    "all": lambda: {**features(), "missingness": 10},
+    "none, learned factors": lambda: {"learn_factors": True},
+    "none, ordered probit": lambda: {"link": "ordered"},
+}
 
 
 def peers(num_partitions: int) -> None:
@@ -160,5 +109,9 @@ def peers(num_partitions: int) -> None:
 
 
 if __name__ == "__main__":
-    number = int(sys.argv[sys.argv.index("-n") + 1]) if "-n" in sys.argv else 3
-    mlb() if sys.argv[1] == "mlb" else {"movielens": movielens, "peers": peers}[sys.argv[1]](number)
+    what, *words = sys.argv[1:]
+    number = int(words[words.index("-n") + 1]) if "-n" in words else 3
+    if what == "movielens":
+        movielens(number, [word for word in words if word in CODES] or list(CODES))
+    else:
+        peers(number)

@@ -35,11 +35,11 @@ NUCLEAR = {  # matrices of 10 recovered by the smallest nuclear norm
 class Sampler:
     """Chains of BSVD on matrices of one size, a chain each."""
 
-    def __init__(self, a: float = 1.0, b: float = 1.0, size: int = SIZE):
+    def __init__(self, a: float = 1.0, b: float = 1.0, size: int = SIZE, num_components: int = NUM_COMPONENTS):
         row, column = (index.ravel() for index in np.indices((size, size)))
         zero = jnp.zeros(size * size)
         places = {"row": row, "column": column, "shape": (size, size)}
-        self.arguments = {**places, "value": zero, "counts": zero == 0, "num_components": NUM_COMPONENTS, "a": a, "b": b}
+        self.arguments = {**places, "value": zero, "counts": zero == 0, "num_components": num_components, "a": a, "b": b}
         self.kernel = ConditionalGibbs(bsvd, route="crossed")
         self.start = self.kernel.init(random.key(0), 0, None, (), self.arguments)
         self.data = self.kernel.data((), self.arguments)
@@ -48,7 +48,8 @@ class Sampler:
     def states(self, num_matrices: int, num_on: int, seed: int = 0):
         """As many states, with so many components switched on."""
         states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_matrices, *leaf.shape)), self.start)
-        on = jnp.broadcast_to(jnp.arange(NUM_COMPONENTS) < num_on, (num_matrices, NUM_COMPONENTS))
+        width = self.arguments["num_components"]
+        on = jnp.broadcast_to(jnp.arange(width) < num_on, (num_matrices, width))
         values = {**states.values, "z": on.astype(states.values["z"].dtype)}
         return states._replace(values=values, rng_key=random.split(random.key(seed), num_matrices))
 
@@ -143,7 +144,7 @@ def active(num: int, step: int = 50) -> None:
     """Entries until the error is below a tenth, median of the trials."""
     methods = ("by chance", "largest deviation", "pivoted Cholesky")
     print(f"| noise | rank | {' | '.join(methods)} |\n|{'---|' * (2 + len(methods))}")
-    sampler = Sampler()
+    sampler = Sampler(num_components=20)
     for decibel in (None, 20.0, 10.0):
         for true in (1, 5, 10):
             matrices, needed = draw_matrices(true, num, decibel), []
