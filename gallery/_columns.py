@@ -207,11 +207,9 @@ def _learned(name: str, column: Any, plain: bool) -> Column:
         return Column(name, BINARY, column.dtype, (False, True) if isinstance(first, bool | np.bool_) else (0, 1))
     if not len(seen) or np.isinf(seen).any():
         return Column(name, NUMBER, column.dtype)  # `encode` refuses what is infinite, and says where
-    with np.errstate(over="ignore"):
-        shift, scale = seen.mean(), seen.std()
-    if not np.isfinite(scale):
-        raise ValueError(f"{name}: its numbers go up to {np.abs(seen).max():g}, too large to be squared; give them in another unit.")
-    is_constant = scale <= 1e-12 * np.abs(seen).max()  # but for rounding
+    unit = np.abs(seen).max() or 1.0  # squares of very large and of very small numbers are none
+    shift, scale = unit * (seen / unit).mean(), unit * (seen / unit).std()
+    is_constant = scale <= 1e-12 * unit  # but for rounding
     return Column(name, NUMBER, column.dtype, (), float(shift), 1.0 if is_constant else float(scale))
 
 

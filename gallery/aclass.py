@@ -17,7 +17,7 @@ Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for g
 
 import warnings
 from collections.abc import Callable, Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import jax
@@ -115,7 +115,10 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             return self._begin(X, y, classes)
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
+        if y is None:
+            raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         x, labels = self._read(X, y)
+        self._driver.max_time = self.max_time
         self._driver.update(jnp.asarray(x, float), labels, **self._settings)
         return self._taken(x)
 
@@ -168,7 +171,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """None where the columns choose."""
         for name in ("alpha", "gamma"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and value > 0) and not (name == "alpha" and isinstance(value, dist.Distribution)):
+            if not (isinstance(value, Real) and 0 < value < np.inf) and not (name == "alpha" and isinstance(value, dist.Distribution)):
                 raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
         if callable(self.component):
             return self.component
@@ -231,7 +234,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         :param y: a class, or a class for each row; None: drawn as well. An integer `random_state` gives the same rows each time.
         """
         check_is_fitted(self)
-        if n < 1 or (np.ndim(y) and len(y) != n):
+        if not isinstance(n, Integral) or n < 1 or (np.ndim(y) and len(y) != n):
             raise ValueError(f"n: found {n} rows and {np.size(y)} classes; wanted at least one row, and one class or a class for each row.")
         labels = np.full(n, -1, np.int32) if y is None else codes_among(y if np.ndim(y) else np.full(n, y, object), self.classes_)
         empty = np.full((n, self.n_features_in_), np.nan)
@@ -243,8 +246,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
     def log_evidence_(self) -> float:
         """Log density of all rows and labels so far, in the units of the table; unbiased (before the logarithm)."""
         check_is_fitted(self)
-        state = self._state
-        return float(jax.nn.logsumexp(state.log_prior + state.log_evidence)) - self._log_units
+        return float(self._state.total_log_evidence()) - self._log_units
 
     @property
     def posterior_(self) -> xr.DataTree:

@@ -42,7 +42,7 @@ from zoo.bsvd import bsvd
 __all__ = ["BSVDCompleter"]
 
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
-ENTRIES_A_FACTOR = 4  # at the start; with more components than that, a chain would begin where entries are learned by heart
+ENTRIES_A_FACTOR = 8  # at the start; with more components than that, a chain would begin where entries are learned by heart
 MANY = 500_000  # entries from which on single precision is enough
 NUM_PROBES = 20
 MOST_CANDIDATES = 20_000
@@ -135,7 +135,7 @@ class BSVDCompleter(BaseEstimator):
     @staticmethod
     def _kernel(arguments: dict[str, Any]) -> MCMCKernel:
         """NUTS moves the gaps between the cutpoints, if any; their conditional is of no family."""
-        gibbs = ConditionalGibbs(bsvd, route="crossed")
+        gibbs = ConditionalGibbs(bsvd, route="crossed", num_births=1)  # few sweeps must do
         sites = Program(bsvd, **arguments).latent
         if "gaps" not in sites:
             return gibbs

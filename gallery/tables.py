@@ -217,6 +217,11 @@ def _target(table: Table, target: str, like: Dataset | None) -> tuple[np.ndarray
     if quantity:
         return _numbers(table, target), ()
     class_names = _in_order(present) if like is None else like.class_names
+    if "-1" in class_names:
+        raise TableError(
+            f"{table.place(cells.index('-1'), target)}: -1 may be a class or mean that there is no label; leave the cell empty where the "
+            "class is unknown, or give the class another name"
+        )
     codes = {name: code for code, name in enumerate(class_names)}
     y = np.full(len(table.rows), -1, dtype=np.int64)
     for row, cell in enumerate(cells):

@@ -147,8 +147,8 @@ class NormalInverseGamma:
         return hyper.loc
 
     def refuse(self, site: str, x: np.ndarray, hyper: NormalHyper | None = None) -> None:
-        """Infinite values."""
-        refuse_first(site, x, np.isinf(x), "Normal takes finite numbers. Correct it, or give NaN where it is missing.")
+        """Infinite values, and what is too large to be squared."""
+        refuse_first(site, x, _is_large(x), "Normal takes finite numbers that can be squared. Correct it, or give NaN where it is missing.")
 
     def _gap(self, x: Array, loc: Array) -> tuple[Array, Array]:
         """x - loc, 0 where missing; and what is seen."""
@@ -230,8 +230,8 @@ class NormalWishart:
         return hyper.loc
 
     def refuse(self, site: str, x: np.ndarray, hyper: WishartHyper | None = None) -> None:
-        """Infinite values, and rows that miss some features but not all."""
-        refuse_first(site, x, np.isinf(x), "MultivariateNormal takes finite numbers. Correct it, or drop the row.")
+        """Infinite values, what is too large to be squared, and rows that miss some features but not all."""
+        refuse_first(site, x, _is_large(x), "MultivariateNormal takes finite numbers that can be squared. Correct it, or drop the row.")
         num_missing, size = np.isnan(x).sum(-1), x.shape[-1]
         for row, column in np.argwhere((num_missing > 0) & (num_missing < size)):
             place = f"row {row}" if x.shape[1] == 1 else f"row {row}, column {column}"
@@ -339,6 +339,11 @@ def stirling_error(z: Array) -> Array:
     series = inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
     ratio = math.prod(((z + 8) / (z + i) for i in range(1, 8)), start=1 + 8 / z)
     return series + (z - 0.5) * jnp.log1p(8 / z) + jnp.log(ratio) - 8
+
+
+def _is_large(x: np.ndarray) -> np.ndarray:
+    """A sum of many squares must be a number still."""
+    return np.abs(x) > 1e-4 * np.sqrt(np.finfo(x.dtype).max)  # NaN is not
 
 
 def refuse_first(site: str, x: np.ndarray, bad: np.ndarray, wanted: str) -> None:

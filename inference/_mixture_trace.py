@@ -27,7 +27,7 @@ def started(program: Program, z: str, given: Mapping[str, Any], rng_key: Array |
         name = message["name"]
         if name in given or name == z:
             return given.get(name, one_group)
-        value = initial_value(message)
+        value = initial_value(message, radius=0.5)  # so that a spread of many columns can be inverted
         return value if value is None or rng_key is not None else init_to_feasible(message)
 
     seeded = handlers.seed(program.model, random.key(0) if rng_key is None else rng_key)

@@ -21,7 +21,7 @@ class Results(NamedTuple):
     """What one replicate leaves behind beside its draws."""
 
     groups: dict[str, dict[str, Array]]  # further groups of the tree, such as weighted particles or variational parameters
-    attrs: dict[str, Array]  # scalars, such as `log_evidence` and `log_evidence_se`
+    attrs: dict[str, Any]  # scalars, such as `log_evidence` and `log_evidence_se`
     dims: dict[str, tuple[str, ...]]  # names of the first dimensions of variables in `groups`
 
 

@@ -80,12 +80,12 @@ def inspect_model(model: Callable, args: tuple, kwargs: dict) -> Inspection:
     return found
 
 
-def initial_value(message):
-    """Substitutes a uniform start in unconstrained space; None, and so a prior draw, for a site that has no such space."""
+def initial_value(message, radius: float = 2.0):
+    """Substitutes a uniform start in unconstrained space, at most `radius` from 0; None, and so a prior draw, where there is none."""
     if message["type"] != "sample" or message["is_observed"] or isinstance(unwrap(message["fn"]), dist.Delta):
         return None
     try:
-        return init_to_uniform(message)
+        return init_to_uniform(message, radius=radius)
     except (NotImplementedError, ValueError):  # the two by which NumPyro says that a support has no transform
         return None
 

@@ -52,7 +52,8 @@ class TruncatedNormal(dist.Distribution):
     def sample(self, key, sample_shape=()):
         """Inverse of the distribution function, in logarithms."""
         is_mirrored, below, above = self._tails()
-        share = random.uniform(key, sample_shape + self.batch_shape, jnp.result_type(self.loc))
+        dtype = jnp.result_type(self.loc)
+        share = random.uniform(key, sample_shape + self.batch_shape, dtype) + jnp.finfo(dtype).eps / 2  # not 0, which is at infinity
         below, above, is_mirrored = (jnp.broadcast_to(end, share.shape) for end in (below, above, is_mirrored))
         standard = log_ndtri(jnp.logaddexp(below + jnp.log1p(-share), above + jnp.log(share)))
         value = jnp.where(is_mirrored, -standard, standard) * jnp.broadcast_to(self.scale, share.shape)

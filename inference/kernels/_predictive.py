@@ -32,7 +32,7 @@ def log_classes(rules: Rules, state: Any, rows: Rows) -> Array:
 def drawn_particles(rng_key: Array, state: Any, num_draws: int, is_joint: bool) -> tuple[Array, Array, Array]:
     """Points of the grid [draw], particles [draw, table], and the shares of the classes given their partitions [draw, class]."""
     keys = random.split(rng_key, 3)
-    point = random.categorical(keys[0], state.log_prior + state.log_evidence, shape=(num_draws,))
+    point = random.categorical(keys[0], state.log_points(), shape=(num_draws,))
     particle = random.categorical(keys[1], state.groups.log_weight[point], axis=-1)
     count = state.class_count
     if is_joint:
@@ -97,7 +97,7 @@ def _expectation(family: Family, hyper: Any) -> Array:
 
 def _log_groups(rules: Rules, state: Any, x: dict[str, Array]) -> Array:
     """log p(point, class, particle, group, row | rows seen) of one row, [point, class, particle, group]."""
-    log_point = jax.nn.log_softmax(state.log_prior + state.log_evidence)
+    log_point = jax.nn.log_softmax(state.log_points())
     num_classes = state.class_weights.shape[1]
 
     def at(leaves: tuple[Groups, Array, Array]) -> Array:

@@ -55,6 +55,7 @@ class FilterState(NamedTuple):
     class_weights: Array  # [grid, class]
     log_prior: Array  # [grid], normalised
     log_evidence: Array  # [grid]: of all rows so far
+    rounding: Array  # [grid]: how much of it is too much; a sum over very many rows would drift
     class_count: Array  # [class]: rows of known class
     history: ancestry.History
     past: Rows  # all rows so far where they are redrawn, else none
@@ -63,6 +64,15 @@ class FilterState(NamedTuple):
     num_rows: Array  # of the data at hand
     next_label: Array  # class of the next row, -1 where it is latent
     rng_key: Array
+
+    def log_points(self) -> Array:
+        """Log weight of each point of the grid, up to a number that they share."""
+        return self.log_prior + (self.log_evidence - jnp.max(self.log_evidence)) - self.rounding
+
+    def total_log_evidence(self) -> np.ndarray:
+        """Of all rows so far, over the grid."""
+        log_prior, log_evidence, rounding = (np.asarray(part, float) for part in (self.log_prior, self.log_evidence, self.rounding))
+        return np.logaddexp.reduce(log_prior + log_evidence - rounding)
 
 
 class RowReport(NamedTuple):
@@ -98,7 +108,9 @@ class ParticleFilter(Algorithm):
     ):
         if resampling not in SCHEMES:
             raise ValueError(f"resampling: found {resampling!r}, wanted one of {sorted(SCHEMES)}.")
-        is_whole = all(isinstance(number, int | np.integer) for number in (num_particles, rejuvenate))
+        if not isinstance(grid, Mapping | None):
+            raise ValueError(f"grid: found {grid!r}, wanted the values of latent scalars, such as {{'alpha': [0.1, 1.0]}}.")
+        is_whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in (num_particles, rejuvenate))
         if not is_whole or num_particles < 1 or rejuvenate < 0:
             raise ValueError(f"num_particles, rejuvenate: found {num_particles}, {rejuvenate}; wanted integers, at least 1 and at least 0.")
         if rejuvenate and not keep_assignments:
@@ -148,6 +160,7 @@ class ParticleFilter(Algorithm):
             found.class_weights,
             log_prior,
             jnp.zeros_like(log_prior),
+            jnp.zeros_like(log_prior),
             jnp.zeros(num_classes, log_prior.dtype),
             history,
             past,
@@ -174,11 +187,13 @@ class ParticleFilter(Algorithm):
             self.rules, groups, (concentration, weights, state.class_count), x, label, key
         )
         groups, chosen, total = self._over_grid(one, row_key, state.groups, state.concentration, state.class_weights)
-        log_evidence = state.log_evidence + total
+        increment = total - state.rounding  # Kahan's sum
+        log_evidence = state.log_evidence + increment
         past = jax.tree.map(lambda leaf, new: leaf.at[state.seen].set(new), state.past, Rows(x, label)) if self.rejuvenate else state.past
         state = state._replace(
             groups=groups,
             log_evidence=log_evidence,
+            rounding=(log_evidence - state.log_evidence) - increment,
             class_count=state.class_count.at[label].add(jnp.where(label >= 0, 1, 0)),
             history=ancestry.record(state.history, state.seen, chosen.parent, self._code(groups, chosen.choice, label)),
             past=past,
@@ -188,7 +203,7 @@ class ParticleFilter(Algorithm):
         )
         if self.rejuvenate:
             state = jax.lax.fori_loop(0, self.rejuvenate, lambda i, at: self._redrawn(random.fold_in(past_key, i), at), state)
-        best = jnp.argmax(state.log_prior + log_evidence)
+        best = jnp.argmax(state.log_points())
         return state, self._report(state, jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen)), label)
 
     def _report(self, state: FilterState, best: tuple[Groups, Any], label: Array) -> RowReport:
@@ -327,22 +342,22 @@ class ParticleFilter(Algorithm):
         particles = {"log_weight": log_weight, "num_groups": (count[point, table, slot] > 0).sum(-1)}
         dims = {"log_weight": ("point", "filter", "particle"), "num_groups": ("point", "filter", "particle", "class")}
         groups: dict[str, dict[str, Any]] = {"particles": particles}
-        log_evidence = np.asarray(state.log_prior) + np.asarray(state.log_evidence)
+        log_weight_of_point = np.asarray(state.log_points(), float)
         if self.keep_assignments:
             seen = int(state.seen)
             cls, group, ancestor = (np.asarray(part)[:seen] for part in ancestry.partitions(state.history, state.seen))
             order = lambda part: np.moveaxis(part, 0, -1)
             particles |= {"class_of_row": order(cls), "group_of_row": order(group)}
             dims |= dict.fromkeys(("class_of_row", "group_of_row"), ("point", "particle", "row"))
-            best = int(np.argmax(log_evidence))
+            best = int(np.argmax(log_weight_of_point))
             live = (log_weight[best] > -np.inf)[ancestry.filters(cls, state.groups.slot.shape[1])]  # [row, particle]
             each = [len(np.unique(of_row[is_live])) for of_row, is_live in zip(ancestor[:, best], live, strict=True)]
             groups["ancestry"] = {"unique_ancestors": np.array(each)}
             dims["unique_ancestors"] = ("row",)
         if self.points:
-            groups["grid"] = {**self.points, "log_weight_of_point": log_evidence - np.logaddexp.reduce(log_evidence)}
+            groups["grid"] = {**self.points, "log_weight_of_point": log_weight_of_point - np.logaddexp.reduce(log_weight_of_point)}
             dims |= dict.fromkeys(groups["grid"], ("point",))
-        return Results(groups, {"log_evidence": np.logaddexp.reduce(log_evidence)}, dims)
+        return Results(groups, {"log_evidence": float(state.total_log_evidence())}, dims)
 
     def row_dim(self, program: Program) -> str | None:
         """The dimension of the partition."""

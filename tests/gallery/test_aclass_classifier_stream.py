@@ -131,6 +131,12 @@ BAD = {
     ),
     "another number of columns": (X[FIRST:, :2], Y[FIRST:], "X has 2 features, but AClassClassifier is expecting 3 features"),
     "an infinite number": (np.where(np.arange(21).reshape(7, 3) == 14, np.inf, X[FIRST:]), Y[FIRST:], "column 2: found inf in row 4"),
+    "a number that is too large": (
+        np.where(np.arange(21).reshape(7, 3) == 14, 1e22, X[FIRST:]),
+        Y[FIRST:],
+        "site 'level_x': row 4, column 0 is .*that can be squared",
+    ),
+    "no labels": (X[FIRST:], None, "y: found None, wanted the class of each row"),
     "a value outside the support": (
         np.where(np.arange(21).reshape(7, 3) == 3, 2.0, X[FIRST:]),
         Y[FIRST:],
@@ -197,6 +203,23 @@ def test_max_time_keeps_the_rows_that_were_seen_and_says_how_to_go_on(at_once):
         while (seen := classifier.n_rows_seen_) < len(X):
             classifier.partial_fit(X[seen:], Y[seen:])
     check_same(classifier, at_once)
+
+
+def test_max_time_may_be_changed_between_calls():
+    with pytest.warns(ConvergenceWarning, match="after 1 of 16 rows"):
+        classifier = new(max_time=0.0).fit(X, Y)
+    assert classifier.set_params(max_time=None).partial_fit(X[1:], Y[1:]).n_rows_seen_ == len(X)
+
+
+def test_a_row_far_from_all_others_has_no_prediction(half):
+    with pytest.raises(ValueError, match="that can be squared"):
+        half.predict_proba([[0.0, 1.0, 1e22]])
+
+
+@pytest.mark.parametrize("unit", [1e-170, 1e200])
+def test_units_are_free(unit):
+    x, y = table(60)
+    assert AClassClassifier(random_state=0).fit(unit * x[:, 2:], y).score(unit * x[y >= 0, 2:], y[y >= 0]) > 0.75
 
 
 def test_ctrl_c_keeps_the_rows_that_were_seen(monkeypatch, at_once):

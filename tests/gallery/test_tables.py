@@ -120,6 +120,7 @@ def test_missing_columns_and_unseen_categories_are_named(write):
         ("a,y\n1,\n2,NA\n", "class column 'y' is empty in every row"),
         ("a,y\ninf,1\n2,2\n", "line 2, column 'a': 'inf' is not a finite number"),
         ("a,y\n" + "1,b\n" * 20 + "1O,b\n", "line 22, column 'a': '1O' is not a number, but 20 other cells"),
+        ("a,y\n1,-1\n2,0\n", "line 2, column 'y': -1 may be a class or mean that there is no label; leave the cell empty"),
         (b"a,y\n\xff,1\n", "not UTF-8 text"),
         ('a,y\n"1"2,b\n', "not a CSV file"),
     ],

@@ -76,9 +76,10 @@ def test_a_planted_bug_changes_the_joint(owner, name, planted, monkeypatch):
     assert not calibration("gaussian").passed
 
 
-def test_a_run_is_calibrated():
+@pytest.mark.parametrize("link", LINKS)
+def test_a_run_is_calibrated(link):
     fit = with_kernel(ConditionalGibbs, num_warmup=300, num_samples=63 * 12, thinning=12)
-    found = sbc(bsvd, fit, quantities=quantities, data={"y": "value"}, num_replicates=200, **tiny("gaussian"))
+    found = sbc(bsvd, fit, quantities=quantities, data={"y": "value"}, num_replicates=200, **tiny(link))
     assert found.passed, found.text
 
 

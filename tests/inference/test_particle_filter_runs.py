@@ -10,16 +10,37 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference import CheckpointError, ParticleFilter, _session, _store
+from inference import CheckpointError, Driver, ParticleFilter, _session, _store
 from inference._steppers import Step
 from inference.kernels import particle_filter
 from tests.inference.filters import LATER, OPTIONS, X, Y, check_same, driver, kernel, program, put, run, values, whole
 from tests.inference.replicates import promoted
-from zoo.aclass import normal_inverse_chi2
+from zoo.aclass import aclass, normal_inverse_chi2
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 BATCHES = slice(0, 9), slice(9, 18), slice(18, 27)  # each is padded to 16 rows
+
+# Evidence.
+
+
+@pytest.mark.slow
+def test_the_evidence_of_many_rows_does_not_drift():
+    """A running sum in single precision would: see what the increments of the exact one give."""
+    rows = np.random.default_rng(0).random((50_000, 20)) < 0.3
+
+    def filtered():
+        settings = {"num_particles": 1, "keep_assignments": False}
+        this = Driver(ParticleFilter(aclass, **settings), num_samples=1, num_chains=1, progress_bar=False)
+        tree = this.run(0, rows.astype(float), np.zeros(len(rows), int), num_classes=1, max_groups=1)
+        return float(this.states[0].total_log_evidence()), tree["sample_stats"]["log_evidence"].values[0]
+
+    exact, running = filtered()
+    with jax.enable_x64(False):
+        found, _ = filtered()
+    assert abs(found - exact) < 0.05
+    assert abs(float(np.cumsum(np.diff(running).astype(np.float32))[-1]) + running[0] - exact) > 0.5
+
 
 # Room.
 

@@ -299,3 +299,15 @@ def test_single_precision_is_enough_to_see_an_edit():
             read(aclass, component=COMPONENTS["noise"][0])
         with pytest.raises(StructureError, match=MISSES):
             read(aclass, component=COMPONENTS["prior by group"][0])
+
+
+@pytest.mark.parametrize(
+    ("width", "scale", "component"),
+    [(12, 1.0, normal_inverse_wishart), (2, 1e-7, normal_inverse_chi2)],
+    ids=["many columns", "a number far from the others"],
+)
+def test_rounding_is_no_edit(width, scale, component):
+    with jax.enable_x64(False):
+        x = scale * np.random.default_rng(0).normal(size=(10, width))
+        x[0, 0] /= scale**1.3
+        read_partition(Program(aclass, x, np.repeat([0, 1], 5), num_classes=2, component=component, max_groups=1))
