@@ -89,8 +89,8 @@ def draw_errors(losses: dict, protocol: str, path: Path) -> None:
         for name in CLASSIFIERS:
             found = np.array([losses[Cell(protocol, size, missing), name] for size in TRAINING])
             ax.errorbar(TRAINING, found.mean(1), found.std(1, ddof=1) / np.sqrt(found.shape[1]), label=name, lw=1, capsize=2)
-        ax.set(title=f"{missing:.0%} missing", xlabel="training rows", xscale="log", ylim=(0, None))
-    axes[0].set_ylabel("0-1 loss")
+        ax.set(title=f"{missing:.0%} missing", xlabel="training rows", xscale="log")
+    axes[0].set(ylabel="0-1 loss", ylim=(0, None))  # of all, once all is drawn
     axes[0].legend(fontsize="small", frameon=False)
     figure.suptitle(protocol)
     figure.savefig(path, dpi=150)
