@@ -26,7 +26,7 @@ TOLERANCE = {"float64": 1e-6, "float32": 3e-4}
 
 def prove(partition: "Partition") -> None:
     """Raises StructureError, by the name of the site, where a block is not the conjugate one that it looks like."""
-    for site, gap in _above_tolerance(lambda key: _gaps(_double(partition), key)):
+    for site, gap in _above_tolerance(_gaps, partition):
         block = next((block for block in partition.blocks if block.site == site), None)
         what = "the partition" if site == partition.z else "the class of each row"
         read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
@@ -39,25 +39,31 @@ def prove(partition: "Partition") -> None:
 
 def prove_for(others: "Program", partition: "Partition") -> None:
     """Raises StructureError where the numbers of a prior are different ones on the other rows of this program."""
-    for site, move in _above_tolerance(lambda key: _moves(_double(partition), _in_double(others), key)):
+    for site, move in _above_tolerance(_moves, partition, others):
         raise StructureError(
             f"site {site!r}: the numbers of its prior follow the rows: on {others.sites[partition.z].shape[0]} others they are off by "
             f"{move:.2g} (relative). Wanted numbers that hold for any rows; compute them outside of the model, and give them as arguments."
         )
 
 
-def _above_tolerance(answers: Callable[[Array], dict[str, Array]]) -> list[tuple[str, float]]:
-    """The sites at which an answer is too large for one of the keys, and the largest. An identity does not depend on the precision, and
-    in single precision a spread of many columns, or a number far from the others, looks like a wrong one."""
-    with jax.enable_x64(True):
-        compiled = once(answers, random.key(0))
-        found = [jax.device_get(compiled(key)) for key in random.split(random.key(0), NUM_PROOFS)]
+def _above_tolerance(answers: Callable[..., dict[str, Array]], partition: "Partition", *others: "Program") -> list[tuple[str, float]]:
+    """The sites at which an answer is too large, and the largest. In single precision a spread of many columns, or a number far from the
+    others, looks like a wrong identity; in double precision it does not."""
+    found = _worst(answers, partition, *others)
+    if not found or jax.config.read("jax_enable_x64"):
+        return found
+    try:
+        with jax.enable_x64(True):
+            return _worst(answers, replace(partition, few=_in_double(partition.few)), *map(_in_double, others))
+    except (TypeError, jax.errors.JaxRuntimeError):  # the model has arrays of its own in single precision: what was found stands
+        return found
+
+
+def _worst(answers: Callable[..., dict[str, Array]], partition: "Partition", *others: "Program") -> list[tuple[str, float]]:
+    compiled = once(lambda key: answers(partition, *others, key), random.key(0))
+    found = [jax.device_get(compiled(key)) for key in random.split(random.key(0), NUM_PROOFS)]
     worst = {site: max(np.inf if np.isnan(each[site]) else float(each[site]) for each in found) for site in found[0]}
     return [(site, size) for site, size in worst.items() if size > TOLERANCE[found[0][site].dtype.name]]
-
-
-def _double(partition: "Partition") -> "Partition":
-    return replace(partition, few=_in_double(partition.few))
 
 
 def _in_double(program: "Program") -> "Program":
