@@ -216,6 +216,7 @@ def test_a_row_far_from_all_others_has_no_prediction(half):
         half.predict_proba([[0.0, 1.0, 1e22]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1e-170, 1e200])
 def test_units_are_free(unit):
     x, y = table(60)

@@ -53,7 +53,8 @@ def unproved(monkeypatch):
 # Draws, and the tree.
 
 
-@pytest.mark.parametrize("chain_method", [pytest.param("sequential", marks=pytest.mark.slow), "vectorized"])
+@pytest.mark.slow
+@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
 def test_draws_equal_those_of_numpyros_mcmc(chain_method):
     reference = MCMC(kernel(parameters=True), num_warmup=10, num_samples=40, num_chains=2, chain_method=chain_method, **QUIET)
     reference.run(random.key(7), X, Y)

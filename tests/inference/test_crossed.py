@@ -42,7 +42,10 @@ BSVD = {
 }
 
 
-@pytest.mark.parametrize("name", BSVD)
+SLOW = ("ordered", "learned factors", "one component")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BSVD])
 def test_the_zoos_model_is_read_whatever_its_options(name):
     program = BSVD[name]()
     rows, columns = Side("row", 6, "row", ("u", "row_weights")), Side("column", 5, "column", ("v", "column_weights"))
@@ -175,6 +178,7 @@ def start(program, route="auto", **others):
     return kernel
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_the_route_that_it_is_told():
     for route in ("auto", "crossed"):
         assert start(few(), route).crossed.crossed == read(few())
