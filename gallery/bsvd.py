@@ -63,7 +63,8 @@ class BSVDCompleter(BaseEstimator):
     :param dtype: "float32", "float64", or None: float64 below 500 000 entries. Entries without noise need float64.
     :param random_state: integer, `RandomState` or None.
 
-    Attributes: `shape_`, `rank_` (posterior mode), `posterior_`.
+    Attributes: `shape_`, `rank_` (posterior mode; with a million entries a chain hardly moves between ranks), `posterior_` (with the log
+    likelihood of each row).
     """
 
     def __init__(
