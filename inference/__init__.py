@@ -4,6 +4,7 @@ from inference._store import CheckpointError
 from inference.driver import Driver
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
+from inference.kernels.latent_history import LatentHistory
 from inference.kernels.particle_filter import ParticleFilter
 from inference.program import Program, StructureError
 from inference.protocol import Algorithm, Results
@@ -15,6 +16,7 @@ __all__ = [
     "CollapsedGibbs",
     "ConditionalGibbs",
     "Driver",
+    "LatentHistory",
     "ParticleFilter",
     "Program",
     "Results",

@@ -69,15 +69,16 @@ class Loop:
 
     def size(self, limit: int, num_lanes: int, recorded: bool) -> int:
         """How many records, or warm-up steps, fit into a chunk."""
-        return int(min(limit, max(1, self.pace / num_lanes), self.capacity if recorded else limit))
+        return int(min(limit, max(1, self.pace / num_lanes), self.capacity if recorded or self.stepper.grows else limit))
 
     def chunk(self, states: Any, size: int, *, steps: int = 1, recorded: bool = True) -> tuple[Any, Any, int]:
         """`size` records of `steps` steps each (or as many warm-up steps), fewer where a state is full or has finished: states, records
         on the host, how many."""
         started = perf_counter()
-        trips = (size, steps) if recorded else (1, size)
+        one_by_one = recorded or self.stepper.grows  # so that a state grows at the same step wherever chunks end
+        trips = (size, steps) if one_by_one else (1, size)
         states, self.buffers, done = self.advance(states, self.buffers, self.stepper.data, *(np.int32(n) for n in trips))
-        count = int(done) if recorded else size  # waits for the device
+        count = int(done) if one_by_one else size  # waits for the device
         if count == size:
             self._follow_the_clock(size, perf_counter() - started)
         kept = count if recorded else 1

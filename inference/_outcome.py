@@ -19,7 +19,7 @@ from inference import _tree
 from inference._canonical import sha, sha_of_jaxpr
 from inference._loop import apart, stacked
 from inference._session import Session
-from inference._steppers import Replicate, Stepper
+from inference._steppers import Chain, Replicate, Stepper
 from inference.program import Program
 
 if TYPE_CHECKING:
@@ -74,15 +74,23 @@ class Run:
             attrs |= scalars
         if self.program is not None:
             dim = self.stepper.algorithm.row_dim(self.program) if isinstance(self.stepper, Replicate) else None
-            groups |= _tree.data_groups(self.programs, dim)
+            programs = self.programs if isinstance(self.stepper, Replicate) else [self._grown(self.program)]
+            groups |= _tree.data_groups(programs, dim)
         if self.program is not None and self.driver.groups and groups["posterior"].sizes.get("draw", 0):
             key = random.fold_in(self.keys[0], 1)
             try:
-                groups |= _tree.requested_groups(self.program, groups["posterior"], self.driver.groups, key)
+                groups |= _tree.requested_groups(self._grown(self.program), groups["posterior"], self.driver.groups, key)
             except Exception as error:  # the draws must not be lost with a group that cannot be computed from them
                 keep(error, _assembled(groups, attrs))
                 raise
         return _assembled(groups, attrs)
+
+    def _grown(self, program: Program) -> Program:
+        """With as much room as the largest of the chains has come to need."""
+        if not isinstance(self.stepper, Chain):
+            return program
+        each = [self.stepper.arguments(state) for state in self.session.each()]
+        return program.with_arguments(**{name: max(one[name] for one in each) for name in each[0]}) if each[0] else program
 
     def _records(self) -> dict[str, xr.Dataset]:
         dims = {} if self.program is None else _tree.variable_dims(self.program)

@@ -76,7 +76,7 @@ class Session:
                         self.store.save(self.commit())
                         saved = perf_counter()
                 if self.records == 0:  # ended in the warm-up: variables of the right shape, without draws
-                    self.store.append(_side_by_side([self._loop(lane).nothing() for lane in self.lanes]))
+                    self.store.append(concatenate([self._loop(lane).nothing() for lane in self.lanes], axis=1))
                 self.store.save(self.commit())
             finally:
                 shown.close()
@@ -130,12 +130,12 @@ class Session:
         each = [self._taken_by(i, size, steps=steps, recorded=recorded) for i in range(len(self.lanes))]
         count = max(count for _, count in each)
         if not recorded:
-            return _side_by_side([records for records, _ in each]), count
+            return concatenate([records for records, _ in each], axis=1), count
         last = lambda lane: jax.tree.map(np.asarray, jax.vmap(self.stepper.record)(lane))
         whole = [
             records if own == count else _padded(records, last(lane), count) for (records, own), lane in zip(each, self.lanes, strict=True)
         ]
-        return _side_by_side(whole), count
+        return concatenate(whole, axis=1), count
 
     def _taken_by(self, i: int, size: int, **how: Any) -> tuple[Records, int]:
         """Records of one lane, which grows on its way."""
@@ -179,11 +179,6 @@ class Session:
 
 def _shapes(*trees: Any) -> tuple:
     return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(trees))
-
-
-def _side_by_side(each: list[Records]) -> Records:
-    """Records of several lanes as one."""
-    return each[0] if len(each) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *each)
 
 
 def _padded(records: Records, last: Records, count: int) -> Records:

@@ -35,6 +35,7 @@ class Stepper(Protocol):
 
     warms_up: bool  # whether the first `num_warmup` steps leave no record
     record_dim: str  # what a record is in the tree: a "draw", or a "step"
+    grows: bool  # whether a state may become full
 
     data: Any  # arrays that a step reads, arguments of the compiled loop
 
@@ -57,12 +58,14 @@ class Chain:
         self.kernel, self.args, self.kwargs, self.num_warmup = kernel, args, kwargs, num_warmup
         self.extra_fields = extra_fields
         self.fields: dict[str, str] = {}  # name in `sample_stats` -> path in the state
+        self.grows = False
         self.data: Any = None
 
     def start(self, rng_key: Array, init_params: Any) -> Any:
         state = self.kernel.init(rng_key, self.num_warmup, init_params, model_args=self.args, model_kwargs=self.kwargs)
         state = jax.tree.map(jnp.asarray, state)
         self.data = getattr(self.kernel, "data", lambda args, kwargs: None)(self.args, self.kwargs)
+        self.grows = bool(self._growing(state))
         position = getattr(state, self.kernel.sample_field)
         _check_start(self.kernel, position, init_params)
         known = {name: path for path, name in _statistics(state)}
@@ -73,11 +76,11 @@ class Chain:
 
     def step(self, state: Any, data: Any) -> Any:
         given = {} if data is None else {"data": data}  # by NumPyro's protocol a kernel has none
-        return self.kernel.sample(state, self.args, self.kwargs, **given)
+        return self.kernel.sample(state, self.args, self.kwargs | self.arguments(state), **given)
 
     def record(self, state: Any) -> Record:
         position = getattr(state, self.kernel.sample_field)
-        values = self.kernel.postprocess_fn(self.args, self.kwargs)(position)
+        values = self.kernel.postprocess_fn(self.args, self.kwargs | self.arguments(state))(position)
         stats = {name: field_at(path, state) for name, path in self.fields.items()}
         if "lp" in stats:
             stats["lp"] = -stats["lp"]
@@ -86,13 +89,32 @@ class Chain:
     def finished(self, state: Any) -> Array:
         return jnp.zeros((), bool)
 
-    is_full = finished
+    def is_full(self, state: Any) -> Array:
+        """Whether the kernel, or one of its blocks, needs more room; by NumPyro's protocol none does."""
+        return jnp.any(jnp.array([False, *(kernel.is_full(part) for _, kernel, part in self._growing(state))]))
 
     def grown(self, state: Any) -> Any:
-        raise NotImplementedError("a chain keeps its shapes")
+        """The state with more room: of the kernel, or of those of its blocks that can grow."""
+        for place, kernel, part in self._growing(state):
+            new = kernel.grown(part)
+            if place is None:
+                return new
+            blocks = (*state.block_states[:place], new, *state.block_states[place + 1 :])
+            state = state._replace(z=state.z | getattr(new, kernel.sample_field), block_states=blocks)
+        return state
+
+    def arguments(self, state: Any) -> dict[str, Any]:
+        """Arguments of the model that say how much room there is."""
+        return {name: value for _, kernel, part in self._growing(state) for name, value in kernel.arguments(part).items()}
+
+    def _growing(self, state: Any) -> list[tuple[int | None, Any, Any]]:
+        """(place among the blocks, kernel, its state) of each that can grow."""
+        blocks = getattr(self.kernel, "blocks", ())
+        parts = [(i, kernel, state.block_states[i]) for i, (kernel, _) in enumerate(blocks)] or [(None, self.kernel, state)]
+        return [part for part in parts if hasattr(part[1], "grown")]
 
     def status(self, state: Any) -> str:
-        return self.kernel.get_diagnostics_str(state)
+        return "makes room" if self.is_full(state) else self.kernel.get_diagnostics_str(state)
 
 
 class Step(NamedTuple):
@@ -110,6 +132,7 @@ class Replicate:
 
     warms_up = False
     record_dim = "step"
+    grows = True
 
     def __init__(self, algorithm: Algorithm, program: Program, extra_fields: tuple[str, ...]):
         self.algorithm, self.program, self.extra_fields = algorithm, program, extra_fields

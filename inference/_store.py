@@ -195,8 +195,9 @@ class FolderStore:
         for group, names in records.items():
             for name, value in names.items():
                 array = self.arrays[group][name]
-                array.resize((array.shape[0], start + len(value), *array.shape[2:]))
-                array[:, start : start + len(value)] = np.swapaxes(value, 0, 1)
+                inner = tuple(map(max, array.shape[2:], value.shape[2:]))  # wider, where a state has grown
+                array.resize((array.shape[0], start + len(value), *inner))
+                array[(slice(None), slice(start, start + len(value)), *map(slice, value.shape[2:]))] = np.swapaxes(value, 0, 1)
 
     def _create_arrays(self, records: Records) -> None:
         root = zarr.open_group(self.folder / "draws.zarr", mode="w")  # nothing in it is committed yet
@@ -216,7 +217,9 @@ class FolderStore:
         self.arrays = {name: dict(group.arrays()) for name, group in root.groups()}
 
     def _block(self, records: Records) -> int:
-        """Records in a block: some MB of the widest variable; a function of the shapes alone, so that every run agrees on it."""
+        """Records in a block: some MB of the widest variable; a function of the shapes at the start, so that every run agrees on it."""
+        if self.arrays:
+            return next(iter(next(iter(self.arrays.values())).values())).chunks[1]
         widest = max(value[:1].nbytes for names in records.values() for value in names.values())
         return int(np.clip(BLOCK_BYTES // max(widest, 1), 1, 10_000))
 
@@ -238,11 +241,17 @@ class FolderStore:
             ) from error
 
 
-def concatenate(parts: list[Records]) -> Records:
-    """Records of several chunks as one."""
+def concatenate(parts: list[Records], axis: int = 0) -> Records:
+    """Records of several chunks, or of several chains, as one. Where a state has grown between them, the smaller ones get zeros behind."""
     if len(parts) == 1:
         return parts[0]
-    return {group: {name: np.concatenate([part[group][name] for part in parts]) for name in names} for group, names in parts[0].items()}
+    return {group: {name: _joined([part[group][name] for part in parts], axis) for name in names} for group, names in parts[0].items()}
+
+
+def _joined(arrays: list[np.ndarray], axis: int) -> np.ndarray:
+    size = np.max([array.shape for array in arrays], axis=0)
+    missing = [[(0, 0 if i == axis else int(n - m)) for i, (m, n) in enumerate(zip(array.shape, size, strict=True))] for array in arrays]
+    return np.concatenate([np.pad(array, pads) if np.any(pads) else array for array, pads in zip(arrays, missing, strict=True)], axis)
 
 
 def dims_of(name: str, value: np.ndarray, record_dim: str) -> list[str]:

@@ -187,9 +187,12 @@ class Program:
             model = handlers.seed(model, rng_key)
         return handlers.trace(model).get_trace(*self.args, **self.kwargs)
 
-    def log_probs(self, values: Mapping[str, Any]) -> dict[str, Array]:
-        """Log probability of each sample site, factors included, shaped by its batch dimensions; masks and scales applied."""
-        data = self._accepted(values)
+    def log_probs(self, values: Mapping[str, Any], held: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        """Log probability of each sample site, factors included, shaped by its batch dimensions; masks and scales applied.
+
+        :param held: values of deterministic sites, in place of those that the model computes.
+        """
+        data = {**self._accepted(values), **(held or {})}
         return compute_log_probs(self.model, self.args, self.kwargs, data, sum_log_prob=False)[0]
 
     def log_prior(self, values: Mapping[str, Any]) -> dict[str, Array]:

@@ -2,7 +2,8 @@
 
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
+from inference.kernels.latent_history import LatentHistory
 from inference.kernels.particle_filter import ParticleFilter
 from inference.kernels.stochastic_vi import StochasticVI
 
-__all__ = ["CollapsedGibbs", "ConditionalGibbs", "ParticleFilter", "StochasticVI"]
+__all__ = ["CollapsedGibbs", "ConditionalGibbs", "LatentHistory", "ParticleFilter", "StochasticVI"]

@@ -1,0 +1,278 @@
+"""Moves of a latent history: a chain, and a block of NumPyro's `Gibbs`.
+
+    Gibbs([(LatentHistory(model), ["num_rejected", "rejected", "rejected_noise"]), (NUTS(model), None)])
+
+Of the model, any with the structure of `inference.history`, the kernel knows where points were that left no data, and the values of
+functions there. A draw is one sweep:
+
+1. Slots that are not used are drawn from the prior, functions included: they are the births that stand ready.
+2. Points are exchanged, `num_rounds` times: used slots are put into a random order, the count is drawn from its complete conditional
+   p(count) x product of the events' probabilities over the slots below it, and used slots are swapped with unused ones by Metropolis.
+3. Each used point tries to go to a place nearby, at which the functions are drawn given all that is known of them; all at once, for
+   they are independent given the functions.
+4. The noise of the used slots is computed anew for their order, and moved along `num_slices` ellipses (Murray, Adams and MacKay, 2010).
+
+All densities are the model's own. Where the conditional of the count leaves room above the capacity no more than a chance of `SPARE`,
+nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. In NumPyro's
+own `MCMC` nothing grows: look at `full`, an extra field, and give more.
+
+Cost of a sweep: 3 Cholesky factors of n points for each function, O(K n^3), n = data and slots, for O(n) births, deaths and relocations,
+so O(K n^2) a move; O(K slots^2) for each ellipse. A gradient of NUTS costs O(K n^3).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from jax.nn import logsumexp
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from inference._traced import stand_in
+from inference.history import History, read_history
+from inference.program import Program
+from inference.sites import StructureError
+
+__all__ = ["HistoryState", "LatentHistory"]
+
+SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
+
+
+class HistoryState(NamedTuple):
+    """A draw, and what the next one needs."""
+
+    values: dict[str, Array]  # of the sites that the kernel owns
+    full: Array  # whether the draw came near the capacity
+    moved: Array  # share of the used points that went to a place nearby, in the last sweep
+    rng_key: Array
+
+
+class LatentHistory(MCMCKernel):
+    """Draws the history of `model`; runs in `Driver` and in `numpyro.infer.MCMC`, as a block of `Gibbs` beside NUTS.
+
+    :param capacity: name of the model's argument that says how many slots there are.
+    :param max_capacity: the most slots; a history that wants more ends the run with an error.
+    :param num_rounds: exchanges of points in a sweep, cheap ones.
+    :param num_slices: moves of the functions at the used slots, given those at the data.
+    """
+
+    sample_field = "values"
+    default_fields = ("values", "moved", "full")
+
+    def __init__(self, model: Callable, *, capacity: str = "capacity", max_capacity: int = 4096, num_rounds: int = 20, num_slices: int = 5):
+        self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
+        self.num_rounds, self.num_slices = num_rounds, num_slices
+        self._history: History | None = None  # by `init`
+        self._scale: dict[str, Any] = {}  # how far the prior spreads the places
+
+    # The protocol of NumPyro's kernels.
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> HistoryState:
+        """Reads the history and proves it. `init_params` are values of sites, drawn where there are none."""
+        if not is_prng_key(rng_key):
+            raise ValueError("LatentHistory takes one key; chain_method: 'sequential', 'parallel' or jax.vmap.")
+        if not jax.config.jax_enable_x64:
+            raise ValueError(
+                "LatentHistory: found float32, wanted float64, for Cholesky factors of smooth functions: jax.enable_x64(True)."
+            )
+        program, others = self._program(model_args, model_kwargs)
+        start_key, chain_key = random.split(rng_key)
+        with jax.ensure_compile_time_eval():
+            shown = stand_in(program)
+            history = self._history = read_history(shown)
+            history.prove(shown, random.key(0))
+            self._scale = history.scale_of_places(shown, random.key(0))
+        owned = history.sites
+        if missing := sorted(set(program.latent) - set(owned) - set(others)):
+            raise StructureError(
+                f"LatentHistory draws {list(owned)}; give {missing} to NUTS: Gibbs([(LatentHistory(model), ...), (NUTS(model), None)])."
+            )
+        given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}
+        values = {**program.draw_initial(start_key), **others, **given}
+        zero = jnp.zeros((), jnp.result_type(float))
+        return HistoryState({name: values[name] for name in owned}, jnp.zeros((), bool), zero, chain_key)
+
+    def sample(self, state: HistoryState, model_args, model_kwargs) -> HistoryState:
+        """One sweep."""
+        program, others = self._program(model_args, model_kwargs)
+        history = replace(self._names(), capacity=self._size(state))
+        rng_key, *keys = random.split(state.rng_key, 6)
+        values = history.refreshed(keys[0], program, {**others, **state.values})
+        function = program.deterministics(values)[history.function]
+        values, function, is_full = self._exchanged(keys[1], program, history, values, function)
+        values, function, moved = self._relocated(keys[2], program, history, values, function)
+        level, root = history.function_of(program, values)
+        is_used = (jnp.arange(history.capacity) < values[history.count])[:, None]
+        noise = jnp.where(is_used, history.noise_of(level, root, function), random.normal(keys[3], function.shape))
+        noise = self._sliced(keys[4], program, history, values, (level, root), noise)
+        values |= {history.noise: noise}
+        return HistoryState({name: values[name] for name in state.values}, is_full, moved, rng_key)
+
+    def refresh(self, state: HistoryState, model_args, model_kwargs) -> HistoryState:
+        """Nothing of the state follows from what another kernel has moved."""
+        return state
+
+    def wrap_model(self, wrapper: Callable) -> "LatentHistory":
+        """The same kernel of another model. What `conditioned` gives to a model, this kernel takes itself."""
+        other = copy.copy(self)
+        other.model, other._history = self.model if wrapper is conditioned else wrapper(self.model), None
+        return other
+
+    def get_constrain_fn(self, model_args, model_kwargs) -> Callable:
+        """Draws are constrained as they are."""
+        return lambda values: values
+
+    def get_diagnostics_str(self, state: HistoryState) -> str:
+        """How many points there are; raises where the capacity was met, which the driver's growing prevents."""
+        if bool(state.full):
+            raise RuntimeError(
+                f"LatentHistory: {self._count(state)} points of {self._size(state)} slots, found no room for more; give a larger "
+                f"{self.capacity!r}, or run in inference.Driver, which doubles it."
+            )
+        return f"{self._count(state)} points"
+
+    # The driver doubles the capacity of a state that is full.
+
+    def is_full(self, state: HistoryState) -> Array:
+        """Whether the capacity may have cut something off."""
+        return state.full
+
+    def grown(self, state: HistoryState) -> HistoryState:
+        """Twice the slots; the new ones are drawn before they serve."""
+        size = self._size(state)
+        if 2 * size > self.max_capacity:
+            raise RuntimeError(
+                f"LatentHistory: found {self._count(state)} points that left no data, with {size} slots, and max_capacity is "
+                f"{self.max_capacity}. A base density that is nearer to the data has fewer; or raise max_capacity (time grows as its cube)."
+            )
+        slots = [name for name in state.values if name != self._names().count]
+        longer = {name: jnp.concatenate([state.values[name], jnp.zeros_like(state.values[name])]) for name in slots}
+        return state._replace(values={**state.values, **longer}, full=jnp.zeros((), bool))
+
+    def arguments(self, state: HistoryState) -> dict[str, Any]:
+        """What a state that has grown says of the model's arguments."""
+        return {self.capacity: self._size(state)}
+
+    # The parts of a sweep.
+
+    def _exchanged(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array):
+        """Which slots are used, and how many: rounds of an exact draw of the count and of swaps, given the functions everywhere."""
+        log_count = history.log_count(program, values)
+        log_events = history.log_events(program, values, function)
+
+        def one_round(key: Array, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            order, count, is_full = at
+            order_key, count_key, swap_key = random.split(key, 3)
+            order = order[_shuffled(order_key, count, history.capacity)]
+            logits = log_count + jnp.append(0.0, jnp.cumsum(log_events[order]))
+            count = random.categorical(count_key, logits).astype(count.dtype)
+            is_full |= logits[-1] > jnp.log(SPARE) + logsumexp(logits)
+            partner = _partners(count, history.capacity)
+            gain = log_events[order[partner]] - log_events[order]
+            swaps = (jnp.arange(history.capacity) < count) & (jnp.log(random.uniform(swap_key, gain.shape)) < gain)
+            return _swapped(order, partner, swaps), count, is_full
+
+        start = jnp.arange(history.capacity), values[history.count], jnp.zeros((), bool)
+        keys = random.split(rng_key, self.num_rounds)
+        order, count, is_full = lax.fori_loop(0, self.num_rounds, lambda i, at: one_round(keys[i], at), start)
+        places = {name: values[name][order] for name in history.places}
+        return {**values, **places, history.count: count}, function[order], is_full
+
+    def _relocated(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array):
+        """Each used slot, as far as unused ones are there to hold its proposal, tries to go to a place nearby."""
+        size_key, step_key, noise_key, accept_key = random.split(rng_key, 4)
+        count = values[history.count]
+        is_used, partner = jnp.arange(history.capacity) < count, _partners(count, history.capacity)
+        size = 10.0 ** random.uniform(size_key, minval=-2.0, maxval=0.0)
+        proposed = dict(values)
+        for i, name in enumerate(history.places):
+            step = size * self._scale[name] * random.normal(random.fold_in(step_key, i), values[name].shape)
+            proposed[name] = jnp.where(_like(is_used, step), values[name], (values[name] + step)[partner])
+        level, root = history.function_of(program, proposed)
+        noise = jnp.where(is_used[:, None], history.noise_of(level, root, function), random.normal(noise_key, function.shape))
+        function = history.values_of(level, root, noise)
+        density = history.log_places(program, proposed) + history.log_events(program, proposed, function)
+        is_tried = is_used & (partner != jnp.arange(history.capacity))
+        accepts = is_tried & (jnp.log(random.uniform(accept_key, density.shape)) < density[partner] - density)
+        order = _swapped(jnp.arange(history.capacity), partner, accepts)
+        moved = jnp.sum(accepts) / jnp.maximum(jnp.sum(is_tried), 1)
+        return {**proposed, **{name: proposed[name][order] for name in history.places}}, function[order], moved
+
+    def _sliced(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], map_: tuple[Array, Array], noise: Array):
+        """Elliptical slices of the noise, given the data's: at used slots the events speak, at others there is only the prior."""
+        is_used = jnp.arange(history.capacity) < values[history.count]
+
+        def log_likelihood(function: Array) -> Array:
+            return jnp.sum(jnp.where(is_used, history.log_events(program, values, function), 0.0))
+
+        level, root = map_
+        part = history.values_of(level, root, noise) - level  # of the function, linear in the noise
+
+        def one_slice(i: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+            noise, part = at
+            other_key, height_key, angle_key = random.split(random.fold_in(rng_key, i), 3)
+            other = random.normal(other_key, noise.shape)
+            other_part = history.values_of(jnp.zeros_like(level), root, other)
+            height = log_likelihood(level + part) + jnp.log(random.uniform(height_key))
+            angle = _on_ellipse(angle_key, lambda a: log_likelihood(level + part * jnp.cos(a) + other_part * jnp.sin(a)) > height)
+            turned = lambda first, second: first * jnp.cos(angle) + second * jnp.sin(angle)
+            return turned(noise, other), turned(part, other_part)
+
+        return lax.fori_loop(0, self.num_slices, one_slice, (noise, part))[0]
+
+    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Program, dict[str, Any]]:
+        """The model with its arguments, and the values of sites that other blocks own."""
+        kwargs = dict(kwargs or {})
+        others = kwargs.pop(GIBBS_SITES_KWARG, {})
+        return Program(self.model, *args, **kwargs), others
+
+    def _names(self) -> History:
+        assert self._history is not None, "`init` must be called first."
+        return self._history
+
+    def _size(self, state: HistoryState) -> int:
+        return len(state.values[self._names().noise])
+
+    def _count(self, state: HistoryState) -> int:
+        return int(state.values[self._names().count])
+
+
+def _shuffled(rng_key: Array, count: Array, capacity: int) -> Array:
+    """An order that puts the first `count` places into a random order, and the others as well."""
+    return jnp.argsort(random.uniform(rng_key, (capacity,)) + (jnp.arange(capacity) >= count))
+
+
+def _partners(count: Array, capacity: int) -> Array:
+    """For each used slot an unused one, and the other way round, as far as they go; a slot without one is its own."""
+    here = jnp.arange(capacity)
+    there = jnp.where(here < count, here + count, here - count)
+    return jnp.where((there < capacity) & (here < 2 * count), there, here)
+
+
+def _swapped(order: Array, partner: Array, accepts: Array) -> Array:
+    """The order in which each used slot that accepts has changed places with its partner."""
+    return jnp.where(accepts | accepts[partner], order[partner], order)
+
+
+def _like(flags: Array, values: Array) -> Array:
+    return flags.reshape(-1, *(1,) * (values.ndim - 1))
+
+
+def _on_ellipse(rng_key: Array, is_inside: Callable[[Array], Array]) -> Array:
+    """An angle inside, by shrinking a bracket around 0, which is inside."""
+    start_key, shrink_key = random.split(rng_key)
+    first = random.uniform(start_key, minval=0.0, maxval=2 * jnp.pi)
+
+    def shrink(at):
+        angle, low, high, i = at
+        low, high = jnp.where(angle < 0, angle, low), jnp.where(angle < 0, high, angle)
+        return random.uniform(random.fold_in(shrink_key, i), minval=low, maxval=high), low, high, i + 1
+
+    outside = lambda at: ~is_inside(at[0]) & (at[2] - at[1] > 1e-12)
+    angle, low, high, _ = lax.while_loop(outside, shrink, (first, first - 2 * jnp.pi, first, 0))
+    return jnp.where(high - low > 1e-12, angle, 0.0)

@@ -1,0 +1,207 @@
+"""Archipelago against its formula in numpy and scipy, its process against moments of the model, its predictions against simulation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+from numpyro.infer.util import log_density
+from scipy import stats
+from scipy.spatial.distance import cdist
+from scipy.special import gammaln, logsumexp
+
+import zoo
+from gallery.datasets import names
+from inference import Program
+from zoo._gaussian_process import Functions
+from zoo.archipelago import (
+    CARD,
+    archipelago,
+    fantasies,
+    gaussian,
+    matern32,
+    matern52,
+    mixture,
+    predict,
+    simulate,
+    squared_exponential,
+    student_t,
+)
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(5, 2)), np.array([0, 2, -1, -1, 1])
+OPTIONS = {"num_classes": 3, "capacity": 6}
+PROGRAM = Program(archipelago, X, Y, **OPTIONS)
+
+
+def draw(seed=0, count=4, program=PROGRAM):
+    return program.draw_prior(random.key(seed)) | {"num_rejected": jnp.asarray(count)}
+
+
+def function_by_hand(v, points, noise):
+    """Values of the functions, one class after the other."""
+    each = []
+    for k, (amplitude, lengthscale) in enumerate(zip(v["amplitude"], v["lengthscale"], strict=True)):
+        apart = cdist(points / lengthscale, points / lengthscale, "sqeuclidean")
+        covariance = amplitude**2 * (np.exp(-apart / 2) + 1e-6 * np.eye(len(points)))
+        each.append(np.linalg.cholesky(covariance) @ noise[:, k])
+    return np.stack(each, -1)
+
+
+def log_joint_by_hand(v, x, y, capacity, num_classes):
+    """Priors, then one term a point in the order of the module's text."""
+    v = {name: np.asarray(value) for name, value in v.items()}
+    count = int(v["num_rejected"])
+    total = stats.lognorm.logpdf(v["amplitude"], 0.5, scale=np.e).sum()
+    total += stats.lognorm.logpdf(v["lengthscale"], 0.7, scale=np.sqrt(2) * np.exp(-0.5)).sum()
+    total += stats.norm.logpdf(v["mean"]).sum() + stats.lognorm.logpdf(v["scale"], 0.5).sum()
+    orders = lambda m: gammaln(m + len(x)) - gammaln(m + 1)
+    total += orders(count) - logsumexp(orders(np.arange(capacity + 1)))
+    points, noise = np.concatenate([x, v["rejected"]]), np.concatenate([v["noise"], v["rejected_noise"]])
+    total += stats.norm.logpdf(noise).sum()
+    g = function_by_hand(v, points, noise)
+    root = v["scale"][:, None] * v["root"]
+    base = stats.multivariate_normal(v["mean"], root @ root.T)
+    for n, (point, values) in enumerate(zip(points, g, strict=True)):
+        mass = logsumexp(values)
+        if n < len(x):
+            total += base.logpdf(point) + mass - np.log1p(np.exp(mass)) + (values[y[n]] - mass if y[n] >= 0 else 0.0)
+        elif n < len(x) + count:
+            total += base.logpdf(point) - np.log1p(np.exp(mass))
+    return total
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 6])
+def test_log_joint_is_the_formula(count):
+    values = [draw(seed, count) for seed in (0, 1)]
+    found = [log_density(archipelago, (X, Y), OPTIONS, each)[0] for each in values]
+    wanted = [log_joint_by_hand(each, X, Y, **{"capacity": 6, "num_classes": 3}) for each in values]
+    free = [PROGRAM.log_prior(each)["root"] for each in values]  # of the correlations, NumPyro's own
+    np.testing.assert_allclose((found[0] - free[0]) - (found[1] - free[1]), wanted[0] - wanted[1], rtol=1e-8)
+
+
+def test_orders_of_the_data_and_of_rejections_do_not_count():
+    """In other orders the noise is another, but the joint density of points and functions is the same."""
+    values, order = draw(), np.array([3, 0, 4, 1, 2])
+
+    def density(v, x, y):
+        """Of points, functions and labels: the noise's own volume taken off."""
+        points = np.concatenate([x, v["rejected"]])
+        volume = sum(np.log(np.diagonal(_root(v, points, k))).sum() for k in range(3))
+        return log_density(archipelago, (x, y), OPTIONS, v)[0] - volume
+
+    whole = np.concatenate([values["noise"], values["rejected_noise"]])
+    points = np.concatenate([X, values["rejected"]])
+    moved = np.concatenate([order, 5 + np.array([2, 0, 3, 1]), [9, 10]])
+    g = function_by_hand({k: np.asarray(v) for k, v in values.items()}, points, whole)[moved]
+    noise = np.stack([np.linalg.solve(_root(values, points[moved], k), g[:, k]) for k in range(3)], -1)
+    other = values | {"noise": noise[:5], "rejected_noise": noise[5:], "rejected": points[moved][5:]}
+    np.testing.assert_allclose(density(other, X[order], Y[order]), density(values, X, Y), rtol=1e-8)
+
+
+def _root(values, points, k):
+    apart = cdist(points, points, "sqeuclidean") / np.asarray(values["lengthscale"])[k] ** 2
+    return float(values["amplitude"][k]) * np.linalg.cholesky(np.exp(-apart / 2) + 1e-6 * np.eye(len(points)))
+
+
+def test_unlabelled_rows_sum_their_classes_out():
+    values = draw()
+    terms = PROGRAM.log_likelihood(values)
+    each = [Program(archipelago, X, np.where(np.arange(5) == 2, k, Y), **OPTIONS).log_likelihood(values) for k in range(3)]
+    joint = [term["accepted"][2] + term["y"][2] for term in each]
+    assert terms["y"][2] == 0
+    np.testing.assert_allclose(logsumexp(joint), terms["accepted"][2], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("covariance", "wanted"),
+    [
+        (squared_exponential, lambda r: np.exp(-(r**2) / 2)),
+        (matern32, lambda r: (1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r)),
+        (matern52, lambda r: (1 + np.sqrt(5) * r + 5 * r**2 / 3) * np.exp(-np.sqrt(5) * r)),
+    ],
+    ids=["squared_exponential", "matern32", "matern52"],
+)
+def test_covariances_are_their_formulas(covariance, wanted):
+    points = jnp.asarray(X)
+    np.testing.assert_allclose(covariance(points, points), wanted(cdist(X, X)), atol=2e-6)
+    assert np.isfinite(jax.jacobian(lambda p: covariance(p, p))(points)).all()
+
+
+def test_conditional_is_that_of_the_joint_normal():
+    functions = Functions(squared_exponential, jnp.array([1.5, 0.7]), jnp.array([[0.8], [1.2]]))
+    points, is_used = np.concatenate([X, RNG.normal(size=(2, 2)), [[9.0, 9.0]]]), np.array([1, 1, 1, 1, 1, 1, 1, 0], bool)
+    values, new = RNG.normal(size=(8, 2)), RNG.normal(size=(3, 2))
+    mean, spread = functions.given(jnp.asarray(new), jnp.asarray(points), jnp.asarray(values), jnp.asarray(is_used))
+    for k, (amplitude, lengthscale) in enumerate([(1.5, 0.8), (0.7, 1.2)]):
+        both = np.concatenate([points[:7], new]) / lengthscale
+        c = amplitude**2 * (np.exp(-cdist(both, both, "sqeuclidean") / 2) + 1e-6 * np.eye(10))
+        weights = np.linalg.solve(c[:7, :7], c[:7, 7:])
+        np.testing.assert_allclose(mean[:, k], weights.T @ values[:7, k], rtol=1e-6)
+        np.testing.assert_allclose(spread[:, k] ** 2, np.diag(c[7:, 7:] - c[7:, :7] @ weights), rtol=1e-4)
+
+
+def test_simulated_data_are_accepted_points():
+    """A class that is accepted nearly everywhere, and one that nearly never is."""
+    data = simulate(random.key(0), 40, 2, 3, labelled=0.5)
+    assert data["x"].shape == (40, 2)
+    assert set(np.asarray(data["y"]).tolist()) <= {-1, 0, 1, 2}
+    assert 8 < np.sum(np.asarray(data["y"]) >= 0) < 32
+    assert np.isfinite(Program(archipelago, **data).log_joint(Program(archipelago, **data).draw_prior(random.key(1))))
+
+
+@pytest.mark.parametrize("base", [gaussian, student_t, mixture], ids=["gaussian", "student_t", "mixture"])
+@pytest.mark.parametrize("num_features", [1, 3])
+def test_bases_are_densities_of_rows(base, num_features):
+    x = RNG.normal(size=(4, num_features))
+    program = Program(archipelago, x, None, capacity=3, base=base)
+    assert np.isfinite(program.log_joint(program.draw_prior(random.key(0))))
+
+
+def test_predictions_weigh_draws_by_their_density():
+    """At points so close to two of the data that the functions are known there."""
+    draws = jax.vmap(lambda key: draw_with_functions(key))(random.split(random.key(0), 40))
+    x_new = jnp.asarray(X[:2] + 0.01)
+    found = predict(random.key(1), draws, jnp.asarray(X), x_new, num_values=64)
+    flat = predict(random.key(1), draws, jnp.asarray(X), x_new, num_values=64, knows_density=False)
+    np.testing.assert_allclose(found.sum(-1), 1.0, rtol=1e-12)
+    function = np.asarray(draws["function"])[:, :2]
+    mass = np.exp(logsumexp(function, -1))
+    weight = (1 + np.asarray(draws["num_rejected"])[:, None] / 5) * mass / (1 + mass)
+    shares = np.exp(function) / mass[..., None]
+    np.testing.assert_allclose(found, (weight[..., None] * shares).sum(0) / weight.sum(0)[:, None], atol=0.004)
+    np.testing.assert_allclose(flat, shares.mean(0), atol=0.004)
+    assert np.abs(found - flat).max() > 0.01
+
+
+def draw_with_functions(key):
+    values = PROGRAM.draw_prior(key) | {"lengthscale": jnp.full((3, 1), 2.0)}
+    values |= {"num_rejected": random.randint(key, (), 0, 7)}
+    return values | PROGRAM.deterministics(values)
+
+
+def test_fantasies_are_of_the_wanted_class():
+    values = jax.tree.map(lambda leaf: leaf[0], jax.vmap(draw_with_functions)(random.split(random.key(2), 1)))
+    points, classes = fantasies(random.key(0), values, jnp.asarray(X), 5, label=1)
+    assert points.shape == (5, 2)
+    assert (np.asarray(classes) == 1).all()
+    assert len(fantasies(random.key(0), values, jnp.asarray(X), 7)[0]) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"x": X[0]}, "x: found shape"), ({"y": Y[:3]}, r"y: found shape \(3,\)"), ({"num_classes": 0}, "num_classes: found 0")],
+    ids=["x", "y", "num_classes"],
+)
+def test_wrong_arguments_are_named(changes, named):
+    with pytest.raises(ValueError, match=named):
+        archipelago(**({"x": X, "y": Y} | changes))
+
+
+def test_card_names_the_sites_and_data_sets():
+    assert set(CARD.data) <= set(names())
+    sites = {name for base in (gaussian,) for name in Program(archipelago, X, Y, base=base).sites}
+    assert set(CARD.sites) == sites
+    assert "archipelago" in zoo.names()

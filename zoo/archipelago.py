@@ -1,0 +1,306 @@
+"""Archipelago: semi-supervised classification with class densities from Gaussian processes.
+
+    g[k]    ~ GaussianProcess(amplitude[k]^2 c(. / lengthscale[k]))        for each class k
+    repeat until Q points are accepted:
+        x ~ base density
+        accepted as class k with probability exp(g[k](x)) / (1 + Lambda(x)), rejected otherwise;  Lambda = sum_k exp(g[k])
+
+Accepted points are the data, and some of them have labels; class k has the density exp(g[k]) base / (1 + Lambda), up to one constant
+that is an integral over all x and cannot be computed. It need not be: the points that were rejected on the way are latent sites. There
+are C(M + Q - 1, M) orders in which M rejections and Q acceptances can have come, the last one an acceptance, hence
+
+    num_rejected M ~ C(M + Q - 1, M)                                       on 0 .. capacity
+    rejected[m]    ~ base density                                          for m < M
+    function = Cholesky factor x noise                                     at all points, the data first; noise ~ Normal(0, 1)
+
+with the terms Lambda / (1 + Lambda) of each accepted point, exp(g[y]) / Lambda of each label, and 1 / (1 + Lambda) of each rejected
+point. Slots m >= M stand ready and have no term. Priors are those of features with mean 0 and variance 1.
+
+Adams and Ghahramani (2009), "Archipelago: nonparametric Bayesian semi-supervised learning", whose Eq. 8 leaves the number of orders
+out. It discards labels at random, where a benchmark often gives as many to each class. Cost of a log density: classes x (rows +
+capacity)^3, in float64.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, lax, nn, random
+from jax.scipy.special import gammaln, logsumexp
+from numpyro import deterministic, plate
+from numpyro.handlers import mask, seed, substitute
+
+from zoo._gaussian_process import Functions, matern32, matern52, squared_exponential
+from zoo.card import Card
+
+__all__ = [
+    "CARD",
+    "Process",
+    "Proposals",
+    "archipelago",
+    "fantasies",
+    "gaussian",
+    "matern32",
+    "matern52",
+    "mixture",
+    "predict",
+    "process",
+    "propose",
+    "simulate",
+    "squared_exponential",
+    "student_t",
+]
+
+sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
+
+CARD = Card(
+    title="Class densities from Gaussian processes",
+    paper="Adams and Ghahramani (2009), Archipelago: nonparametric Bayesian semi-supervised learning, ICML",
+    bibtex="""@inproceedings{adams2009archipelago,
+  title = {Archipelago: nonparametric {Bayesian} semi-supervised learning},
+  author = {Adams, Ryan Prescott and Ghahramani, Zoubin},
+  booktitle = {Proceedings of the 26th Annual International Conference on Machine Learning},
+  pages = {1--8},
+  year = {2009},
+}""",
+    data=("pinwheel", "wine", "oilflow12"),
+    kernels=("LatentHistory", "NUTS"),
+    sites={
+        "amplitude": "how far the function of a class goes from 0",
+        "lengthscale": "how far apart points are, in a feature, where the function of a class has become another",
+        "mean": "where the base density lies",
+        "scale": "how wide the base density is",
+        "root": "Cholesky factor of the correlations of the base density",
+        "num_rejected": "how many points were rejected; many, where the base density is unlike the data",
+        "rejected": "where they were",
+        "noise": "what is new in the functions at a point, given the points before it; row by row",
+        "rejected_noise": "the same at a rejected point",
+        "function": "the functions of the classes at the data",
+        "rejected_function": "and at the rejected points",
+        "x": "the features of a row",
+        "accepted": "that each row was accepted",
+        "rejection": "that each rejected point was rejected",
+        "y": "the class of a row, -1 in the data where it is unknown",
+    },
+    edits=(
+        "base=student_t, or base=mixture: a density that is nearer to the data has fewer points rejected",
+        "covariance=matern32: rougher functions, and classes with rougher edges",
+        "is_ard=True: features differ in how much they say",
+        "amplitude=dist.LogNormal(2.0, 0.5): classes that hardly overlap, and emptier space between them",
+    ),
+)
+
+AMPLITUDE = dist.LogNormal(1.0, 0.5)
+
+
+def gaussian(num_features: int) -> dist.Distribution:
+    """A normal base density, its mean and covariance learned: the paper's."""
+    location, root = _place_and_shape(num_features)
+    return dist.MultivariateNormal(location, scale_tril=root)
+
+
+def student_t(num_features: int) -> dist.Distribution:
+    """With heavier tails, for data with outlying points."""
+    location, root = _place_and_shape(num_features)
+    df = sample("df", dist.Gamma(2.0, 0.1))
+    return dist.MultivariateStudentT(df, location, root)
+
+
+def mixture(num_features: int, num_parts: int = 3) -> dist.Distribution:
+    """Of normal densities without correlations."""
+    weights = sample("weights", dist.Dirichlet(jnp.full(num_parts, 2.0)))
+    with plate("part", num_parts, dim=-1):
+        location = sample("mean", dist.Normal(0.0, 1.0).expand([num_features]).to_event(1), infer={"event_dims": ["feature"]})
+        scale = sample("scale", dist.LogNormal(-0.5, 0.5).expand([num_features]).to_event(1), infer={"event_dims": ["feature"]})
+    return dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(location, scale).to_event(1))
+
+
+def _place_and_shape(num_features: int) -> tuple[Array, Array]:
+    of_features = {"event_dims": ["feature"]}
+    location = sample("mean", dist.Normal(0.0, 1.0).expand([num_features]).to_event(1), infer=of_features)
+    scale = sample("scale", dist.LogNormal(0.0, 0.5).expand([num_features]).to_event(1), infer=of_features)
+    root = jnp.ones((1, 1)) if num_features == 1 else sample("root", dist.LKJCholesky(num_features))
+    return location, scale[:, None] * root
+
+
+class Process(NamedTuple):
+    """What generates proposals, and their classes or rejection."""
+
+    density: dist.Distribution
+    functions: Functions
+
+
+def process(
+    num_features: int,
+    num_classes: int,
+    base: Callable = gaussian,
+    covariance: Callable = squared_exponential,
+    is_ard: bool = False,
+    amplitude: Any = AMPLITUDE,
+    lengthscale: Any = None,
+) -> Process:
+    """The base density and the functions, with all their parameters."""
+    density = base(num_features)
+    if lengthscale is None:
+        lengthscale = dist.LogNormal(0.5 * np.log(num_features) - 0.5, 0.7)  # distances grow as the root of the features
+    width = num_features if is_ard else 1
+    with plate("class", num_classes, dim=-1):
+        amplitude = sample("amplitude", amplitude)
+        scales = {"event_dims": ["feature"]}
+        lengthscale = sample("lengthscale", lengthscale.expand([width]).to_event(1), infer=scales if is_ard else {})
+    return Process(density, Functions(covariance, amplitude, lengthscale))
+
+
+def archipelago(x, y=None, *, num_classes: int = 2, capacity: int = 64, **options):
+    """The model; it returns the functions of the classes at the data.
+
+    :param x: [row, feature], features of mean 0 and variance 1 or about that.
+    :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: no row is labelled.
+    :param capacity: room for rejected points; `LatentHistory` makes more when it is used up.
+    :param options: of the base density and the functions, see `process`: `base`, `covariance`, `is_ard`, and the priors `amplitude` and
+        `lengthscale`.
+    """
+    _refuse_wrong(x, y, num_classes)
+    num_rows, num_features = x.shape
+    rows, slots = plate("row", num_rows, dim=-1), plate("slot", capacity, dim=-1)
+    density, functions = process(num_features, num_classes, **options)
+
+    orders = jnp.arange(capacity + 1.0)
+    num_rejected = sample("num_rejected", dist.Categorical(logits=gammaln(orders + num_rows) - gammaln(orders + 1)))
+    is_used = jnp.arange(capacity) < num_rejected
+    standard, of_classes = dist.Normal(0.0, 1.0).expand([num_classes]).to_event(1), {"event_dims": ["class"]}
+    with rows:
+        noise = sample("noise", standard, infer=of_classes)
+    with slots:
+        rejected_noise = sample("rejected_noise", standard, infer=of_classes)
+        with mask(mask=is_used):
+            rejected = sample("rejected", density, infer={"event_dims": ["feature"]})
+
+    points, all_noise = jnp.concatenate([x, rejected]), jnp.concatenate([noise, rejected_noise])
+    everywhere = functions.values(points, all_noise)
+    with rows:
+        function = deterministic("function", everywhere[:num_rows])
+        sample("x", density, obs=x)
+        sample("accepted", dist.Bernoulli(logits=logsumexp(function, -1)), obs=jnp.ones(num_rows, int))
+        if y is not None:
+            with mask(mask=jnp.asarray(y) >= 0):
+                sample("y", dist.Categorical(logits=function), obs=y)
+    with slots:
+        rejected_function = deterministic("rejected_function", everywhere[num_rows:])
+        with mask(mask=is_used):
+            sample("rejection", dist.Bernoulli(logits=logsumexp(rejected_function, -1)), obs=jnp.zeros(capacity, int))
+    return function
+
+
+def _refuse_wrong(x, y, num_classes: int) -> None:
+    if np.ndim(x) != 2:
+        raise ValueError(f"archipelago x: found shape {np.shape(x)}, wanted [row, feature].")
+    if y is not None and np.shape(y) != np.shape(x)[:1]:
+        raise ValueError(f"archipelago y: found shape {np.shape(y)}, wanted {np.shape(x)[:1]}, one for each row of x.")
+    if num_classes < 1:
+        raise ValueError(f"archipelago num_classes: found {num_classes}, wanted 1 or more.")
+
+
+class Proposals(NamedTuple):
+    """What the process proposed, in order, and what became of it."""
+
+    points: Array  # [proposal, feature]
+    noise: Array  # [proposal, class]
+    outcome: Array  # [proposal]: 0 .. num_classes - 1, or num_classes for a rejection
+
+
+def propose(
+    rng_key: Array, process: Process, is_enough: Callable[[np.ndarray], Any], known: tuple[Array, Array] | None = None
+) -> Proposals:
+    """Runs the process until `is_enough(outcomes)`; what comes after that in the last block of proposals is never seen.
+
+    :param known: points, and the noise by which the functions have their values there; None: nothing is known of them.
+    """
+    num_features, num_classes = process.density.event_shape[0], len(process.functions.amplitude)
+    points, noise = known if known is not None else (jnp.zeros((0, num_features)), jnp.zeros((0, num_classes)))
+    outcomes, num_known, size = np.zeros(0, int), len(points), 16
+    while True:
+        rng_key, point_key, noise_key, outcome_key = random.split(rng_key, 4)
+        points = jnp.concatenate([points, process.density.sample(point_key, (size,))])
+        noise = jnp.concatenate([noise, random.normal(noise_key, (size, num_classes))])
+        new = process.functions.values(points, noise)[-size:]
+        drawn = random.categorical(outcome_key, jnp.pad(new, ((0, 0), (0, 1))))
+        for outcome in np.asarray(drawn):
+            outcomes = np.append(outcomes, outcome)
+            if is_enough(outcomes):
+                seen = slice(num_known, num_known + len(outcomes))
+                return Proposals(points[seen], noise[seen], jnp.asarray(outcomes))
+        size = len(points)
+
+
+def simulate(
+    rng_key: Array, num_rows: int = 30, num_features: int = 2, num_classes: int = 2, labelled: float = 0.3, **options
+) -> dict[str, Any]:
+    """Data from the model itself, by the process and not by the padded model, as the model's keyword arguments.
+
+    :param labelled: chance of a row to keep its label.
+    :param options: other arguments of the model; they are returned beside the data.
+    """
+    model_key, run_key, label_key = random.split(rng_key, 3)
+    with seed(rng_seed=model_key):
+        drawn = process(num_features, num_classes, **{name: value for name, value in options.items() if name != "capacity"})
+    found = propose(run_key, drawn, lambda outcomes: np.sum(outcomes < num_classes) == num_rows)
+    accepted = found.outcome < num_classes
+    y = jnp.where(random.bernoulli(label_key, labelled, (num_rows,)), found.outcome[accepted], -1)
+    return {"x": found.points[accepted], "y": y, "num_classes": num_classes, **options}
+
+
+def predict(
+    rng_key: Array, draws: dict[str, Array], x: Array, x_new: Array, *, knows_density: bool = True, num_values: int = 8, **options
+) -> Array:
+    """Probabilities of the classes at new points, [row, class], from draws [draw, ...] of the posterior, deterministic sites included.
+
+    Each draw gives softmax(g) at values g of the functions, with the weight (M + Q) / Q x Lambda / (1 + Lambda): how much a draw expects
+    a point where this one lies. The first factor is unbiased for the inverse of the integral that cannot be computed.
+
+    :param knows_density: whether a new point counts as one more draw from the density; else draws weigh the same, as in the paper.
+    :param num_values: values of the functions for each draw.
+    :param options: those that the model had.
+    """
+
+    def one(at: tuple[Array, dict[str, Array]]) -> tuple[Array, Array]:
+        key, draw = at
+        found = _process_at(draw, x.shape[1], options)
+        mean, spread = found.functions.given(x_new, *_known(draw, x))
+        g = mean + spread * random.normal(key, (num_values, *mean.shape))
+        log_mass = logsumexp(g, -1)
+        weight = (1 + draw["num_rejected"] / len(x)) * nn.sigmoid(log_mass) if knows_density else jnp.ones_like(log_mass)
+        return jnp.sum(weight[..., None] * jnp.exp(g - log_mass[..., None]), 0), jnp.sum(weight, 0)
+
+    keys = random.split(rng_key, len(draws["num_rejected"]))
+    shares, weights = lax.map(one, (keys, draws), batch_size=8)
+    return jnp.sum(shares, 0) / jnp.sum(weights, 0)[:, None]
+
+
+def fantasies(
+    rng_key: Array, draw: dict[str, Array], x: Array, num_points: int, label: int | None = None, **options
+) -> tuple[Array, Array]:
+    """New points and their classes, from one draw of the posterior: the process goes on, until enough points of the class are there."""
+    found = _process_at(draw, x.shape[1], options)
+    num_classes, used = len(found.functions.amplitude), int(draw["num_rejected"])
+    points, noise = (
+        jnp.concatenate([known, rejected[:used]]) for known, rejected in ((x, draw["rejected"]), (draw["noise"], draw["rejected_noise"]))
+    )
+    is_wanted = lambda outcome: outcome < num_classes if label is None else outcome == label
+    run = propose(rng_key, found, lambda outcomes: np.sum(is_wanted(outcomes)) == num_points, (points, noise))
+    return run.points[is_wanted(run.outcome)], run.outcome[is_wanted(run.outcome)]
+
+
+def _process_at(draw: dict[str, Array], num_features: int, options: dict[str, Any]) -> Process:
+    with seed(rng_seed=0), substitute(data=draw):
+        return process(num_features, draw["amplitude"].shape[-1], **options)
+
+
+def _known(draw: dict[str, Array], x: Array) -> tuple[Array, Array, Array]:
+    """Points, values there, and which are used."""
+    is_used = jnp.arange(len(draw["rejected"])) < draw["num_rejected"]
+    points = jnp.concatenate([x, draw["rejected"]])
+    return points, jnp.concatenate([draw["function"], draw["rejected_function"]]), jnp.append(jnp.ones(len(x), bool), is_used)
