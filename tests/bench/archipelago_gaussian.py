@@ -33,8 +33,7 @@ __all__ = ["log_wins", "null_category", "predict", "probit_gp", "softmax_gp"]
 JITTER = 1e-6
 MARGIN = 1.0  # of the null category
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(8)  # for expectations under a standard normal
-NUM_WARMUP, NUM_SAMPLES = 200, 400
-NUM_PREDICT = 200  # draws that a forecast averages
+NUM_WARMUP, NUM_SAMPLES = 150, 200
 TREE_DEPTH = 6  # 63 gradients a draw at most
 
 
@@ -129,9 +128,8 @@ def predict(model: Callable, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, a
         rows = jnp.asarray(x[seen])
         driver = Driver(Shared(model, max_tree_depth=TREE_DEPTH), num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
         posterior = driver.run(seed, rows, jnp.asarray(y[seen]), num_classes, ard)["posterior"]
-        keep = slice(None, None, NUM_SAMPLES // NUM_PREDICT)
-        draws = {name: jnp.asarray(posterior[name].values[0, keep]) for name in ("amplitude", "length", "white")}
-        keys = random.split(random.key(seed), NUM_PREDICT)
+        draws = {name: jnp.asarray(posterior[name].values[0]) for name in ("amplitude", "length", "white")}
+        keys = random.split(random.key(seed), NUM_SAMPLES)
         return np.asarray(_forecast(LINKS[model], rows, jnp.asarray(x_test), keys, draws))
 
 
