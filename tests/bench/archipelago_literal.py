@@ -125,11 +125,11 @@ class Sampler:
         if self.rng.random() < 0.5:
             new = self.base.draw(self.rng)
             g = self.values_at(new)
-            if self.rng.random() < self.odds(m) / (1 + np.exp(g).sum()):
+            if self.rng.random() < self.odds(m) * np.exp(-log_total(g)):
                 self.x, self.g = np.vstack([self.x, new]), np.vstack([self.g, g])
         elif m:
             gone = seen + self.rng.integers(m)
-            if self.rng.random() < (1 + np.exp(self.g[gone]).sum()) / self.odds(m - 1):
+            if self.rng.random() * self.odds(m - 1) * np.exp(-log_total(self.g[gone])) < 1:
                 self.x, self.g = np.delete(self.x, gone, axis=0), np.delete(self.g, gone, axis=0)
 
     def relocate(self) -> None:
@@ -138,23 +138,21 @@ class Sampler:
             new = self.x[row] + NEARBY * self.rng.normal(size=self.x.shape[1])
             g = self.values_at(new)
             log_ratio = self.base.log_density(new) - self.base.log_density(self.x[row])
-            log_ratio += np.log1p(np.exp(self.g[row]).sum()) - np.log1p(np.exp(g).sum())
+            log_ratio += log_total(self.g[row]) - log_total(g)
             if np.log(self.rng.random()) < log_ratio:
                 self.x[row], self.g[row] = new, g
 
     def log_likelihood(self, g: np.ndarray) -> float:
         """Equation 8 without the Gaussian processes, the base density and the number of orders."""
-        seen, labelled = len(self.y), self.y >= 0
-        total = np.exp(g).sum(1)
-        chosen = np.where(labelled, g[np.arange(seen), self.y], np.log(total[:seen]))
-        return chosen.sum() - np.log1p(total).sum()
+        seen = len(self.y)
+        chosen = np.where(self.y >= 0, g[np.arange(seen), self.y], np.logaddexp.reduce(g[:seen], axis=1))
+        return chosen.sum() - log_total(g).sum()
 
     def slope(self, g: np.ndarray, k: int) -> np.ndarray:
         """Of the log likelihood in function k, [Q + M]."""
-        seen, e = len(self.y), np.exp(g)
-        total = e.sum(1)
-        slope = -e[:, k] / (1 + total)
-        slope[:seen] += np.where(self.y >= 0, self.y == k, e[:seen, k] / total[:seen])
+        seen = len(self.y)
+        slope = -np.exp(g[:, k] - log_total(g))
+        slope[:seen] += np.where(self.y >= 0, self.y == k, np.exp(g[:seen, k] - np.logaddexp.reduce(g[:seen], axis=1)))
         return slope
 
     def move_function(self, k: int, warming: bool) -> None:
@@ -187,6 +185,11 @@ class Sampler:
 
             sliced(density, np.log(getattr(self.hyper, name)), self.rng)
         self.g = self.hyper.root(self.x) @ white
+
+
+def log_total(g: np.ndarray) -> np.ndarray:
+    """log(1 + Λ) of values [..., class]."""
+    return np.logaddexp(0, np.logaddexp.reduce(g, axis=-1))
 
 
 def sliced(log_density, start: float, rng: np.random.Generator, width: float = 1.0) -> float:
