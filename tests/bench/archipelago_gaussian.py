@@ -93,12 +93,11 @@ def noisy_argmax(x: Array, y: Array, num_classes: int, ard: bool, margin: float)
 
 
 def probit(g: Array, margin: float) -> Array:
-    """Probabilities [row, class] of the classes given that one of them wins, by Gauss-Hermite over the winner's noise."""
+    """Probabilities [row, class] that a class wins, by Gauss-Hermite over the winner's noise."""
     gap = g[:, :, None] - g[:, None, :] - margin
     others = ~jnp.eye(g.shape[1], dtype=bool)
     wins = jnp.stack([jnp.prod(cdf(gap + node), axis=2, where=others) for node in NODES])
-    probabilities = jnp.tensordot(jnp.asarray(WEIGHTS), wins, axes=((0,), (0,)))
-    return probabilities / probabilities.sum(1, keepdims=True)
+    return jnp.tensordot(jnp.asarray(WEIGHTS / WEIGHTS.sum()), wins, axes=((0,), (0,)))
 
 
 LINKS: dict[Callable, Callable[[Array], Array]] = {  # probabilities [row, class]
@@ -143,4 +142,5 @@ def _forecast(link: Callable, x: Array, x_test: Array, keys: Array, draws: dict[
         noise = random.normal(key, (len(x_test), white.shape[1]))
         return link(weights.T @ white + jnp.sqrt(variance)[:, None] * noise)
 
-    return lax.map(one, (keys, (draws["amplitude"], draws["length"], draws["white"]))).mean(0)
+    found = lax.map(one, (keys, (draws["amplitude"], draws["length"], draws["white"]))).mean(0)
+    return found / found.sum(1, keepdims=True)  # given that a test row is no more in the null category than others are
