@@ -7,7 +7,7 @@
 
 Each fit leaves a file in FOLDER, so that a run that was cut goes on. `-s 3600` starts no fit after an hour, `-n 1` makes one draw of each
 cell, `-d wine` takes one data set. All methods see the same draws. Beside a method's mean stands how far it is from the first column's,
-with the standard error of the difference over paired draws.
+with the standard error of the difference over paired draws, and in brackets the number of draws where it has fewer.
 """
 
 import json
@@ -70,25 +70,31 @@ def run(folder: Path, names: Iterable[str], cells: Iterable[Cell] = CELLS, secon
     return 0
 
 
-def collect(folder: Path, names: Iterable[str] = NAMES) -> Results:
-    """What the folder holds; of each cell, the draws that all of its methods have."""
-    results: Results = {}
+def collect(folder: Path) -> Results:
+    """What the folder holds."""
+    results: Results = defaultdict(dict)
     for cell in CELLS:
-        files = {name: [path for seed in range(num_draws(cell)) if (path := path_of(folder, cell, name, seed)).exists()] for name in names}
-        seeds = [{int(path.stem.rsplit(" ", 1)[1]) for path in paths} for paths in files.values() if paths]
-        for name in (name for name, paths in files.items() if paths):
-            kept = {seed: json.loads(path_of(folder, cell, name, seed).read_text()) for seed in sorted(set.intersection(*seeds))}
-            results[cell, name] = {seed: Score(found["error"], found["log_score"]) for seed, found in kept.items()}
-    return results
+        for name in NAMES:
+            for seed in range(num_draws(cell)):
+                if (path := path_of(folder, cell, name, seed)).exists():
+                    found = json.loads(path.read_text())
+                    results[cell, name][seed] = Score(found["error"], found["log_score"])
+    return dict(results)
 
 
-def values(results: Results, cell: Cell, name: str, what: str) -> np.ndarray:
-    """Of each draw; `what` is a field of `Score`."""
-    return np.array([getattr(each, what) for _, each in sorted(results[cell, name].items())])
+def mean(results: Results, cell: Cell, name: str, what: str) -> float:
+    """Over the draws that there are; `what` is a field of `Score`."""
+    return float(np.mean([getattr(each, what) for each in results[cell, name].values()]))
 
 
-def standard_error(differences: np.ndarray) -> float:
-    return float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else np.nan
+def differences(results: Results, cell: Cell, name: str, other: str, what: str) -> np.ndarray:
+    """Of `name` from `other`, on each draw that both have."""
+    one, two = results[cell, name], results[cell, other]
+    return np.array([getattr(one[seed], what) - getattr(two[seed], what) for seed in sorted(one.keys() & two.keys())])
+
+
+def standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
 
 
 def tables(results: Results) -> Iterator[str]:
@@ -98,18 +104,21 @@ def tables(results: Results) -> Iterator[str]:
         yield f"| {title} | labels | draws | {' | '.join(names)} |"
         yield f"|{'---|' * (3 + len(names))}"
         for cell in dict.fromkeys(cell for cell, _ in results):
-            found = {name: values(results, cell, name, what) for name in names if (cell, name) in results}
-            first = next(iter(found.values()))
-            entries = [_entry(found[name], first) if name in found else "-" for name in names]
-            yield f"| {cell.data} | {cell.labels} | {len(first)} | {' | '.join(entries)} |"
+            there = [name for name in names if (cell, name) in results]
+            most = max(len(results[cell, name]) for name in there)
+            entries = [entry(results, cell, name, there[0], what, most) if name in there else "-" for name in names]
+            yield f"| {cell.data} | {cell.labels} | {most} | {' | '.join(entries)} |"
         yield ""
 
 
-def _entry(of_draws: np.ndarray, first: np.ndarray) -> str:
-    if of_draws is first:
-        return f"{of_draws.mean():.3f}"
-    difference = of_draws - first
-    return f"{of_draws.mean():.3f} ({difference.mean():+.3f} ± {standard_error(difference):.3f})"
+def entry(results: Results, cell: Cell, name: str, first: str, what: str, most: int) -> str:
+    """The mean, the difference from `first` with its standard error, and the number of draws where it is not `most`."""
+    told = f"{mean(results, cell, name, what):.3f}"
+    if name != first:
+        gap = differences(results, cell, name, first, what)
+        told += f" ({gap.mean():+.3f} ± {standard_error(gap):.3f})"
+    count = len(results[cell, name])
+    return told if count == most else f"{told} [{count}]"
 
 
 def verdicts(results: Results) -> Iterator[str]:
@@ -127,7 +136,7 @@ def verdicts(results: Results) -> Iterator[str]:
             leads = [lead(results, cell, name, what) for name in rivals]
             kept[f"best {what.replace('_', ' ')}, or within a standard error of the best"][cell] = _is_near(min(leads, key=np.mean))
         if cell.data == "wine":
-            kept["lower error on wine than in the paper"][cell] = values(results, cell, OURS, "error").mean() < WINE[cell.labels]
+            kept["lower error on wine than in the paper"][cell] = mean(results, cell, OURS, "error") < WINE[cell.labels]
     for claim, cells in kept.items():
         failed = ", ".join(f"{cell.data}/{cell.labels}" for cell, holds in cells.items() if not holds)
         yield f"- {claim}: {sum(cells.values())} of {len(cells)} cells{'; not ' + failed if failed else ''}"
@@ -135,7 +144,7 @@ def verdicts(results: Results) -> Iterator[str]:
 
 def lead(results: Results, cell: Cell, name: str, what: str) -> np.ndarray:
     """By how much our estimator is better than `name`, draw by draw."""
-    return SIGN[what] * (values(results, cell, name, what) - values(results, cell, OURS, what))
+    return SIGN[what] * differences(results, cell, name, OURS, what)
 
 
 def _is_near(lead: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.bench import archipelago_results
 from tests.bench.archipelago_protocols import Cell, Score, draw, score
-from tests.bench.archipelago_results import collect, main, run, tables, verdicts
+from tests.bench.archipelago_results import collect, differences, main, run, tables, verdicts
 
 
 @pytest.fixture
@@ -45,10 +45,15 @@ def test_a_run_that_was_cut_goes_on(tmp_path, counted):
         assert found[2] == pytest.approx(wanted)
 
 
-def test_only_draws_that_every_method_has_are_compared(tmp_path, counted):
-    run(tmp_path, ["archipelago"], [Cell("3 arms", 1)])
-    run(tmp_path, ["GP classifier"], [Cell("3 arms", 1)], most_draws=2)
-    assert [sorted(found) for found in collect(tmp_path).values()] == [[0, 1], [0, 1]]
+def test_differences_are_of_the_same_draws(tmp_path, counted):
+    run(tmp_path, ["archipelago"], [Cell("3 arms", 1)], most_draws=2)
+    run(tmp_path, ["GP classifier"], [Cell("3 arms", 1)])
+    (tmp_path / "3 arms, 1" / "GP classifier, 0.json").unlink()
+    results = collect(tmp_path)
+    assert [sorted(found) for found in results.values()] == [[0, 1], [1, 2]]
+    one, two = (results[Cell("3 arms", 1), name][1].log_score for name in ("archipelago", "GP classifier"))
+    wanted = pytest.approx([two - one])
+    assert differences(results, Cell("3 arms", 1), "GP classifier", "archipelago", "log_score") == wanted
 
 
 def test_the_command_line(tmp_path, counted, capsys):
@@ -82,6 +87,8 @@ def test_tables_of_paired_differences():
     lines = list(tables(results))
     se = np.std([0.1, 0, 0.3], ddof=1) / np.sqrt(3)
     assert lines[2] == f"| wine | 1 | 3 | 0.200 | 0.333 (+0.133 ± {se:.3f}) |"
+    results[Cell("wine", 1), "probit GP"] = scores(0.4, 0.4)
+    assert list(tables(results))[2].endswith(" | 0.400 (+0.250 ± 0.050) [2] |")
     assert lines[6] == f"| wine | 1 | 3 | -0.600 | -1.000 (-0.400 ± {3 * se:.3f}) |"
 
 
