@@ -20,7 +20,7 @@ from time import monotonic, process_time
 import numpy as np
 
 from tests.bench.archipelago_peers import PEERS, SPREADING, Method
-from tests.bench.archipelago_protocols import CELLS, Cell, Draw, Score, draw, num_draws, score
+from tests.bench.archipelago_protocols import CELLS, DATA, Cell, Draw, Score, draw, num_draws, score
 
 __all__ = ["METHODS", "Results", "collect", "run", "tables", "verdicts"]
 
@@ -156,8 +156,12 @@ def main(words: list[str]) -> None:
     options = {flag: words[words.index(flag) + 1] for flag in ("-o", "-s", "-n", "-d") if flag in words}
     names = [word for word in words if word in NAMES] or list(NAMES)
     unknown = [word for word in words if word not in (*NAMES, *options, *options.values(), "--table")]
+    if options.get("-d", DATA[0]) not in DATA:
+        unknown.append(options["-d"])
     if "-o" not in options or unknown:
-        raise SystemExit(f"{__doc__}\nmethods: {', '.join(NAMES)}{'; unknown: ' + ', '.join(unknown) if unknown else ''}")
+        raise SystemExit(
+            f"{__doc__}\nmethods: {', '.join(NAMES)}; data: {', '.join(DATA)}{'; unknown: ' + ', '.join(unknown) if unknown else ''}"
+        )
     folder, cells = Path(options["-o"]), [cell for cell in CELLS if cell.data == options.get("-d", cell.data)]
     if "--table" not in words:
         left = run(folder, names, cells, float(options.get("-s", np.inf)), int(options.get("-n", 1000)))

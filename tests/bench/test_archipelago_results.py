@@ -67,6 +67,8 @@ def test_the_command_line(tmp_path, counted, capsys):
     assert capsys.readouterr().out.splitlines() == lines
     with pytest.raises(SystemExit, match="unknown: softmaxgp"):
         main(["-o", str(tmp_path), "softmaxgp"])
+    with pytest.raises(SystemExit, match="unknown: 6 arms"):
+        main(["-o", str(tmp_path), "-d", "6 arms"])
 
 
 def test_the_reference_chosen_by_the_test_rows_takes_the_smallest_error():
