@@ -21,6 +21,7 @@ from inference._steppers import Stepper
 __all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
 
 BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
+IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}  # a step's operations are too small to be worth a second thread
 CHUNK_SECONDS = 0.25  # how often the host gets its turn: short for a live bar and Ctrl-C, long against the 0.1 ms of a call
 
 
@@ -118,7 +119,7 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
     whole = _one_chain_a_device(advance, num_chains) if by_device else advance
     trip = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, stepper.data, trip, trip).compile()
+    return jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, stepper.data, trip, trip).compile(compiler_options=IN_ORDER)
 
 
 def _unless_finished(stepper: Stepper, state: Any, data: Any) -> Any:

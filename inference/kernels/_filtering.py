@@ -4,12 +4,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array, lax, random
+from jax.nn import logsumexp
 
 from inference.kernels._groups import Groups, Rules, log_crp, place, scores, take
-from inference.kernels._resampling import Chosen, drawn_choices, systematic_parents
+from inference.kernels._resampling import SCHEMES, Chosen, drawn_choices, systematic_parents
 
 __all__ = ["candidates", "filter_row", "join", "join_each", "log_class", "redraw", "table_of"]
+
+NARROW = 8  # groups of a class: most streams have few, and candidates that do not exist cost as much as others
 
 
 def table_of(groups: Groups, label: Array) -> Array:
@@ -44,11 +47,30 @@ def candidates(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], 
     return about_class + log_crp(size, concentration, rules.max_groups) + scores(rules, groups, table, x)[slot]
 
 
-def filter_row(rules: Rules, groups: Groups, prior, x: dict[str, Array], label: Array, rng_key: Array) -> tuple[Groups, Chosen, Array]:
-    """The particles after a row, how they came to be, and the log predictive density of class and row."""
-    table = table_of(groups, label)
+def filter_row(
+    rules: Rules, groups: Groups, is_narrow: Array, prior, x: dict[str, Array], label: Array, rng_key: Array
+) -> tuple[Groups, Chosen, Array]:
+    """The particles after a row, how they came to be, and the log predictive density of class and row.
+
+    `is_narrow` says that the groups beyond `NARROW` are not in use, nor is the next: then they are not looked at.
+    """
+    table, room = table_of(groups, label), groups.slot.shape[-1]
+
     weighted = groups.log_weight[table][:, None, None] + candidates(rules, groups, prior, x, label)
-    return take(rules, groups, table, weighted, x, rng_key)
+
+    def among(width: int) -> tuple[Chosen, Array]:
+        chosen, total = choose(rules, weighted[..., :width], rng_key)
+        return chosen._replace(choice=chosen.choice // width * room + chosen.choice % width), total
+
+    chosen, total = lax.cond(is_narrow, lambda: among(NARROW), lambda: among(room)) if room > NARROW else among(room)
+    return take(rules, groups, table, chosen, x), chosen, total
+
+
+def choose(rules: Rules, log_weight: Array, rng_key: Array) -> tuple[Chosen, Array]:
+    """From log weights [particle, class, group] of all candidates to those that become particles, and the log total."""
+    flat = log_weight.reshape(len(log_weight), -1)
+    total = logsumexp(flat)
+    return SCHEMES[rules.scheme](rng_key, flat - total), total
 
 
 def redraw(rules: Rules, groups: Groups, prior, x: dict[str, Array], label: Array, choice: Array, rng_key: Array) -> tuple[Groups, Array]:

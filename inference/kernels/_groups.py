@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.nn import logsumexp
 
 from inference.conjugate import Family
-from inference.kernels._resampling import SCHEMES, Chosen
+from inference.kernels._resampling import Chosen
 
 __all__ = ["Groups", "Rules", "log_crp", "place", "scores", "start", "take", "wider"]
 
@@ -46,7 +45,7 @@ class Groups(NamedTuple):
     cache: dict[str, Any]  # what scores are computed from
     log_weight: Array  # [table, particle], normalised; -inf where a particle is not in use
     used: Array  # [table]: rows of the table that are referred to
-    widest: Array  # [table]: groups in the largest partition of one class
+    widest: Array  # [table]: how many groups of a class there is a look at, to see all that are open
 
 
 def start(rules: Rules, priors: dict[str, Any], *, num_tables: int, num_particles: int, num_rows: int, num_groups: int) -> Groups:
@@ -80,7 +79,8 @@ def log_crp(size: Array, concentration: Array, max_groups: int | None) -> Array:
     is_open = size > 0
     share = concentration * 0 if max_groups is None else concentration / max_groups
     new = concentration - share * jnp.sum(is_open, axis=-1, keepdims=True, dtype=size.dtype)
-    is_next = ~is_open & (jnp.cumsum(~is_open, axis=-1) == 1)
+    at = jax.lax.broadcasted_iota(jnp.int32, size.shape, size.ndim - 1)
+    is_next = at == jnp.min(jnp.where(is_open, size.shape[-1], at), axis=-1, keepdims=True)
     weight = jnp.where(is_open, size + share, jnp.where(is_next, jnp.maximum(new, 0), 0))
     return jnp.log(weight) - jnp.log(jnp.sum(size, axis=-1, keepdims=True) + concentration)
 
@@ -91,15 +91,10 @@ def scores(rules: Rules, groups: Groups, table: Array, x: dict[str, Array]) -> A
     return sum(rules.each(lambda family, cache, entry: family.score(cache, entry), at, x).values(), start=jnp.zeros(()))
 
 
-def take(
-    rules: Rules, groups: Groups, table: Array, candidates: Array, x: dict[str, Array], rng_key: Array
-) -> tuple[Groups, Chosen, Array]:
-    """One row of data: from log weights [particle, class, group] of all candidates to the particles after it, and their log total."""
-    flat = candidates.reshape(len(candidates), -1)
-    total = logsumexp(flat)
-    chosen = SCHEMES[rules.scheme](rng_key, flat - total)
+def take(rules: Rules, groups: Groups, table: Array, chosen: Chosen, x: dict[str, Array]) -> Groups:
+    """The particles after a row of data, which they put where they have chosen."""
     groups = groups._replace(log_weight=groups.log_weight.at[table].set(chosen.log_weight))
-    return place(rules, groups, table, chosen, x, lambda family, hyper, entry: family.add(hyper, entry), 1), chosen, total
+    return place(rules, groups, table, chosen, x, lambda family, hyper, entry: family.add(hyper, entry), 1)
 
 
 def place(rules: Rules, groups: Groups, table: Array, chosen: Chosen, x: dict[str, Array], update: Callable, change: int) -> Groups:
@@ -124,7 +119,8 @@ def place(rules: Rules, groups: Groups, table: Array, chosen: Chosen, x: dict[st
     new = jnp.where(left > 0, free[rank], (chosen.choice // num_groups).astype(slot.dtype))  # an emptied group is the prior again
     slot = slot.at[particle, chosen.choice].set(jnp.where(live, new, old)).reshape(groups.slot.shape[1:])
     hyper, cache, count = _changed_rows(rules, groups, table, (num_new, source, free), x, update, change)
-    width = jnp.max(jnp.sum(live[:, None, None] & (count[table][slot] > 0), axis=-1))
+    is_open = live[:, None, None] & (slot >= num_classes)
+    width = jnp.max(jnp.where(is_open, 1 + jax.lax.broadcasted_iota(jnp.int32, slot.shape, 2), 0))
     return Groups(
         groups.slot.at[table].set(slot),
         hyper=hyper,

@@ -32,7 +32,7 @@ from jax.nn import logsumexp
 
 from inference._once import once
 from inference.kernels import _ancestry as ancestry
-from inference.kernels._filtering import filter_row, join_each, redraw
+from inference.kernels._filtering import NARROW, filter_row, join_each, redraw
 from inference.kernels._groups import Groups, Rules, start, wider
 from inference.kernels._predictive import drawn_particles, drawn_places, log_classes, mean_rows, new_rows
 from inference.kernels._resampling import SCHEMES, effective_size
@@ -183,8 +183,9 @@ class ParticleFilter(Algorithm):
         """One row of data."""
         label, x = data.labels[state.row], {site: value[state.row] for site, value in data.values.items()}
         row_key, past_key = random.split(rng_key)
+        is_narrow = jnp.max(state.groups.widest) < NARROW  # at all points of the grid, so that they remain one branch
         one = lambda groups, concentration, weights, key: filter_row(
-            self.rules, groups, (concentration, weights, state.class_count), x, label, key
+            self.rules, groups, is_narrow, (concentration, weights, state.class_count), x, label, key
         )
         groups, chosen, total = self._over_grid(one, row_key, state.groups, state.concentration, state.class_weights)
         increment = total - state.rounding  # Kahan's sum
