@@ -21,7 +21,8 @@ from inference._steppers import Stepper
 __all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
 
 BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
-IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}  # a step's operations are too small to be worth a second thread
+# Operations of a step are short: the order that saves memory is nearly a chain, and no second thread wakes up for each of them.
+IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 CHUNK_SECONDS = 0.25  # how often the host gets its turn: short for a live bar and Ctrl-C, long against the 0.1 ms of a call
 
 

@@ -148,8 +148,8 @@ class BetaBernoulli:
 
     def cache(self, hyper: BetaHyper) -> tuple[Array, Array]:
         """Log odds, and the log probability of 0."""
-        log1, log0 = jnp.log(hyper.concentration1), jnp.log(hyper.concentration0)
-        return log1 - log0, log0 - jnp.log(hyper.concentration1 + hyper.concentration0)
+        c1, c0 = hyper
+        return jnp.log(c1 / c0), jnp.log(c0 / (c1 + c0))
 
     def score(self, cache: tuple[Array, Array], x: Array) -> Array:
         """Two products of a matrix and a vector."""

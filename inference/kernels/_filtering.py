@@ -10,7 +10,7 @@ from jax.nn import logsumexp
 from inference.kernels._groups import Groups, Rules, log_crp, place, scores, take
 from inference.kernels._resampling import SCHEMES, Chosen, drawn_choices, systematic_parents
 
-__all__ = ["candidates", "filter_row", "join", "join_each", "log_class", "redraw", "table_of"]
+__all__ = ["candidates", "filter_row", "join", "join_each", "log_class", "log_places", "redraw", "table_of"]
 
 NARROW = 8  # groups of a class: most streams have few, and candidates that do not exist cost as much as others
 
@@ -30,21 +30,26 @@ def log_class(rules: Rules, weights: Array, count: Array) -> Array:
     return jnp.log(total) - jnp.log(jnp.sum(total, axis=-1, keepdims=True))
 
 
-def candidates(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], x: dict[str, Array], label: Array) -> Array:
-    """Log probability of class, group and row given each particle, [particle, class, group]; -inf for classes that the label rules out.
+def log_places(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], label: Array) -> Array:
+    """Log probability of the next row's class and group given each particle, [particle, class, group]; -inf for other classes than `label`.
 
     `prior` is the concentration, the weights of the classes, and how many rows of each class are known where classes are apart.
     """
     concentration, weights, known = prior
     table = table_of(groups, label)
-    slot = groups.slot[table]
-    size = groups.count[table][slot].astype(weights.dtype)
-    if slot.shape[1] == len(weights) and len(weights) > 1:
+    size = groups.count[table][groups.slot[table]].astype(weights.dtype)
+    if size.shape[1] == len(weights) and len(weights) > 1:
         is_possible = (label < 0) | (jnp.arange(len(weights), dtype=label.dtype) == label)
         about_class = jnp.where(is_possible[None], log_class(rules, weights, jnp.sum(size, axis=-1)), -jnp.inf)[..., None]
     else:
         about_class = log_class(rules, weights, known)[label]
-    return about_class + log_crp(size, concentration, rules.max_groups) + scores(rules, groups, table, x)[slot]
+    return about_class + log_crp(size, concentration, rules.max_groups)
+
+
+def candidates(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], x: dict[str, Array], label: Array) -> Array:
+    """Log probability of class, group and row given each particle, [particle, class, group]; `prior` and `label` as in `log_places`."""
+    table = table_of(groups, label)
+    return log_places(rules, groups, prior, label) + scores(rules, groups, table, x)[groups.slot[table]]
 
 
 def filter_row(

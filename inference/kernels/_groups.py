@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from inference.conjugate import Family
 from inference.kernels._resampling import Chosen
 
-__all__ = ["Groups", "Rules", "log_crp", "place", "scores", "start", "take", "wider"]
+__all__ = ["Groups", "Rules", "all_scores", "block_scores", "log_crp", "place", "scores", "start", "take", "wider"]
+
+
+BLOCK = 64  # rows of a table that are scored at once
 
 
 class Rules(NamedTuple):
@@ -44,7 +47,7 @@ class Groups(NamedTuple):
     hyper: dict[str, Any]  # of each site: the posteriors, [table, row, column, ...]
     cache: dict[str, Any]  # what scores are computed from
     log_weight: Array  # [table, particle], normalised; -inf where a particle is not in use
-    used: Array  # [table]: rows of the table that are referred to
+    used: Array  # [table]: how many rows of the table there is a look at, to see all that are referred to
     widest: Array  # [table]: how many groups of a class there is a look at, to see all that are open
 
 
@@ -79,16 +82,39 @@ def log_crp(size: Array, concentration: Array, max_groups: int | None) -> Array:
     is_open = size > 0
     share = concentration * 0 if max_groups is None else concentration / max_groups
     new = concentration - share * jnp.sum(is_open, axis=-1, keepdims=True, dtype=size.dtype)
-    at = jax.lax.broadcasted_iota(jnp.int32, size.shape, size.ndim - 1)
+    at = lax.broadcasted_iota(jnp.int32, size.shape, size.ndim - 1)
     is_next = at == jnp.min(jnp.where(is_open, size.shape[-1], at), axis=-1, keepdims=True)
     weight = jnp.where(is_open, size + share, jnp.where(is_next, jnp.maximum(new, 0), 0))
     return jnp.log(weight) - jnp.log(jnp.sum(size, axis=-1, keepdims=True) + concentration)
 
 
 def scores(rules: Rules, groups: Groups, table: Array, x: dict[str, Array]) -> Array:
-    """Log predictive density of a row of data in every group of a table, [row of the table]."""
-    at = jax.tree.map(lambda leaf: leaf[table], groups.cache)
-    return sum(rules.each(lambda family, cache, entry: family.score(cache, entry), at, x).values(), start=jnp.zeros(()))
+    """Log predictive density of a row of data in every group of a table, [row of the table]; 0 beyond those that are in use."""
+    return block_scores(rules, groups.cache, (table, 1), groups.used[table], x, BLOCK)[0]
+
+
+def all_scores(rules: Rules, groups: Groups, x: dict[str, Array]) -> Array:
+    """The same of every table, [table, row of the table]."""
+    return block_scores(rules, groups.cache, (jnp.zeros((), jnp.int32), len(groups.slot)), jnp.max(groups.used), x, BLOCK)
+
+
+def block_scores(rules: Rules, cache: dict[str, Any], tables: tuple[Array, int], num_used: Array, x: dict[str, Array], block: int) -> Array:
+    """Log predictive density of a row of data in the groups of `tables` (the first, and how many), [table, row of the table].
+
+    Block by block as far as groups are in use: 0 in the blocks after the first `num_used` rows.
+    """
+    first, num_tables = tables
+    room, dtype = jax.tree.leaves(cache)[0].shape[1], jnp.result_type(*jax.tree.leaves(cache))
+    block = min(block, room)
+
+    def score(number: Array, found: Array) -> Array:
+        start = jnp.minimum(number * block, room - block)
+        cut = lambda leaf: lax.dynamic_slice_in_dim(lax.dynamic_slice_in_dim(leaf, first, num_tables), start, block, axis=1)
+        of_site = rules.each(lambda family, mine, entry: family.score(mine, entry), jax.tree.map(cut, cache), x)
+        return lax.dynamic_update_slice_in_dim(found, sum(of_site.values(), start=jnp.zeros((), dtype)), start, axis=1)
+
+    num_blocks = jnp.minimum(-(-num_used // block), -(-room // block))
+    return lax.fori_loop(0, num_blocks, score, jnp.zeros((num_tables, room), dtype))
 
 
 def take(rules: Rules, groups: Groups, table: Array, chosen: Chosen, x: dict[str, Array]) -> Groups:
@@ -115,19 +141,21 @@ def place(rules: Rules, groups: Groups, table: Array, chosen: Chosen, x: dict[st
     free = jnp.searchsorted(jnp.cumsum(~is_used), jnp.arange(1, num_particles + 1)).astype(slot.dtype)
     source = jnp.zeros_like(old).at[jnp.where(makes, rank, num_particles)].set(old, mode="drop")
     num_new = jnp.sum(makes)
+    last_used = jnp.max(jnp.where(is_used, jnp.arange(1, num_rows + 1, dtype=slot.dtype), 0))
+    last_new = jnp.where(num_new > 0, free[num_new - 1] + 1, 0)
 
     new = jnp.where(left > 0, free[rank], (chosen.choice // num_groups).astype(slot.dtype))  # an emptied group is the prior again
     slot = slot.at[particle, chosen.choice].set(jnp.where(live, new, old)).reshape(groups.slot.shape[1:])
     hyper, cache, count = _changed_rows(rules, groups, table, (num_new, source, free), x, update, change)
     is_open = live[:, None, None] & (slot >= num_classes)
-    width = jnp.max(jnp.where(is_open, 1 + jax.lax.broadcasted_iota(jnp.int32, slot.shape, 2), 0))
+    width = jnp.max(jnp.where(is_open, 1 + lax.broadcasted_iota(jnp.int32, slot.shape, 2), 0))
     return Groups(
         groups.slot.at[table].set(slot),
         hyper=hyper,
         cache=cache,
         count=count,
         log_weight=groups.log_weight,
-        used=groups.used.at[table].set((jnp.sum(is_used) + num_new).astype(groups.used.dtype)),
+        used=groups.used.at[table].set(jnp.maximum(last_used, last_new).astype(groups.used.dtype)),
         widest=groups.widest.at[table].set(width.astype(groups.widest.dtype)),
     )
 
@@ -138,18 +166,18 @@ def _changed_rows(rules: Rules, groups: Groups, table: Array, where: tuple, x: d
 
     def put(leaf: Array, i: Array, value: Array) -> Array:
         start = (table, free[i], *(0,) * (leaf.ndim - 2))
-        return jax.lax.dynamic_update_slice(leaf, value[None, None].astype(leaf.dtype), [jnp.asarray(at, jnp.int32) for at in start])
+        return lax.dynamic_update_slice(leaf, value[None, None].astype(leaf.dtype), [jnp.asarray(at, jnp.int32) for at in start])
 
     def make(i, leaves):
         hyper, cache, count = leaves
         # The barrier keeps XLA from reading the old row twice, the second time after it was overwritten: it would copy the table.
-        before = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[table, source[i]], hyper))
+        before = lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[table, source[i]], hyper))
         after = rules.each(update, before, x)
         write = lambda leaf, value: put(leaf, i, value)
         scored = rules.each(lambda family, mine: family.cache(mine), after)
         return jax.tree.map(write, hyper, after), jax.tree.map(write, cache, scored), put(count, i, count[table, source[i]] + change)
 
-    return jax.lax.fori_loop(0, num_new, make, (groups.hyper, groups.cache, groups.count))
+    return lax.fori_loop(0, num_new, make, (groups.hyper, groups.cache, groups.count))
 
 
 def wider(groups: Groups, num_rows: int, num_groups: int) -> Groups:

@@ -1,6 +1,7 @@
 """What a filter says: draws of its particles; of rows that it has not seen, their density under each class, what they miss, new ones.
 
-Cost a row: O(grid x classes x (table rows x columns + particles x groups)).
+What the particles say of the next row is first summed into one share for each group: they share most groups, and many rows use the sum.
+Cost: O(grid x classes x particles x groups), and for each row O(grid x classes x table rows x columns).
 """
 
 from functools import partial
@@ -12,8 +13,8 @@ from jax import Array, random
 from jax.nn import logsumexp
 
 from inference.conjugate import DirichletCategorical, Family
-from inference.kernels._filtering import candidates
-from inference.kernels._groups import Groups, Rules
+from inference.kernels._filtering import log_places
+from inference.kernels._groups import Groups, Rules, all_scores
 from inference.partition import Rows
 
 __all__ = ["Place", "drawn_particles", "drawn_places", "log_classes", "mean_rows", "new_rows"]
@@ -25,7 +26,8 @@ Place = tuple[Array, Array, Array]  # point of the grid, table, row of the table
 @partial(jax.jit, static_argnums=0)
 def log_classes(rules: Rules, state: Any, rows: Rows) -> Array:
     """log p(class, row | rows seen), [row, class]; the labels of `rows` play no part."""
-    return jax.lax.map(lambda x: logsumexp(_log_groups(rules, state, x), axis=(0, 2, 3)), rows.values, batch_size=BATCH)
+    log_share = _log_shares(rules, state)
+    return jax.lax.map(lambda x: logsumexp(log_share + _scores(rules, state, x), axis=(0, 2)), rows.values, batch_size=BATCH)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -45,16 +47,14 @@ def drawn_particles(rng_key: Array, state: Any, num_draws: int, is_joint: bool) 
 @partial(jax.jit, static_argnums=0)
 def drawn_places(rules: Rules, state: Any, rows: Rows, rng_key: Array) -> tuple[Array, Place]:
     """A class and a group drawn for each row, given what the row shows; a row whose label is not -1 keeps it."""
+    log_share = _log_shares(rules, state)
 
     def one(row):
         key, label, x = row
-        found = _log_groups(rules, state, x)
-        is_possible = (label < 0) | (jnp.arange(found.shape[1]) == label)
-        drawn = random.categorical(key, jnp.where(is_possible[None, :, None, None], found, -jnp.inf).ravel())
-        point, cls, particle, group = jnp.unravel_index(drawn, found.shape)
-        is_joint = state.groups.slot.shape[1] == 1
-        table, inner = (jnp.zeros_like(cls), cls) if is_joint else (cls, jnp.zeros_like(cls))
-        return cls, (point, table, state.groups.slot[point, table, particle, inner, group])
+        found = _of_class(log_share + _scores(rules, state, x), label)
+        point, cls, at = jnp.unravel_index(random.categorical(key, found.ravel()), found.shape)
+        table = jnp.zeros_like(cls) if state.groups.slot.shape[1] == 1 else cls
+        return cls, (point, table, at)
 
     keys = random.split(rng_key, len(rows.labels))
     return jax.lax.map(one, (keys, rows.labels, rows.values), batch_size=BATCH)
@@ -67,18 +67,13 @@ def mean_rows(rules: Rules, state: Any, rows: Rows) -> dict[str, Array]:
     A code has no mean: of a column of codes it is the probability of each, [row, column, code].
     """
     means = rules.each(_expectation, state.groups.hyper)  # [point, table, row of the table, column, ...]
+    log_share, is_joint = _log_shares(rules, state), state.groups.slot.shape[1] == 1
 
     def one(row):
         label, x = row
-        found = _log_groups(rules, state, x)
-        is_possible = (label < 0) | (jnp.arange(found.shape[1]) == label)
-        weight = jax.nn.softmax(jnp.where(is_possible[None, :, None, None], found, -jnp.inf), axis=(0, 1, 2, 3))
-        slot = jnp.moveaxis(state.groups.slot, 3, 2)  # [point, table, class, particle, group]
-        slot = slot.reshape(weight.shape)
-        point = jnp.arange(slot.shape[0])[:, None, None, None]
-        table = (jnp.arange(slot.shape[1]) * (state.groups.slot.shape[1] > 1))[:, None, None]
-        share = jnp.zeros(state.groups.count.shape, weight.dtype).at[point, table, slot].add(weight)
-        return jax.tree.map(lambda mean: jnp.tensordot(share, mean, 3), means)
+        weight = jax.nn.softmax(_of_class(log_share + _scores(rules, state, x), label), axis=(0, 1, 2))
+        by_table = jnp.sum(weight, axis=1, keepdims=True) if is_joint else weight
+        return jax.tree.map(lambda mean: jnp.tensordot(by_table, mean, 3), means)
 
     return jax.lax.map(one, (rows.labels, rows.values), batch_size=BATCH)
 
@@ -95,19 +90,33 @@ def _expectation(family: Family, hyper: Any) -> Array:
     return family.probabilities(hyper) if isinstance(family, DirichletCategorical) else family.mean_row(hyper)
 
 
-def _log_groups(rules: Rules, state: Any, x: dict[str, Array]) -> Array:
-    """log p(point, class, particle, group, row | rows seen) of one row, [point, class, particle, group]."""
-    log_point = jax.nn.log_softmax(state.log_points())
-    num_classes = state.class_weights.shape[1]
+def _of_class(log_weight: Array, label: Array) -> Array:
+    """[point, class, row of the table], -inf but for the class of a label that is known."""
+    is_possible = (label < 0) | (jnp.arange(log_weight.shape[1]) == label)
+    return jnp.where(is_possible[None, :, None], log_weight, -jnp.inf)
+
+
+def _log_shares(rules: Rules, state: Any) -> Array:
+    """Log probability of a point of the grid, and of the next row's class and group, [point, class, row of the table]."""
 
     def at(leaves: tuple[Groups, Array, Array]) -> Array:
         groups, concentration, weights = leaves
-        prior = (concentration, weights, state.class_count)
-        if len(groups.slot) == 1 and num_classes > 1:
-            joint = groups.log_weight[0][:, None, None] + candidates(rules, groups, prior, x, jnp.asarray(-1))
-            return jnp.moveaxis(joint, 1, 0)
-        own = lambda label: groups.log_weight[label][:, None] + candidates(rules, groups, prior, x, label)[:, 0]
-        return jax.vmap(own)(jnp.arange(num_classes))
+        prior, classes = (concentration, weights, state.class_count), jnp.arange(len(weights))
+        if len(groups.slot) < len(weights):
+            places = groups.log_weight[0][:, None, None] + log_places(rules, groups, prior, jnp.asarray(-1))
+            slot = groups.slot[0]
+        else:
+            of_class = lambda label: groups.log_weight[label][:, None] + log_places(rules, groups, prior, label)[:, 0]
+            places, slot = jnp.moveaxis(jax.vmap(of_class)(classes), 0, 1), jnp.moveaxis(groups.slot[:, :, 0], 0, 1)
+        nowhere = jnp.full((len(weights), groups.count.shape[1]), -jnp.inf, places.dtype)
+        where = classes[:, None], slot  # of each place, [particle, class, group]
+        largest = jnp.maximum(nowhere.at[where].max(places), jnp.finfo(places.dtype).min)
+        return largest + jnp.log(jnp.zeros_like(nowhere).at[where].add(jnp.exp(places - largest[where])))
 
     found = jax.lax.map(at, (state.groups, state.concentration, state.class_weights))
-    return log_point[:, None, None, None] + found
+    return jax.nn.log_softmax(state.log_points())[:, None, None] + found
+
+
+def _scores(rules: Rules, state: Any, x: dict[str, Array]) -> Array:
+    """Log predictive density of a row in every group, [point, table, row of the table]."""
+    return jax.lax.map(lambda groups: all_scores(rules, groups, x), state.groups)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from inference.kernels._filtering import log_class
-from inference.kernels._groups import Rules, log_crp
+from inference.kernels._groups import Rules, block_scores, log_crp
 from inference.partition import Parameters, Rows
 
 __all__ = ["FULL", "LOST", "Seats", "Table", "empty", "in_order", "seated", "sweep"]
@@ -121,29 +121,15 @@ def _log_weights(
     num_classes, room = table.count.shape
     count = lax.dynamic_slice_in_dim(table.count[:, :width], first, num_classes if is_joint else 1)
     size = count.astype(prior.class_weights.dtype)
-    log_weight = log_crp(size, prior.concentration, rules.max_groups) + _scores(rules, table, first, count, x)
+    num_used = 2 + jnp.max(jnp.where(count > 0, jnp.arange(width), -1))  # and the next group
+    scores = block_scores(rules, table.cache, (first, len(count)), num_used, x, BLOCK)[:, :width]
+    log_weight = log_crp(size, prior.concentration, rules.max_groups) + scores
     is_possible = (label < 0) | (first + jnp.arange(len(count)) == label)
     if is_joint:
         about_class = log_class(rules, prior.class_weights, jnp.sum(size, axis=1))
         log_weight = log_weight + jnp.where(is_possible, about_class, -jnp.inf)[:, None]
     has_room = rules.max_groups is not None and rules.max_groups <= room
     return log_weight, is_possible & jnp.all(count > 0, axis=1) & (not has_room)
-
-
-def _scores(rules: Rules, table: Table, first: Array, count: Array, x: dict[str, Array]) -> Array:
-    """Log predictive density of a row in each group, [class, group]; 0 in the blocks where no group is in use, nor the next one."""
-    (num_classes, num_groups), block = count.shape, min(BLOCK, count.shape[1])
-    dtype = jnp.result_type(*jax.tree.leaves(table.cache))
-    width = 2 + jnp.max(jnp.where(count > 0, jnp.arange(num_groups), -1))
-
-    def score(number, found):
-        start = jnp.minimum(number * block, num_groups - block)
-        cut = lambda leaf: lax.dynamic_slice_in_dim(lax.dynamic_slice_in_dim(leaf, first, num_classes), start, block, axis=1)
-        scores = rules.each(lambda family, cache, entry: family.score(cache, entry), jax.tree.map(cut, table.cache), x)
-        return lax.dynamic_update_slice_in_dim(found, sum(scores.values(), start=jnp.zeros((), dtype)), start, axis=1)
-
-    num_blocks = jnp.minimum(-(-width // block), -(-num_groups // block))
-    return lax.fori_loop(0, num_blocks, score, jnp.zeros(count.shape, dtype))
 
 
 def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:
