@@ -116,7 +116,7 @@ def join(rules: Rules, groups: Groups, rng_key: Array) -> tuple[Groups, Array]:
             jax.tree.map(flat, groups.hyper),
             jax.tree.map(flat, groups.cache),
             log_weight[None],
-            jnp.sum(groups.used, keepdims=True),
+            1 + jnp.max(slot).astype(groups.used.dtype)[None],
             jnp.max(groups.widest, keepdims=True),
         ),
         link,

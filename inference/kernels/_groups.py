@@ -7,7 +7,8 @@ is the prior, and an index to it is a group that has not been opened.
 
 There may be several tables side by side, [table, ...], one for each class where classes cannot influence each other.
 
-Cost of placing a row of data: O(table rows x columns) to score it, O(particles x classes x groups) to weigh it.
+Cost of placing a row of data: O(table rows in use x columns) to score it, in blocks of `BLOCK`, O(particles x classes x groups) to weigh
+it.
 """
 
 from collections.abc import Callable

@@ -13,9 +13,10 @@ are partitions "optimal" enumerates them, and everything is exact. What the mode
   weighted by prior and evidence.
 - `rejuvenate` redraws the groups of that many past rows after each row, by Gibbs steps: the particles forget early mistakes.
 
-Cost a row: O(grid x (T x columns + particles x classes x groups)), T rows of the table of distinct groups (a few hundred), whatever the
-number of rows before. Memory: the table, and 8 bytes x grid x particles a row for the assignments, which `keep_assignments=False` drops.
-With `rejuvenate` all past rows and 4 bytes x grid x particles each are kept, and a row costs O(grid x particles x rows before) more.
+Cost a row: O(grid x (T x columns + particles x classes x groups)), T rows in use of the table of distinct groups (some 3 a particle),
+whatever the number of rows before; where no particle has `NARROW` groups of a class, only these many are weighed. Memory: the table, and
+8 bytes x grid x particles a row for the assignments, which `keep_assignments=False` drops. With `rejuvenate` all past rows and 4 bytes x
+grid x particles each are kept, and a row costs O(grid x particles x rows before) more.
 
 Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative classification"; Fearnhead (2004).
 """
