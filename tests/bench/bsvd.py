@@ -2,8 +2,10 @@
 
     OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd movielens                     # Marlin's weak protocol, three partitions
     OMP_NUM_THREADS=1 uv run --with myfm --with smurff --with "setuptools<80" python -m tests.bench.bsvd peers
+    OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd sizes                         # Figures 5.6, 5.7: by the share that is learned from
 
-Ratings: of 5000 users, chosen at random, one rating each is held out and the others are learned from (Marlin 2004).
+Ratings: of 5000 users, chosen at random, one rating each is held out and the others are learned from (Marlin 2004). For `sizes` a share of
+all ratings, chosen at random, is learned from, and some of the others are predicted.
 
 `-n 1` looks at one partition in place of three; words after `movielens` name some of `CODES`.
 """
@@ -20,6 +22,9 @@ from gallery.datasets import load
 
 __all__ = ["ratings"]
 
+ENTRY = ("rows", "cols", "values")
+SHARES = (0.1, 0.25, 0.5, 0.9)
+
 
 def ratings(seed: int):
     """(rows, columns, values) to learn from, and the same held out."""
@@ -30,7 +35,7 @@ def ratings(seed: int):
     test = np.array([rng.integers(first[each], first[each + 1]) for each in users])
     keep = np.isin(user, users)
     keep[test] = False
-    return [tuple(data[name][which] for name in ("rows", "cols", "values")) for which in (keep, test)]
+    return [tuple(data[name][which] for name in ENTRY) for which in (keep, test)]
 
 
 def features() -> dict[str, np.ndarray]:
@@ -60,17 +65,34 @@ def movielens(num_partitions: int, names: list[str]) -> None:
     print("| partition | features | RMSE | NMAE | NMAE, rounded | in the 90 % interval | log score | rank, 90 % | CPU s |")
     print("|" + "---|" * 9)
     for seed in range(num_partitions):
-        train, (rows, columns, values) = ratings(seed)
+        train, test = ratings(seed)
         for name in names:
-            started = process_time()
-            settings = {"num_components": 40, "num_warmup": 60, "num_samples": 150, "random_state": seed}
-            completer = BSVDCompleter((6040, 3952), **settings, **CODES[name]()).fit(train)
-            seconds = process_time() - started
-            drawn = completer.sample(rows, columns, 1000)
-            rank = np.quantile(completer.posterior_["posterior"]["rank"], [0.05, 0.5, 0.95])
-            found = scores(values, completer.predict(rows, columns), np.quantile(drawn, [0.05, 0.95], axis=0))
-            told = f"{log_score(values, drawn):.4f} | {rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f}"
-            print(f"| {seed} | {name} | {found} | {told} |", flush=True)
+            print(f"| {seed} | {name} | {learned(train, test, seed, **CODES[name]())} |", flush=True)
+
+
+def learned(train, test, seed: int, **options) -> str:
+    """What BSVD reaches on the ratings `test`, its rank, and the CPU seconds of learning `train`: cells of a table."""
+    started = process_time()
+    settings = {"num_components": 40, "num_warmup": 60, "num_samples": 150, "random_state": seed}
+    completer = BSVDCompleter((6040, 3952), **settings, **options).fit(train)
+    seconds = process_time() - started
+    rows, columns, values = test
+    drawn = completer.sample(rows, columns, 1000)
+    rank = np.quantile(completer.posterior_["posterior"]["rank"], [0.05, 0.5, 0.95])
+    found = scores(values, completer.predict(rows, columns), np.quantile(drawn, [0.05, 0.95], axis=0))
+    return f"{found} | {log_score(values, drawn):.4f} | {rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f}"
+
+
+def sizes(num_selections: int, num_test: int = 20_000) -> None:
+    """By the share of all ratings that is learned from."""
+    data = load("movielens_1m")
+    print("| selection | share | RMSE | NMAE | NMAE, rounded | in the 90 % interval | log score | rank, 90 % | CPU s |\n|" + "---|" * 9)
+    for seed in range(num_selections):
+        order = np.random.default_rng(seed).permutation(len(data["values"]))
+        for share in SHARES:
+            number = round(share * len(order))
+            train, test = (tuple(data[name][np.sort(which)] for name in ENTRY) for which in (order[:number], order[-num_test:]))
+            print(f"| {seed} | {share} | {learned(train, test, seed)} |", flush=True)
 
 
 # Features and missingness are those of Table 5.2; the others are links and priors beyond it.
@@ -113,5 +135,7 @@ if __name__ == "__main__":
     number = int(words[words.index("-n") + 1]) if "-n" in words else 3
     if what == "movielens":
         movielens(number, [word for word in words if word in CODES] or list(CODES))
+    elif what == "sizes":
+        sizes(number)
     else:
         peers(number)

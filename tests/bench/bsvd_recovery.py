@@ -6,7 +6,7 @@
 
 Matrices are 50 x 50, products of two factors with independent standard Normal entries. All cells are entries of the model, and `counts`
 says which are observed, so that one compiled sweep serves every matrix; the trials of a row of a table go through it together, in
-float64. `-n 2` makes two trials in place of ten.
+float64. `-n 2` makes two trials in place of ten; numbers before it, as in `rank 9 10`, are the ranks to look at, of `recovery` and `rank`.
 """
 
 import sys
@@ -100,11 +100,13 @@ def some_cells(num: int, share: float, seed: int = 0) -> np.ndarray:
     return np.array([rng.permutation(SIZE * SIZE) < round(share * SIZE * SIZE) for _ in range(num)])
 
 
-def recovery(num: int) -> None:
+def recovery(num: int, ranks: list[int]) -> None:
     """Matrices of `num` recovered to 1e-3, for three priors."""
     print("| rank | observed | nuclear norm, of 10 | a = 1, b = 1 | a = 1, b = 10 | a = 10, b = 1 |\n|---|---|---|---|---|---|")
     samplers = [Sampler(a, b) for a, b in ((1.0, 1.0), (1.0, 10.0), (10.0, 1.0))]
     for (rank, share), nuclear in NUCLEAR.items():
+        if rank not in ranks:
+            continue
         matrices, counts = draw_matrices(rank, num), some_cells(num, share)
         found = []
         for sampler in samplers:
@@ -114,11 +116,11 @@ def recovery(num: int) -> None:
         print(f"| {rank} | {share} | {nuclear} | {' | '.join(map(str, found))} |", flush=True)
 
 
-def rank(num: int) -> None:
+def rank(num: int, ranks: list[int]) -> None:
     """Posterior of the rank with noise, from two starts."""
     print("| rank | inside the 90 % interval, from 0 | from 20 | mean rank, from 0 | from 20 |\n|---|---|---|---|---|")
     sampler = Sampler()
-    for true in range(1, 11):
+    for true in ranks:
         matrices, counts = draw_matrices(true, num, 20.0), some_cells(num, 0.7)
         inside, means = [], []
         for num_on in (0, 20):
@@ -164,5 +166,9 @@ def active(num: int, step: int = 50) -> None:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    number = int(sys.argv[sys.argv.index("-n") + 1]) if "-n" in sys.argv else 10
-    {"recovery": recovery, "rank": rank, "active": active}[sys.argv[1]](number)
+    what, *words = sys.argv[1:]
+    before, number = (words[: words.index("-n")], int(words[words.index("-n") + 1])) if "-n" in words else (words, 10)
+    if what == "active":
+        active(number)
+    else:
+        {"recovery": recovery, "rank": rank}[what](number, list(map(int, before)) or list(range(1, 11)))
