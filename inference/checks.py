@@ -15,6 +15,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
 
+from inference._once import once
 from inference.sites import StructureError, model_name
 
 __all__ = ["check", "named_error"]
@@ -83,11 +84,12 @@ def _probes(program, start):
     draws = [program._draw_start, program._draw_prior_start]
     draws = draws if start is None else [lambda rng_key: program._draw_start(rng_key, start), *draws]
     for draw in draws:
-        probe = jax.jit(lambda rng_key, draw=draw: _probe(program, draw(rng_key)))
+        probe = None
         for rng_key in random.split(random.key(0), NUM_STARTS):
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Out-of-support values")  # NumPyro's, which names no site; ours does
+                    probe = probe or once(lambda rng_key, draw=draw: _probe(program, draw(rng_key)), rng_key)
                     found = jax.device_get(probe(rng_key))
             except NotImplementedError:  # a prior that cannot be drawn from
                 if draw is not draws[-1]:

@@ -87,7 +87,7 @@ class ConditionalGibbs(MCMCKernel):
         program, others = self._program(model_args, model_kwargs)
         start_key, chain_key = random.split(rng_key)
         owned = [name for name in program.latent if name not in others]
-        values = program.draw_initial(start_key) | _checked(program, owned, init_params or {}) | others
+        values = jax.jit(program.draw_initial)(start_key) | _checked(program, owned, init_params or {}) | others
         self._prove(program, owned, values)
         zero = jnp.zeros((), jnp.result_type(float))
         return ConditionalState({name: jnp.asarray(values[name]) for name in owned}, zero, jnp.zeros((), jnp.int32), chain_key)

@@ -34,13 +34,14 @@ class Sweeper:
 
         row, column, value = (np.asarray(each) for each in entries)
         value = ((value - value.mean()) / value.std()).astype(np.float32)
-        arguments = {"row": row.astype(np.int32), "column": column.astype(np.int32), "value": value, "shape": shape}
+        arguments = {"row": jnp.asarray(row, jnp.int32), "column": jnp.asarray(column, jnp.int32), "value": jnp.asarray(value)}
+        settings = {"shape": shape, "num_components": num_components}
         kernel = ConditionalGibbs(bsvd, route="crossed")
         start = {"z": jnp.ones(num_components, jnp.int32)}
-        self.state = kernel.init(jax.random.key(0), 0, start, (), arguments | {"num_components": num_components})
-        self.data = kernel.data((), arguments | {"num_components": num_components})
-        few = {name: np.zeros(len(row), each.dtype) for name, each in arguments.items() if name != "shape"}  # the data are arguments
-        step = lambda state, data: kernel.sample(state, (), few | {"shape": shape, "num_components": num_components}, data)
+        self.state = kernel.init(jax.random.key(0), 0, start, (), arguments | settings)
+        self.data = kernel.data((), arguments | settings)
+        none = {name: np.zeros(each.shape, each.dtype) for name, each in arguments.items()}  # the data are arguments
+        step = lambda state, data: kernel.sample(state, (), none | settings, data)
         self.step = jax.jit(step).lower(self.state, self.data).compile()
         self.seconds(1)
 
@@ -86,11 +87,11 @@ def one_size(num_entries: int) -> None:
     """Seconds a sweep and the peak of memory, on entries at random places."""
     rng = np.random.default_rng(0)
     shape = num_entries // 150, num_entries // 250
-    cells = np.unique(rng.integers(0, shape[0] * shape[1], int(num_entries * 1.05)))
-    cells = np.sort(rng.choice(cells, min(num_entries, len(cells)), replace=False, shuffle=False))
-    entries = *np.divmod(cells, shape[1]), rng.normal(size=len(cells))
-    seconds = np.median([Sweeper(entries, shape, 50).seconds(1)])
-    print(len(cells), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    cells = np.unique(rng.integers(0, shape[0] * shape[1], num_entries))
+    entries = *(place.astype(np.int32) for place in np.divmod(cells, shape[1])), rng.normal(size=len(cells)).astype(np.float32)
+    del cells
+    seconds = Sweeper(entries, shape, 50).seconds(3)
+    print(len(entries[0]), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 def linear(folder: Path) -> None:
