@@ -110,8 +110,14 @@ def test_structure_is_read_by_its_sites():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"base": student_t}, {"base": mixture}, {"covariance": matern32}, {"is_ard": True}],
-    ids=["paper", "student_t", "mixture", "matern", "ard"],
+    [
+        {},
+        {"base": mixture},
+        pytest.param({"base": student_t}, marks=pytest.mark.slow),
+        pytest.param({"covariance": matern32}, marks=pytest.mark.slow),
+        pytest.param({"is_ard": True}, marks=pytest.mark.slow),
+    ],
+    ids=["paper", "mixture", "student_t", "matern", "ard"],
 )
 def test_edits_are_followed(options):
     program = Program(archipelago, X, Y, capacity=6, **options)

@@ -152,8 +152,17 @@ def test_simulated_data_are_accepted_points():
     assert np.isfinite(Program(archipelago, **data).log_joint(Program(archipelago, **data).draw_prior(random.key(1))))
 
 
-@pytest.mark.parametrize("base", [gaussian, student_t, mixture], ids=["gaussian", "student_t", "mixture"])
-@pytest.mark.parametrize("num_features", [1, 3])
+@pytest.mark.parametrize(
+    ("base", "num_features"),
+    [
+        (gaussian, 1),
+        (mixture, 3),
+        pytest.param(mixture, 1, marks=pytest.mark.slow),
+        pytest.param(student_t, 1, marks=pytest.mark.slow),
+        pytest.param(student_t, 3, marks=pytest.mark.slow),
+    ],
+    ids=["gaussian 1", "mixture 3", "mixture 1", "student_t 1", "student_t 3"],
+)
 def test_bases_are_densities_of_rows(base, num_features):
     x = RNG.normal(size=(4, num_features))
     program = Program(archipelago, x, None, capacity=3, base=base)
@@ -182,6 +191,7 @@ def draw_with_functions(key):
     return values | PROGRAM.deterministics(values)
 
 
+@pytest.mark.slow
 def test_fantasies_are_of_the_wanted_class():
     values = jax.tree.map(lambda leaf: leaf[0], jax.vmap(draw_with_functions)(random.split(random.key(2), 1)))
     points, classes = fantasies(random.key(0), values, jnp.asarray(X), 5, label=1)
