@@ -21,7 +21,8 @@ from inference._steppers import Stepper
 __all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
 
 BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
-# Operations of a step are short: the order that saves memory is nearly a chain, and no second thread wakes up for each of them.
+# The operations of an algorithm's step are short: the order that saves memory is nearly a chain, and no second thread wakes up for each
+# of them. A chain is compiled as NumPyro compiles it, for its draws are NumPyro's, bit for bit.
 IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 CHUNK_SECONDS = 0.25  # how often the host gets its turn: short for a live bar and Ctrl-C, long against the 0.1 ms of a call
 
@@ -120,7 +121,8 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
     whole = _one_chain_a_device(advance, num_chains) if by_device else advance
     trip = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, stepper.data, trip, trip).compile(compiler_options=IN_ORDER)
+    lowered = jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, stepper.data, trip, trip)
+    return lowered.compile(compiler_options=None if stepper.warms_up else IN_ORDER)
 
 
 def _unless_finished(stepper: Stepper, state: Any, data: Any) -> Any:

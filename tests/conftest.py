@@ -11,6 +11,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))  # before jax 
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax
+import numpyro.infer  # noqa: F401 (before ArviZ, whose lazy modules would load it a second time)
 import pytest
 
 
