@@ -111,13 +111,27 @@ class Crossed:
         _, slope = jax.linearize(lambda x: predictor(program, self.observed, {**values, **place(x), **fixed}), start)
         return jax.vmap(slope)(jnp.eye(len(start), dtype=start.dtype)).T
 
-    def products(self, program: Program, values: Mapping[str, Any]) -> Array:
-        """The same by (2), which is proved, at less cost."""
+    def shared_slopes(self, program: Program, values: Mapping[str, Any]) -> Array:
+        """Slope of the predictor in the shared sites, [entry, column]."""
+        return replace(self, components=None).slopes(program, values)
+
+    def factor_columns(self, program: Program, side: Side) -> slice:
+        """Where among the columns of a side the factors of the components are."""
         if not self.components:
-            return self.slopes(program, values)
-        at = zip(self.components.factors, self.sides, strict=True)
-        left, right = (values[name][jnp.asarray(program.arguments[side.index])] for name, side in at)
-        return jnp.concatenate([left * right, replace(self, components=None).slopes(program, values)], axis=1)
+            return slice(0, 0)
+        [name] = set(self.components.factors) & set(side.sites)
+        widths = [int(np.prod(program.sites[each].shape[1:])) for each in side.sites]
+        first = sum(widths[: side.sites.index(name)])
+        return slice(first, first + widths[side.sites.index(name)])
+
+    def unit_table(self, program: Program, values: Mapping[str, Any], side: Side) -> tuple[Array, Array]:
+        """The table with all components on and of amplitude 1; by (2) its columns are then to be multiplied by the second, [column]."""
+        if not self.components:
+            table = self.table(program, values, side)
+            return table, jnp.ones_like(table[0])
+        switch, amplitude, _ = self.components
+        table = self.table(program, {**values, **{name: jnp.ones_like(values[name]) for name in (switch, amplitude)}}, side)
+        return table, jnp.ones_like(table[0]).at[self.factor_columns(program, side)].set(values[amplitude] * values[switch])
 
     def global_values(self, values: Mapping[str, Any]):
         """Amplitudes and shared sites as one vector, and the way back to a dictionary."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax, random
 from jax.ops import segment_sum
 from jax.scipy.special import logsumexp
@@ -82,8 +81,8 @@ def _component(crossed: Crossed, components: Components, program: Program, value
     switch, amplitude, factors = components
     (slope, fall), (start, _) = crossed.prior(program, values), crossed.global_values(values)
     priors = [Tilted(slope[k] + fall[k] * start[k], fall[k], jnp.asarray(lowest(program, components)))]
-    for side, name in zip(crossed.sides, factors, strict=True):
-        place = sum(int(np.prod(program.sites[each].shape[1:])) for each in side.sites[: side.sites.index(name)]) + k
+    for side in crossed.sides:
+        place = crossed.factor_columns(program, side).start + k
         (slope, fall), start = crossed.prior(program, values, side), crossed.flat(values, side)
         priors.append(Tilted(slope[:, place] + fall[:, place] * start[:, place], fall[:, place]))
     prior = lambda on: crossed.log_prior(program, {**values, switch: values[switch].at[k].set(on)}, (switch,))

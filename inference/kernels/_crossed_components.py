@@ -1,7 +1,7 @@
 """Switches, amplitudes and shared sites of a crossed predictor, and what its entries cannot tell apart.
 
-The entries enter the first three by their sums of squares and products alone, G = sum_e w slopes slopes' and g, so that a sweep over
-components costs nothing beside the sums. As a function of the amplitude x of component k the entries are exp(b x - G[k, k] x^2 / 2), and
+The entries enter the first three by their sums of squares and products alone, G = sum_e w slopes slopes' and g = sum_e w slopes residual,
+which are left over from drawing a side. As a function of the amplitude x of component k the entries are exp(b x - G[k, k] x^2 / 2), and
 
     p(entries | z = 1) / p(entries | z = 0) = Z(p + b, q + G[k, k]) / Z(p, q),   Z(p, q) = integral of exp(p x - q x^2 / 2)      (1)
 
@@ -10,7 +10,7 @@ over the support of the amplitude, whose prior falls like that with p, q. A swit
 Of factors and amplitude of a component only the product counts, (u, s) -> (c u, s / c), and the level of all entries may be that of a
 shared site or that of all items of a side; both move by the priors alone.
 
-Cost: entries x components^2 for the sums.
+Cost: components^2.
 """
 
 from typing import Any, NamedTuple
@@ -21,37 +21,20 @@ from jax import Array, lax, random
 from jax.ops import segment_sum
 from jax.scipy.special import log_ndtr
 
-from inference.crossed import Components, Crossed, chunks
+from inference.crossed import Components, Crossed
 from inference.program import Program
 from inference.truncated import TruncatedNormal
 
-__all__ = ["Tilted", "lowest", "rescaled", "shifted", "sums", "switched"]
-
-
-def sums(crossed: Crossed, program: Program, values: dict[str, Any], response: Array, weight: Array, eta: Array) -> tuple[Array, Array]:
-    """G [column, column], and the sums of weight, slope and what the response is without the columns, [column]."""
-    start, _ = crossed.global_values(values)
-    now = _switched_on(crossed, values, start)
-    index = chunks(len(response))
-    is_new = jnp.arange(index.size).reshape(index.shape) < len(response)
-
-    def add(total, chunk):
-        entries, is_there = chunk
-        slopes = crossed.products(crossed.at(program, entries), values)
-        weighted = slopes * (weight[entries] * is_there)[:, None]
-        rest = response[entries] - eta[entries] + slopes @ now
-        return (total[0] + weighted.T @ slopes, total[1] + rest @ weighted), None
-
-    zero = jnp.zeros_like(start)
-    return lax.scan(add, (jnp.outer(zero, zero), zero), (index, is_new))[0]
+__all__ = ["Tilted", "lowest", "rescaled", "shifted", "switched"]
 
 
 def switched(rng_key: Array, crossed: Crossed, program: Program, values: dict[str, Any], found: tuple[Array, Array]) -> dict[str, Array]:
-    """Every switch with its amplitude, and every shared site, drawn once in turn."""
+    """Every switch with its amplitude, and every shared site, drawn once in turn; `found` are the sums G, and of w slopes residual."""
     (gram, linear), (start, place), (slope, fall) = found, crossed.global_values(values), crossed.prior(program, values)
     name = crossed.components.switch if crossed.components else ""
     switch = values[name] if name else jnp.zeros(0)
     width, low = len(switch), lowest(program, crossed.components)
+    linear = linear + gram @ _switched_on(crossed, values, start)
 
     def log_odds(z, k):
         prior = lambda on: crossed.log_prior(program, {**values, name: z.at[k].set(on)}, (name,))

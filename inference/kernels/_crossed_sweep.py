@@ -14,8 +14,8 @@ from jax import Array, lax, random
 from inference._traced import is_traced
 from inference.crossed import Crossed
 from inference.kernels._crossed_births import born
-from inference.kernels._crossed_components import rescaled, shifted, sums, switched
-from inference.kernels._crossed_sides import buckets, steps
+from inference.kernels._crossed_components import rescaled, shifted, switched
+from inference.kernels._crossed_sides import Entries, buckets, steps
 from inference.latent_normal import hold, rebuilt, respond
 from inference.program import Program
 from inference.sites import StructureError
@@ -55,9 +55,9 @@ class CrossedSweep:
         response, weight = respond(keys[0], rebuilt(site["fn"], eta), site["value"])
         gaps = []
         for side, plan, key in zip(crossed.sides, data["plan"], keys[1:3], strict=True):
-            values, eta, gap = self._side(key, program, values, (response, weight, eta), side, plan)
+            values, eta, found, gap = self._side(key, program, values, (response, weight, eta), side, plan)
             gaps.append(gap)
-        values = values | switched(keys[3], crossed, program, values, sums(crossed, program, values, response, weight, eta))
+        values = values | switched(keys[3], crossed, program, values, found)
         eta = crossed.predictor(program, values)
         if parts := crossed.components:
             again = lambda i, at: born(random.fold_in(keys[4], i), crossed, parts, program, at[0], response, weight, at[1])
@@ -81,14 +81,18 @@ class CrossedSweep:
         return lax.fori_loop(0, num_rounds, once, values)
 
     def _side(self, rng_key: Array, program: Program, values: dict[str, Any], entries: tuple, side: Any, plan: tuple):
-        """The values with a side drawn anew, the predictor there, and how far that is from what the table says."""
+        """The values with a side drawn anew, the predictor there, the sums for `switched`, and how far the predictor is from what the table
+        says."""
         crossed, (response, weight, eta) = self.crossed, entries
         [other] = (each for each in crossed.sides if each.plate != side.plate)
         index, of_other = (jnp.asarray(program.arguments[each.index]) for each in (side, other))
-        table = crossed.table(program, values, side)
-        step = steps(rng_key, table, of_other, response - eta, weight, crossed.prior(program, values, side), plan)
-        values = {**values, **crossed.unflat(program, side, crossed.flat(values, side) + step)}
-        new = crossed.predictor(program, values)
-        few = slice(0, FEW)
-        wanted = eta[few] + jnp.sum(table[of_other[few]] * step[index[few]], axis=1)
-        return values, new, jnp.max(jnp.abs(new[few] - wanted)) / (1 + jnp.max(jnp.abs(wanted)))
+        (table, scale), start = crossed.unit_table(program, values, side), crossed.flat(values, side)
+        own = jnp.concatenate([(response - eta)[:, None], crossed.shared_slopes(program, values)], axis=1)
+        entries = Entries.of(table, of_other, own, weight)
+        step, (square, linear) = steps(rng_key, entries, start, crossed.prior(program, values, side), scale, plan)
+        values = {**values, **crossed.unflat(program, side, start + step)}
+        new, few = crossed.predictor(program, values), slice(0, FEW)
+        wanted = eta[few] + jnp.sum(table[of_other[few]] * (scale * step)[index[few]], axis=1)
+        gap = jnp.max(jnp.abs(new[few] - wanted)) / (1 + jnp.max(jnp.abs(wanted)))
+        keep = np.r_[crossed.factor_columns(program, side), len(scale) : len(linear)]
+        return values, new, (square[keep][:, keep], linear[keep]), gap

@@ -1,6 +1,6 @@
 """A model with a crossed predictor in words of its own, its edits, and small programs of the zoo's; shared by the tests of that route."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,8 @@ from jax import random
 from numpyro import handlers
 
 from inference import Program
+from inference._crossed_reading import read_crossed
+from inference.latent_normal import respond
 from zoo.bsvd import binomial_probit, bsvd, gaussian, ordered_probit, simulate
 
 RNG = np.random.default_rng(5)
@@ -103,3 +105,44 @@ REFUSED = {  # what is no crossed predictor, or not all of the model's
 def shop(notes=None, **edits):
     """The program of `shelves`."""
     return Program(partial(shelves, **edits), READER, BOOK, STARS, **({} if notes is None else {"notes": notes}))
+
+
+# The log joint given the latent Normals.
+
+CASES = {
+    "gaussian": lambda: small(),
+    "ordered": lambda: small("ordered"),
+    "binomial": lambda: small("binomial", learn_factors=True),
+    "features": lambda: small(row_features=RNG.normal(size=(6, 2)), column_features=RNG.normal(size=(5, 1))),
+    "renamed": lambda: shop(NOTES),
+    "masked": lambda: shop(**EDITS["half is masked"]),
+}
+
+
+def as_normal(response, weight):
+    """The link of given latent Normals."""
+
+    def link(predictor, value, trials, entries):
+        with entries:
+            numpyro.sample("y", dist.Normal(predictor, 1 / jnp.sqrt(weight)), obs=response)
+
+    return link
+
+
+@cache
+def drawn(name):
+    """Program, structure, values with the first component on and the second off, entries; and the log joint given the latent Normals."""
+    program = CASES[name]()
+    crossed = read_crossed(program, random.key(0))
+    values = program.draw_prior(random.key(1))
+    values[crossed.components.switch] = jnp.array([1, 0, 1])
+    site = program.trace(values)[crossed.observed]
+    response, weight = respond(random.key(2), site["fn"], site["value"])
+    normal = program.with_arguments(link=as_normal(response, weight)) if name in ("ordered", "binomial") else program
+    joint = lambda at: normal.log_joint({site: at[site] for site in normal.latent})
+    return program, crossed, values, (response, weight, crossed.predictor(program, values)), joint
+
+
+def indices(crossed, program, side):
+    """To which item an entry belongs, of a side and of the other one."""
+    return (jnp.asarray(program.arguments[crossed.sides[i].index]) for i in (side, 1 - side))

@@ -12,9 +12,9 @@ from jax import random
 
 from inference import Program
 from inference._crossed_reading import read_crossed
-from inference.kernels import _crossed_births, _crossed_components, _crossed_sides, _crossed_sweep
+from inference.kernels import _crossed_births, _crossed_components, _crossed_sides
 from inference.kernels._crossed_births import _Proposal, born
-from inference.kernels._crossed_components import Tilted, rescaled, shifted, sums, switched
+from inference.kernels._crossed_components import Tilted, rescaled, shifted, switched
 from inference.kernels._crossed_sweep import CrossedSweep
 from inference.latent_normal import respond
 from tests.inference.crossed import EDITS, shelves
@@ -76,7 +76,9 @@ def entries(crossed, program, values):
 
 
 def components(key, crossed, program, values):
-    return values | switched(key, crossed, program, values, sums(crossed, program, values, *entries(crossed, program, values)))
+    (response, weight, eta), slopes = entries(crossed, program, values), crossed.slopes(program, values)
+    found = (slopes * weight[:, None]).T @ slopes, slopes.T @ (weight * (response - eta))
+    return values | switched(key, crossed, program, values, found)
 
 
 def births(key, crossed, program, values):
@@ -186,7 +188,7 @@ def test_what_the_entries_cannot_tell_leaves_the_predictor(name):
 
 
 mass, given, density, terms, prior = Tilted.log_mass, Tilted.given, _Proposal.log_prob, _crossed_components._terms, tiny
-step, part = _crossed_sides.steps, _crossed_births._component
+step, of, part = _crossed_sides._step, _crossed_sides.Entries.of, _crossed_births._component
 
 
 def longer(crossed):
@@ -201,9 +203,9 @@ def not_taken_out(crossed, components, program, values, k):
 
 
 TWINS = {
-    "rows, steps too short": ("rows", _crossed_sweep, "steps", lambda *rest: 0.9 * step(*rest)),
-    "columns, weight forgotten": ("columns", _crossed_sweep, "steps", lambda k, t, o, r, w, *rest: step(k, t, o, r, w * 0 + 1, *rest)),
-    "columns, row for column": ("columns", _crossed_sweep, "steps", lambda k, t, o, *rest: step(k, t, jnp.roll(o, 1), *rest)),
+    "rows, steps too short": ("rows", _crossed_sides, "_step", lambda *rest: 0.9 * step(*rest)),
+    "columns, weight forgotten": ("columns", _crossed_sides.Entries, "of", lambda t, o, r, w: of(t, o, r, w * 0 + 1)),
+    "columns, row for column": ("columns", _crossed_sides.Entries, "of", lambda t, o, *rest: of(t, jnp.roll(o, 1), *rest)),
     "components, no mass of the prior": ("components", Tilted, "log_mass", lambda self: jnp.where(self.q > 1.001, mass(self), 0.0)),
     "births, density of no proposal": ("births", _Proposal, "log_prob", lambda self, s, u: jnp.zeros(())),
     "births, an amplitude for its logarithm": ("births", _Proposal, "log_prob", lambda self, s, u: density(self, s, u) + jnp.log(s)),
