@@ -210,7 +210,10 @@ def classes_without_prior(patch):
 
 
 def labels_ignored(patch):
-    slip = lambda rules, groups, prior, x, label, key: filter_row(rules, groups, prior, x, jnp.full_like(label, -1), key)
+    def slip(*before_and_row):
+        *before, label, rng_key = before_and_row
+        return filter_row(*before, jnp.full_like(label, -1), rng_key)
+
     patch.setattr(particle_filter, "filter_row", slip)
 
 
