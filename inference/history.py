@@ -26,7 +26,7 @@ from inference._once import once
 from inference.program import Program
 from inference.sites import StructureError, model_name
 
-__all__ = ["History", "read_history"]
+__all__ = ["History", "like", "read_history", "shuffled"]
 
 TOLERANCE = 1e-6  # relative; what rounding may leave in float64
 NUM_SETTINGS = 3  # random settings of all sites at which the structure must hold
@@ -94,12 +94,11 @@ class History:
         slots = (*self.places, self.noise)
         fresh = program.trace({name: value for name, value in values.items() if name not in slots}, rng_key)
         is_used = jnp.arange(self.capacity) < values[self.count]
-        keep = lambda old, new: jnp.where(is_used.reshape(-1, *(1,) * (old.ndim - 1)), old, new)
-        return {**values, **{name: keep(values[name], fresh[name]["value"]) for name in slots}}
+        return {**values, **{name: jnp.where(like(is_used, values[name]), values[name], fresh[name]["value"]) for name in slots}}
 
     def scale_of_places(self, program: Program, rng_key: Array) -> dict[str, Array]:
         """How far the prior spreads each place: the standard deviation of a draw of all slots."""
-        drawn = program.draw_prior(rng_key)
+        drawn = once(program.draw_prior, rng_key)(rng_key)
         for name in self.places:
             if program.sites[name].is_discrete:
                 raise StructureError(f"site {name!r}: found a discrete place, wanted a real one.")
@@ -152,10 +151,20 @@ class History:
     def _shuffled(self, rng_key: Array, program: Program, values: dict[str, Any], function: Array) -> dict[str, Any]:
         """The used slots in another order, the functions as they were."""
         is_used = jnp.arange(self.capacity) < values[self.count]
-        order = jnp.argsort(jnp.where(is_used, random.uniform(rng_key, is_used.shape), 1.0 + jnp.arange(self.capacity)))
+        order = shuffled(rng_key, values[self.count], self.capacity)
         moved = {**values, **{name: values[name][order] for name in self.places}}
         noise = self.noise_of(*self.function_of(program, moved), function[order])
         return {**moved, self.noise: jnp.where(is_used[:, None], noise, values[self.noise])}
+
+
+def shuffled(rng_key: Array, count: Array, capacity: int) -> Array:
+    """An order that puts the first `count` slots into a random order, and the others as well."""
+    return jnp.argsort(random.uniform(rng_key, (capacity,)) + (jnp.arange(capacity) >= count))
+
+
+def like(flags: Array, values: Array) -> Array:
+    """Flags of slots, to be broadcast against values [slot, ...]."""
+    return flags.reshape(-1, *(1,) * (values.ndim - 1))
 
 
 def read_history(program: Program) -> History:

@@ -25,7 +25,6 @@ with each call; the structure is read once, from the model itself.
 Neal (2000), "Markov chain sampling methods for Dirichlet process mixture models", algorithm 3.
 """
 
-import copy
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,13 +34,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 from numpyro.distributions.util import clamp_probs
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
-from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from inference._mixture_trace import columns, labelled, labels_of, term
 from inference._traced import is_traced, stand_in
 from inference.distributions import CRP
+from inference.kernels._block import Block
 from inference.kernels._groups import Rules
 from inference.kernels._seating import FULL, Seats, Table, empty, in_order, seated, sweep
 from inference.partition import Parameters, Partition, Rows, read_partition
@@ -72,7 +70,7 @@ class _Mixture(NamedTuple):
     shape: tuple[int, int]  # classes, and room for groups in each
 
 
-class CollapsedGibbs(MCMCKernel):
+class CollapsedGibbs(Block):
     """Sweeps over the rows of `model`; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of NumPyro's `Gibbs`.
 
     As a block it owns the partition, classes and shares, and the parameters of groups, and another kernel owns latent scalars:
@@ -85,6 +83,7 @@ class CollapsedGibbs(MCMCKernel):
 
     sample_field = "values"
     default_fields = ("values", "num_groups")
+    memory = ("_last",)
 
     @staticmethod
     def _init_strategy(message: dict[str, Any]) -> Array | None:
@@ -95,10 +94,6 @@ class CollapsedGibbs(MCMCKernel):
     def __init__(self, model: Callable, *, parameters: bool = False):
         self.model, self.parameters = model, parameters
         self._last: tuple[tuple[list[Any], Any], Partition] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What was read stays behind, with its data; `init` reads it again."""
-        return self.__dict__ | {"_last": None}
 
     # The protocol of NumPyro's kernels.
 
@@ -146,22 +141,12 @@ class CollapsedGibbs(MCMCKernel):
         """Hyper-parameters anew, where another kernel has moved what they are computed from."""
         return state._replace(prior=_prior(self.partition, *self._program(model_args, model_kwargs)))
 
-    def wrap_model(self, wrapper: Callable) -> "CollapsedGibbs":
-        """The same kernel of another model. What `conditioned` gives to a model, this kernel takes itself."""
-        other = copy.copy(self)
-        other.model, other._last = self.model if wrapper is conditioned else wrapper(self.model), None
-        return other
-
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
         """Adds deterministic sites, where a draw has all latent ones."""
         program, _ = self._program(model_args, model_kwargs)
         if not program.deterministic or set(program.latent) - set(self._drawn_sites(self.partition, program)):
             return lambda values: values
         return lambda values: values | program.deterministics(values)
-
-    def get_constrain_fn(self, model_args, model_kwargs) -> Callable:
-        """Draws are constrained as they are."""
-        return lambda values: values
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """How many groups there are; raises where the chain has failed."""
@@ -186,12 +171,6 @@ class CollapsedGibbs(MCMCKernel):
         if self._last is None:
             raise ValueError("CollapsedGibbs: call `init` first; it reads the model.")
         return self._last[1]
-
-    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Program, dict[str, Any]]:
-        """The model with its arguments, and the values of sites that other blocks own."""
-        kwargs = dict(kwargs or {})
-        others = kwargs.pop(GIBBS_SITES_KWARG, {})
-        return Program(self.model, *args, **kwargs), others
 
     def _read(self, program: Program) -> Partition:
         """The structure, known from the last time where the arguments are the same. Traced ones play no part in it: others stand in."""

@@ -18,7 +18,6 @@ each column where columns take turns; V log joints for a site of V values. Cross
 columns are the sites' numbers for each row or column.
 """
 
-import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,12 +25,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
-from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from inference._crossed_reading import read_crossed
 from inference._traced import is_traced, stand_in
+from inference.kernels._block import Block
 from inference.kernels._crossed_sweep import CrossedSweep
 from inference.latent_normal import hold
 from inference.program import Program
@@ -53,7 +51,7 @@ class ConditionalState(NamedTuple):
     rng_key: Array
 
 
-class ConditionalGibbs(MCMCKernel):
+class ConditionalGibbs(Block):
     """Draws sites of `model` from their complete conditionals; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs`.
 
     :param route: "crossed" for the sites of a crossed predictor, "each" for one site after the other, "auto" for what the model allows.
@@ -61,8 +59,8 @@ class ConditionalGibbs(MCMCKernel):
         and down to 1 in 4 where entries are many.
     """
 
-    sample_field = "values"
     default_fields = ("values", "residual")
+    memory = ("_proved", "crossed")
 
     def __init__(self, model: Callable, *, route: str = "auto", num_births: float | None = None):
         if route not in ROUTES:
@@ -71,10 +69,6 @@ class ConditionalGibbs(MCMCKernel):
         self.families: dict[str, Any] = {}  # of each site that is drawn by itself, by `init`
         self.crossed: CrossedSweep | None = None  # draws the others, by `init`
         self._proved: tuple[list[Any], Any] | None = None  # the arguments for which they were
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The data stay behind; `init` proves again."""
-        return self.__dict__ | {"_proved": None, "crossed": None}
 
     # The protocol of NumPyro's kernels.
 
@@ -146,26 +140,12 @@ class ConditionalGibbs(MCMCKernel):
         drawn = {name: values[name] for name in state.values}
         return ConditionalState(drawn, found.max(), jnp.where(state.failed > 0, state.failed, failed), rng_key)
 
-    def refresh(self, state: ConditionalState, model_args, model_kwargs) -> ConditionalState:
-        """Nothing of the state follows from what another kernel has moved."""
-        return state
-
-    def wrap_model(self, wrapper: Callable) -> "ConditionalGibbs":
-        """The same kernel of another model. What `conditioned` gives to a model, this kernel takes itself."""
-        other = copy.copy(self)
-        other.model, other._proved = self.model if wrapper is conditioned else wrapper(self.model), None
-        return other
-
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
         """Adds deterministic sites, where a draw has all latent ones."""
         program, others = self._program(model_args, model_kwargs)
         if others or not program.deterministic:
             return lambda values: values
         return lambda values: values | program.deterministics(values)
-
-    def get_constrain_fn(self, model_args, model_kwargs) -> Callable:
-        """Draws are constrained as they are."""
-        return lambda values: values
 
     def get_diagnostics_str(self, state: ConditionalState) -> str:
         """The residual; raises where one was too large."""
@@ -180,12 +160,6 @@ class ConditionalGibbs(MCMCKernel):
                 f"Gibbs([(ConditionalGibbs(model), [...]), (NUTS(model), [...])])."
             )
         return f"residual {float(state.residual):.1e}"
-
-    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Program, dict[str, Any]]:
-        """The model with its arguments, and the values of sites that other blocks own."""
-        kwargs = dict(kwargs or {})
-        others = kwargs.pop(GIBBS_SITES_KWARG, {})
-        return Program(self.model, *args, **kwargs), others
 
 
 def draw_items(rng_key: Array, program: Program, draws: Mapping[str, Any], plate: str, num_rounds: int = 20) -> dict[str, Array]:

@@ -20,7 +20,6 @@ Cost of a sweep: 3 Cholesky factors of n points for each function, O(K n^3), n =
 so O(K n^2) a move; O(K slots^2) for each ellipse. A gradient of NUTS costs O(K n^3).
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -29,12 +28,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.nn import logsumexp
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
-from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from inference._traced import stand_in
-from inference.history import History, read_history
+from inference.history import History, like, read_history, shuffled
+from inference.kernels._block import Block
 from inference.program import Program
 from inference.sites import StructureError
 
@@ -52,7 +50,7 @@ class HistoryState(NamedTuple):
     rng_key: Array
 
 
-class LatentHistory(MCMCKernel):
+class LatentHistory(Block):
     """Draws the history of `model`; runs in `Driver` and in `numpyro.infer.MCMC`, as a block of `Gibbs` beside NUTS.
 
     :param capacity: name of the model's argument that says how many slots there are.
@@ -61,8 +59,8 @@ class LatentHistory(MCMCKernel):
     :param num_slices: moves of the functions at the used slots, given those at the data.
     """
 
-    sample_field = "values"
     default_fields = ("values", "moved", "full")
+    memory = ("_history",)
 
     def __init__(self, model: Callable, *, capacity: str = "capacity", max_capacity: int = 4096, num_rounds: int = 20, num_slices: int = 5):
         self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
@@ -113,20 +111,6 @@ class LatentHistory(MCMCKernel):
         values |= {history.noise: noise}
         return HistoryState({name: values[name] for name in state.values}, is_full, moved, rng_key)
 
-    def refresh(self, state: HistoryState, model_args, model_kwargs) -> HistoryState:
-        """Nothing of the state follows from what another kernel has moved."""
-        return state
-
-    def wrap_model(self, wrapper: Callable) -> "LatentHistory":
-        """The same kernel of another model. What `conditioned` gives to a model, this kernel takes itself."""
-        other = copy.copy(self)
-        other.model, other._history = self.model if wrapper is conditioned else wrapper(self.model), None
-        return other
-
-    def get_constrain_fn(self, model_args, model_kwargs) -> Callable:
-        """Draws are constrained as they are."""
-        return lambda values: values
-
     def get_diagnostics_str(self, state: HistoryState) -> str:
         """How many points there are; raises where the capacity was met, which the driver's growing prevents."""
         if bool(state.full):
@@ -168,7 +152,7 @@ class LatentHistory(MCMCKernel):
         def one_round(key: Array, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             order, count, is_full = at
             order_key, count_key, swap_key = random.split(key, 3)
-            order = order[_shuffled(order_key, count, history.capacity)]
+            order = order[shuffled(order_key, count, history.capacity)]
             logits = log_count + jnp.append(0.0, jnp.cumsum(log_events[order]))
             count = random.categorical(count_key, logits).astype(count.dtype)
             is_full |= logits[-1] > jnp.log(SPARE) + logsumexp(logits)
@@ -192,7 +176,7 @@ class LatentHistory(MCMCKernel):
         proposed = dict(values)
         for i, name in enumerate(history.places):
             step = size * self._scale[name] * random.normal(random.fold_in(step_key, i), values[name].shape)
-            proposed[name] = jnp.where(_like(is_used, step), values[name], (values[name] + step)[partner])
+            proposed[name] = jnp.where(like(is_used, step), values[name], (values[name] + step)[partner])
         level, root = history.function_of(program, proposed)
         noise = jnp.where(is_used[:, None], history.noise_of(level, root, function), random.normal(noise_key, function.shape))
         function = history.values_of(level, root, noise)
@@ -225,12 +209,6 @@ class LatentHistory(MCMCKernel):
 
         return lax.fori_loop(0, self.num_slices, one_slice, (noise, part))[0]
 
-    def _program(self, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Program, dict[str, Any]]:
-        """The model with its arguments, and the values of sites that other blocks own."""
-        kwargs = dict(kwargs or {})
-        others = kwargs.pop(GIBBS_SITES_KWARG, {})
-        return Program(self.model, *args, **kwargs), others
-
     def _names(self) -> History:
         assert self._history is not None, "`init` must be called first."
         return self._history
@@ -240,11 +218,6 @@ class LatentHistory(MCMCKernel):
 
     def _count(self, state: HistoryState) -> int:
         return int(state.values[self._names().count])
-
-
-def _shuffled(rng_key: Array, count: Array, capacity: int) -> Array:
-    """An order that puts the first `count` places into a random order, and the others as well."""
-    return jnp.argsort(random.uniform(rng_key, (capacity,)) + (jnp.arange(capacity) >= count))
 
 
 def _partners(count: Array, capacity: int) -> Array:
@@ -257,10 +230,6 @@ def _partners(count: Array, capacity: int) -> Array:
 def _swapped(order: Array, partner: Array, accepts: Array) -> Array:
     """The order in which each used slot that accepts has changed places with its partner."""
     return jnp.where(accepts | accepts[partner], order[partner], order)
-
-
-def _like(flags: Array, values: Array) -> Array:
-    return flags.reshape(-1, *(1,) * (values.ndim - 1))
 
 
 def _on_ellipse(rng_key: Array, is_inside: Callable[[Array], Array]) -> Array:
