@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
+from inference._built import built
 from inference._steppers import Stepper
 
 __all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
@@ -61,7 +62,7 @@ class Loop:
         num_chains = jax.tree.leaves(states)[0].shape[0]
         if num_chains == 1:
             lift = alone  # under vmap both branches of every `cond` would run
-        record = jax.eval_shape(jax.vmap(stepper.record), states)
+        record = jax.eval_shape(jax.vmap(stepper.record, (0, None)), states, stepper.data)
         size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
         self.capacity = int(np.clip(BUFFER_BYTES // size, 1, 2**18))
         self.buffers = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record)
@@ -97,12 +98,14 @@ class Loop:
 
 
 def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any) -> Callable:
-    record, finished, is_full = lift(stepper.record), lift(stepper.finished), lift(stepper.is_full)
+    finished, is_full = lift(stepper.finished), lift(stepper.is_full)
 
     by_device = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
 
     def advance(states: Any, buffers: Any, data: Any, num_records: Array, steps: Array):
         step = lift(lambda state: _unless_finished(stepper, state, data) if num_chains > 1 else stepper.step(state, data))
+
+        record = lift(lambda state: stepper.record(state, data))
 
         def unfinished(carry):
             states, _, written, _ = carry
@@ -121,8 +124,9 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
     whole = _one_chain_a_device(advance, num_chains) if by_device else advance
     trip = jax.ShapeDtypeStruct((), jnp.int32)
-    lowered = jax.jit(whole, donate_argnums=(0, 1)).lower(states, buffers, stepper.data, trip, trip)
-    return lowered.compile(compiler_options=None if stepper.warms_up else IN_ORDER)
+    lowered = jax.jit(whole, donate_argnums=(0, 1), keep_unused=True).lower(states, buffers, stepper.data, trip, trip)
+    options = None if stepper.warms_up else IN_ORDER
+    return lowered.compile(compiler_options=options) if stepper.data is None else built(lowered, options)
 
 
 def _unless_finished(stepper: Stepper, state: Any, data: Any) -> Any:

@@ -89,7 +89,7 @@ class Run:
         """With as much room as the largest of the chains has come to need."""
         if not isinstance(self.stepper, Chain):
             return program
-        each = [self.stepper.arguments(state) for state in self.session.each()]
+        each = [self.stepper.room(state) for state in self.session.each()]
         return program.with_arguments(**{name: max(one[name] for one in each) for name in each[0]}) if each[0] else program
 
     def _records(self) -> dict[str, xr.Dataset]:

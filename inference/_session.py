@@ -131,7 +131,7 @@ class Session:
         count = max(count for _, count in each)
         if not recorded:
             return concatenate([records for records, _ in each], axis=1), count
-        last = lambda lane: jax.tree.map(np.asarray, jax.vmap(self.stepper.record)(lane))
+        last = lambda lane: jax.tree.map(np.asarray, jax.vmap(self.stepper.record, (0, None))(lane, self.stepper.data))
         whole = [
             records if own == count else _padded(records, last(lane), count) for (records, own), lane in zip(each, self.lanes, strict=True)
         ]

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
+from inference._once import once
 from inference.kernels.stochastic_vi import StochasticVI
 from inference.program import Program
 from inference.protocol import Algorithm
@@ -37,11 +39,11 @@ class Stepper(Protocol):
     record_dim: str  # what a record is in the tree: a "draw", or a "step"
     grows: bool  # whether a state may become full
 
-    data: Any  # arrays that a step reads, arguments of the compiled loop
+    data: Any  # arrays that a step and a record read, arguments of the compiled loop
 
     def start(self, rng_key: Array, init_params: Any) -> Any: ...
     def step(self, state: Any, data: Any) -> Any: ...
-    def record(self, state: Any) -> Record: ...
+    def record(self, state: Any, data: Any) -> Record: ...
     def finished(self, state: Any) -> Array: ...
     def is_full(self, state: Any) -> Array: ...
     def grown(self, state: Any) -> Any: ...
@@ -54,17 +56,20 @@ class Chain:
     warms_up = True
     record_dim = "draw"
 
-    def __init__(self, kernel: MCMCKernel, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...]):
+    def __init__(
+        self, kernel: MCMCKernel, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...], jit_model_args: bool = False
+    ):
         self.kernel, self.args, self.kwargs, self.num_warmup = kernel, args, kwargs, num_warmup
-        self.extra_fields = extra_fields
+        self.extra_fields, self.jit_model_args = extra_fields, jit_model_args
+        self._given = {i: leaf for i, leaf in enumerate(jax.tree.leaves((args, kwargs))) if jit_model_args and _is_array(leaf)}
         self.fields: dict[str, str] = {}  # name in `sample_stats` -> path in the state
         self.grows = False
         self.data: Any = None
 
     def start(self, rng_key: Array, init_params: Any) -> Any:
-        state = self.kernel.init(rng_key, self.num_warmup, init_params, model_args=self.args, model_kwargs=self.kwargs)
-        state = jax.tree.map(jnp.asarray, state)
-        self.data = getattr(self.kernel, "data", lambda args, kwargs: None)(self.args, self.kwargs)
+        state = jax.tree.map(jnp.asarray, self._first(rng_key, init_params))
+        own = getattr(self.kernel, "data", lambda args, kwargs: None)(self.args, self.kwargs)
+        self.data = (own, self._given) if self._given or own is not None else None
         self.grows = bool(self._growing(state))
         position = getattr(state, self.kernel.sample_field)
         _check_start(self.kernel, position, init_params)
@@ -74,13 +79,22 @@ class Chain:
         self.fields = known | {k: v for k, v in default.items() if v not in known.values()} | extra
         return state
 
-    def step(self, state: Any, data: Any) -> Any:
-        given = {} if data is None else {"data": data}  # by NumPyro's protocol a kernel has none
-        return self.kernel.sample(state, self.args, self.kwargs | self.arguments(state), **given)
+    def _first(self, rng_key: Array, init_params: Any) -> Any:
+        """Eagerly, each operation is compiled by itself, many of them; so where a run shall compile little, `init` is one program."""
+        init = lambda key, params: self.kernel.init(key, self.num_warmup, params, model_args=self.args, model_kwargs=self.kwargs)
+        if not self.jit_model_args:
+            return init(rng_key, init_params)
+        state = once(init, rng_key, init_params)(rng_key, init_params)
+        energies = [getattr(part, "potential_energy", 0.0) for part in (state, *getattr(state, "block_states", ()))]
+        return state if np.isfinite(energies).all() else init(rng_key, init_params)  # which says what is wrong
 
-    def record(self, state: Any) -> Record:
+    def step(self, state: Any, data: Any) -> Any:
+        own = None if data is None else data[0]
+        return self.kernel.sample(state, *self._arguments(state, data), **({} if own is None else {"data": own}))  # NumPyro's have none
+
+    def record(self, state: Any, data: Any) -> Record:
         position = getattr(state, self.kernel.sample_field)
-        values = self.kernel.postprocess_fn(self.args, self.kwargs | self.arguments(state))(position)
+        values = self.kernel.postprocess_fn(*self._arguments(state, data))(position)
         stats = {name: field_at(path, state) for name, path in self.fields.items()}
         if "lp" in stats:
             stats["lp"] = -stats["lp"]
@@ -103,7 +117,15 @@ class Chain:
             state = state._replace(z=state.z | getattr(new, kernel.sample_field), block_states=blocks)
         return state
 
-    def arguments(self, state: Any) -> dict[str, Any]:
+    def _arguments(self, state: Any, data: Any) -> tuple[tuple, dict[str, Any]]:
+        """Those of the model: with what the loop was given, and with as much room as the state has."""
+        args, kwargs = self.args, self.kwargs
+        if data is not None and data[1]:
+            leaves, form = jax.tree.flatten((args, kwargs))
+            args, kwargs = jax.tree.unflatten(form, [data[1].get(i, leaf) for i, leaf in enumerate(leaves)])
+        return args, kwargs | self.room(state)
+
+    def room(self, state: Any) -> dict[str, Any]:
         """Arguments of the model that say how much room there is."""
         return {name: value for _, kernel, part in self._growing(state) for name, value in kernel.arguments(part).items()}
 
@@ -161,7 +183,7 @@ class Replicate:
         new, info = self.algorithm.step(random.fold_in(state.rng_key, state.count), state.state, self._given(data))
         return state._replace(state=new, info=info, count=state.count + 1)
 
-    def record(self, state: Step) -> Record:
+    def record(self, state: Step, data: Any) -> Record:
         extra = {field: field_at(field, state.state) for field in self.extra_fields}
         return {"sample_stats": {**state.info._asdict(), **extra}}
 
@@ -179,15 +201,25 @@ class Replicate:
 
 
 def stepper_of(
-    kernel: MCMCKernel | SVI | Algorithm, program: Program | None, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...]
+    kernel: MCMCKernel | SVI | Algorithm,
+    program: Program | None,
+    args: tuple,
+    kwargs: dict,
+    num_warmup: int,
+    extra_fields: tuple[str, ...],
+    jit_model_args: bool,
 ) -> "Chain | Replicate":
     """The stepper of a kernel of either family; a chain may do without a model (NumPyro's `potential_fn`)."""
     if isinstance(kernel, MCMCKernel):
-        return Chain(kernel, args, kwargs, num_warmup, extra_fields)
+        return Chain(kernel, args, kwargs, num_warmup, extra_fields, jit_model_args)
     algorithm = StochasticVI(kernel) if isinstance(kernel, SVI) else kernel
     if program is None:
         raise TypeError(f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that it was built on.")
     return Replicate(algorithm, program, extra_fields)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.dtype != object)
 
 
 def field_at(path: str, state: Any) -> Array:

@@ -39,6 +39,9 @@ class Driver:
     :param thinning: keep each `thinning`-th draw of a chain: `num_samples // thinning` draws are returned.
     :param chain_method: "sequential" (default; all chains in one loop, each in turn), "vectorized", "parallel" (a device a
         chain), or a transformation such as `jax.vmap`.
+    :param jit_model_args: for a chain, whether arrays among the model's arguments are arguments of the compiled loop, and no constants
+        of it: runs on other data of the same shapes are then compiled once. Not for a model that looks at its data, such as where they
+        are missing.
     :param progress_bar: a live bar on a terminal; quiet in CI and in pipes.
     :param checkpoint: a folder. Draws go to it as they come, and a run of the same model, data and settings that it holds is
         resumed, bit for bit. None keeps everything in memory.
@@ -59,6 +62,7 @@ class Driver:
         num_chains: int = 1,
         thinning: int = 1,
         chain_method: str | Callable = "sequential",
+        jit_model_args: bool = False,
         progress_bar: bool = True,
         checkpoint: Any = None,
         save_every: float = 30.0,
@@ -70,6 +74,7 @@ class Driver:
         self.kernel = kernel
         self.num_warmup, self.num_samples, self.num_chains, self.thinning = num_warmup, num_samples, num_chains, thinning
         self.chain_method, self.progress_bar, self.checkpoint, self.save_every = chain_method, progress_bar, checkpoint, save_every
+        self.jit_model_args = jit_model_args
         self.stop, self.max_time, self.extra_fields, self.groups = stop, max_time, tuple(extra_fields), tuple(groups)
         self._check()
         self._settings = _outcome.kernel_settings(kernel)  # before `init` puts closures into the kernel
@@ -94,7 +99,7 @@ class Driver:
             check_names(program)
             self.kernel.check(program) if isinstance(self.kernel, Algorithm) else program.check(init_strategy(self.kernel))
         keys = chain_keys(rng_key, self.num_chains)
-        stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields)
+        stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields, self.jit_model_args)
         store = MemoryStore(stepper.record_dim) if self.checkpoint is None else FolderStore(self.checkpoint, stepper.record_dim)
         # As in NumPyro, the steps that are left over from thinning come before the first draw.
         num_warmup = (self.num_warmup or 0) + self.num_samples % self.thinning if self.is_chain else 0
@@ -171,6 +176,8 @@ class Driver:
             raise ValueError("num_warmup: SVI never ends by itself; give the number of its steps.")
         if not self.is_chain and self.thinning != 1:
             raise ValueError("thinning: only draws of a chain are thinned; leave it out.")
+        if not self.is_chain and self.jit_model_args:
+            raise ValueError(f"jit_model_args: {type(self.kernel).__name__} is no chain and sees to its data itself; leave it out.")
         for name, least in (("num_warmup", 0 if self.is_chain else 1), ("num_chains", 1), ("thinning", 1), ("num_samples", self.thinning)):
             _check_count(name, getattr(self, name), least)
         for name in ("save_every", "max_time"):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.linalg import cho_solve
+from jax.scipy.linalg import solve_triangular
 
 __all__ = ["JITTER", "Functions", "matern32", "matern52", "squared_exponential"]
 
@@ -63,9 +63,9 @@ class Functions(NamedTuple):
         def one(amplitude, lengthscale, values):
             root = self._root(points / lengthscale, is_used)
             across = jnp.where(is_used[:, None], self.covariance(points / lengthscale, new / lengthscale), 0.0)
-            weights = cho_solve((root, True), across)
-            explained = jnp.sum(across * weights, 0)
-            return values @ weights, amplitude * jnp.sqrt(jnp.maximum(1 + JITTER - explained, JITTER))
+            known = solve_triangular(root, jnp.column_stack([values, across]), lower=True)
+            explained = jnp.sum(known[:, 1:] ** 2, 0)
+            return known[:, 0] @ known[:, 1:], amplitude * jnp.sqrt(jnp.maximum(1 + JITTER - explained, JITTER))
 
         return jax.vmap(one, (0, 0, 1), 1)(self.amplitude, self.lengthscale, jnp.where(is_used[:, None], values, 0.0))
 

@@ -1,0 +1,26 @@
+"""What has been compiled in this process, by the text of the program.
+
+Runs on other data of the same shapes are the same program where the data are its arguments, and need not be compiled again. The text of a
+program, StableHLO, has every constant in full, and no name, address or line number.
+"""
+
+from hashlib import sha256
+from typing import Any
+
+import jax
+
+__all__ = ["built"]
+
+BUILT: dict[Any, Any] = {}
+MOST_BUILT = 32
+
+
+def built(lowered: Any, options: dict[str, Any] | None) -> Any:
+    """Compiled with the compiler's options, or what the same program was compiled to. It must have been jitted with `keep_unused`: from
+    the text one could not tell which of its arguments were left out."""
+    text = sha256(lowered.as_text().encode()).digest()
+    key = text, lowered.in_tree, lowered.out_tree, str(options), jax.config.jax_default_device
+    BUILT[key] = BUILT.pop(key, None) or lowered.compile(compiler_options=options)
+    if len(BUILT) > MOST_BUILT:
+        del BUILT[next(iter(BUILT))]  # the one that was not asked for the longest
+    return BUILT[key]
