@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gallery.aclass import AClassClassifier
+    from gallery.archipelago import ArchipelagoClassifier
     from gallery.bsvd import BSVDCompleter
 
-WHERE = {"AClassClassifier": "gallery.aclass", "BSVDCompleter": "gallery.bsvd"}
+WHERE = {
+    "AClassClassifier": "gallery.aclass",
+    "ArchipelagoClassifier": "gallery.archipelago",
+    "BSVDCompleter": "gallery.bsvd",
+}
 
-__all__ = ["AClassClassifier", "BSVDCompleter"]
+__all__ = ["AClassClassifier", "ArchipelagoClassifier", "BSVDCompleter"]
 
 
 def __getattr__(name: str) -> Any:

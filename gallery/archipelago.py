@@ -1,0 +1,202 @@
+"""Archipelago as a scikit-learn classifier: few labels, and unlabelled rows that show where the classes are.
+
+    classifier = ArchipelagoClassifier().fit(X, y)    # y = -1 where unlabelled
+    classifier.predict_proba(X_new)
+    classifier.sample(10, label="a")                  # new rows of a class
+    classifier.posterior_                             # ArviZ: hyper-parameters, functions, rejected points
+
+The model is `zoo.archipelago`: the density of each class comes from a Gaussian process. `LatentHistory` draws the points that were
+rejected on the way to the data, NUTS the functions and, apart from them, the hyper-parameters. Columns are standardised first, so that
+the posterior is in units of their standard deviations. Cost of a draw: O(classes x (rows + rejected points)^3), so some hundred rows of
+few columns; memory O(classes x (rows + rejected points)^2).
+
+Adams and Ghahramani (2009), "Archipelago: nonparametric Bayesian semi-supervised learning".
+"""
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from numpyro.infer import NUTS, Gibbs, init_to_median
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from gallery._labels import coded, codes_among
+from inference import Driver, LatentHistory
+from zoo.archipelago import archipelago, fantasies, gaussian, predict, squared_exponential
+
+__all__ = ["ArchipelagoClassifier"]
+
+HISTORY = ("num_rejected", "rejected", "rejected_noise")
+MOST_DRAWS = 400  # that a prediction looks at
+AT_ONCE = 256  # rows of a prediction
+
+
+class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
+    """Classifies by class densities that it learns from labelled and unlabelled rows together.
+
+    Labels: -1 is a row of unknown class, in an array of numbers or of objects. The one exception is scikit-learn's coding of two classes by
+    -1 and 1: where `y` holds these two and nothing else, both are classes. A class that no row is labelled with is not known. Of one class
+    alone the density is learned. Columns that are constant say nothing and are left out; rows may occur several times.
+
+    :param base: density that the classes are carved out of: one of `zoo.archipelago`, or a function like those.
+    :param covariance: of the functions: one of `zoo.archipelago`, a kernel of tinygp, or a function like those.
+    :param is_ard: gives each column a length scale of its own.
+    :param amplitude: prior of how far the functions go from 0: large where classes do not overlap and the space between them is empty.
+        None: the model's own, as for `lengthscale`, the prior of how far they go straight on, in standard deviations of the columns.
+    :param capacity: room for rejected points at the start, which grows; None: as many as there are rows.
+    :param max_capacity: the most; a fit that wants more ends with an error that says how many there are.
+    :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it.
+    :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains` chains.
+    :param max_time: seconds after which a fit ends, with the draws that it has.
+    :param progress_bar: shows a bar, with the number of rejected points.
+    :param random_state: integer, `RandomState` or None.
+
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_` (draws, warm-up included), `posterior_`.
+    """
+
+    def __init__(
+        self,
+        *,
+        base: Callable = gaussian,
+        covariance: Callable = squared_exponential,
+        is_ard: bool = False,
+        amplitude: Any = None,
+        lengthscale: Any = None,
+        capacity: int | None = None,
+        max_capacity: int = 4096,
+        knows_density: bool = True,
+        num_warmup: int = 300,
+        num_samples: int = 400,
+        num_chains: int = 1,
+        max_time: float | None = None,
+        progress_bar: bool = False,
+        random_state: Any = None,
+    ):
+        self.base, self.covariance, self.is_ard, self.amplitude, self.lengthscale = base, covariance, is_ard, amplitude, lengthscale
+        self.capacity, self.max_capacity, self.knows_density = capacity, max_capacity, knows_density
+        self.num_warmup, self.num_samples, self.num_chains = num_warmup, num_samples, num_chains
+        self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
+
+    def fit(self, X: Any, y: Any) -> "ArchipelagoClassifier":
+        """Learn from all rows.
+
+        :param y: the class of each row, -1 where it is unknown.
+        """
+        X = validate_data(self, X, dtype=np.float64)
+        classes, labels = coded(y)
+        check_consistent_length(X, labels)
+        self._learn_units(X)
+        capacity = max(16, len(X)) if self.capacity is None else self.capacity
+        kernel = Gibbs(
+            [
+                (LatentHistory(archipelago, max_capacity=self.max_capacity), HISTORY),
+                # Where the covariances move, each slope costs a Cholesky factor and its derivative; elsewhere only the first one does.
+                (self._nuts(2), ["amplitude", "lengthscale"]),
+                (self._nuts(5), ["noise"]),
+                (self._nuts(4), None),
+            ]
+        )
+        driver = Driver(
+            kernel,
+            num_warmup=self.num_warmup,
+            num_samples=self.num_samples,
+            num_chains=self.num_chains,
+            jit_model_args=True,  # other data of the same shape, as in a cross-validation, need not compile again
+            progress_bar=self.progress_bar,
+            max_time=self.max_time,
+        )
+        start = {"num_rejected": np.zeros(() if self.num_chains == 1 else self.num_chains, int)}
+        with jax.enable_x64(True):
+            x, options = jnp.asarray(self._standard(X)), self._options()
+            tree = driver.run(
+                self._seed(), x, jnp.asarray(labels), init_params=start, num_classes=len(classes), capacity=capacity, **options
+            )
+        if not tree.posterior.sizes["draw"]:
+            raise ValueError(f"max_time: {self.max_time} seconds were over before the first draw; give more, or a smaller num_warmup.")
+        self.classes_, self.posterior_, self._x = classes, tree, np.asarray(x)
+        self.n_iter_ = int(tree.attrs["steps"])
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of each class, [row, class]."""
+        check_is_fitted(self)
+        x = self._standard(validate_data(self, X, dtype=np.float64, reset=False))
+        parts = np.array_split(x, range(AT_ONCE, len(x), AT_ONCE))
+        parts[-1] = np.pad(parts[-1], ((0, min(AT_ONCE, -(-len(x) // 32) * 32) - len(parts[-1])), (0, 0)))  # few shapes are compiled
+        with jax.enable_x64(True):
+            options = self._options() | {"knows_density": self.knows_density}
+            draws = self._draws(MOST_DRAWS)
+            ask = jax.jit(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options))
+            return np.concatenate([np.asarray(ask(draws, self._x, jnp.asarray(part))) for part in parts])[: len(x)]
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def sample(self, n: int = 1, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """New rows, each from a draw of the posterior, and their classes: the process that made the data goes on.
+
+        :param label: the class of the new rows; None: of any class.
+        """
+        check_is_fitted(self)
+        if not isinstance(n, Integral) or n < 1:
+            raise ValueError(f"n: found {n!r}, wanted the number of rows, at least 1.")
+        code = None if label is None else int(codes_among([label], self.classes_)[0])
+        if code == -1:
+            raise ValueError("label: found -1, which means unlabelled; None gives rows of any class.")
+        rng = check_random_state(self.random_state)
+        rows, codes = [], []
+        with jax.enable_x64(True):
+            draws = self._draws(MOST_DRAWS)
+            counts = np.bincount(rng.choice(len(draws["num_rejected"]), n))
+            for i in np.flatnonzero(counts):
+                key, draw = random.key(rng.randint(2**31 - 1)), {name: values[i] for name, values in draws.items()}
+                x, outcome = fantasies(key, draw, jnp.asarray(self._x), int(counts[i]), code, **self._options())
+                rows.append(np.asarray(x))
+                codes.append(np.asarray(outcome))
+        order = rng.permutation(n)
+        return self._in_units(np.concatenate(rows)[order]), self.classes_[np.concatenate(codes)[order]]
+
+    @staticmethod
+    def _nuts(max_tree_depth: int) -> NUTS:
+        return NUTS(archipelago, max_tree_depth=max_tree_depth, init_strategy=init_to_median)
+
+    # Units: the model's features have mean 0 and variance 1.
+
+    def _learn_units(self, X: np.ndarray) -> None:
+        self._mean, spread = X.mean(0), X.std(0)
+        self._varies = spread > 1e-12 * (1 + np.abs(self._mean))
+        if not self._varies.any():
+            raise ValueError(f"X: found {len(X)} row(s) of constant columns, wanted at least one column (feature) that varies.")
+        self._spread = spread[self._varies]
+
+    def _standard(self, X: np.ndarray) -> np.ndarray:
+        return (X - self._mean)[:, self._varies] / self._spread
+
+    def _in_units(self, x: np.ndarray) -> np.ndarray:
+        X = np.tile(self._mean, (len(x), 1))
+        X[:, self._varies] += x * self._spread
+        return X
+
+    def _options(self) -> dict[str, Any]:
+        """Of the model."""
+        options = {name: getattr(self, name) for name in ("base", "covariance", "is_ard", "amplitude", "lengthscale")}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _draws(self, most: int) -> dict[str, np.ndarray]:
+        """Of all chains, evenly thinned."""
+        draws = self.posterior_.posterior.to_dataset().stack(all=("chain", "draw"), create_index=False).transpose("all", ...)
+        taken = np.linspace(0, draws.sizes["all"] - 1, min(most, draws.sizes["all"])).astype(int)
+        draws = draws.isel(all=taken)
+        used = -(-max(1, int(draws["num_rejected"].max())) // 16) * 16  # slots; few shapes are compiled
+        return {str(name): values.values for name, values in draws.isel(slot=slice(used)).items()}
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31 - 1))

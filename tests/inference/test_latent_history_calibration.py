@@ -1,0 +1,93 @@
+"""The whole sampler of Archipelago, NUTS beside the history: exact draws of the joint stay what they are."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+from numpyro.infer import NUTS, Gibbs
+
+from inference import LatentHistory, Program
+from inference.history import History
+from tests.inference.histories import OPTIONS, joint, seen
+from zoo.archipelago import archipelago
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
+
+HISTORY = ["num_rejected", "rejected", "rejected_noise"]
+PARAMETERS = ["amplitude", "lengthscale"]
+
+
+def nuts(step_size):
+    return NUTS(archipelago, step_size=step_size, adapt_step_size=False, adapt_mass_matrix=False, max_tree_depth=3)
+
+
+def sampler():
+    return Gibbs([(LatentHistory(archipelago), HISTORY), (nuts(0.3), PARAMETERS), (nuts(0.5), ["noise"]), (nuts(0.3), None)])
+
+
+def started(kernel, state, rng_key, values, program):
+    """The state at other values, on other data."""
+    history_key, rng_key, *keys = random.split(rng_key, 2 + len(state.block_states))
+    free = program.unconstrain(values)
+    first, *others = state.block_states
+    first = first._replace(values={name: values[name] for name in HISTORY}, rng_key=history_key)
+    others = [one._replace(z={name: free[name] for name in one.z}, rng_key=key) for one, key in zip(others, keys, strict=False)]
+    z = {name: values[name] if name in HISTORY else free[name] for name in state.z}
+    return state._replace(z=z, block_states=(first, *others), rng_key=rng_key)
+
+
+def constrained(state, program):
+    return program.constrain(state.z)
+
+
+def quantities(values, x, y):
+    logs = {f"log {name}": jnp.sum(jnp.log(values[name])) for name in (*PARAMETERS, "scale")}
+    logs |= {f"squared log {name}": jnp.sum(jnp.log(values[name]) ** 2) for name in PARAMETERS}
+    return {
+        **seen(values, x, y),
+        **logs,
+        "mean": jnp.sum(values["mean"]),
+        "correlation": values["root"][1, 0],
+        "noise at data": jnp.sum(values["noise"] ** 2),
+    }
+
+
+@cache
+def exact(num_replicates, seed=1):
+    """Exact draws of the joint whose history has room."""
+    values, x, y, enough = jax.jit(jax.vmap(joint))(random.split(random.key(seed), num_replicates))
+    return jax.tree.map(lambda leaf: leaf[np.flatnonzero(enough)], (values, x, y))
+
+
+def drift(num_replicates=4000, num_sweeps=4):
+    """z-scores of how far sweeps from exact draws move means: noise, for a right sampler."""
+    values, x, y = exact(num_replicates)
+    kernel = sampler()
+    state = kernel.init(random.key(0), 0, None, (x[0], y[0]), OPTIONS)
+
+    def moved(key, values, x, y):
+        program = Program(archipelago, x, y, **OPTIONS)
+        at = started(kernel, state, key, values, program)
+        return constrained(jax.lax.fori_loop(0, num_sweeps, lambda _, at: kernel.sample(at, (x, y), OPTIONS), at), program)
+
+    keys = random.split(random.key(2), len(x))
+    ended = jax.jit(lambda at: jax.lax.map(lambda one: moved(*one), at, batch_size=50))((keys, values, x, y))
+    before, after = (jax.vmap(quantities)(each, x, y) for each in (values, ended))
+    change = {name: np.asarray(after[name] - before[name]) for name in before}
+    assert all(np.mean(each != 0) > 0.3 for each in change.values()), "the sampler hardly moves"
+    return {name: float(each.mean() / each.std() * np.sqrt(len(each))) for name, each in change.items()}
+
+
+def test_sweeps_with_nuts_leave_the_joint_alone():
+    found = drift()
+    assert max(map(abs, found.values())) < 4, found
+
+
+def test_a_count_without_its_orders_moves_it(monkeypatch):
+    monkeypatch.setattr(History, "prove", lambda self, program, rng_key: None)
+    monkeypatch.setattr(History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1))
+    found = drift()
+    assert max(map(abs, found.values())) > 5, found
