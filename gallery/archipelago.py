@@ -152,17 +152,12 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         if code == -1:
             raise ValueError("label: found -1, which means unlabelled; None gives rows of any class.")
         rng = check_random_state(self.random_state)
-        rows, codes = [], []
         with jax.enable_x64(True):
             draws = self._draws(MOST_DRAWS)
             counts = np.bincount(rng.choice(len(draws["num_rejected"]), n))
-            for i in np.flatnonzero(counts):
-                key, draw = random.key(rng.randint(2**31 - 1)), {name: values[i] for name, values in draws.items()}
-                x, outcome = fantasies(key, draw, jnp.asarray(self._x), int(counts[i]), code, **self._options())
-                rows.append(np.asarray(x))
-                codes.append(np.asarray(outcome))
+            x, codes = fantasies(random.key(rng.randint(2**31 - 1)), draws, jnp.asarray(self._x), counts, code, **self._options())
         order = rng.permutation(n)
-        return self._in_units(np.concatenate(rows)[order]), self.classes_[np.concatenate(codes)[order]]
+        return self._in_units(x[order]), self.classes_[codes[order]]
 
     @staticmethod
     def _nuts(max_tree_depth: int) -> NUTS:

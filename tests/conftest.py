@@ -20,11 +20,18 @@ def pytest_configure(config):
     if config.option.markexpr == "not slow":
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     else:
-        jax.config.update("jax_enable_compilation_cache", False)  # XLA has crashed while it read a large program back
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_code_of_other_modules():
+    """Compiled code is forgotten: Linux gives a process 65 530 maps of memory, all modules together need more, and then XLA crashes."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

@@ -49,11 +49,12 @@ class Functions(NamedTuple):
     amplitude: Array  # [function]
     lengthscale: Array  # [function, feature], or [function, 1]
 
-    def values(self, points: Array, noise: Array) -> Array:
-        """At points [n, feature], of standard normal noise [n, function]: [n, function]."""
+    def values(self, points: Array, noise: Array, is_used: Array | None = None) -> Array:
+        """At points [n, feature], of standard normal noise [n, function]: [n, function]. Points that are not used say nothing."""
+        is_used = jnp.ones(len(points), bool) if is_used is None else is_used
 
         def one(amplitude, lengthscale, noise):
-            return amplitude * (self._root(points / lengthscale, jnp.ones(len(points), bool)) @ noise)
+            return amplitude * (self._root(points / lengthscale, is_used) @ noise)
 
         return jax.vmap(one, (0, 0, 1), 1)(self.amplitude, self.lengthscale, noise)
 

@@ -24,6 +24,7 @@ capacity)^3, in float64.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -94,6 +95,7 @@ CARD = Card(
 )
 
 AMPLITUDE = dist.LogNormal(1.0, 0.5)
+MOST_PROPOSALS = 8192  # that are waited for: their functions cost the cube of their number
 
 
 def gaussian(num_features: int) -> dist.Distribution:
@@ -212,28 +214,24 @@ class Proposals(NamedTuple):
     outcome: Array  # [proposal]: 0 .. num_classes - 1, or num_classes for a rejection
 
 
-def propose(
-    rng_key: Array, process: Process, is_enough: Callable[[np.ndarray], Any], known: tuple[Array, Array] | None = None
-) -> Proposals:
-    """Runs the process until `is_enough(outcomes)`; what comes after that in the last block of proposals is never seen.
+def propose(rng_key: Array, process: Process, size: int, known: tuple[Array, Array, Array] | None = None) -> Proposals:
+    """The first `size` points that the process proposes. Of more of them, the first are the same.
 
-    :param known: points, and the noise by which the functions have their values there; None: nothing is known of them.
+    :param known: points, the noise by which the functions have their values there, and which of them are used; None: nothing is known.
     """
     num_features, num_classes = process.density.event_shape[0], len(process.functions.amplitude)
-    points, noise = known if known is not None else (jnp.zeros((0, num_features)), jnp.zeros((0, num_classes)))
-    outcomes, num_known, size = np.zeros(0, int), len(points), 16
-    while True:
-        rng_key, point_key, noise_key, outcome_key = random.split(rng_key, 4)
-        points = jnp.concatenate([points, process.density.sample(point_key, (size,))])
-        noise = jnp.concatenate([noise, random.normal(noise_key, (size, num_classes))])
-        new = process.functions.values(points, noise)[-size:]
-        drawn = random.categorical(outcome_key, jnp.pad(new, ((0, 0), (0, 1))))
-        for outcome in np.asarray(drawn):
-            outcomes = np.append(outcomes, outcome)
-            if is_enough(outcomes):
-                seen = slice(num_known, num_known + len(outcomes))
-                return Proposals(points[seen], noise[seen], jnp.asarray(outcomes))
-        size = len(points)
+
+    def one(i: Array) -> tuple[Array, Array, Array]:
+        point_key, noise_key, luck_key = random.split(random.fold_in(rng_key, i), 3)
+        luck = random.gumbel(luck_key, (num_classes + 1,))
+        return process.density.sample(point_key), random.normal(noise_key, (num_classes,)), luck
+
+    points, noise, luck = jax.vmap(one)(jnp.arange(size))
+    if known is None:
+        known = jnp.zeros((0, num_features)), jnp.zeros((0, num_classes)), jnp.zeros(0, bool)
+    each = (jnp.concatenate(pair) for pair in zip(known, (points, noise, jnp.ones(size, bool)), strict=True))
+    new = process.functions.values(*each)[-size:]
+    return Proposals(points, noise, jnp.argmax(jnp.pad(new, ((0, 0), (0, 1))) + luck, -1))
 
 
 def simulate(
@@ -247,10 +245,23 @@ def simulate(
     model_key, run_key, label_key = random.split(rng_key, 3)
     with seed(rng_seed=model_key):
         drawn = process(num_features, num_classes, **{name: value for name, value in options.items() if name != "capacity"})
-    found = propose(run_key, drawn, lambda outcomes: np.sum(outcomes < num_classes) == num_rows)
-    accepted = found.outcome < num_classes
+    run = jax.jit(lambda size: propose(run_key, drawn, size), static_argnums=0)
+    size, accepted = num_rows, np.zeros(0, int)
+    while len(accepted) < num_rows:
+        size = _twice(size, num_rows)
+        found = run(size)
+        accepted = np.flatnonzero(np.asarray(found.outcome) < num_classes)[:num_rows]
     y = jnp.where(random.bernoulli(label_key, labelled, (num_rows,)), found.outcome[accepted], -1)
     return {"x": found.points[accepted], "y": y, "num_classes": num_classes, **options}
+
+
+def _twice(size: int, wanted: int, of_class: str = "") -> int:
+    if 2 * size > MOST_PROPOSALS:
+        raise RuntimeError(
+            f"archipelago: found fewer than {wanted} points{of_class} among {size} proposals, too rare to wait for; "
+            "a base density that is nearer to the data has fewer rejected."
+        )
+    return 2 * size
 
 
 def predict(
@@ -281,17 +292,29 @@ def predict(
 
 
 def fantasies(
-    rng_key: Array, draw: dict[str, Array], x: Array, num_points: int, label: int | None = None, **options
-) -> tuple[Array, Array]:
-    """New points and their classes, from one draw of the posterior: the process goes on, until enough points of the class are there."""
-    found = _process_at(draw, x.shape[1], options)
-    num_classes, used = len(found.functions.amplitude), int(draw["num_rejected"])
-    points, noise = (
-        jnp.concatenate([known, rejected[:used]]) for known, rejected in ((x, draw["rejected"]), (draw["noise"], draw["rejected_noise"]))
-    )
-    is_wanted = lambda outcome: outcome < num_classes if label is None else outcome == label
-    run = propose(rng_key, found, lambda outcomes: np.sum(is_wanted(outcomes)) == num_points, (points, noise))
-    return run.points[is_wanted(run.outcome)], run.outcome[is_wanted(run.outcome)]
+    rng_key: Array, draws: dict[str, Array], x: Array, counts: np.ndarray, label: int | None = None, **options
+) -> tuple[np.ndarray, np.ndarray]:
+    """New points and their classes, `counts[i]` of draw i: after each draw the process goes on, until enough points of the class are there.
+
+    :param label: the class, None for all of them.
+    """
+
+    def one(key: Array, draw: dict[str, Array], size: int) -> Proposals:
+        points, _, is_used = _known(draw, x)
+        noise = jnp.concatenate([draw["noise"], draw["rejected_noise"]])
+        return propose(key, _process_at(draw, x.shape[1], options), size, (points, noise, is_used))
+
+    run = jax.jit(lambda keys, draws, size: lax.map(lambda at: one(*at, size), (keys, draws)), static_argnums=2)
+    keys, done, size = random.split(rng_key, len(counts)), {}, 32
+    while len(pending := np.array([i for i in np.flatnonzero(counts) if i not in done])):
+        size = _twice(size, counts[pending[0]], "" if label is None else f" of class {label}")
+        points, _, outcome = map(np.asarray, run(keys[pending], {name: values[pending] for name, values in draws.items()}, size))
+        is_wanted = outcome < draws["amplitude"].shape[-1] if label is None else outcome == label
+        for i, *found, wanted in zip(pending, points, outcome, is_wanted, strict=True):
+            if np.sum(wanted) >= counts[i]:
+                done[i] = [each[wanted][: counts[i]] for each in found]
+    points, classes = zip(*(done[i] for i in sorted(done)), strict=True)
+    return np.concatenate(points), np.concatenate(classes)
 
 
 def _process_at(draw: dict[str, Array], num_features: int, options: dict[str, Any]) -> Process:

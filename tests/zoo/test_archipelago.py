@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.infer.util import log_density
 from scipy import stats
 from scipy.spatial.distance import cdist
@@ -23,6 +25,8 @@ from zoo.archipelago import (
     matern52,
     mixture,
     predict,
+    process,
+    propose,
     simulate,
     squared_exponential,
     student_t,
@@ -193,11 +197,27 @@ def draw_with_functions(key):
 
 @pytest.mark.slow
 def test_fantasies_are_of_the_wanted_class():
-    values = jax.tree.map(lambda leaf: leaf[0], jax.vmap(draw_with_functions)(random.split(random.key(2), 1)))
-    points, classes = fantasies(random.key(0), values, jnp.asarray(X), 5, label=1)
-    assert points.shape == (5, 2)
-    assert (np.asarray(classes) == 1).all()
-    assert len(fantasies(random.key(0), values, jnp.asarray(X), 7)[0]) == 7
+    draws = jax.vmap(draw_with_functions)(random.split(random.key(2), 3))
+    points, classes = fantasies(random.key(0), draws, jnp.asarray(X), np.array([5, 0, 2]), label=1)
+    assert points.shape == (7, 2)
+    assert (classes == 1).all()
+    assert set(fantasies(random.key(0), draws, jnp.asarray(X), np.array([20, 20]))[1]) == {0, 1, 2}
+
+
+@pytest.mark.slow
+def test_more_proposals_begin_with_the_same_ones():
+    """Or a run that goes on until it has enough would favour runs that have many."""
+    with handlers.seed(rng_seed=0):
+        drawn = process(2, 3)
+    few, many = (propose(random.key(1), drawn, size) for size in (20, 40))
+    for one, other in zip(few, many, strict=True):
+        np.testing.assert_allclose(one, other[:20], rtol=1e-6)
+
+
+def test_what_never_comes_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(zoo.archipelago, "MOST_PROPOSALS", 64)
+    with pytest.raises(RuntimeError, match="fewer than 30 points among 60 proposals"):
+        simulate(random.key(1), 30, num_classes=1, amplitude=dist.LogNormal(4.0, 0.1), lengthscale=dist.LogNormal(5.0, 0.1))
 
 
 @pytest.mark.parametrize(
