@@ -1,0 +1,251 @@
+"""iQGME: an infinite mixture of local experts, for rows with missing features.
+
+    alpha          ~ Gamma(.05, .05)
+    V[h]           ~ Beta(1, alpha);   pi[h] = V[h] prod_{l < h} (1 - V[l])          weight of expert h; the last takes the rest
+    Lambda[h]      ~ Wishart(nu0, B0),   mu[h] ~ Normal(m0, (u0 Lambda[h])^-1)       where expert h is in charge
+    lambda[p]      ~ Gamma(.01, .01),   zeta[p] ~ Normal(0, (gamma0 lambda[p])^-1)   what the experts have in common
+    w[h]           ~ Normal(zeta, diag(lambda)^-1)                                   a linear classifier, its bias last
+    z[i]           ~ Categorical(pi)                                                 expert of a row
+    x[i]           ~ Normal(mu[z[i]], Lambda[z[i]]^-1)                               features; any may be missing
+    t[i]           ~ Normal(w[z[i]] . (x[i], 1), 1)                                  soft label
+    y[i]           = whether t[i] > 0                                                label; may be unknown
+
+A missing feature is a latent site, written into `x` before that is observed. With more than two classes there is a vector w[c, h] for each
+class c >= 1, and a t[c, i]: the classes are asked in the order of their numbers, y[i] is the first that answers with t[c, i] > 0, and 0,
+the reference, where none does. So everything is conjugate for any number of classes; what classes after y[i] would have said stays unknown.
+
+Wang (2010), "Bayesian approaches to learning from incomplete data", sections 3.2.1 and 3.2.2, whose numbers are the defaults. Cost of a
+log density: (rows + experts x features) x features^2.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, random
+from jax.core import Tracer
+from jax.scipy.special import log_ndtr
+from numpyro import plate
+from numpyro.handlers import mask, seed
+
+from zoo.card import Card
+
+__all__ = ["CARD", "FEW_EXPERTS", "Axes", "iqgme", "normal_wishart", "probit", "simulate", "soft_probit", "sticks"]
+
+sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
+
+FEW_EXPERTS = dist.Gamma(0.05, 0.05)  # of alpha
+VAGUE = dist.Gamma(0.01, 0.01)  # of the precisions of the weights
+
+CARD = Card(
+    title="An infinite mixture of experts for rows with missing features",
+    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke University, chapter 3",
+    bibtex="""@phdthesis{wang2010incomplete,
+  title = {Bayesian approaches to learning from incomplete data},
+  author = {Wang, Chunping},
+  school = {Duke University},
+  year = {2010},
+}""",
+    data=("ionosphere", "wdbc", "horse_colic", "pima_missing"),
+    kernels=("NUTS", "SVI"),
+    sites={
+        "alpha": "how many experts to expect",
+        "V": "what an expert takes of the weight that those before it have left",
+        "Lambda": "precision matrix of the features where an expert is in charge",
+        "mu": "their mean",
+        "lambda": "how alike the experts are in each weight",
+        "zeta": "the weights that they have in common",
+        "w": "the linear classifier of an expert, its bias last",
+        "z": "the expert of a row",
+        "x_missing": "the missing entries of x, row by row; only where there are any",
+        "x": "the features, NaN in the data where missing",
+        "t": "the soft label: how clearly a row is of a class",
+        "y": "the class of a row, -1 in the data where it is unknown",
+    },
+    edits=(
+        "expert=None: no labels, a Dirichlet process mixture of Gaussians for rows with holes",
+        "expert=partial(soft_probit, sparse=True): weights that nothing asks for go to zero",
+        "expert=probit: the soft label is integrated out, for NUTS and SVI",
+        "alpha=1.0: a concentration that is known",
+    ),
+)
+
+
+class Axes(NamedTuple):
+    """The plates."""
+
+    experts: plate
+    rows: plate
+    num_features: int
+    num_classes: int
+
+
+def sticks(V: Array) -> Array:
+    """Weights of the experts; the last takes what the others leave."""
+    one = jnp.ones(1, V.dtype)
+    return jnp.concatenate([V, one]) * jnp.concatenate([one, jnp.cumprod(1 - V)])
+
+
+def normal_wishart(x, z, at: Axes, centre: Any = 0.0, covariance: Any = 1.0, u0: float = 0.1, nu0: float | None = None):
+    """Features that are correlated where an expert is in charge; returns them whole, the missing ones latent.
+
+    :param centre: prior mean m0, a number or [feature].
+    :param covariance: what the covariance there is expected to be: a variance, or a matrix.
+    :param u0: rows that the prior of a mean is worth; `nu0`, features + 2 by default, that of a covariance.
+    """
+    size = at.num_features
+    nu0 = size + 2.0 if nu0 is None else nu0
+    matrix = jnp.asarray(covariance, float) * jnp.eye(size) if jnp.ndim(covariance) == 0 else jnp.asarray(covariance)
+    names = ["feature", "feature_2"]
+    with at.experts:
+        Lambda = sample("Lambda", dist.Wishart(nu0, rate_matrix=(nu0 - size - 1) * matrix), infer={"event_dims": names})
+        prior = dist.MultivariateNormal(jnp.broadcast_to(centre, (size,)), precision_matrix=u0 * Lambda)
+        mu = sample("mu", prior, infer={"event_dims": names[:1]})
+    root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril  # factored once an expert, not once a row
+    x = _completed(x)
+    with at.rows:
+        return sample("x", dist.MultivariateNormal(mu[z], scale_tril=root[z]), obs=x, infer={"event_dims": names[:1]})
+
+
+def soft_probit(x, y, z, at: Axes, **options):
+    """The paper's experts: labels are the signs of Normal soft labels."""
+    score = _scores(x, z, at, **options)
+    with _classes(at), at.rows:
+        t = sample("t", dist.Normal(score, 1.0))
+    is_yes = t > 0
+    first = jnp.where(is_yes.any(0), 1 + jnp.argmax(is_yes, 0), 0)
+    with at.rows, _where_known(y):
+        return sample("y", dist.Delta(first), obs=_filled(y))
+
+
+def probit(x, y, z, at: Axes, **options):
+    """The same with the soft labels integrated out."""
+    score = _scores(x, z, at, **options)
+    all_no = jnp.cumsum(log_ndtr(-score), axis=-2)
+    each = log_ndtr(score) + all_no - log_ndtr(-score)
+    log_prob = jnp.concatenate([all_no[..., -1:, :], each], axis=-2)
+    with at.rows, _where_known(y):
+        return sample("y", dist.Categorical(logits=jnp.moveaxis(log_prob, -2, -1)), obs=_filled(y))
+
+
+def iqgme(
+    x=None,
+    y=None,
+    *,
+    shape: tuple[int, int] | None = None,
+    num_classes: int = 2,
+    num_experts: int = 20,
+    gate: Callable = normal_wishart,
+    expert: Callable | None = soft_probit,
+    alpha: Any = FEW_EXPERTS,
+):
+    """The model; it returns x and y.
+
+    :param x: [row, feature], NaN where missing, not traced; None: drawn, of `shape` (rows, features).
+    :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
+    :param num_experts: the truncation, more than there may be.
+    :param gate: `(x, z, axes) -> x` draws where each expert is in charge, and observes the features.
+    :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there are no labels.
+    :param alpha: concentration; a distribution, or a number.
+    """
+    num_rows, num_features = _checked(x, y, shape, num_classes, num_experts)
+    alpha = _drawn("alpha", alpha)
+    with plate("stick", num_experts - 1):
+        V = sample("V", dist.Beta(1.0, alpha))
+    at = Axes(plate("expert", num_experts, dim=-1), plate("row", num_rows, dim=-1), num_features, num_classes)
+    with at.rows:
+        z = sample("z", dist.Categorical(sticks(V)), infer={"enumerate": "parallel"})
+    x = gate(x, z, at)
+    return x, expert(x, y, z, at) if expert else y
+
+
+def _scores(x, z, at: Axes, sparse: bool = False, precision: Any = VAGUE, gamma0: float = 0.1) -> Array:
+    """What the expert of a row says of each class but the reference, [class, row].
+
+    :param sparse: the weights have nothing in common: zeta is 0.
+    :param precision: of the weights, a distribution or a number.
+    :param gamma0: experts that the prior of `zeta` is worth.
+    """
+    classes, weights = _classes(at), plate("weight", at.num_features + 1, dim=-1)
+    with classes, weights:
+        spread = 1 / jnp.sqrt(_drawn("lambda", precision))
+        zeta = 0.0 if sparse else sample("zeta", dist.Normal(0.0, spread / np.sqrt(gamma0)))
+    shape = (at.num_classes - 1, 1, at.num_features + 1)
+    loc, scale = (jnp.broadcast_to(part, (shape[0], shape[2])).reshape(shape) for part in (zeta, spread))
+    with classes, at.experts:
+        w = sample("w", dist.Normal(loc, scale).to_event(1), infer={"event_dims": ["weight"]})
+    own = w[jnp.arange(shape[0])[:, None], z]
+    return jnp.sum(own[..., :-1] * x, -1) + own[..., -1]
+
+
+def _classes(at: Axes) -> plate:
+    """Those that have experts: all but the reference."""
+    return plate("class", at.num_classes - 1, dim=-2)
+
+
+def _completed(x):
+    """The missing entries are latent. Their prior is flat: what is observed, `x` as a whole, says all there is to say of them."""
+    if x is None:
+        return None
+    holes = np.argwhere(np.isnan(np.asarray(x)))  # by numpy: in a trace every jax number is abstract, data as well
+    if not len(holes):
+        return x
+    with plate("hole", len(holes)):
+        missing = sample("x_missing", dist.ImproperUniform(dist.constraints.real, (), ()))
+    return jnp.asarray(x).at[tuple(holes.T)].set(missing)
+
+
+def _where_known(y):
+    return mask(mask=True if y is None else jnp.asarray(y) >= 0)
+
+
+def _filled(y):
+    return None if y is None else jnp.maximum(jnp.asarray(y), 0)
+
+
+def _drawn(name: str, value: Any) -> Any:
+    """A number as it is; a distribution becomes a latent site."""
+    return sample(name, value) if isinstance(value, dist.Distribution) else value
+
+
+def _checked(x, y, shape, num_classes: int, num_experts: int) -> tuple[int, int]:
+    """The shape of x, refused where there is nothing to model or the data are not what they should be."""
+    shape = np.shape(x) if x is not None else shape
+    if shape is None or len(shape) != 2 or 0 in shape:
+        raise ValueError(f"iqgme: found x of shape {shape}; wanted x [row, feature] with at least one of each, or shape=(rows, features).")
+    if num_classes < 2 or num_experts < 2:
+        raise ValueError(f"iqgme: found num_classes={num_classes}, num_experts={num_experts}; wanted 2 or more of each.")
+    if x is not None and np.isinf(np.asarray(x)).any():
+        row, column = np.argwhere(np.isinf(np.asarray(x)))[0]
+        raise ValueError(f"iqgme x: row {row}, column {column} is {x[row, column]}; wanted finite numbers, or NaN where missing.")
+    if y is None:
+        return shape
+    if np.shape(y) != shape[:1]:
+        raise ValueError(f"iqgme: found y of shape {np.shape(y)} beside x of shape {shape}; wanted one label a row, -1 where unknown.")
+    if not isinstance(y, Tracer) and not np.isin(y, np.arange(-1, num_classes)).all():
+        raise ValueError(f"iqgme y: found labels {np.unique(np.asarray(y))}, wanted 0 .. {num_classes - 1}, or -1 where unknown.")
+    return shape
+
+
+def simulate(
+    rng_key: Array, num_rows: int = 200, num_features: int = 2, missing: float = 0.0, unlabelled: float = 0.0, **options
+) -> dict[str, Any]:
+    """Data from the model itself, as the model's keyword arguments.
+
+    :param missing: share of the features that are made NaN at random.
+    :param unlabelled: share of the labels that are made -1 at random.
+    :param options: other arguments of the model; they are returned beside the data. Priors that are not given say more than those of the
+        model do: the precisions of the weights are about 1, and so is alpha.
+    """
+    model_key, missing_key, label_key = random.split(rng_key, 3)
+    told: dict[str, Any] = {"alpha": dist.Gamma(5.0, 5.0), "expert": partial(soft_probit, precision=dist.Gamma(5.0, 5.0)), **options}
+    with seed(rng_seed=model_key):
+        x, y = iqgme(shape=(num_rows, num_features), **told)
+    x = jnp.where(random.bernoulli(missing_key, missing, x.shape), jnp.nan, x)
+    if y is None:
+        return told | {"x": x}
+    return told | {"x": x, "y": jnp.where(random.bernoulli(label_key, unlabelled, y.shape), -1, y)}
