@@ -1,0 +1,176 @@
+"""The proof that a mixture was read right: each site's log probability, written down from what was read by the functions that a kernel
+uses, equals the model's own at random values; and what was read on some rows holds for others."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.special import betaln, gammaln
+
+from inference._assignment_rows import Rows, by_class
+from inference._once import once
+from inference.mean_field import COLUMNS, log_sticks
+from inference.quadratic import CommonPrior, Form, gate_natural
+from inference.sites import StructureError
+
+if TYPE_CHECKING:
+    from inference.assignment import Assignment, Block, Prior
+    from inference.program import Program
+
+__all__ = ["entries", "prove", "prove_for", "values_by_group"]
+
+NUM_PROOFS = 3
+TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
+
+
+def prove(found: "Assignment") -> "Prior":
+    """The numbers of the priors; raises StructureError, by the name of the site, where a block is not what it looks like."""
+    program, rows = found.few, found.rows(found.few)
+    starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
+
+    def compared(first: Any, second: Any) -> tuple["Prior", dict[str, Array]]:
+        prior = found.prior_at(program, program.constrain(first))
+        return prior, _gaps(found, program, rows, prior, program.constrain(second))
+
+    compiled = once(compared, starts[0], starts[1])
+    for start in starts[1:]:  # other values than those at which the prior was read
+        prior, gaps = jax.device_get(compiled(starts[0], start))
+        for site, gap in gaps.items():
+            if not gap < TOLERANCE[gap.dtype.name]:
+                raise StructureError(
+                    f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the log probability of the model "
+                    f"misses that by {gap:.2g} (relative). Look for a parameter that is transformed, scaled, shared, masked, or indexed by "
+                    f"something else than {found.z!r}. Use SVI with an autoguide for this model, or put a conjugate site there."
+                )
+    return prior
+
+
+def prove_for(others: "Program", found: "Assignment") -> None:
+    """Raises StructureError where the numbers of a prior are different ones on other rows."""
+    mine, theirs = (jax.tree.leaves(prior) for prior in (found.prior, found.prior_on(others)))
+    if any(a.shape != b.shape or not np.allclose(a, b, rtol=1e-4) for a, b in zip(mine, theirs, strict=True)):
+        raise StructureError(
+            f"site {found.z!r}: the numbers of the priors of its groups follow the rows; wanted numbers that hold for any rows. Compute "
+            f"them outside of the model, and give them as arguments."
+        )
+
+
+def _role(found: "Assignment", site: str) -> str:
+    for block in (*found.columns, *([found.features] if found.features else [])):
+        if site in (block.site, *block.priors):
+            return f"{', '.join(map(repr, block.priors))} -> {block.family.likelihood} of {found.z!r}"
+    roles = {found.z: "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1", found.sticks: "Beta(1, alpha)"}
+    if found.experts:
+        roles[found.experts.soft] = f"Normal(w[{found.z}] . features, 1)"
+        roles[found.experts.label] = f"the signs of {found.experts.soft!r}"
+        roles[found.experts.weights] = "Normal(zeta, 1 / sqrt(lambda)), the same for every group"
+    return roles.get(site, "its prior")
+
+
+def _gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", values: dict[str, Array]) -> dict[str, Array]:
+    """Of each site, or of the first of several that are one block, how far what was read is from the model."""
+    if found.experts:  # half of the soft labels on the side where they have to be, others likely on the wrong one
+        soft = values[found.experts.soft]
+        signs = by_class(jnp.asarray(rows.signs.T, soft.dtype), soft.ndim) if soft.ndim == 2 else jnp.asarray(rows.signs[:, 0], soft.dtype)
+        right = jnp.where(signs == 0, soft, signs * jnp.abs(soft))
+        values[found.experts.soft] = jnp.where(jnp.arange(soft.shape[-1]) % 2 == 0, right, soft)
+    each = program.log_probs(values)
+    model = {name: jnp.sum(term) for name, term in each.items()}
+    if found.experts:  # a sum over rows would be -inf whichever row is impossible
+        model[found.experts.label] = each[found.experts.label]
+    read, z = dict[str, Array](), values[found.z]
+    own = lambda by_group: jnp.sum(jnp.take_along_axis(by_group, z[:, None], 1))  # of [row, group]
+    V, alpha = values[found.sticks], values[found.concentration] if found.concentration else prior.concentration[0]
+    read[found.z] = jnp.sum(log_sticks(jnp.log(V), jnp.log1p(-V))[z])
+    read[found.sticks] = jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))
+    if found.concentration:
+        read[found.concentration] = _log_gamma(alpha, *prior.concentration)
+    for block, x, hyper in zip(found.columns, rows.columns, prior.columns, strict=True):
+        field, x = COLUMNS[block.family], jnp.asarray(x, V.dtype)
+        by_group = jnp.einsum("ncs,kcs->nk", field.statistics(x, hyper), field.natural(values_by_group(found, block, values)))
+        read[block.site] = own(by_group + field.log_base(x)[:, None])
+        read |= _of_priors(found, block, hyper, values, model)
+    u = entries(found, rows, values)
+    if found.features:
+        hyper = jax.tree.map(jnp.asarray, prior.features)
+        read[found.features.site] = own(_form_at(gate_natural(*_precision_and_loc(found.features, values)), u[:, : _width(rows) + 1]))
+        read |= _of_priors(found, found.features, hyper, values, model)
+    if found.experts:
+        read |= _of_experts(found, rows, prior.experts, values, u)
+    if found.holes:
+        read[found.holes] = jnp.zeros(())
+    return {name: _relative(model[name], value) for name, value in read.items()}
+
+
+def _width(rows: Rows) -> int:
+    return rows.features.shape[1]
+
+
+def entries(found: "Assignment", rows: Rows, values: Any) -> Array:
+    """u = (features, 1, extras) of each row, the missing entries at `values`."""
+    features = jnp.asarray(rows.features, float)
+    if found.holes:
+        features = features.at[tuple(rows.holes.T)].set(values[found.holes])
+    return jnp.concatenate([features, jnp.ones((len(features), 1)), jnp.asarray(rows.extras, float)], 1)
+
+
+def values_by_group(found: "Assignment", block: "Block", values: Any) -> tuple[Array, ...]:
+    """The parameters of a block of columns [group, column, ...]."""
+    return tuple(found.by_column(values[name], block) for name in block.priors)
+
+
+def _of_priors(found: "Assignment", block: "Block", hyper: Any, values: Any, model: dict[str, Array]) -> dict[str, Array]:
+    """The terms of a block's parameters, together under the name of the last."""
+    parameters = tuple(values[name] for name in block.priors)
+    if block in found.columns:
+        parameters = values_by_group(found, block, values)
+    *others, last = block.priors
+    model[last] = sum((model[name] for name in others), start=model[last])
+    return {last: jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters))}
+
+
+def _precision_and_loc(block: "Block", values: Any) -> tuple[Array, Array]:
+    matrix, loc = (values[name] for name in block.priors)
+    return (jnp.linalg.inv(matrix) if block.family.priors[0] == "InverseWishart" else matrix), loc
+
+
+def _form_at(form: Form, u: Array) -> Array:
+    """[row, group]."""
+    return form.const[None] - jnp.einsum("ni,kij,nj->nk", u, form.matrix, u) / 2
+
+
+def _of_experts(found: "Assignment", rows: Rows, prior: CommonPrior | None, values: Any, u: Array) -> dict[str, Array]:
+    assert found.experts is not None
+    assert prior is not None
+    soft, label, weights, loc, precision = found.experts
+    w, t = by_class(values[weights], 3), by_class(values[soft], 2)
+    score = jnp.sum(w[:, values[found.z]] * u[:, jnp.asarray(rows.design)][None], -1)
+    is_wrong = ((jnp.asarray(rows.signs.T, t.dtype) * t) < 0).any(0)
+    common = by_class(values[precision], 2) if precision else prior.concentration
+    centre = by_class(values[loc], 2) if loc else prior.loc
+    read = {
+        soft: jnp.sum(_log_normal(t, score, jnp.ones_like(t))),
+        label: jnp.where(is_wrong, -jnp.inf, 0.0),
+        weights: jnp.sum(_log_normal(w, centre[:, None], common[:, None])),
+    }
+    if precision:
+        read[precision] = jnp.sum(_log_gamma(common, prior.concentration, prior.rate))
+    if loc:
+        read[loc] = jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common))
+    return read
+
+
+def _log_normal(x: Array, loc: Any, precision: Any) -> Array:
+    return (jnp.log(precision) - math.log(2 * math.pi) - precision * (x - loc) ** 2) / 2
+
+
+def _log_gamma(x: Any, concentration: Any, rate: Any) -> Array:
+    return concentration * jnp.log(rate) - gammaln(concentration) + (concentration - 1) * jnp.log(x) - rate * x
+
+
+def _relative(model: Array, read: Array) -> Array:
+    """0 where both are the same infinity."""
+    return jnp.max(jnp.where(model == read, 0.0, jnp.abs(model - read) / (1 + jnp.abs(model))))

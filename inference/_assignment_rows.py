@@ -1,0 +1,157 @@
+"""The data of a mixture that `inference.assignment` has read, one entry a row."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from inference._mixture_trace import columns
+from inference._once import once
+from inference.sites import StructureError, unwrap
+
+if TYPE_CHECKING:
+    from inference.assignment import Assignment, Experts
+    from inference.program import Program
+
+__all__ = ["Rows", "by_class", "rows_of"]
+
+
+class Rows(NamedTuple):
+    """The data. A row's entries are u = (features, 1, extras)."""
+
+    features: np.ndarray  # [row, feature], NaN where missing; no columns where the model has no such site
+    holes: np.ndarray  # (row, feature) of each latent missing entry, in the order of their site
+    columns: tuple[np.ndarray, ...]  # of each block of columns, [row, column], NaN where missing
+    extras: np.ndarray  # [row, extra] what the experts see beside the features and the one
+    design: tuple[int, ...]  # which entry of u each weight of an expert is for
+    signs: np.ndarray  # [row, class]: the side of 0 on which a soft label lies; 0 where the label does not tell
+
+
+def by_class(value: Array, ndim: int) -> Array:
+    """Experts without an axis of classes get one."""
+    return value if value.ndim == ndim else value[None]
+
+
+def rows_of(found: "Assignment", program: "Program") -> Rows:
+    """Looks at the whole data."""
+    holes = [name for name in program.latent if program.sites[name].family == "ImproperUniform"]
+    if holes != ([found.holes] if found.holes else []):
+        raise StructureError(f"sites {holes}: missing entries where the rows that were read have {found.holes!r}; give rows of one kind.")
+    starts = [found.start(program, seed) for seed in range(2)]
+    seen = jax.device_get(once(lambda one, other: _look(found, program, program.constrain(one), other), *starts)(*starts))
+    num_rows = program.sites[found.z].shape[0]
+    places = _places(found, seen)
+    features = seen["features"] if found.features else np.zeros((num_rows, 0))
+    if found.experts is None:
+        return Rows(features, places, tuple(seen["columns"]), np.zeros((num_rows, 0)), (), np.zeros((num_rows, 0)))
+    extras, design = _design(found.experts, seen, features.shape[1])
+    return Rows(features, places, tuple(seen["columns"]), extras, design, _signs(found.experts, seen))
+
+
+def _look(found: "Assignment", program: "Program", values: dict[str, Array], other: dict[str, Array]) -> dict[str, Any]:
+    """What the model shows at several values of its latent sites."""
+    seen: dict[str, Any] = {}
+    at = lambda changes: program.trace({**values, **changes})
+    if found.holes:
+        fills = [values[found.holes], other[found.holes]]
+        empty = at({found.holes: jnp.full_like(values[found.holes], jnp.nan)})
+        coded = at({found.holes: jnp.arange(len(values[found.holes]), dtype=values[found.holes].dtype)})
+        seen["coded"] = coded[found.features.site]["value"] if found.features else None
+    else:
+        fills, empty = [None, None], at({})
+    seen["columns"] = [columns(empty[block.site]) for block in found.columns]
+    if found.features:
+        seen["features"] = empty[found.features.site]["value"]
+    if found.experts:
+        seen["filled"], seen["design"] = zip(*(_seen_by_experts(found, at, values, fill) for fill in fills), strict=True)
+        seen |= _tried_labels(found.experts, at, values)
+    return seen
+
+
+def _places(found: "Assignment", seen: Mapping[str, Any]) -> np.ndarray:
+    """Where each missing entry is."""
+    if not found.holes:
+        return np.zeros((0, 2), int)
+    places = np.argwhere(np.isnan(seen["features"]))
+    order = seen["coded"][tuple(places.T)]
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise StructureError(
+            f"site {found.holes!r}: its entries are not, each of them, one entry of {found.features.site if found.features else None!r}; "
+            f"wanted x.at[places].set({found.holes})."
+        )
+    return places[np.argsort(order)]
+
+
+# Experts.
+
+
+def _seen_by_experts(found: "Assignment", at: Any, values: Mapping[str, Array], fill: Array | None) -> tuple[Array, Array]:
+    """The features with their missing entries filled in, and what the soft labels make of each weight alone, [weight, class, row]."""
+    experts = found.experts
+    assert experts is not None
+    changes = {} if fill is None else {found.holes: fill}
+    weights = values[experts.weights]
+    unit = jnp.eye(weights.shape[-1], dtype=weights.dtype)
+
+    def loc(one: Array) -> Array:
+        trace = at({**changes, experts.weights: jnp.broadcast_to(one, weights.shape)})
+        fn = unwrap(trace[experts.soft]["fn"])
+        return by_class(jnp.broadcast_to(fn.loc, values[experts.soft].shape), 2)
+
+    filled = at(changes)[found.features.site]["value"] if found.features else jnp.zeros((values[found.z].shape[0], 0))
+    return filled, jax.lax.map(loc, unit)
+
+
+def _design(experts: "Experts", seen: Mapping[str, Any], num_features: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Data columns beside the features and the one, and the place of each weight among them all."""
+    extras, design = [], []
+    for j in range(seen["design"][0].shape[0]):
+        first, second = (each[j] for each in seen["design"])
+        if not all((each == each[:1]).all() for each in (first, second)):
+            raise StructureError(
+                f"site {experts.soft!r}: weight {j} sees another column for each class; wanted one design for all classes."
+            )
+        same = [np.isclose(filled, each[0][:, None]).all(0) for filled, each in zip(seen["filled"], (first, second), strict=True)]
+        is_feature = np.flatnonzero(same[0] & same[1])
+        if np.allclose(first, 1) and np.allclose(second, 1):
+            design.append(num_features)
+        elif len(is_feature):
+            design.append(int(is_feature[0]))
+        elif np.allclose(first, second):
+            design.append(num_features + 1 + len(extras))
+            extras.append(first[0])
+        else:
+            raise StructureError(
+                f"site {experts.soft!r}: what it sees of weight {j} moves with missing entries and is no column of the features; wanted "
+                f"the features as they are, or data. Use SVI with an autoguide for this model."
+            )
+    return np.stack(extras, 1) if extras else np.zeros((seen["design"][0].shape[-1], 0)), tuple(design)
+
+
+def _tried_labels(experts: "Experts", at: Any, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Which labels are possible when one class alone says yes, or none does; and from a possible case on, when one answer changes."""
+    shape = values[experts.soft].shape
+    answers = (len(shape) > 1 and shape[0]) or 1
+
+    def is_possible(t: Array) -> Array:
+        message = at({experts.soft: t.reshape(shape)})[experts.label]
+        return jnp.broadcast_to(message["fn"].log_prob(message["value"]) == 0, shape[-1:])
+
+    cases = 2 * jnp.eye(answers + 1, answers, -1, dtype=values[experts.soft].dtype) - 1
+    tried = jax.lax.map(lambda case: is_possible(jnp.broadcast_to(case[:, None], (answers, shape[-1]))), cases)
+    start = cases[jnp.argmax(tried, 0)].T
+    flip = 1 - 2 * jnp.eye(answers, dtype=start.dtype)
+    changed = jax.lax.map(lambda signs: is_possible(start * signs[:, None]), flip)
+    return {"tried": tried, "start": start, "changed": changed}
+
+
+def _signs(experts: "Experts", seen: Mapping[str, Any]) -> np.ndarray:
+    if not seen["tried"].any(0).all():
+        raise StructureError(
+            f"site {experts.label!r}: no signs of {experts.soft!r} make its value possible; wanted a label that the signs decide, say 1 "
+            f"where {experts.soft!r} is positive. Use SVI with an autoguide for this model."
+        )
+    return np.where(seen["changed"], 0, seen["start"]).T

@@ -1,0 +1,314 @@
+"""Reading a truncated mixture whose every block is conjugate: rows that are assigned to groups, and what the groups say of them.
+
+    structure = read_assignment(program)          # which sites play which part; or an error that names the site
+    prior = structure.prior                       # the numbers of the priors
+    rows = structure.rows(program)                # the data, one entry a row
+
+    alpha ~ Gamma (or known);  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
+    columns:  parameters [group, column] and rows with a conjugate likelihood, any of `inference.mean_field`
+    features: normal rows, their mean and precision normal and (inverse) Wishart; missing entries may be latent (ImproperUniform) sites
+    experts:  t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t lies
+
+Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to mean is proved by writing each site's log
+probability down from what was read, by the functions that a kernel then uses, and comparing with the model's own at random values; the
+numbers of the priors are read at other values than those. See `inference._assignment_proof`.
+
+Cost: a few traces of the model on at most `FEW` rows; the whole data are only looked at.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.distributions import biject_to
+
+from inference._assignment_proof import prove, prove_for
+from inference._assignment_rows import Rows, by_class, rows_of
+from inference._once import once
+from inference.conjugate import Family, describe, family_of
+from inference.mean_field import COLUMNS
+from inference.program import Program
+from inference.quadratic import CommonPrior
+from inference.sites import StructureError, model_name, unwrap
+
+__all__ = ["Assignment", "Block", "Experts", "Prior", "Rows", "read_assignment"]
+
+FEW = 12  # rows on which the reading is proved; those of another number, on which the priors must be the same
+WAY_OUT = "Use SVI with an autoguide for this model, or put a conjugate site there."
+
+
+class Block(NamedTuple):
+    """An observed site and the group parameters behind it."""
+
+    site: str
+    priors: tuple[str, ...]  # names of sites, in the order of the family
+    family: Family
+
+
+class Experts(NamedTuple):
+    """Soft labels, and what is behind them."""
+
+    soft: str
+    label: str
+    weights: str
+    loc: str | None  # zeta; None where it is known
+    precision: str | None  # lambda
+
+
+class Prior(NamedTuple):
+    """The numbers of the priors."""
+
+    concentration: Any  # (concentration, rate) of alpha; where alpha is known, (alpha, infinity)
+    columns: tuple[Any, ...]  # of each block of columns, [group, column, ...]
+    features: Any  # WishartHyper [group, ...], or None
+    experts: CommonPrior | None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Who is who among the sites."""
+
+    few: Program  # the model on a few of its rows
+    z: str
+    sticks: str
+    concentration: str | None
+    columns: tuple[Block, ...]
+    features: Block | None
+    holes: str | None  # the missing entries of the features
+    experts: Experts | None
+    prior: Prior | None = None  # the numbers of the priors
+
+    @property
+    def num_groups(self) -> int:
+        """The truncation."""
+        return self.few.sites[self.sticks].shape[0] + 1
+
+    @property
+    def known(self) -> set[str]:
+        """Every site that plays a part."""
+        blocks = (*self.columns, *([self.features] if self.features else []))
+        named = {name for block in blocks for name in (block.site, *block.priors)}
+        return named | {name for name in (self.z, self.sticks, self.concentration, self.holes, *(self.experts or ())) if name}
+
+    def start(self, program: Program, seed: int) -> dict[str, np.ndarray]:
+        """Values at random, unconstrained; made here, for code that draws them is slow to compile."""
+        rng, found = np.random.default_rng(seed), {}
+        for name in (name for name in program.latent if name != self.z):
+            shape = biject_to(program.sites[name].support).inverse_shape(program.sites[name].shape)
+            found[name] = rng.uniform(-1.0, 1.0, shape).astype(program.sites[name].dtype)
+        return found | {self.z: rng.integers(0, self.num_groups, program.sites[self.z].shape).astype(program.sites[self.z].dtype)}
+
+    def prior_on(self, program: Program) -> "Prior":
+        """The numbers of the priors as they stand on the rows of a program."""
+        start = self.start(program, 0)
+        return jax.device_get(once(lambda start: self.prior_at(program, program.constrain(start)), start)(start))
+
+    def prior_at(self, program: Program, values: Mapping[str, Array]) -> Prior:
+        """The same at values of the latent sites, on which they must not depend."""
+        trace = program.trace(values)
+        fn = lambda name: unwrap(trace[name]["fn"])
+        if self.concentration:
+            concentration = (fn(self.concentration).concentration, fn(self.concentration).rate)
+        else:
+            concentration = (jnp.ravel(fn(self.sticks).concentration0)[0], jnp.inf)
+        concentration = tuple(jnp.asarray(number, float) for number in concentration)
+        read = lambda block: block.family.read(tuple(fn(name) for name in block.priors), tuple(values[name] for name in block.priors))
+        columns = tuple(jax.tree.map(lambda leaf, block=block: self.by_column(leaf, block), read(block)) for block in self.columns)
+        return Prior(concentration, columns, read(self.features) if self.features else None, self._experts_prior(fn, values))
+
+    def by_column(self, leaf: Array, block: Block) -> Array:
+        """A parameter [group, ...] without an axis of columns gets one."""
+        first = self.few.sites[block.priors[0]]
+        return leaf if len(first.shape) - _event_dim(self.few, block.priors[0]) > 1 else leaf[:, None]
+
+    def _experts_prior(self, fn: Any, values: Mapping[str, Array]) -> CommonPrior | None:
+        if self.experts is None:
+            return None
+        weights, loc, precision = self.experts.weights, self.experts.loc, self.experts.precision
+        shape = by_class(values[weights], 3).shape
+        common = lambda number: by_class(jnp.broadcast_to(number, values[weights].shape), 3)[:, 0]
+        of = lambda number, name: by_class(jnp.broadcast_to(number, values[name].shape), 2)
+        value = by_class(values[precision], 2) if precision else common(fn(weights).scale) ** -2
+        infinite = jnp.full((shape[0], shape[2]), jnp.inf)
+        return CommonPrior(
+            of(fn(loc).loc, loc) if loc else common(fn(weights).loc),
+            of(fn(loc).scale, loc) ** -2 / value if loc else infinite,
+            of(fn(precision).concentration, precision) if precision else value,
+            of(fn(precision).rate, precision) if precision else infinite,
+        )
+
+    def rows(self, program: Program) -> Rows:
+        """The data by row, refused where a family cannot have them."""
+        rows = rows_of(self, program)
+        for block, x in zip(self.columns, rows.columns, strict=True):
+            block.family.refuse(block.site, x)
+        if self.features and np.isinf(rows.features).any():
+            row, column = np.argwhere(np.isinf(rows.features))[0]
+            raise ValueError(f"site {self.features.site!r}: row {row}, column {column} is infinite; wanted numbers, NaN where missing.")
+        return rows
+
+
+def _event_dim(program: Program, name: str) -> int:
+    """Dimensions of one event of a site, those that `to_event` declared not counted."""
+    return {"Dirichlet": 1, "MultivariateNormal": 1, "Wishart": 2, "InverseWishart": 2}.get(program.sites[name].family, 0)
+
+
+def read_assignment(program: Program) -> Assignment:
+    """Reads and proves; raises StructureError, by the name of the site, where a block is not conjugate."""
+    z = _assignment_site(program)
+    few = _some_rows(program, z, FEW)
+    sticks, concentration = _sticks(few, z)
+    holes = _holes(few)
+    columns, features = _blocks(few, z, holes)
+    found = Assignment(few, z, sticks, concentration, columns, features, holes, _experts(few, z, holes))
+    for name in (*few.latent, *few.observed, *few.factors):
+        if name not in found.known:
+            raise StructureError(
+                f"site {name!r} ({few.sites[name].family}): {few.sites[name].kind}, and no block of the mixture reads it; wanted sticks, "
+                f"parameters of groups, rows that depend on {z!r}, and soft labels. {WAY_OUT}"
+            )
+    _refuse_other_children(found)
+    found = replace(found, prior=prove(found))
+    if program.sites[z].shape[0] > FEW:
+        prove_for(_some_rows(program, z, FEW + 3), found)
+    return found
+
+
+def _assignment_site(program: Program) -> str:
+    is_row = lambda site: site.kind == "latent" and site.family.startswith("Categorical") and len(site.shape) == 1
+    found = [name for name, site in program.sites.items() if is_row(site)]
+    if len(found) != 1:
+        raise StructureError(
+            f"{model_name(program.model)}: found {len(found)} latent Categorical sites of rows {found}, wanted one: the group of each row. "
+            f"{WAY_OUT}"
+        )
+    return found[0]
+
+
+def _sticks(few: Program, z: str) -> tuple[str, str | None]:
+    parents = sorted(few.parents[z])
+    if len(parents) != 1 or few.sites[parents[0]].family != "Beta":
+        raise StructureError(
+            f"site {z!r} ({few.sites[z].family}): its probabilities come from {parents}; wanted one Beta site V, with the weights "
+            f"V_h prod_(l<h) (1 - V_l), the last stick 1. {WAY_OUT}"
+        )
+    above = sorted(few.parents[parents[0]])
+    if not above:
+        return parents[0], None
+    if len(above) > 1 or few.sites[above[0]].family != "Gamma" or few.sites[above[0]].shape:
+        kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in above)
+        raise StructureError(f"site {parents[0]!r}: its concentration comes from {kinds}; wanted one scalar Gamma, or a number. {WAY_OUT}")
+    return parents[0], above[0]
+
+
+def _holes(few: Program) -> str | None:
+    found = [name for name in few.latent if few.sites[name].family == "ImproperUniform"]
+    if len(found) > 1:
+        raise StructureError(f"site {found[1]!r}: beside {found[0]!r} a second site of missing entries; wanted one. {WAY_OUT}")
+    return found[0] if found else None
+
+
+def _blocks(few: Program, z: str, holes: str | None) -> tuple[tuple[Block, ...], Block | None]:
+    """The columns, and the features, of which there is at most one site."""
+    found = [_block(few, z, name, holes) for name in few.observed if z in few.parents[name]]
+    features = [block for block in found if block.family not in COLUMNS]
+    if len(features) > 1:
+        raise StructureError(f"site {features[1].site!r}: beside {features[0].site!r} a second one of correlated features. {WAY_OUT}")
+    for block in found:
+        if holes in few.parents[block.site] and block not in features:
+            raise StructureError(
+                f"site {block.site!r}: columns that are independent in a group have no latent missing entries; wanted "
+                f"Missing(dist...), obs with NaN. {WAY_OUT}"
+            )
+    return tuple(block for block in found if block not in features), features[0] if features else None
+
+
+def _block(few: Program, z: str, site: str, holes: str | None) -> Block:
+    groups = sorted(few.parents[site] - {z, holes}, key=few.latent.index)
+    kinds = {name: few.sites[name].family for name in groups}
+    family = family_of(tuple(kinds.values()), few.sites[site].family)
+    if family is None:
+        priors = " and ".join(f"{name!r} ~ {kind}" for name, kind in kinds.items()) or "no parameter of a group"
+        raise StructureError(
+            f"site {site!r}: {priors} is not conjugate to {few.sites[site].family}. Conjugate: {describe()}; labels need soft labels, "
+            f"Normal sites of variance 1, of which they are the signs. {WAY_OUT}"
+        )
+    return Block(site, tuple(next(name for name, kind in kinds.items() if kind == wanted) for wanted in family.priors), family)
+
+
+def _experts(few: Program, z: str, holes: str | None) -> Experts | None:
+    below = [name for name in few.latent if z in few.parents[name]]
+    if not below:
+        return None
+    soft = below[0]
+    if len(below) > 1 or few.sites[soft].family != "Normal":
+        kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in below)
+        raise StructureError(
+            f"site {below[-1]!r}: latent sites that depend on {z!r}: {kinds}; wanted one Normal site of soft labels. {WAY_OUT}"
+        )
+    labels = [name for name in few.observed if soft in few.parents[name]]
+    if len(labels) != 1 or few.sites[labels[0]].family != "Delta" or few.parents[labels[0]] != {soft}:
+        raise StructureError(f"site {soft!r}: {labels} depend on it; wanted one Delta site, the label, that its signs decide. {WAY_OUT}")
+    weights = sorted(few.parents[soft] - {z, holes})
+    if len(weights) != 1 or few.sites[weights[0]].family != "Normal":
+        raise StructureError(f"site {soft!r}: its loc is computed from {weights}; wanted one Normal site of weights. {WAY_OUT}")
+    above = {few.sites[name].family: name for name in sorted(few.parents[weights[0]])}
+    loc, precision = above.pop("Normal", None), above.pop("Gamma", None)
+    if above or len(few.parents[weights[0]]) > 2 or (loc and few.parents[loc] - {precision}) or (precision and few.parents[precision]):
+        raise StructureError(
+            f"site {weights[0]!r}: its prior is computed from {sorted(few.parents[weights[0]])}; wanted a Normal loc and a Gamma "
+            f"precision, each of them or a number. {WAY_OUT}"
+        )
+    return Experts(soft, labels[0], weights[0], loc, precision)
+
+
+def _refuse_other_children(found: Assignment) -> None:
+    """A parameter must tell of nothing but its own block."""
+    few = found.few
+    allowed: dict[str, set[str]] = {}
+    for block in (*found.columns, *([found.features] if found.features else [])):
+        allowed |= {name: {block.site, *block.priors} for name in block.priors}
+    allowed[found.sticks] = {found.z}
+    if found.concentration:
+        allowed[found.concentration] = {found.sticks}
+    if found.experts:
+        soft, label, weights, loc, precision = found.experts
+        allowed |= {soft: {label}, weights: {soft}}
+        allowed |= {name: {weights, *([loc] if loc else [])} for name in (loc, precision) if name}
+    for name, parents in few.parents.items():
+        if few.sites[name].kind == "deterministic":
+            continue
+        for parent in parents & set(allowed):
+            if name not in allowed[parent]:
+                raise StructureError(
+                    f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which was read as part of "
+                    f"{sorted(allowed[parent])}. {WAY_OUT}"
+                )
+
+
+def _some_rows(program: Program, z: str, size: int) -> Program:
+    """The model on `size` of its rows, of different labels and with missing entries where it can be told."""
+    num_rows = program.sites[z].shape[0]
+    if num_rows <= size:
+        return program
+    is_by_row = lambda value: isinstance(value, np.ndarray | Array) and value.shape[:1] == (num_rows,)
+    by_row = {name: np.asarray(value) for name, value in program.arguments.items() if is_by_row(value)}
+    firsts = [i for value in by_row.values() if value.ndim == 1 for i in np.unique(value, return_index=True)[1][: size // 2]]
+    reals = [value for value in by_row.values() if value.ndim == 2 and value.dtype.kind == "f"]
+    holed = [i for value in reals for i in np.flatnonzero(np.isnan(value).any(1))[: size // 3]]
+    spread = ((np.arange(size) + 0.5) * num_rows // size).astype(int)
+    chosen = np.sort(list(dict.fromkeys([*firsts, *holed, *spread]))[:size])
+    some = program.with_arguments(**{name: value[chosen] for name, value in by_row.items()})
+    cut = f"when the arguments {sorted(by_row)} are cut to {size} rows; wanted a model whose number of rows follows from its data."
+    try:
+        found = some.sites[z].shape
+    except (TypeError, ValueError) as error:
+        error.add_note(f"site {z!r}: the model does not run {cut}")
+        raise
+    if found != (size,):
+        raise StructureError(f"site {z!r}: {found[0]} rows remain of {num_rows} {cut} Take it from the length of an argument.")
+    return some

@@ -1,0 +1,270 @@
+"""Reading of truncated mixtures: followed when edited, refused by name, and a wrong formula seen."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers, plate
+from numpyro.handlers import scope
+
+from inference import Program, StructureError, _assignment_proof
+from inference.assignment import read_assignment
+from inference.distributions import Missing
+from tests.inference.mixtures import CASES, GATE, beta_bernoulli, case, columns_of, normal_columns
+from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+sample = numpyro.sample
+
+
+def quick(names, chosen):
+    """Each reading is compiled for seconds: those not chosen are of the slow set."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", quick(CASES, {"three classes", "bits"}))
+def test_each_block_is_read(name):
+    model, data = case(name)
+    program = Program(model, **data)
+    found = read_assignment(program)
+    rows = found.rows(program)
+    assert found.known >= {*program.latent, *program.observed}
+    x = rows.features if found.features else rows.columns[0]
+    np.testing.assert_array_equal(x, data["x"])
+    assert (found.experts is None) == ("y" not in data)
+    if found.features and np.isnan(x).any():
+        np.testing.assert_array_equal(rows.holes, np.argwhere(np.isnan(x)))
+    if found.experts:
+        y = data["y"]
+        wanted = np.array([[0 if yes < 0 or 0 < yes < c else 1 if yes == c else -1 for c in range(1, y.max() + 1)] for yes in y])
+        np.testing.assert_array_equal(rows.signs, wanted)
+        assert rows.design == (0, 1, 2)
+
+
+def test_numbers_of_the_priors():
+    _, data = case("binary")
+    prior = read_assignment(Program(iqgme, **data)).prior
+    assert tuple(prior.concentration) == pytest.approx((3.0, 2.0))
+    np.testing.assert_allclose(prior.features.loc, np.full((3, 2), 0.3))
+    np.testing.assert_allclose(prior.features.kappa, 0.6)
+    np.testing.assert_allclose(prior.features.concentration, 4.0)
+    np.testing.assert_allclose(prior.features.rate, np.broadcast_to(0.8 * np.eye(2), (3, 2, 2)), atol=1e-12)
+    np.testing.assert_allclose(prior.experts.gamma, 0.7)
+    np.testing.assert_allclose(prior.experts.concentration, 3.0)
+    np.testing.assert_allclose(prior.experts.rate, 2.0)
+    known = read_assignment(Program(iqgme, **case("known precision")[1])).prior
+    assert tuple(known.concentration) == (1.5, np.inf)
+    np.testing.assert_allclose(known.experts.concentration, 2.0)
+    assert np.isinf(known.experts.rate).all()
+
+
+def test_other_names_are_followed():
+    _, data = case("binary")
+    found = read_assignment(Program(scope(iqgme, prefix="a"), **data))
+    assert (found.z, found.sticks, found.features.site, found.experts.label) == ("a/z", "a/V", "a/x", "a/y")
+
+
+def test_more_rows_than_are_read():
+    """The proof looks at a few; labels, missing entries and data columns are those of all."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 3)), rng.integers(-1, 3, 300)
+    x[rng.random(x.shape) < 0.2] = np.nan
+    age = rng.normal(size=300)
+    program = Program(with_age, x, y, age)
+    found = read_assignment(program)
+    assert found.few.sites["z"].shape[0] < 20
+    rows = found.rows(program)
+    np.testing.assert_array_equal(rows.features, x)
+    np.testing.assert_allclose(rows.extras[:, 0], age)
+    assert rows.design == (2, 0, 3, 4)
+    np.testing.assert_array_equal(rows.signs[:, 0], np.where(y < 0, 0, np.where(y > 0, 1, -1)))
+
+
+def with_age(x, y, age):
+    """Experts that see two of three features, and a covariate; labels of two kinds are lumped together."""
+
+    def expert(x, y, z, at):
+        with at.experts:
+            w = sample("w", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
+        seen = jnp.stack([x[:, 2], x[:, 0], jnp.ones(len(x)), jnp.asarray(age)], 1)
+        with at.rows:
+            t = sample("t", dist.Normal(jnp.sum(w[z] * seen, -1), 1.0))
+            with handlers.mask(mask=y >= 0):
+                sample("y", dist.Delta((t > 0).astype(int)), obs=(y > 0).astype(int))
+
+    return iqgme(x, y, num_classes=3, num_experts=4, alpha=1.0, expert=expert)
+
+
+# What is refused.
+
+
+def gate_with(prior, likelihood):
+    def gate(x, z, at):
+        experts, rows, columns = columns_of(at)
+        with experts, columns:
+            p = sample("p", prior)
+        with rows, columns:
+            return sample("x", Missing(likelihood(p[z])), obs=x)
+
+    return gate
+
+
+def own_prior(x, z, at):
+    with at.experts:
+        Lambda = sample("Lambda", dist.Wishart(4.0, rate_matrix=jnp.eye(2)))
+        mu = sample("mu", dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)))
+    with at.rows:
+        return sample("x", dist.MultivariateNormal(mu[z], precision_matrix=Lambda[z]), obs=x)
+
+
+def shifted(x, z, at):
+    with at.experts:
+        Lambda = sample("Lambda", dist.Wishart(4.0, rate_matrix=jnp.eye(2)))
+        mu = sample("mu", dist.MultivariateNormal(jnp.zeros(2), precision_matrix=Lambda))
+    with at.rows:
+        return sample("x", dist.MultivariateNormal(1.1 * mu[z], precision_matrix=Lambda[z]), obs=x)
+
+
+def heavy(x, z, at):
+    with at.experts:
+        Lambda = sample("Lambda", dist.Wishart(4.0, rate_matrix=jnp.eye(2)))
+        mu = sample("mu", dist.MultivariateNormal(jnp.zeros(2), precision_matrix=Lambda))
+    root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril
+    with at.rows:
+        return sample("x", dist.MultivariateStudentT(4.0, mu[z], root[z]), obs=x)
+
+
+def by_the_rows(x, z, at):
+    return normal_wishart(x, z, at, centre=x.mean(0))
+
+
+def beside(x, z, at):
+    x = GATE(x, z, at)
+    sample("side", dist.Normal(x.sum(), 1.0), obs=0.0)
+    return x
+
+
+def penalised(x, z, at):
+    numpyro.factor("few", -1.0 * z.max())
+    return GATE(x, z, at)
+
+
+def masked(x, z, at):
+    return beta_bernoulli(x, z, at, wrap=lambda fn: Missing(fn).mask(jnp.arange(at.rows.size)[:, None] > 3))
+
+
+def logit(x, y, z, at):
+    with at.experts:
+        w = sample("w", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    with at.rows:
+        return sample("y", dist.Bernoulli(logits=jnp.sum(w[z] * x, -1)), obs=y)
+
+
+def soft_with(score=lambda w, x: jnp.sum(w * x, -1), scale=1.0, label=lambda t: t > 0, prior=None):
+    def expert(x, y, z, at):
+        with at.experts:
+            w = sample("w", dist.Normal(jnp.zeros(2), 1.0).to_event(1) if prior is None else prior)
+        with at.rows:
+            t = sample("t", dist.Normal(score(w[z], x), scale))
+            return sample("y", dist.Delta(label(t).astype(int)), obs=y)
+
+    return expert
+
+
+def best_of_all(x, y, z, at):
+    """The class of the largest soft label: no product of half-lines."""
+    with plate("class", 2, dim=-2), at.experts:
+        w = sample("w", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    with plate("class", 2, dim=-2), at.rows:
+        t = sample("t", dist.Normal(jnp.sum(w[:, z] * x, -1), 1.0))
+    with at.rows:
+        return sample("y", dist.Delta(jnp.argmax(jnp.concatenate([jnp.zeros((1, t.shape[1])), t]), 0)), obs=y)
+
+
+X = np.random.default_rng(0).normal(size=(30, 2))
+HOLES = np.where(np.random.default_rng(1).random(X.shape) < 0.3, np.nan, X)
+BITS = (X > 0).astype(float)
+Y = np.arange(30) % 2
+REFUSALS = {
+    "concentration": (
+        {"alpha": dist.LogNormal(0.0, 1.0)},
+        "site 'V': its concentration comes from 'alpha' .LogNormal.; wanted one scalar Gamma",
+    ),
+    "integrated labels": ({"expert": probit}, "site 'y': .*'w' ~ Normal.* is not conjugate to CategoricalLogits.* labels need soft labels"),
+    "logistic": ({"expert": logit}, "site 'y': 'w' ~ Normal is not conjugate to BernoulliLogits.*SVI with an autoguide"),
+    "heavy tails": ({"gate": heavy}, "site 'x': .* is not conjugate to MultivariateStudentT"),
+    "loc of its own": ({"gate": own_prior}, "site 'mu' .*: read as 'Lambda', 'mu' -> MultivariateNormal of 'z', but .* misses"),
+    "scaled loc": ({"gate": shifted}, "site 'x' .MultivariateNormal.: read as .* misses that by"),
+    "prior of the rows": ({"gate": by_the_rows}, "site 'z': the numbers of the priors of its groups follow the rows"),
+    "side": ({"gate": beside}, "site 'side' .Normal.: observed, and no block of the mixture reads it"),
+    "factor": ({"gate": penalised}, "site 'few' .Unit.: factor, and no block"),
+    "masked": ({"gate": masked, "x": BITS, "expert": None}, "site 'x' .BernoulliProbs.: read as .* misses that by"),
+    "square": (
+        {"gate": gate_with(dist.Beta(1.0, 1.0), lambda p: dist.Bernoulli(p**2)), "x": BITS, "expert": None},
+        "site 'x' .BernoulliProbs.: read as 'p' -> BernoulliProbs of 'z', but",
+    ),
+    "not conjugate": (
+        {"gate": gate_with(dist.LogNormal(0.0, 1.0), dist.Poisson), "x": BITS, "expert": None},
+        "site 'x': 'p' ~ LogNormal is not conjugate to Poisson",
+    ),
+    "noise": ({"expert": soft_with(scale=2.0)}, "site 't' .Normal.: read as Normal.* misses that by"),
+    "link": ({"expert": soft_with(score=lambda w, x: jnp.tanh(jnp.sum(w * x, -1)))}, "site 't'.*"),
+    "squared features": (
+        {"expert": soft_with(score=lambda w, x: jnp.sum(w * x**2, -1)), "x": HOLES},
+        "site 't': what it sees of weight 0 moves with missing entries and is no column of the features",
+    ),
+    "threshold": ({"expert": soft_with(label=lambda t: t > 3.0)}, "site 'y': no signs of 't' make its value possible"),
+    "argmax": ({"expert": best_of_all}, "site 'y' .Delta.: read as the signs of 't'"),
+    "cauchy weights": ({"expert": soft_with(prior=dist.Cauchy(jnp.zeros(2), 1.0).to_event(1))}, "site 't': its loc is computed from .'w'."),
+}
+
+
+PROVED = {"loc of its own", "prior of the rows", "link", "noise", "square", "masked"}
+
+
+@pytest.mark.parametrize("name", quick(REFUSALS, set(REFUSALS) - PROVED))
+def test_what_is_not_conjugate_is_refused_by_name(name):
+    change, message = REFUSALS[name]
+    told = {"x": X, "y": Y, "num_experts": 3, "alpha": 1.0} | change
+    if told.get("expert", soft_probit) is None:
+        told.pop("y")
+    with pytest.raises(StructureError, match=message):
+        read_assignment(Program(iqgme, **told))
+
+
+def test_missing_entries_beside_independent_columns_are_summed_out():
+    """Not latent: then nothing sees them but their own column."""
+    found = read_assignment(Program(iqgme, HOLES, num_experts=3, expert=None, gate=normal_columns))
+    assert found.holes is None
+    codes = np.where(np.arange(2) == 1, 7.0, BITS)
+    with pytest.raises(ValueError, match="site 'x': row 0, column 1 is 7.0"):
+        read_assignment(Program(iqgme, codes, num_experts=3, expert=None, gate=beta_bernoulli))
+
+
+PLANTED = {
+    "tail of the sticks": (
+        "log_sticks",
+        lambda right: lambda taken, left: right(taken, left).at[-1].set(right(taken, left)[-1] - left[-1]),
+        "z",
+    ),
+    "form of the features": ("gate_natural", lambda right: lambda *at: right(*at)._replace(const=right(*at).const + 0.01), "x"),
+    "normal density": ("_log_normal", lambda right: lambda x, loc, precision: right(x, loc, precision) + 0.01, "t"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_error_of_the_formulas_is_seen(name, monkeypatch):
+    attribute, twin, site = PLANTED[name]
+    monkeypatch.setattr(_assignment_proof, attribute, twin(getattr(_assignment_proof, attribute)))
+    model, data = case("binary")
+    with pytest.raises(StructureError, match=f"site '{site}' .*misses that by"):
+        read_assignment(Program(model, **data))
+
+
+@pytest.mark.slow
+def test_soft_labels_of_the_paper_are_read_with_its_own_priors():
+    """Gamma(.01, .01) underflows when it is drawn from; a start in the middle of the support does not."""
+    found = read_assignment(Program(iqgme, HOLES, Y, num_experts=5))
+    assert tuple(found.prior.concentration) == pytest.approx((0.05, 0.05))
