@@ -4,6 +4,7 @@ from inference._store import CheckpointError
 from inference.driver import Driver
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
+from inference.kernels.coordinate_ascent import CoordinateAscent
 from inference.kernels.latent_history import LatentHistory
 from inference.kernels.particle_filter import ParticleFilter
 from inference.program import Program, StructureError
@@ -15,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "CollapsedGibbs",
     "ConditionalGibbs",
+    "CoordinateAscent",
     "Driver",
     "LatentHistory",
     "ParticleFilter",

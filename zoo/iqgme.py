@@ -51,7 +51,7 @@ CARD = Card(
   year = {2010},
 }""",
     data=("ionosphere", "wdbc", "horse_colic", "pima_missing"),
-    kernels=("NUTS", "SVI"),
+    kernels=("CoordinateAscent", "NUTS"),
     sites={
         "alpha": "how many experts to expect",
         "V": "what an expert takes of the weight that those before it have left",

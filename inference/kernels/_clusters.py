@@ -1,0 +1,67 @@
+"""Where coordinate ascent starts: every row in one group, by k-means or at random, the largest group first."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from inference.assignment import Rows
+from inference.kernels._row_block import Sums
+
+__all__ = ["STARTS", "start_sums"]
+
+NUM_ROUNDS = 10
+MOST_ROWS = 20_000  # that k-means looks at
+
+
+def kmeans(points: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.ndarray:
+    """Lloyd's algorithm from k-means++ centres: the group of each row."""
+    some = points[rng.choice(len(points), MOST_ROWS, replace=False)] if len(points) > MOST_ROWS else points
+    centres = some[rng.integers(len(some))][None]
+    distance = np.full(len(some), np.inf)
+    while len(centres) < num_groups:
+        distance = np.minimum(distance, ((some - centres[-1]) ** 2).sum(1))
+        share = distance / distance.sum() if distance.sum() > 0 else None
+        centres = np.vstack([centres, some[rng.choice(len(some), p=share)]])
+    for _ in range(NUM_ROUNDS):
+        own = _nearest(some, centres)
+        count = np.bincount(own, minlength=num_groups)
+        total = np.stack([np.bincount(own, column, num_groups) for column in some.T], 1)
+        centres = np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], centres)
+    return _nearest(points, centres)
+
+
+def at_random(points: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.ndarray:
+    """Each row anywhere."""
+    return rng.integers(0, num_groups, len(points))
+
+
+STARTS = {"kmeans": kmeans, "random": at_random}
+
+
+def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    return ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
+
+
+def start_sums(rows: Rows, statistics: np.ndarray, num_groups: int, init: str, rng: np.random.Generator) -> Sums:
+    """The sums over rows that their groups imply. A missing feature is taken for the mean of its column, a soft label for its sign."""
+    filled = _filled(rows.features)
+    points = np.concatenate([filled, statistics], 1)
+    scale = points.std(0)
+    group = STARTS[init]((points - points.mean(0)) / np.where(scale > 0, scale, 1), num_groups, rng)
+    group = np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
+    u = np.concatenate([filled, np.ones((len(filled), 1)), rows.extras], 1)
+    num_classes, size = rows.signs.shape[1], u.shape[1]
+    moments, columns = np.zeros((num_groups, size, size)), np.zeros((statistics.shape[1], num_groups))
+    of_asked, products = np.zeros((num_classes, num_groups, size, size)), np.zeros((num_classes, num_groups, size))
+    for h in range(num_groups):
+        own = np.flatnonzero(group == h)
+        moments[h], columns[:, h] = u[own].T @ u[own], statistics[own].sum(0)
+        for c, signs in enumerate(rows.signs[own].T):
+            asked = u[own][signs != 0]
+            of_asked[c, h], products[c, h] = asked.T @ asked, signs @ u[own]
+    return Sums(*(jnp.asarray(part, float) for part in (moments, of_asked, products, columns, 0.0)))
+
+
+def _filled(features: np.ndarray) -> np.ndarray:
+    is_seen = ~np.isnan(features)
+    mean = np.where(is_seen, features, 0).sum(0) / np.maximum(is_seen.sum(0), 1)
+    return np.where(is_seen, features, mean)

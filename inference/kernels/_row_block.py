@@ -1,0 +1,198 @@
+"""The rows of a sweep: group and missing entries of each row jointly, q(z, x_missing), then its soft labels q(t).
+
+Every block that sees a row sends a message, a number and a quadratic form in u = (features, 1, extras) for each group h; their sum is
+
+    s_h(u) = const_h - u' Q_h u / 2 + sum_c t_c w_ch . u,                                                                    (1)
+
+t the means of the soft labels. With the missing entries m of a row, g = (sum_c t_c w_ch - Q_h u)_m at u_m = 0 and Omega = (Q_h)_mm^-1
+
+    x_m | h ~ Normal(Omega g, Omega),     q(h) ~ exp(s_h(u_m = 0) + g' Omega g / 2 + log|Omega| / 2 + |m| log(2 pi) / 2).    (2)
+
+Nothing else of a row is needed than its part in the sums over rows of rho, rho u u' (with rho Omega), rho t u, and rho F of the columns.
+
+A row without holes costs K D^2 / 2 multiplications twice, as one matrix product each, over the products of its entries; a row with m of
+them 2 K D^2 and K m^3 / 2, by sweeps that run over many rows at once, all groups side by side.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.special import log_ndtr
+from jax.scipy.stats import norm
+
+from inference.kernels._layout import Bucket
+
+__all__ = ["Message", "Place", "Sums", "form_of", "place_rows", "soft_labels", "sum_rows"]
+
+
+class Message(NamedTuple):
+    """What all blocks say of a row of each group."""
+
+    const: Array  # [group], the log weight in it
+    matrix: Array  # [group, entry, entry]: the features' part of Q
+    answers: Array  # E w in the place of its entries, [class, group, entry]
+    second: Array  # E w w', [class, group, entry, entry]; of a class that a row is asked about it belongs to Q
+    columns: Array  # E eta [statistic, group]
+
+
+class Sums(NamedTuple):
+    """Over rows."""
+
+    moments: Array  # rho u u' [group, entry, entry]
+    asked: Array  # the same over the rows that a class is asked about [class, group, entry, entry]
+    products: Array  # rho t u [class, group, entry]
+    columns: Array  # rho F [statistic, group]
+    bound: Array  # what the rows add to the evidence bound
+
+    def plus(self, other: "Sums") -> "Sums":
+        """Of the rows of both."""
+        return jax.tree.map(jnp.add, self, other)
+
+
+class Place(NamedTuple):
+    """q(z, x_missing) of the rows of a chunk."""
+
+    log_rho: Array  # [place, group]
+    mean: Array  # of the missing entries, [place, hole, group]
+    covariance: Array  # [hole, hole, place, group]
+    norm: Array  # log of the sum in (2) over the groups [place]
+
+
+def soft_labels(score: Array, signs: Array) -> tuple[Array, Array]:
+    """Mean of Normal(score, 1) on the side of 0 that the sign says; and what a row adds to the bound for it. 0 where nothing is asked."""
+    log_mass = log_ndtr(signs * score)
+    mean = score + signs * jnp.exp(norm.logpdf(score) - log_mass)
+    is_asked = signs != 0
+    return jnp.where(is_asked, mean, 0), jnp.where(is_asked, log_mass + score**2 / 2 - score * mean, 0)
+
+
+def form_of(message: Message, signs: Array) -> Array:
+    """Q of rows with these signs [class] or rather of those that are asked the same: [group, entry, entry]."""
+    is_asked = (signs != 0).astype(message.matrix.dtype)
+    return message.matrix + jnp.einsum("c,ckij->kij", is_asked, message.second)
+
+
+def sum_rows(message: Message, bucket: Bucket, score: Array, num_rows: int) -> tuple[Sums, Array]:
+    """The rows of a bucket: their sums, and the scores of their soft labels, `score` [chunk, place, class], afterwards."""
+    visit = _visit_incomplete if bucket.missing.shape[-1] else _visit_complete
+    zero = _nothing(message, packed=not bucket.missing.shape[-1])
+
+    def one(total: Sums, chunk: tuple[Bucket, Array]) -> tuple[Sums, Array]:
+        sums, score = visit(message, *chunk, (chunk[0].row < num_rows).astype(message.const.dtype))
+        return total.plus(sums), score
+
+    total, score = lax.scan(one, zero, (bucket, score))
+    return (total if bucket.missing.shape[-1] else _unpacked(total, message.matrix.shape[-1])), score
+
+
+def _nothing(message: Message, packed: bool) -> Sums:
+    groups, size, classes = *message.matrix.shape[:2], len(message.answers)
+    entries = (size * (size + 1) // 2,) if packed else (size, size)
+    zeros = lambda *shape: jnp.zeros(shape, message.const.dtype)
+    return Sums(
+        zeros(groups, *entries), zeros(classes, groups, *entries), zeros(classes, groups, size), zeros(*message.columns.shape), zeros()
+    )
+
+
+# Rows without holes, places last.
+
+
+def _visit_complete(message: Message, chunk: Bucket, score: Array, weight: Array) -> tuple[Sums, Array]:
+    u, is_asked = chunk.entries.T, (chunk.signs[0] != 0).astype(message.const.dtype)
+    t, term = soft_labels(score, chunk.signs)
+    products = jnp.concatenate([u[i : i + 1] * u[i:] for i in range(len(u))])  # [pair of entries, place]
+    answers = jnp.einsum("cki,ip->ckp", message.answers, u)
+    log_joint = message.const[:, None] + _packed(form_of(message, chunk.signs[0])) @ products + jnp.einsum("ckp,pc->kp", answers, t)
+    log_joint = log_joint + message.columns.T @ chunk.statistics.T
+    total = jax.nn.logsumexp(log_joint, axis=0)
+    rho = jnp.exp(log_joint - total[None]) * weight[None]
+    score = jnp.einsum("kp,ckp->pc", rho, answers)
+    t = soft_labels(score, chunk.signs)[0]
+    moments = rho @ products.T
+    asked = is_asked[:, None, None] * moments[None]
+    by_class = jnp.einsum("kp,pc,ip->cki", rho, t, u) if t.shape[1] else jnp.zeros_like(message.answers)
+    bound = jnp.sum(weight * (total + term.sum(1)))
+    return Sums(moments, asked, by_class, chunk.statistics.T @ rho.T, bound), score
+
+
+def _packed(matrix: Array) -> Array:
+    """-u' Q u / 2 as coefficients of the products of entries."""
+    size = matrix.shape[-1]
+    whole = [jnp.concatenate([matrix[:, i, i : i + 1] / 2, matrix[:, i, i + 1 :]], 1) for i in range(size)]
+    return -jnp.concatenate(whole, 1)
+
+
+def _unpacked(sums: Sums, size: int) -> Sums:
+    above = [(i, j) for i in range(size) for j in range(i, size)]
+    place = jnp.zeros((size, size), jnp.int32)
+    rows, columns = (jnp.array(index) for index in zip(*above, strict=True))
+    place = place.at[rows, columns].set(jnp.arange(len(above), dtype=jnp.int32))
+    place = place.at[columns, rows].set(jnp.arange(len(above), dtype=jnp.int32))
+    return sums._replace(moments=sums.moments[..., place], asked=sums.asked[..., place])
+
+
+# Rows with holes, groups last.
+
+
+def place_rows(message: Message, chunk: Bucket, t: Array) -> Place:
+    """q(z, x_missing) of the rows of a chunk, the means of their soft labels given."""
+    u, matrix = chunk.entries, form_of(message, chunk.signs[0]).transpose(1, 2, 0)  # [entry, entry, group]
+    size, _, groups = matrix.shape
+    pull = (u @ matrix.reshape(size, -1)).reshape(-1, size, groups)
+    push = jnp.einsum("pc,cki->pik", t, message.answers)
+    log_joint = message.const[None] + jnp.einsum("pi,pik->pk", u, push - pull / 2) + chunk.statistics @ message.columns
+    mean, covariance, gain = _holes(chunk, matrix, push - pull)
+    log_joint = log_joint + gain
+    total = jax.nn.logsumexp(log_joint, axis=1)
+    return Place(log_joint - total[:, None], mean, covariance, total)
+
+
+def _holes(chunk: Bucket, matrix: Array, slope: Array) -> tuple[Array, Array, Array]:
+    """Mean and covariance of the missing entries, and the last three terms of (2)."""
+    size, groups, width = *matrix.shape[1:], chunk.missing.shape[1]
+    is_hole = jnp.arange(width)[None] < chunk.num_missing[:, None]  # [place, hole]
+    g = jnp.take_along_axis(slope, chunk.missing[:, :, None], 1) * is_hole[:, :, None]
+    pair = chunk.missing.T[:, None] * size + chunk.missing.T[None]  # [hole, hole, place]
+    both = (is_hole.T[:, None] & is_hole.T[None])[..., None]
+    own = jnp.where(both, matrix.reshape(size * size, groups)[pair], jnp.eye(width, dtype=matrix.dtype)[:, :, None, None])
+    covariance, log_det = _inverse(own)
+    mean = jnp.einsum("abpk,pbk->pak", covariance, g)
+    constant = (chunk.num_missing.astype(matrix.dtype) * math.log(2 * math.pi))[:, None]
+    return mean, jnp.where(both, covariance, 0), (jnp.sum(g * mean, 1) - log_det + constant) / 2
+
+
+def _inverse(matrix: Array) -> tuple[Array, Array]:
+    """Inverse and log determinant of positive definite matrices [i, j, ...], by the sweep operator, all of them at once."""
+    size = len(matrix)
+    log_det = jnp.zeros(matrix.shape[2:], matrix.dtype)
+    unit = jnp.eye(size, dtype=matrix.dtype).reshape(size, size, *(1,) * (matrix.ndim - 2))
+    for j in range(size):
+        pivot = matrix[j, j]
+        log_det = log_det + jnp.log(pivot)
+        column = matrix[:, j] - unit[:, j]
+        matrix = matrix - column[:, None] * (column / pivot[None])[None] - 2 * unit[:, j : j + 1] * unit[j : j + 1]
+    return -matrix, log_det
+
+
+def _visit_incomplete(message: Message, chunk: Bucket, score: Array, weight: Array) -> tuple[Sums, Array]:
+    t, term = soft_labels(score, chunk.signs)
+    place = place_rows(message, chunk, t)
+    rho = jnp.exp(place.log_rho) * weight[:, None]
+    at = jnp.arange(len(rho))[:, None]
+    whole = jnp.broadcast_to(chunk.entries[:, :, None], (*chunk.entries.shape, rho.shape[1]))
+    whole = whole.at[at, chunk.missing].add(place.mean)  # where there are fewer holes, 0 is added
+    answers = jnp.einsum("pik,cki->pck", whole, message.answers)
+    score = jnp.einsum("pk,pck->pc", rho, answers)
+    t = soft_labels(score, chunk.signs)[0]
+    weighted = rho[:, None] * whole
+    size = whole.shape[1]
+    pair = chunk.missing.T[:, None] * size + chunk.missing.T[None]
+    spread = jnp.zeros((size * size, rho.shape[1]), rho.dtype).at[pair].add(place.covariance * rho[None, None])
+    moments = jnp.einsum("pik,pjk->kij", weighted, whole) + spread.T.reshape(-1, size, size)
+    is_asked = (chunk.signs[0] != 0).astype(rho.dtype)
+    products = jnp.einsum("pc,pik->cki", t, weighted)
+    bound = jnp.sum(weight * (place.norm + term.sum(1)))
+    return Sums(moments, is_asked[:, None, None, None] * moments[None], products, chunk.statistics.T @ rho, bound), score

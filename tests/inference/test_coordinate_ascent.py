@@ -1,0 +1,271 @@
+"""Coordinate ascent: its bound against draws, an exact evidence, another library; in the driver; on data that are not as they should be."""
+
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from scipy.special import betaln, digamma, logsumexp
+from sklearn.mixture import BayesianGaussianMixture
+
+from diagnostics import report
+from inference import CoordinateAscent, Driver, Program, StructureError
+from inference.kernels import _clusters, _layout, _row_block
+from inference.kernels._factors import message_of
+from inference.kernels._mixture_draws import places_of
+from tests.inference.mixtures import CASES, beta_bernoulli, case
+from zoo.iqgme import iqgme, normal_wishart
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+
+def ascended(data, num_steps=150, **options):
+    """A kernel, its state after some sweeps, the bounds on the way, and the program."""
+    program, kernel = Program(iqgme, **data), CoordinateAscent(iqgme, **options)
+    start = kernel.init(random.key(0), program)
+
+    def sweep(state, _):
+        state, told = kernel.step(random.key(0), state, kernel.data(program))
+        return state, told.elbo
+
+    state, elbo = jax.jit(lambda state: jax.lax.scan(sweep, state, None, num_steps))(start)
+    return kernel, state, np.asarray(elbo), program
+
+
+def gap_to_draws(kernel, state, program, num_draws):
+    """The bound of q by draws from it and the model's own log density, less the closed form, in standard errors."""
+    drawn = dict(kernel.draw(random.key(1), state, program, num_draws))
+    log_q = drawn.pop("log_q")
+    log_joint = jax.jit(lambda values: jax.lax.map(program.log_joint, values, batch_size=256))(drawn)
+    weight = np.asarray(log_joint - log_q)
+    _, told = jax.jit(kernel.step)(random.key(0), state, kernel.data(program))
+    return (weight.mean() - float(told.elbo)) / (weight.std() / np.sqrt(num_draws))
+
+
+@pytest.mark.parametrize("name", ["no labels", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "no labels")])
+def test_bound_is_that_of_the_model_and_never_falls(name):
+    _, data = case(name)
+    kernel, state, elbo, program = ascended(data)
+    assert np.diff(elbo).min() > -1e-9
+    assert elbo[-1] - elbo[-2] < 1e-5 < elbo[-1] - elbo[0]
+    assert abs(gap_to_draws(kernel, state, program, 20_000)) < 3
+
+
+def forgets(message):
+    """A row whose features are told apart from the bias by the experts: E w_x w_b is left out of what they say."""
+    second = message.second.at[..., -1, :-1].set(0).at[..., :-1, -1].set(0)
+    return message._replace(second=second)
+
+
+@pytest.mark.slow
+def test_a_message_without_a_term_is_seen(monkeypatch):
+    right = _row_block.form_of
+    monkeypatch.setattr(_row_block, "form_of", lambda message, signs: right(forgets(message), signs))
+    _, data = case("binary")
+    kernel, state, elbo, program = ascended(data)
+    assert np.diff(elbo).min() > -1e-9  # and a bound that rises proves nothing
+    assert abs(gap_to_draws(kernel, state, program, 20_000)) > 5
+
+
+# The evidence, every assignment written down.
+
+
+def log_evidence_of_bits(x, num_experts, alpha):
+    """Of the mixture of `beta_bernoulli`, its sticks and probabilities integrated out."""
+    found = []
+    for z in product(range(num_experts), repeat=len(x)):
+        count = np.bincount(z, minlength=num_experts)
+        after = count[::-1].cumsum()[::-1]
+        sticks = betaln(1 + count[:-1], alpha + after[1:]) - betaln(1, alpha)
+        of_rows = [x[np.array(z) == h] for h in range(num_experts)]
+        ones = np.array([np.nansum(rows, 0) for rows in of_rows])
+        zeros = np.array([np.nansum(1 - rows, 0) for rows in of_rows])
+        found.append(sticks.sum() + (betaln(1.5 + ones, 0.8 + zeros) - betaln(1.5, 0.8)).sum())
+    return logsumexp(found)
+
+
+def test_bound_stays_below_the_evidence_and_not_far():
+    x = np.array([[1.0, 1, 0], [1, np.nan, 0], [0, 0, 1], [0, 1, 1], [1, 1, 0], [np.nan, 0, 1]])
+    _, _, elbo, _ = ascended({"x": x, "alpha": 0.7, "num_experts": 3, "expert": None, "gate": beta_bernoulli})
+    exact = log_evidence_of_bits(x, 3, 0.7)
+    assert exact - 3 < elbo[-1] < exact
+
+
+# Another library.
+
+
+class Peer(BayesianGaussianMixture):
+    """scikit-learn's, from given groups; and the last stick, for which it fits a Beta, takes all that is left."""
+
+    def _initialize_parameters(self, X, random_state, xp=None):
+        self._initialize(X, np.eye(self.n_components)[self.start])
+
+    def _estimate_log_weights(self, xp=None):
+        a, b = self.weight_concentration_
+        taken, left = digamma(a) - digamma(a + b), digamma(b) - digamma(a + b)
+        taken[-1] = 0.0
+        return taken + np.hstack([0.0, np.cumsum(left[:-1])])
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_complete_data_have_the_optimum_of_another_library(monkeypatch):
+    rng = np.random.default_rng(0)
+    centre, scale = np.array([[3.0, 2, 3], [0, 0, 0], [-3, 0, -1]]), np.array([[1.0, 1, 1], [1, 0.3, 2], [1, 1, 1]])
+    group = np.repeat([0, 1, 2], [60, 60, 40])
+    x = rng.normal(size=(160, 3)) * scale[group] + centre[group]
+    start = np.sort(rng.integers(0, 6, 160))
+    start = np.argsort(np.argsort(-np.bincount(start), kind="stable"))[start]
+    monkeypatch.setitem(_clusters.STARTS, "kmeans", lambda *_: start)
+    gate = partial(normal_wishart, u0=0.3, nu0=5.0, covariance=2.0)
+    kernel, state, _, _ = ascended({"x": x, "alpha": 0.5, "num_experts": 6, "expert": None, "gate": gate}, 1000)
+    peer = Peer(n_components=6, weight_concentration_prior=0.5, mean_prior=np.zeros(3), mean_precision_prior=0.3, reg_covar=0.0)
+    peer.set_params(degrees_of_freedom_prior=5.0, covariance_prior=2.0 * np.eye(3), max_iter=1000, tol=1e-13)
+    peer.start = start
+    peer.fit(x)
+    assert sorted(np.asarray(state.size) > 1) == sorted(peer.degrees_of_freedom_ > 6)
+    mine = state.factors.features
+    np.testing.assert_allclose(mine.loc, peer.means_, atol=1e-4)
+    np.testing.assert_allclose(mine.concentration, peer.degrees_of_freedom_, atol=1e-3)
+    np.testing.assert_allclose(mine.rate / mine.concentration[:, None, None], peer.covariances_, atol=1e-3)
+    message = message_of(kernel.assignment, kernel.shape, state.factors)
+    (bucket,) = kernel.data(None).buckets
+    rho = np.zeros((161, 6))
+    rho[np.ravel(bucket.row)] = np.exp(places_of(message, bucket, state.score[0])[0]).reshape(-1, 6)
+    np.testing.assert_allclose(rho[:-1], peer.predict_proba(x), atol=1e-4)
+
+
+# In the driver.
+
+
+def test_a_run():
+    _, data = case("bits", num_rows=30)
+    tree = Driver(CoordinateAscent(iqgme), num_samples=20).run(0, **data)
+    assert tree["sample_stats"]["elbo"].dims == ("chain", "step")
+    assert tree["posterior"]["z"].dims == ("chain", "draw", "row")
+
+
+@pytest.fixture(scope="module")
+def tree():
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        _, data = case("binary", num_rows=40)
+        return Driver(CoordinateAscent(iqgme), num_samples=200, num_chains=2, groups=("log_likelihood", "log_prior")).run(0, **data)
+
+
+@pytest.mark.slow
+def test_tree_of_a_run(tree):
+    stats = tree["sample_stats"].dataset
+    assert stats["elbo"].dims == ("chain", "step")
+    assert (stats["elbo"].diff("step") > -1e-9).all()
+    assert stats["num_groups"].values.max() <= 3
+    posterior = tree["posterior"].dataset
+    assert posterior["w"].dims == ("chain", "draw", "class", "expert", "weight")
+    assert posterior["z"].dims == ("chain", "draw", "row")
+    assert tree["log_q"]["log_q"].dims == ("chain", "draw")
+    assert {"V_concentration1", "mu_rate", "w_mean", "lambda_rate"} <= set(tree["variational_parameters"].data_vars)
+
+
+@pytest.mark.slow
+def test_report_knows_the_bound(tree):
+    page = report(tree)
+    assert page["ELBO settled"].ok
+
+
+@pytest.mark.slow
+def test_single_precision_sums_serve():
+    _, data = case("binary", num_rows=60, num_features=3)
+    _, _, whole, _ = ascended(data)
+    _, _, single, _ = ascended(data, dtype="float32")
+    np.testing.assert_allclose(single[-1], whole[-1], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_best_of_several_starts_is_no_worse_than_one():
+    _, data = case("binary", num_rows=60)
+    ends = [ascended(data, init="random", restarts=number)[2][-1] for number in (1, 6)]
+    assert ends[1] >= ends[0] - 1e-6
+
+
+# Data that are not as they should be.
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x, y: (np.where(np.arange(2) == 0, np.inf, x), y), "row 0, column 0 is inf"),
+        (lambda x, y: (x, y + 1), "found labels"),
+    ],
+    ids=["infinite", "labels"],
+)
+def test_wrong_data_are_refused(spoil, message):
+    _, data = case("binary")
+    x, y = spoil(data["x"], data["y"])
+    with pytest.raises(ValueError, match=message):
+        Driver(CoordinateAscent(iqgme)).run(0, **data | {"x": x, "y": y})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["row", "column", "constant", "one class", "no label"])
+def test_poor_data_still_have_a_bound(name):
+    """What is missing altogether is as the prior has it; a class that is not there is improbable."""
+    _, data = case("binary", num_rows=40)
+    x, y = np.array(data["x"]), np.array(data["y"])
+    if name == "row":
+        x[4] = np.nan
+    elif name == "column":
+        x[:, 1] = np.nan
+    elif name == "constant":
+        x[:, 1] = 2.0
+    else:
+        y[:] = 1 if name == "one class" else -1
+    _, state, elbo, _ = ascended(data | {"x": x, "y": y})
+    assert np.isfinite(elbo).all()
+    assert np.diff(elbo).min() > -1e-9
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.factors))
+    if name == "column":
+        np.testing.assert_allclose(state.factors.features.loc[:, 1], 0.3, atol=0.2)
+
+
+def test_an_edit_that_is_not_conjugate_is_refused_before_it_runs():
+    _, data = case("binary")
+    with pytest.raises(StructureError, match="site 'V'.*Use SVI with an autoguide"):
+        Driver(CoordinateAscent(iqgme)).run(0, **data | {"alpha": dist.LogNormal(0.0, 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"init": "here"}, "init: found 'here'"),
+        ({"restarts": 0}, "restarts"),
+        ({"tolerance": -1.0}, "tolerance"),
+        ({"dtype": "f"}, "dtype"),
+    ],
+    ids=["init", "restarts", "tolerance", "dtype"],
+)
+def test_wrong_options_are_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        CoordinateAscent(iqgme, **option)
+
+
+def test_inverse_of_many_matrices():
+    root = np.random.default_rng(0).normal(size=(4, 6, 5, 5))
+    matrix = root @ root.mT + np.eye(5)
+    inverse, log_det = _row_block._inverse(jnp.moveaxis(jnp.asarray(matrix), (2, 3), (0, 1)))
+    np.testing.assert_allclose(np.moveaxis(np.asarray(inverse), (0, 1), (2, 3)), np.linalg.inv(matrix), atol=1e-10)
+    np.testing.assert_allclose(log_det, np.linalg.slogdet(matrix)[1])
+
+
+@pytest.mark.slow
+def test_buckets_and_chunks_change_nothing(monkeypatch):
+    """Of 60 rows, all in one bucket and chunk; or in buckets of their own, in chunks of 7."""
+    _, data = case("three classes", num_rows=60, num_features=3)
+    kernel, _, elbo, _ = ascended(data, 30)
+    assert len(kernel.data(None).buckets) == 1
+    monkeypatch.setattr(_layout, "OVERHEAD", 0.0)
+    monkeypatch.setattr(_layout, "LONGEST_CHUNK", {"complete": 7, "incomplete": 7})
+    kernel, _, other, _ = ascended(data, 30)
+    assert len(kernel.data(None).buckets) == 4
+    np.testing.assert_allclose(other, elbo, rtol=1e-10)
