@@ -30,11 +30,25 @@ from gallery._labels import coded, codes_among
 from inference import Driver, LatentHistory
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, squared_exponential
 
-__all__ = ["ArchipelagoClassifier"]
+__all__ = ["ArchipelagoClassifier", "sampler"]
 
 HISTORY = ("num_rejected", "rejected", "rejected_noise")
 MOST_DRAWS = 400  # that a prediction looks at
 AT_ONCE = 256  # rows of a prediction
+
+
+def sampler(max_capacity: int = 4096) -> Gibbs:
+    """`LatentHistory` and NUTS in turn, for `zoo.archipelago`."""
+    nuts = lambda depth: NUTS(archipelago, max_tree_depth=depth, init_strategy=init_to_median)
+    return Gibbs(
+        [
+            (LatentHistory(archipelago, max_capacity=max_capacity), HISTORY),
+            # Where the covariances move, each slope costs a Cholesky factor and its derivative; elsewhere only the first one does.
+            (nuts(2), ["amplitude", "lengthscale"]),
+            (nuts(5), ["noise"]),
+            (nuts(4), None),
+        ]
+    )
 
 
 class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
@@ -93,17 +107,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         check_consistent_length(X, labels)
         self._learn_units(X)
         capacity = max(16, len(X)) if self.capacity is None else self.capacity
-        kernel = Gibbs(
-            [
-                (LatentHistory(archipelago, max_capacity=self.max_capacity), HISTORY),
-                # Where the covariances move, each slope costs a Cholesky factor and its derivative; elsewhere only the first one does.
-                (self._nuts(2), ["amplitude", "lengthscale"]),
-                (self._nuts(5), ["noise"]),
-                (self._nuts(4), None),
-            ]
-        )
         driver = Driver(
-            kernel,
+            sampler(self.max_capacity),
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
             num_chains=self.num_chains,
@@ -158,10 +163,6 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             x, codes = fantasies(random.key(rng.randint(2**31 - 1)), draws, jnp.asarray(self._x), counts, code, **self._options())
         order = rng.permutation(n)
         return self._in_units(x[order]), self.classes_[codes[order]]
-
-    @staticmethod
-    def _nuts(max_tree_depth: int) -> NUTS:
-        return NUTS(archipelago, max_tree_depth=max_tree_depth, init_strategy=init_to_median)
 
     # Units: the model's features have mean 0 and variance 1.
 

@@ -4,6 +4,7 @@ Compiled code is kept between tests, and between runs, in pytest's own cache fol
 """
 
 import os
+import time
 from pathlib import Path
 
 COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
@@ -21,6 +22,16 @@ def pytest_configure(config):
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     else:
         jax.config.update("jax_enable_compilation_cache", False)
+
+
+STARTED = time.monotonic()
+
+
+def pytest_runtest_setup(item):
+    """With ZOO_MINUTES=40 no test starts after 40 minutes: a run on a busy machine ends in time, and names what it left out."""
+    minutes = float(os.environ.get("ZOO_MINUTES", "inf"))
+    if time.monotonic() - STARTED > 60 * minutes:
+        pytest.skip(f"ZOO_MINUTES={minutes:g} were over")
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

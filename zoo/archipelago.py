@@ -224,7 +224,7 @@ def propose(rng_key: Array, process: Process, size: int, known: tuple[Array, Arr
     def one(i: Array) -> tuple[Array, Array, Array]:
         point_key, noise_key, luck_key = random.split(random.fold_in(rng_key, i), 3)
         luck = random.gumbel(luck_key, (num_classes + 1,))
-        return process.density.sample(point_key), random.normal(noise_key, (num_classes,)), luck
+        return jnp.asarray(process.density.sample(point_key)), random.normal(noise_key, (num_classes,)), luck
 
     points, noise, luck = jax.vmap(one)(jnp.arange(size))
     if known is None:
@@ -292,7 +292,7 @@ def predict(
 
 
 def fantasies(
-    rng_key: Array, draws: dict[str, Array], x: Array, counts: np.ndarray, label: int | None = None, **options
+    rng_key: Array, draws: dict[str, Any], x: Array, counts: np.ndarray, label: int | None = None, **options
 ) -> tuple[np.ndarray, np.ndarray]:
     """New points and their classes, `counts[i]` of draw i: after each draw the process goes on, until enough points of the class are there.
 

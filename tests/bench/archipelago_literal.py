@@ -1,7 +1,5 @@
 """Archipelago's sampler by the paper's section 3, literally: one change of the number of rejections a sweep, NumPy.
 
-    OMP_NUM_THREADS=1 uv run python -m tests.bench.archipelago_literal        # effective draws of M per CPU second
-
 Slow and plain on purpose: the oracle for speed, and a second opinion on the posterior. A sweep is
 
     birth or death    of one rejection, equations 9 and 10 with b = 1/2: a new one is accepted with (M + Q) / ((M + 1) (1 + Λ))
@@ -240,15 +238,3 @@ def pinwheel_chain(data: str, labels: int, learn: bool) -> Sampler:
 
     x, y, *_ = draw(Cell(data, labels), seed=0)
     return Sampler.start(x, y, Hyper(), Base(x.mean(0), np.cov(x.T)), learn=learn)
-
-
-if __name__ == "__main__":
-    import arviz as az
-
-    print("| data, 4 labels a class | hyper-parameters | mean M | CPU ms a sweep | effective draws of M | per CPU second |\n|" + "---|" * 6)
-    for data in ("3 arms", "5 arms"):
-        for learn in (False, True):
-            found, seconds = trace(pinwheel_chain(data, 4, learn), 300, 2000)
-            effective = float(az.ess(found[None].astype(float)))
-            told = f"{found.mean():.1f} | {1e3 * seconds / len(found):.1f} | {effective:.0f} | {effective / seconds:.2f}"
-            print(f"| {data} | {'learned' if learn else 'fixed'} | {told} |", flush=True)
