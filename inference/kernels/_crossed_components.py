@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from jax.ops import segment_sum
 from jax.scipy.special import log_ndtr
 
 from inference.crossed import Components, Crossed
@@ -82,10 +81,19 @@ class Tilted(NamedTuple):
         low = jnp.broadcast_to(self.low, loc.shape).astype(loc.dtype)
         return TruncatedNormal(loc, scale, low, jnp.full_like(low, jnp.inf)).sample(rng_key)
 
-    def given(self, x: Array, index: Array, residual: Array, weight: Array) -> "Tilted":
-        """With entries that are x times the element they belong to."""
-        p, q = segment_sum(jnp.stack([weight * residual * x, weight * x * x], axis=1), index, len(self.p)).T
+    def moved(self, rng_key: Array, x: Array, correlation: float) -> Array:
+        """A draw that has this correlation with the draw x; without bounds."""
+        mean, noise = self.p / self.q, random.normal(rng_key, x.shape, x.dtype)
+        return mean + correlation * (x - mean) + jnp.sqrt((1 - correlation**2) / self.q) * noise
+
+    def times(self, p: Array, q: Array) -> "Tilted":
+        """With a factor exp(p x - q x^2 / 2)."""
         return self._replace(p=self.p + p, q=self.q + q)
+
+    def mixed(self, other: "Tilted", share: Array) -> "Tilted":
+        """To the power `share`, and the other one to the rest."""
+        mix = lambda own, its: its + share * (own - its)
+        return self._replace(p=mix(self.p, other.p), q=mix(self.q, other.q))
 
 
 def rescaled(rng_key: Array, crossed: Crossed, components: Components, program: Program, values: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from inference.sites import StructureError
 __all__ = ["CrossedSweep"]
 
 FEW = 512  # entries on which the predictor is checked after each draw of a side
-MANY, LEAST = 100_000, 0.25  # entries from which on births are rarer, for they cost as much as a side; how rare at most
+MANY, LEAST = 16_000, 0.02  # entries from which on births are rarer, for they cost about as much as a sweep; how rare at most
 
 
 class CrossedSweep:
@@ -60,7 +60,7 @@ class CrossedSweep:
         values = values | switched(keys[3], crossed, program, values, found)
         eta = crossed.predictor(program, values)
         if parts := crossed.components:
-            again = lambda i, at: born(random.fold_in(keys[4], i), crossed, parts, program, at[0], response, weight, at[1])
+            again = lambda i, at: born(random.fold_in(keys[4], i), crossed, parts, program, at[0], (response, weight, at[1]), data["plan"])
             whole, rest = divmod(float(self.num_births), 1)
             num_births = int(whole) + random.bernoulli(keys[7], rest).astype(jnp.int32)
             values, eta = lax.fori_loop(0, num_births, again, (values, eta))

@@ -56,7 +56,7 @@ class ConditionalGibbs(Block):
 
     :param route: "crossed" for the sites of a crossed predictor, "each" for one site after the other, "auto" for what the model allows.
     :param num_births: how many components of a crossed predictor try to be born, or to die, in each sweep; a fraction is a chance. None: 1,
-        and down to 1 in 4 where entries are many.
+        and down to 1 in 50 where entries are many.
     """
 
     default_fields = ("values", "residual")

@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd movielens                     # Marlin's weak protocol, three partitions
     OMP_NUM_THREADS=1 uv run --with myfm --with smurff --with "setuptools<80" python -m tests.bench.bsvd peers
     OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd sizes                         # Figures 5.6, 5.7: by the share that is learned from
+    OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd ranks 0.2                     # the rank after each 20 sweeps, from 0 and from 20
 
 Ratings: of 5000 users, chosen at random, one rating each is held out and the others are learned from (Marlin 2004). For `sizes` a share of
 all ratings, chosen at random, is learned from, and some of the others are predicted.
@@ -19,6 +20,8 @@ import numpy as np
 
 from gallery import BSVDCompleter
 from gallery.datasets import load
+from inference import ConditionalGibbs, Driver
+from zoo.bsvd import bsvd
 
 __all__ = ["ratings"]
 
@@ -95,6 +98,21 @@ def sizes(num_selections: int, num_test: int = 20_000) -> None:
             print(f"| {seed} | {share} | {learned(train, test, seed)} |", flush=True)
 
 
+def ranks(share: float, num_sweeps: int = 160, every: int = 20) -> None:
+    """The rank on a share of the first partition, from two starts, with a birth in each sweep."""
+    (rows, columns, values), _ = ratings(0)
+    keep = np.sort(np.random.default_rng(0).permutation(len(rows))[: round(share * len(rows))])
+    values = ((values[keep] - values[keep].mean()) / values[keep].std()).astype(np.float32)
+    data = {"row": rows[keep], "column": columns[keep], "value": values, "shape": (6040, 3952), "num_components": 40}
+    print(f"| from | {' | '.join(map(str, range(every, num_sweeps + 1, every)))} | CPU s |\n|{'---|' * (num_sweeps // every + 2)}")
+    for start in (0, 20):
+        started, kernel = process_time(), ConditionalGibbs(bsvd, route="crossed", num_births=1)
+        driver = Driver(kernel, num_warmup=0, num_samples=num_sweeps, progress_bar=False)
+        tree = driver.run(7, init_params={"z": (np.arange(40) < start).astype(np.int32)}, **data)
+        found = tree["posterior"]["rank"].values[0, every - 1 :: every]
+        print(f"| {start} | {' | '.join(f'{rank:.0f}' for rank in found)} | {process_time() - started:.0f} |", flush=True)
+
+
 # Features and missingness are those of Table 5.2; the others are links and priors beyond it.
 CODES: dict[str, Callable[[], dict[str, Any]]] = {
     "none": lambda: {},
@@ -137,5 +155,7 @@ if __name__ == "__main__":
         movielens(number, [word for word in words if word in CODES] or list(CODES))
     elif what == "sizes":
         sizes(number)
+    elif what == "ranks":
+        ranks(float(words[0]))
     else:
         peers(number)

@@ -3,6 +3,7 @@
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     uv run --with smurff --with "setuptools<80" python -m tests.bench.bsvd_speed peer    # CPU seconds a sweep, in turn, and their ratio
     uv run python -m tests.bench.bsvd_speed linear -o FOLDER                             # 1e5 to 1e7 entries: seconds, memory, a picture
+    uv run python -m tests.bench.bsvd_speed births                                       # CPU seconds of a birth, on MovieLens
 
 All components are there at the start (births and deaths go on). smurff's sweep is the difference of a long run and a short one.
 """
@@ -25,7 +26,7 @@ SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 class Sweeper:
     """A compiled sweep and the state it goes on from."""
 
-    def __init__(self, entries: tuple[np.ndarray, ...], shape: tuple[int, int], num_components: int):
+    def __init__(self, entries: tuple[np.ndarray, ...], shape: tuple[int, int], num_components: int, num_births: float | None = None):
         import jax
         import jax.numpy as jnp
 
@@ -36,13 +37,14 @@ class Sweeper:
         value = ((value - value.mean()) / value.std()).astype(np.float32)
         arguments = {"row": jnp.asarray(row, jnp.int32), "column": jnp.asarray(column, jnp.int32), "value": jnp.asarray(value)}
         settings = {"shape": shape, "num_components": num_components}
-        kernel = ConditionalGibbs(bsvd, route="crossed")
+        kernel = ConditionalGibbs(bsvd, route="crossed", num_births=num_births)
         start = {"z": jnp.ones(num_components, jnp.int32)}
         self.state = kernel.init(jax.random.key(0), 0, start, (), arguments | settings)
         self.data = kernel.data((), arguments | settings)
         none = {name: np.zeros(each.shape, each.dtype) for name, each in arguments.items()}  # the data are arguments
         step = lambda state, data: kernel.sample(state, (), none | settings, data)
         self.step = jax.jit(step).lower(self.state, self.data).compile()
+        self.memory = self.step.memory_analysis().temp_size_in_bytes / len(row)  # an entry
         self.seconds(1)
 
     def seconds(self, sweeps: int) -> float:
@@ -83,6 +85,16 @@ def peer() -> None:
         print(f"| {num_components} | {theirs:.3f} | {ours:.3f} | {np.median(pairs[:, 1] / pairs[:, 0]):.2f} |", flush=True)
 
 
+def births() -> None:
+    """CPU seconds of a birth or death, tried twice in each sweep and not at all, in turn."""
+    train, _ = ratings(0)
+    without, twice = (Sweeper(train, (6040, 3952), 50, number) for number in (0, 2))
+    pairs = np.array([(without.seconds(3), twice.seconds(3)) for _ in range(ROUNDS)])
+    ratio = (pairs[:, 1] - pairs[:, 0]) / 2 / pairs[:, 0]
+    print("| sweep without births, CPU s | a birth, in sweeps | bytes an entry, without | with |\n|---|---|---|---|")
+    print(f"| {np.median(pairs[:, 0]):.3f} | {np.median(ratio):.2f} | {without.memory:.0f} | {twice.memory:.0f} |")
+
+
 def one_size(num_entries: int) -> None:
     """Seconds a sweep and the peak of memory, on entries at random places."""
     rng = np.random.default_rng(0)
@@ -117,6 +129,8 @@ def linear(folder: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "one":
         one_size(int(sys.argv[2]))
+    elif sys.argv[1] == "births":
+        births()
     elif sys.argv[1] == "linear":
         linear(Path(sys.argv[sys.argv.index("-o") + 1]))
     else:

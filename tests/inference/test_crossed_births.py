@@ -1,4 +1,6 @@
-"""Births against the model's own log joint, and their proposal against an integral."""
+"""Births against the model's own log joint, and walks to them and back against an integral."""
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -6,29 +8,46 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference.kernels import _crossed_births
-from inference.kernels._crossed_births import _component, _Proposal
+from inference.kernels._crossed_births import _component
+from inference.kernels._crossed_bridge import Parts, Sums, guess, path, walk
 from inference.kernels._crossed_components import Tilted
+from inference.kernels._crossed_sides import buckets
 from tests.inference.crossed import CASES, drawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 
 
+def sums_of(index, residual, weight, sizes):
+    """Over the entries of each row, and of each column."""
+    plans = (buckets(np.asarray(at), size, 1) for at, size in zip(index, sizes, strict=True))
+    return tuple(Sums.of(*each, residual, weight) for each in zip(sizes, plans, map(jnp.asarray, index[::-1]), strict=True))
+
+
+def given_rows(s, u, prior, sums):
+    """Column factors given rows and amplitude."""
+    product, square = sums[1](u, u * u)
+    return prior.v.times(s * product, s * s * square)
+
+
 def birth(name, k=1):
-    """A component that is off, the priors of its parts, its odds, and what the entries are without it."""
+    """A component that is off, the priors of its parts, its odds, and sums over the entries without it."""
     program, crossed, values, (response, weight, eta), _ = drawn(name)
     old, prior, odds = _component(crossed, crossed.components, program, values, k)
     assert not old.is_on
-    return old, prior, odds, [jnp.asarray(program.arguments[side.index]) for side in crossed.sides], response - eta, weight
+    index = [np.asarray(program.arguments[side.index]) for side in crossed.sides]
+    return old.parts, prior, odds, sums_of(index, response - eta, weight, [side.size for side in crossed.sides])
 
 
 def check_evidence(name):
-    """log_joint(there, v) - log_joint(not there, v) = odds + evidence + log q(v) - log prior(v), at any v."""
+    """log_joint(there, v) - log_joint(not there, v) = odds + evidence + log p(v given the others) - log p(v), at any v; the evidence is
+    what a walk of one step adds up, and the density of the guess."""
     _, crossed, values, _, joint = drawn(name)
-    old, prior, odds, index, residual, weight = birth(name)
+    old, prior, odds, sums = birth(name)
     switch, _, (_, right) = crossed.components
-    given = prior.v.given(old.s * old.u[index[0]], index[1], residual, weight)
-    evidence = jnp.sum(given.log_mass() - prior.v.log_mass())
+    start = guess(old.s, old.u, prior, sums)
+    _, gain = walk(random.key(0), old.s, old.u, jnp.array([0.0, 1.0]), start, prior, sums)
+    evidence = gain + jnp.sum(start.u.log_prob(old.u) - prior.u.log_prob(old.u))
+    given = given_rows(old.s, old.u, prior, sums)
     for key in random.split(random.key(5), 3):
         v = random.normal(key, old.v.shape)
         at = lambda on, v=v: joint({**values, switch: values[switch].at[1].set(on), right: values[right].at[:, 1].set(v)})
@@ -50,60 +69,93 @@ def test_priors_of_a_component_are_the_models(name):
         np.testing.assert_allclose(getattr(prior, part).log_prob(getattr(old, part)), terms[site][..., 1], rtol=1e-8)
 
 
-given = Tilted.given
+of = Sums.of.__func__
 
 
 @pytest.mark.parametrize(
     "planted",
     [
-        lambda self, x, index, residual, weight: given(self, x, index, residual, weight * 0 + 1),
-        lambda self, x, index, residual, weight: given(self, x, jnp.roll(index, 1), residual, weight),
-        lambda self, x, index, residual, weight: given(self, jnp.abs(x), index, residual, weight),
+        lambda cls, size, plan, other, residual, weight: of(cls, size, plan, other, residual, weight * 0 + 1),
+        lambda cls, size, plan, other, residual, weight: of(cls, size, plan, jnp.roll(other, 1), residual, weight),
+        lambda cls, size, plan, other, residual, weight: of(cls, size, plan, other, jnp.abs(residual), weight),
     ],
     ids=["weight forgotten", "column for row", "sign lost"],
 )
 def test_a_wrong_evidence_is_seen(planted, monkeypatch):
-    monkeypatch.setattr(Tilted, "given", planted)
+    monkeypatch.setattr(Sums, "of", classmethod(planted))
     with pytest.raises(AssertionError):
         check_evidence("renamed")
 
 
-def check_proposal():
-    """Two rows and an amplitude: the density integrates to 1, and draws have its moments."""
-    prior_u, prior_v = Tilted(jnp.array([0.3, 0.0]), jnp.array([3.0, 2.0])), Tilted(jnp.zeros(3), jnp.full(3, 2.0))
+S, START = 1.3, np.array([1.0, -0.5])
+
+
+@cache
+def tiny():
+    """Two rows and three columns: priors, sums, and a grid of rows with the posterior density, not normalised, and the size of cells."""
+    prior = Parts(None, Tilted(jnp.array([0.3, 0.0]), jnp.array([3.0, 2.0])), Tilted(jnp.array([0.0, 0.5, 0.0]), jnp.full(3, 2.0)))
     index, residual = [np.array([0, 0, 0, 1, 1]), np.array([0, 1, 2, 0, 2])], jnp.array([1.0, -0.5, 0.2, 0.8, -0.3])
-    prior = _crossed_births._One(False, None, prior_u, prior_v)
-    proposal = _Proposal.at(random.key(0), prior, index, residual, jnp.array([2.0, 1.0, 1.0, 3.0, 1.0]))
-    s, u = jax.jit(jax.vmap(proposal.draw))(random.split(random.key(1), 10_000))
-    t, x = jnp.linspace(-2.2, 2.2, 61), jnp.linspace(-4.0, 4.0, 141)  # logarithm of the amplitude; row factors
-    grid = [axis.ravel() for axis in jnp.meshgrid(proposal.size * jnp.exp(t), x, x, indexing="ij")]
-    # One amplitude after the other: XLA's compiler for CPUs (jaxlib 0.12.0.1) mixes up logarithms of long arrays.
-    at = lambda s: jax.vmap(lambda u: proposal.log_prob(s, u))(jnp.stack(jnp.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2))
-    density = jnp.exp(jax.lax.map(at, proposal.size * jnp.exp(t))).ravel() * grid[0] * (t[1] - t[0]) * (x[1] - x[0]) ** 2
-    np.testing.assert_allclose(density.sum(), 1.0, rtol=1e-6)
-    for f in (lambda s, a, b: jnp.log(s), lambda s, a, b: s, lambda s, a, b: a, lambda s, a, b: a * b, lambda s, a, b: s * a * a):
-        found = f(s, *u.T)
-        assert abs(found.mean() - density @ f(*grid)) < 5 * found.std() / np.sqrt(len(found))
+    sums = sums_of(index, residual, jnp.array([2.0, 1.0, 1.0, 3.0, 1.0]), (2, 3))
+    axis = jnp.linspace(-4.0, 4.0, 321)
+    u = jnp.stack(jnp.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    given = jax.vmap(lambda u: jnp.sum(given_rows(S, u, prior, sums).log_mass() - prior.v.log_mass()) + jnp.sum(prior.u.log_prob(u)))
+    return prior, sums, u, np.exp(given(u)), float(axis[1] - axis[0])
 
 
-def test_the_density_of_a_proposal_is_that_of_its_draws():
-    check_proposal()
+def check_walk(is_dying, num_walks=20_000):
+    """Walks from the guess weigh the integral of the posterior on average, walks back from the posterior its inverse."""
+    prior, sums, cells, density, width = tiny()
+    start = guess(jnp.array(S), jnp.array(START), prior, sums)
+    key, jitter = random.split(random.key(2))
+    if is_dying:
+        u = cells[random.choice(key, len(cells), (num_walks,), p=density / density.sum())]
+        u = u + width * random.uniform(jitter, u.shape, minval=-0.5, maxval=0.5)
+    else:
+        u = jax.vmap(start.u.draw)(random.split(key, num_walks))
+    times = path(jnp.array(is_dying), 5, float)
+    gain = jax.jit(jax.vmap(lambda key, u: walk(key, jnp.array(S), u, times, start, prior, sums)[1]))
+    weight = np.exp(gain(random.split(random.key(3), num_walks), u))
+    evidence, error = density.sum() * width**2, weight.std() / np.sqrt(num_walks)
+    assert error < 0.02 * weight.mean()
+    assert abs(weight.mean() - (1 / evidence if is_dying else evidence)) < 4 * error
 
 
-propose, density_of = _Proposal.draw, _Proposal.log_prob
+@pytest.mark.parametrize("is_dying", [False, True], ids=["birth", "death"])
+def test_walks_weigh_the_evidence(is_dying):
+    check_walk(is_dying)
 
 
+mixed, moved, mass = Tilted.mixed, Tilted.moved, Tilted.log_mass
+
+
+@pytest.mark.parametrize("is_dying", [False, True], ids=["birth", "death"])
 @pytest.mark.parametrize(
     ("method", "planted"),
     [
-        ("log_prob", lambda self, s, u: density_of(self, s, u) + jnp.log(s)),
-        ("log_prob", lambda self, s, u: density_of(self, s, u) + jnp.log(2)),
-        ("draw", lambda self, key: (propose(self, key)[0] * 1.05, propose(self, key)[1])),
-        ("draw", lambda self, key: (propose(self, key)[0], jnp.abs(propose(self, key)[1]))),
+        ("mixed", lambda self, other, share: mixed(self, other, 1 - share)),
+        ("moved", lambda self, key, x, correlation: self.draw(key) + correlation * (x - self.p / self.q)),
+        ("log_mass", lambda self: mass(self) + jnp.log(self.q) / 2),
     ],
-    ids=["amplitude for its logarithm", "one sign", "longer", "all positive"],
+    ids=["steps at the time of the other end", "steps too long", "no determinant"],
 )
-def test_a_wrong_density_of_a_proposal_is_seen(method, planted, monkeypatch):
-    monkeypatch.setattr(_Proposal, method, planted)
+def test_wrong_walks_are_seen(is_dying, method, planted, monkeypatch):
+    tiny()
+    monkeypatch.setattr(Tilted, method, planted)
     with pytest.raises(AssertionError):
-        check_proposal()
+        check_walk(is_dying)
+
+
+def test_walks_keep_in_float32_what_they_weigh():
+    """4000 items: the same sum to a tenth of a nat."""
+    rng = np.random.default_rng(0)
+    index = [rng.integers(0, 3000, 40_000), rng.integers(0, 1000, 40_000)]
+    found = []
+    for dtype in (np.float64, np.float32):
+        residual, u = (jnp.asarray(np.random.default_rng(1).normal(size=size), dtype) for size in (40_000, 3000))
+        prior = Parts(None, *(Tilted(jnp.zeros(size, dtype), jnp.ones(size, dtype)) for size in (3000, 1000)))
+        sums, s = sums_of(index, residual, jnp.ones_like(residual), (3000, 1000)), jnp.asarray(0.2, dtype)
+        start = guess(s, u, prior, sums)
+        found.append(walk(random.key(0), s, start.u.p / start.u.q, jnp.linspace(0, 1, 2, dtype=dtype), start, prior, sums)[1])
+        assert found[-1].dtype == dtype
+    assert abs(found[0]) > 1
+    assert abs(found[1] - found[0]) < 0.1

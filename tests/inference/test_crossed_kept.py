@@ -13,7 +13,7 @@ from jax import random
 from inference import Program
 from inference._crossed_reading import read_crossed
 from inference.kernels import _crossed_births, _crossed_components, _crossed_sides
-from inference.kernels._crossed_births import _Proposal, born
+from inference.kernels._crossed_births import born
 from inference.kernels._crossed_components import Tilted, rescaled, shifted, switched
 from inference.kernels._crossed_sweep import CrossedSweep
 from inference.latent_normal import respond
@@ -82,7 +82,8 @@ def components(key, crossed, program, values):
 
 
 def births(key, crossed, program, values):
-    new, eta = born(key, crossed, crossed.components, program, values, *entries(crossed, program, values))
+    plan = CrossedSweep(crossed, program, 0)._plan
+    new, eta = born(key, crossed, crossed.components, program, values, entries(crossed, program, values), plan)
     return {**new, "gap": jnp.abs(eta - crossed.predictor(program, new)).max()}
 
 
@@ -187,7 +188,8 @@ def test_what_the_entries_cannot_tell_leaves_the_predictor(name):
         assert share > 0.5 if site in moved else share == 0
 
 
-mass, given, density, terms, prior = Tilted.log_mass, Tilted.given, _Proposal.log_prob, _crossed_components._terms, tiny
+mass, terms = Tilted.log_mass, _crossed_components._terms
+walk, path, guess, amplitude = (getattr(_crossed_births, name) for name in ("walk", "path", "guess", "LogNormal"))
 step, of, part = _crossed_sides._step, _crossed_sides.Entries.of, _crossed_births._component
 
 
@@ -196,10 +198,20 @@ def longer(crossed):
     return crossed.__class__(**{**vars(crossed), "sides": tuple(side._replace(size=side.size + 1) for side in crossed.sides)})
 
 
-def not_taken_out(crossed, components, program, values, k):
+def not_taken_out(*rest):
     """The entries keep what the component adds to them: the print's slip."""
-    old, priors, odds = part(crossed, components, program, values, k)
-    return old._replace(s=jnp.where(old.is_on, 0.0, old.s)), priors, odds
+    old, priors, odds = part(*rest)
+    return old._replace(parts=old.parts._replace(s=jnp.where(old.is_on, 0.0, old.parts.s))), priors, odds
+
+
+def weighed_by(log_prob):
+    """An amplitude whose density is another."""
+
+    class Other(amplitude):
+        def log_prob(self, value):
+            return log_prob(super(), value)
+
+    return Other
 
 
 TWINS = {
@@ -207,9 +219,16 @@ TWINS = {
     "columns, weight forgotten": ("columns", _crossed_sides.Entries, "of", lambda t, o, r, w: of(t, o, r, w * 0 + 1)),
     "columns, row for column": ("columns", _crossed_sides.Entries, "of", lambda t, o, *rest: of(t, jnp.roll(o, 1), *rest)),
     "components, no mass of the prior": ("components", Tilted, "log_mass", lambda self: jnp.where(self.q > 1.001, mass(self), 0.0)),
-    "births, density of no proposal": ("births", _Proposal, "log_prob", lambda self, s, u: jnp.zeros(())),
-    "births, an amplitude for its logarithm": ("births", _Proposal, "log_prob", lambda self, s, u: density(self, s, u) + jnp.log(s)),
-    "births, of one sign": ("births", _Proposal, "log_prob", lambda self, s, u: density(self, s, u) + jnp.log(2)),
+    "births, the walk not weighed": ("births", _crossed_births, "walk", lambda *rest: (walk(*rest)[0], jnp.zeros(()))),
+    "births, the walk not turned round": ("births", _crossed_births, "path", lambda is_dying, *rest: path(False, *rest)),
+    "births, amplitude's density forgotten": ("births", _crossed_births, "LogNormal", weighed_by(lambda of, s: jnp.zeros(()))),
+    "births, an amplitude for its logarithm": (
+        "births",
+        _crossed_births,
+        "LogNormal",
+        weighed_by(lambda of, s: of.log_prob(s) + jnp.log(s)),
+    ),
+    "births, one sign": ("births", _crossed_births, "NUM_SIGNS", 1),
     "births, not taken out": ("births", _crossed_births, "_component", not_taken_out),
     "births, no odds": ("births", _crossed_births, "_component", lambda *rest: (*part(*rest)[:2], jnp.log(0.5))),
     "scales, one prior": ("scales", _crossed_components, "_terms", lambda program, values, names: terms(program, values, names[:1])),
@@ -222,6 +241,24 @@ def test_a_slip_changes_the_joint(name, monkeypatch):
     monkeypatch.setattr(*planted)
     with pytest.raises(AssertionError):
         check_kept(MOVES[move], *tiny()[:2], *tiny()[2])
+
+
+def test_a_guess_that_knows_the_component_changes_the_joint(monkeypatch):
+    seen = []
+
+    def remembered(*rest):
+        seen.append(part(*rest)[0])
+        return part(*rest)
+
+    def knowing(*rest):
+        near, old = guess(*rest), seen[-1]
+        more = jnp.where(old.is_on, 20.0, 0.0) * near.u.q
+        return near._replace(u=near.u.times(more * old.parts.u, more))
+
+    monkeypatch.setattr(_crossed_births, "_component", remembered)
+    monkeypatch.setattr(_crossed_births, "guess", knowing)
+    with pytest.raises(AssertionError):
+        check_kept(MOVES["births"], *tiny()[:2], *tiny()[2])
 
 
 def test_a_wrong_jacobian_of_a_scale_changes_the_joint():
