@@ -1,6 +1,7 @@
 """The data of a mixture that `inference.assignment` has read, one entry a row."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -37,9 +38,8 @@ def by_class(value: Array, ndim: int) -> Array:
 
 def rows_of(found: "Assignment", program: "Program") -> Rows:
     """Looks at the whole data."""
-    holes = [name for name in program.latent if program.sites[name].family == "ImproperUniform"]
-    if holes != ([found.holes] if found.holes else []):
-        raise StructureError(f"sites {holes}: missing entries where the rows that were read have {found.holes!r}; give rows of one kind.")
+    holes = next((name for name in program.latent if program.sites[name].family == "ImproperUniform"), None)
+    found = replace(found, holes=holes)  # other rows may miss nothing, or something
     starts = [found.start(program, seed) for seed in range(2)]
     seen = jax.device_get(once(lambda one, other: _look(found, program, program.constrain(one), other), *starts)(*starts))
     num_rows = program.sites[found.z].shape[0]

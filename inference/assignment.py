@@ -163,6 +163,10 @@ def read_assignment(program: Program) -> Assignment:
     few = _some_rows(program, z, FEW)
     sticks, concentration = _sticks(few, z)
     holes = _holes(few)
+    if holes != _holes(program):
+        raise StructureError(
+            f"site {_holes(program)!r}: missing entries, but none in the rows that were looked at; wanted NaN in an array."
+        )
     columns, features = _blocks(few, z, holes)
     found = Assignment(few, z, sticks, concentration, columns, features, holes, _experts(few, z, holes))
     for name in (*few.latent, *few.observed, *few.factors):

@@ -13,9 +13,10 @@ from jax import Array
 
 from inference.assignment import Rows
 
-__all__ = ["Bucket", "lay_out"]
+__all__ = ["BLOCK", "Bucket", "lay_out"]
 
 MOST_BUCKETS = 5
+BLOCK = 16  # places whose missing entries are worked out together
 OVERHEAD = 2e5  # of a bucket, which is compiled, in the multiplications of a group
 LONGEST_CHUNK = {"complete": 1024, "incomplete": 256}
 
@@ -55,7 +56,8 @@ def lay_out(rows: Rows, statistics: np.ndarray, dtype: str) -> tuple[Bucket, ...
 
 def _places(groups: list[np.ndarray], longest: int, num_rows: int) -> np.ndarray:
     """Row numbers [chunk, place], each chunk of one group."""
-    size = min(longest, max(map(len, groups)))
+    size = max(map(len, groups))
+    size = size if size <= BLOCK else min(longest, size + -size % BLOCK)
     padded = [np.pad(group, (0, -len(group) % size), constant_values=num_rows) for group in groups]
     return np.concatenate(padded).reshape(-1, size)
 

@@ -63,8 +63,8 @@ def places_of(message: Message, bucket: Bucket, score: Array) -> tuple[Array, Ar
     def one(part: tuple[Bucket, Array]) -> tuple[Array, Array, Array]:
         chunk, score = part
         place = place_rows(message, chunk, soft_labels(score, chunk.signs)[0])
-        variance = jnp.diagonal(place.covariance, axis1=0, axis2=1)  # [place, group, hole]
-        return place.log_rho, place.mean, variance.swapaxes(1, 2)
+        variance = jnp.diagonal(place.covariance, axis1=1, axis2=2)  # [block, place of the block, group, hole]
+        return place.log_rho, place.mean, variance.swapaxes(2, 3).reshape(place.mean.shape)
 
     return lax.map(one, (bucket, score))
 

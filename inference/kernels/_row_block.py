@@ -23,9 +23,11 @@ from jax import Array, lax
 from jax.scipy.special import log_ndtr
 from jax.scipy.stats import norm
 
-from inference.kernels._layout import Bucket
+from inference.kernels._layout import BLOCK, Bucket
 
-__all__ = ["Message", "Place", "Sums", "form_of", "place_rows", "soft_labels", "sum_rows"]
+__all__ = ["Message", "Place", "Sums", "form_of", "inverse", "place_rows", "soft_labels", "sum_rows"]
+
+MOST_UNROLLED = 24  # holes; with more of them LAPACK is as fast
 
 
 class Message(NamedTuple):
@@ -57,7 +59,7 @@ class Place(NamedTuple):
 
     log_rho: Array  # [place, group]
     mean: Array  # of the missing entries, [place, hole, group]
-    covariance: Array  # [hole, hole, place, group]
+    covariance: Array  # [block of places, hole, hole, place of the block, group]
     norm: Array  # log of the sum in (2) over the groups [place]
 
 
@@ -151,30 +153,56 @@ def place_rows(message: Message, chunk: Bucket, t: Array) -> Place:
 
 
 def _holes(chunk: Bucket, matrix: Array, slope: Array) -> tuple[Array, Array, Array]:
-    """Mean and covariance of the missing entries, and the last three terms of (2)."""
-    size, groups, width = *matrix.shape[1:], chunk.missing.shape[1]
-    is_hole = jnp.arange(width)[None] < chunk.num_missing[:, None]  # [place, hole]
-    g = jnp.take_along_axis(slope, chunk.missing[:, :, None], 1) * is_hole[:, :, None]
-    pair = chunk.missing.T[:, None] * size + chunk.missing.T[None]  # [hole, hole, place]
+    """Mean and covariance of the missing entries, and the last three terms of (2); some rows at a time, which stay in the cache."""
+    rows, block = len(chunk.missing), math.gcd(len(chunk.missing), BLOCK)
+    split = lambda leaf: leaf.reshape(rows // block, block, *leaf.shape[1:])
+    parts = jax.tree.map(split, (chunk.missing, chunk.num_missing, slope))
+    mean, covariance, gain = lax.map(lambda part: _holes_of_block(*part, matrix), parts)
+    join = lambda leaf: leaf.reshape(rows, *leaf.shape[2:])
+    return join(mean), covariance, join(gain)
+
+
+def _holes_of_block(missing: Array, num_missing: Array, slope: Array, matrix: Array) -> tuple[Array, Array, Array]:
+    size, groups, width = *matrix.shape[1:], missing.shape[1]
+    is_hole = jnp.arange(width)[None] < num_missing[:, None]  # [place, hole]
+    g = jnp.take_along_axis(slope, missing[:, :, None], 1) * is_hole[:, :, None]
     both = (is_hole.T[:, None] & is_hole.T[None])[..., None]
-    own = jnp.where(both, matrix.reshape(size * size, groups)[pair], jnp.eye(width, dtype=matrix.dtype)[:, :, None, None])
-    covariance, log_det = _inverse(own)
+    own = matrix.reshape(size * size, groups)[_pairs(missing, size)]
+    covariance, log_det = inverse(jnp.where(both, own, jnp.eye(width, dtype=own.dtype)[:, :, None, None]))
     mean = jnp.einsum("abpk,pbk->pak", covariance, g)
-    constant = (chunk.num_missing.astype(matrix.dtype) * math.log(2 * math.pi))[:, None]
+    constant = (num_missing.astype(own.dtype) * math.log(2 * math.pi))[:, None]
     return mean, jnp.where(both, covariance, 0), (jnp.sum(g * mean, 1) - log_det + constant) / 2
 
 
-def _inverse(matrix: Array) -> tuple[Array, Array]:
-    """Inverse and log determinant of positive definite matrices [i, j, ...], by the sweep operator, all of them at once."""
-    size = len(matrix)
-    log_det = jnp.zeros(matrix.shape[2:], matrix.dtype)
-    unit = jnp.eye(size, dtype=matrix.dtype).reshape(size, size, *(1,) * (matrix.ndim - 2))
-    for j in range(size):
-        pivot = matrix[j, j]
-        log_det = log_det + jnp.log(pivot)
-        column = matrix[:, j] - unit[:, j]
-        matrix = matrix - column[:, None] * (column / pivot[None])[None] - 2 * unit[:, j : j + 1] * unit[j : j + 1]
-    return -matrix, log_det
+def _pairs(missing: Array, size: int) -> Array:
+    """Where each pair of missing entries is in a matrix laid out in a row [hole, hole, place]."""
+    return missing.T[:, None] * size + missing.T[None]
+
+
+def inverse(matrix: Array) -> tuple[Array, Array]:
+    """Inverse and log determinant of positive definite matrices [i, j, ...], all of them at once.
+
+    Down: the complement of the first row and column is their pivot's, v = column / pivot. Up: with the inverse Z of the complement and
+    y = Z v, the inverse is ((1 / pivot + v . y, -y'), (-y, Z)). Each step is a loop of its own, or XLA would compute steps again and again.
+    """
+    size, rest = len(matrix), matrix
+    if size > MOST_UNROLLED:
+        root = jnp.linalg.cholesky(jnp.moveaxis(matrix, (0, 1), (-2, -1)))
+        half = lax.linalg.triangular_solve(root, jnp.broadcast_to(jnp.eye(size, dtype=root.dtype), root.shape), left_side=True, lower=True)
+        log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), -1)
+        return jnp.moveaxis(half.mT @ half, (-2, -1), (0, 1)), log_det
+    pivots, steps = [], []
+    for _ in range(size):
+        pivots.append(rest[0, 0])
+        steps.append(lax.optimization_barrier(rest[1:, 0] / rest[:1, 0]))
+        rest = lax.optimization_barrier(rest[1:, 1:] - rest[1:, :1] * steps[-1][None])
+    found = rest
+    for pivot, step in zip(reversed(pivots), reversed(steps), strict=True):
+        y = lax.optimization_barrier(jnp.sum(found * step[None], 1))
+        corner = 1 / pivot + jnp.sum(step * y, 0)
+        top = jnp.concatenate([corner[None], -y])
+        found = lax.optimization_barrier(jnp.concatenate([top[None], jnp.concatenate([-y[:, None], found], 1)]))
+    return found, sum((jnp.log(pivot) for pivot in pivots), start=jnp.zeros(matrix.shape[2:], matrix.dtype))
 
 
 def _visit_incomplete(message: Message, chunk: Bucket, score: Array, weight: Array) -> tuple[Sums, Array]:
@@ -189,8 +217,10 @@ def _visit_incomplete(message: Message, chunk: Bucket, score: Array, weight: Arr
     t = soft_labels(score, chunk.signs)[0]
     weighted = rho[:, None] * whole
     size = whole.shape[1]
-    pair = chunk.missing.T[:, None] * size + chunk.missing.T[None]
-    spread = jnp.zeros((size * size, rho.shape[1]), rho.dtype).at[pair].add(place.covariance * rho[None, None])
+    block = place.covariance.shape[3]
+    pair = jax.vmap(lambda missing: _pairs(missing, size))(chunk.missing.reshape(-1, block, chunk.missing.shape[1]))
+    weighed = place.covariance * rho.reshape(-1, 1, 1, block, rho.shape[1])
+    spread = jnp.zeros((size * size, rho.shape[1]), rho.dtype).at[pair].add(weighed)
     moments = jnp.einsum("pik,pjk->kij", weighted, whole) + spread.T.reshape(-1, size, size)
     is_asked = (chunk.signs[0] != 0).astype(rho.dtype)
     products = jnp.einsum("pc,pik->cki", t, weighted)

@@ -26,6 +26,7 @@ from inference.kernels._clusters import STARTS, start_sums
 from inference.kernels._factors import Factors, divergence, factors_of, message_of, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
 from inference.kernels._mixture_draws import draw_mixture
+from inference.kernels._mixture_prediction import Prediction, predict_rows
 from inference.kernels._row_block import Sums, sum_rows
 from inference.program import Program
 from inference.protocol import Algorithm, Results
@@ -135,6 +136,10 @@ class CoordinateAscent(Algorithm):
     def finished(self, state: AscentState) -> Array:
         """When a sweep gains next to nothing."""
         return state.gain < self.tolerance * jnp.abs(state.elbo)
+
+    def predict(self, state: AscentState, program: Program) -> Prediction:
+        """What q says of the rows of a program as if they were new: groups, missing features, and how probable their labels are."""
+        return predict_rows(self.assignment, state.factors, self.assignment.rows(program))
 
     def draw(self, rng_key: Array, state: AscentState, program: Program, num_draws: int) -> dict[str, Array]:
         """Independent draws from q, all sites; `log_q` is their density."""

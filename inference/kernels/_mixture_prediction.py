@@ -1,0 +1,105 @@
+"""What the mean-field posterior of a mixture says of other rows, their missing entries and the posterior integrated out.
+
+A row's group is h with probability proportional to E pi_h times the predictive density of what the row shows: of normal features, with
+(loc m, kappa, nu, rate R) of a normal-Wishart factor of width P, a Student t of nu + 1 - P degrees of freedom, centre m_o and scale
+(kappa + 1) / (kappa (nu + 1 - P)) R_oo. Given the group the missing features are a Student t again; only what a probit expert then says is
+approximate: its score is taken for normal, with the mean and variance that it has under q(w) and that Student t.
+
+Cost of a row: K P^3 for K groups.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.special import gammaln, log_ndtr
+
+from inference._assignment_rows import Rows
+from inference._conjugate_normal import WishartHyper
+from inference.assignment import Assignment
+from inference.kernels._factors import Factors
+from inference.quadratic import Weights
+
+__all__ = ["Prediction", "predict_rows"]
+
+AT_ONCE = 64  # rows
+
+
+class Prediction(NamedTuple):
+    """Of each row; its label plays no part but in its own probability."""
+
+    log_group: Array  # log probability of each group [row, group]
+    log_label: Array  # of the label that the row has, 0 where it has none [row]
+    mean: Array  # of the features, those that are seen as they are [row, feature]
+    deviation: Array  # standard deviation, 0 where seen [row, feature]
+
+
+def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
+    """Of rows other than those that were fitted, or the same ones as if they were new."""
+    c1, c0 = factors.sticks
+    log_left, one = jnp.cumsum(jnp.log(c0 / (c0 + c1))), jnp.zeros(1, c1.dtype)
+    log_weight = jnp.concatenate([jnp.log(c1 / (c0 + c1)), one]) + jnp.concatenate([one, log_left])
+    dtype = c1.dtype
+    given = jax.tree.map(lambda part: jnp.asarray(part, dtype), (rows.features, rows.extras, rows.signs, rows.columns))
+
+    def of_row(row: tuple[Array, Array, Array, tuple[Array, ...]]) -> Prediction:
+        x, extras, signs, columns = row
+        log_group = log_weight
+        for block, hyper, values in zip(found.columns, factors.columns, columns, strict=True):
+            log_group = log_group + jnp.sum(block.family.log_predictive(hyper, values), -1)
+        mean, covariance = jnp.zeros((len(log_group), 0), dtype), jnp.zeros((len(log_group), 0, 0), dtype)
+        if factors.features is not None:
+            log_density, mean, covariance = _student(factors.features, x)
+            log_group = log_group + log_density
+        log_group = jax.nn.log_softmax(log_group)
+        log_label = jnp.zeros((), dtype)
+        if factors.weights is not None:
+            beside = jnp.concatenate([jnp.ones(1, dtype), extras])
+            entries = jnp.concatenate([mean, jnp.broadcast_to(beside, (len(mean), len(beside)))], 1)
+            log_label = jax.nn.logsumexp(log_group + _log_label(factors.weights, signs, rows.design, entries, covariance))
+        rho = jnp.exp(log_group)
+        whole = jnp.where(jnp.isnan(x), rho @ mean, x) if mean.shape[1] else mean[0]
+        variance = rho @ (jnp.diagonal(covariance, axis1=1, axis2=2) + (mean - whole[None]) ** 2)
+        return Prediction(log_group, log_label, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0)))
+
+    return jax.jit(lambda given: lax.map(of_row, given, batch_size=AT_ONCE))(given)
+
+
+def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:
+    """Of each group: log density of what a row shows, and mean and covariance of all its features given that."""
+    loc, kappa, nu, rate = hyper
+    freedom = nu + 1 - len(x)
+    scale = rate * ((kappa + 1) / (kappa * freedom))[:, None, None]
+    seen = ~jnp.isnan(x)
+    both, num_seen = seen[:, None] & seen[None], jnp.sum(seen).astype(x.dtype)
+    root = jnp.linalg.cholesky(jnp.where(both[None], scale, jnp.eye(len(x), dtype=x.dtype)[None]))
+    gap = jnp.where(seen[None], x[None] - loc, 0)
+    distance = jnp.sum(solve_triangular(root, gap[..., None], lower=True)[..., 0] ** 2, -1)
+    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=1, axis2=2)), -1)
+    log_density = gammaln((freedom + num_seen) / 2) - gammaln(freedom / 2) - num_seen / 2 * jnp.log(freedom * jnp.pi) - log_det / 2
+    log_density = log_density - (freedom + num_seen) / 2 * jnp.log1p(distance / freedom)
+    across = jnp.where(seen[None, :, None] & ~seen[None, None], scale, 0)  # [group, seen, missing]
+    slope = cho_solve((root, True), across)
+    mean = jnp.where(seen[None], x[None], loc + jnp.einsum("ksm,ks->km", slope, gap))
+    rest = jnp.where((~seen[:, None] & ~seen[None])[None], scale - across.mT @ slope, 0)
+    spread = (freedom + distance) / (freedom + num_seen - 2)  # of a Student t: scale times degrees / (degrees - 2)
+    return log_density, mean, rest * spread[:, None, None]
+
+
+def _log_label(weights: Weights, signs: Array, design: tuple[int, ...], entries: Array, covariance: Array) -> Array:
+    """Log probability that the soft labels lie on these sides of 0 [group]."""
+    size, width = entries.shape[1], covariance.shape[1]
+    padded = jnp.zeros((len(entries), size, size), entries.dtype).at[:, :width, :width].set(covariance)
+    at = jnp.array(design)
+    seen, spread = entries[:, at], padded[:, at][:, :, at]
+    score = jnp.einsum("ckj,kj->ck", weights.mean, seen)
+    variance = jnp.einsum("cki,kij,ckj->ck", weights.mean, spread, weights.mean)
+    variance = variance + jnp.einsum("ckij,kij->ck", weights.covariance, spread + _outer(seen))
+    log_side = log_ndtr(signs[:, None] * score / jnp.sqrt(1 + variance))
+    return jnp.sum(jnp.where(signs[:, None] == 0, 0, log_side), 0)
+
+
+def _outer(vectors: Array) -> Array:
+    return vectors[:, :, None] * vectors[:, None]

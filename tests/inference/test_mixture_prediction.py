@@ -1,0 +1,78 @@
+"""Predictions of a fitted mixture against the same integrals by draws of its posterior."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+from jax.scipy.special import log_ndtr
+from jax.scipy.stats import multivariate_normal
+
+from inference import Program
+from tests.inference.mixtures import case
+from tests.inference.test_coordinate_ascent import ascended
+from zoo.iqgme import iqgme, sticks
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+DRAWS = 4000
+NEW = np.array([[0.5, -1.0], [np.nan, 0.3], [1.5, np.nan], [np.nan, np.nan]])
+
+
+@pytest.mark.slow
+def test_prediction_is_an_integral_over_the_posterior():
+    """Of each row: the group, its label, and the missing entries; those are drawn where they are missing."""
+    _, data = case("three classes", num_rows=60)
+    kernel, state, _, program = ascended(data)
+    labels = np.array([1, 2, 0, 1])
+    found = kernel.predict(state, Program(iqgme, **data | {"x": NEW, "y": labels}))
+    drawn = {name: value for name, value in kernel.draw(random.key(0), state, program, DRAWS).items() if name in ("V", "mu", "Lambda", "w")}
+
+    def one(key, values):
+        return jnp.stack([jnp.stack(_row(key, values, x, y)) for x, y in zip(NEW, labels, strict=True)])
+
+    def _row(key, values, x, y):
+        """Of each group: its weight times the density of what is seen, and that times the label's, times the first feature."""
+        o, m = np.flatnonzero(~np.isnan(x)), np.flatnonzero(np.isnan(x))
+        covariance = jnp.linalg.inv(values["Lambda"])
+        weight = sticks(values["V"])
+        if len(o):
+            weight = weight * jax.vmap(lambda mu, c: multivariate_normal.pdf(x[o], mu[o], c[np.ix_(o, o)]))(values["mu"], covariance)
+        precision = values["Lambda"][:, m][:, :, m]
+        gap = jnp.asarray(x[o]) - values["mu"][:, o]
+        mean = values["mu"][:, m] - jnp.linalg.solve(precision, (values["Lambda"][:, m][:, :, o] @ gap[..., None]))[..., 0]
+        noise = random.multivariate_normal(key, jnp.zeros((3, len(m))), jnp.linalg.inv(precision)) if len(m) else jnp.zeros((3, 0))
+        whole = jnp.zeros((3, 2)).at[:, o].set(jnp.asarray(x[o])).at[:, m].set(mean + noise)
+        score = jnp.einsum("cki,ki->ck", values["w"], jnp.concatenate([whole, jnp.ones((3, 1))], 1))
+        yes = {0: log_ndtr(-score).sum(0), 1: log_ndtr(score[0]), 2: log_ndtr(-score[0]) + log_ndtr(score[1])}[y]
+        return weight, weight * jnp.exp(yes), weight * whole[:, 0], weight * whole[:, 0] ** 2
+
+    each = jax.jit(lambda keys, drawn: jax.vmap(one)(keys, drawn))(random.split(random.key(1), DRAWS), drawn)
+    weight, label, first, square = (np.asarray(each[:, :, i]) for i in range(4))
+    mean = weight.mean(0)
+    error = weight.std(0) / np.sqrt(DRAWS) / mean.sum(1, keepdims=True)
+    assert (abs(np.exp(found.log_group) - mean / mean.sum(1, keepdims=True)) < 5 * error + 1e-3).all()
+    np.testing.assert_allclose(np.exp(found.log_label), label.mean(0).sum(1) / mean.sum(1), atol=0.02)  # the score is taken for normal
+    total = mean.sum(1)
+    np.testing.assert_allclose(found.mean[:, 0], first.mean(0).sum(1) / total, atol=0.06)
+    variance = square.mean(0).sum(1) / total - (first.mean(0).sum(1) / total) ** 2
+    np.testing.assert_allclose(found.deviation[1, 0] ** 2, variance[1], rtol=0.3)
+    np.testing.assert_array_equal(found.deviation[0], 0)
+    np.testing.assert_array_equal(found.mean[0], NEW[0])
+
+
+def test_missing_entries_of_correlated_columns_are_covered():
+    """Rows from the model's own kind: 1 and 2 standard deviations hold about 68 and 95 of 100, and less than a column's own say."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 2, 400)
+    x = rng.normal(size=(400, 3)) @ np.array([[1, 0.9, 0.5], [0, 0.4, 0.5], [0, 0, 0.3]]) + np.array([[-3.0, 0, 2], [3, 1, -2]])[group]
+    holes = rng.random(x.shape) < 0.25
+    holes[holes.all(1)] = False
+    data = {"x": np.where(holes, np.nan, x), "num_experts": 6, "expert": None, "alpha": 1.0}
+    kernel, state, _, program = ascended(data, 60)
+    found = kernel.predict(state, program)
+    off = abs(found.mean - x)[holes] / found.deviation[holes]
+    assert abs((off < 1).mean() - 0.683) < 0.08
+    assert abs((off < 2).mean() - 0.954) < 0.04
+    assert found.deviation[holes].mean() < 0.5 * x.std()
+    np.testing.assert_array_equal(found.mean[~holes], x[~holes])
