@@ -13,11 +13,12 @@ from jax import Array
 
 from inference.assignment import Rows
 
-__all__ = ["BLOCK", "Bucket", "lay_out"]
+__all__ = ["BLOCK", "LONGEST_CHUNK", "Bucket", "lay_out"]
 
 MOST_BUCKETS = 5
 BLOCK = 16  # places whose missing entries are worked out together
 OVERHEAD = 2e5  # of a bucket, which is compiled, in the multiplications of a group
+MANY_ROWS = 2000
 LONGEST_CHUNK = {"complete": 1024, "incomplete": 256}
 
 
@@ -57,6 +58,8 @@ def lay_out(rows: Rows, statistics: np.ndarray, dtype: str) -> tuple[Bucket, ...
 def _places(groups: list[np.ndarray], longest: int, num_rows: int) -> np.ndarray:
     """Row numbers [chunk, place], each chunk of one group."""
     size = max(map(len, groups))
+    if size < MANY_ROWS:  # no chunk of the longest size: code for it takes long to compile
+        longest = max(longest // 2, 1)
     size = size if size <= BLOCK else min(longest, size + -size % BLOCK)
     padded = [np.pad(group, (0, -len(group) % size), constant_values=num_rows) for group in groups]
     return np.concatenate(padded).reshape(-1, size)

@@ -23,11 +23,11 @@ from jax import Array, lax
 from jax.scipy.special import log_ndtr
 from jax.scipy.stats import norm
 
-from inference.kernels._layout import BLOCK, Bucket
+from inference.kernels._layout import BLOCK, LONGEST_CHUNK, Bucket
 
 __all__ = ["Message", "Place", "Sums", "form_of", "inverse", "place_rows", "soft_labels", "sum_rows"]
 
-MOST_UNROLLED = 24  # holes; with more of them LAPACK is as fast
+MOST_UNROLLED = 24  # holes; with more of them the code would be long
 
 
 class Message(NamedTuple):
@@ -157,18 +157,19 @@ def _holes(chunk: Bucket, matrix: Array, slope: Array) -> tuple[Array, Array, Ar
     rows, block = len(chunk.missing), math.gcd(len(chunk.missing), BLOCK)
     split = lambda leaf: leaf.reshape(rows // block, block, *leaf.shape[1:])
     parts = jax.tree.map(split, (chunk.missing, chunk.num_missing, slope))
-    mean, covariance, gain = lax.map(lambda part: _holes_of_block(*part, matrix), parts)
+    is_unrolled = rows >= LONGEST_CHUNK["incomplete"] and chunk.missing.shape[1] <= MOST_UNROLLED
+    mean, covariance, gain = lax.map(lambda part: _holes_of_block(*part, matrix, is_unrolled), parts)
     join = lambda leaf: leaf.reshape(rows, *leaf.shape[2:])
     return join(mean), covariance, join(gain)
 
 
-def _holes_of_block(missing: Array, num_missing: Array, slope: Array, matrix: Array) -> tuple[Array, Array, Array]:
+def _holes_of_block(missing: Array, num_missing: Array, slope: Array, matrix: Array, is_unrolled: bool) -> tuple[Array, Array, Array]:
     size, groups, width = *matrix.shape[1:], missing.shape[1]
     is_hole = jnp.arange(width)[None] < num_missing[:, None]  # [place, hole]
     g = jnp.take_along_axis(slope, missing[:, :, None], 1) * is_hole[:, :, None]
     both = (is_hole.T[:, None] & is_hole.T[None])[..., None]
     own = matrix.reshape(size * size, groups)[_pairs(missing, size)]
-    covariance, log_det = inverse(jnp.where(both, own, jnp.eye(width, dtype=own.dtype)[:, :, None, None]))
+    covariance, log_det = inverse(jnp.where(both, own, jnp.eye(width, dtype=own.dtype)[:, :, None, None]), is_unrolled)
     mean = jnp.einsum("abpk,pbk->pak", covariance, g)
     constant = (num_missing.astype(own.dtype) * math.log(2 * math.pi))[:, None]
     return mean, jnp.where(both, covariance, 0), (jnp.sum(g * mean, 1) - log_det + constant) / 2
@@ -179,20 +180,36 @@ def _pairs(missing: Array, size: int) -> Array:
     return missing.T[:, None] * size + missing.T[None]
 
 
-def inverse(matrix: Array) -> tuple[Array, Array]:
+def inverse(matrix: Array, is_unrolled: bool = False) -> tuple[Array, Array]:
     """Inverse and log determinant of positive definite matrices [i, j, ...], all of them at once.
 
-    Down: the complement of the first row and column is their pivot's, v = column / pivot. Up: with the inverse Z of the complement and
+    Unrolled it is three times as fast, and slow to compile.
+    """
+    return (_eliminated if is_unrolled or not len(matrix) else _swept)(matrix)
+
+
+def _swept(matrix: Array) -> tuple[Array, Array]:
+    """By the sweep operator, which at each index turns the pivot p and column v to -1 / p and v / p, and the rest to rest - v v' / p."""
+    size = len(matrix)
+
+    def sweep(j: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+        matrix, log_det = at
+        column = lax.dynamic_index_in_dim(matrix, j, 0, keepdims=False)
+        pivot = lax.dynamic_index_in_dim(column, j, 0, keepdims=False)
+        unit = (jnp.arange(size) == j).astype(matrix.dtype).reshape(size, *(1,) * (matrix.ndim - 2))
+        column = column - unit
+        return matrix - column[:, None] * (column / pivot[None])[None] - 2 * unit[:, None] * unit[None], log_det + jnp.log(pivot)
+
+    negative, log_det = lax.fori_loop(0, size, sweep, (matrix, jnp.zeros(matrix.shape[2:], matrix.dtype)))
+    return -negative, log_det
+
+
+def _eliminated(matrix: Array) -> tuple[Array, Array]:
+    """Down: the complement of the first row and column is their pivot's, v = column / pivot. Up: with the inverse Z of the complement and
     y = Z v, the inverse is ((1 / pivot + v . y, -y'), (-y, Z)). Each step is a loop of its own, or XLA would compute steps again and again.
     """
-    size, rest = len(matrix), matrix
-    if size > MOST_UNROLLED:
-        root = jnp.linalg.cholesky(jnp.moveaxis(matrix, (0, 1), (-2, -1)))
-        half = lax.linalg.triangular_solve(root, jnp.broadcast_to(jnp.eye(size, dtype=root.dtype), root.shape), left_side=True, lower=True)
-        log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), -1)
-        return jnp.moveaxis(half.mT @ half, (-2, -1), (0, 1)), log_det
-    pivots, steps = [], []
-    for _ in range(size):
+    rest, pivots, steps = matrix, [], []
+    for _ in range(len(matrix)):
         pivots.append(rest[0, 0])
         steps.append(lax.optimization_barrier(rest[1:, 0] / rest[:1, 0]))
         rest = lax.optimization_barrier(rest[1:, 1:] - rest[1:, :1] * steps[-1][None])
