@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd movielens                     # Marlin's weak protocol, three partitions
     OMP_NUM_THREADS=1 uv run --with myfm --with smurff --with "setuptools<80" python -m tests.bench.bsvd peers
-    OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd sizes                         # Figures 5.6, 5.7: by the share that is learned from
+    OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd sizes -o FOLDER               # Figures 5.6, 5.7: by the share that is learned from
     OMP_NUM_THREADS=1 uv run python -m tests.bench.bsvd ranks 0.2                     # the rank after each 20 sweeps, from 0 and from 20
 
 Ratings: of 5000 users, chosen at random, one rating each is held out and the others are learned from (Marlin 2004). For `sizes` a share of
@@ -13,10 +13,12 @@ all ratings, chosen at random, is learned from, and some of the others are predi
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from gallery import BSVDCompleter
 from gallery.datasets import load
@@ -70,11 +72,19 @@ def movielens(num_partitions: int, names: list[str]) -> None:
     for seed in range(num_partitions):
         train, test = ratings(seed)
         for name in names:
-            print(f"| {seed} | {name} | {learned(train, test, seed, **CODES[name]())} |", flush=True)
+            print(f"| {seed} | {name} | {learned(train, test, seed, **CODES[name]()).cells} |", flush=True)
 
 
-def learned(train, test, seed: int, **options) -> str:
-    """What BSVD reaches on the ratings `test`, its rank, and the CPU seconds of learning `train`: cells of a table."""
+class Learned(NamedTuple):
+    """What BSVD reaches."""
+
+    rmse: float
+    rank: np.ndarray  # quantiles .05, .5, .95
+    cells: str  # of a table
+
+
+def learned(train, test, seed: int, **options) -> Learned:
+    """On the ratings `test`, of `train`, and the CPU seconds that took."""
     started = process_time()
     settings = {"num_components": 40, "num_warmup": 60, "num_samples": 150, "random_state": seed}
     completer = BSVDCompleter((6040, 3952), **settings, **options).fit(train)
@@ -82,20 +92,32 @@ def learned(train, test, seed: int, **options) -> str:
     rows, columns, values = test
     drawn = completer.sample(rows, columns, 1000)
     rank = np.quantile(completer.posterior_["posterior"]["rank"], [0.05, 0.5, 0.95])
-    found = scores(values, completer.predict(rows, columns), np.quantile(drawn, [0.05, 0.95], axis=0))
-    return f"{found} | {log_score(values, drawn):.4f} | {rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f}"
+    mean = completer.predict(rows, columns)
+    found = scores(values, mean, np.quantile(drawn, [0.05, 0.95], axis=0))
+    cells = f"{found} | {log_score(values, drawn):.4f} | {rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f}"
+    return Learned(float(np.sqrt(np.mean((values - np.clip(mean, 1, 5)) ** 2))), rank, cells)
 
 
-def sizes(num_selections: int, num_test: int = 20_000) -> None:
+def sizes(num_selections: int, folder: Path, num_test: int = 20_000) -> None:
     """By the share of all ratings that is learned from."""
-    data = load("movielens_1m")
+    data, results = load("movielens_1m"), []
     print("| selection | share | RMSE | NMAE | NMAE, rounded | in the 90 % interval | log score | rank, 90 % | CPU s |\n|" + "---|" * 9)
     for seed in range(num_selections):
         order = np.random.default_rng(seed).permutation(len(data["values"]))
         for share in SHARES:
             number = round(share * len(order))
             train, test = (tuple(data[name][np.sort(which)] for name in ENTRY) for which in (order[:number], order[-num_test:]))
-            print(f"| {seed} | {share} | {learned(train, test, seed)} |", flush=True)
+            results.append((share, learned(train, test, seed)))
+            print(f"| {seed} | {share} | {results[-1][1].cells} |", flush=True)
+    share, error = np.array([(share, each.rmse) for share, each in results]).T
+    low, rank, high = np.stack([each.rank for _, each in results], axis=1)
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(100 * share, error, "o")
+    left.set(xlabel="ratings learned from (%)", ylabel="RMSE")
+    right.errorbar(100 * share, rank, (rank - low, high - rank), fmt="o", capsize=3)
+    right.set(xlabel="ratings learned from (%)", ylabel="rank, 90 % interval", ylim=(0, None))
+    figure.savefig(folder / "bsvd_figures_5_6_and_5_7.png", dpi=150)
 
 
 def ranks(share: float, num_sweeps: int = 160, every: int = 20) -> None:
@@ -154,7 +176,7 @@ if __name__ == "__main__":
     if what == "movielens":
         movielens(number, [word for word in words if word in CODES] or list(CODES))
     elif what == "sizes":
-        sizes(number)
+        sizes(number, Path(words[words.index("-o") + 1]))
     elif what == "ranks":
         ranks(float(words[0]))
     else:
