@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from gallery.aclass import AClassClassifier
     from gallery.archipelago import ArchipelagoClassifier
     from gallery.bsvd import BSVDCompleter
+    from gallery.iqgme import IQGMEClassifier
 
 WHERE = {
     "AClassClassifier": "gallery.aclass",
     "ArchipelagoClassifier": "gallery.archipelago",
     "BSVDCompleter": "gallery.bsvd",
+    "IQGMEClassifier": "gallery.iqgme",
 }
 
-__all__ = ["AClassClassifier", "ArchipelagoClassifier", "BSVDCompleter"]
+__all__ = ["AClassClassifier", "ArchipelagoClassifier", "BSVDCompleter", "IQGMEClassifier"]
 
 
 def __getattr__(name: str) -> Any:

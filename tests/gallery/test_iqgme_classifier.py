@@ -1,0 +1,98 @@
+"""The classifier: it runs the zoo's model in the driver, and says what can be said of rows, classes and missing entries."""
+
+import os
+
+import numpy as np
+import pytest
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from gallery import IQGMEClassifier
+from inference import Driver
+from zoo.iqgme import iqgme
+
+pytestmark = pytest.mark.usefixtures("numpyro_promotion")
+
+RNG = np.random.default_rng(0)
+GROUP = np.arange(90) % 3
+X = RNG.normal(size=(90, 2)) + np.array([[-3.0, 0], [1, 0], [5, 0]])[GROUP]
+Y = np.array(["no", "yes"])[(X[:, 1] * np.array([1, -1, 1])[GROUP] > 0).astype(int)]  # a line in each group
+HOLED = np.where(RNG.random(X.shape) < 0.15, np.nan, X)
+
+
+class Called(Exception):
+    """The driver's `run` was called."""
+
+
+def test_a_fit_is_the_drivers_run_of_the_zoos_model(monkeypatch):
+    seen = {}
+
+    def run(self, rng_key, *args, **kwargs):
+        seen.update(driver=self, args=args, kwargs=kwargs)
+        raise Called
+
+    monkeypatch.setattr(Driver, "run", run)
+    with pytest.raises(Called):
+        IQGMEClassifier(7, max_iter=9, max_time=3.0).fit(np.column_stack([HOLED * 10 + 3, np.full(90, 4.0)]), Y)
+    x, labels = seen["args"]
+    assert seen["driver"].kernel.model is iqgme
+    assert (seen["driver"].num_warmup, seen["driver"].max_time, seen["kwargs"]["num_experts"]) == (9, 3.0, 7)
+    np.testing.assert_allclose(np.nanmean(x, 0), 0, atol=1e-12)
+    np.testing.assert_allclose(np.nanstd(x, 0), 1)
+    np.testing.assert_array_equal(labels, Y == "yes")
+
+
+@pytest.mark.slow
+def test_it_learns_a_line_for_each_group():
+    model = IQGMEClassifier(6, max_iter=300, random_state=0).fit(HOLED, Y)
+    assert model.score(X, Y) > 0.85
+    proba = model.predict_proba(HOLED)
+    np.testing.assert_allclose(proba.sum(1), 1)
+    mean, deviation = model.impute(HOLED, return_std=True)
+    is_seen = ~np.isnan(HOLED)
+    np.testing.assert_allclose(mean[is_seen], HOLED[is_seen])
+    assert (deviation[~is_seen] > 0).all()
+    assert (deviation[is_seen] == 0).all()
+    assert model.posterior_["posterior"].sizes["draw"] == 200
+    share = model.predict_proba(np.full((1, 2), np.nan))
+    assert abs(share[0, 1] - (Y == "yes").mean()) < 0.1
+
+
+QUICK = {  # nothing is compiled
+    "check_classifiers_regression_target",
+    "check_complex_data",
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_estimator_cloneable",
+    "check_estimators_empty_data_messages",
+    "check_estimators_unfitted",
+    "check_fit1d",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_requires_y_none",
+    "check_set_params",
+    "check_valid_tag_types",
+}
+SLOW = {"check_estimators_pickle", "check_n_features_in"}  # of those that compile; the others take minutes: ZOO_ALL_CHECKS=1 runs them too
+
+
+def cases():
+    for estimator, check in estimator_checks_generator(IQGMEClassifier(4, max_iter=20)):
+        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+        if name in QUICK | SLOW or "ZOO_ALL_CHECKS" in os.environ:
+            yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(("estimator", "check"), list(cases()))
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_every_quick_check_is_there():
+    assert {case.values[1].func.__name__ for case in cases()} >= QUICK | SLOW
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="inference: found 'mcmc', wanted 'vb'"):
+        IQGMEClassifier(inference="mcmc").fit(X, Y)
+    with pytest.raises(ValueError, match="shrinkage: found 2.0"):
+        IQGMEClassifier(shrinkage=2.0).fit(X, Y)
