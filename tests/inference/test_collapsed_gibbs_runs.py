@@ -64,6 +64,7 @@ def test_draws_equal_those_of_numpyros_mcmc(chain_method):
         np.testing.assert_allclose(draws, posterior[name], rtol=1e-4, err_msg=name)  # a batch of chains is rounded in another way
 
 
+@pytest.mark.slow
 def test_the_tree_has_names_for_everything():
     tree = run()
     assert tree.posterior["z"].dims == ("chain", "draw", "row")

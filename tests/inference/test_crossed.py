@@ -42,7 +42,7 @@ BSVD = {
 }
 
 
-SLOW = ("ordered", "learned factors", "one component")
+SLOW = ("ordered", "learned factors", "one component", "binomial", "features")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BSVD])
@@ -61,6 +61,7 @@ def test_a_known_intercept_is_no_shared_site():
     assert (found.shared, found.levels) == ((), ())
 
 
+@pytest.mark.slow
 def test_names_mean_nothing():
     assert read(shop()) == WHOLE
 
@@ -108,6 +109,7 @@ def test_features_of_entries_have_shared_coefficients():
     assert found.levels == WHOLE.levels
 
 
+@pytest.mark.slow
 def test_a_feature_that_is_one_at_first_is_no_level():
     assert read(shop(NOTES, level=None)).levels == ()
 
@@ -129,6 +131,7 @@ def test_an_edit_is_followed(name):
     assert found.sides == (READERS, BOOKS)
 
 
+@pytest.mark.slow
 def test_a_table_that_is_as_long_as_the_entries_is_not_theirs():
     k = {"row": READER[:6], "column": BOOK[:6], "value": STARS[:6], "row_features": RNG.normal(size=(6, 2))}
     found = read(Program(small().model, **k, shape=(6, 5), num_components=2))

@@ -60,12 +60,14 @@ def forgets_the_proposal(self, rng_key, program, history, values, function):
 EXCHANGED = LatentHistory._exchanged
 
 
+@pytest.mark.slow
 def test_proposal_must_be_in_the_ratio(monkeypatch):
     monkeypatch.setattr(LatentHistory, "_exchanged", forgets_the_proposal)
     distance, spread = distance_to_truth()
     assert distance > 0.1 or abs(spread - 1) > 0.2
 
 
+@pytest.mark.slow
 def test_density_must_be_in_the_ratio_of_places_nearby(monkeypatch):
     monkeypatch.setattr(History, "log_places", lambda self, program, values: jnp.zeros(self.capacity))
     monkeypatch.setattr(History, "prove", lambda self, program, rng_key: None)

@@ -22,6 +22,7 @@ def driver(num_samples=300, **options):
     return Driver(kernel, num_warmup=10, num_samples=num_samples, progress_bar=False, **options)
 
 
+@pytest.mark.slow
 def test_capacity_grows_and_nothing_is_cut_off():
     tree = driver(4000, num_chains=2, groups=("log_likelihood",)).run(0, TOTAL, room=SMALL)
     room = tree.posterior.sizes["bead"]

@@ -292,6 +292,7 @@ def test_a_family_with_one_wrong_term_fails_the_proof(family, component, x, monk
         read(aclass, x, component=component)
 
 
+@pytest.mark.slow
 def test_single_precision_is_enough_to_see_an_edit():
     with jax.enable_x64(False):
         read(aclass)
@@ -303,7 +304,7 @@ def test_single_precision_is_enough_to_see_an_edit():
 
 @pytest.mark.parametrize(
     ("width", "scale", "component"),
-    [(12, 1.0, normal_inverse_wishart), (2, 1e-7, normal_inverse_chi2)],
+    [pytest.param(12, 1.0, normal_inverse_wishart, marks=pytest.mark.slow), (2, 1e-7, normal_inverse_chi2)],
     ids=["many columns", "a number far from the others"],
 )
 def test_rounding_is_no_edit(width, scale, component):

@@ -332,6 +332,7 @@ def test_mixed_simulates_its_columns_in_place():
     assert not np.isin(x[:, [2, 4]], [0.0, 1.0, 2.0]).any()
 
 
+@pytest.mark.slow
 def test_tables_of_numpy_in_single_precision():
     """As the gallery hands them over: float64 and int64, in a session of float32."""
     with jax.enable_x64(False):
