@@ -18,7 +18,7 @@ __all__ = ["BLOCK", "LONGEST_CHUNK", "Bucket", "lay_out"]
 MOST_BUCKETS = 5
 BLOCK = 16  # places whose missing entries are worked out together
 OVERHEAD = 2e5  # of a bucket, which is compiled, in the multiplications of a group
-MANY_ROWS = 2000
+MANY_ROWS = 500
 LONGEST_CHUNK = {"complete": 1024, "incomplete": 256}
 
 
