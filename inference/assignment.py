@@ -29,6 +29,7 @@ from numpyro.distributions import biject_to
 from inference._assignment_proof import prove, prove_for
 from inference._assignment_rows import Rows, by_class, rows_of
 from inference._once import once
+from inference._some_rows import on_rows
 from inference.conjugate import Family, describe, family_of
 from inference.mean_field import COLUMNS
 from inference.program import Program
@@ -306,13 +307,4 @@ def _some_rows(program: Program, z: str, size: int) -> Program:
     holed = [i for value in reals for i in np.flatnonzero(np.isnan(value).any(1))[: size // 3]]
     spread = ((np.arange(size) + 0.5) * num_rows // size).astype(int)
     chosen = np.sort(list(dict.fromkeys([*firsts, *holed, *spread]))[:size])
-    some = program.with_arguments(**{name: value[chosen] for name, value in by_row.items()})
-    cut = f"when the arguments {sorted(by_row)} are cut to {size} rows; wanted a model whose number of rows follows from its data."
-    try:
-        found = some.sites[z].shape
-    except (TypeError, ValueError) as error:
-        error.add_note(f"site {z!r}: the model does not run {cut}")
-        raise
-    if found != (size,):
-        raise StructureError(f"site {z!r}: {found[0]} rows remain of {num_rows} {cut} Take it from the length of an argument.")
-    return some
+    return on_rows(program, z, by_row, chosen)

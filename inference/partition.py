@@ -29,6 +29,7 @@ from jax import Array, random
 from inference._mixture_proof import prove, prove_for
 from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, sites_of_labels, started, term
 from inference._once import once
+from inference._some_rows import on_rows
 from inference.conjugate import Family, describe, family_of
 from inference.program import Program
 from inference.sites import StructureError, model_name, unwrap
@@ -218,16 +219,7 @@ def _some_rows(program: Program, z: str, size: int) -> Program:
     spread = (np.arange(size) + 0.5) * num_rows // size  # other rows for other sizes
     chosen = np.sort(list(dict.fromkeys([*(i for first in firsts for i in first[: size - 2]), *spread.astype(int)]))[:size])
     chosen = np.pad(chosen, (0, size - len(chosen)), mode="edge")
-    some = program.with_arguments(**{name: value[chosen] for name, value in by_row.items()})
-    cut = f"when the arguments {sorted(by_row)} are cut to {size} rows; wanted a model whose number of rows follows from its data."
-    try:
-        found = some.sites[z].shape
-    except (TypeError, ValueError) as error:
-        error.add_note(f"site {z!r}: the model does not run {cut}")
-        raise
-    if found != (size,):
-        raise StructureError(f"site {z!r}: {found[0]} rows remain of {num_rows} {cut} Take it from the length of an argument.")
-    return some
+    return on_rows(program, z, by_row, chosen)
 
 
 def _partition_site(program: Program) -> str:

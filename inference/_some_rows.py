@@ -1,0 +1,27 @@
+"""A program on some of its rows, for readers that prove what they read on a few."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from inference.program import Program
+from inference.sites import StructureError
+
+__all__ = ["on_rows"]
+
+
+def on_rows(program: Program, z: str, by_row: Mapping[str, Any], chosen: np.ndarray) -> Program:
+    """With the chosen rows of the arguments `by_row`; refused where `z` then has not that many rows."""
+    some = program.with_arguments(**{name: value[chosen] for name, value in by_row.items()})
+    size = len(chosen)
+    cut = f"when the arguments {sorted(by_row)} are cut to {size} rows; wanted a model whose number of rows follows from its data."
+    try:
+        found = some.sites[z].shape
+    except (TypeError, ValueError) as error:
+        error.add_note(f"site {z!r}: the model does not run {cut}")
+        raise
+    if found != (size,):
+        num_rows = program.sites[z].shape[0]
+        raise StructureError(f"site {z!r}: {found[0]} rows remain of {num_rows} {cut} Take it from the length of an argument.")
+    return some
