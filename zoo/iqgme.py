@@ -18,7 +18,7 @@ Wang (2010), "Bayesian approaches to learning from incomplete data", sections 3.
 log density: (rows + experts x features) x features^2.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +34,20 @@ from numpyro.handlers import mask, seed
 
 from zoo.card import Card
 
-__all__ = ["CARD", "FEW_EXPERTS", "Axes", "iqgme", "normal_wishart", "probit", "simulate", "soft_probit", "sticks"]
+__all__ = [
+    "CARD",
+    "FEW_EXPERTS",
+    "Axes",
+    "checked",
+    "drawn",
+    "incomplete",
+    "iqgme",
+    "normal_wishart",
+    "probit",
+    "simulate",
+    "soft_probit",
+    "sticks",
+]
 
 sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
 
@@ -85,9 +98,9 @@ class Axes(NamedTuple):
 
 
 def sticks(V: Array) -> Array:
-    """Weights of the experts; the last takes what the others leave."""
-    one = jnp.ones(1, V.dtype)
-    return jnp.concatenate([V, one]) * jnp.concatenate([one, jnp.cumprod(1 - V)])
+    """Weights [..., expert]; the last takes what the others leave."""
+    one = jnp.ones((*V.shape[:-1], 1), V.dtype)
+    return jnp.concatenate([V, one], -1) * jnp.concatenate([one, jnp.cumprod(1 - V, -1)], -1)
 
 
 def normal_wishart(x, z, at: Axes, centre: Any = 0.0, covariance: Any = 1.0, u0: float = 0.1, nu0: float | None = None):
@@ -152,8 +165,8 @@ def iqgme(
     :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there are no labels.
     :param alpha: concentration; a distribution, or a number.
     """
-    num_rows, num_features = _checked(x, y, shape, num_classes, num_experts)
-    alpha = _drawn("alpha", alpha)
+    num_rows, num_features = checked(x, y, shape, num_classes, num_experts)
+    alpha = drawn("alpha", alpha)
     with plate("stick", num_experts - 1):
         V = sample("V", dist.Beta(1.0, alpha))
     at = Axes(plate("expert", num_experts, dim=-1), plate("row", num_rows, dim=-1), num_features, num_classes)
@@ -172,7 +185,7 @@ def _scores(x, z, at: Axes, sparse: bool = False, precision: Any = VAGUE, gamma0
     """
     classes, weights = _classes(at), plate("weight", at.num_features + 1, dim=-1)
     with classes, weights:
-        spread = 1 / jnp.sqrt(_drawn("lambda", precision))
+        spread = 1 / jnp.sqrt(drawn("lambda", precision))
         zeta = 0.0 if sparse else sample("zeta", dist.Normal(0.0, spread / np.sqrt(gamma0)))
     shape = (at.num_classes - 1, 1, at.num_features + 1)
     loc, scale = (jnp.broadcast_to(part, (shape[0], shape[2])).reshape(shape) for part in (zeta, spread))
@@ -207,12 +220,12 @@ def _filled(y):
     return None if y is None else jnp.maximum(jnp.asarray(y), 0)
 
 
-def _drawn(name: str, value: Any) -> Any:
+def drawn(name: str, value: Any) -> Any:
     """A number as it is; a distribution becomes a latent site."""
     return sample(name, value) if isinstance(value, dist.Distribution) else value
 
 
-def _checked(x, y, shape, num_classes: int, num_experts: int) -> tuple[int, int]:
+def checked(x, y, shape, num_classes: int, num_experts: int) -> tuple[int, int]:
     """The shape of x, refused where there is nothing to model or the data are not what they should be."""
     shape = np.shape(x) if x is not None else shape
     if shape is None or len(shape) != 2 or 0 in shape:
@@ -241,11 +254,17 @@ def simulate(
     :param options: other arguments of the model; they are returned beside the data. Priors that are not given say more than those of the
         model do: the precisions of the weights are about 1, and so is alpha.
     """
-    model_key, missing_key, label_key = random.split(rng_key, 3)
+    model_key, *keys = random.split(rng_key, 3)
     told: dict[str, Any] = {"alpha": dist.Gamma(5.0, 5.0), "expert": partial(soft_probit, precision=dist.Gamma(5.0, 5.0)), **options}
     with seed(rng_seed=model_key):
         x, y = iqgme(shape=(num_rows, num_features), **told)
+    return told | incomplete(keys, x, y, missing, unlabelled)
+
+
+def incomplete(keys: Sequence[Array], x: Array, y: Array | None, missing: float, unlabelled: float) -> dict[str, Any]:
+    """Data of which these shares are taken away at random."""
+    missing_key, label_key = keys
     x = jnp.where(random.bernoulli(missing_key, missing, x.shape), jnp.nan, x)
     if y is None:
-        return told | {"x": x}
-    return told | {"x": x, "y": jnp.where(random.bernoulli(label_key, unlabelled, y.shape), -1, y)}
+        return {"x": x}
+    return {"x": x, "y": jnp.where(random.bernoulli(label_key, unlabelled, y.shape), -1, y)}
