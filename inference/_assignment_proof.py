@@ -17,7 +17,7 @@ from inference.quadratic import CommonPrior, Form, gate_natural
 from inference.sites import StructureError
 
 if TYPE_CHECKING:
-    from inference.assignment import Assignment, Block, Prior
+    from inference.assignment import Assignment, Block, Level, Prior
     from inference.program import Program
 
 __all__ = ["entries", "prove", "prove_for", "values_by_group"]
@@ -62,7 +62,9 @@ def _role(found: "Assignment", site: str) -> str:
     for block in (*found.columns, *([found.features] if found.features else [])):
         if site in (block.site, *block.priors):
             return f"{', '.join(map(repr, block.priors))} -> {block.family.likelihood} of {found.z!r}"
-    roles = {found.z: "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1", found.sticks: "Beta(1, alpha)"}
+    roles = {}
+    for level in (found.lower, *([found.upper] if found.upper else [])):
+        roles |= {level.site: "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1", level.sticks: "Beta(1, alpha)"}
     if found.experts:
         roles[found.experts.soft] = f"Normal(w[{found.z}] . features, 1)"
         roles[found.experts.label] = f"the signs of {found.experts.soft!r}"
@@ -81,15 +83,13 @@ def _gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", v
     model = {name: jnp.sum(term) for name, term in each.items()}
     if found.experts:  # a sum over rows would be -inf whichever row is impossible
         model[found.experts.label] = each[found.experts.label]
-    read, z = dict[str, Array](), values[found.z]
-    own = lambda by_group: jnp.sum(jnp.take_along_axis(by_group, z[:, None], 1))  # of [row, group]
-    V, alpha = values[found.sticks], values[found.concentration] if found.concentration else prior.concentration[0]
-    read[found.z] = jnp.sum(log_sticks(jnp.log(V), jnp.log1p(-V))[z])
-    read[found.sticks] = jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))
-    if found.concentration:
-        read[found.concentration] = _log_gamma(alpha, *prior.concentration)
+    group = found.group_of_rows(values, rows.task)
+    own = lambda by_group: jnp.sum(jnp.take_along_axis(by_group, group[:, None], 1))  # of [row, group]
+    read = _of_level(found.lower, prior.concentration, values, rows.task)
+    if found.upper:
+        read |= _of_level(found.upper, prior.upper, values, 0)
     for block, x, hyper in zip(found.columns, rows.columns, prior.columns, strict=True):
-        field, x = COLUMNS[block.family], jnp.asarray(x, V.dtype)
+        field, x = COLUMNS[block.family], jnp.asarray(x, float)
         by_group = jnp.einsum("ncs,kcs->nk", field.statistics(x, hyper), field.natural(values_by_group(found, block, values)))
         read[block.site] = own(by_group + field.log_base(x)[:, None])
         read |= _of_priors(found, block, hyper, values, model)
@@ -99,10 +99,21 @@ def _gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", v
         read[found.features.site] = own(_form_at(gate_natural(*_precision_and_loc(found.features, values)), u[:, : _width(rows) + 1]))
         read |= _of_priors(found, found.features, hyper, values, model)
     if found.experts:
-        read |= _of_experts(found, rows, prior.experts, values, u)
+        read |= _of_experts(found, rows, prior.experts, values, u, group)
     if found.holes:
         read[found.holes] = jnp.zeros(())
     return {name: _relative(model[name], value) for name, value in read.items()}
+
+
+def _of_level(level: "Level", prior: Any, values: Any, row: Any) -> dict[str, Array]:
+    """`row` of the sticks draws each index."""
+    V, alpha = values[level.sticks], values[level.concentration] if level.concentration else prior[0]
+    weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
+    read = {
+        level.site: jnp.sum(weights[row, values[level.site]]),
+        level.sticks: jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha)),
+    }
+    return read | ({level.concentration: _log_gamma(alpha, *prior)} if level.concentration else {})
 
 
 def _width(rows: Rows) -> int:
@@ -142,12 +153,12 @@ def _form_at(form: Form, u: Array) -> Array:
     return form.const[None] - jnp.einsum("ni,kij,nj->nk", u, form.matrix, u) / 2
 
 
-def _of_experts(found: "Assignment", rows: Rows, prior: CommonPrior | None, values: Any, u: Array) -> dict[str, Array]:
+def _of_experts(found: "Assignment", rows: Rows, prior: CommonPrior | None, values: Any, u: Array, group: Array) -> dict[str, Array]:
     assert found.experts is not None
     assert prior is not None
     soft, label, weights, loc, precision = found.experts
     w, t = by_class(values[weights], 3), by_class(values[soft], 2)
-    score = jnp.sum(w[:, values[found.z]] * u[:, jnp.asarray(rows.design)][None], -1)
+    score = jnp.sum(w[:, group] * u[:, jnp.asarray(rows.design)][None], -1)
     is_wrong = ((jnp.asarray(rows.signs.T, t.dtype) * t) < 0).any(0)
     common = by_class(values[precision], 2) if precision else prior.concentration
     centre = by_class(values[loc], 2) if loc else prior.loc

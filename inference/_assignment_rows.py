@@ -11,6 +11,7 @@ from jax import Array
 
 from inference._mixture_trace import columns
 from inference._once import once
+from inference.mean_field import log_sticks
 from inference.sites import StructureError, unwrap
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Rows(NamedTuple):
     extras: np.ndarray  # [row, extra] what the experts see beside the features and the one
     design: tuple[int, ...]  # which entry of u each weight of an expert is for
     signs: np.ndarray  # [row, class]: the side of 0 on which a soft label lies; 0 where the label does not tell
+    task: np.ndarray  # [row]: whose sticks draw its group; 0 where there is one row of sticks
 
 
 def by_class(value: Array, ndim: int) -> Array:
@@ -45,10 +47,11 @@ def rows_of(found: "Assignment", program: "Program") -> Rows:
     num_rows = program.sites[found.z].shape[0]
     places = _places(found, seen)
     features = seen["features"] if found.features else np.zeros((num_rows, 0))
+    task = _tasks(found, seen) if "sticks" in seen else np.zeros(num_rows, np.int32)
     if found.experts is None:
-        return Rows(features, places, tuple(seen["columns"]), np.zeros((num_rows, 0)), (), np.zeros((num_rows, 0)))
+        return Rows(features, places, tuple(seen["columns"]), np.zeros((num_rows, 0)), (), np.zeros((num_rows, 0)), task)
     extras, design = _design(found.experts, seen, features.shape[1])
-    return Rows(features, places, tuple(seen["columns"]), extras, design, _signs(found.experts, seen))
+    return Rows(features, places, tuple(seen["columns"]), extras, design, _signs(found.experts, seen), task)
 
 
 def _look(found: "Assignment", program: "Program", values: dict[str, Array], other: dict[str, Array]) -> dict[str, Any]:
@@ -62,6 +65,9 @@ def _look(found: "Assignment", program: "Program", values: dict[str, Array], oth
         seen["coded"] = coded[found.features.site]["value"] if found.features else None
     else:
         fills, empty = [None, None], at({})
+    if values[found.sticks].ndim == 2:
+        weights = jnp.broadcast_to(unwrap(empty[found.z]["fn"]).probs, (*program.sites[found.z].shape, found.num_own))
+        seen |= {"sticks": values[found.sticks], "weights": weights}
     seen["columns"] = [columns(empty[block.site]) for block in found.columns]
     if found.features:
         seen["features"] = empty[found.features.site]["value"]
@@ -83,6 +89,21 @@ def _places(found: "Assignment", seen: Mapping[str, Any]) -> np.ndarray:
             f"wanted x.at[places].set({found.holes})."
         )
     return places[np.argsort(order)]
+
+
+def _tasks(found: "Assignment", seen: Mapping[str, Any]) -> np.ndarray:
+    """By the sticks whose weights draw the group of a row."""
+    weights = np.exp(log_sticks(np.log(seen["sticks"]), np.log1p(-seen["sticks"])))
+    first = np.argsort(weights[:, 0])
+    place = np.searchsorted((weights[first[1:], 0] + weights[first[:-1], 0]) / 2, seen["weights"][:, 0])
+    task = first[place].astype(np.int32)
+    if not np.allclose(weights[task], seen["weights"], atol=1e-5):
+        row = np.argmax(abs(weights[task] - seen["weights"]).max(1))
+        raise StructureError(
+            f"site {found.z!r}: the probabilities of row {row} are the stick-breaking weights of no row of {found.sticks!r}; wanted "
+            f"V_h prod_(l<h) (1 - V_l), the last stick 1. Use SVI with an autoguide for this model."
+        )
+    return task
 
 
 # Experts.

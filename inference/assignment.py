@@ -5,6 +5,8 @@
     rows = structure.rows(program)                # the data, one entry a row
 
     alpha ~ Gamma (or known);  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
+    tasks:    V[j, h], z[i] ~ Categorical(sticks(V[task[i]])); and where groups of tasks share what they say of rows, c[j, h] ~
+              Categorical(sticks(U)), U[s] ~ Beta(1, beta), beta ~ Gamma (or known): a row is in group c[task[i], z[i]] of all
     columns:  parameters [group, column] and rows with a conjugate likelihood, any of `inference.mean_field`
     features: normal rows, their mean and precision normal and (inverse) Wishart; missing entries may be latent (ImproperUniform) sites
     experts:  t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t lies
@@ -36,7 +38,7 @@ from inference.program import Program
 from inference.quadratic import CommonPrior
 from inference.sites import StructureError, model_name, unwrap
 
-__all__ = ["Assignment", "Block", "Experts", "Prior", "Rows", "read_assignment"]
+__all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "read_assignment"]
 
 FEW = 12  # rows on which the reading is proved; those of another number, on which the priors must be the same
 WAY_OUT = "Use SVI with an autoguide for this model, or put a conjugate site there."
@@ -60,10 +62,19 @@ class Experts(NamedTuple):
     precision: str | None  # lambda
 
 
+class Level(NamedTuple):
+    """Indices that are drawn by stick-breaking weights."""
+
+    site: str
+    sticks: str
+    concentration: str | None  # None where it is known
+
+
 class Prior(NamedTuple):
     """The numbers of the priors."""
 
     concentration: Any  # (concentration, rate) of alpha; where alpha is known, (alpha, infinity)
+    upper: Any  # the same of the level above, or None
     columns: tuple[Any, ...]  # of each block of columns, [group, column, ...]
     features: Any  # WishartHyper [group, ...], or None
     experts: CommonPrior | None
@@ -77,6 +88,7 @@ class Assignment:
     z: str
     sticks: str
     concentration: str | None
+    upper: Level | None  # of the groups of tasks: which group of all each is
     columns: tuple[Block, ...]
     features: Block | None
     holes: str | None  # the missing entries of the features
@@ -84,24 +96,41 @@ class Assignment:
     prior: Prior | None = None  # the numbers of the priors
 
     @property
+    def lower(self) -> Level:
+        """Of the rows."""
+        return Level(self.z, self.sticks, self.concentration)
+
+    @property
+    def num_own(self) -> int:
+        """Groups of a task."""
+        return self.few.sites[self.sticks].shape[-1] + 1
+
+    @property
     def num_groups(self) -> int:
-        """The truncation."""
-        return self.few.sites[self.sticks].shape[0] + 1
+        """Groups that say something of rows: those of all tasks together, where tasks share them."""
+        return self.few.sites[self.upper.sticks].shape[0] + 1 if self.upper else self.num_own
 
     @property
     def known(self) -> set[str]:
         """Every site that plays a part."""
         blocks = (*self.columns, *([self.features] if self.features else []))
         named = {name for block in blocks for name in (block.site, *block.priors)}
-        return named | {name for name in (self.z, self.sticks, self.concentration, self.holes, *(self.experts or ())) if name}
+        return named | {name for name in (*self.lower, *(self.upper or ()), self.holes, *(self.experts or ())) if name}
 
     def start(self, program: Program, seed: int) -> dict[str, np.ndarray]:
         """Values at random, unconstrained; made here, for code that draws them is slow to compile."""
         rng, found = np.random.default_rng(seed), {}
-        for name in (name for name in program.latent if name != self.z):
+        indices = {self.z: self.num_own} | ({self.upper.site: self.num_groups} if self.upper else {})
+        for name in (name for name in program.latent if name not in indices):
             shape = biject_to(program.sites[name].support).inverse_shape(program.sites[name].shape)
             found[name] = rng.uniform(-1.0, 1.0, shape).astype(program.sites[name].dtype)
-        return found | {self.z: rng.integers(0, self.num_groups, program.sites[self.z].shape).astype(program.sites[self.z].dtype)}
+        drawn = lambda name, most: rng.integers(0, most, program.sites[name].shape).astype(program.sites[name].dtype)
+        return found | {name: drawn(name, most) for name, most in indices.items()}
+
+    def group_of_rows(self, values: Mapping[str, Array], task: Any) -> Array:
+        """What says something of each row."""
+        z = values[self.z]
+        return values[self.upper.site][task, z] if self.upper else z
 
     def prior_on(self, program: Program) -> "Prior":
         """The numbers of the priors as they stand on the rows of a program."""
@@ -112,14 +141,16 @@ class Assignment:
         """The same at values of the latent sites, on which they must not depend."""
         trace = program.trace(values)
         fn = lambda name: unwrap(trace[name]["fn"])
-        if self.concentration:
-            concentration = (fn(self.concentration).concentration, fn(self.concentration).rate)
-        else:
-            concentration = (jnp.ravel(fn(self.sticks).concentration0)[0], jnp.inf)
-        concentration = tuple(jnp.asarray(number, float) for number in concentration)
+
+        def concentration(level: Level) -> tuple[Array, ...]:
+            name = level.concentration
+            known = (jnp.ravel(fn(level.sticks).concentration0)[0], jnp.inf)
+            return tuple(jnp.asarray(number, float) for number in ((fn(name).concentration, fn(name).rate) if name else known))
+
         read = lambda block: block.family.read(tuple(fn(name) for name in block.priors), tuple(values[name] for name in block.priors))
         columns = tuple(jax.tree.map(lambda leaf, block=block: self.by_column(leaf, block), read(block)) for block in self.columns)
-        return Prior(concentration, columns, read(self.features) if self.features else None, self._experts_prior(fn, values))
+        features, experts = read(self.features) if self.features else None, self._experts_prior(fn, values)
+        return Prior(concentration(self.lower), concentration(self.upper) if self.upper else None, columns, features, experts)
 
     def by_column(self, leaf: Array, block: Block) -> Array:
         """A parameter [group, ...] without an axis of columns gets one."""
@@ -162,14 +193,16 @@ def read_assignment(program: Program) -> Assignment:
     """Reads and proves; raises StructureError, by the name of the site, where a block is not conjugate."""
     z = _assignment_site(program)
     few = _some_rows(program, z, FEW)
-    sticks, concentration = _sticks(few, z)
+    _, sticks, concentration = _level(few, z)
+    upper = _upper(few, z)
     holes = _holes(few)
     if holes != _holes(program):
         raise StructureError(
             f"site {_holes(program)!r}: missing entries, but none in the rows that were looked at; wanted NaN in an array."
         )
-    columns, features = _blocks(few, z, holes)
-    found = Assignment(few, z, sticks, concentration, columns, features, holes, _experts(few, z, holes))
+    of_rows = {z, upper.site if upper else z, holes}
+    columns, features = _blocks(few, z, of_rows, holes)
+    found = Assignment(few, z, sticks, concentration, upper, columns, features, holes, _experts(few, z, of_rows))
     for name in (*few.latent, *few.observed, *few.factors):
         if name not in found.known:
             raise StructureError(
@@ -194,20 +227,37 @@ def _assignment_site(program: Program) -> str:
     return found[0]
 
 
-def _sticks(few: Program, z: str) -> tuple[str, str | None]:
-    parents = sorted(few.parents[z])
+def _level(few: Program, site: str) -> Level:
+    """The sticks that indices are drawn by."""
+    parents = sorted(few.parents[site])
     if len(parents) != 1 or few.sites[parents[0]].family != "Beta":
         raise StructureError(
-            f"site {z!r} ({few.sites[z].family}): its probabilities come from {parents}; wanted one Beta site V, with the weights "
+            f"site {site!r} ({few.sites[site].family}): its probabilities come from {parents}; wanted one Beta site V, with the weights "
             f"V_h prod_(l<h) (1 - V_l), the last stick 1. {WAY_OUT}"
         )
     above = sorted(few.parents[parents[0]])
     if not above:
-        return parents[0], None
+        return Level(site, parents[0], None)
     if len(above) > 1 or few.sites[above[0]].family != "Gamma" or few.sites[above[0]].shape:
         kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in above)
         raise StructureError(f"site {parents[0]!r}: its concentration comes from {kinds}; wanted one scalar Gamma, or a number. {WAY_OUT}")
-    return parents[0], above[0]
+    return Level(site, parents[0], above[0])
+
+
+def _upper(few: Program, z: str) -> Level | None:
+    """Groups of tasks that are themselves assigned."""
+    is_index = lambda site: site.kind == "latent" and site.family.startswith("Categorical")
+    found = [name for name, site in few.sites.items() if is_index(site) and name != z]
+    if not found:
+        return None
+    level = _level(few, found[0])
+    own, shape = (*few.sites[_level(few, z).sticks].shape[:-1], few.sites[_level(few, z).sticks].shape[-1] + 1), few.sites[found[0]].shape
+    if len(found) > 1 or shape != own or len(own) != 2 or len(few.sites[level.sticks].shape) != 1:
+        raise StructureError(
+            f"site {found[-1]!r} ({few.sites[found[-1]].family}): latent, of shape {few.sites[found[-1]].shape}; wanted, beside {z!r}, one "
+            f"index for each task and each of its groups, {own}, drawn by one row of sticks. {WAY_OUT}"
+        )
+    return level
 
 
 def _holes(few: Program) -> str | None:
@@ -217,9 +267,9 @@ def _holes(few: Program) -> str | None:
     return found[0] if found else None
 
 
-def _blocks(few: Program, z: str, holes: str | None) -> tuple[tuple[Block, ...], Block | None]:
+def _blocks(few: Program, z: str, of_rows: set[str | None], holes: str | None) -> tuple[tuple[Block, ...], Block | None]:
     """The columns, and the features, of which there is at most one site."""
-    found = [_block(few, z, name, holes) for name in few.observed if z in few.parents[name]]
+    found = [_block(few, of_rows, name) for name in few.observed if z in few.parents[name]]
     features = [block for block in found if block.family not in COLUMNS]
     if len(features) > 1:
         raise StructureError(f"site {features[1].site!r}: beside {features[0].site!r} a second one of correlated features. {WAY_OUT}")
@@ -232,8 +282,8 @@ def _blocks(few: Program, z: str, holes: str | None) -> tuple[tuple[Block, ...],
     return tuple(block for block in found if block not in features), features[0] if features else None
 
 
-def _block(few: Program, z: str, site: str, holes: str | None) -> Block:
-    groups = sorted(few.parents[site] - {z, holes}, key=few.latent.index)
+def _block(few: Program, of_rows: set[str | None], site: str) -> Block:
+    groups = sorted(few.parents[site] - of_rows, key=few.latent.index)
     kinds = {name: few.sites[name].family for name in groups}
     family = family_of(tuple(kinds.values()), few.sites[site].family)
     if family is None:
@@ -245,7 +295,7 @@ def _block(few: Program, z: str, site: str, holes: str | None) -> Block:
     return Block(site, tuple(next(name for name, kind in kinds.items() if kind == wanted) for wanted in family.priors), family)
 
 
-def _experts(few: Program, z: str, holes: str | None) -> Experts | None:
+def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:
     below = [name for name in few.latent if z in few.parents[name]]
     if not below:
         return None
@@ -258,7 +308,7 @@ def _experts(few: Program, z: str, holes: str | None) -> Experts | None:
     labels = [name for name in few.observed if soft in few.parents[name]]
     if len(labels) != 1 or few.sites[labels[0]].family != "Delta" or few.parents[labels[0]] != {soft}:
         raise StructureError(f"site {soft!r}: {labels} depend on it; wanted one Delta site, the label, that its signs decide. {WAY_OUT}")
-    weights = sorted(few.parents[soft] - {z, holes})
+    weights = sorted(few.parents[soft] - of_rows)
     if len(weights) != 1 or few.sites[weights[0]].family != "Normal":
         raise StructureError(f"site {soft!r}: its loc is computed from {weights}; wanted one Normal site of weights. {WAY_OUT}")
     above = {few.sites[name].family: name for name in sorted(few.parents[weights[0]])}
@@ -277,9 +327,9 @@ def _refuse_other_children(found: Assignment) -> None:
     allowed: dict[str, set[str]] = {}
     for block in (*found.columns, *([found.features] if found.features else [])):
         allowed |= {name: {block.site, *block.priors} for name in block.priors}
-    allowed[found.sticks] = {found.z}
-    if found.concentration:
-        allowed[found.concentration] = {found.sticks}
+    for level in (found.lower, *([found.upper] if found.upper else [])):
+        allowed[level.sticks] = {level.site}
+        allowed |= {level.concentration: {level.sticks}} if level.concentration else {}
     if found.experts:
         soft, label, weights, loc, precision = found.experts
         allowed |= {soft: {label}, weights: {soft}}

@@ -184,6 +184,6 @@ def gamma_divergence(one: Any, other: Any) -> Array:
 
 
 def log_sticks(log_taken: Array, log_left: Array) -> Array:
-    """Log weights from the logarithms of what each stick takes and leaves [stick], or their means; the last takes the rest."""
-    zero = jnp.zeros(1, log_left.dtype)
-    return jnp.concatenate([log_taken, zero]) + jnp.concatenate([zero, jnp.cumsum(log_left)])
+    """Log weights from the logarithms of what each stick takes and leaves [..., stick], or their means; the last takes the rest."""
+    zero = jnp.zeros((*log_left.shape[:-1], 1), log_left.dtype)
+    return jnp.concatenate([log_taken, zero], -1) + jnp.concatenate([zero, jnp.cumsum(log_left, -1)], -1)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from inference.assignment import Rows
+from inference.assignment import Assignment, Rows
 from inference.kernels._row_block import Sums
 
 __all__ = ["STARTS", "start_sums"]
@@ -41,24 +41,46 @@ def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
 
 
-def start_sums(rows: Rows, statistics: np.ndarray, num_groups: int, init: str, rng: np.random.Generator) -> Sums:
-    """The sums over rows that their groups imply. A missing feature is taken for the mean of its column, a soft label for its sign."""
+def start_sums(
+    rows: Rows, statistics: np.ndarray, found: Assignment, num_tasks: int, init: str, rng: np.random.Generator
+) -> tuple[Sums, np.ndarray | None]:
+    """The sums over rows that their groups imply, of each task; and the shared group that each group of a task is under [task, own, group].
+
+    Groups are sought among the rows of all tasks; a task's own are numbered from its largest on. A missing feature is taken for the mean
+    of its column, a soft label for its sign.
+    """
+    num_groups = min(found.num_own, found.num_groups)
     filled = _filled(rows.features)
     points = np.concatenate([filled, statistics], 1)
     scale = points.std(0)
     group = STARTS[init]((points - points.mean(0)) / np.where(scale > 0, scale, 1), num_groups, rng)
     group = np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
+    share = None
+    if found.upper:
+        group, share = _ranked(group, rows.task, (num_tasks, found.num_own, found.num_groups))
     u = np.concatenate([filled, np.ones((len(filled), 1)), rows.extras], 1)
     num_classes, size = rows.signs.shape[1], u.shape[1]
-    moments, columns = np.zeros((num_groups, size, size)), np.zeros((statistics.shape[1], num_groups))
-    of_asked, products = np.zeros((num_classes, num_groups, size, size)), np.zeros((num_classes, num_groups, size))
-    for h in range(num_groups):
-        own = np.flatnonzero(group == h)
-        moments[h], columns[:, h] = u[own].T @ u[own], statistics[own].sum(0)
+    shape = (num_tasks, num_classes, found.num_own, size)
+    moments, columns = np.zeros((num_tasks, found.num_own, size, size)), np.zeros((num_tasks, statistics.shape[1], found.num_own))
+    of_asked, products = np.zeros((*shape, size)), np.zeros(shape)
+    for j, h in np.unique(np.stack([rows.task, group]), axis=1).T:
+        own = np.flatnonzero((group == h) & (rows.task == j))
+        moments[j, h], columns[j, :, h] = u[own].T @ u[own], statistics[own].sum(0)
         for c, signs in enumerate(rows.signs[own].T):
             asked = u[own][signs != 0]
-            of_asked[c, h], products[c, h] = asked.T @ asked, signs @ u[own]
-    return Sums(*(jnp.asarray(part, float) for part in (moments, of_asked, products, columns, 0.0)))
+            of_asked[j, c, h], products[j, c, h] = asked.T @ asked, signs @ u[own]
+    return Sums(*(jnp.asarray(part, float) for part in (moments, of_asked, products, columns, 0.0))), share
+
+
+def _ranked(group: np.ndarray, task: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Groups by their size within each task, and which they are."""
+    share, found = np.full(shape, 1 / shape[2]), np.zeros_like(group)
+    for j in range(shape[0]):
+        own = task == j
+        by_size = np.argsort(-np.bincount(group[own], minlength=min(shape[1:])), kind="stable")
+        found[own] = np.argsort(by_size)[group[own]]
+        share[j, : len(by_size)] = np.eye(shape[2])[by_size]
+    return found, share
 
 
 def _filled(features: np.ndarray) -> np.ndarray:

@@ -6,11 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.scipy.special import digamma
 
 from inference.assignment import Assignment, Prior, Rows
+from inference.kernels._levels import (
+    Upper,
+    agreement,
+    divergence_of_sticks,
+    divergence_of_upper,
+    expected_log_weights,
+    gathered,
+    spread,
+    sticks_of,
+    upper_of,
+)
 from inference.kernels._row_block import Message, Sums
-from inference.mean_field import COLUMNS, beta_divergence, gamma_divergence, log_sticks
+from inference.mean_field import COLUMNS
 from inference.quadratic import (
     Common,
     Weights,
@@ -23,7 +33,7 @@ from inference.quadratic import (
     weights_term,
 )
 
-__all__ = ["Factors", "Shape", "divergence", "factors_of", "message_of", "shape_of", "statistics_of"]
+__all__ = ["Factors", "Shape", "divergence", "factors_of", "message_of", "said_by_groups", "shape_of", "statistics_of"]
 
 NUM_ROUNDS = 4  # of factors that wait for each other and cost little; groups without rows would slow them down
 
@@ -32,7 +42,8 @@ class Factors(NamedTuple):
     """Parameters of q, but for the rows."""
 
     concentration: tuple[Array, Array]  # (concentration, rate) of alpha; rate infinite: alpha is known
-    sticks: tuple[Array, Array]  # of each V
+    sticks: tuple[Array, Array]  # of each V, [task, stick]; one data set is one task
+    upper: Upper | None  # where tasks share groups
     columns: tuple[Any, ...]  # of each block of columns
     features: Any  # WishartHyper, or None
     weights: Weights | None
@@ -69,11 +80,9 @@ def statistics_of(found: Assignment, rows: Rows) -> tuple[np.ndarray, np.ndarray
     return np.concatenate(parts, 1), base
 
 
-def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
-    """What the factors say of a row of each group."""
-    c1, c0 = factors.sticks
-    total = digamma(c1 + c0)
-    const = log_sticks(digamma(c1) - total, digamma(c0) - total)
+def said_by_groups(found: Assignment, shape: Shape, factors: Factors) -> Message:
+    """What the factors say of a row of each group; not yet how probable the group is."""
+    const = jnp.zeros(found.num_groups, factors.sticks[0].dtype)
     matrix = jnp.zeros((len(const), shape.num_entries, shape.num_entries), const.dtype)
     if factors.features is not None:
         form = gate_expected(factors.features)
@@ -90,43 +99,41 @@ def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
     return Message(const, matrix, answers, second, columns.T)
 
 
+def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
+    """What the factors say of a row of each task's groups, [task, ...]."""
+    return spread(said_by_groups(found, shape, factors), expected_log_weights(factors.sticks), factors.upper)
+
+
 def _place(shape: Shape, dtype: Any) -> Array:
     """[weight, entry]: 1 where the entry is what the weight is for."""
     entries = jnp.arange(shape.num_entries)
     return (jnp.array(shape.design, int).reshape(-1, 1) == entries[None]).astype(dtype)
 
 
-def factors_of(found: Assignment, shape: Shape, sums: Sums, before: Factors | None = None) -> Factors:
-    """What follows from sums over rows, one factor after the other; each step raises the bound. `before` is what the last sweep left."""
+def factors_of(found: Assignment, shape: Shape, sums: Sums, before: Factors | None = None, log_share: Array | None = None) -> Factors:
+    """What follows from sums over the rows of each task's groups, one factor after the other; each step raises the bound.
+
+    :param before: what the last sweep left; at a start None, and where tasks share groups, `log_share` beside it.
+    """
     assert found.prior is not None
     prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, sums.bound.dtype), found.prior)
-    count = sums.moments[:, shape.num_features, shape.num_features]
-    concentration, sticks = _weights_of_groups(prior, count, prior.concentration if before is None else before.concentration)
+    upper, one = None, shape.num_features
+    if before is not None and before.upper is not None:
+        upper = upper_of(prior.upper, before.upper.log_share, before.upper, agreement(said_by_groups(found, shape, before), sums, one))
+    elif log_share is not None:
+        upper = upper_of(prior.upper, log_share)
+    count = sums.moments[:, :, one, one]
+    concentration, sticks = sticks_of(prior.concentration, count, prior.concentration if before is None else before.concentration)
+    sums = gathered(sums, upper)
     blocks, split = [], jnp.split(sums.columns, np.cumsum([np.prod(size) for size in shape.columns], dtype=int)[:-1].tolist())
     for block, hyper, size, own in zip(found.columns, prior.columns, shape.columns, split, strict=False):
         blocks.append(COLUMNS[block.family].posterior(hyper, own.T.reshape(-1, *size)))
     features = None
     if found.features:
-        width = shape.num_features + 1
+        width = one + 1
         features = gate_posterior(prior.features, sums.moments[:, :width, :width])
     weights, common = _experts(prior, shape, sums, before)
-    return Factors(concentration, sticks, tuple(blocks), features, weights, common)
-
-
-def _weights_of_groups(prior: Prior, count: Array, concentration: Any) -> tuple[Any, Any]:
-    """q(alpha) and q(V), in turns."""
-    after = jnp.cumsum(count[::-1])[::-1][1:]
-    num_sticks = len(after)
-
-    def turn(_, at):
-        (a, b), _ = at
-        sticks = (1 + count[:-1], jnp.where(jnp.isinf(b), a, a / b) + after)
-        log_left = digamma(sticks[1]) - digamma(sticks[0] + sticks[1])
-        a0, b0 = prior.concentration
-        return (jnp.where(jnp.isinf(b0), a0, a0 + num_sticks), b0 - jnp.sum(log_left)), sticks
-
-    start = (tuple(concentration), (1 + count[:-1], 1 + after))
-    return lax.fori_loop(0, NUM_ROUNDS, turn, start)
+    return Factors(concentration, sticks, upper, tuple(blocks), features, weights, common)
 
 
 def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None) -> tuple[Weights | None, Common | None]:
@@ -150,14 +157,9 @@ def divergence(found: Assignment, factors: Factors) -> Array:
     """KL(q | prior) of the factors: what they take from the evidence bound."""
     assert found.prior is not None
     prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, factors.sticks[0].dtype), found.prior)
-    (a, b), (a0, b0), (c1, c0) = factors.concentration, prior.concentration, factors.sticks
-    is_known = jnp.isinf(b)
-    safe_b, safe_b0 = jnp.where(is_known, 1, b), jnp.where(is_known, 1, b0)
-    mean, mean_log = jnp.where(is_known, a, a / safe_b), jnp.where(is_known, jnp.log(a), digamma(a) - jnp.log(safe_b))
-    log_left = digamma(c0) - digamma(c1 + c0)
-    one = jnp.ones_like(c1)
-    total = jnp.sum(beta_divergence((c1, c0), (one, one)) - mean_log - (mean - 1) * log_left)
-    total = total + jnp.where(is_known, 0, gamma_divergence((a, safe_b), (a0, safe_b0)))
+    total = divergence_of_sticks(prior.concentration, factors.concentration, factors.sticks)
+    if factors.upper is not None:
+        total = total + divergence_of_upper(prior.upper, factors.upper)
     for block, hyper, own in zip(found.columns, factors.columns, prior.columns, strict=True):
         total = total + COLUMNS[block.family].divergence(hyper, own)
     if factors.features is not None:

@@ -1,4 +1,5 @@
-"""Rows laid out for sweeps: in buckets of rows that miss about as many entries, each cut into chunks of rows whose labels tell alike.
+"""Rows laid out for sweeps: in buckets of rows that miss about as many entries, each cut into chunks of rows of one task whose labels tell
+alike.
 
 All chunks of a bucket have one shape, so that a bucket is one compiled loop, and memory is that of a chunk. A row that misses m entries
 costs as one that misses the width of its bucket; the widths are chosen so that this costs least.
@@ -23,7 +24,7 @@ LONGEST_CHUNK = {"complete": 1024, "incomplete": 256}
 
 
 class Bucket(NamedTuple):
-    """All arrays [chunk, place, ...]."""
+    """All arrays [chunk, place, ...], but for the task."""
 
     row: Array  # number of the row, or that of all rows where the place is empty
     entries: Array  # u = (features, 1, extras), 0 where missing
@@ -31,6 +32,7 @@ class Bucket(NamedTuple):
     signs: Array  # [..., class]: the side of 0 on which a soft label lies; 0 where nothing is known
     missing: Array  # [..., hole]: which entries are missing, 0 where there are fewer
     num_missing: Array
+    task: Array  # of all rows of a chunk [chunk]
 
 
 def lay_out(rows: Rows, statistics: np.ndarray, dtype: str) -> tuple[Bucket, ...]:
@@ -40,7 +42,7 @@ def lay_out(rows: Rows, statistics: np.ndarray, dtype: str) -> tuple[Bucket, ...
     ones = np.ones((len(count), 1))
     entries = np.concatenate([np.where(is_missing, 0, rows.features), ones, rows.extras], 1)
     order = np.argsort(~is_missing, axis=1, kind="stable")  # missing entries first
-    kinds = np.unique(rows.signs != 0, axis=0, return_inverse=True)[1].reshape(-1)
+    kinds = np.unique(np.column_stack([rows.task, rows.signs != 0]), axis=0, return_inverse=True)[1].reshape(-1)
     found, narrower = [], -1
     for width in _widths(count, entries.shape[1]):
         chosen = np.flatnonzero((count > narrower) & (count <= width))
@@ -50,8 +52,8 @@ def lay_out(rows: Rows, statistics: np.ndarray, dtype: str) -> tuple[Bucket, ...
         at = np.minimum(row, len(count) - 1)  # an empty place looks like some row, and counts for nothing
         missing = np.where(np.arange(width) < count[at][..., None], order[at, :width], 0)
         numbers = (jnp.asarray(part, dtype) for part in (entries[at], statistics[at], rows.signs[at]))
-        row, missing, num_missing = (jnp.asarray(part, jnp.int32) for part in (row, missing, count[at]))
-        found.append(Bucket(row, *numbers, missing, num_missing))
+        row, missing, num_missing, task = (jnp.asarray(part, jnp.int32) for part in (row, missing, count[at], rows.task[row[:, 0]]))
+        found.append(Bucket(row, *numbers, missing, num_missing, task))
     return tuple(found)
 
 

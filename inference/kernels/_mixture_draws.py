@@ -8,10 +8,11 @@ from jax import Array, lax, random
 from jax.scipy.stats import beta, gamma, norm
 
 from inference._assignment_rows import Rows, by_class
-from inference.assignment import Assignment
+from inference.assignment import Assignment, Level
 from inference.kernels._factors import Factors
 from inference.kernels._layout import Bucket
-from inference.kernels._row_block import Message, form_of, place_rows, soft_labels
+from inference.kernels._levels import Upper
+from inference.kernels._row_block import Message, form_of, message_to, place_rows, soft_labels
 from inference.truncated import TruncatedNormal
 
 __all__ = ["draw_mixture", "places_of"]
@@ -31,7 +32,7 @@ def draw_mixture(
     num_rows, dtype = len(rows.features), message.const.dtype
     buckets = jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, buckets)
     scores = tuple(score.astype(dtype) for score in scores)
-    log_rho = jnp.zeros((num_rows, len(message.const)), dtype)
+    log_rho = jnp.zeros((num_rows, message.const.shape[1]), dtype)
     for bucket, score in zip(buckets, scores, strict=True):
         log_rho = log_rho.at[bucket.row].set(places_of(message, bucket, score)[0], mode="drop")
 
@@ -62,7 +63,7 @@ def places_of(message: Message, bucket: Bucket, score: Array) -> tuple[Array, Ar
 
     def one(part: tuple[Bucket, Array]) -> tuple[Array, Array, Array]:
         chunk, score = part
-        place = place_rows(message, chunk, soft_labels(score, chunk.signs)[0])
+        place = place_rows(message_to(message, chunk.task), chunk, soft_labels(score, chunk.signs)[0])
         variance = jnp.diagonal(place.covariance, axis1=1, axis2=2)  # [block, place of the block, group, hole]
         return place.log_rho, place.mean, variance.swapaxes(2, 3).reshape(place.mean.shape)
 
@@ -71,14 +72,19 @@ def places_of(message: Message, bucket: Bucket, score: Array) -> tuple[Array, Ar
 
 def _groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[dict[str, Array], Array]:
     """All sites that are not of rows."""
-    keys = iter(random.split(rng_key, 6 + len(factors.columns)))
+    keys = iter(random.split(rng_key, 9 + len(factors.columns)))
     values, log_q = {}, jnp.zeros((), factors.sticks[0].dtype)
     if found.concentration:
         a, b = factors.concentration
         alpha = random.gamma(next(keys), a) / b
         values[found.concentration], log_q = alpha, log_q + gamma.logpdf(alpha, a, scale=1 / b)
-    values[found.sticks] = random.beta(next(keys), *factors.sticks)
-    log_q = log_q + jnp.sum(beta.logpdf(values[found.sticks], *factors.sticks))
+    V = random.beta(next(keys), *factors.sticks)
+    log_q = log_q + jnp.sum(beta.logpdf(V, *factors.sticks))
+    values[found.sticks] = V if len(found.few.sites[found.sticks].shape) == 2 else V[0]
+    if found.upper and factors.upper:
+        own, of_upper = _upper(found.upper, factors.upper, [next(keys) for _ in range(3)])
+        values[found.upper.site] = own.pop(found.upper.site).astype(found.few.sites[found.upper.site].dtype)
+        values, log_q = values | own, log_q + of_upper
     blocks = [*zip(found.columns, factors.columns, strict=True), *([(found.features, factors.features)] if found.features else [])]
     for block, hyper in blocks:
         drawn = block.family.draw(next(keys), hyper)
@@ -88,6 +94,20 @@ def _groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[dict[s
         own, of_weights = _experts(found, factors, [next(keys) for _ in range(3)])
         values, log_q = values | own, log_q + of_weights
     return values, log_q
+
+
+def _upper(level: Level, upper: Upper, keys: Any) -> tuple[dict[str, Array], Array]:
+    """The level above the tasks."""
+    values, log_q = {}, jnp.zeros((), upper.log_share.dtype)
+    if level.concentration:
+        a, b = upper.concentration
+        values[level.concentration] = random.gamma(keys[0], a) / b
+        log_q = log_q + gamma.logpdf(values[level.concentration], a, scale=1 / b)
+    values[level.sticks] = random.beta(keys[1], *upper.sticks)
+    log_q = log_q + jnp.sum(beta.logpdf(values[level.sticks], *upper.sticks))
+    chosen = random.categorical(keys[2], upper.log_share)
+    values[level.site] = chosen
+    return values, log_q + jnp.sum(jnp.take_along_axis(upper.log_share, chosen[..., None], -1))
 
 
 def _experts(found: Assignment, factors: Factors, keys: Any) -> tuple[dict[str, Array], Array]:
@@ -118,8 +138,9 @@ def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: A
     def one(part: tuple[Array, Bucket, Array]) -> tuple[Array, Array]:
         key, chunk, score = part
         own = z[jnp.minimum(chunk.row, len(z) - 1)]
-        form, t = form_of(message, chunk.signs[0]), soft_labels(score, chunk.signs)[0]
-        slope = jnp.einsum("pc,cpi->pi", t, message.answers[:, own]) - jnp.einsum("pij,pj->pi", form[own], chunk.entries)
+        said, t = message_to(message, chunk.task), soft_labels(score, chunk.signs)[0]
+        form = form_of(said, chunk.signs[0])
+        slope = jnp.einsum("pc,cpi->pi", t, said.answers[:, own]) - jnp.einsum("pij,pj->pi", form[own], chunk.entries)
         is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
         both = is_hole[:, :, None] & is_hole[:, None]
         matrix = form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]]
@@ -149,7 +170,7 @@ def _soft_labels(
     for bucket, score in zip(buckets, scores, strict=True):
         loc = loc.at[:, bucket.row].set(jnp.moveaxis(score, -1, 0), mode="drop")
     weights = by_class(values[experts.weights], 3)
-    model = jnp.sum(weights[:, values[found.z]] * u[:, jnp.array(rows.design)][None], -1)
+    model = jnp.sum(weights[:, found.group_of_rows(values, jnp.asarray(rows.task))] * u[:, jnp.array(rows.design)][None], -1)
     loc = jnp.where(signs == 0, model, loc)
     low, high = jnp.where(signs > 0, 0.0, -jnp.inf).astype(u.dtype), jnp.where(signs < 0, 0.0, jnp.inf).astype(u.dtype)
     drawn = TruncatedNormal(loc, jnp.ones_like(loc), low, high)

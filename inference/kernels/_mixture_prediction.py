@@ -20,9 +20,10 @@ from inference._assignment_rows import Rows
 from inference._conjugate_normal import WishartHyper
 from inference.assignment import Assignment
 from inference.kernels._factors import Factors
+from inference.mean_field import log_sticks
 from inference.quadratic import Weights
 
-__all__ = ["Prediction", "predict_rows"]
+__all__ = ["Prediction", "log_weights", "predict_rows"]
 
 AT_ONCE = 64  # rows
 
@@ -38,15 +39,13 @@ class Prediction(NamedTuple):
 
 def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
     """Of rows other than those that were fitted, or the same ones as if they were new."""
-    c1, c0 = factors.sticks
-    log_left, one = jnp.cumsum(jnp.log(c0 / (c0 + c1))), jnp.zeros(1, c1.dtype)
-    log_weight = jnp.concatenate([jnp.log(c1 / (c0 + c1)), one]) + jnp.concatenate([one, log_left])
-    dtype = c1.dtype
+    log_weight = log_weights(factors)
+    dtype = log_weight.dtype
     given = jax.tree.map(lambda part: jnp.asarray(part, dtype), (rows.features, rows.extras, rows.signs, rows.columns))
 
-    def of_row(row: tuple[Array, Array, Array, tuple[Array, ...]]) -> Prediction:
-        x, extras, signs, columns = row
-        log_group = log_weight
+    def of_row(row: tuple[tuple[Array, Array, Array, tuple[Array, ...]], Array]) -> Prediction:
+        (x, extras, signs, columns), task = row
+        log_group = log_weight[task]
         for block, hyper, values in zip(found.columns, factors.columns, columns, strict=True):
             log_group = log_group + jnp.sum(block.family.log_predictive(hyper, values), -1)
         mean, covariance = jnp.zeros((len(log_group), 0), dtype), jnp.zeros((len(log_group), 0, 0), dtype)
@@ -64,7 +63,14 @@ def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
         variance = rho @ (jnp.diagonal(covariance, axis1=1, axis2=2) + (mean - whole[None]) ** 2)
         return Prediction(log_group, log_label, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0)))
 
-    return jax.jit(lambda given: lax.map(of_row, given, batch_size=AT_ONCE))(given)
+    return jax.jit(lambda given: lax.map(of_row, given, batch_size=AT_ONCE))((given, jnp.asarray(rows.task)))
+
+
+def log_weights(factors: Factors) -> Array:
+    """How probable each group is in each task [task, group], the posterior integrated out."""
+    c1, c0 = factors.sticks
+    log_weight = log_sticks(jnp.log(c1 / (c0 + c1)), jnp.log(c0 / (c0 + c1)))
+    return log_weight if factors.upper is None else jax.nn.logsumexp(log_weight[..., None] + factors.upper.log_share, 1)
 
 
 def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:

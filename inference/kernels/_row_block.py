@@ -25,13 +25,13 @@ from jax.scipy.stats import norm
 
 from inference.kernels._layout import BLOCK, LONGEST_CHUNK, Bucket
 
-__all__ = ["Message", "Place", "Sums", "form_of", "inverse", "place_rows", "soft_labels", "sum_rows"]
+__all__ = ["Message", "Place", "Sums", "form_of", "inverse", "message_to", "place_rows", "soft_labels", "sum_rows"]
 
 MOST_UNROLLED = 24  # holes; with more of them the code would be long
 
 
 class Message(NamedTuple):
-    """What all blocks say of a row of each group."""
+    """What all blocks say of a row of each group; of several tasks each array has one more axis in front."""
 
     const: Array  # [group], the log weight in it
     matrix: Array  # [group, entry, entry]: the features' part of Q
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over rows."""
+    """Over rows; of several tasks each array but the bound has one more axis in front."""
 
     moments: Array  # rho u u' [group, entry, entry]
     asked: Array  # the same over the rows that a class is asked about [class, group, entry, entry]
@@ -52,6 +52,11 @@ class Sums(NamedTuple):
     def plus(self, other: "Sums") -> "Sums":
         """Of the rows of both."""
         return jax.tree.map(jnp.add, self, other)
+
+    def plus_task(self, other: "Sums", task: Array) -> "Sums":
+        """With those of rows of one task."""
+        parts = (mine.at[task].add(own) for mine, own in zip(self[:-1], other[:-1], strict=True))
+        return Sums(*parts, self.bound + other.bound)
 
 
 class Place(NamedTuple):
@@ -71,6 +76,11 @@ def soft_labels(score: Array, signs: Array) -> tuple[Array, Array]:
     return jnp.where(is_asked, mean, 0), jnp.where(is_asked, log_mass + score**2 / 2 - score * mean, 0)
 
 
+def message_to(message: Message, task: Array) -> Message:
+    """What is said of the rows of a task."""
+    return jax.tree.map(lambda leaf: leaf[task], message)
+
+
 def form_of(message: Message, signs: Array) -> Array:
     """Q of rows with these signs [class] or rather of those that are asked the same: [group, entry, entry]."""
     is_asked = (signs != 0).astype(message.matrix.dtype)
@@ -78,25 +88,28 @@ def form_of(message: Message, signs: Array) -> Array:
 
 
 def sum_rows(message: Message, bucket: Bucket, score: Array, num_rows: int) -> tuple[Sums, Array]:
-    """The rows of a bucket: their sums, and the scores of their soft labels, `score` [chunk, place, class], afterwards."""
+    """The rows of a bucket: their sums, and the scores of their soft labels, `score` [chunk, place, class], afterwards.
+
+    `message` and the sums are [task, ...].
+    """
     visit = _visit_incomplete if bucket.missing.shape[-1] else _visit_complete
     zero = _nothing(message, packed=not bucket.missing.shape[-1])
 
     def one(total: Sums, chunk: tuple[Bucket, Array]) -> tuple[Sums, Array]:
-        sums, score = visit(message, *chunk, (chunk[0].row < num_rows).astype(message.const.dtype))
-        return total.plus(sums), score
+        task = chunk[0].task
+        sums, score = visit(message_to(message, task), *chunk, (chunk[0].row < num_rows).astype(message.const.dtype))
+        return total.plus_task(sums, task), score
 
     total, score = lax.scan(one, zero, (bucket, score))
     return (total if bucket.missing.shape[-1] else _unpacked(total, message.matrix.shape[-1])), score
 
 
 def _nothing(message: Message, packed: bool) -> Sums:
-    groups, size, classes = *message.matrix.shape[:2], len(message.answers)
+    tasks, classes, groups, size = message.answers.shape
     entries = (size * (size + 1) // 2,) if packed else (size, size)
-    zeros = lambda *shape: jnp.zeros(shape, message.const.dtype)
-    return Sums(
-        zeros(groups, *entries), zeros(classes, groups, *entries), zeros(classes, groups, size), zeros(*message.columns.shape), zeros()
-    )
+    zeros = lambda *shape: jnp.zeros((tasks, *shape), message.const.dtype)
+    moments, asked, products = zeros(groups, *entries), zeros(classes, groups, *entries), zeros(classes, groups, size)
+    return Sums(moments, asked, products, jnp.zeros_like(message.columns), jnp.zeros((), message.const.dtype))
 
 
 # Rows without holes, places last.

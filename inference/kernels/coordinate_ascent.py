@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference.assignment import read_assignment
+from inference.assignment import Level, read_assignment
 from inference.kernels._clusters import STARTS, start_sums
 from inference.kernels._factors import Factors, divergence, factors_of, message_of, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
+from inference.kernels._levels import Upper, gathered
 from inference.kernels._mixture_draws import draw_mixture
 from inference.kernels._mixture_prediction import Prediction, predict_rows
 from inference.kernels._row_block import Sums, sum_rows
@@ -33,6 +34,7 @@ from inference.protocol import Algorithm, Results
 
 __all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent"]
 
+LEAST_SHARE = 1e-30  # at a start
 NUM_TRIAL = 10  # sweeps after which the best of several starts is chosen
 
 
@@ -86,6 +88,7 @@ class CoordinateAscent(Algorithm):
         self.assignment = read_assignment(program)
         self.rows = self.assignment.rows(program)
         self.shape = shape_of(self.assignment, self.rows)
+        self.num_tasks = int(np.prod(program.sites[self.assignment.sticks].shape[:-1]))
         self.statistics, log_base = statistics_of(self.assignment, self.rows)
         buckets = lay_out(self.rows, self.statistics, self.dtype or str(jnp.result_type(float)))
         self._data = AscentData(buckets, jnp.asarray(log_base.sum(), float))
@@ -106,18 +109,19 @@ class CoordinateAscent(Algorithm):
 
     def _start(self, rng_key: Array) -> AscentState:
         rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
-        sums = start_sums(self.rows, self.statistics, self.assignment.num_groups, self.init_by, rng)
-        factors = jax.jit(partial(factors_of, self.assignment, self.shape))(sums)
+        sums, share = start_sums(self.rows, self.statistics, self.assignment, self.num_tasks, self.init_by, rng)
+        log_share = None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), LEAST_SHARE))
+        factors = jax.jit(partial(factors_of, self.assignment, self.shape))(sums, None, log_share)
         score = tuple(bucket.signs for bucket in self._data.buckets)
-        return AscentState(factors, score, self._size(sums), jnp.asarray(-jnp.inf, float), jnp.asarray(jnp.inf, float))
+        return AscentState(factors, score, self._size(sums, factors), jnp.asarray(-jnp.inf, float), jnp.asarray(jnp.inf, float))
 
     def step(self, rng_key: Array, state: AscentState, data: AscentData) -> tuple[AscentState, AscentReport]:
         """One sweep; it needs no random numbers."""
         state = self._swept(state, data)
         return state, AscentReport(state.elbo, jnp.sum(state.size >= 1))
 
-    def _size(self, sums: Sums) -> Array:
-        return sums.moments[:, self.shape.num_features, self.shape.num_features]
+    def _size(self, sums: Sums, factors: Factors) -> Array:
+        return gathered(sums, factors.upper).moments[:, self.shape.num_features, self.shape.num_features]
 
     def _swept(self, state: AscentState, data: AscentData) -> AscentState:
         message = message_of(self.assignment, self.shape, state.factors)
@@ -131,7 +135,7 @@ class CoordinateAscent(Algorithm):
         assert total is not None
         elbo = total.bound + data.log_base - divergence(self.assignment, state.factors)
         factors = factors_of(self.assignment, self.shape, total, state.factors)
-        return AscentState(factors, tuple(scores), self._size(total), elbo, elbo - state.elbo)
+        return AscentState(factors, tuple(scores), self._size(total, factors), elbo, elbo - state.elbo)
 
     def finished(self, state: AscentState) -> Array:
         """When a sweep gains next to nothing."""
@@ -153,7 +157,11 @@ class CoordinateAscent(Algorithm):
         named: dict[str, Array] = {}
         if found.concentration:
             named |= _named(found.concentration, {"concentration": factors.concentration[0], "rate": factors.concentration[1]})
-        named |= _named(found.sticks, {"concentration1": factors.sticks[0], "concentration0": factors.sticks[1]})
+        shape = (*program.sites[found.sticks].shape[:-1], -1)
+        sticks = (part.reshape(shape) for part in factors.sticks)
+        named |= _named(found.sticks, dict(zip(("concentration1", "concentration0"), sticks, strict=True)))
+        if found.upper and factors.upper:
+            named |= _of_upper(found.upper, factors.upper)
         for block, hyper in zip(found.columns, factors.columns, strict=True):
             named |= _named(block.priors[-1], hyper._asdict())
         if found.features:
@@ -166,6 +174,13 @@ class CoordinateAscent(Algorithm):
             if found.experts.precision:
                 named |= _named(found.experts.precision, {"concentration": common.concentration, "rate": common.rate})
         return Results({"variational_parameters": named}, {}, {})
+
+
+def _of_upper(level: Level, upper: Upper) -> dict[str, Array]:
+    (a, b), (c1, c0) = upper.concentration, upper.sticks
+    named = _named(level.sticks, {"concentration1": c1, "concentration0": c0})
+    named |= _named(level.site, {"probs": jnp.exp(upper.log_share)})
+    return named | (_named(level.concentration, {"concentration": a, "rate": b}) if level.concentration else {})
 
 
 def _named(site: str, parameters: dict[str, Array]) -> dict[str, Array]:

@@ -12,8 +12,20 @@ from numpyro import plate
 
 from inference.distributions import Missing
 from zoo.iqgme import Axes, iqgme, normal_wishart, simulate, soft_probit
+from zoo.iqgme_tasks import iqgme_tasks
+from zoo.iqgme_tasks import simulate as simulate_tasks
 
-__all__ = ["CASES", "beta_bernoulli", "case", "dirichlet_categorical", "gamma_poisson", "inverse_wishart", "normal_columns"]
+__all__ = [
+    "CASES",
+    "TASKS",
+    "beta_bernoulli",
+    "case",
+    "dirichlet_categorical",
+    "gamma_poisson",
+    "inverse_wishart",
+    "normal_columns",
+    "of_tasks",
+]
 
 sample: Any = numpyro.sample
 
@@ -93,3 +105,26 @@ def case(name: str, num_rows: int = 12, num_features: int = 2, missing: float = 
         y[: told.get("num_classes", 2)] = np.arange(told.get("num_classes", 2))
         data["y"] = np.where(np.isin(np.arange(num_rows), (3, 7)), -1, y)
     return iqgme, data
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "binary tasks": {"expert": KNOWN, "gate": GATE},
+    "tasks of three classes": {"expert": KNOWN, "gate": GATE, "num_classes": 3},
+    "tasks without labels": {"expert": None, "gate": GATE, "beta": 0.8},
+    "tasks of bits": {"expert": None, "gate": beta_bernoulli, "alpha": 1.2},
+}
+
+
+@cache
+def of_tasks(name: str, num_rows: int = 7, num_tasks: int = 2, missing: float = 0.4, num_groups: int = 2, num_experts: int = 3):
+    """(model, its arguments): data of tasks drawn from the model, with holes, and in each a row without a label; rows of tasks mixed."""
+    sizes = {"num_tasks": num_tasks, "num_groups": num_groups, "num_experts": num_experts}
+    told = {"alpha": ALPHA, "beta": ALPHA, **sizes, **TASKS[name]}
+    data = simulate_tasks(random.key(5), num_rows, num_features=2, missing=missing, **told)
+    order = np.random.default_rng(0).permutation(num_rows * num_tasks)
+    data |= {"x": np.asarray(data["x"], float)[order], "task": data["task"][order]}
+    if told["expert"] is not None:
+        y = np.array(data["y"])[order]
+        y[: told.get("num_classes", 2)] = np.arange(told.get("num_classes", 2))
+        data["y"] = np.where(np.isin(np.arange(len(y)), [np.flatnonzero(data["task"] == j)[-1] for j in range(num_tasks)]), -1, y)
+    return iqgme_tasks, data

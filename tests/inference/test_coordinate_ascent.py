@@ -23,9 +23,9 @@ from zoo.iqgme import iqgme, normal_wishart
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
-def ascended(data, num_steps=150, **options):
+def ascended(data, num_steps=150, model=iqgme, **options):
     """A kernel, its state after some sweeps, the bounds on the way, and the program."""
-    program, kernel = Program(iqgme, **data), CoordinateAscent(iqgme, **options)
+    program, kernel = Program(model, **data), CoordinateAscent(model, **options)
     start = kernel.init(random.key(0), program)
 
     def sweep(state, _):

@@ -76,7 +76,8 @@ def _by_row(program: Program, values: dict[str, Any]):
 def wanted(kernel, state, program) -> dict[str, Any]:
     """The same numbers of the factors of q."""
     factors, data = state.factors, kernel.data(program)
-    (a, b), (c1, c0), nw, w, common = factors.concentration, factors.sticks, factors.features, factors.weights, factors.common
+    (a, b), nw, w, common = factors.concentration, factors.features, factors.weights, factors.common
+    c1, c0 = (part.reshape(program.sites["V"].shape) for part in factors.sticks)
     beta = lambda v: (c1 - 1) / v - (c0 - 1) / (1 - v)
     size = nw.loc.shape[1]
     outer = nw.rate + nw.kappa[:, None, None] * nw.loc[:, :, None] * nw.loc[:, None]
@@ -106,10 +107,12 @@ def _row_factor(kernel, state):
     t[np.asarray(bucket.row)[seated]] = np.asarray(_row_block.soft_labels(score, bucket.signs)[0])[seated]
     u = np.concatenate([np.nan_to_num(rows.features), np.ones((len(t), 1))], 1)
     consts, slopes, curves = [], [], []
-    for h in range(len(message.const)):
-        forms = np.stack([np.asarray(_row_block.form_of(message, jnp.asarray(signs)))[h] for signs in rows.signs])
-        push = t @ np.asarray(message.answers)[:, h]
-        consts.append(message.const[h] - np.einsum("ni,nij,nj->n", u, forms, u) / 2 + (push * u).sum(1))
+    each = [_row_block.message_to(message, task) for task in rows.task]
+    for h in range(message.const.shape[1]):
+        forms = np.stack([np.asarray(_row_block.form_of(*at))[h] for at in zip(each, jnp.asarray(rows.signs), strict=True)])
+        push = np.einsum("nc,nci->ni", t, np.stack([np.asarray(own.answers)[:, h] for own in each]))
+        const = np.array([own.const[h] for own in each])
+        consts.append(const - np.einsum("ni,nij,nj->n", u, forms, u) / 2 + (push * u).sum(1))
         slope = push - np.einsum("nij,nj->ni", forms, u)
         row, column = rows.holes.T
         slopes.append(slope[row, column])
@@ -127,12 +130,16 @@ def worst(data=None) -> dict[str, float]:
     drawn = {name: value for name, value in kernel.draw(random.key(2), state, program, DRAWS).items() if name != "log_q"}
     if "read" not in _READ:
         _READ["read"] = jax.jit(lambda drawn: jax.lax.map(lambda values: readings(program, values), drawn, batch_size=100))
-    found, right = jax.device_get((_READ["read"](drawn), wanted(kernel, state, program)))
+    return gaps(*jax.device_get((_READ["read"](drawn), wanted(kernel, state, program))))
+
+
+def gaps(found: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:
+    """Of each factor, by how many standard errors the mean over draws misses it; inf where no draw moves what is wrong."""
     off = {}
     for name in right:
         each = []
         for draws, value in zip(found[name], right[name], strict=True):
-            mean, error = draws.mean(0), draws.std(0) / np.sqrt(DRAWS)
+            mean, error = draws.mean(0), draws.std(0) / np.sqrt(len(draws))
             fixed = error < 1e-9 * (1 + abs(mean))
             gap = abs(mean - value)
             each.append(np.max(np.where(fixed, np.where(gap < 1e-5 * (1 + abs(mean)), 0, np.inf), gap / np.where(fixed, 1, error))))
@@ -180,9 +187,9 @@ def without_missing(visit):
     return twin
 
 
-def wrong_tail(weights_of_groups):
+def wrong_tail(sticks_of):
     """What a stick leaves is counted with its own rows."""
-    return lambda prior, count, concentration: weights_of_groups(prior, count.at[-1].add(1.0), concentration)
+    return lambda prior, count, concentration: sticks_of(prior, count.at[..., -1].add(1.0), concentration)
 
 
 def noisy_zeta(common_posterior):
@@ -207,7 +214,7 @@ PLANTED = {
     "Omega not in Lambda": (_row_block, "_visit_incomplete", lambda visit: without_spread(visit, "moments"), "mu, Lambda"),
     "x observed only": (_row_block, "_visit_incomplete", without_missing, "mu, Lambda"),
     "product with the bias": (_row_block, "form_of", no_product_with_bias, "z, x_missing"),
-    "tail of the sticks": (_factors, "_weights_of_groups", wrong_tail, "V"),
+    "tail of the sticks": (_factors, "sticks_of", wrong_tail, "V"),
     "variance of zeta": (_factors, "common_posterior", noisy_zeta, "zeta, lambda"),
 }
 
