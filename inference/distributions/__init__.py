@@ -1,8 +1,20 @@
-"""Distributions that NumPyro lacks: partitions, data with missing entries, integers with a Normal behind them, orders of models."""
+"""Distributions that NumPyro lacks: partitions, data with holes, integers with a Normal behind them, orders, choices among utilities."""
 
 from inference.distributions._crp import CRP
 from inference.distributions._missing import Missing
+from inference.distributions._noise import Below, Choice, expectation_nodes, log_cdf
 from inference.distributions._orders import PositivePoisson, Zeta
 from inference.distributions._probit import BinomialProbit, OrderedProbit
 
-__all__ = ["CRP", "BinomialProbit", "Missing", "OrderedProbit", "PositivePoisson", "Zeta"]
+__all__ = [
+    "CRP",
+    "Below",
+    "BinomialProbit",
+    "Choice",
+    "Missing",
+    "OrderedProbit",
+    "PositivePoisson",
+    "Zeta",
+    "expectation_nodes",
+    "log_cdf",
+]
