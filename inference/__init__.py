@@ -2,6 +2,7 @@
 
 from inference._store import CheckpointError
 from inference.driver import Driver
+from inference.kernels.augment_reduce import AugmentReduce
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
 from inference.kernels.coordinate_ascent import CoordinateAscent
@@ -13,6 +14,7 @@ from inference.stopping import converged, settled
 
 __all__ = [
     "Algorithm",
+    "AugmentReduce",
     "CheckpointError",
     "CollapsedGibbs",
     "ConditionalGibbs",

@@ -53,6 +53,7 @@ CARD = Card(
   year = {2018},
 }""",
     data=("bibtex", "mnist", "omniglot"),
+    kernels=("AugmentReduce", "NUTS"),
     sites={
         "weights": "how the mean utility of a class answers to the features",
         "biases": "the mean utility of a class where all features are 0",

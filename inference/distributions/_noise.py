@@ -4,6 +4,7 @@
 |---------------------------|----------------------------------------------------------------------------------------|
 | `Choice(utility, noise)`  | the chosen class: softmax for Gumbel noise, multinomial probit for Normal noise        |
 | `Below(bound, noise)`     | whether a draw of the noise is below a bound                                           |
+| `expectation_nodes(...)`  | nodes z and weights w, so that E[g(noise)] = sum w g(z)                                |
 | `log_cdf(noise, value)`   | log P(draw <= value), exact in both tails; `log_cdf.register` takes further families   |
 
 A choice is an integral over the utility t that the chosen class has (its bound, which all others fall below):
@@ -26,7 +27,7 @@ from jax.scipy.special import betainc
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
-__all__ = ["Below", "Choice", "log_cdf"]
+__all__ = ["Below", "Choice", "expectation_nodes", "log_cdf"]
 
 NUM_NODES = 201
 REACH = 5.0  # nodes lie at center + width * sinh(v), |v| up to this
@@ -178,6 +179,16 @@ def _nodes(noise: dist.Distribution, num_classes: int, dtype: Any) -> tuple[Arra
     center, width = (middle + top) / 2, (top - middle) / 2 + (high - low) / 2
     v = jnp.linspace(-REACH, REACH, NUM_NODES, dtype=dtype)
     return center + width * jnp.sinh(v), jnp.log(width * jnp.cosh(v) * (v[1] - v[0]))
+
+
+def expectation_nodes(noise: dist.Distribution, num_nodes: int = 101) -> tuple[Array, Array]:
+    """Nodes and weights of a trapezoidal rule over one distribution of a number, as far as its density counts."""
+    dtype = jnp.result_type(float)
+    low, middle, high = (_quantile(noise, p, dtype) for p in (0.1, 0.5, 0.9))
+    v = jnp.linspace(-REACH, REACH, num_nodes, dtype=dtype)
+    z = middle + (high - low) / 2 * jnp.sinh(v)
+    weight = jnp.cosh(v) * jnp.exp(noise.log_prob(z))
+    return z, weight / jnp.sum(weight)
 
 
 def _quantile(noise: dist.Distribution, p: float, dtype: Any, upper: bool = False) -> Array:

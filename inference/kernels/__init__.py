@@ -1,5 +1,6 @@
 """Inference kernels, one file a kernel."""
 
+from inference.kernels.augment_reduce import AugmentReduce
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
 from inference.kernels.coordinate_ascent import CoordinateAscent
@@ -7,4 +8,4 @@ from inference.kernels.latent_history import LatentHistory
 from inference.kernels.particle_filter import ParticleFilter
 from inference.kernels.stochastic_vi import StochasticVI
 
-__all__ = ["CollapsedGibbs", "ConditionalGibbs", "CoordinateAscent", "LatentHistory", "ParticleFilter", "StochasticVI"]
+__all__ = ["AugmentReduce", "CollapsedGibbs", "ConditionalGibbs", "CoordinateAscent", "LatentHistory", "ParticleFilter", "StochasticVI"]

@@ -1,0 +1,249 @@
+"""Augment and reduce: stochastic variational EM for sums over very many classes.
+
+    maximise  sum_n E_q[log p(eps_n, row n | weights)] + H[q(eps_n)]  + log p(weights)      over q(eps_n) and the weights
+
+A step draws some rows and some classes, moves q of those rows towards its optimum (`_local_steps`), and then the weights that the model
+asked for along the gradient (`_touched_rows`, `_lazy_updates`). The model is the only place of its mathematics: it is run on those rows
+and classes, its own plates scale the terms up, and its prior, its noise and its utilities may be edited. Estimates are unbiased.
+
+The prior of a row of weights is felt when the row is touched, then for all steps since it was touched last, so that rows which are not
+touched cost nothing and none of it is lost. With `posterior` the weights have a normal distribution each, which is fitted along
+reparameterised gradients.
+
+Cost of a step: batch_size x num_negatives x features, whatever the number of classes. Memory: twice the weights (four times with
+`posterior`), one or two numbers a row of the data.
+
+Ruiz, Titsias, Dieng and Blei (2018), algorithms 1 and 2.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from inference._once import once
+from inference.kernels._lazy_updates import Adaptive, check_lazy
+from inference.kernels._local_steps import Local, LocationScale, LogExponential
+from inference.kernels._reduced_model import Index, read_reduced
+from inference.kernels._weights import View, view_of
+from inference.program import Program
+from inference.protocol import Algorithm, Results
+from inference.sites import StructureError
+
+__all__ = ["AugmentReduce", "ReduceReport", "ReduceState"]
+
+PROBES = (0.3, 1.0, 2.5)  # where the slope in exp(-eps) is compared
+LINEAR = 1e-3  # the relative difference of slopes that rounding leaves
+LOG_START = -2.3  # of the standard deviation of weights, with `posterior`
+
+
+class ReduceState(NamedTuple):
+    """Where a run stands."""
+
+    values: dict[str, Any]  # {"loc": weights}, and {"log_scale": ...} with `posterior`, of each site; unconstrained where used as a whole
+    optimizer: dict[str, Any]
+    touched: dict[str, Array]  # the step after which each row was touched last, of sites whose prior counts
+    local: dict[str, Array]  # parameters of q(eps), [row]
+    count: Array  # steps
+
+
+class ReduceReport(NamedTuple):
+    """What a step reports."""
+
+    elbo: Array  # unbiased estimate of the bound on the log likelihood of all rows; the prior of the weights is not in it
+
+
+class AugmentReduce(Algorithm):
+    """Fits a model such as `zoo.load("augment_reduce").model` by stochastic variational EM.
+
+    The plates of the model say how many rows (`batch_size`) and classes (`num_negatives`) a step sees.
+
+    :param posterior: the weights have a normal distribution each; else they are a point, the mode (or with a flat prior the maximum of
+        the likelihood).
+    :param own_negatives: classes are drawn for each row of a batch; else rows share them, which costs less.
+    :param num_draws: of eps in a step, where its q is not in closed form.
+    :param init_scale: standard deviation of the weights at the start.
+    :param local_decay: step sizes of q(eps) are (1 + epoch)^-local_decay.
+    :param optimizer: of the weights, with `init` and `update` as in optax; it must leave alone what has no slope.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        posterior: bool = False,
+        own_negatives: bool = False,
+        num_draws: int = 1,
+        init_scale: float = 0.01,
+        local_decay: float = 0.9,
+        optimizer: Any = None,
+    ):
+        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
+            raise ValueError(f"num_draws: found {num_draws!r}, wanted an integer, at least 1.")
+        if not init_scale >= 0:
+            raise ValueError(f"init_scale: found {init_scale!r}, wanted a number, at least 0.")
+        if not 0.5 < local_decay <= 1:
+            raise ValueError(
+                f"local_decay: found {local_decay!r}, wanted a number above 0.5, at most 1, so that steps end but not too soon."
+            )
+        self.model, self.posterior, self.own_negatives, self.num_draws = model, posterior, own_negatives, num_draws
+        self.init_scale, self.local_decay, self.optimizer = init_scale, local_decay, optimizer
+        self._update = Adaptive() if optimizer is None else optimizer
+        check_lazy(self._update)
+
+    def check(self, program: Program) -> None:
+        """The model is read, and evaluated on one batch of rows; nothing is computed for all classes."""
+        self.reduced, self.program = read_reduced(program), program
+        self._arrays = [name for name, value in program.arguments.items() if _is_arrays(value)]
+        flat = [name for name, site in self.reduced.by_row.items() if site.family == "ImproperUniform"]
+        if self.posterior and flat:
+            raise StructureError(
+                f"site {flat[0]!r}: its prior is flat, and its posterior need not exist; wanted a proper one, or posterior=False."
+            )
+        self._weighed = [name for name in self.reduced.by_row if name not in flat]
+        finite, gap = once(self._probed, random.key(0))(random.key(0))
+        for name, is_finite in finite.items():
+            if not is_finite:
+                raise ValueError(f"site {name!r}: its log probability is not finite at small weights; look at the data that it is given.")
+        self.reads: Local | None = None
+        if self.reduced.local:
+            is_linear = float(gap) < LINEAR
+            self.reads = LogExponential() if is_linear else LocationScale(self.reduced.noise(program), self.num_draws)
+
+    def _probed(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Which terms are finite; how far the log joint is from log u - rate u, u = exp(-eps)."""
+        model = self.reduced
+        index = model.draw_index(rng_key, self.own_negatives)
+        num_rows = len(index[model.rows])
+        # The stand-ins answer in turn, once, so each run takes new ones.
+        terms = lambda local: model.terms(self.program, index, model.zeros(self.program, index, 0.1))(local)
+        total, sampled = terms(jnp.zeros(num_rows) if model.local else None)
+        finite = {model.observed[0]: jnp.isfinite(sampled).all(), model.local or model.observed[-1]: jnp.isfinite(total).all()}
+        if not model.local:
+            return finite, jnp.zeros(())
+        slope = lambda u: jax.jvp(lambda u: terms(-jnp.log(u))[0], (u,), (jnp.ones(num_rows),))[1] - 1 / u
+        each = jnp.stack([slope(jnp.full(num_rows, u)) for u in PROBES])
+        return finite, jnp.max(jnp.ptp(each, axis=0) / (1 + jnp.abs(each[0])))
+
+    def data(self, program: Program) -> dict[str, Any]:
+        """The arrays among the model's arguments."""
+        return {name: jax.tree.map(jnp.asarray, program.arguments[name]) for name in self._arrays}
+
+    def init(self, rng_key: Array, program: Program) -> ReduceState:
+        """Small weights; q(eps) at its start."""
+        self.check(program)
+        sites = {**self.reduced.by_row, **self.reduced.whole}
+        values: dict[str, Any] = {}
+        for key, (name, site) in zip(random.split(rng_key, max(len(sites), 1)), sites.items(), strict=False):
+            loc = self.init_scale * random.normal(key, site.shape)
+            values[name] = {"loc": loc} | ({"log_scale": jnp.full(site.shape, LOG_START, loc.dtype)} if self.posterior else {})
+        return ReduceState(
+            values,
+            {name: self._update.init(value) for name, value in values.items()},
+            {name: jnp.zeros(self._num_rows(name), jnp.int32) for name in self._weighed},
+            self.reads.start(self.reduced.sizes[self.reduced.rows][0]) if self.reads is not None else {},
+            jnp.zeros((), jnp.int32),
+        )
+
+    def _num_rows(self, name: str) -> tuple[int, ...]:
+        """Shape of one number for each row that can be asked for."""
+        shape = self.reduced.by_row[name].shape
+        return shape[: len(shape) - len(self.reduced.row_shapes[name])]
+
+    def step(self, rng_key: Array, state: ReduceState, data: dict[str, Any]) -> tuple[ReduceState, ReduceReport]:
+        """Some rows and classes: their q(eps), then the weights that they ask for."""
+        model, program = self.reduced, self.program.with_arguments(**data)
+        index_key, weight_key, local_key, point_key = random.split(rng_key, 4)
+        index = model.draw_index(index_key, self.own_negatives)
+        rows = index[model.rows]
+        view = self._view(program, index, state, weight_key)
+        local = jax.tree.map(lambda leaf: leaf[rows], state.local)
+        if self.reads is not None:
+            num_all, num_seen = model.sizes[model.rows]
+            epoch = jnp.floor(state.count.astype(float) * (num_seen / num_all))
+            local = self.reads.step(local, view.terms(view.parameters), (1 + epoch) ** -self.local_decay, local_key)
+
+        def objective(parameters: dict[str, Any]) -> tuple[Array, Array]:
+            bound = self._bound_of_rows(view.terms(parameters), local, len(rows), point_key)
+            total = jnp.sum(bound) * (model.sizes[model.rows][0] / len(rows))
+            return total + view.log_prior(parameters), total
+
+        slopes, elbo = jax.grad(objective, has_aux=True)(view.parameters)
+        values, optimizer = view.moved(self._update, jax.tree.map(jnp.negative, slopes))
+        count = state.count + 1
+        touched = {name: view.asked[name].moved_to(last, count) for name, last in state.touched.items()}
+        local = jax.tree.map(lambda whole, part: whole.at[rows].set(part), state.local, local)
+        return ReduceState(values, optimizer, touched, local, count), ReduceReport(elbo)
+
+    def _bound_of_rows(self, terms: Any, local: dict[str, Array], num_rows: int, rng_key: Array | None) -> Array:
+        """The bound on the log probability of each row, with what a step draws, or without a key by quadrature in eps."""
+        if self.reads is None:
+            return terms(None)[0]
+        points, weight = self.reads.points(local, rng_key)
+        each = terms(points[0])[0][None] if len(points) == 1 else jax.lax.map(lambda eps: terms(eps)[0], points)
+        return jnp.sum(weight * each, 0) + self.reads.entropy(local)
+
+    def _view(self, program: Program, index: Index, state: ReduceState, rng_key: Array | None) -> View:
+        return view_of(self.reduced, program, index, state, rng_key)
+
+    def finished(self, state: ReduceState) -> Array:
+        """Never by itself: the steps are the budget (`num_warmup`), or `stop` ends them."""
+        return jnp.zeros((), bool)
+
+    def bound(self, state: ReduceState, program: Program, rows_at_once: int = 64) -> float:
+        """The bound on the log likelihood of all rows of the program that `state` was fitted to, with all classes, at the means of the
+        weights. Nothing is drawn; what is not in closed form is integrated by quadrature. Cost: rows x classes x features."""
+        model, total = self.reduced, 0.0
+        every = {model.classes: jnp.arange(model.sizes[model.classes][0])} if model.classes else {}
+        data = self.data(program)
+
+        @jax.jit
+        def of(rows: Array, state: ReduceState, data: dict[str, Any]) -> Array:
+            index = every | {model.rows: rows}
+            view = self._view(self.program.with_arguments(**data), index, state, None)
+            local = jax.tree.map(lambda leaf: leaf[rows], state.local)
+            return self._bound_of_rows(view.terms(view.parameters), local, len(rows), None)
+
+        for chunk in np.array_split(np.arange(model.sizes[model.rows][0]), max(model.sizes[model.rows][0] // rows_at_once, 1)):
+            total += float(np.asarray(of(jnp.asarray(chunk), state, data), np.float64).sum())
+        return total
+
+    def draw(self, rng_key: Array, state: ReduceState, program: Program, num_draws: int) -> dict[str, Array]:
+        """Of the weights and of what else is used as a whole; where they are a point, `num_draws` copies of it. The noise of the rows is
+        left out: its q is among the variational parameters."""
+        found = {}
+        for key, (name, value) in zip(random.split(rng_key, max(len(state.values), 1)), state.values.items(), strict=False):
+            shape = (num_draws, *value["loc"].shape)
+            drawn = jnp.broadcast_to(value["loc"][None], shape)
+            if self.posterior:
+                drawn = drawn + jnp.exp(value["log_scale"])[None] * random.normal(key, shape)
+            found[name] = (
+                jax.vmap(lambda one, name=name: self.reduced.constrained(name, one))(drawn) if name in self.reduced.whole else drawn
+            )
+        return found
+
+    def results(self, state: ReduceState, program: Program) -> Results:
+        """The parameters of q(eps), and of the weights where they have a distribution."""
+        found = {f"{self.reduced.local}_{name}": value for name, value in state.local.items()}
+        dims: dict[str, tuple[str, ...]] = dict.fromkeys(found, (self.reduced.rows,))
+        for name, site in {**self.reduced.by_row, **self.reduced.whole}.items() if self.posterior else ():
+            found |= {f"{name}_loc": state.values[name]["loc"], f"{name}_scale": jnp.exp(state.values[name]["log_scale"])}
+            dims |= {f"{name}_{part}": site.dims for part in ("loc", "scale")}
+        dotted = lambda name: name.replace("/", ".")
+        groups = {"variational_parameters": {dotted(name): value for name, value in found.items()}} if found else {}
+        return Results(groups, {}, {dotted(name): tuple(map(dotted, own)) for name, own in dims.items()})
+
+    def updated(self, state: ReduceState, program: Program) -> ReduceState:
+        """Goes on with other rows: the weights stay, q(eps) starts anew."""
+        before = self.reduced.by_row
+        self.check(program)
+        if {name: site.shape for name, site in before.items()} != {name: site.shape for name, site in self.reduced.by_row.items()}:
+            raise ValueError("update: other rows must have the classes and features of those before.")
+        return state._replace(local=self.reads.start(self.reduced.sizes[self.reduced.rows][0]) if self.reads is not None else {})
+
+
+def _is_arrays(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(isinstance(leaf, Array | np.ndarray) and leaf.dtype != object for leaf in leaves)

@@ -1,0 +1,70 @@
+"""Augment and reduce on a few rows and classes: estimates of one step beside the whole sums."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inference import AugmentReduce, Program
+from inference.kernels._weights import view_of
+from zoo.augment_reduce import augment_reduce
+
+X = np.random.default_rng(0).normal(size=(6, 2))
+Y = np.array([0, 4, 1, 4, 2, 0])  # of five classes: one is never seen, the last is
+TOLD = {"x": X, "y": Y, "num_classes": 5, "batch_size": 3, "num_negatives": 2}
+
+
+def fitted(noise="gumbel", model=augment_reduce, told=TOLD, **options):
+    """Kernel, program and a state with weights of size 1 and a q(eps) of each row."""
+    program = Program(model, **(told | {"noise": noise} if model is augment_reduce else told))
+    kernel = AugmentReduce(model, init_scale=1.0, **options)
+    state = kernel.init(jax.random.key(3), program)
+    rng = np.random.default_rng(2)
+    local = {name: jnp.asarray(rng.uniform(0.3, 1.2, value.shape)) for name, value in state.local.items()}
+    return kernel, program, state._replace(local={name: value * (5.0 if name == "rate" else 1.0) for name, value in local.items()})
+
+
+def estimate(kernel, program, state, index, rng_key):
+    """What a step would take for the bound on the log likelihood, and its slopes in all weights; without a key eps is integrated out."""
+    model = kernel.reduced
+    view = view_of(model, program, index, state, None)
+    rows = index[model.rows]
+    local = jax.tree.map(lambda leaf: leaf[rows], state.local)
+
+    def bound(parameters):
+        each = kernel._bound_of_rows(view.terms(parameters), local, len(rows), rng_key)
+        return each.sum() * (model.sizes[model.rows][0] / len(rows))
+
+    value, slopes = jax.value_and_grad(bound)(view.parameters)
+    dense = {
+        name: view.asked[name].scatter(jnp.zeros(model.by_row[name].shape), view.asked[name].merged(slope["loc"]))
+        for name, slope in slopes.items()
+    }
+    return value, dense
+
+
+def every(kernel):
+    """The index of all rows and classes."""
+    return {name: jnp.arange(size[0]) for name, size in kernel.reduced.sizes.items()}
+
+
+def flat(found):
+    """Bound and slopes as one vector."""
+    return jnp.concatenate([found[0].ravel(), *(found[1][name].ravel() for name in sorted(found[1]))])
+
+
+def z_scores(kernel, program, state, exact=None, num_draws=10_000):
+    """Of the mean over draws of all that a step draws, against the sum over everything."""
+
+    def one(key):
+        index_key, point_key = jax.random.split(key)
+        index = kernel.reduced.draw_index(index_key, kernel.own_negatives)
+        return flat(estimate(kernel, program, state, index, point_key))
+
+    exact = np.asarray(whole(kernel, program, state)) if exact is None else exact
+    found = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=500))(jax.random.split(jax.random.key(0), num_draws)))
+    return (found.mean(0) - exact) / (found.std(0) / np.sqrt(num_draws) + 1e-12)
+
+
+def whole(kernel, program, state):
+    """Bound and slopes from all rows and classes."""
+    return jax.jit(lambda state: flat(estimate(kernel, program, state, every(kernel), None)))(state)

@@ -1,0 +1,170 @@
+"""Bounds of augment and reduce against integrals of the model's own log joint; steps against sums over all rows and classes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.optimize import minimize
+
+from inference.kernels import _reduced_model
+from inference.kernels._local_steps import LocationScale, LogExponential
+from tests.inference.reducing import X, Y, every, fitted, whole, z_scores
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+NOISES = ("gumbel", "normal", "logistic", "laplace", "student_t")
+SCIPY = {"normal": stats.norm, "logistic": stats.logistic, "laplace": stats.laplace, "student_t": stats.t(5)}
+each_noise = pytest.mark.parametrize("noise", NOISES)
+
+
+def exact_log_likelihood(program, state):
+    """Of each row, with eps integrated out."""
+    exact = program.with_arguments(batch_size=None, augmented=False)
+    return np.asarray(exact.log_likelihood({name: value["loc"] for name, value in state.values.items()})["y"])
+
+
+def best_rate(state):
+    psi = X @ np.asarray(state.values["weights"]["loc"]).T + np.asarray(state.values["biases"]["loc"])
+    return np.exp(psi - psi[np.arange(6), Y][:, None]).sum(1)
+
+
+# Bounds.
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "normal", *(pytest.param(name, marks=pytest.mark.slow) for name in NOISES[2:])])
+def test_bound_is_below_the_log_likelihood(noise):
+    kernel, program, state = fitted(noise)
+    exact = exact_log_likelihood(program, state).sum()
+    assert kernel.bound(state, program) < exact
+    nearly = state._replace(local={name: jnp.zeros_like(value) for name, value in state.local.items()}) if noise != "gumbel" else state
+    assert kernel.bound(nearly, program) < exact
+
+
+def test_bound_of_softmax_is_tight_at_the_best_rate():
+    kernel, program, state = fitted("gumbel")
+    assert isinstance(kernel.reads, LogExponential)
+    best = state._replace(local={"rate": jnp.asarray(best_rate(state))})
+    assert kernel.bound(best, program) == pytest.approx(exact_log_likelihood(program, state).sum(), abs=1e-6)
+    rate = np.asarray(state.local["rate"])
+    assert kernel.bound(state, program) == pytest.approx((1 - np.log(rate) - best_rate(state) / rate).sum(), abs=1e-10)  # eq. 8
+
+
+@pytest.mark.parametrize("noise", NOISES[1:])
+def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
+    """By draws of eps from SciPy's distribution, put into the model itself."""
+    kernel, program, state = fitted(noise)
+    assert isinstance(kernel.reads, LocationScale)
+    full = program.with_arguments(batch_size=None, num_negatives=None)
+    v = {name: value["loc"] for name, value in state.values.items()}
+    z = SCIPY[noise].ppf((np.arange(4000) + 0.5) / 4000)
+    loc, scale = np.asarray(state.local["loc"]), np.exp(np.asarray(state.local["log_scale"]))
+
+    def rows(z):
+        terms = full.log_probs({**v, "eps": jnp.asarray(loc) + jnp.asarray(scale) * z})
+        return terms["eps"] + terms["is_below"].sum(0)
+
+    log_joint = np.asarray(jax.lax.map(jax.jit(rows), jnp.asarray(z))).mean(0)
+    entropy = np.log(scale) + float(SCIPY[noise]().entropy() if noise != "student_t" else stats.t(5).entropy())
+    assert kernel.bound(state, program) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
+
+
+def test_a_missing_entropy_is_seen(monkeypatch):
+    monkeypatch.setattr(LocationScale, "entropy", lambda self, local: jnp.zeros_like(local["loc"]))
+    with pytest.raises(AssertionError):
+        test_bound_is_the_expected_log_joint_and_the_entropy("normal")
+
+
+# Estimates.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_negatives", [False, True], ids=["shared by the batch", "of each row"])
+@each_noise
+def test_estimates_of_bound_and_slopes_are_unbiased(noise, own_negatives):
+    scores = z_scores(*fitted(noise, own_negatives=own_negatives))
+    assert len(scores) == 16
+    assert np.abs(scores).max() < 4.5
+
+
+@pytest.fixture
+def scaled_by_k(monkeypatch):
+    """K / S for (K - 1) / S."""
+    log_prob = _reduced_model._log_prob
+    monkeypatch.setattr(_reduced_model, "_log_prob", lambda site: log_prob(site) * (5 / 4 if site["name"] == "is_below" else 1))
+
+
+def test_classes_that_are_scaled_by_k_are_seen(request):
+    kernel, program, state = fitted("gumbel")
+    exact = np.asarray(whole(kernel, program, state))
+    assert np.abs(z_scores(kernel, program, state, exact)).max() < 4.5
+    request.getfixturevalue("scaled_by_k")
+    assert np.abs(z_scores(kernel, program, state, exact)).max() > 10
+
+
+# Local steps.
+
+
+def e_step(kernel, program, state, index, key, step_size=1.0):
+    view = kernel._view(program, index, state, None)
+    rows = index["row"]
+    local = jax.tree.map(lambda leaf: leaf[rows], state.local)
+    return kernel.reads.step(local, view.terms(view.parameters), step_size, key)
+
+
+def test_natural_gradient_has_its_fixed_point_at_the_best_rate():
+    kernel, program, state = fitted("gumbel")
+    found = e_step(kernel, program, state, every(kernel), jax.random.key(0))
+    np.testing.assert_allclose(found["rate"], best_rate(state), rtol=1e-10)
+    best = state._replace(local=found)
+    np.testing.assert_allclose(e_step(kernel, program, best, every(kernel), jax.random.key(0), 0.3)["rate"], best_rate(state), rtol=1e-10)
+
+
+def rate_scores(kernel, program, state, num_draws=10_000):
+    """z of the mean target of sampled classes, for each row."""
+
+    def target(key):
+        classes = kernel.reduced.draw_index(key, False)["other"]
+        view = kernel._view(program, {"row": jnp.arange(6), "other": classes}, state, None)
+        return kernel.reads.target(view.terms(view.parameters), 6)[0]
+
+    found = np.asarray(jax.jit(jax.vmap(target))(jax.random.split(jax.random.key(1), num_draws)))
+    return (found.mean(0) - best_rate(state)) / (found.std(0) / np.sqrt(num_draws))
+
+
+def test_target_of_the_rate_is_unbiased():
+    assert np.abs(rate_scores(*fitted("gumbel"))).max() < 4
+
+
+def test_a_wrong_scale_moves_the_target(scaled_by_k):
+    assert np.abs(rate_scores(*fitted("gumbel"))).max() > 10
+
+
+def test_rate_is_never_below_a_term_that_it_exceeds():
+    kernel, program, state = fitted("gumbel")
+    index = every(kernel) | {"other": jnp.array([3])}
+    found = np.asarray(e_step(kernel, program, state, index, jax.random.key(0), 1e-9)["rate"])
+    psi = X @ np.asarray(state.values["weights"]["loc"]).T + np.asarray(state.values["biases"]["loc"])
+    sampled = np.where(Y == 3, 4, 3)
+    assert (found >= np.exp(psi[np.arange(6), sampled] - psi[np.arange(6), Y]) * (1 - 1e-6)).all()
+    assert (found > np.asarray(state.local["rate"]) * 1.001).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["normal", "logistic"])
+def test_steps_of_location_and_scale_end_at_the_best_bound(noise):
+    kernel, program, state = fitted(noise, num_draws=400)
+    step = jax.jit(lambda state, key, size: state._replace(local=e_step(kernel, program, state, every(kernel), key, size)))
+    for t in range(60):
+        state = step(state, jax.random.key(t), (1 + t / 4) ** -0.9)
+    view = kernel._view(program, every(kernel), state, None)
+    terms = view.terms(view.parameters)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(vector):
+        return -kernel._bound_of_rows(terms, {"loc": vector[:6], "log_scale": vector[6:]}, 6, None).sum()
+
+    best = minimize(lambda v: [np.asarray(part, float) for part in loss(jnp.asarray(v))], np.zeros(12), jac=True)
+    assert kernel.bound(state, program) == pytest.approx(-best.fun, abs=0.02)
+    np.testing.assert_allclose(state.local["loc"], best.x[:6], atol=0.1)

@@ -1,0 +1,198 @@
+"""Runs of augment and reduce in the driver: modes against SciPy's, spreads against the prior, what a step touches, resuming."""
+
+import re
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.optimize import minimize
+
+from inference import AugmentReduce, Driver, Program
+from inference.kernels import _weights
+from inference.kernels._lazy_updates import Adaptive, update_rows
+from inference.kernels._touched_rows import note_requests
+from inference.sites import Site
+from zoo.augment_reduce import augment_reduce, simulate
+
+ROWS = simulate(jax.random.key(1), num_rows=60, num_features=2, num_classes=6, prior_scale=0.5)
+TINY = {**ROWS, "batch_size": 12, "num_negatives": 2}
+
+
+def run(num_steps, seed=0, told=TINY, num_samples=1, **options):
+    driver = Driver(AugmentReduce(augment_reduce, **options), num_warmup=num_steps, num_samples=num_samples, progress_bar=False)
+    return driver, driver.run(seed, **told)
+
+
+def weights(driver):
+    return {name: value["loc"] for name, value in driver.states[0].values.items()}
+
+
+@cache
+def exact_mode():
+    """The largest log joint with eps integrated out, and a function for it."""
+    program = Program(augment_reduce, **{**ROWS, "augmented": False})
+    unpack = lambda v: {"weights": v[:12].reshape(6, 2), "biases": v[12:]}
+    value = jax.jit(jax.value_and_grad(lambda v: -program.log_joint(unpack(v))))
+    found = minimize(lambda v: [np.asarray(part, float) for part in value(jnp.asarray(v, jnp.float32))], np.zeros(18), jac=True)
+    return -found.fun, jax.jit(program.log_joint)
+
+
+@pytest.mark.slow
+def test_all_rows_and_classes_lead_to_the_mode():
+    best, log_joint = exact_mode()
+    driver, _ = run(3000, told=ROWS, optimizer=optax.sgd(0.03))
+    assert float(log_joint(weights(driver))) == pytest.approx(best, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_negatives", [False, True], ids=["shared by the batch", "of each row"])
+def test_some_rows_and_classes_lead_near_the_mode(own_negatives):
+    best, log_joint = exact_mode()
+    driver, _ = run(6000, own_negatives=own_negatives)
+    assert float(log_joint(weights(driver))) == pytest.approx(best, abs=0.7)
+
+
+@pytest.mark.slow
+def test_a_prior_that_is_felt_only_when_touched_is_seen(monkeypatch):
+    log_prior = _weights.View.log_prior
+    touched_now = lambda view: view._replace(
+        state=view.state._replace(touched={name: jnp.full_like(last, view.state.count) for name, last in view.state.touched.items()})
+    )
+    monkeypatch.setattr(_weights.View, "log_prior", lambda view, parameters: log_prior(touched_now(view), parameters))
+    with pytest.raises(AssertionError):
+        test_some_rows_and_classes_lead_near_the_mode(False)
+
+
+def spread_where_nothing_is_learned():
+    """Features of zero: weights are as before."""
+    told = TINY | {"x": np.zeros((60, 2), np.float32), "prior_scale": 0.7}
+    driver, tree = run(4000, told=told, posterior=True, num_samples=400)
+    return driver.states[0].values["weights"], tree
+
+
+@pytest.mark.slow
+def test_posterior_of_what_the_data_do_not_tell_is_the_prior():
+    found, tree = spread_where_nothing_is_learned()
+    np.testing.assert_allclose(np.exp(found["log_scale"]), 0.7, rtol=0.15)
+    np.testing.assert_allclose(found["loc"], 0.0, atol=0.2)
+    drawn = tree["posterior"]["weights"]
+    assert drawn.dims == ("chain", "draw", "class", "feature")
+    np.testing.assert_allclose(drawn.std(("chain", "draw")), np.exp(found["log_scale"]), rtol=0.15)
+    assert tree["posterior"]["biases"].std("draw").max() < 0.6  # of which the data tell
+    assert set(tree["variational_parameters"].data_vars) == {"eps_rate", "weights_loc", "weights_scale", "biases_loc", "biases_scale"}
+
+
+@pytest.mark.slow
+def test_a_posterior_without_its_entropy_is_seen(monkeypatch):
+    def no_entropy(view, parameters):
+        by_row, _ = view.model.priors(view.program, view.index, view.values(parameters))
+        sites = view.sites(parameters)
+        return sum(jax.vmap(by_row[name].log_prob)(sites[name]).sum() for name in view.state.touched)
+
+    monkeypatch.setattr(_weights.View, "log_prior", no_entropy)
+    with pytest.raises(AssertionError):
+        test_posterior_of_what_the_data_do_not_tell_is_the_prior()
+
+
+def test_tree_of_a_point():
+    driver, tree = run(30, num_samples=2)
+    assert tree["sample_stats"]["elbo"].shape == (1, 30)
+    assert tree["sample_stats"]["elbo"][0, -5:].mean() > tree["sample_stats"]["elbo"][0, :5].mean()
+    assert tree["posterior"]["weights"].dims == ("chain", "draw", "class", "feature")
+    np.testing.assert_array_equal(tree["posterior"]["weights"][0, 0], tree["posterior"]["weights"][0, 1])
+    np.testing.assert_array_equal(tree["posterior"]["weights"][0, 0], weights(driver)["weights"])
+    assert tree["variational_parameters"]["eps_rate"].dims == ("chain", "row")
+    assert tree.attrs["ended"] == "budget"
+
+
+def test_a_run_that_goes_on_is_the_longer_run(tmp_path):
+    driver, _ = run(20)
+    driver.extend(20)
+    whole, _ = run(40)
+    again = Driver(AugmentReduce(augment_reduce), num_warmup=20, num_samples=1, progress_bar=False, checkpoint=tmp_path)
+    again.run(0, **TINY)
+    again.num_warmup = 40
+    tree = again.run(0, **TINY)
+    assert tree.attrs["steps_run"] == 20
+    for other in (driver, again):
+        jax.tree.map(np.testing.assert_array_equal, other.states[0], whole.states[0])
+
+
+def test_other_rows_go_on_with_the_weights():
+    driver, _ = run(20)
+    before = weights(driver)
+    driver.num_warmup = 40
+    driver.update(**{**TINY, "x": ROWS["x"][::-1], "y": ROWS["y"][::-1]})
+    assert int(driver.states[0].count) == 40
+    assert 0 < np.abs(weights(driver)["weights"] - before["weights"]).max() < 1
+    with pytest.raises(ValueError, match="must have the classes and features of those before"):
+        driver.update(**{**TINY, "num_classes": 7})
+
+
+# What a step touches.
+
+
+@pytest.mark.slow  # which is compiled as a run is
+@pytest.mark.parametrize("options", [{}, {"own_negatives": True}, {"posterior": True}], ids=["shared", "of each row", "posterior"])
+def test_a_step_moves_no_array_of_all_classes_but_by_rows(options):
+    told = simulate(jax.random.key(0), num_rows=30, num_features=7, num_classes=1013) | {"batch_size": 8, "num_negatives": 5}
+    driver, _ = run(3, told=told, **options)
+    assert driver._last is not None
+    loops = [loop for key, loop in driver._last[0].compiled.items() if not isinstance(key, str)]
+    found = re.findall(r"= \w+\[(?:1,)?1013(?:,7)?\]\S* (\w[\w-]*)\(", loops[0].advance.as_text())
+    assert found.count("scatter") >= 4
+    assert set(found) <= {"parameter", "get-tuple-element", "bitcast", "fusion", "scatter"}  # a fusion holds the scatter
+
+
+def test_untouched_rows_stay_as_they_are():
+    told = simulate(jax.random.key(0), num_rows=4, num_classes=500) | {"batch_size": 2, "num_negatives": 3}
+    kernel = AugmentReduce(augment_reduce)
+    program = Program(augment_reduce, **told)
+    state = kernel.init(jax.random.key(0), program)
+    new, _ = jax.jit(kernel.step)(jax.random.key(1), state, kernel.data(program))
+    moved = (np.asarray(new.values["weights"]["loc"]) != np.asarray(state.values["weights"]["loc"])).any(1)
+    assert 0 < moved.sum() <= 2 + 3 + 1
+    np.testing.assert_array_equal(moved, np.asarray(new.touched["weights"]) == 1)
+
+
+# Optimisers.
+
+
+@pytest.mark.parametrize("optimizer", [Adaptive(), optax.adagrad(0.1), optax.sgd(0.1)], ids=["adaptive", "adagrad", "sgd"])
+def test_steps_of_rows_are_those_of_all_with_slopes_of_zero(optimizer):
+    site = Site("w", "latent", "Normal", (5, 2), jnp.float32, 1, ("class",), None, False, ("class", "feature"))
+    rng = np.random.default_rng(0)
+    lazy = dense = jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)
+    lazy_state = dense_state = optimizer.init(lazy)
+    for _ in range(6):
+        ids, parts = jnp.asarray(rng.integers(0, 5, 3)), jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)
+        asked = note_requests(lambda rows, ids=ids: rows["w"][ids], {"w": site})["w"]
+        lazy, lazy_state = update_rows(optimizer, asked, asked.merged(parts), lazy_state, lazy)
+        slopes = jnp.zeros((5, 2)).at[ids].add(parts)
+        moves, new = optimizer.update(slopes, dense_state, dense)
+        touched = jnp.zeros(5, bool).at[ids].set(True)[:, None]
+        dense = dense + moves
+        frozen = lambda was, now, touched=touched: jnp.where(touched, now, was) if jnp.ndim(was) == 2 else now
+        dense_state = jax.tree.map(frozen, dense_state, new)
+        np.testing.assert_allclose(lazy, dense, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("numpyro_promotion")
+def test_an_optimizer_with_momentum_is_refused():
+    with pytest.raises(ValueError, match="optimizer: it moves a row whose slope is 0"):
+        AugmentReduce(augment_reduce, optimizer=optax.adam(0.1))
+
+
+def test_adaptive_steps_are_those_of_the_paper():
+    slopes, w, square, state = [3.0, -1.0, 0.5], 0.0, None, Adaptive().init(jnp.zeros(1))
+    for t, slope in enumerate(slopes, 1):
+        square = slope**2 if square is None else 0.1 * slope**2 + 0.9 * square
+        w -= 0.02 * t**-0.5 * slope / (1 + square**0.5)
+    found = jnp.zeros(1)
+    for slope in slopes:
+        moves, state = Adaptive().update(jnp.full(1, slope), state)
+        found = found + moves
+    assert float(found[0]) == pytest.approx(w, rel=1e-5)
