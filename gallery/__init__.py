@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gallery.aclass import AClassClassifier
     from gallery.archipelago import ArchipelagoClassifier
+    from gallery.augment_reduce import AugmentReduceClassifier
     from gallery.bsvd import BSVDCompleter
     from gallery.iqgme import IQGMEClassifier
 
 WHERE = {
     "AClassClassifier": "gallery.aclass",
     "ArchipelagoClassifier": "gallery.archipelago",
+    "AugmentReduceClassifier": "gallery.augment_reduce",
     "BSVDCompleter": "gallery.bsvd",
     "IQGMEClassifier": "gallery.iqgme",
 }
 
-__all__ = ["AClassClassifier", "ArchipelagoClassifier", "BSVDCompleter", "IQGMEClassifier"]
+__all__ = ["AClassClassifier", "ArchipelagoClassifier", "AugmentReduceClassifier", "BSVDCompleter", "IQGMEClassifier"]
 
 
 def __getattr__(name: str) -> Any:

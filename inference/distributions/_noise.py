@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 from jax.scipy.special import betainc
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
@@ -65,8 +66,30 @@ def _(noise: dist.Laplace, value: Any) -> Array:
 @log_cdf.register
 def _(noise: dist.StudentT, value: Any) -> Array:
     z = jnp.asarray((value - noise.loc) / noise.scale)
-    df = jnp.asarray(noise.df, z.dtype)
-    return _two_sided(z, jnp.log(betainc(df / 2, jnp.asarray(0.5, z.dtype), df / (df + z * z)) / 2))
+    return _log_t_cdf(z, jnp.broadcast_to(jnp.asarray(noise.df, z.dtype), z.shape))
+
+
+@jax.custom_jvp
+def _log_t_cdf(z: Array, df: Array) -> Array:
+    half = jnp.full_like(z, 0.5)
+    return _two_sided(z, jnp.log(betainc(df / 2, half, df / (df + z * z)) / 2))
+
+
+def _slope_of_log_t_cdf(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    """By the density: that of `betainc` is not a number at z = 0."""
+    (z, df), (moved, df_moved) = primals, tangents
+    if not isinstance(df_moved, SymbolicZero):
+        raise NotImplementedError("StudentT log_cdf: no slope in df; fix the degrees of freedom.")
+    value = _log_t_cdf(z, df)
+    return value, jnp.exp(dist.StudentT(df).log_prob(z) - value) * _with_zeros(moved, z)
+
+
+def _with_zeros(tangent: Any, like: Array) -> Array:
+    """Zeros where there is no tangent."""
+    return jnp.zeros_like(like) if isinstance(tangent, SymbolicZero) else tangent
+
+
+_log_t_cdf.defjvp(_slope_of_log_t_cdf, symbolic_zeros=True)
 
 
 def _two_sided(z: Array, log_tail: Array) -> Array:

@@ -79,8 +79,11 @@ def test_a_missing_entropy_is_seen(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own_negatives", [False, True], ids=["shared by the batch", "of each row"])
-@each_noise
+@pytest.mark.parametrize(
+    ("noise", "own_negatives"),
+    [*((name, False) for name in NOISES), ("gumbel", True), ("logistic", True)],
+    ids=[*NOISES, "gumbel, classes of each row", "logistic, classes of each row"],
+)
 def test_estimates_of_bound_and_slopes_are_unbiased(noise, own_negatives):
     scores = z_scores(*fitted(noise, own_negatives=own_negatives))
     assert len(scores) == 16

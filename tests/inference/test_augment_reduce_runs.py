@@ -17,8 +17,10 @@ from inference.kernels._touched_rows import note_requests
 from inference.sites import Site
 from zoo.augment_reduce import augment_reduce, simulate
 
-ROWS = simulate(jax.random.key(1), num_rows=60, num_features=2, num_classes=6, prior_scale=0.5)
-TINY = {**ROWS, "batch_size": 12, "num_negatives": 2}
+K = 30  # most are touched in a few steps of a hundred
+ROWS = simulate(jax.random.key(1), num_rows=60, num_features=2, num_classes=K, prior_scale=0.5)
+TINY = {**ROWS, "batch_size": 3, "num_negatives": 2}
+FAST = Adaptive(rate=0.1)
 
 
 def run(num_steps, seed=0, told=TINY, num_samples=1, **options):
@@ -34,9 +36,9 @@ def weights(driver):
 def exact_mode():
     """The largest log joint with eps integrated out, and a function for it."""
     program = Program(augment_reduce, **{**ROWS, "augmented": False})
-    unpack = lambda v: {"weights": v[:12].reshape(6, 2), "biases": v[12:]}
+    unpack = lambda v: {"weights": v[: 2 * K].reshape(K, 2), "biases": v[2 * K :]}
     value = jax.jit(jax.value_and_grad(lambda v: -program.log_joint(unpack(v))))
-    found = minimize(lambda v: [np.asarray(part, float) for part in value(jnp.asarray(v, jnp.float32))], np.zeros(18), jac=True)
+    found = minimize(lambda v: [np.asarray(part, float) for part in value(jnp.asarray(v, jnp.float32))], np.zeros(3 * K), jac=True)
     return -found.fun, jax.jit(program.log_joint)
 
 
@@ -51,8 +53,8 @@ def test_all_rows_and_classes_lead_to_the_mode():
 @pytest.mark.parametrize("own_negatives", [False, True], ids=["shared by the batch", "of each row"])
 def test_some_rows_and_classes_lead_near_the_mode(own_negatives):
     best, log_joint = exact_mode()
-    driver, _ = run(6000, own_negatives=own_negatives)
-    assert float(log_joint(weights(driver))) == pytest.approx(best, abs=0.7)
+    driver, _ = run(6000, own_negatives=own_negatives, optimizer=FAST)
+    assert float(log_joint(weights(driver))) == pytest.approx(best, abs=1.5)  # from zeros it rises by 19
 
 
 @pytest.mark.slow
@@ -68,20 +70,21 @@ def test_a_prior_that_is_felt_only_when_touched_is_seen(monkeypatch):
 
 def spread_where_nothing_is_learned():
     """Features of zero: weights are as before."""
-    told = TINY | {"x": np.zeros((60, 2), np.float32), "prior_scale": 0.7}
-    driver, tree = run(4000, told=told, posterior=True, num_samples=400)
+    told = TINY | {"x": np.zeros((60, 2), np.float32), "prior_scale": 0.7, "batch_size": 12, "num_negatives": 5}
+    driver, tree = run(10_000, told=told, posterior=True, num_samples=400, optimizer=FAST)
     return driver.states[0].values["weights"], tree
 
 
 @pytest.mark.slow
 def test_posterior_of_what_the_data_do_not_tell_is_the_prior():
     found, tree = spread_where_nothing_is_learned()
-    np.testing.assert_allclose(np.exp(found["log_scale"]), 0.7, rtol=0.15)
+    assert np.exp(found["log_scale"]).mean() == pytest.approx(0.7, rel=0.05)
+    np.testing.assert_allclose(np.exp(found["log_scale"]), 0.7, atol=0.25)
     np.testing.assert_allclose(found["loc"], 0.0, atol=0.2)
     drawn = tree["posterior"]["weights"]
     assert drawn.dims == ("chain", "draw", "class", "feature")
     np.testing.assert_allclose(drawn.std(("chain", "draw")), np.exp(found["log_scale"]), rtol=0.15)
-    assert tree["posterior"]["biases"].std("draw").max() < 0.6  # of which the data tell
+    assert tree["posterior"]["biases"].std("draw").min() < 0.5  # of which the data tell
     assert set(tree["variational_parameters"].data_vars) == {"eps_rate", "weights_loc", "weights_scale", "biases_loc", "biases_scale"}
 
 
@@ -129,7 +132,7 @@ def test_other_rows_go_on_with_the_weights():
     assert int(driver.states[0].count) == 40
     assert 0 < np.abs(weights(driver)["weights"] - before["weights"]).max() < 1
     with pytest.raises(ValueError, match="must have the classes and features of those before"):
-        driver.update(**{**TINY, "num_classes": 7})
+        driver.update(**{**TINY, "num_classes": K + 1})
 
 
 # What a step touches.

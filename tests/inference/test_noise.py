@@ -52,6 +52,14 @@ def test_log_cdf_has_the_slope_of_its_hazard(name):
 
 
 @each_noise
+def test_log_cdf_has_a_slope_at_zero_in_float32(name):
+    noise, known = NOISES[name]
+    with jax.enable_x64(False):
+        for z in (0.0, 1e-5, -1e-5):
+            assert float(jax.grad(lambda at: log_cdf(noise, at))(jnp.float32(z))) == pytest.approx(known.pdf(z) / known.cdf(z), rel=1e-3)
+
+
+@each_noise
 def test_choice_is_the_integral_of_equation_5(name):
     noise, known = NOISES[name]
     tolerance = 1e-3 if name == "laplace" else 1e-5  # kinks

@@ -1,0 +1,245 @@
+"""Linear classification with very many classes as a scikit-learn estimator.
+
+    classifier = AugmentReduceClassifier().fit(X, y)          # multinomial logistic regression; X dense or sparse
+    classifier.top_k(X_new, 5)                                # the five most probable classes of each row
+    AugmentReduceClassifier(noise="normal").fit(X, y)         # multinomial probit
+
+The model is `zoo.augment_reduce`; `AugmentReduce` fits it. Cost of a step: batch_size x num_negatives x columns, whatever the number of
+classes; of a prediction: rows x classes x columns, and 200 times rows x classes where the noise is not Gumbel.
+
+Ruiz, Titsias, Dieng and Blei (2018), "Augment and reduce: stochastic inference for large categorical distributions".
+"""
+
+from functools import partial
+from numbers import Integral, Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from gallery._labels import coded, codes_among, declared
+from inference import AugmentReduce, Driver, Program
+from inference.kernels._lazy_updates import Adaptive
+from zoo.augment_reduce import SparseRows, augment_reduce
+
+__all__ = ["AugmentReduceClassifier"]
+
+MOST_DENSE = 10**8  # entries of a sparse table that is unpacked: rows of weights are then moved as a whole, which is faster
+ENTRIES = 4 * 10**6  # rows x classes that are predicted at once
+
+
+class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
+    """Chooses the class with the largest noisy utility, which is linear in the columns; for a thousand classes or a million.
+
+    Columns are standardised first, those of a sparse table only scaled by their largest entry. Rows labelled -1 say nothing and are left
+    out; where `y` holds -1 and 1 and nothing else, both are classes. A class that was named but never seen gets what the prior and the
+    negatives leave it: a small probability. One class alone is certain.
+
+    :param noise: "gumbel" (softmax), "normal" (probit), "logistic", "laplace", "student_t", or a NumPyro distribution.
+    :param num_classes: labels are 0 .. num_classes - 1, seen or not; None: the labels that are there.
+    :param batch_size: rows in a step; `num_negatives`: classes beside a row's own. Both are cut to what there is.
+    :param max_iter: steps of `fit`.
+    :param prior_scale: standard deviation of the weights before any data; None: maximum likelihood.
+    :param posterior: weights have a normal distribution each, not a point; predictions average over `num_samples` draws.
+    :param step_size: of the weights, at first.
+    :param num_samples: draws in `posterior_` with `posterior`.
+    :param max_time: seconds after which a call ends, with what it has.
+    :param progress_bar: shows a bar, with the bound.
+    :param random_state: integer, `RandomState` or None.
+
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`, `elbo_` (mean of the estimates of the last
+    steps, of the log likelihood of the rows of the last call), `posterior_`.
+    """
+
+    def __init__(
+        self,
+        noise: Any = "gumbel",
+        *,
+        num_classes: int | None = None,
+        batch_size: int = 128,
+        num_negatives: int = 100,
+        max_iter: int = 5000,
+        prior_scale: float | None = 1.0,
+        posterior: bool = False,
+        step_size: float = 0.1,
+        num_samples: int = 20,
+        max_time: float | None = None,
+        progress_bar: bool = False,
+        random_state: Any = None,
+    ):
+        self.noise, self.num_classes, self.batch_size, self.num_negatives = noise, num_classes, batch_size, num_negatives
+        self.max_iter, self.prior_scale, self.posterior, self.step_size = max_iter, prior_scale, posterior, step_size
+        self.num_samples, self.max_time, self.progress_bar, self.random_state = num_samples, max_time, progress_bar, random_state
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # Learning.
+
+    def fit(self, X: Any, y: Any) -> "AugmentReduceClassifier":
+        """Learn from all rows, anew.
+
+        :param X: [row, column], an array, a data frame or a SciPy sparse matrix.
+        :param y: the class of each row, -1 where it is unknown.
+        """
+        return self._begin(X, y, None, self.max_iter)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AugmentReduceClassifier":
+        """One pass over more rows. Columns are scaled as at the first call; the prior counts as if the rows of a call were all.
+
+        :param classes: at the first call, every class that may come; None: those of its labels, or `num_classes`.
+        """
+        if not hasattr(self, "classes_"):
+            return self._begin(X, y, classes, None)
+        if classes is not None and not np.array_equal(declared(classes), self.classes_):
+            raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
+        if y is None:
+            raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        labels = codes_among(y, self.classes_)
+        check_consistent_length(X, labels)
+        X, labels = X[labels >= 0], labels[labels >= 0]
+        if len(labels):
+            self._driver.num_warmup = self.n_iter_ + self._steps_of_a_pass(len(labels))
+            self._driver.max_time = self.max_time
+            self._driver.update(x=self._scaled(X), y=labels, **self._settings(len(labels)))
+            self._taken(self._driver.tree())
+        return self
+
+    def _begin(self, X: Any, y: Any, classes: Any, num_steps: int | None) -> "AugmentReduceClassifier":
+        self._check_settings()
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
+        if y is None:
+            raise ValueError("AugmentReduceClassifier requires y to be passed, but the target y is None; wanted the class of each row.")
+        given = classes if self.num_classes is None else np.arange(self.num_classes)
+        classes, labels = coded(y, given)
+        check_consistent_length(X, labels)
+        X, labels = X[labels >= 0], labels[labels >= 0]
+        if not len(labels):
+            raise ValueError("y: every row is unlabelled (-1), so nothing is learned of any class.")
+        self._learn_units(X)
+        self.classes_ = classes
+        kernel = AugmentReduce(augment_reduce, posterior=self.posterior, optimizer=Adaptive(rate=self.step_size))
+        # Draws are made when they are asked for, so one is enough here.
+        steps = num_steps or self._steps_of_a_pass(len(labels))
+        self._driver = Driver(kernel, num_warmup=steps, num_samples=1, max_time=self.max_time, progress_bar=self.progress_bar)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        return self._taken(self._driver.run(seed, x=self._scaled(X), y=labels, **self._settings(len(labels))))
+
+    def _taken(self, tree: xr.DataTree) -> "AugmentReduceClassifier":
+        elbo = tree["sample_stats"].dataset["elbo"].values[0]
+        self.n_iter_, self.elbo_, self._tree = len(elbo), float(elbo[-100:].mean()), None
+        self._draws = {name: np.asarray(tree["posterior"].dataset[name].values[0]) for name in ("weights", "biases")}
+        if self.posterior:
+            self._draws = {name: np.asarray(self.posterior_["posterior"].dataset[name].values[0]) for name in self._draws}
+        return self
+
+    def _check_settings(self) -> None:
+        for name in ("batch_size", "num_negatives", "max_iter", "num_samples"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
+        if self.num_classes is not None and (not isinstance(self.num_classes, Integral) or self.num_classes < 1):
+            raise ValueError(f"num_classes: found {self.num_classes!r}, wanted an integer, at least 1, or None.")
+        for name in ("prior_scale", "step_size"):
+            value = getattr(self, name)
+            if not (name == "prior_scale" and value is None) and not (isinstance(value, Real) and 0 < value < np.inf):
+                raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
+
+    def _steps_of_a_pass(self, num_rows: int) -> int:
+        return -(-num_rows // min(self.batch_size, num_rows))
+
+    def _settings(self, num_rows: int) -> dict[str, Any]:
+        """The model's arguments beside the data."""
+        num_classes = max(len(self.classes_), 2)
+        sizes = {"batch_size": min(self.batch_size, num_rows), "num_negatives": min(self.num_negatives, num_classes - 1)}
+        return {"num_classes": num_classes, "noise": self.noise, "prior_scale": self.prior_scale, **sizes}
+
+    # Columns.
+
+    def _learn_units(self, X: Any) -> None:
+        if sparse.issparse(X):
+            self._mean = np.zeros(X.shape[1], np.float32)
+            scale = np.asarray(abs(X).max(axis=0).todense(), np.float32).ravel()
+        else:
+            self._mean, scale = X.mean(0, dtype=np.float64).astype(np.float32), X.std(0, dtype=np.float64).astype(np.float32)
+        self._scale = np.where(scale > 1e-10 * (1 + abs(self._mean)), scale, 1).astype(np.float32)
+
+    def _scaled(self, X: Any) -> Any:
+        """As the model takes them."""
+        if sparse.issparse(X):
+            scaled = sparse.csr_matrix(X @ sparse.diags(1 / self._scale)).astype(np.float32)
+            if np.prod(X.shape) > MOST_DENSE:
+                return SparseRows.of(scaled)
+            return scaled.toarray() - self._mean / self._scale
+        return (X - self._mean) / self._scale
+
+    # Asking.
+
+    def predict_log_proba(self, X: Any, classes: Any = None) -> np.ndarray:
+        """Log probability of each class, [row, class], or of the `classes` that are named."""
+        check_is_fitted(self)
+        chosen = slice(None) if classes is None else codes_among(classes, self.classes_)
+        return np.concatenate(self._over_rows(X, lambda log_probs: log_probs[:, chosen]))
+
+    def predict_proba(self, X: Any, classes: Any = None) -> np.ndarray:
+        """Probability of each class, [row, class], or of the `classes` that are named."""
+        return np.exp(self.predict_log_proba(X, classes))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row."""
+        best = np.concatenate(self._over_rows(X, lambda log_probs: log_probs.argmax(1)))
+        return self.classes_[best]
+
+    def top_k(self, X: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+        """The `k` most probable classes of each row, the best first, and their probabilities, both [row, k]."""
+        check_is_fitted(self)
+        if not isinstance(k, Integral) or not 1 <= k <= len(self.classes_):
+            raise ValueError(f"k: found {k!r}, wanted an integer from 1 to {len(self.classes_)}, the number of classes.")
+
+        def best(log_probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            found = np.argpartition(-log_probs, k - 1, axis=1)[:, :k]
+            order = np.argsort(-np.take_along_axis(log_probs, found, 1), axis=1, kind="stable")
+            found = np.take_along_axis(found, order, 1)
+            return found, np.exp(np.take_along_axis(log_probs, found, 1))
+
+        codes, probabilities = (np.concatenate(parts) for parts in zip(*self._over_rows(X, best), strict=True))
+        return self.classes_[codes], probabilities
+
+    def _over_rows(self, X: Any, what: Any) -> list[Any]:
+        """`what` of the log probabilities of some rows at a time."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        rows = max(min(ENTRIES // max(len(self.classes_), 2), X.shape[0]), 1)
+        found = []
+        for start in range(0, X.shape[0], rows):
+            some = X[start : start + rows]
+            settings = {name: value for name, value in self._settings(some.shape[0]).items() if name != "batch_size"}
+            log_probs = np.asarray(_log_probs(self._scaled(some), self._draws, **settings))
+            found.append(what(log_probs if len(self.classes_) > 1 else np.zeros((len(log_probs), 1), np.float32)))
+        return found
+
+    @property
+    def posterior_(self) -> xr.DataTree:
+        """The weights, the bound at each step and q of the noise, of scaled columns; made when asked for."""
+        check_is_fitted(self)
+        if self._tree is None:
+            self._driver.num_samples = self.num_samples if self.posterior else 1
+            self._tree = self._driver.tree()
+        return self._tree
+
+
+@partial(jax.jit, static_argnames=("num_classes", "noise", "prior_scale", "num_negatives"))
+def _log_probs(x: Any, draws: dict[str, Any], **settings: Any) -> jax.Array:
+    """Of each class [row, class], as the model has them, averaged over draws of the weights."""
+    program = Program(augment_reduce, x, np.zeros(len(x), np.int32), **settings, augmented=False)
+    each = jax.lax.map(lambda values: program.trace(values)["y"]["fn"].log_probs, draws)
+    return jax.nn.logsumexp(each, axis=0) - jnp.log(len(each))

@@ -1,0 +1,180 @@
+"""The estimator on data whose best answer is known, on tables of all kinds, by scikit-learn's own checks."""
+
+import pickle
+
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import sparse
+from sklearn.datasets import load_digits, load_iris
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from gallery import AugmentReduceClassifier
+from inference import Driver
+
+pytestmark = pytest.mark.usefixtures("numpyro_promotion")
+
+IRIS = load_iris(return_X_y=True)
+QUICK = {
+    "check_classifiers_regression_target",
+    "check_complex_data",
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_estimator_cloneable",
+    "check_estimators_empty_data_messages",
+    "check_estimators_unfitted",
+    "check_fit1d",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_requires_y_none",
+    "check_set_params",
+    "check_supervised_y_no_nan",
+    "check_valid_tag_types",
+}
+
+
+def cases():
+    for estimator, check in estimator_checks_generator(AugmentReduceClassifier(max_iter=1000)):
+        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+        yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("estimator", "check"), list(cases()))
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def quick(**options):
+    return AugmentReduceClassifier(**{"max_iter": 400, "random_state": 0} | options)
+
+
+def test_iris_is_classified_by_the_softmax_of_scikit_learn():
+    x, y = IRIS
+    found = AugmentReduceClassifier(max_iter=4000, batch_size=150, random_state=0).fit(x, y)
+    z = np.column_stack([(x - x.mean(0)) / x.std(0), np.ones(150)])  # the same prior for intercepts
+    exact = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-8, max_iter=1000).fit(z, y)
+    np.testing.assert_allclose(found.predict_proba(x), exact.predict_proba(z), atol=0.05)
+    assert found.score(x, y) > 0.95
+    assert found.n_iter_ == 4000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "noise", ["normal", "logistic", "laplace", dist.StudentT(4.0, 0.0, 1.0)], ids=["normal", "logistic", "laplace", "t"]
+)
+def test_other_noises_classify(noise):
+    x, y = IRIS
+    found = quick(noise=noise, max_iter=2000).fit(x, y)
+    assert found.score(x, y) > 0.93
+    np.testing.assert_allclose(found.predict_proba(x).sum(1), 1, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_sparse_and_dense_tables_agree_where_columns_are_not_moved(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = sparse.random_array((80, 30), density=0.1, rng=rng, format="csr", dtype=np.float32)
+    y = rng.integers(0, 3, 80)
+    unpacked = quick().fit(x, y).predict_proba(x)
+    monkeypatch.setattr("gallery.augment_reduce.MOST_DENSE", 10)
+    packed = quick().fit(x, y)
+    np.testing.assert_allclose(packed.predict_proba(x), unpacked, atol=1e-3)
+    assert packed.predict(x.toarray()).shape == (80,)
+
+
+def test_top_k_is_the_best_of_all():
+    x, y = load_digits(return_X_y=True)
+    found = quick().fit(x[:500], y[:500])
+    classes, probabilities = found.top_k(x[500:520], 3)
+    every = found.predict_proba(x[500:520])
+    order = np.argsort(-every, axis=1)[:, :3]
+    np.testing.assert_array_equal(classes, order)
+    np.testing.assert_allclose(probabilities, np.take_along_axis(every, order, 1), rtol=1e-5)
+    np.testing.assert_array_equal(classes[:, 0], found.predict(x[500:520]))
+    np.testing.assert_allclose(found.predict_proba(x[500:503], classes=[7, 2]), every[:3, [7, 2]], rtol=1e-5)
+    with pytest.raises(ValueError, match="k: found 11"):
+        found.top_k(x, 11)
+
+
+@pytest.mark.slow
+def test_parts_teach_as_the_whole():
+    x, y = load_digits(return_X_y=True)
+    found = quick()
+    for _ in range(6):
+        for part in range(3):
+            found.partial_fit(x[part:1500:3], y[part:1500:3], classes=np.arange(10))
+    assert found.n_iter_ == 6 * 3 * 4
+    assert found.score(x[1500:], y[1500:]) > 0.85
+
+
+@pytest.mark.slow
+def test_a_class_that_is_named_and_never_seen_is_improbable():
+    x, y = IRIS
+    found = quick(num_classes=5).fit(x, y)
+    assert found.classes_.tolist() == [0, 1, 2, 3, 4]
+    assert found.predict_proba(x)[:, 3:].max() < 0.2
+    assert set(found.predict(x)) <= {0, 1, 2}
+    with pytest.raises(ValueError, match="class"):
+        quick(num_classes=2).fit(x, y)
+
+
+@pytest.mark.slow
+def test_unlabelled_rows_say_nothing():
+    x, y = IRIS
+    half = np.where(np.arange(150) % 2, y, -1)
+    np.testing.assert_allclose(quick().fit(x[1::2], y[1::2]).predict_proba(x), quick().fit(x[half >= 0], half[half >= 0]).predict_proba(x))
+    assert quick().fit(x, half).classes_.tolist() == [0, 1, 2]
+
+
+def test_one_class_is_certain():
+    found = quick().fit(IRIS[0], np.full(150, "only"))
+    assert set(found.predict(IRIS[0])) == {"only"}
+    np.testing.assert_array_equal(found.predict_proba(IRIS[0]), np.ones((150, 1)))
+
+
+@pytest.mark.slow
+def test_posterior_is_a_tree_of_the_weights():
+    x, y = IRIS
+    found = quick(posterior=True, num_samples=7).fit(x, y)
+    tree = found.posterior_
+    assert tree["posterior"]["weights"].sizes == {"chain": 1, "draw": 7, "class": 3, "feature": 4}
+    assert {"weights_loc", "weights_scale", "eps_rate"} <= set(tree["variational_parameters"].data_vars)
+    assert found.score(x, y) > 0.9
+    assert quick().fit(x, y).posterior_["posterior"].sizes["draw"] == 1
+
+
+def test_fit_goes_through_the_driver(monkeypatch):
+    seen = []
+    run = Driver.run
+    monkeypatch.setattr(Driver, "run", lambda self, *args, **kwargs: (seen.append(kwargs), run(self, *args, **kwargs))[1])
+    quick(batch_size=1000).fit(*IRIS)
+    assert seen[0]["num_classes"] == 3
+    assert (seen[0]["batch_size"], seen[0]["num_negatives"]) == (150, 2)
+
+
+def test_a_fitted_classifier_is_pickled():
+    found = quick().fit(*IRIS)
+    again = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(again.predict_proba(IRIS[0]), found.predict_proba(IRIS[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise": "cauchy"}, "noise: found 'cauchy'"),
+        ({"batch_size": 0}, "batch_size: found 0"),
+        ({"num_negatives": 2.5}, "num_negatives: found 2.5"),
+        ({"max_iter": True}, "max_iter: found True"),
+        ({"prior_scale": -1.0}, "prior_scale: found -1.0"),
+        ({"step_size": None}, "step_size: found None"),
+        ({"num_classes": 0}, "num_classes: found 0"),
+    ],
+    ids=["noise", "batch", "negatives", "steps", "prior", "step size", "classes"],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        quick(**options).fit(*IRIS)
+
+
+def test_no_label_at_all_is_refused():
+    with pytest.raises(ValueError, match="every row is unlabelled"):
+        quick().fit(IRIS[0], np.full(150, -1))
