@@ -122,17 +122,17 @@ def augment_reduce(
     :param y: the class of each row, 0 .. num_classes - 1.
     :param noise: a name in `NOISES`, or a NumPyro distribution of a number.
     :param prior_scale: standard deviation of weights and biases; None: a flat prior, so that a mode is the maximum of the likelihood.
-    :param batch_size: rows that a run of the model sees; None: all.
+    :param batch_size: rows that a run of the model sees; None: all, as where classes are drawn.
     :param num_negatives: classes beside the chosen one that it sees; None: all.
     """
     noise = _checked(x, y, num_classes, noise)
-    _refuse_size("batch_size", batch_size, len(x))
+    _refuse_size("batch_size", None if y is None else batch_size, len(x))
     _refuse_size("num_negatives", num_negatives, num_classes - 1)
     prior = dist.ImproperUniform(dist.constraints.real, (), ()) if prior_scale is None else dist.Normal(0.0, prior_scale)
     with plate("class", num_classes, dim=-1):
         weights = sample("weights", prior.expand((x.shape[1],)).to_event(1), infer={"event_dims": ["feature"]})
         biases = sample("biases", prior)
-    rows = plate("row", len(x), subsample_size=batch_size, dim=-1)
+    rows = plate("row", len(x), subsample_size=None if y is None else batch_size, dim=-1)
     if y is None or not augmented:
         with rows as row:
             every = _utility(_floats(x, row), weights, biases, jnp.arange(num_classes)[:, None])
@@ -222,8 +222,6 @@ def simulate(rng_key: Array, num_rows: int = 200, num_features: int = 3, num_cla
     """
     feature_key, model_key = random.split(rng_key)
     told: dict[str, Any] = {"x": random.normal(feature_key, (num_rows, num_features)), "num_classes": num_classes, **options}
-    whole: dict[str, Any] = told | {"batch_size": None}
-    if whole.get("prior_scale", 1.0) is None:
-        whole["prior_scale"] = 1.0  # a flat prior cannot be drawn from
-    with seed(rng_seed=model_key):
-        return told | {"y": augment_reduce(**whole)}
+    proper: dict[str, Any] = told | {"prior_scale": 1.0 if told.get("prior_scale", 1.0) is None else told.get("prior_scale", 1.0)}
+    with seed(rng_seed=model_key):  # from a flat prior nothing could be drawn
+        return told | {"y": augment_reduce(**proper)}

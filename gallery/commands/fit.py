@@ -17,7 +17,7 @@ from gallery.commands.runs import annotate, main_variables, num_draws, open_run,
 __all__ = ["fit", "resume"]
 
 GROUPS = ("log_likelihood", "log_prior", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
-MARGINAL = ("ParticleFilter", "CollapsedGibbs")  # they integrate out parameters that these groups are computed from
+MARGINAL = ("AugmentReduce", "ParticleFilter", "CollapsedGibbs")  # they integrate out parameters that these groups are computed from
 ROWS = 12  # of the summary
 EXIT = {"SIGINT": 130, "SIGTERM": 143}
 

@@ -10,7 +10,11 @@ import zoo
 
 __all__ = ["find_model", "kernel_name", "kernel_options", "make_kernel", "unknown"]
 
-DEFAULTS: dict[str, dict[str, Any]] = {"SVI": {"learning_rate": 0.01}, "ParticleFilter": {"num_particles": 200}}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "SVI": {"learning_rate": 0.01},
+    "ParticleFilter": {"num_particles": 200},
+    "AugmentReduce": {"posterior": True},  # a point has no summary
+}
 
 
 def find_model(name: str) -> zoo.Entry:
@@ -67,4 +71,5 @@ def _class(name: str) -> Any:
     return getattr(import_module(_WHERE[name]), name)
 
 
-_WHERE = {"NUTS": "numpyro.infer", "SVI": "numpyro.infer", "ParticleFilter": "inference", "CollapsedGibbs": "inference"}
+_WHERE = {"NUTS": "numpyro.infer", "SVI": "numpyro.infer"}
+_WHERE |= dict.fromkeys(("AugmentReduce", "CollapsedGibbs", "ParticleFilter"), "inference")

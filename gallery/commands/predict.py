@@ -116,8 +116,10 @@ def _program(tree: xr.DataTree, x: np.ndarray) -> Program:
 
 
 def _target(tree: xr.DataTree, program: Program) -> str:
-    """The site that was observed in the fit, and is now to be predicted."""
-    sites = [name for name in program.latent if name.replace("/", ".") in tree["observed_data"].data_vars]
+    """The site that was observed in the fit, and is now to be predicted; or the one that the fit saw as an argument alone."""
+    observed = tree["observed_data"].data_vars if "observed_data" in tree.children else {}
+    sites = [name for name in program.latent if name.replace("/", ".") in observed]
+    sites = sites or [name for name in program.latent if name.replace("/", ".") not in tree["posterior"].data_vars]
     if len(sites) != 1:
         raise ValueError(f"predict: wanted one observed site to predict, found {', '.join(sites) or 'none'}")
     return sites[0]
