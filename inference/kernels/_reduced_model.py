@@ -158,6 +158,7 @@ def read_reduced(program: Program) -> ReducedModel:
     if len(local) > 1:
         raise StructureError(f"site {local[1]!r}: {local} lie in the plates of the data; wanted at most one, the noise of what was chosen.")
     rows = _row_plate(program, local[0] if local else None, inside)
+    inside |= {name for name, plate in program.plates.items() if plate.subsample_size < plate.size}  # may be summed over by hand
     others = sorted(inside - {rows})
     if len(others) > 1:
         raise StructureError(f"plate {others[1]!r}: the data lie in {sorted(inside)}; wanted a plate of rows, and one of classes in it.")

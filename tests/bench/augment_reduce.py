@@ -1,0 +1,142 @@
+"""Augment and reduce next to its rivals: the synthetic experiment of section 4.1, and the data sets of the paper that are at hand.
+
+    export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
+    uv run python -m tests.bench.augment_reduce synthetic [--steps 100000] [--rate 0.02] [--decay 0.9]
+    uv run python -m tests.bench.augment_reduce mnist|bibtex|omniglot [--steps N] [--seeds 3] [--prior SCALE] [--methods A,B]
+
+All methods share rows, negatives, optimiser (the paper's) and start (weights 0.1 N(0, 1)). Test log likelihoods are exact: the softmax, or
+equation 5 by quadrature. The bound is over all rows and classes, at the end.
+"""
+
+import argparse
+from statistics import mean
+
+import jax
+import numpy as np
+
+from gallery.datasets import load
+from inference import Driver, Program
+from inference.kernels._lazy_updates import Adaptive
+from tests.bench.augment_reduce_rivals import METHODS
+from zoo.augment_reduce import augment_reduce
+
+__all__ = ["log_probs", "main", "table_data"]
+
+SETTINGS = {  # the paper's: rows and classes of a step, steps
+    "mnist": (500, 1, 35_000),
+    "bibtex": (488, 20, 5_000),
+    "omniglot": (541, 50, 45_000),
+}
+
+
+def table_data(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Features and classes, to learn from and to be tested on, as the paper has them; classes that are never seen are left out."""
+    data = load(name)
+    if name == "omniglot":  # four of the twenty drawers of each letter are kept
+        x, y, is_test = data["x"].reshape(len(data["x"]), -1), data["y"], data["drawer"] > 16
+    elif name == "mnist":
+        x = np.concatenate([data["x_train"], data["x_test"]]).reshape(-1, 784)
+        y, is_test = np.concatenate([data["y_train"], data["y_test"]]), np.arange(70_000) >= 60_000
+    else:
+        x, y, is_test = bibtex(data)
+    classes, codes = np.unique(y[~is_test], return_inverse=True)
+    known = is_test & np.isin(y, classes)
+    scale = np.float32(x.max())
+    x = x.astype(np.float32) / scale
+    return x[~is_test], codes.astype(np.int32), x[known], np.searchsorted(classes, y[known]).astype(np.int32)
+
+
+def bibtex(data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first label of each entry, as Titsias (2016) has it; entries without one are left out."""
+    parts = []
+    for part in ("train", "test"):
+        starts = data[f"x_{part}_indptr"]
+        x = np.zeros((len(starts) - 1, int(data["num_features"])), np.float32)
+        x[np.repeat(np.arange(len(x)), np.diff(starts)), data[f"x_{part}_indices"]] = 1
+        starts, labels = data[f"labels_{part}_indptr"], data[f"labels_{part}_indices"]
+        has = np.flatnonzero(np.diff(starts))
+        parts.append((x[has], np.array([labels[starts[i] : starts[i + 1]].min() for i in has])))
+    (x, y), (x_test, y_test) = parts
+    return np.concatenate([x, x_test]), np.concatenate([y, y_test]), np.arange(len(y) + len(y_test)) >= len(y)
+
+
+def log_probs(x: np.ndarray, values: dict, noise: str, num_classes: int) -> np.ndarray:
+    """Of each class, read off the model."""
+
+    @jax.jit
+    def of(x, values):
+        program = Program(augment_reduce, x, np.zeros(len(x), np.int32), num_classes=num_classes, noise=noise, augmented=False)
+        return program.trace(values)["y"]["fn"].log_probs
+
+    rows = max(2_000_000 // num_classes, 1)
+    return np.concatenate([np.asarray(of(x[start : start + rows], values)) for start in range(0, len(x), rows)])
+
+
+def fitted(method: str, seed: int, steps: int, prior: float | None, optimizer: Adaptive, **told):
+    """Values of the weights, the bound of the last steps, microseconds a step."""
+    kernel_class, model, noise = METHODS[method]
+    driver = Driver(kernel_class(model, init_scale=0.1, optimizer=optimizer), num_warmup=steps, num_samples=1, progress_bar=False)
+    tree = driver.run(seed, **told, noise=noise, prior_scale=prior)
+    values = {name: value["loc"] for name, value in driver.states[0].values.items()}
+    return values, float(tree["sample_stats"].dataset["elbo"][0, -500:].mean()), tree.attrs["sampling_time"] / steps * 1e6
+
+
+def on_data(name: str, steps: int | None, seeds: int, prior: float | None, methods: list[str], optimizer: Adaptive) -> None:
+    """A row for each method: means over seeds."""
+    x, y, x_test, y_test = table_data(name)
+    rows, negatives, paper_steps = SETTINGS[name]
+    steps, num_classes = steps or paper_steps, int(y.max()) + 1
+    told = {"x": x, "y": y, "num_classes": num_classes, "batch_size": rows, "num_negatives": negatives}
+    kind = "maximum likelihood" if prior is None else f"prior scale {prior:g}"
+    print(f"{name}: {x.shape} and {x_test.shape[0]}, K = {num_classes}, {steps} steps of {paper_steps}, {seeds} seeds, {kind}\n")
+    print("| method | bound a row, last steps | train log likelihood | test log likelihood | accuracy | ms a step |\n" + 6 * "|---" + "|")
+    for method in methods:
+        found = []
+        for seed in range(seeds):
+            values, bound, micro = fitted(method, seed, steps, prior, optimizer, **told)
+            noise = METHODS[method][2]
+            test = log_probs(x_test, values, noise, num_classes)
+            some = np.random.default_rng(0).choice(len(x), min(len(x), 5000), replace=False)
+            train = log_probs(x[some], values, noise, num_classes)[np.arange(len(some)), y[some]].mean()
+            accuracy = (test.argmax(1) == y_test).mean()
+            found.append((bound / len(x), train, test[np.arange(len(y_test)), y_test].mean(), accuracy, micro / 1e3))
+        print(f"| {method} | " + " | ".join(f"{mean(column):.4g}" for column in zip(*found, strict=True)) + " |", flush=True)
+
+
+def synthetic(steps: int, optimizer: Adaptive) -> None:
+    """Section 4.1: p proportional to u^2, no features."""
+    rng = np.random.default_rng(0)
+    p = rng.uniform(size=10_000) ** 2
+    drawn = rng.choice(10_000, 300_000, p=p / p.sum())
+    classes, y = np.unique(drawn, return_inverse=True)
+    counts, truth = np.bincount(y), p[classes] / p[classes].sum()
+    told = {"x": np.zeros((len(y), 1), np.float32), "y": y.astype(np.int32), "num_classes": len(classes)}
+    best, error = float((counts * np.log(counts / len(y))).sum()), abs(counts / len(y) - truth).mean()
+    print(f"{len(classes)} classes; maximum log likelihood {best:.4e}, its mean error {error:.2e}; {steps} steps\n")
+    print("| method | bound | log likelihood | mean absolute error of p |\n|---|---|---|---|")
+    for method in ("A&R softmax", "OVE"):
+        values, bound, _ = fitted(method, 0, steps, None, optimizer, **told, batch_size=500, num_negatives=100)
+        found = log_probs(np.zeros((1, 1), np.float32), values, "gumbel", len(classes))[0]
+        print(f"| {method} | {bound:.4e} | {(counts * found).sum():.4e} | {abs(np.exp(found) - truth).mean():.2e} |", flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["synthetic", *SETTINGS])
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--prior", type=float)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--rate", type=float, default=Adaptive().rate, help="of the weights, at first; the paper's is 0.02")
+    parser.add_argument("--decay", type=float, default=Adaptive().decay, help="of the rate, every 2000 steps; the paper's is 0.9")
+    told = parser.parse_args()
+    optimizer = Adaptive(told.rate, told.decay)
+    if told.what == "synthetic":
+        synthetic(told.steps or 100_000, optimizer)
+    else:
+        on_data(told.what, told.steps, told.seeds, told.prior, told.methods.split(","), optimizer)
+
+
+if __name__ == "__main__":
+    main()
