@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gallery.augment_reduce import AugmentReduceClassifier
     from gallery.bsvd import BSVDCompleter
     from gallery.iqgme import IQGMEClassifier
+    from gallery.iqgme_tasks import MultiTaskIQGMEClassifier
 
 WHERE = {
     "AClassClassifier": "gallery.aclass",
@@ -19,9 +20,17 @@ WHERE = {
     "AugmentReduceClassifier": "gallery.augment_reduce",
     "BSVDCompleter": "gallery.bsvd",
     "IQGMEClassifier": "gallery.iqgme",
+    "MultiTaskIQGMEClassifier": "gallery.iqgme_tasks",
 }
 
-__all__ = ["AClassClassifier", "ArchipelagoClassifier", "AugmentReduceClassifier", "BSVDCompleter", "IQGMEClassifier"]
+__all__ = [
+    "AClassClassifier",
+    "ArchipelagoClassifier",
+    "AugmentReduceClassifier",
+    "BSVDCompleter",
+    "IQGMEClassifier",
+    "MultiTaskIQGMEClassifier",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -70,13 +70,13 @@ class Run:
         attrs = self._attributes()
         if isinstance(self.stepper, Replicate):
             results, scalars = self._results(self.stepper)
-            groups |= self._draws(self.stepper) | results
+            groups |= (self._draws(self.stepper) if self.driver.num_samples else {}) | results
             attrs |= scalars
         if self.program is not None:
             dim = self.stepper.algorithm.row_dim(self.program) if isinstance(self.stepper, Replicate) else None
             programs = self.programs if isinstance(self.stepper, Replicate) else [self._grown(self.program)]
             groups |= _tree.data_groups(programs, dim)
-        if self.program is not None and self.driver.groups and groups["posterior"].sizes.get("draw", 0):
+        if self.program is not None and self.driver.groups and "posterior" in groups and groups["posterior"].sizes.get("draw", 0):
             key = random.fold_in(self.keys[0], 1)
             try:
                 groups |= _tree.requested_groups(self._grown(self.program), groups["posterior"], self.driver.groups, key)

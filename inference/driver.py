@@ -34,7 +34,8 @@ class Driver:
     :param kernel: a NumPyro `MCMCKernel`, a NumPyro `SVI`, or an `Algorithm`.
     :param num_warmup: steps of a chain before its first draw. For an algorithm that is no chain, the most steps that it may
         take; None lets it go on until it has finished.
-    :param num_samples: steps of each chain after the warm-up. For an algorithm, the posterior draws at the end.
+    :param num_samples: steps of each chain after the warm-up. For an algorithm, the posterior draws at the end; with 0 there are none,
+        nor a group `posterior`.
     :param num_chains: chains; for an algorithm, independent replicates.
     :param thinning: keep each `thinning`-th draw of a chain: `num_samples // thinning` draws are returned.
     :param chain_method: "sequential" (default; all chains in one loop, each in turn), "vectorized", "parallel" (a device a
@@ -178,8 +179,9 @@ class Driver:
             raise ValueError("thinning: only draws of a chain are thinned; leave it out.")
         if not self.is_chain and self.jit_model_args:
             raise ValueError(f"jit_model_args: {type(self.kernel).__name__} is no chain and sees to its data itself; leave it out.")
-        for name, least in (("num_warmup", 0 if self.is_chain else 1), ("num_chains", 1), ("thinning", 1), ("num_samples", self.thinning)):
-            _check_count(name, getattr(self, name), least)
+        least = {"num_warmup": 0, "num_samples": self.thinning} if self.is_chain else {"num_warmup": 1, "num_samples": 0}
+        for name, number in (least | {"num_chains": 1, "thinning": 1}).items():
+            _check_count(name, getattr(self, name), number)
         for name in ("save_every", "max_time"):
             if (value := getattr(self, name)) is not None and not value >= 0:
                 raise ValueError(f"{name}: seconds, at least 0; got {value!r}.")

@@ -27,7 +27,7 @@ from inference.kernels._factors import Factors, divergence, factors_of, message_
 from inference.kernels._layout import Bucket, lay_out
 from inference.kernels._levels import Upper, gathered
 from inference.kernels._mixture_draws import draw_mixture
-from inference.kernels._mixture_prediction import Prediction, predict_rows
+from inference.kernels._mixture_prediction import Prediction, log_weights, predict_rows
 from inference.kernels._row_block import Sums, sum_rows
 from inference.program import Program
 from inference.protocol import Algorithm, Results
@@ -82,9 +82,12 @@ class CoordinateAscent(Algorithm):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype: found {dtype!r}, wanted 'float32', 'float64' or None.")
         self.model, self.init_by, self.restarts, self.tolerance, self.dtype = model, init, restarts, tolerance, dtype
+        self._checked: Program | None = None
 
     def check(self, program: Program) -> None:
-        """The model is read and proved, and the data are looked at."""
+        """The model is read and proved, and the data are looked at; once, though the driver asks before it asks for a start."""
+        if self._checked is program:
+            return
         self.assignment = read_assignment(program)
         self.rows = self.assignment.rows(program)
         self.shape = shape_of(self.assignment, self.rows)
@@ -92,6 +95,7 @@ class CoordinateAscent(Algorithm):
         self.statistics, log_base = statistics_of(self.assignment, self.rows)
         buckets = lay_out(self.rows, self.statistics, self.dtype or str(jnp.result_type(float)))
         self._data = AscentData(buckets, jnp.asarray(log_base.sum(), float))
+        self._checked = program
 
     def data(self, program: Program) -> AscentData:
         """The rows, laid out."""
@@ -144,6 +148,10 @@ class CoordinateAscent(Algorithm):
     def predict(self, state: AscentState, program: Program) -> Prediction:
         """What q says of the rows of a program as if they were new: groups, missing features, and how probable their labels are."""
         return predict_rows(self.assignment, state.factors, self.assignment.rows(program))
+
+    def log_weights(self, state: AscentState) -> Array:
+        """How probable each group is in each task [task, group], the posterior integrated out; one data set is one task."""
+        return log_weights(state.factors)
 
     def draw(self, rng_key: Array, state: AscentState, program: Program, num_draws: int) -> dict[str, Array]:
         """Independent draws from q, all sites; `log_q` is their density."""

@@ -132,6 +132,15 @@ def test_budget_ends_an_algorithm_before_it_has_finished():
     assert tree.sample_stats.sizes["step"] == 7
 
 
+def test_an_algorithm_may_be_run_without_draws():
+    driver = Driver(ImportanceSampling(normal_mean, 40), num_warmup=7, num_samples=0, groups=("log_prior",), **QUIET)
+    tree = driver.run(0, Y)
+    assert "posterior" not in tree.children
+    assert tree.sample_stats.sizes["step"] == 7
+    driver.num_samples = 5
+    assert driver.tree()["posterior"].sizes["draw"] == 5
+
+
 def test_extend_equals_a_longer_run():
     driver = nuts(num_chains=2, num_samples=40, thinning=2)
     driver.run(5, X, LABELS)

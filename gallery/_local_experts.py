@@ -1,0 +1,134 @@
+"""What estimators by mixtures of local experts share: columns in their own units, a fit by variational Bayes, predictions that integrate.
+
+A subclass has the parameters that are declared and says in `fit` which model of the zoo it is, with which arguments beside x and y.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+from numpyro import distributions as dist
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from gallery._labels import coded
+from inference import CoordinateAscent, Driver, Program
+from zoo.iqgme import normal_wishart, soft_probit
+
+__all__ = ["LocalExperts", "concentration"]
+
+
+def concentration(value: Any) -> Any:
+    """A distribution as it is, or a number."""
+    return value if isinstance(value, dist.Distribution) else float(value)
+
+
+class LocalExperts(ClassifierMixin, BaseEstimator):
+    """The common part; `by_row` are arguments of the model that hold one entry a row beside x and y."""
+
+    sparse: bool
+    shrinkage: float
+    restarts: int
+    max_iter: int
+    tolerance: float
+    num_samples: int
+    max_time: float | None
+    progress_bar: bool
+    random_state: Any
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _fit(self, model: Callable, X: np.ndarray, y: Any, by_row: Mapping[str, Any], **settings: Any) -> None:
+        if not 0 <= self.shrinkage <= 1:
+            raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
+        classes, labels = coded(y)
+        check_consistent_length(X, labels)
+        self._learn_units(X)
+        x = self._standard(X)
+        kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance)
+        # Draws are made when `posterior_` is asked for.
+        driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
+        gate, expert = partial(normal_wishart, covariance=self._spread(x)), partial(soft_probit, sparse=self.sparse)
+        self._settings = {"num_classes": max(len(classes), 2), "gate": gate, "expert": expert, **settings}
+        with jax.enable_x64(True):
+            tree = driver.run(int(check_random_state(self.random_state).randint(2**31 - 1)), x, labels, **by_row, **self._settings)
+            state = driver.states[0]
+            is_done = bool(kernel.finished(state))
+            self._state = jax.device_get(state)  # by numpy, which keeps float64 when it is pickled
+        self.classes_, self._kernel, self._driver, self._tree = classes, kernel, driver, None
+        stats = tree["sample_stats"].dataset.isel(chain=0)
+        self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])
+        self.n_experts_ = int(stats["num_groups"][-1])
+        if not is_done:
+            warnings.warn(
+                f"ended after {self.n_iter_} sweeps, before the bound stood still; give more max_iter or max_time.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    def _learn_units(self, X: np.ndarray) -> None:
+        """A column that says nothing is left out, but for the last one that there is."""
+        seen = ~np.isnan(X)
+        count = np.maximum(seen.sum(0), 1)
+        mean = np.where(seen, X, 0).sum(0) / count
+        deviation = np.sqrt(np.where(seen, (X - mean) ** 2, 0).sum(0) / count)
+        self._kept = np.flatnonzero(deviation > 1e-10 * (1 + abs(mean)))
+        if not len(self._kept):
+            self._kept = np.zeros(1, int)
+        self._mean, self._deviation = mean[self._kept], np.where(deviation[self._kept] > 0, deviation[self._kept], 1)
+
+    def _standard(self, X: np.ndarray) -> np.ndarray:
+        return (X[:, self._kept] - self._mean) / self._deviation
+
+    def _spread(self, x: np.ndarray) -> np.ndarray:
+        """Covariance of pairs of columns over the rows that have both, drawn towards a diagonal one; no eigenvalue is negative."""
+        seen = ~np.isnan(x)
+        filled = np.where(seen, x, 0)
+        matrix = filled.T @ filled / np.maximum(seen.T.astype(float) @ seen, 1)
+        values, vectors = np.linalg.eigh((1 - self.shrinkage) * matrix + self.shrinkage * np.eye(len(matrix)))
+        return vectors * np.maximum(values, max(self.shrinkage, 0.01)) @ vectors.T
+
+    def _predicted(self, X: Any, codes: np.ndarray, by_row: Mapping[str, np.ndarray]) -> Any:
+        """What the kernel says of the rows, labelled by each of the codes in turn, one code's rows after the other's."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
+        x, times = self._standard(X), len(codes)
+        more = {name: np.tile(value, times) for name, value in by_row.items()}
+        with jax.enable_x64(True):
+            labels = np.repeat(codes, len(X)).astype(np.int32)
+            found = self._kernel.predict(self._state, Program(self._kernel.model, np.tile(x, (times, 1)), labels, **more, **self._settings))
+            return jax.device_get(found)
+
+    def _log_proba(self, X: Any, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
+        check_is_fitted(self)
+        if len(self.classes_) == 1:
+            return np.zeros((len(self._predicted(X, np.zeros(1), by_row).log_label), 1))
+        joint = self._predicted(X, np.arange(len(self.classes_)), by_row).log_label.reshape(len(self.classes_), -1).T
+        return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
+
+    def _imputed(self, X: Any, by_row: Mapping[str, np.ndarray], return_std: bool) -> Any:
+        found = self._predicted(X, np.array([-1]), by_row)
+        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
+        mean, deviation = X.copy(), np.zeros(X.shape)
+        mean[:, self._kept] = np.where(np.isnan(X[:, self._kept]), found.mean * self._deviation + self._mean, X[:, self._kept])
+        deviation[:, self._kept] = found.deviation * self._deviation
+        return (mean, deviation) if return_std else mean
+
+    @property
+    def posterior_(self) -> xr.DataTree:
+        """Draws from the fitted posterior, its parameters and the bound of each sweep, of the standardised columns; made when asked for."""
+        check_is_fitted(self)
+        if self._tree is None:
+            self._driver.num_samples = self.num_samples
+            with jax.enable_x64(True):
+                self._tree = self._driver.tree()
+        return self._tree

@@ -1,0 +1,156 @@
+"""AUC of several tasks learned at once, the landmine fields, against each task alone and all of them pooled:
+
+    export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false JAX_COMPILATION_CACHE_DIR=COMPILED
+    python -m tests.bench.iqgme_tasks RESULTS.jsonl --missing 0 0.25 0.5 0.75 --sizes 20 100 300 --splits 10     # goes on where it stopped
+    python -m tests.bench.iqgme_tasks RESULTS.jsonl --table
+
+Fields 1-10 (foliated) and 16-24 (bare earth), as is usual; the rows of each are cut into `size` for training and the rest, at random, with
+one mine or more among the former and the latter. Missing entries are removed at random from all rows. The mean of the areas of the 19
+fields. Peers see missing entries filled with the mean of their column; HistGB takes them as they are.
+"""
+
+import argparse
+import json
+import warnings
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from gallery import IQGMEClassifier, MultiTaskIQGMEClassifier
+from gallery.datasets import load
+
+FIELDS = [*range(10), *range(15, 24)]
+Fitted = tuple[np.ndarray, dict[str, Any]]
+
+
+def fields() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, y and task."""
+    data = load("landmine")
+    keep = np.isin(data["task"], FIELDS)
+    return data["x"][keep], data["y"][keep], np.searchsorted(FIELDS, data["task"][keep])
+
+
+def chosen(y: np.ndarray, task: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Which rows are for training."""
+    is_training = np.zeros(len(y), bool)
+    for j in np.unique(task):
+        own = np.flatnonzero(task == j)
+        while True:
+            first = rng.permutation(own)[:size]
+            if 0 < y[first].sum() < y[own].sum():
+                break
+        is_training[first] = True
+    return is_training
+
+
+def logistic():
+    return make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), LogisticRegression(max_iter=1000))
+
+
+def boosted():
+    return HistGradientBoostingClassifier(random_state=0)
+
+
+def pooled(make, x, y, task, new, new_task) -> Fitted:
+    return make().fit(x, y).predict_proba(new)[:, 1], {}
+
+
+def alone(make, x, y, task, new, new_task) -> Fitted:
+    score = np.zeros(len(new))
+    for j in np.unique(task):
+        score[new_task == j] = make().fit(x[task == j], y[task == j]).predict_proba(new[new_task == j])[:, 1]
+    return score, {}
+
+
+def together(make, x, y, task, new, new_task) -> Fitted:
+    model = make().fit(x, y, task)
+    found = {"sweeps": model.n_iter_, "experts": model.n_experts_, "likeness": model.similarity().round(3).tolist()}
+    return model.predict_proba(new, new_task)[:, 1], found
+
+
+METHODS = {
+    "multi-task iQGME": (together, lambda: MultiTaskIQGMEClassifier(random_state=0)),
+    "pooled iQGME": (pooled, lambda: IQGMEClassifier(random_state=0)),
+    "single-task iQGME": (alone, lambda: IQGMEClassifier(random_state=0)),
+    "pooled LR": (pooled, logistic),
+    "single-task LR": (alone, logistic),
+    "pooled HistGB": (pooled, boosted),
+    "single-task HistGB": (alone, boosted),
+}
+
+
+def run(path: Path, missing: list[float], sizes: list[int], splits: int, methods: list[str]) -> None:
+    """A line of the file for each method, cell and split that it lacks."""
+    x, y, task = fields()
+    done = {tuple(row[name] for name in ("missing", "size", "split", "method")) for row in rows_of(path)}
+    for split in range(splits):
+        for share in missing:
+            for size in sizes:
+                rng = np.random.default_rng([split, size])
+                train = chosen(y, task, size, rng)
+                holed = np.where(rng.random(x.shape) < share, np.nan, x)
+                for method in (name for name in methods if (share, size, split, name) not in done):
+                    how, make = METHODS[method]
+                    start = process_time()
+                    score, more = how(make, holed[train], y[train], task[train], holed[~train], task[~train])
+                    areas = [roc_auc_score(y[~train][task[~train] == j], score[task[~train] == j]) for j in np.unique(task)]
+                    row = {"missing": share, "size": size, "split": split, "method": method, "auc": float(np.mean(areas)), **more}
+                    with path.open("a") as file:
+                        file.write(json.dumps(row | {"seconds": round(process_time() - start, 1)}) + "\n")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Those that have been written."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(path: Path) -> None:
+    """Means over splits; of peers, in parentheses, what the multi-task model is above them over the same splits, and its standard error."""
+    rows = rows_of(path)
+    methods = [name for name in METHODS if any(row["method"] == name for row in rows)]
+    print("| missing | size | splits | " + " | ".join(methods) + " |\n|" + "---|" * (3 + len(methods)))
+    for share, size in sorted({(row["missing"], row["size"]) for row in rows}):
+        cell = {
+            name: {row["split"]: row["auc"] for row in rows if (row["missing"], row["size"], row["method"]) == (share, size, name)}
+            for name in methods
+        }
+        mine = cell["multi-task iQGME"]
+        told = [_told(mine, cell[name], name == "multi-task iQGME") for name in methods]
+        print(f"| {share:g} | {size} | {len(mine)} | " + " | ".join(told) + " |")
+
+
+def _told(mine: dict[int, float], other: dict[int, float], is_mine: bool) -> str:
+    both = sorted(set(mine) & set(other))
+    if is_mine or not both:
+        return f"{np.mean(list(mine.values())):.3f}" if is_mine and mine else "-"
+    gap = np.array([mine[split] - other[split] for split in both])
+    error = f" ± {gap.std(ddof=1) / np.sqrt(len(gap)):.3f}" if len(gap) > 1 else ""
+    return f"{np.mean([other[split] for split in both]):.3f} ({gap.mean():+.3f}{error})" + (
+        f" [{len(both)}]" if len(both) < len(mine) else ""
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--missing", type=float, nargs="+", default=[0.0, 0.25, 0.5, 0.75])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[20, 100, 300])
+    parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--table", action="store_true")
+    told = parser.parse_args()
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    table(told.results) if told.table else run(told.results, told.missing, told.sizes, told.splits, told.methods)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The classifier of several tasks: it runs the zoo's model in the driver, and tells tasks apart where they differ."""
+
+import numpy as np
+import pytest
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from gallery import MultiTaskIQGMEClassifier
+from inference import Driver
+from tests.gallery.test_iqgme_classifier import QUICK, SLOW, Called
+from zoo.iqgme_tasks import iqgme_tasks
+
+pytestmark = pytest.mark.usefixtures("numpyro_promotion")
+
+RNG = np.random.default_rng(0)
+TASK = np.repeat(["a", "b", "c"], 60)
+X = RNG.normal(size=(180, 2)) + np.where(TASK == "c", 3.0, 0.0)[:, None]
+Y = np.where((X[:, 1] > 0) & (TASK != "c") | (X[:, 0] > 3) & (TASK == "c"), "yes", "no")  # the first two tasks are one
+HOLED = np.where(RNG.random(X.shape) < 0.15, np.nan, X)
+
+
+def test_a_fit_is_the_drivers_run_of_the_zoos_model(monkeypatch):
+    seen = {}
+
+    def run(self, rng_key, *args, **kwargs):
+        seen.update(driver=self, args=args, kwargs=kwargs)
+        raise Called
+
+    monkeypatch.setattr(Driver, "run", run)
+    with pytest.raises(Called):
+        MultiTaskIQGMEClassifier(7, 11, max_iter=9, beta=2).fit(HOLED, Y, TASK)
+    told = seen["kwargs"]
+    assert seen["driver"].kernel.model is iqgme_tasks
+    assert (seen["driver"].num_warmup, told["num_groups"], told["num_experts"], told["num_tasks"], told["beta"]) == (9, 7, 11, 3, 2.0)
+    np.testing.assert_array_equal(told["task"], np.repeat([0, 1, 2], 60))
+
+
+@pytest.mark.slow
+def test_tasks_that_are_alike_share_experts():
+    """The third task has other rows, and its labels follow another feature."""
+    model = MultiTaskIQGMEClassifier(4, 8, random_state=0).fit(HOLED, Y, TASK)
+    assert (model.predict(X, TASK) == Y).mean() > 0.9
+    likeness = model.similarity()
+    assert likeness[0, 1] > 0.8 > 0.2 > max(likeness[0, 2], likeness[1, 2])
+    np.testing.assert_allclose(likeness, likeness.T)
+    np.testing.assert_allclose(np.diag(likeness), 1)
+    np.testing.assert_allclose(model.shares_.sum(1), 1)
+    mean, deviation = model.impute(HOLED, TASK, return_std=True)
+    is_seen = ~np.isnan(HOLED)
+    np.testing.assert_allclose(mean[is_seen], HOLED[is_seen])
+    assert (deviation[~is_seen] > 0).all()
+    nothing = np.full((2, 2), np.nan)
+    share = model.predict_proba(nothing, ["a", "c"])[:, 1]
+    assert abs(share[0] - (Y[TASK == "a"] == "yes").mean()) < 0.15
+    with pytest.raises(ValueError, match=r"task: row 1 is of task 'd'; the tasks that were fitted are \['a', 'b', 'c'\]"):
+        model.predict(nothing, ["a", "d"])
+
+
+def cases():
+    for estimator, check in estimator_checks_generator(MultiTaskIQGMEClassifier(3, 4, max_iter=20)):
+        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+        if name in QUICK | SLOW:
+            yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(("estimator", "check"), list(cases()))
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        MultiTaskIQGMEClassifier().fit(X, Y, TASK[:5])
+    with pytest.raises(ValueError, match="shrinkage: found 2.0"):
+        MultiTaskIQGMEClassifier(shrinkage=2.0).fit(X, Y, TASK)
