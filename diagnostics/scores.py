@@ -85,7 +85,7 @@ def calibration_curve(y: Any, probabilities: Any, *, of: int | None = None, bins
 
 
 def expected_calibration_error(y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform") -> float:
-    """Mean over rows of |observed - predicted| of the row's bin, as `calibration_curve` draws it. Naeini et al. (2015).
+    """Mean over rows of the gap between observed and predicted of the row's bin, as `calibration_curve` draws it. Naeini et al. (2015).
 
     It is not zero for a calibrated prediction: a bin with n rows adds noise of order sqrt(p (1 - p) / n).
     """

@@ -121,6 +121,7 @@ def _parser() -> _Parser:
     _add_compare(add("compare", "reports:compare", "predictive scores of runs on the same data"))
     _add_predict(add("predict", "predict:predict", "class probabilities of the rows of a CSV file"))
     add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument("folder", metavar="FOLDER")
+    _add_site(add("gallery", "site:build", "the pages of the gallery as a site"))
     return parser
 
 
@@ -169,6 +170,18 @@ def _add_predict(parser: _Parser) -> None:
     parser.add_argument("table", metavar="NEW.csv", help="a header with the columns of the fit, in any order; others are passed over")
     parser.add_argument("-o", dest="output", metavar="OUT.csv", help="default: the standard output")
     parser.add_argument("--force", action="store_true", help="replace the file of -o")
+
+
+def _add_site(parser: _Parser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    build = actions.add_parser("build", help="run the pages and render the site")
+    build.set_defaults(command="site:build")
+    build.add_argument("--full", action="store_true", help="with the settings of the papers, which takes hours; else with small ones")
+    build.add_argument("--no-run", action="store_true", help="render the words and the code alone")
+    show = actions.add_parser("open", help="show the site in a browser")
+    show.set_defaults(command="site:open_site")
+    for action in (build, show):
+        action.add_argument("-o", dest="output", metavar="FOLDER", help="of the site (default: gallery/site)")
 
 
 if __name__ == "__main__":

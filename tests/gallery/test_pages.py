@@ -27,18 +27,41 @@ print(json.dumps(drawn))
 """
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """What `trust_a_run` printed, and (titles, layout) of each picture."""
-    folder = tmp_path_factory.mktemp("page")
+def run(name: str, folder: Path) -> tuple[str, list[list[str]]]:
+    """What a page printed, and (titles, layout) of each picture."""
     environment = {key: value for key, value in os.environ.items() if key not in ("ZOO_PAGES", "DISPLAY")} | {"MPLBACKEND": "Agg"}
-    command = [sys.executable, "-W", "error", "-c", RUN, str(PAGES / "trust_a_run.py")]
+    command = [sys.executable, "-W", "error", "-c", RUN, str(PAGES / f"{name}.py")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed, _, drawn = done.stdout.rstrip().rpartition("\n")
     pictures = json.loads(drawn)
     assert len(list(folder.glob("*.png"))) == len(pictures)
     return printed, pictures
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page `trust_a_run`."""
+    return run("trust_a_run", tmp_path_factory.mktemp("page"))
+
+
+OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, by the name of what it cannot follow
+    "aclass": "'p' ~ Kumaraswamy is not conjugate",
+    "augment_reduce": "log_cdf",
+    "iqgme": "site 't': its loc is computed from ['w']",
+}
+
+
+def test_every_page_of_a_model_is_looked_at():
+    assert {path.stem for path in PAGES.glob("*.py")} == {*OF_MODELS, "trust_a_run"}
+
+
+@pytest.mark.parametrize("name", OF_MODELS)
+def test_a_page_of_a_model_runs_and_a_kernel_refuses_what_it_cannot_follow(name, tmp_path):
+    printed, pictures = run(name, tmp_path)
+    assert OF_MODELS[name] in printed
+    assert len(pictures) >= 2
+    assert all(title and layout == "ConstrainedLayoutEngine" for title, layout in pictures), pictures
 
 
 def figures(printed: str, row: str) -> tuple[str, int, float, float]:

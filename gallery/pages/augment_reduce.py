@@ -1,0 +1,106 @@
+r"""
+Augment and reduce: choosing among very many classes
+====================================================
+
+To learn a softmax of K classes, each step looks at all K. Augment and reduce writes the choice as the largest of K noisy utilities, keeps
+the noise of the chosen one as a latent variable, and is left with a sum over the other classes, of which a few, drawn at random, are
+enough. The noise may be any that has a distribution function: Gumbel gives the softmax, a normal one the multinomial probit (Ruiz,
+Titsias, Dieng and Blei 2018, *Augment and reduce: stochastic inference for large categorical distributions*).
+"""
+
+# %%
+# The story:
+#
+# .. math::
+#    \psi_{nk} = x_n \cdot w_k + b_k, \qquad y_n = \arg\max_k\, (\psi_{nk} + \varepsilon_{nk}), \qquad
+#    p(y_n, \varepsilon_n) = \phi(\varepsilon_n) \prod_{k \neq y_n} \Phi(\varepsilon_n + \psi_{n y_n} - \psi_{nk}).
+#
+# .. model-source:: zoo.augment_reduce.augment_reduce
+import os
+from time import process_time
+
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro.distributions as dist
+from sklearn.linear_model import LogisticRegression
+
+from gallery import AugmentReduceClassifier
+from gallery.datasets import load
+
+FULL = os.environ.get("ZOO_PAGES") == "full"
+STEPS, CLASSES = (10_000, (100, 1000, 10_000, 100_000)) if FULL else (2000, (100, 1000, 10_000))
+
+# %%
+# Fit
+# ---
+# Handwritten digits, ten classes, where the exact softmax can be computed beside it.
+digits = load("digits")
+order = np.random.default_rng(0).permutation(len(digits.y))
+x, y = digits.x[order] / 16, digits.y[order]
+train, test = slice(0, 1200), slice(1200, None)
+exact = LogisticRegression(C=1.0, max_iter=2000).fit(x[train], y[train])
+
+
+def scores(classifier):
+    """Log score and accuracy on the rows held out."""
+    found = classifier.predict_log_proba(x[test])[np.arange(len(x[test])), np.searchsorted(classifier.classes_, y[test])]
+    return f"log score {found.mean():.3f}, accuracy {classifier.score(x[test], y[test]):.3f}"
+
+
+fitted = AugmentReduceClassifier(num_negatives=3, max_iter=STEPS, random_state=0).fit(x[train], y[train])
+print("softmax, all classes in each step (scikit-learn):", scores(exact))
+print("softmax, three others in each step:              ", scores(fitted))
+
+# %%
+# The bound of the log-likelihood, estimated in each step from the rows and classes that the step has seen.
+figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
+elbo = fitted.posterior_.sample_stats["elbo"].values[0]
+window = max(1, len(elbo) // 50)
+ax.plot(np.convolve(elbo, np.ones(window) / window, "valid"))
+ax.set(xlabel="step", ylabel="bound (nats), running mean", title="Three of nine other classes in each step")
+
+# %%
+# What it costs
+# -------------
+# Time of a step by the number of classes, at 100 others a step, 128 rows, 20 features: a step touches the same number of weights, however
+# many there are.
+seconds = []
+for number in CLASSES:
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(4096, 20)).astype(np.float32), rng.integers(0, min(number, 1000), 4096)
+    told = {"num_classes": number, "num_negatives": min(100, number - 1), "random_state": 0}
+    spent = []
+    for steps in (200, 1200):
+        started = process_time()
+        AugmentReduceClassifier(max_iter=steps, **told).fit(features, labels)
+        spent.append(process_time() - started)
+    seconds.append((spent[1] - spent[0]) / 1000)
+figure, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
+ax.plot(CLASSES, np.array(seconds) * 1e6, "o-")
+ax.set(
+    xscale="log", xlabel="classes", ylabel="CPU time of a step (µs)", ylim=(0, None), title="A step does not see how many classes there are"
+)
+
+# %%
+# Change this line, expect that
+# -----------------------------
+# *Another noise* is another model of choice: the same line, the same kernel.
+for noise in ("gumbel", "normal", "logistic", dist.StudentT(3.0, 0.0, 1.0)):
+    other = AugmentReduceClassifier(noise, num_negatives=5, max_iter=STEPS, random_state=0).fit(x[train], y[train])
+    print(f"{noise if isinstance(noise, str) else type(noise).__name__:10}", scores(other))
+
+# %%
+# *No prior* (``prior_scale=None``) is the paper's maximum likelihood; with few rows a class it is too sure of itself.
+few = slice(0, 60)
+for scale in (1.0, None):
+    other = AugmentReduceClassifier(prior_scale=scale, num_negatives=9, max_iter=STEPS, random_state=0).fit(x[few], y[few])
+    print(f"prior_scale={scale}:", scores(other))
+
+# %%
+# *A noise without a distribution function in closed form* is refused, and the error says what is needed.
+try:
+    AugmentReduceClassifier(dist.Gamma(2.0, 1.0)).fit(x[train], y[train])
+except (ValueError, NotImplementedError) as refusal:
+    print(refusal)
+
+plt.show()

@@ -1,0 +1,16 @@
+"""Labels that every estimator reads the same way."""
+
+import numpy as np
+import pytest
+
+from gallery._labels import coded, declared
+
+
+def test_many_classes_that_are_declared_are_classes():
+    """scikit-learn warns where most labels occur once, and here each one does."""
+    np.testing.assert_array_equal(declared(np.arange(1000)[::-1]), np.arange(1000))
+
+
+def test_a_continuous_target_is_none_of_classes():
+    with pytest.raises(ValueError, match="Unknown label type"):
+        coded(np.linspace(0, 1, 20))
