@@ -46,6 +46,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     :param batch_size: rows in a step; `num_negatives`: classes beside a row's own. Both are cut to what there is.
     :param max_iter: steps of `fit`.
     :param prior_scale: standard deviation of the weights before any data; None: maximum likelihood.
+    :param rank: classes answer to as many learned combinations of the columns, not to the columns themselves; for very many columns.
     :param posterior: weights have a normal distribution each, not a point; predictions average over `num_samples` draws.
     :param step_size: of the weights, at first.
     :param num_samples: draws in `posterior_` with `posterior`.
@@ -66,6 +67,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         num_negatives: int = 100,
         max_iter: int = 5000,
         prior_scale: float | None = 1.0,
+        rank: int | None = None,
         posterior: bool = False,
         step_size: float = 0.1,
         num_samples: int = 20,
@@ -74,7 +76,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         random_state: Any = None,
     ):
         self.noise, self.num_classes, self.batch_size, self.num_negatives = noise, num_classes, batch_size, num_negatives
-        self.max_iter, self.prior_scale, self.posterior, self.step_size = max_iter, prior_scale, posterior, step_size
+        self.max_iter, self.prior_scale, self.rank, self.posterior, self.step_size = max_iter, prior_scale, rank, posterior, step_size
         self.num_samples, self.max_time, self.progress_bar, self.random_state = num_samples, max_time, progress_bar, random_state
 
     def __sklearn_tags__(self):
@@ -127,7 +129,8 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("y: every row is unlabelled (-1), so nothing is learned of any class.")
         self._learn_units(X)
         self.classes_ = classes
-        kernel = AugmentReduce(augment_reduce, posterior=self.posterior, optimizer=Adaptive(rate=self.step_size))
+        start = 0.01 if self.rank is None else 0.1  # where weights and embedding are both 0 there is no slope
+        kernel = AugmentReduce(augment_reduce, posterior=self.posterior, init_scale=start, optimizer=Adaptive(rate=self.step_size))
         # Draws are made when they are asked for, so one is enough here.
         steps = num_steps or self._steps_of_a_pass(len(labels))
         self._driver = Driver(kernel, num_warmup=steps, num_samples=1, max_time=self.max_time, progress_bar=self.progress_bar)
@@ -137,7 +140,8 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     def _taken(self, tree: xr.DataTree) -> "AugmentReduceClassifier":
         elbo = tree["sample_stats"].dataset["elbo"].values[0]
         self.n_iter_, self.elbo_, self._tree = len(elbo), float(elbo[-100:].mean()), None
-        self._draws = {name: np.asarray(tree["posterior"].dataset[name].values[0]) for name in ("weights", "biases")}
+        names = ("weights", "biases", *(() if self.rank is None else ("embedding",)))
+        self._draws = {name: np.asarray(tree["posterior"].dataset[name].values[0]) for name in names}
         if self.posterior:
             self._draws = {name: np.asarray(self.posterior_["posterior"].dataset[name].values[0]) for name in self._draws}
         return self
@@ -149,6 +153,8 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
         if self.num_classes is not None and (not isinstance(self.num_classes, Integral) or self.num_classes < 1):
             raise ValueError(f"num_classes: found {self.num_classes!r}, wanted an integer, at least 1, or None.")
+        if self.rank is not None and (not isinstance(self.rank, Integral) or self.rank < 1):
+            raise ValueError(f"rank: found {self.rank!r}, wanted an integer, at least 1, or None.")
         for name in ("prior_scale", "step_size"):
             value = getattr(self, name)
             if not (name == "prior_scale" and value is None) and not (isinstance(value, Real) and 0 < value < np.inf):
@@ -161,7 +167,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         """The model's arguments beside the data."""
         num_classes = max(len(self.classes_), 2)
         sizes = {"batch_size": min(self.batch_size, num_rows), "num_negatives": min(self.num_negatives, num_classes - 1)}
-        return {"num_classes": num_classes, "noise": self.noise, "prior_scale": self.prior_scale, **sizes}
+        return {"num_classes": num_classes, "noise": self.noise, "prior_scale": self.prior_scale, "rank": self.rank, **sizes}
 
     # Columns.
 
@@ -177,7 +183,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         """As the model takes them."""
         if sparse.issparse(X):
             scaled = sparse.csr_matrix(X @ sparse.diags(1 / self._scale)).astype(np.float32)
-            if np.prod(X.shape) > MOST_DENSE:
+            if self.rank is not None or np.prod(X.shape) > MOST_DENSE:
                 return SparseRows.of(scaled)
             return scaled.toarray() - self._mean / self._scale
         return (X - self._mean) / self._scale
@@ -237,7 +243,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return self._tree
 
 
-@partial(jax.jit, static_argnames=("num_classes", "noise", "prior_scale", "num_negatives"))
+@partial(jax.jit, static_argnames=("num_classes", "noise", "prior_scale", "rank", "num_negatives"))
 def _log_probs(x: Any, draws: dict[str, Any], **settings: Any) -> jax.Array:
     """Of each class [row, class], as the model has them, averaged over draws of the weights."""
     program = Program(augment_reduce, x, np.zeros(len(x), np.int32), **settings, augmented=False)

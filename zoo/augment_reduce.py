@@ -1,7 +1,7 @@
 """Augment and reduce: categorical models with very many classes, seen as the largest of noisy utilities.
 
     weights[k], biases[k] ~ Normal(0, prior_scale)                           of each class
-    psi[n, k] = x[n] . weights[k] + biases[k]                                mean utility
+    psi[n, k] = x[n] . weights[k] + biases[k]                                mean utility; x[n] = features[n] @ embedding with `rank`
     y[n] = argmax_k psi[n, k] + noise[n, k]                                  Gumbel noise: softmax; Normal noise: multinomial probit
 
 Augmented with eps[n], the noise of the class that was chosen, the log joint is a sum over the other classes, which may be subsampled:
@@ -55,6 +55,7 @@ CARD = Card(
     data=("bibtex", "mnist", "omniglot"),
     kernels=("AugmentReduce", "NUTS"),
     sites={
+        "embedding": "what a feature adds to each of the few coordinates that classes answer to, with `rank`",
         "weights": "how the mean utility of a class answers to the features",
         "biases": "the mean utility of a class where all features are 0",
         "eps": "the noise in the utility of the class that was chosen",
@@ -65,6 +66,7 @@ CARD = Card(
         'noise="normal": multinomial probit; or "logistic", "laplace", "student_t", any distribution with a log_cdf',
         "draw the weights from a Laplace prior: few features count",
         "prior_scale=None: maximum likelihood",
+        "rank=50: classes answer to 50 combinations of the features, which are learned; for very many features",
     ),
 )
 
@@ -112,6 +114,7 @@ def augment_reduce(
     num_classes: int,
     noise: Any = "gumbel",
     prior_scale: float | None = 1.0,
+    rank: int | None = None,
     batch_size: int | None = None,
     num_negatives: int | None = None,
     augmented: bool = True,
@@ -122,24 +125,28 @@ def augment_reduce(
     :param y: the class of each row, 0 .. num_classes - 1.
     :param noise: a name in `NOISES`, or a NumPyro distribution of a number.
     :param prior_scale: standard deviation of weights and biases; None: a flat prior, so that a mode is the maximum of the likelihood.
+    :param rank: combinations of the features that classes answer to, in place of the features themselves.
     :param batch_size: rows that a run of the model sees; None: all, as where classes are drawn.
     :param num_negatives: classes beside the chosen one that it sees; None: all.
     """
     noise = _checked(x, y, num_classes, noise)
     _refuse_size("batch_size", None if y is None else batch_size, len(x))
     _refuse_size("num_negatives", num_negatives, num_classes - 1)
+    _refuse_size("rank", rank, x.shape[1])
     prior = dist.ImproperUniform(dist.constraints.real, (), ()) if prior_scale is None else dist.Normal(0.0, prior_scale)
+    embedding = _embedding(x.shape[1], rank)
+    width, of = (x.shape[1], "feature") if rank is None else (rank, "coordinate")
     with plate("class", num_classes, dim=-1):
-        weights = sample("weights", prior.expand((x.shape[1],)).to_event(1), infer={"event_dims": ["feature"]})
+        weights = sample("weights", prior.expand((width,)).to_event(1), infer={"event_dims": [of]})
         biases = sample("biases", prior)
     rows = plate("row", len(x), subsample_size=None if y is None else batch_size, dim=-1)
     if y is None or not augmented:
         with rows as row:
-            every = _utility(_floats(x, row), weights, biases, jnp.arange(num_classes)[:, None])
+            every = _utility(_floats(x, row, embedding), weights, biases, jnp.arange(num_classes)[:, None])
             return sample("y", Choice(every.T, noise), obs=None if y is None else _codes(y)[row])
     others = plate("other", num_classes - 1, subsample_size=num_negatives, dim=-2)
     with rows as row:
-        features, chosen = _floats(x, row), _codes(y)[row]
+        features, chosen = _floats(x, row, embedding), _codes(y)[row]
         eps = sample("eps", noise)
         with others as other:
             bound = (eps + _utility(features, weights, biases, chosen))[None]
@@ -176,12 +183,24 @@ def _codes(y) -> Array:
     return jnp.asarray(y).astype(jnp.int32)
 
 
-def _floats(x, row: Array):
-    """Some rows of the features, as floats."""
+def _embedding(num_features: int, rank: int | None):
+    """A row for each feature, which keeps the size of what is embedded; None without `rank`."""
+    if rank is None:
+        return None
+    with plate("feature", num_features, dim=-1):
+        return sample("embedding", dist.Normal(0.0, rank**-0.5).expand((rank,)).to_event(1), infer={"event_dims": ["coordinate"]})
+
+
+def _floats(x, row: Array, embedding):
+    """Some rows of the features, as floats; or of their coordinates."""
     if isinstance(x, SparseRows):
         some = x[row]
-        return SparseRows(some.columns, some.values.astype(jnp.result_type(float)), some.num_features)
-    return jnp.asarray(x)[row].astype(jnp.result_type(float))
+        values = some.values.astype(jnp.result_type(float))
+        if embedding is not None:
+            return jnp.sum(values[..., None] * embedding[some.columns], 1)
+        return SparseRows(some.columns, values, some.num_features)
+    features = jnp.asarray(x)[row].astype(jnp.result_type(float))
+    return features if embedding is None else features @ embedding[jnp.arange(x.shape[1])]
 
 
 def _checked(x, y, num_classes: int, noise: Any) -> dist.Distribution:

@@ -81,6 +81,16 @@ def test_sparse_and_dense_tables_agree_where_columns_are_not_moved(monkeypatch):
     assert packed.predict(x.toarray()).shape == (80,)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+def test_few_combinations_of_the_columns_suffice(is_sparse):
+    x, y = load_digits(return_X_y=True)
+    x = sparse.csr_matrix(x) if is_sparse else x
+    found = quick(rank=9, max_iter=3000).fit(x[:1400], y[:1400])
+    assert found.posterior_["posterior"]["embedding"].shape == (1, 1, 64, 9)
+    assert found.score(x[1400:], y[1400:]) > 0.8
+
+
 def test_top_k_is_the_best_of_all():
     x, y = load_digits(return_X_y=True)
     found = quick().fit(x[:500], y[:500])
@@ -167,8 +177,9 @@ def test_a_fitted_classifier_is_pickled():
         ({"prior_scale": -1.0}, "prior_scale: found -1.0"),
         ({"step_size": None}, "step_size: found None"),
         ({"num_classes": 0}, "num_classes: found 0"),
+        ({"rank": 0}, "rank: found 0"),
     ],
-    ids=["noise", "batch", "negatives", "steps", "prior", "step size", "classes"],
+    ids=["noise", "batch", "negatives", "steps", "prior", "step size", "classes", "rank"],
 )
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

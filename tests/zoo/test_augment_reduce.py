@@ -116,6 +116,17 @@ def test_sparse_rows_are_dense_rows(sizes):
     assert float(exact[0].log_joint(known)) == pytest.approx(float(exact[1].log_joint(known)), rel=1e-12)
 
 
+def test_rows_are_embedded_before_classes_answer():
+    told = data("normal")
+    told["x"] = np.random.default_rng(3).normal(size=(4, 5)) * (np.arange(20).reshape(4, 5) % 3 > 0)
+    embedding = np.random.default_rng(4).normal(size=(5, 2))
+    wanted = formula("normal", values(), told | {"x": told["x"] @ embedding}) + stats.norm.logpdf(embedding, 0, 0.5**0.5).sum()
+    for x in (told["x"], SparseRows.of(sparse.csr_matrix(told["x"]))):
+        program = Program(augment_reduce, **{**told, "x": x}, rank=2)
+        assert float(program.log_joint(values() | {"embedding": jnp.asarray(embedding)})) == pytest.approx(wanted, rel=1e-10)
+    assert program.dims["embedding"] == ("feature", "coordinate")
+
+
 def test_places_that_fill_up_touch_no_other_weight():
     rows = SparseRows.of(sparse.csr_matrix(np.array([[0.0, 2.0, 3.0], [0.0, 4.0, 0.0]])))
     assert rows.columns.tolist() == [[1, 2], [1, 1]]
@@ -156,7 +167,7 @@ def test_simulate_gives_the_arguments_of_the_model():
 def test_card_names_data_sets_and_sites():
     assert set(CARD.data) <= set(names())
     told = simulate(random.key(0))
-    assert set(CARD.sites) == {*Program(augment_reduce, **told).sites, *Program(augment_reduce, **told, augmented=False).sites}
+    assert set(CARD.sites) == {*Program(augment_reduce, **told, rank=2).sites, *Program(augment_reduce, **told, augmented=False).sites}
 
 
 @pytest.mark.parametrize(
@@ -172,8 +183,21 @@ def test_card_names_data_sets_and_sites():
         ({"noise": "cauchy"}, "noise: found 'cauchy'"),
         ({"num_negatives": 4}, "num_negatives: found 4, wanted 1 .. 3"),
         ({"batch_size": 5}, "batch_size: found 5, wanted 1 .. 4"),
+        ({"rank": 3}, "rank: found 3, wanted 1 .. 2"),
     ],
-    ids=["label too high", "label -1", "labels of floats", "too few labels", "one class", "NaN", "no feature", "no noise", "S", "B"],
+    ids=[
+        "label too high",
+        "label -1",
+        "labels of floats",
+        "too few labels",
+        "one class",
+        "NaN",
+        "no feature",
+        "no noise",
+        "S",
+        "B",
+        "rank",
+    ],
 )
 def test_bad_input_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
