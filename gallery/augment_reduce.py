@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among, declared
@@ -106,7 +106,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         if y is None:
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
-        labels = codes_among(y, self.classes_)
+        labels = codes_among(y, self.classes_) if self.num_classes is None else self._numbered(y)
         check_consistent_length(X, labels)
         X, labels = X[labels >= 0], labels[labels >= 0]
         if len(labels):
@@ -121,8 +121,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
         if y is None:
             raise ValueError("AugmentReduceClassifier requires y to be passed, but the target y is None; wanted the class of each row.")
-        given = classes if self.num_classes is None else np.arange(self.num_classes)
-        classes, labels = coded(y, given)
+        classes, labels = coded(y, classes) if self.num_classes is None else (np.arange(self.num_classes), self._numbered(y))
         check_consistent_length(X, labels)
         X, labels = X[labels >= 0], labels[labels >= 0]
         if not len(labels):
@@ -136,6 +135,16 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         self._driver = Driver(kernel, num_warmup=steps, num_samples=1, max_time=self.max_time, progress_bar=self.progress_bar)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         return self._taken(self._driver.run(seed, x=self._scaled(X), y=labels, **self._settings(len(labels))))
+
+    def _numbered(self, y: Any) -> np.ndarray:
+        """Labels that are codes already; nothing is done for each class, of which there may be a million."""
+        labels, most = column_or_1d(y, warn=True), int(self.num_classes or 0) - 1
+        if labels.dtype.kind not in "iu" or not -1 <= labels.min() <= labels.max() <= most:
+            raise ValueError(
+                f"y: found classes {labels.min()} .. {labels.max()} of type {labels.dtype}; wanted integers 0 .. {most}, as num_classes "
+                "says, or -1 where unknown."
+            )
+        return labels.astype(np.int32)
 
     def _taken(self, tree: xr.DataTree) -> "AugmentReduceClassifier":
         elbo = tree["sample_stats"].dataset["elbo"].values[0]
