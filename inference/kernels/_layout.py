@@ -35,8 +35,8 @@ class Bucket(NamedTuple):
     task: Array  # of all rows of a chunk [chunk]
 
 
-def lay_out(rows: Rows, statistics: np.ndarray, dtype: str) -> tuple[Bucket, ...]:
-    """`statistics` are [row, statistic]."""
+def lay_out(rows: Rows, statistics: np.ndarray, dtype: str, shuffled: bool = False) -> tuple[Bucket, ...]:
+    """`statistics` are [row, statistic]; rows are in their order, or in one drawn at random, the same each time."""
     is_missing = np.isnan(rows.features)
     count = is_missing.sum(1)
     ones = np.ones((len(count), 1))
@@ -46,6 +46,7 @@ def lay_out(rows: Rows, statistics: np.ndarray, dtype: str) -> tuple[Bucket, ...
     found, narrower = [], -1
     for width in _widths(count, entries.shape[1]):
         chosen = np.flatnonzero((count > narrower) & (count <= width))
+        chosen = np.random.default_rng(0).permutation(chosen) if shuffled else chosen
         narrower = width
         groups = [chosen[kinds[chosen] == kind] for kind in np.unique(kinds[chosen])]
         row = _places(groups, LONGEST_CHUNK["incomplete" if width else "complete"], len(count))

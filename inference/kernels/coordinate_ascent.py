@@ -10,7 +10,15 @@ of the groups (`_factors`) from sums over the rows. The bound that a step report
 set right. Cost of a sweep over n rows, K groups and D = features + 1: n K D^2 without holes; with m holes in a row twice that, and
 K m^3 / 2 more. Memory: the data, and one number a row and class.
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.4; Blei and Jordan (2006).
+With `batch_size` a step visits some rows: the factors then follow from a running average of the sums over rows, in which a batch stands
+for all rows,
+
+    sums <- (1 - r_t) sums + r_t (rows / batch) sums over the batch,     r_t = (t + 1)^-forgetting,
+
+which is a step along the natural gradient of the bound. A step reports an estimate of the bound, and only a budget ends the run.
+
+Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.4; Blei and Jordan (2006); Hoffman, Blei, Wang and Paisley
+(2013), "Stochastic variational inference".
 """
 
 from functools import partial
@@ -28,7 +36,7 @@ from inference.kernels._layout import Bucket, lay_out
 from inference.kernels._levels import Upper, gathered
 from inference.kernels._mixture_draws import draw_mixture
 from inference.kernels._mixture_prediction import Prediction, log_weights, predict_rows
-from inference.kernels._row_block import Sums, sum_rows
+from inference.kernels._row_block import Message, Sums, sum_rows
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 
@@ -53,6 +61,8 @@ class AscentState(NamedTuple):
     size: Array  # rows of each group
     elbo: Array  # of the last step
     gain: Array  # over the step before
+    average: Sums | None  # of batches, the running average; and the number of steps
+    step: Array
 
 
 class AscentReport(NamedTuple):
@@ -70,9 +80,22 @@ class CoordinateAscent(Algorithm):
     :param restarts: starts, of which the best after a few sweeps goes on.
     :param tolerance: ends when a sweep gains less than this share of the bound.
     :param dtype: of the sums over rows: "float32" halves the time of a sweep where JAX runs in float64. None: what JAX runs in.
+    :param batch_size: about as many rows a step, a few hundred at least, drawn anew each time; None: all of them.
+    :param forgetting: more than .5 and at most 1; where it is larger, late batches move less: there is less noise in the end, but groups
+        that should be one take longer to become so.
     """
 
-    def __init__(self, model: Any, *, init: str = "kmeans", restarts: int = 1, tolerance: float = 1e-7, dtype: str | None = None):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        init: str = "kmeans",
+        restarts: int = 1,
+        tolerance: float = 1e-7,
+        dtype: str | None = None,
+        batch_size: int | None = None,
+        forgetting: float = 0.6,
+    ):
         if init not in STARTS:
             raise ValueError(f"init: found {init!r}, wanted one of {sorted(STARTS)}.")
         if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 1:
@@ -81,6 +104,11 @@ class CoordinateAscent(Algorithm):
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number, at least 0.")
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype: found {dtype!r}, wanted 'float32', 'float64' or None.")
+        if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+            raise ValueError(f"batch_size: found {batch_size!r}, wanted an integer, at least 1, or None.")
+        if not 0.5 < forgetting <= 1:
+            raise ValueError(f"forgetting: found {forgetting!r}, wanted a number above 0.5, at most 1.")
+        self.batch_size, self.forgetting = batch_size, forgetting
         self.model, self.init_by, self.restarts, self.tolerance, self.dtype = model, init, restarts, tolerance, dtype
         self._checked: Program | None = None
 
@@ -93,7 +121,7 @@ class CoordinateAscent(Algorithm):
         self.shape = shape_of(self.assignment, self.rows)
         self.num_tasks = int(np.prod(program.sites[self.assignment.sticks].shape[:-1]))
         self.statistics, log_base = statistics_of(self.assignment, self.rows)
-        buckets = lay_out(self.rows, self.statistics, self.dtype or str(jnp.result_type(float)))
+        buckets = lay_out(self.rows, self.statistics, self.dtype or str(jnp.result_type(float)), shuffled=self.batch_size is not None)
         self._data = AscentData(buckets, jnp.asarray(log_base.sum(), float))
         self._checked = program
 
@@ -107,7 +135,8 @@ class CoordinateAscent(Algorithm):
         starts = [self._start(key) for key in random.split(rng_key, self.restarts)]
         if self.restarts == 1:
             return starts[0]
-        advance = jax.jit(lambda state, data: jax.lax.fori_loop(0, NUM_TRIAL, lambda _, at: self._swept(at, data), state))
+        turn = lambda data: lambda i, at: self._moved(random.fold_in(rng_key, i), at, data)
+        advance = jax.jit(lambda state, data: jax.lax.fori_loop(0, NUM_TRIAL, turn(data), state))
         ends = [advance(start, self._data) for start in starts]
         return max(ends, key=lambda state: float(state.elbo))
 
@@ -117,33 +146,49 @@ class CoordinateAscent(Algorithm):
         log_share = None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), LEAST_SHARE))
         factors = jax.jit(partial(factors_of, self.assignment, self.shape))(sums, None, log_share)
         score = tuple(bucket.signs for bucket in self._data.buckets)
-        return AscentState(factors, score, self._size(sums, factors), jnp.asarray(-jnp.inf, float), jnp.asarray(jnp.inf, float))
+        average = sums if self.batch_size else None
+        infinite = jnp.asarray(jnp.inf, float)
+        return AscentState(factors, score, self._size(sums, factors), -infinite, infinite, average, jnp.zeros((), jnp.int32))
 
     def step(self, rng_key: Array, state: AscentState, data: AscentData) -> tuple[AscentState, AscentReport]:
-        """One sweep; it needs no random numbers."""
-        state = self._swept(state, data)
+        """One sweep, which needs no random numbers; or one batch."""
+        state = self._moved(rng_key, state, data)
         return state, AscentReport(state.elbo, jnp.sum(state.size >= 1))
 
     def _size(self, sums: Sums, factors: Factors) -> Array:
         return gathered(sums, factors.upper).moments[:, self.shape.num_features, self.shape.num_features]
 
-    def _swept(self, state: AscentState, data: AscentData) -> AscentState:
+    def _moved(self, rng_key: Array, state: AscentState, data: AscentData) -> AscentState:
         message = message_of(self.assignment, self.shape, state.factors)
         own = jax.tree.map(lambda leaf: leaf.astype(data.buckets[0].entries.dtype), message)
-        num_rows, total, scores = len(self.rows.features), None, []
-        for bucket, score in zip(data.buckets, state.score, strict=True):
-            sums, score = sum_rows(own, bucket, score, num_rows)
+        total, scores = None, []
+        for i, (bucket, score) in enumerate(zip(data.buckets, state.score, strict=True)):
+            sums, score = self._visited(None if self.batch_size is None else random.fold_in(rng_key, i), own, bucket, score)
             sums = jax.tree.map(lambda leaf: leaf.astype(message.const.dtype), sums)
             total = sums if total is None else total.plus(sums)
             scores.append(score)
         assert total is not None
         elbo = total.bound + data.log_base - divergence(self.assignment, state.factors)
+        average = None
+        if state.average is not None:
+            rate = (state.step + 1).astype(elbo.dtype) ** -self.forgetting
+            total = average = state.average.times(1 - rate).plus(total.times(rate))
         factors = factors_of(self.assignment, self.shape, total, state.factors)
-        return AscentState(factors, tuple(scores), self._size(total, factors), elbo, elbo - state.elbo)
+        return AscentState(factors, tuple(scores), self._size(total, factors), elbo, elbo - state.elbo, average, state.step + 1)
+
+    def _visited(self, rng_key: Array | None, message: Message, bucket: Bucket, score: Array) -> tuple[Sums, Array]:
+        """Sums over the rows of a bucket, all of them or some chunks that stand for all; and the scores."""
+        num_rows, num_chunks = len(self.rows.features), len(bucket.row)
+        if rng_key is None or self.batch_size is None:
+            return sum_rows(message, bucket, score, num_rows)
+        size = min(max(round(num_chunks * self.batch_size / num_rows), 1), num_chunks)
+        at = random.permutation(rng_key, num_chunks)[:size]
+        sums, own = sum_rows(message, jax.tree.map(lambda leaf: leaf[at], bucket), score[at], num_rows)
+        return sums.times(num_chunks / size), score.at[at].set(own)
 
     def finished(self, state: AscentState) -> Array:
-        """When a sweep gains next to nothing."""
-        return state.gain < self.tolerance * jnp.abs(state.elbo)
+        """When a sweep gains next to nothing; with batches never."""
+        return (state.gain < self.tolerance * jnp.abs(state.elbo)) & (state.average is None)
 
     def predict(self, state: AscentState, program: Program) -> Prediction:
         """What q says of the rows of a program as if they were new: groups, missing features, and how probable their labels are."""

@@ -28,11 +28,11 @@ def ascended(data, num_steps=150, model=iqgme, **options):
     program, kernel = Program(model, **data), CoordinateAscent(model, **options)
     start = kernel.init(random.key(0), program)
 
-    def sweep(state, _):
-        state, told = kernel.step(random.key(0), state, kernel.data(program))
+    def sweep(state, number):
+        state, told = kernel.step(random.key(number), state, kernel.data(program))
         return state, told.elbo
 
-    state, elbo = jax.jit(lambda state: jax.lax.scan(sweep, state, None, num_steps))(start)
+    state, elbo = jax.jit(lambda state: jax.lax.scan(sweep, state, jnp.arange(num_steps)))(start)
     return kernel, state, np.asarray(elbo), program
 
 

@@ -1,0 +1,98 @@
+"""Coordinate ascent by batches: sums over a batch stand for those over all rows, and the end is that of whole sweeps."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from jax import random
+
+from inference import CoordinateAscent, Driver, Program
+from inference.kernels import _layout
+from tests.inference.mixtures import case
+from tests.inference.test_coordinate_ascent import ascended
+from zoo.iqgme import iqgme
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+NUM_ROWS = 90
+
+
+@pytest.fixture
+def short_chunks(monkeypatch):
+    """Chunks of a few rows, so that few rows are many chunks."""
+    monkeypatch.setattr(_layout, "LONGEST_CHUNK", {"complete": 8, "incomplete": 8})
+    monkeypatch.setattr(_layout, "OVERHEAD", 1e9)
+
+
+@cache
+def data():
+    return case("binary", num_rows=NUM_ROWS, missing=0.2)[1]
+
+
+@pytest.mark.slow
+def test_a_batch_of_all_rows_is_a_sweep(short_chunks):
+    _, _, elbo, _ = ascended(data(), 1)
+    kernel, state, other, _ = ascended(data(), 1, batch_size=NUM_ROWS)
+    assert len(kernel.data(None).buckets[0].row) > 5
+    np.testing.assert_allclose(other, elbo, rtol=1e-10)
+    assert int(state.step) == 1
+
+
+def batches(kernel, state, program, number):
+    """Sums that batches stand for, [batch, ...]."""
+    one = lambda key: kernel.step(key, state, kernel.data(program))[0].average.moments
+    return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(random.split(random.key(3), number)))
+
+
+def off(found, wanted):
+    """By how many standard errors the mean of batches misses the sums over all rows."""
+    error = found.std(0) / np.sqrt(len(found))
+    return np.max(abs(found.mean(0) - wanted) / (error + 1e-9))
+
+
+@pytest.mark.slow
+def test_batches_stand_for_all_rows(short_chunks, monkeypatch):
+    program = Program(iqgme, **data())
+    complete, kernel = (CoordinateAscent(iqgme, batch_size=size) for size in (NUM_ROWS, 20))
+    wanted = batches(complete, complete.init(random.key(0), program), program, 1)[0]
+    state = kernel.init(random.key(0), program)
+    assert off(batches(kernel, state, program, 2000), wanted) < 4.5
+    monkeypatch.setattr("inference.kernels._row_block.Sums.times", lambda self, factor: self)  # planted: a batch stands for itself
+    assert off(batches(kernel, state, program, 200), wanted) > 5
+
+
+@pytest.mark.slow
+def test_batches_end_where_whole_sweeps_do(short_chunks):
+    """Of clusters that are told apart easily, one for each group, so that there is one end."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_ROWS, 2)) + 8 * np.eye(3, 2)[np.arange(NUM_ROWS) % 3]
+    told = {"x": np.where(rng.random(x.shape) < 0.1, np.nan, x), "expert": None, "num_experts": 3, "alpha": 1.0}
+    _, _, best, program = ascended(told, 200)
+    _, state, estimates, _ = ascended(told, 600, batch_size=30)
+    whole = CoordinateAscent(iqgme)
+    start = whole.init(random.key(0), program)._replace(factors=state.factors)
+    _, found = jax.jit(lambda state: whole.step(None, state, whole.data(program)))(start)
+    assert best[-1] - 1 < float(found.elbo) < best[-1] + 1e-6
+    assert abs(estimates[-200:].mean() - best[-1]) < 5
+
+
+@pytest.mark.slow
+def test_a_run_by_batches():
+    tree = Driver(CoordinateAscent(iqgme, batch_size=40), num_warmup=30, num_samples=10).run(0, **data())
+    assert tree["sample_stats"]["elbo"].shape == (1, 30)
+    assert tree["posterior"]["z"].shape == (1, 10, NUM_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: found 0"),
+        ({"batch_size": 2.5}, "batch_size: found 2.5"),
+        ({"forgetting": 0.5}, "forgetting: found 0.5"),
+    ],
+    ids=["none", "half a row", "forgetting"],
+)
+def test_wrong_options_are_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        CoordinateAscent(iqgme, **option)
