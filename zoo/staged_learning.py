@@ -5,9 +5,9 @@
     gamma[c]    ~ Dirichlet(1, ..., 1)                                              the classes of a cluster
     mu[c, d]    ~ Normal(0, 3)                                                      where a cluster is
     sigma[c, d] ~ LogNormal(-.5, .6)                                                how wide it is
-    p(x, k)     = sum_c  gamma[c, k] beta[c] phi(x; mu[c], sigma[c])                a row and its class
+    p(x, y)     = sum_c  gamma[c, y] beta[c] phi(x; mu[c], sigma[c])                a row and its class
 
-The sum over clusters is carried out, in two steps: x has the density of the mixture, and k, given x, the classes of the clusters in the
+The sum over clusters is carried out, in two steps: x has the density of the mixture, and y, given x, the classes of the clusters in the
 proportion in which they claim x. The order is an argument; `family(order)` is the model of that order, `order_prior()` that of the orders.
 
 Center (2009), "Learning complex classification models from large data sets"; the paper has no numbers, those of the priors are ours and
@@ -53,7 +53,7 @@ CARD = Card(
         "mu": "where a cluster is",
         "sigma": "how wide it is along each feature",
         "x": "the features of a row",
-        "k": "the class of a row, -1 in the data where it is unknown",
+        "y": "the class of a row, -1 in the data where it is unknown",
     },
     edits=(
         "cluster=full: features that are correlated within a cluster",
@@ -101,7 +101,7 @@ def full(
 
 def staged_learning(
     x=None,
-    k=None,
+    y=None,
     *,
     shape: tuple[int, int] | None = None,
     order: int = 3,
@@ -110,15 +110,15 @@ def staged_learning(
     concentration: float = 1.0,
     class_concentration: float = 1.0,
 ):
-    """The model of one order; it returns x and k.
+    """The model of one order; it returns x and y.
 
     :param x: [row, feature]; None: drawn, of `shape` (rows, features).
-    :param k: [row], 0 .. num_classes - 1, or -1 where unknown; None: drawn.
+    :param y: [row], 0 .. num_classes - 1, or -1 where unknown; None: drawn.
     :param num_classes: 0: rows have no classes.
     :param cluster: `axes -> distribution [cluster]` draws the parameters of the clusters; `diagonal` or `full`.
     :param concentration: of the weights; `class_concentration`: of the classes of a cluster.
     """
-    num_rows, num_features = _checked(x, k, shape, order, num_classes)
+    num_rows, num_features = _checked(x, y, shape, order, num_classes)
     at = Axes(plate("cluster", order, dim=-2), plate("row", num_rows, dim=-1), plate("feature", num_features, dim=-1))
     beta = sample("beta", dist.Dirichlet(jnp.full(order, concentration)), infer={"event_dims": ["cluster"]})
     clusters = dist.MixtureSameFamily(dist.Categorical(probs=beta), cluster(at))
@@ -132,9 +132,9 @@ def staged_learning(
         x = sample("x", clusters, obs=x, infer={"event_dims": ["feature"]})
         claims = clusters.component_log_probs(x)  # [row, cluster]
         logits = logsumexp(claims[..., None] + jnp.log(gamma)[None], axis=-2)
-        known = True if k is None else jnp.asarray(k) >= 0
+        known = True if y is None else jnp.asarray(y) >= 0
         with mask(mask=known):
-            return x, sample("k", dist.Categorical(logits=logits), obs=None if k is None else jnp.maximum(jnp.asarray(k), 0))
+            return x, sample("y", dist.Categorical(logits=logits), obs=None if y is None else jnp.maximum(jnp.asarray(y), 0))
 
 
 def family(order: int, **options: Any) -> Callable:
@@ -148,7 +148,7 @@ def order_prior(rate: float = 3.0, zeta_share: float = 0.5) -> dist.Distribution
     return dist.MixtureGeneral(share, [PositivePoisson(rate), Zeta()])
 
 
-def _checked(x, k, shape, order: int, num_classes: int) -> tuple[int, int]:
+def _checked(x, y, shape, order: int, num_classes: int) -> tuple[int, int]:
     """The shape of x, refused where the data are not what they should be."""
     shape = np.shape(x) if x is not None else shape
     if shape is None or len(shape) != 2 or 0 in shape:
@@ -157,13 +157,13 @@ def _checked(x, k, shape, order: int, num_classes: int) -> tuple[int, int]:
         raise ValueError(
             f"staged_learning: found order={order}, num_classes={num_classes}; wanted an order of 1 or more, classes of 0 or more."
         )
-    if k is None:
+    if y is None:
         return shape
-    if np.shape(k) != shape[:1]:
-        raise ValueError(f"staged_learning: found k of shape {np.shape(k)} beside x of shape {shape}; wanted a class for each row.")
-    if not isinstance(k, Tracer) and not np.isin(k, np.arange(-1, num_classes)).all():
+    if np.shape(y) != shape[:1]:
+        raise ValueError(f"staged_learning: found y of shape {np.shape(y)} beside x of shape {shape}; wanted a class for each row.")
+    if not isinstance(y, Tracer) and not np.isin(y, np.arange(-1, num_classes)).all():
         raise ValueError(
-            f"staged_learning k: found classes {np.unique(np.asarray(k))}, wanted 0 .. {num_classes - 1}, or -1 where unknown."
+            f"staged_learning y: found classes {np.unique(np.asarray(y))}, wanted 0 .. {num_classes - 1}, or -1 where unknown."
         )
     return shape
 
@@ -171,5 +171,5 @@ def _checked(x, k, shape, order: int, num_classes: int) -> tuple[int, int]:
 def simulate(rng_key: Array, num_rows: int = 200, num_features: int = 2, **options: Any) -> dict[str, Any]:
     """Data from the model itself, as the model's keyword arguments."""
     with seed(rng_seed=rng_key):
-        x, k = staged_learning(shape=(num_rows, num_features), **options)
-    return options | {"x": x} | ({} if k is None else {"k": k})
+        x, y = staged_learning(shape=(num_rows, num_features), **options)
+    return options | {"x": x} | ({} if y is None else {"y": y})

@@ -51,7 +51,7 @@ def formula(v, data):
         density = 0.0
         for c in range(order):
             root = np.diag(v["sigma"][c]) @ v["corr"][c] if "corr" in v else np.diag(v["sigma"][c])
-            share = v["gamma"][c][data["k"][i]] if num_classes and data["k"][i] >= 0 else 1.0
+            share = v["gamma"][c][data["y"][i]] if num_classes and data["y"][i] >= 0 else 1.0
             density += share * v["beta"][c] * stats.multivariate_normal.pdf(x, v["mu"][c], root @ root.T)
         total += np.log(density)
     return total
@@ -72,7 +72,7 @@ def drawn(name):
     found = trace(seed(partial(staged_learning, shape=(7, 2), **told), 1)).get_trace()
     data = told | {"x": found["x"]["value"]}
     if told.get("num_classes", 2):
-        data["k"] = np.where(np.arange(7) % 3 == 2, -1, np.asarray(found["k"]["value"]))
+        data["y"] = np.where(np.arange(7) % 3 == 2, -1, np.asarray(found["y"]["value"]))
     program = Program(staged_learning, **data)
     return data, {site: found[site]["value"] for site in program.latent}, program
 
@@ -107,10 +107,10 @@ def test_all_that_clusters_are_called_is_arbitrary():
 
 def test_rows_of_all_classes_sum_to_the_density_of_x():
     _, values, program = drawn("full")
-    each = [program.with_arguments(k=np.full(7, k)).log_likelihood(values) for k in range(-1, 3)]
-    joint = np.logaddexp.reduce([one["x"] + one["k"] for one in each[1:]])
-    np.testing.assert_allclose(joint, each[0]["x"] + each[0]["k"])
-    assert not np.any(each[0]["k"])
+    each = [program.with_arguments(y=np.full(7, label)).log_likelihood(values) for label in range(-1, 3)]
+    joint = np.logaddexp.reduce([one["x"] + one["y"] for one in each[1:]])
+    np.testing.assert_allclose(joint, each[0]["x"] + each[0]["y"])
+    assert not np.any(each[0]["y"])
 
 
 def test_sites_plates_and_dims():
@@ -121,9 +121,9 @@ def test_sites_plates_and_dims():
         "corr": ("cluster", "feature", "feature_2"),
         "gamma": ("cluster", "class"),
         "x": ("row", "feature"),
-        "k": ("row",),
+        "y": ("row",),
     }
-    assert drawn("full")[2].observed == ("x", "k")
+    assert drawn("full")[2].observed == ("x", "y")
 
 
 def test_card_has_words_for_exactly_the_sites_and_knows_real_data():
@@ -135,17 +135,17 @@ def test_simulated_data_have_the_moments_of_the_model():
     """Rows of many data sets: mean 0, variance 3^2 + E[sigma^2]; classes even; and two rows are of one class as often as they should."""
     draw = jax.jit(jax.vmap(lambda key: simulate(key, 2, 1, order=3)))
     found = draw(random.split(random.key(0), 20_000))
-    x, k = np.asarray(found["x"])[..., 0], np.asarray(found["k"])
+    x, y = np.asarray(found["x"])[..., 0], np.asarray(found["y"])
     expected = 9 + np.exp(-1 + 2 * 0.6**2)
     assert abs(x.mean()) < 0.05
     assert abs(x.var() / expected - 1) < 0.03
     same_cluster = 2 / (3 + 1)  # E[sum beta^2] = (a + 1) / (3 a + 1), a = 1
-    assert abs((k[:, 0] == k[:, 1]).mean() - (same_cluster * 2 / 3 + (1 - same_cluster) / 2)) < 0.012
+    assert abs((y[:, 0] == y[:, 1]).mean() - (same_cluster * 2 / 3 + (1 - same_cluster) / 2)) < 0.012
 
 
 def test_a_family_gives_the_model_of_each_order():
     data, values, _ = drawn("diagonal")
-    args = {name: data[name] for name in ("x", "k")}
+    args = {name: data[name] for name in ("x", "y")}
     np.testing.assert_allclose(Program(family(3), **args).log_joint(values), formula(values, data))
     assert Program(family(5), **args).sites["mu"].shape == (5, 2)
 
@@ -176,16 +176,16 @@ def test_an_edited_cluster_is_followed():
 
 
 @pytest.mark.parametrize(
-    ("x", "k", "told", "message"),
+    ("x", "y", "told", "message"),
     [
         (None, None, {}, "found x of shape None"),
         (np.ones((3, 0)), None, {}, r"found x of shape \(3, 0\)"),
-        (np.ones((3, 2)), np.zeros(2, int), {}, r"found k of shape \(2,\) beside x of shape \(3, 2\)"),
-        (np.ones((3, 2)), np.array([0, 1, 2]), {}, r"staged_learning k: found classes \[0 1 2\], wanted 0 .. 1"),
+        (np.ones((3, 2)), np.zeros(2, int), {}, r"found y of shape \(2,\) beside x of shape \(3, 2\)"),
+        (np.ones((3, 2)), np.array([0, 1, 2]), {}, r"staged_learning y: found classes \[0 1 2\], wanted 0 .. 1"),
         (np.ones((3, 2)), None, {"order": 0}, "found order=0"),
     ],
     ids=["nothing", "no feature", "few classes", "another class", "no cluster"],
 )
-def test_wrong_data_are_refused(x, k, told, message):
+def test_wrong_data_are_refused(x, y, told, message):
     with pytest.raises(ValueError, match=message):
-        Program(staged_learning, x, k, **told).sites  # noqa: B018
+        Program(staged_learning, x, y, **told).sites  # noqa: B018
