@@ -7,6 +7,7 @@ from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
 from inference.kernels.coordinate_ascent import CoordinateAscent
 from inference.kernels.latent_history import LatentHistory
+from inference.kernels.nested_sampler import NestedSampler
 from inference.kernels.particle_filter import ParticleFilter
 from inference.program import Program, StructureError
 from inference.protocol import Algorithm, Results
@@ -21,6 +22,7 @@ __all__ = [
     "CoordinateAscent",
     "Driver",
     "LatentHistory",
+    "NestedSampler",
     "ParticleFilter",
     "Program",
     "Results",

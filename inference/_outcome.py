@@ -120,7 +120,7 @@ class Run:
         for group, names in each[0].groups.items():
             variables = {}
             for name in names:
-                value = np.stack([np.asarray(one.groups[group][name]) for one in each])
+                value = _stacked([np.asarray(one.groups[group][name]) for one in each], name)
                 given = each[0].dims.get(name, ())
                 inner = (*given, *(f"{name}_dim_{i}" for i in range(len(given), value.ndim - 1)))
                 variables[name] = (["chain", *inner], value)
@@ -208,6 +208,16 @@ def _assembled(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> xr.DataT
 def _place(order: list[str], name: Any) -> tuple[int, str]:
     """Variables in the order of the model; what is none of its sites behind, by name."""
     return (order.index(name) if name in order else len(order), str(name))
+
+
+def _stacked(values: list[np.ndarray], name: str) -> np.ndarray:
+    """Of all replicates; where some have fewer particles, theirs are filled up with ones of no weight."""
+    most = max((len(value) for value in values if value.ndim), default=0)
+    if all(value.ndim == 0 or len(value) == most for value in values):
+        return np.stack(values)
+    fill = -np.inf if name == "log_weight" else np.nan if values[0].dtype.kind == "f" else -1
+    widths = [[(0, most - len(value)), *[(0, 0)] * (value.ndim - 1)] for value in values]
+    return np.stack([np.pad(value, width, constant_values=fill) for value, width in zip(values, widths, strict=True)])
 
 
 def _in_words(value: Any) -> Any:

@@ -72,4 +72,4 @@ def _class(name: str) -> Any:
 
 
 _WHERE = {"NUTS": "numpyro.infer", "SVI": "numpyro.infer"}
-_WHERE |= dict.fromkeys(("AugmentReduce", "CollapsedGibbs", "ParticleFilter"), "inference")
+_WHERE |= dict.fromkeys(("AugmentReduce", "CollapsedGibbs", "NestedSampler", "ParticleFilter"), "inference")

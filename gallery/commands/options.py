@@ -18,7 +18,7 @@ SETTINGS: Mapping[str, type] = {  # of inference.Driver
     "chain_method": str,
 }
 DEFAULTS = {"num_warmup": 500, "num_samples": 1000, "num_chains": 4}
-NUM_WARMUP = {"SVI": 5000, "AugmentReduce": 5000, "ParticleFilter": None}  # None: it ends by itself
+NUM_WARMUP = {"SVI": 5000, "AugmentReduce": 5000, "ParticleFilter": None, "NestedSampler": None}  # None: it ends by itself
 WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
 
 

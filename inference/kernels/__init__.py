@@ -5,7 +5,17 @@ from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
 from inference.kernels.coordinate_ascent import CoordinateAscent
 from inference.kernels.latent_history import LatentHistory
+from inference.kernels.nested_sampler import NestedSampler
 from inference.kernels.particle_filter import ParticleFilter
 from inference.kernels.stochastic_vi import StochasticVI
 
-__all__ = ["AugmentReduce", "CollapsedGibbs", "ConditionalGibbs", "CoordinateAscent", "LatentHistory", "ParticleFilter", "StochasticVI"]
+__all__ = [
+    "AugmentReduce",
+    "CollapsedGibbs",
+    "ConditionalGibbs",
+    "CoordinateAscent",
+    "LatentHistory",
+    "NestedSampler",
+    "ParticleFilter",
+    "StochasticVI",
+]

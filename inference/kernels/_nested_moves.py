@@ -1,0 +1,97 @@
+"""Moves of nested sampling: a walk of slice samplings that leaves the prior above a limit of the likelihood as it is.
+
+Each lane goes from its own point along its own directions. An interval of fixed width is laid at random over the point, a place in it is
+drawn, and where that is not in the slice (prior above its height, likelihood above the limit) the interval is cut there. Lanes do not
+wait for each other: one that has found its place goes on to its next direction at once, so a round is one evaluation of every lane.
+
+Neal (2003), "Slice sampling", without stepping out; Skilling (2006) for the label that orders points of equal likelihood.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+
+__all__ = ["Limit", "Points", "is_above", "walk"]
+
+
+class Points(NamedTuple):
+    """Points with what is known of them; every field has the same first axis."""
+
+    z: Array  # [point, size]
+    log_prior: Array
+    log_likelihood: Array
+    label: Array  # from 0 to 1: orders points of equal likelihood
+
+
+class Limit(NamedTuple):
+    """What a point must be above, for each lane."""
+
+    log_likelihood: Array
+    label: Array
+
+
+class Walk(NamedTuple):
+    """Where the lanes are."""
+
+    at: Points
+    place: Array  # which direction
+    low: Array
+    high: Array
+    height: Array  # of the slice, under the log prior
+    num_evaluations: Array
+    round: Array
+
+
+def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
+    """Likelihood first, then label; NaN is above nothing."""
+    return (log_likelihood > limit.log_likelihood) | ((log_likelihood == limit.log_likelihood) & (label > limit.label))
+
+
+def walk(rng_key: Array, densities: Callable, start: Points, limit: Limit, directions: Array, width: float) -> tuple[Points, Array]:
+    """Each lane through its `directions` [step, lane, size], whose length is the unit of `width`; and how many evaluations it took."""
+    num_steps, num_lanes, _ = directions.shape
+    dtype, lanes = start.z.dtype, jnp.arange(num_lanes)
+    loop_key, label_key = random.split(rng_key)
+    least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
+
+    def opened(uniform: Array, log_prior: Array) -> tuple[Array, Array, Array]:
+        low = -width * uniform[0]
+        return low, low + width, log_prior + jnp.log(uniform[1])
+
+    def round_of_all(state: Walk) -> Walk:
+        key = random.fold_in(loop_key, state.round)
+        uniform = random.uniform(key, (3, num_lanes), dtype, minval=jnp.finfo(dtype).tiny)
+        is_active = state.place < num_steps
+        step = state.low + (state.high - state.low) * uniform[2]
+        along = directions[jnp.minimum(state.place, num_steps - 1), lanes]
+        z = state.at.z + step[:, None] * along
+        log_prior, log_likelihood = jax.vmap(densities)(z)
+        found = (log_prior >= state.height) & is_above(log_likelihood, state.at.label, limit) & is_active
+        at = Points(
+            jnp.where(found[:, None], z, state.at.z),
+            jnp.where(found, log_prior, state.at.log_prior),
+            jnp.where(found, log_likelihood, state.at.log_likelihood),
+            state.at.label,
+        )
+        low, high = jnp.where(step < 0, step, state.low), jnp.where(step < 0, state.high, step)
+        goes_on = found | (is_active & (high - low < least))
+        new_low, new_high, new_height = opened(uniform[:2], at.log_prior)
+        return Walk(
+            at,
+            state.place + goes_on.astype(state.place.dtype),
+            jnp.where(goes_on, new_low, low),
+            jnp.where(goes_on, new_high, high),
+            jnp.where(goes_on, new_height, state.height),
+            state.num_evaluations + jnp.sum(is_active, dtype=jnp.int32),
+            state.round + 1,
+        )
+
+    first = opened(random.uniform(random.fold_in(loop_key, 0), (2, num_lanes), dtype, minval=jnp.finfo(dtype).tiny), start.log_prior)
+    state = Walk(start, jnp.zeros(num_lanes, jnp.int32), *first, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
+    state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
+    lowest = jnp.where(state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label))
+    label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)
+    return state.at._replace(label=label), state.num_evaluations

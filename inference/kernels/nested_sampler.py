@@ -1,0 +1,351 @@
+"""Nested sampling for any model with continuous latent sites.
+
+    evidence  =  sum over dead points of  likelihood x (prior volume that it stands for)
+
+`num_live` points are drawn from the prior. A step takes the lowest of each mode, a batch in all. In their place come copies of points that
+are left, each of which walks through the prior above the likelihood of the last that died in its mode (`_nested_moves`). Twice in an e-fold
+of volume the modes are looked at (`_nested_modes`): what has come apart is from then on a nested run of its own. Volumes are simulated
+(`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
+
+Prior and likelihood are read off the model and proved (`inference.split`): edit the model, and the sampler follows or refuses. Likelihoods
+that are constant, or flat in places, are no trouble: points of equal likelihood are ordered by a random label.
+
+Cost: evaluations of the model = num_live x (information in nats + 5) x steps of a walk x about 2; each e-fold num_live^2 x size on top.
+
+Skilling (2006); Feroz, Hobson and Bridges (2009) for modes; Center (2009), "Learning complex classification models from large data sets".
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.scipy.special import logsumexp
+
+from inference.kernels._nested_modes import parts_of, roots_of
+from inference.kernels._nested_moves import Limit, Points, is_above, walk
+from inference.kernels._nested_volumes import Volumes, evidence, remaining, shared, shrunk, started
+from inference.program import Program
+from inference.protocol import Algorithm, Results
+from inference.sites import StructureError
+from inference.split import Split
+
+__all__ = ["Dead", "Death", "Nest", "NestedSampler", "Shrinkage"]
+
+NUM_HISTORIES = 200
+WIDTH = 4.0  # of the interval of a walk, in standard deviations of a mode
+FIRST_FOLDS, MOST_FOLDS = 48, 1500  # e-folds of volume: room to begin with, and where a run is given up
+SHARING = 0.25  # power of its volume with which a mode gets points
+LOOKS = 2  # at the modes, in an e-fold
+SPARE = 1.1  # draws from the prior for each live point
+
+
+class Dead(NamedTuple):
+    """Points that have died, in their order; room for more."""
+
+    z: Array
+    log_likelihood: Array
+    log_volume: Array  # the prior volume that each stands for
+    mode: Array
+
+
+class Nest(NamedTuple):
+    """Where a run stands."""
+
+    live: Points
+    mode: Array  # [live]
+    num_modes: Array
+    volumes: Volumes
+    dead: Dead
+    num_dead: Array
+    num_steps: Array
+    num_evaluations: Array
+
+
+class Shrinkage(NamedTuple):
+    """What a step reports."""
+
+    insertion_rank: Array  # [batch]: where new points came to lie among those of their mode, as if it had all live points
+    log_volume: Array
+    log_evidence: Array
+    log_likelihood: Array  # the highest that died
+    num_modes: Array
+    evaluations: Array
+
+
+class Death(NamedTuple):
+    """Who dies, and what the survivors are, in the order of mode and likelihood."""
+
+    order: Array  # [live]: live points, mode by mode, the lowest first
+    first: Array  # [mode]: where it begins in this order
+    count: Array  # [mode]: live points
+    dying: Array  # [mode]
+    chosen: Array  # [batch]: live points
+    rank: Array  # [batch]: among those of its mode
+
+
+class NestedSampler(Algorithm):
+    """Nested sampling of `model`.
+
+    :param model: a NumPyro model whose latent sites are continuous and have proper priors.
+    :param num_live: live points; the error of the log-evidence is about sqrt(information / num_live).
+    :param batch: points that are replaced in a step; None: a tenth of the live points.
+    :param num_sweeps: sweeps of a walk, of as many steps as there are latent numbers.
+    :param tolerance: ends when the live points hold less than this share of the evidence.
+    :param track_modes: whether modes that come apart become runs of their own.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_live: int = 500,
+        batch: int | None = None,
+        num_sweeps: float = 3.0,
+        tolerance: float = 0.01,
+        track_modes: bool = True,
+    ):
+        if not isinstance(num_live, int) or isinstance(num_live, bool) or num_live < 20:
+            raise ValueError(f"num_live: found {num_live!r}, wanted an integer, at least 20.")
+        batch = max(1, num_live // 10) if batch is None else batch
+        if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= num_live // 2:
+            raise ValueError(f"batch: found {batch!r}, wanted an integer from 1 to num_live / 2 = {num_live // 2}.")
+        if not num_sweeps > 0:
+            raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance: found {tolerance!r}, wanted a number between 0 and 1.")
+        self.model, self.num_live, self.batch, self.num_sweeps = model, num_live, batch, num_sweeps
+        self.tolerance, self.track_modes = tolerance, track_modes
+
+    def check(self, program: Program) -> None:
+        """The model is read, and the reading proved."""
+        split = Split(program)
+        program.check()
+        split.prove()
+
+    def init(self, rng_key: Array, program: Program) -> Nest:
+        """Draws from the prior."""
+        self.split = Split(program)
+        return self._started(rng_key, self.split.draw, self.split.densities)
+
+    def _started(self, rng_key: Array, draw: Callable, densities: Callable) -> Nest:
+        """Live points by `draw`, and nothing dead."""
+        draw_key, label_key = random.split(rng_key)
+        keys = random.split(draw_key, int(SPARE * self.num_live) + 1)
+        z = np.asarray(jax.jit(jax.vmap(draw))(keys))
+        z = jnp.asarray(z[np.isfinite(z).all(1)][: self.num_live])
+        log_prior, log_likelihood = jax.jit(jax.vmap(densities))(z)
+        self._check_start(np.asarray(log_likelihood))
+        live = Points(z, log_prior, log_likelihood, random.uniform(label_key, (self.num_live,), z.dtype))
+        num_modes = 2 * self.num_live // self._least if self.track_modes else 1  # a mode that finds no place is left whole
+        zero = jnp.zeros((), jnp.int32)
+        mode = jnp.zeros(self.num_live, jnp.int32)
+        dead = Dead(jnp.zeros((0, self.split.size), z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, jnp.int32))
+        nest = Nest(live, mode, zero + 1, started(num_modes, NUM_HISTORIES), dead, zero, zero, zero + self.num_live)
+        return nest._replace(dead=_with_room(dead, FIRST_FOLDS * self.num_live))
+
+    def data(self, program: Program) -> dict[str, Array] | None:
+        """The arrays among the model's arguments, unless the model must look at them."""
+        arrays = {name: jnp.asarray(value) for name, value in program.arguments.items() if isinstance(value, np.ndarray | Array)}
+        try:
+            jax.eval_shape(lambda data: self.split.densities(jnp.zeros(self.split.size), program.with_arguments(**data)), arrays)
+        except jax.errors.JAXTypeError:  # a number was needed
+            return None
+        return arrays or None
+
+    @property
+    def _least(self) -> int:
+        """Points of the smallest part that is a mode of its own."""
+        return max(10, 2 * self.split.size)
+
+    def _check_start(self, log_likelihood: np.ndarray) -> None:
+        sites = " and ".join(map(repr, self.split.program.observed)) or "none observed"
+        count = len(log_likelihood)
+        if count < self.num_live:
+            raise ValueError(
+                f"{count} of {self.num_live} draws from the prior are finite; look for a prior that is too wide for its dtype."
+            )
+        if np.isnan(log_likelihood).any() or np.isposinf(log_likelihood).any():
+            what = "NaN" if np.isnan(log_likelihood).any() else "infinite"
+            raise ValueError(f"site {sites}: its likelihood is {what} at some of {count} draws from the prior; wanted a number.")
+        if not np.isfinite(log_likelihood).any():
+            raise ValueError(
+                f"site {sites}: its likelihood is 0 at all of {count} draws from the prior; wanted a prior that reaches the data."
+            )
+
+    def step(self, rng_key: Array, state: Nest, program: Any) -> tuple[Nest, Shrinkage]:
+        """One batch of deaths and births; twice in an e-fold a look at the modes."""
+        return self._shrunk(rng_key, state, lambda z: self.split.densities(z, self._program(program)))
+
+    def _program(self, data: Any) -> Program:
+        """What a step is given, as a program."""
+        return data if isinstance(data, Program) else self.split.program.with_arguments(**data)
+
+    def _shrunk(self, rng_key: Array, state: Nest, densities: Callable) -> tuple[Nest, Shrinkage]:
+        death_key, volume_key, birth_key, mode_key = random.split(rng_key, 4)
+        death = self._death(death_key, state)
+        lost = jax.tree.map(lambda leaf: leaf[death.chosen], state.live)
+        lost_mode = state.mode[death.chosen]
+        shells = shrunk(volume_key, state.volumes, lost.log_likelihood, lost_mode, death.rank, death.count[lost_mode])
+        dead = Dead(lost.z, lost.log_likelihood, shells.log_volume, lost_mode)
+        put = lambda room, new: jax.lax.dynamic_update_slice_in_dim(room, new, state.num_dead, 0)
+        share_key, birth_key = random.split(birth_key)
+        mode = self._shared_out(share_key, state._replace(volumes=shells.volumes), death)
+        born, ranks, evaluations = self._births(birth_key, state, death, mode, densities)
+        state = state._replace(
+            live=jax.tree.map(lambda old, new: old.at[death.chosen].set(new), state.live, born),
+            mode=state.mode.at[death.chosen].set(mode),
+            volumes=shells.volumes,
+            dead=jax.tree.map(put, state.dead, dead),
+            num_dead=state.num_dead + self.batch,
+            num_steps=state.num_steps + 1,
+            num_evaluations=state.num_evaluations + evaluations,
+        )
+        if self.track_modes:
+            state = jax.lax.cond(
+                state.num_steps % (max(1, self.num_live // self.batch // LOOKS)) == 0, self._looked, lambda _, at: at, mode_key, state
+            )
+        log_evidence = jnp.logaddexp(state.volumes.log_evidence[0], self._left(state))
+        log_volume = logsumexp(state.volumes.log_volume[:, 0])
+        return state, Shrinkage(ranks, log_volume, log_evidence, lost.log_likelihood.max(), state.num_modes, evaluations)
+
+    def _left(self, state: Nest) -> Array:
+        """log of the evidence that the live points stand for."""
+        return remaining(state.volumes.log_volume[:, :1], state.live.log_likelihood, state.mode, self._count(state))[0]
+
+    def _count(self, state: Nest) -> Array:
+        return jnp.zeros(len(state.volumes.log_volume), jnp.int32).at[state.mode].add(1)
+
+    def _death(self, rng_key: Array, state: Nest) -> Death:
+        """The lowest of each mode, a batch in all: each mode loses the same share, but for a random remainder."""
+        count = self._count(state)
+        order = jnp.lexsort((state.live.label, state.live.log_likelihood, state.mode))
+        first = jnp.cumsum(count) - count
+        mode = state.mode[order]
+        rank = jnp.arange(self.num_live) - first[mode]
+        offset = random.uniform(rng_key, count.shape, state.live.z.dtype)
+        share = (rank.astype(offset.dtype) + offset[mode]) / count[mode].astype(offset.dtype)
+        lowest = jnp.argsort(share)[: self.batch]
+        dying = jnp.zeros_like(count).at[mode[lowest]].add(1)
+        return Death(order, first, count, dying, order[lowest], rank[lowest])
+
+    def _shared_out(self, rng_key: Array, state: Nest, death: Death) -> Array:
+        """[batch]: the mode that each birth goes to. In time a mode gets points as the root of its volume, for a small one may be what
+        counts in the end; those that have no more to give die out."""
+        survivors = death.count - death.dying
+        highest = jnp.full(len(survivors), -jnp.inf, state.live.z.dtype).at[state.mode].max(state.live.log_likelihood)
+        has_more = state.volumes.log_volume[:, 0] + highest > state.volumes.log_evidence[0] + np.log(0.1 * self.tolerance)
+        is_open = (survivors > 0) & has_more
+        is_open = jnp.where(is_open.any(), is_open, survivors > 0)
+        log_volume = jnp.where(is_open, state.volumes.log_volume[:, 0], -jnp.inf)
+        wanted = self.num_live * jax.nn.softmax(log_volume * SHARING)
+        missing = jnp.maximum(wanted - survivors.astype(wanted.dtype), 0)
+        places = (jnp.arange(self.batch) + random.uniform(rng_key, dtype=wanted.dtype)) / self.batch * missing.sum()
+        return jnp.searchsorted(jnp.cumsum(missing), places, side="right").astype(state.mode.dtype)
+
+    def _births(self, rng_key: Array, state: Nest, death: Death, mode: Array, densities: Callable) -> tuple[Points, Array, Array]:
+        """Copies of survivors of the given modes, after their walks; and where they came to lie among the survivors."""
+        copy_key, turn_key, walk_key, rank_key = random.split(rng_key, 4)
+        survivors = death.count - death.dying
+        last = death.order[jnp.maximum(death.first + death.dying - 1, 0)]
+        limit = Limit(state.live.log_likelihood[last][mode], state.live.label[last][mode])
+        pick = random.uniform(copy_key, (self.batch,), state.live.z.dtype) * survivors[mode].astype(state.live.z.dtype)
+        parent = death.order[(death.first + death.dying)[mode] + jnp.minimum(pick.astype(jnp.int32), survivors[mode] - 1)]
+        start = jax.tree.map(lambda leaf: leaf[parent], state.live)
+        directions = self._directions(turn_key, state, death, mode)
+        born, evaluations = walk(walk_key, densities, start, limit, directions, WIDTH)
+        survives = jnp.ones(self.num_live, bool).at[death.chosen].set(False)
+        is_lower = ~is_above(
+            state.live.log_likelihood[None], state.live.label[None], Limit(born.log_likelihood[:, None], born.label[:, None])
+        )
+        below = jnp.sum(is_lower & survives[None] & (state.mode[None] == mode[:, None]), axis=1)
+        share = (below.astype(born.z.dtype) + random.uniform(rank_key, (self.batch,), born.z.dtype)) / (survivors[mode] + 1).astype(
+            born.z.dtype
+        )
+        return born, jnp.minimum(jnp.floor(share * self.num_live), self.num_live - 1).astype(jnp.int32), evaluations
+
+    def _directions(self, rng_key: Array, state: Nest, death: Death, mode: Array) -> Array:
+        """[step, lane, size]: differences of two points of the mode at random, as long as its standard deviation is."""
+        num_steps = max(1, round(self.num_sweeps * self.split.size))
+        share = random.uniform(rng_key, (2, num_steps, len(mode)), state.live.z.dtype)
+        count, first = death.count[mode], death.first[mode]
+        one = (share[0] * count).astype(jnp.int32)
+        other = (one + 1 + (share[1] * (count - 1)).astype(jnp.int32)) % jnp.maximum(count, 1)
+        points = state.live.z[death.order]
+        return (points[first + one] - points[first + other]) / np.sqrt(2 * self.split.size)
+
+    def _roots(self, state: Nest) -> Array:
+        return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))
+
+    def _looked(self, rng_key: Array, state: Nest) -> Nest:
+        parts = parts_of(state.live.z, state.mode, self._roots(state), state.num_modes, self._least)
+        state = state._replace(mode=parts.mode, num_modes=parts.num_modes)
+        return state._replace(volumes=shared(rng_key, state.volumes, parts.mode, parts.origin))
+
+    def finished(self, state: Nest) -> Array:
+        """When the live points hold next to nothing of the evidence."""
+        return self._left(state) < state.volumes.log_evidence[0] + np.log(self.tolerance)
+
+    def is_full(self, state: Nest) -> Array:
+        """Whether the next of the dead find no room."""
+        return state.num_dead + self.batch > len(state.dead.mode)
+
+    def grown(self, state: Nest) -> Nest:
+        """Twice the room, up to where a run is given up."""
+        folds = 2 * len(state.dead.mode) // self.num_live
+        if folds > MOST_FOLDS:
+            raise StructureError(
+                f"site {self.split.program.observed}: after {folds // 2} e-folds of prior volume the likelihood still rises, to "
+                f"{float(state.live.log_likelihood.max()):.4g}; wanted one with a bound. Look for a scale that may shrink to 0."
+            )
+        return state._replace(dead=_with_room(state.dead, folds * self.num_live))
+
+    def _points(self, state: Nest) -> tuple[Array, Array, Array, Array]:
+        """All points, dead and live: z, log weight, log likelihood, mode."""
+        count = self._count(state)
+        log_each = state.volumes.log_volume[:, 0] - jnp.log(jnp.maximum(count, 1))
+        kept = int(state.num_dead)
+        dead = jax.tree.map(lambda leaf: leaf[:kept], state.dead)
+        log_likelihood = jnp.concatenate([dead.log_likelihood, state.live.log_likelihood])
+        log_volume = jnp.concatenate([dead.log_volume, log_each[state.mode]])
+        z, mode = jnp.concatenate([dead.z, state.live.z]), jnp.concatenate([dead.mode, state.mode])
+        return z, log_volume + log_likelihood, log_likelihood, mode
+
+    def _evidence(self, state: Nest) -> tuple[Array, Array]:
+        return evidence(state.volumes, state.live.log_likelihood, state.mode, self._count(state))
+
+    def draw(self, rng_key: Array, state: Nest, program: Program, num_draws: int) -> dict[str, Array]:
+        """Points in proportion to their weights, by systematic resampling, in random order."""
+        z, log_weight, _, _ = self._points(state)
+        share = np.cumsum(np.exp(np.asarray(log_weight - logsumexp(log_weight), float)))
+        place_key, order_key = random.split(rng_key)
+        places = (np.arange(num_draws) + float(random.uniform(place_key))) / num_draws
+        index = np.minimum(np.searchsorted(share / share[-1], places), len(share) - 1)
+        index = np.asarray(random.permutation(order_key, index))
+        return jax.jit(jax.vmap(self.split.values))(z[index])
+
+    def results(self, state: Nest, program: Program) -> Results:
+        """The evidence, and all points with their weights."""
+        z, log_weight, log_likelihood, mode = self._points(state)
+        log_evidence, error = self._evidence(state)
+        weight = jnp.exp(log_weight - logsumexp(log_weight))
+        information = jnp.sum(weight * jnp.where(weight > 0, log_likelihood, 0.0)) - log_evidence
+        attrs = {
+            "log_evidence": log_evidence,
+            "log_evidence_se": error,
+            "information": information,
+            "num_live": self.num_live,
+            "num_modes": state.num_modes,
+            "num_evaluations": state.num_evaluations,
+        }
+        values = jax.jit(jax.vmap(self.split.values))(z)
+        named = {name.replace("/", "."): value for name, value in values.items()}
+        groups = {"particles": {"log_weight": log_weight, "log_likelihood": log_likelihood, "mode": mode, **named}}
+        return Results(groups, attrs, dict.fromkeys(groups["particles"], ("particle",)))
+
+
+def _with_room(dead: Dead, room: int) -> Dead:
+    more = lambda leaf: jnp.concatenate([leaf, jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)])
+    return jax.tree.map(more, dead)

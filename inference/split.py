@@ -1,0 +1,123 @@
+"""The prior and the likelihood of a model, apart, over one vector without bounds.
+
+    evidence  =  integral over z of  prior(z) likelihood(z),      z = all latent sites in NumPyro's unconstrained space, one after another
+
+The prior is the density of the latent sites with the Jacobian of the way to z, the likelihood that of the observed sites. Whatever has no
+place in this split is refused by the name of its site: improper priors, discrete sites, factors that depend on a latent site, priors that
+are scaled or masked, so that draws from them are not draws of their density. What was read is proved at draws from the prior against
+NumPyro's own potential energy.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array, random
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from inference._once import once
+from inference.program import Program
+from inference.sites import StructureError
+
+__all__ = ["Split"]
+
+NUM_PROOFS = 8  # draws at which the reading is proved
+
+
+class Split:
+    """A program as prior and likelihood over vectors [size]; refused where it cannot be."""
+
+    def __init__(self, program: Program):
+        _refuse(program)
+        self.program = program
+        draw = lambda key: program.unconstrain(program.draw_prior(key))
+        shapes = jax.eval_shape(draw, random.key(0))
+        flat, self._unravel = ravel_pytree({name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()})
+        self.size = flat.size
+        if not self.size:
+            raise StructureError(f"{sorted(program.latent)}: these latent sites have no free number among them; there is nothing to infer.")
+
+    def draw(self, rng_key: Array) -> Array:
+        """A vector from the prior."""
+        return ravel_pytree(self.program.unconstrain(self.program.draw_prior(rng_key)))[0]
+
+    def values(self, z: Array) -> dict[str, Array]:
+        """The latent sites at a vector, constrained."""
+        return self._placed(self.program, z)[0]
+
+    def densities(self, z: Array, program: Program | None = None) -> tuple[Array, Array]:
+        """Logarithms of prior and likelihood at a vector; with the data of another program, where one is given."""
+        program = program or self.program
+        values, jacobian = self._placed(program, z)
+        terms = program.log_probs(values)
+        log_prior = jacobian + sum(jnp.sum(terms[name]) for name in program.latent)
+        rest = [jnp.sum(term) for name, term in terms.items() if name not in program.latent]
+        return log_prior, jnp.asarray(sum(rest), log_prior.dtype)
+
+    def _placed(self, program: Program, z: Array) -> tuple[dict[str, Array], Array]:
+        free, values, jacobian = self._unravel(z), {}, jnp.zeros((), z.dtype)
+
+        def place(message: Any) -> Any:
+            nonlocal jacobian
+            name = message["name"]
+            if message["type"] != "sample" or name not in free:
+                return None
+            transform = biject_to(message["fn"].support)
+            values[name] = transform(free[name])
+            jacobian += jnp.sum(transform.log_abs_det_jacobian(free[name], values[name]))
+            return values[name]
+
+        handlers.trace(handlers.substitute(program.model, substitute_fn=place)).get_trace(*program.args, **program.kwargs)
+        return values, jacobian
+
+    def prove(self) -> None:
+        """At draws from the prior: the two add up to minus the potential energy, and the likelihood is a number."""
+        keys = random.split(random.key(1), NUM_PROOFS)
+
+        def both(key):
+            z = self.draw(key)
+            return *self.densities(z), self.program.log_density_unconstrained(self._unravel(z))
+
+        log_prior, log_likelihood, whole = map(np.asarray, once(jax.vmap(both), keys)(keys))
+        sites = " and ".join(map(repr, self.program.observed)) or "none observed"
+        if np.isnan(log_likelihood).any():
+            raise ValueError(
+                f"site {sites}: its log probability is NaN at {np.isnan(log_likelihood).sum()} of {NUM_PROOFS} draws from the prior; "
+                f"wanted a number, or -inf where the data are impossible."
+            )
+        known = np.isfinite(whole)
+        total = (log_prior + log_likelihood)[known]
+        if not np.allclose(total, whole[known], rtol=1e-3, atol=1e-2):
+            raise StructureError(
+                f"sites {list(self.program.latent)}: prior and likelihood do not add up to the log joint (they differ by "
+                f"{np.abs(total - whole[known]).max():.3g}); the model is not read right."
+            )
+
+
+def _refuse(program: Program) -> None:
+    discrete = [name for name in program.latent if program.sites[name].is_discrete]
+    if discrete:
+        raise StructureError(
+            f"site {discrete[0]!r}: it is latent and discrete ({program.sites[discrete[0]].family}); wanted continuous latent sites. "
+            f"Sum it out of the model (a dist.MixtureSameFamily does for a mixture)."
+        )
+    for name in program.factors:
+        if parents := program.parents[name]:
+            raise StructureError(
+                f"site {name!r}: a factor that depends on the latent sites {sorted(parents)} is neither prior nor likelihood. Write it as "
+                f"an observed site, or as the density of a latent one."
+            )
+    for name in program._subsampled:
+        raise StructureError(f"plate {name!r}: it shows a part of its rows at a time; wanted the whole likelihood. Drop subsample_size.")
+    trace = program.trace(program.draw_prior(random.key(0)))  # where a prior cannot be drawn from, the program says so by its site
+    for name in program.latent:
+        is_masked = isinstance(trace[name]["fn"], dist.MaskedDistribution)
+        if trace[name]["scale"] is not None or is_masked:
+            raise StructureError(
+                f"site {name!r}: its prior is {'masked' if is_masked else 'scaled'}, so that draws from it are not draws of its density; "
+                f"wanted a prior as it is. Take the handler away from it."
+            )

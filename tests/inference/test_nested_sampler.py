@@ -1,0 +1,307 @@
+"""The nested sampler against exact evidences; bugs that its tests must see; models that it must refuse."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.handlers import scope
+
+from diagnostics import insertion_rank_test, report
+from inference import Driver, NestedSampler, Program, StructureError
+from inference.kernels import _nested_moves, _nested_volumes
+from tests.inference.nests import EXACT, X, Y, line, line_evidence, two_modes
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+
+def run(model, *args, seed=0, num_chains=1, num_samples=500, **settings):
+    kernel = NestedSampler(model, **({"num_live": 200} | settings))
+    return Driver(kernel, num_samples=num_samples, num_chains=num_chains, progress_bar=False).run(seed, *args)
+
+
+def errors(name, count=8, **settings):
+    """Errors of the log-evidence in several runs, in units of the claimed error."""
+    model, args, exact = EXACT[name]
+    tree = run(model, *args, num_chains=count, **settings)
+    return (tree.attrs["log_evidence_of_replicates"] - exact) / tree.attrs["log_evidence_se_of_replicates"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT, ids=EXACT)
+def test_claimed_errors_are_those_that_are_made(name):
+    if name == "constant":
+        assert np.abs(run(*EXACT[name][:1]).attrs["log_evidence"] - EXACT[name][2]) < 1e-6
+        return
+    z = errors(name, 16)
+    assert 0.55 < np.sqrt(np.mean(z**2)) < 1.6
+    assert np.abs(z).max() < 3.7
+
+
+@pytest.mark.slow
+def test_a_constant_likelihood_is_its_own_evidence():
+    model, args, exact = EXACT["constant"]
+    assert abs(run(model, *args, num_live=50).attrs["log_evidence"] - exact) < 1e-6
+
+
+def test_the_tree_is_what_diagnostics_read():
+    """Posterior, weighted particles, ranks; replicates of other lengths side by side; the page of trust says yes."""
+    tree = run(line, X, Y, num_chains=2, num_samples=1000)
+    page = report(tree)
+    assert page.kind == "nested"
+    assert all(verdict.ok for verdict in page.verdicts if verdict.ok is not None), page
+    precision = np.diag([1.0, 0.25]) + X.T @ X / 0.25
+    exact = np.linalg.solve(precision, X.T @ Y / 0.25)
+    drawn = tree["posterior"]["weight"].values.reshape(-1, 2)
+    np.testing.assert_allclose(drawn.mean(0), exact, atol=4 * np.sqrt(np.diag(np.linalg.inv(precision)).max() / 400))
+    np.testing.assert_allclose(drawn.std(0), np.sqrt(np.diag(np.linalg.inv(precision))), rtol=0.15)
+    weight = np.exp(tree["particles"]["log_weight"].values)
+    assert weight.shape[0] == 2
+    np.testing.assert_allclose(np.log(weight.sum(1)), tree.attrs["log_evidence_of_replicates"], atol=0.1)
+    assert json.loads(tree.attrs["kernel_settings"])["NestedSampler.num_live"] == 200
+
+
+@pytest.mark.slow
+def test_separated_modes_keep_their_masses():
+    tree = run(two_modes, num_live=300)
+    assert tree.attrs["num_modes"] >= 2
+    x = tree["posterior"]["x"].values[0]
+    assert 0.1 < (x[:, 0] > 0).mean() < 0.55
+
+
+@pytest.mark.slow
+def test_masses_of_modes_do_not_drift():
+    """Ten runs: the mass .3 of the wider mode, with a spread as small as tracking makes it; without tracking the spread is larger."""
+    mass = {}
+    for track in (True, False):
+        tree = run(two_modes, num_live=300, num_chains=10, track_modes=track)
+        mass[track] = (tree["posterior"]["x"].values[..., 0] > 0).mean(1)
+    assert abs(mass[True].mean() - 0.3) < 0.05
+    assert mass[True].std() < 0.1
+    assert mass[True].min() > 0.1
+
+
+@pytest.mark.slow
+def test_another_name_for_everything_changes_nothing():
+    one = run(line, X, Y, num_live=50)
+    other = run(scope(line, prefix="a"), X, Y, num_live=50)
+    assert one.attrs["log_evidence"] == other.attrs["log_evidence"]
+    assert "a.weight" in other["posterior"]
+
+
+@pytest.mark.slow
+def test_an_edited_model_is_followed():
+    """A wider prior of the first weight: the evidence is that of the edited model."""
+
+    def wider(x, y):
+        weight = numpyro.sample("weight", dist.Normal(0.0, 4.0).expand([2]).to_event(1))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("y", dist.Normal(x @ weight, 0.5), obs=y)
+
+    from scipy import stats
+
+    exact = stats.multivariate_normal(np.zeros(12), 16 * X @ X.T + 0.25 * np.eye(12)).logpdf(Y)
+    attrs = run(wider, X, Y).attrs
+    assert abs(attrs["log_evidence"] - exact) < 3.5 * attrs["log_evidence_se"]
+    assert abs(exact - line_evidence()) > 3.5 * attrs["log_evidence_se"]
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_run_again():
+    first, second = (run(line, X, Y, num_live=50).attrs["log_evidence"] for _ in range(2))
+    assert first == second
+
+
+# Planted bugs.
+
+
+def broken(monkeypatch, change):
+    """Walks whose arguments are changed before they begin."""
+    monkeypatch.setattr("inference.kernels.nested_sampler.walk", lambda key, *rest: _nested_moves.walk(key, *change(*rest)))
+
+
+@pytest.mark.slow
+def test_walks_that_forget_the_prior_are_seen(monkeypatch):
+    def change(densities, start, *rest):
+        flat = lambda z: (jnp.zeros((), z.dtype), densities(z)[1])
+        return flat, start._replace(log_prior=jnp.zeros_like(start.log_prior)), *rest
+
+    broken(monkeypatch, change)
+    assert np.abs(errors("counts", 4)).max() > 3.5
+
+
+@pytest.mark.slow
+def test_walks_that_forget_the_limit_show_in_the_ranks(monkeypatch):
+    def change(densities, start, limit, *rest):
+        return densities, start, limit._replace(log_likelihood=limit.log_likelihood - 0.5), *rest
+
+    good = run(line, X, Y)["sample_stats"]["insertion_rank"].values
+    broken(monkeypatch, change)
+    bad = run(line, X, Y)["sample_stats"]["insertion_rank"].values
+    assert insertion_rank_test(good, 200) > 0.001
+    assert insertion_rank_test(bad, 200) < 1e-6
+
+
+def nests(num_live, num_runs, width, bug=None):
+    """Exact nested sampling in one dimension, many runs: L(X) = exp(-X / width), points that are left are Uniform below the last that died.
+    [run]: errors of the log-evidence, and the errors that are claimed; the evidence over the exact one."""
+    exact = width * -np.expm1(-1 / width)
+    steps = int(num_live * (-np.log(width) + 6))
+    zeros = jnp.zeros(num_live, jnp.int32)
+
+    def one(key):
+        start_key, key = random.split(key)
+        live = random.uniform(start_key, (num_live,))
+
+        def step(t, carry):
+            live, volumes = carry
+            volume_key, new_key = random.split(random.fold_in(key, t))
+            worst = jnp.argmax(live)
+            zero = jnp.zeros(1, jnp.int32)
+            shells = _nested_volumes.shrunk(volume_key, volumes, -live[worst][None] / width, zero, zero, zero + num_live)
+            volumes = shells.volumes
+            if bug == "the mean of t":  # n / (n + 1) for 1 - 1 / n
+                up = jnp.log(num_live / (num_live + 1)) - jnp.log1p(-1 / num_live)
+                volumes = volumes._replace(log_volume=volumes.log_volume.at[:, 0].add(up))
+            return live.at[worst].set(live[worst] * random.uniform(new_key)), volumes
+
+        live, volumes = jax.lax.fori_loop(0, steps, step, (live, _nested_volumes.started(1, 50)))
+        count = jnp.full(1, num_live + (1 if bug == "a live point too many" else 0))
+        log_evidence, error = _nested_volumes.evidence(volumes, -live / width, zeros, count)
+        return log_evidence - jnp.log(exact), error, log_evidence - error**2 / 2 - jnp.log(exact)
+
+    found = jax.jit(jax.vmap(one))(random.split(random.key(0), num_runs))
+    return [np.asarray(part) for part in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_live", [5, 20])
+def test_the_evidence_of_few_points_is_unbiased_and_its_error_honest(num_live):
+    error, claimed, log_ratio = nests(num_live, 1000, 0.05)
+    ratio = np.exp(log_ratio)
+    assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(1000)
+    assert 0.85 < np.sqrt(np.mean((error / claimed) ** 2)) < 1.15
+
+
+@pytest.mark.slow
+def test_the_mean_of_t_makes_the_evidence_too_large():
+    """The planted bug: volumes shrink by n / (n + 1)."""
+    ratio = np.exp(nests(5, 1000, 0.05, "the mean of t")[2])
+    assert ratio.mean() - 1 > 4 * ratio.std() / np.sqrt(1000)
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_volumes_of_dead_and_live_points_add_up_to_the_prior(bug):
+    """With the printed weight of a live point, X / (m + 1) for X / m, they do not."""
+    mode, count = jnp.array([0, 0, 1, 1, 1]), jnp.array([4, 6])
+    volumes = _nested_volumes.started(2, 3)
+    volumes = _nested_volumes.shared(random.key(0), volumes, jnp.repeat(jnp.arange(2), count), jnp.zeros(2, int))
+    rank = jnp.array([0, 1, 0, 1, 2])
+    shells = _nested_volumes.shrunk(random.key(1), volumes, jnp.zeros(5), mode, rank, count[mode])
+    live = jnp.repeat(jnp.arange(2), jnp.array([2, 3]))
+    left = _nested_volumes.remaining(shells.volumes.log_volume, jnp.zeros(5), live, jnp.array([2, 3]) + bug)
+    total = np.exp(np.asarray(shells.volumes.log_evidence)) + np.exp(np.asarray(left))
+    assert (np.abs(total - 1) < 1e-12).all() != bug
+    np.testing.assert_allclose(np.exp(shells.log_volume).sum(), np.exp(shells.volumes.log_evidence[0]))
+
+
+# Refusals.
+
+
+def improper(y=0.0):
+    level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+def discrete(y=0.0):
+    side = numpyro.sample("side", dist.Bernoulli(0.5))
+    numpyro.sample("y", dist.Normal(2.0 * side, 1.0), obs=y)
+
+
+def factor(y=0.0):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.factor("penalty", -jnp.abs(level))
+    numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+def scaled(y=0.0):
+    with numpyro.handlers.scale(scale=2.0):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+def masked(y=0.0):
+    with numpyro.handlers.mask(mask=False):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+def not_a_number(y=0.0):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Delta(0.0, log_density=jnp.log(level), validate_args=False), obs=0.0)
+
+
+def far_away(y=0.0):
+    level = numpyro.sample("level", dist.Uniform(0.0, 1.0))
+    numpyro.sample("y", dist.Delta(0.0, log_density=jnp.where(level > 0.9999, 0.0, -jnp.inf), validate_args=False), obs=0.0)
+
+
+def parts(y=0.0):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", 10, subsample_size=5):
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.zeros(5))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (improper, "site 'level': its prior is ImproperUniform"),
+        (discrete, "site 'side': it is latent and discrete"),
+        (factor, r"site 'penalty': a factor that depends on the latent sites \['level'\]"),
+        (scaled, "site 'level': its prior is scaled"),
+        (masked, "site 'level': its prior is masked"),
+        (not_a_number, "site 'y': its log probability is NaN"),
+        (far_away, "'y'"),
+        (parts, "plate 'row': it shows a part of its rows"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_refused_by_name(model, message):
+    with pytest.raises(ValueError, match=message):
+        run(model)
+
+
+def test_a_likelihood_without_bound_is_given_up():
+    """A width that may shrink to nothing: one observation, at the mean."""
+
+    def spike(y=0.0):
+        log_width = numpyro.sample("log_width", dist.Normal(0.0, 300.0))
+        numpyro.sample("y", dist.Delta(0.0, log_density=-100.0 * log_width**3), obs=0.0)
+
+    kernel = NestedSampler(spike, num_live=20)
+    program = Program(spike)
+    kernel.check(program)
+    state = kernel.init(random.key(0), program)
+    for _ in range(4):
+        state = kernel.grown(state)
+    with pytest.raises(StructureError, match=r"site \('y',\): after .* e-folds .* the likelihood still rises"):
+        kernel.grown(state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_live": 5}, "num_live: found 5"),
+        ({"batch": 300}, "batch: found 300"),
+        ({"num_sweeps": 0}, "num_sweeps: found 0"),
+        ({"tolerance": 2.0}, "tolerance: found 2.0"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        NestedSampler(line, **settings)
