@@ -46,18 +46,19 @@ def start_sums(
 ) -> tuple[Sums, np.ndarray | None]:
     """The sums over rows that their groups imply, of each task; and the shared group that each group of a task is under [task, own, group].
 
-    Groups are sought among the rows of all tasks; a task's own are numbered from its largest on. A missing feature is taken for the mean
-    of its column, a soft label for its sign.
+    Groups are sought among the rows of all tasks. A task's own are the largest of those that its rows are in, as many as it may have, the
+    largest first; rows of others go to the nearest. A missing feature is taken for the mean of its column, a soft label for its sign.
     """
-    num_groups = min(found.num_own, found.num_groups)
+    num_groups = found.num_groups
     filled = _filled(rows.features)
     points = np.concatenate([filled, statistics], 1)
     scale = points.std(0)
-    group = STARTS[init]((points - points.mean(0)) / np.where(scale > 0, scale, 1), num_groups, rng)
+    points = (points - points.mean(0)) / np.where(scale > 0, scale, 1)
+    group = STARTS[init](points, num_groups, rng)
     group = np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
     share = None
     if found.upper:
-        group, share = _ranked(group, rows.task, (num_tasks, found.num_own, found.num_groups))
+        group, share = _ranked(points, group, rows.task, (num_tasks, found.num_own, found.num_groups))
     u = np.concatenate([filled, np.ones((len(filled), 1)), rows.extras], 1)
     num_classes, size = rows.signs.shape[1], u.shape[1]
     shape = (num_tasks, num_classes, found.num_own, size)
@@ -72,14 +73,17 @@ def start_sums(
     return Sums(*(jnp.asarray(part, float) for part in (moments, of_asked, products, columns, 0.0))), share
 
 
-def _ranked(group: np.ndarray, task: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Groups by their size within each task, and which they are."""
-    share, found = np.full(shape, 1 / shape[2]), np.zeros_like(group)
-    for j in range(shape[0]):
-        own = task == j
-        by_size = np.argsort(-np.bincount(group[own], minlength=min(shape[1:])), kind="stable")
-        found[own] = np.argsort(by_size)[group[own]]
-        share[j, : len(by_size)] = np.eye(shape[2])[by_size]
+def _ranked(points: np.ndarray, group: np.ndarray, task: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each row's group within its task; and which of all groups those of a task are."""
+    num_tasks, num_own, num_groups = shape
+    share, found = np.full(shape, 1 / num_groups), np.zeros_like(group)
+    centres = np.stack([points[group == g].mean(0) if (group == g).any() else np.zeros(points.shape[1]) for g in range(num_groups)])
+    for j in range(num_tasks):
+        own = np.flatnonzero(task == j)
+        kept = np.argsort(-np.bincount(group[own], minlength=num_groups), kind="stable")[:num_own]
+        share[j, : len(kept)] = np.eye(num_groups)[kept]
+        is_own = group[own][:, None] == kept
+        found[own] = np.where(is_own.any(1), is_own.argmax(1), _nearest(points[own], centres[kept]))
     return found, share
 
 

@@ -3,8 +3,12 @@
     OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tests.bench.iqgme_speed
 
 scikit-learn has no missing entries: its time is that of complete data. Both fit a Dirichlet process mixture of 20 Gaussians, no labels.
+
+    python -m tests.bench.iqgme_speed --rows 10000 100000 1000000      # by batches: seconds of a step, and memory, as rows grow
 """
 
+import resource
+import subprocess
 import sys
 import warnings
 from time import process_time
@@ -61,8 +65,32 @@ def seconds_of_sweep(x: np.ndarray, dtype: str, repeats: int = 10) -> float:
     return min(times)
 
 
+def batches(num_rows: int, num_features: int = 20, batch_size: int = 8192, steps: int = 100) -> None:
+    """A line of the table: of labelled rows, a quarter of whose entries are missing."""
+    x = data(num_rows, num_features, 0.25)
+    y = (np.nan_to_num(x[:, 0]) > 0).astype(int)
+    program, kernel = Program(iqgme, x, y, num_experts=NUM_EXPERTS), CoordinateAscent(iqgme, batch_size=batch_size)
+    start = process_time()
+    state, rows = kernel.init(jax.random.key(0), program), kernel.data(program)
+    read = process_time() - start
+    turn = lambda rows: lambda i, at: kernel.step(jax.random.key(i), at, rows)[0]
+    advance = jax.jit(lambda state, rows: jax.lax.fori_loop(0, steps, turn(rows), state))
+    state = jax.block_until_ready(advance(state, rows))
+    start = process_time()
+    jax.block_until_ready(advance(state, rows))
+    seconds, memory = (process_time() - start) / steps, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"| {num_rows} | {read:.0f} s | {seconds:.3f} s | {memory:.2f} GiB |", flush=True)
+
+
 def main() -> None:
     """A table; each row in one run."""
+    if "--rows" in sys.argv:
+        print("| rows | reading them, and the start | step of 8192 rows | most memory |\n|---|---|---|---|", flush=True)
+        for number in sys.argv[sys.argv.index("--rows") + 1 :]:  # a process each: memory is the most that it ever had
+            subprocess.run([sys.executable, "-m", "tests.bench.iqgme_speed", "--one", number], check=True)
+        return
+    if "--one" in sys.argv:
+        return batches(int(sys.argv[-1]))
     sizes = SIZES[:1] if "--quick" in sys.argv else SIZES
     print("| rows, features | scikit-learn, complete | dtype | sweep, complete | ratio | sweep, 25 % missing | ratio |", flush=True)
     print("|---|---|---|---|---|---|---|")

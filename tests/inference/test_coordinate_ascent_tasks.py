@@ -1,5 +1,6 @@
 """Coordinate ascent over several tasks: its bound against draws, each factor against the model's conditional, planted errors."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ import pytest
 from jax import random
 
 from inference import CoordinateAscent, Driver, Program
+from inference.assignment import Rows
 from inference.kernels import _factors, _levels
+from inference.kernels._clusters import start_sums
 from inference.kernels._levels import gathered, spread
 from tests.inference import test_coordinate_ascent_factors as of_one_task
 from tests.inference.mixtures import of_tasks
@@ -161,6 +164,25 @@ def test_what_is_said_of_rows_and_summed_over_them_is_the_same():
     pooled = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim else leaf, gathered(sums, upper))
     np.testing.assert_allclose(jnp.sum(jnp.exp(upper.log_share) * agrees), one)
     np.testing.assert_allclose(jnp.trace(_levels.agreement(message, pooled, size - 1)[0]), one)
+
+
+# Where it starts.
+
+
+def test_a_start_counts_each_row_once_in_a_group_of_its_task():
+    """Tasks may have two groups each of four: rows of smaller ones go to the nearest."""
+    centre, task = np.array([0.0, 1.0, 10.0, 11.0])[np.array([0, 0, 0, 1, 2, 2, 3, 3, 3, 3])], np.repeat([0, 1], [6, 4])
+    x, nothing = centre[:, None], np.zeros((10, 0))
+    rows = Rows(x, np.zeros((0, 2), int), (), nothing, (), nothing, task)
+    of = SimpleNamespace(num_own=2, num_groups=4, upper=True)
+    sums, share = start_sums(rows, nothing, of, 2, "kmeans", np.random.default_rng(1))
+    count, total = np.asarray(sums.moments[:, :, 1, 1]), np.asarray(sums.moments[:, :, 0, 1])
+    np.testing.assert_array_equal(count, [[4, 2], [4, 0]])
+    np.testing.assert_allclose(total, [[1, 20], [44, 0]])
+    assert (share.sum(-1) == 1).all()
+    chosen = share.argmax(-1)
+    assert chosen[0, 0] != chosen[0, 1]
+    assert chosen[1, 0] not in chosen[0]
 
 
 # In the driver.

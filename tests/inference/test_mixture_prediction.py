@@ -9,7 +9,7 @@ from jax.scipy.special import log_ndtr
 from jax.scipy.stats import multivariate_normal
 
 from inference import Program
-from tests.inference.mixtures import case
+from tests.inference.mixtures import case, of_tasks
 from tests.inference.test_coordinate_ascent import ascended
 from zoo.iqgme import iqgme, sticks
 
@@ -59,6 +59,35 @@ def test_prediction_is_an_integral_over_the_posterior():
     np.testing.assert_allclose(found.deviation[1, 0] ** 2, variance[1], rtol=0.3)
     np.testing.assert_array_equal(found.deviation[0], 0)
     np.testing.assert_array_equal(found.mean[0], NEW[0])
+
+
+@pytest.mark.slow
+def test_prediction_for_a_task_is_an_integral_over_its_shares_too():
+    """Of two tasks, at the same rows: the experts' weights are those of the groups that are under them, and so each task has its own."""
+    model, data = of_tasks("binary tasks", num_rows=20, num_groups=3)
+    data = data | {"task": (np.nan_to_num(data["x"][:, 0]) > np.nanmedian(data["x"][:, 0])).astype(int)}  # of other rows each
+    kernel, state, _, program = ascended(data, model=model)
+    rows, task, labels = NEW[[0, 0]], np.array([0, 1]), np.array([1, 0])
+    found = kernel.predict(state, Program(model, **data | {"x": rows, "y": labels, "task": task}))
+    drawn = {name: value for name, value in kernel.draw(random.key(0), state, program, DRAWS).items() if name != "log_q"}
+
+    def one(values):
+        density = jax.vmap(lambda mu, L: multivariate_normal.pdf(jnp.asarray(rows[0]), mu, jnp.linalg.inv(L)))(
+            values["mu"], values["Lambda"]
+        )
+        share = jnp.einsum("jh,jhs->js", sticks(values["V"]), jax.nn.one_hot(values["c"], 3))
+        score = values["w"][0] @ jnp.append(jnp.asarray(rows[0]), 1.0)
+        yes = jnp.stack([log_ndtr(score), log_ndtr(-score)])
+        return share, share * density[None], share * density[None] * jnp.exp(yes)
+
+    share, weight, label = (np.asarray(each) for each in jax.jit(jax.vmap(one))(drawn))
+    error = share.std(0) / np.sqrt(DRAWS)
+    assert (abs(np.exp(kernel.log_weights(state)) - share.mean(0)) < 4 * error + 1e-4).all()
+    total = weight.mean(0).sum(1)
+    error = weight.std(0) / np.sqrt(DRAWS) / total[:, None]
+    assert (abs(np.exp(found.log_group) - weight.mean(0) / total[:, None]) < 5 * error + 1e-3).all()
+    np.testing.assert_allclose(np.exp(found.log_label), label.mean(0).sum(1) / total, atol=0.02)
+    assert abs(np.exp(found.log_group)[0] - np.exp(found.log_group)[1]).max() > 0.02  # or the tasks were not told apart
 
 
 def test_missing_entries_of_correlated_columns_are_covered():
