@@ -12,7 +12,7 @@ from jax import Array
 
 from inference.kernels._touched_rows import Asked
 
-__all__ = ["Adaptive", "check_lazy", "update_rows"]
+__all__ = ["Adagrad", "Adaptive", "check_lazy", "update_rows"]
 
 
 class AdaptiveState(NamedTuple):
@@ -44,6 +44,22 @@ class Adaptive(NamedTuple):
         square = jax.tree.map(seen, slopes, state.square)
         move = lambda slope, square: (-rate * slope / (1 + jnp.sqrt(square))).astype(slope.dtype)
         return jax.tree.map(move, slopes, square), AdaptiveState(count, square)
+
+
+class Adagrad(NamedTuple):
+    """Steps of Duchi et al. (2011): rate slope / sqrt(sum of squared slopes). What a slope is divided by hardly depends on that slope, so
+    noise does not draw a fit away from where slopes are 0 on average; with `Adaptive`, whose mean forgets, it does."""
+
+    rate: float = 0.1
+
+    def init(self, values: Any) -> Any:
+        """Nothing seen."""
+        return jax.tree.map(jnp.zeros_like, values)
+
+    def update(self, slopes: Any, state: Any, values: Any = None) -> tuple[Any, Any]:
+        """Moves down the slopes."""
+        square = jax.tree.map(lambda slope, square: square + slope**2, slopes, state)
+        return jax.tree.map(lambda slope, square: -self.rate * slope / jnp.sqrt(square + 1e-12), slopes, square), square
 
 
 def update_rows(optimizer: Any, asked: Asked, slopes: Any, state: Any, values: Any) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
 """Augment and reduce next to its rivals: the synthetic experiment of section 4.1, and the data sets of the paper that are at hand.
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
-    uv run python -m tests.bench.augment_reduce synthetic [--steps 100000] [--rate 0.02] [--decay 0.9]
+    uv run python -m tests.bench.augment_reduce synthetic [--steps 100000] [--rate 0.02] [--decay 0.9] [--adagrad 0.1]
     uv run python -m tests.bench.augment_reduce mnist|bibtex|omniglot [--steps N] [--seeds 3] [--prior SCALE] [--methods A,B]
 
 All methods share rows, negatives, optimiser (the paper's) and start (weights 0.1 N(0, 1)). Test log likelihoods are exact: the softmax, or
@@ -10,13 +10,14 @@ equation 5 by quadrature. The bound is over all rows and classes, at the end.
 
 import argparse
 from statistics import mean
+from typing import Any
 
 import jax
 import numpy as np
 
 from gallery.datasets import load
 from inference import Driver, Program
-from inference.kernels._lazy_updates import Adaptive
+from inference.kernels._lazy_updates import Adagrad, Adaptive
 from tests.bench.augment_reduce_rivals import METHODS
 from zoo.augment_reduce import augment_reduce
 
@@ -72,7 +73,7 @@ def log_probs(x: np.ndarray, values: dict, noise: str, num_classes: int) -> np.n
     return np.concatenate([np.asarray(of(x[start : start + rows], values)) for start in range(0, len(x), rows)])
 
 
-def fitted(method: str, seed: int, steps: int, prior: float | None, optimizer: Adaptive, **told):
+def fitted(method: str, seed: int, steps: int, prior: float | None, optimizer: Any, **told):
     """Values of the weights, the bound of the last steps, microseconds a step."""
     kernel_class, model, noise = METHODS[method]
     driver = Driver(kernel_class(model, init_scale=0.1, optimizer=optimizer), num_warmup=steps, num_samples=1, progress_bar=False)
@@ -81,7 +82,7 @@ def fitted(method: str, seed: int, steps: int, prior: float | None, optimizer: A
     return values, float(tree["sample_stats"].dataset["elbo"][0, -500:].mean()), tree.attrs["sampling_time"] / steps * 1e6
 
 
-def on_data(name: str, steps: int | None, seeds: int, prior: float | None, methods: list[str], optimizer: Adaptive) -> None:
+def on_data(name: str, steps: int | None, seeds: int, prior: float | None, methods: list[str], optimizer: Any) -> None:
     """A row for each method: means over seeds."""
     x, y, x_test, y_test = table_data(name)
     rows, negatives, paper_steps = SETTINGS[name]
@@ -103,7 +104,7 @@ def on_data(name: str, steps: int | None, seeds: int, prior: float | None, metho
         print(f"| {method} | " + " | ".join(f"{mean(column):.4g}" for column in zip(*found, strict=True)) + " |", flush=True)
 
 
-def synthetic(steps: int, optimizer: Adaptive) -> None:
+def synthetic(steps: int, optimizer: Any) -> None:
     """Section 4.1: p proportional to u^2, no features."""
     rng = np.random.default_rng(0)
     p = rng.uniform(size=10_000) ** 2
@@ -130,8 +131,9 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rate", type=float, default=Adaptive().rate, help="of the weights, at first; the paper's is 0.02")
     parser.add_argument("--decay", type=float, default=Adaptive().decay, help="of the rate, every 2000 steps; the paper's is 0.9")
+    parser.add_argument("--adagrad", type=float, help="Adagrad with this rate, in place of the paper's steps")
     told = parser.parse_args()
-    optimizer = Adaptive(told.rate, told.decay)
+    optimizer = Adaptive(told.rate, told.decay) if told.adagrad is None else Adagrad(told.adagrad)
     if told.what == "synthetic":
         synthetic(told.steps or 100_000, optimizer)
     else:

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from inference import AugmentReduce, Driver, Program
 from inference.kernels import _weights
-from inference.kernels._lazy_updates import Adaptive, update_rows
+from inference.kernels._lazy_updates import Adagrad, Adaptive, update_rows
 from inference.kernels._touched_rows import note_requests
 from inference.sites import Site
 from zoo.augment_reduce import augment_reduce, simulate
@@ -164,7 +164,9 @@ def test_untouched_rows_stay_as_they_are():
 # Optimisers.
 
 
-@pytest.mark.parametrize("optimizer", [Adaptive(), optax.adagrad(0.1), optax.sgd(0.1)], ids=["adaptive", "adagrad", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", [Adaptive(), Adagrad(0.1), optax.adagrad(0.1), optax.sgd(0.1)], ids=["adaptive", "adagrad", "adagrad of optax", "sgd"]
+)
 def test_steps_of_rows_are_those_of_all_with_slopes_of_zero(optimizer):
     site = Site("w", "latent", "Normal", (5, 2), jnp.float32, 1, ("class",), None, False, ("class", "feature"))
     rng = np.random.default_rng(0)
@@ -187,6 +189,14 @@ def test_steps_of_rows_are_those_of_all_with_slopes_of_zero(optimizer):
 def test_an_optimizer_with_momentum_is_refused():
     with pytest.raises(ValueError, match="optimizer: it moves a row whose slope is 0"):
         AugmentReduce(augment_reduce, optimizer=optax.adam(0.1))
+
+
+def test_adagrad_is_that_of_optax():
+    ours, theirs, slopes = Adagrad(0.3), optax.adagrad(0.3, initial_accumulator_value=0.0, eps=1e-12), jnp.array([2.0, -0.1])
+    state, known, value = ours.init(slopes), theirs.init(slopes), jnp.zeros(2)
+    for _ in range(3):
+        (found, state), (wanted, known) = ours.update(slopes, state), theirs.update(slopes, known, value)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_adaptive_steps_are_those_of_the_paper():
