@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among, declared
 from inference import AugmentReduce, Driver, Program
-from inference.kernels._lazy_updates import Adaptive
+from inference.kernels._lazy_updates import Adagrad
 from zoo.augment_reduce import SparseRows, augment_reduce
 
 __all__ = ["AugmentReduceClassifier"]
@@ -48,7 +48,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     :param prior_scale: standard deviation of the weights before any data; None: maximum likelihood.
     :param rank: classes answer to as many learned combinations of the columns, not to the columns themselves; for very many columns.
     :param posterior: weights have a normal distribution each, not a point; predictions average over `num_samples` draws.
-    :param step_size: of the weights, at first.
+    :param step_size: of the weights, by Adagrad.
     :param num_samples: draws in `posterior_` with `posterior`.
     :param max_time: seconds after which a call ends, with what it has.
     :param progress_bar: shows a bar, with the bound.
@@ -129,7 +129,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         self._learn_units(X)
         self.classes_ = classes
         start = 0.01 if self.rank is None else 0.1  # where weights and embedding are both 0 there is no slope
-        kernel = AugmentReduce(augment_reduce, posterior=self.posterior, init_scale=start, optimizer=Adaptive(rate=self.step_size))
+        kernel = AugmentReduce(augment_reduce, posterior=self.posterior, init_scale=start, optimizer=Adagrad(self.step_size))
         # Draws are made when they are asked for, so one is enough here.
         steps = num_steps or self._steps_of_a_pass(len(labels))
         self._driver = Driver(kernel, num_warmup=steps, num_samples=1, max_time=self.max_time, progress_bar=self.progress_bar)
