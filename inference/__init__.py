@@ -9,6 +9,7 @@ from inference.kernels.coordinate_ascent import CoordinateAscent
 from inference.kernels.latent_history import LatentHistory
 from inference.kernels.nested_sampler import NestedSampler
 from inference.kernels.particle_filter import ParticleFilter
+from inference.orders import run_orders
 from inference.program import Program, StructureError
 from inference.protocol import Algorithm, Results
 from inference.stopping import converged, settled
@@ -28,5 +29,6 @@ __all__ = [
     "Results",
     "StructureError",
     "converged",
+    "run_orders",
     "settled",
 ]

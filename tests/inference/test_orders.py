@@ -1,0 +1,122 @@
+"""Orders of a family against posterior probabilities that are known, orders that are equal by symmetry, and a family of neural networks."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from scipy import stats
+
+from inference import NestedSampler, run_orders
+from inference.distributions import PositivePoisson, Zeta
+from tests.inference import models
+from tests.inference.importance import ImportanceSampling
+from zoo.staged_learning import family, simulate
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+X = np.linspace(-2, 2, 15)
+Y = 1.0 + 0.5 * X - 0.8 * X**2 + 0.3 * np.random.default_rng(0).normal(size=15)
+QUIET = {"progress_bar": False, "num_samples": 100}
+
+
+def polynomial(order):
+    """`order` coefficients, each Normal: the data are Normal."""
+
+    def model(x, y):
+        weight = numpyro.sample("weight", dist.Normal(0.0, 1.0).expand([order]).to_event(1))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("y", dist.Normal(jnp.stack([x**p for p in range(order)], 1) @ weight, 0.3), obs=y)
+
+    return model
+
+
+def exact_polynomial(order):
+    powers = np.stack([X**p for p in range(order)], 1)
+    return stats.multivariate_normal(np.zeros(15), powers @ powers.T + 0.09 * np.eye(15)).logpdf(Y)
+
+
+def network(nodes):
+    """One hidden layer; its order is the number of its nodes."""
+
+    def model(x, y):
+        inner = numpyro.sample("inner", dist.Normal(0.0, 2.0).expand([2, nodes]).to_event(2))
+        outer = numpyro.sample("outer", dist.Normal(0.0, 2.0).expand([nodes]).to_event(1))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("y", dist.Normal(jnp.tanh(x[:, None] * inner[0] + inner[1]) @ outer, 0.3), obs=y)
+
+    return model
+
+
+def by_importance(model):
+    return ImportanceSampling(model, num_batches=40, batch_size=256)
+
+
+def test_orders_that_are_equal_come_out_equal():
+    """The same model under every order: the posterior is the prior, and the family's evidence that of the model."""
+    same = lambda order: models.normal_mean
+    prior = PositivePoisson(1.5)
+    tree = run_orders(0, same, prior, models.Y.astype(float), kernel=by_importance, most=6, settings=QUIET)
+    expected = np.exp(np.asarray(prior.log_prob(np.arange(1, 7))))
+    np.testing.assert_allclose(tree["orders"]["probability"], expected / expected.sum(), atol=0.05)
+    assert abs(tree.attrs["log_evidence"] - models.exact_log_evidence() - np.log(expected.sum())) < 0.1
+    assert tree.attrs["ended"] == "most"
+    assert set(tree.children) == {"orders", *(f"order_{m}" for m in range(1, 7))}
+
+
+@pytest.mark.slow
+def test_probabilities_of_orders_are_the_exact_ones():
+    prior = Zeta()
+    kernel = lambda model: NestedSampler(model, num_live=100)
+    tree = run_orders(1, polynomial, prior, X, Y, kernel=kernel, most=4, settings=QUIET)
+    exact = np.array([exact_polynomial(m) + float(prior.log_prob(m)) for m in range(1, 5)])
+    found = tree["orders"].dataset
+    z = (found["log_evidence"].values + found["log_prior"].values - exact) / found["log_evidence_se"].values
+    assert np.abs(z).max() < 3.5
+    assert found["probability"].values.argmax() == 2
+    assert float(found["probability_se"].max()) < 0.2
+
+
+@pytest.mark.slow
+def test_a_family_of_networks():
+    """Its order is the number of nodes: one node is a step, the data are a parabola."""
+    kernel = lambda model: NestedSampler(model, num_live=50)
+    tree = run_orders(0, network, PositivePoisson(2.0), X, Y, kernel=kernel, most=2, settings=QUIET)
+    probability = tree["orders"]["probability"].values
+    assert probability[0] < 0.01
+    assert np.isfinite(tree.attrs["log_evidence"])
+
+
+@pytest.mark.slow
+def test_the_order_of_a_mixture_is_found():
+    data = simulate(random.key(1), 60, 1, order=2, num_classes=0)
+    x = np.concatenate([data["x"][:30] * 0.2 - 3, data["x"][30:] * 0.2 + 3])
+    kernel = lambda model: NestedSampler(model, num_live=50)
+    make = lambda order: family(order, num_classes=0)
+    tree = run_orders(0, make, PositivePoisson(2.0), jnp.asarray(x), kernel=kernel, most=3, settings=QUIET)
+    assert int(tree["orders"]["probability"].values.argmax()) + 1 in (2, 3)
+    assert tree["orders"]["probability"].values[0] < 0.01
+
+
+def test_it_ends_where_no_higher_order_counts():
+    falls = lambda order: lambda: _constant(-20.0 * order)
+    tree = run_orders(0, falls, PositivePoisson(2.0), kernel=by_importance, most=9, settings=QUIET)
+    assert list(tree["orders"]["order"].values) == [1, 2, 3]
+    assert tree.attrs["ended"] == "finished"
+    assert abs(tree["orders"]["probability"].values[0] - 1) < 1e-6
+
+
+def _constant(log_likelihood):
+    numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Delta(0.0, log_density=log_likelihood), obs=0.0)
+
+
+def test_part_of_an_evidence_is_none():
+    with pytest.raises(ValueError, match="order 1: its run ended by 'budget' before it had finished"):
+        run_orders(0, polynomial, Zeta(), X, Y, kernel=by_importance, settings=QUIET | {"num_warmup": 2})
+
+
+def test_no_order_is_refused():
+    with pytest.raises(ValueError, match="most: found 0"):
+        run_orders(0, polynomial, Zeta(), X, Y, most=0)
