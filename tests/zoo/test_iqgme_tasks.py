@@ -106,6 +106,7 @@ def test_card_has_words_for_exactly_the_sites_and_knows_real_data():
     assert set(CARD.data) <= set(names())
 
 
+@pytest.mark.slow
 def test_tasks_share_experts_as_often_as_their_concentration_says():
     """With one group a task, two of them are under one expert with probability 1 / (1 + beta)."""
     told = {"num_groups": 2, "num_experts": 40, "alpha": 1e-9, "beta": 3.0, "expert": None}
