@@ -9,6 +9,7 @@ from inference.kernels.coordinate_ascent import CoordinateAscent
 from inference.kernels.latent_history import LatentHistory
 from inference.kernels.nested_sampler import NestedSampler
 from inference.kernels.particle_filter import ParticleFilter
+from inference.kernels.staged import Staged
 from inference.orders import run_orders
 from inference.program import Program, StructureError
 from inference.protocol import Algorithm, Results
@@ -27,6 +28,7 @@ __all__ = [
     "ParticleFilter",
     "Program",
     "Results",
+    "Staged",
     "StructureError",
     "converged",
     "run_orders",

@@ -7,6 +7,7 @@ from inference.kernels.coordinate_ascent import CoordinateAscent
 from inference.kernels.latent_history import LatentHistory
 from inference.kernels.nested_sampler import NestedSampler
 from inference.kernels.particle_filter import ParticleFilter
+from inference.kernels.staged import Staged
 from inference.kernels.stochastic_vi import StochasticVI
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "LatentHistory",
     "NestedSampler",
     "ParticleFilter",
+    "Staged",
     "StochasticVI",
 ]

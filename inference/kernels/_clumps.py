@@ -1,0 +1,119 @@
+"""A mixture of Normals fitted to weighted points: what one stage of learning tells the next.
+
+    pi(z)  =  (1 - background) sum_j a_j Normal(z; mean_j, root_j root_j')  +  background prior(z)
+
+The number of clumps is the one, of 1, 2, 4, ..., whose fit to half of the points says most of the other half; EM from centres that are far
+from each other, covariances drawn to the common one, clumps that claim too little left out. The prior in the background keeps the ratio of
+posterior to approximation bounded, whatever the clumps have missed.
+
+Center (2009), "Learning complex classification models from large data sets", with the spread a root, about the new centre; Dempster, Laird
+and Rubin (1977). Cost of a fit: rounds x points x clumps x size^2.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import logsumexp
+
+__all__ = ["Clumps", "draw", "fitted", "log_density", "nothing"]
+
+NUM_ROUNDS = 40  # of EM
+NUM_POINTS = 2000  # that a fit looks at
+
+
+class Clumps(NamedTuple):
+    """Places are fixed in number; a clump that is not there has the weight -inf."""
+
+    log_weight: Array  # [clump], of all clumps together 1
+    mean: Array  # [clump, size]
+    root: Array  # [clump, size, size], lower triangular
+
+
+def nothing(num_clumps: int, size: int) -> Clumps:
+    """No clump at all: the background is everything."""
+    eye = jnp.broadcast_to(jnp.eye(size), (num_clumps, size, size))
+    return Clumps(jnp.full(num_clumps, -jnp.inf), jnp.zeros((num_clumps, size)), eye)
+
+
+def log_density(clumps: Clumps, z: Array) -> Array:
+    """Of one vector [size]."""
+    return logsumexp(clumps.log_weight + _each(clumps, z))
+
+
+def draw(rng_key: Array, clumps: Clumps) -> Array:
+    """A vector; there must be a clump."""
+    which_key, noise_key = random.split(rng_key)
+    which = random.categorical(which_key, clumps.log_weight)
+    return clumps.mean[which] + clumps.root[which] @ random.normal(noise_key, clumps.mean.shape[1:], clumps.mean.dtype)
+
+
+def fitted(rng_key: Array, z: Array, log_weight: Array, num_clumps: int) -> Clumps:
+    """To points [point, size] in proportion to their weights."""
+    points = _even(rng_key, np.asarray(z), np.asarray(log_weight, float))
+    half = len(points) // 2
+    count, best, choice = 1, -np.inf, 1
+    while count <= num_clumps:
+        score = float(jnp.mean(jax.vmap(partial(log_density, _em(rng_key, points[:half], count)))(points[half:])))
+        if score > best:
+            best, choice = score, count
+        count *= 2
+    found, empty = _em(rng_key, points, choice), nothing(num_clumps, z.shape[1])
+    return jax.tree.map(lambda room, value: room.at[:choice].set(value), empty, found)
+
+
+def _even(rng_key: Array, z: np.ndarray, log_weight: np.ndarray) -> Array:
+    """Points of equal weight, by systematic resampling, in random order."""
+    weight = np.exp(log_weight - log_weight.max())
+    share = np.cumsum(weight / weight.sum())
+    rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
+    index = np.minimum(np.searchsorted(share, (np.arange(NUM_POINTS) + rng.random()) / NUM_POINTS), len(z) - 1)
+    return jnp.asarray(z[rng.permutation(index)])
+
+
+def _each(clumps: Clumps, z: Array) -> Array:
+    """Log density of each clump at one vector."""
+    standard = jax.vmap(lambda mean, root: solve_triangular(root, z - mean, lower=True))(clumps.mean, clumps.root)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(clumps.root, axis1=1, axis2=2)), -1)
+    return -0.5 * jnp.sum(standard**2, -1) - log_det - 0.5 * len(z) * jnp.log(2 * jnp.pi)
+
+
+@partial(jax.jit, static_argnames="count")
+def _em(rng_key: Array, points: Array, count: int) -> Clumps:
+    num_points, size = points.shape
+    away = points - points.mean(0)
+    spread = away.T @ away / num_points
+    spread = spread + 1e-9 * jnp.diag(jnp.diagonal(spread) + jnp.finfo(points.dtype).tiny)
+    start = Clumps(
+        jnp.full(count, -jnp.log(count)), _centres(rng_key, points, spread, count), jnp.stack([jnp.linalg.cholesky(spread)] * count)
+    )
+
+    def improved(_, clumps: Clumps) -> Clumps:
+        log_joint = jax.vmap(lambda z: clumps.log_weight + _each(clumps, z))(points)
+        claim = jnp.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))
+        claim = jnp.where(claim.sum(0) > size / 2, claim, 0.0)  # a clump of fewer points than it has directions is left out
+        total = claim.sum(0)
+        mean = claim.T @ points / jnp.maximum(total, 1)[:, None]
+        apart = points[None] - mean[:, None]  # from the new centres
+        scatter = jnp.einsum("nj,jnd,jne->jde", claim, apart, apart)
+        common = scatter.sum(0) / num_points + 1e-6 * spread
+        root = jnp.linalg.cholesky((scatter + size * common) / (total + size)[:, None, None])
+        return Clumps(jnp.log(total) - jnp.log(total.sum()), mean, root)
+
+    return jax.lax.fori_loop(0, NUM_ROUNDS, improved, start)
+
+
+def _centres(rng_key: Array, points: Array, spread: Array, count: int) -> Array:
+    """Points one after the other, each with the probability of its squared distance to those before."""
+    y = solve_triangular(jnp.linalg.cholesky(spread), points.T, lower=True).T
+    keys = random.split(rng_key, count)
+    chosen = [random.randint(keys[0], (), 0, len(points))]
+    nearest = jnp.sum((y - y[chosen[0]]) ** 2, -1)
+    for key in keys[1:]:
+        chosen.append(random.categorical(key, jnp.log(nearest)))
+        nearest = jnp.minimum(nearest, jnp.sum((y - y[chosen[-1]]) ** 2, -1))
+    return points[jnp.stack(chosen)]

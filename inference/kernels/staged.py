@@ -1,0 +1,226 @@
+"""Learning in stages: a part of the rows at a time, each stage starting from a summary of those before.
+
+    pi_0 = prior,      pi_{s+1}(z)  ~  pi_s(z) p(rows of stage s | z) / Z_s,      log Z = sum over s of log Z_s
+
+A stage is a run of nested sampling that draws from pi_s and looks at its own rows alone; what it finds is summarised by clumps in
+unconstrained space with the prior in the background (`_clumps`), and that is pi_{s+1}. So the likelihood of a row is only ever
+computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good, and the errors of
+the stages add up: the claimed error is that of the nested sampling alone.
+
+`Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random; `driver.update(x, y)` is one more stage, at any later
+time. The rest is as in `NestedSampler`.
+
+Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
+the information that they add to those before; between stages a fit of clumps.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from inference.kernels import _clumps
+from inference.kernels._clumps import Clumps
+from inference.kernels.nested_sampler import Nest, NestedSampler
+from inference.program import Program
+from inference.protocol import Results
+from inference.sites import StructureError
+from inference.split import Split
+
+__all__ = ["Stage", "StageReport", "Staged"]
+
+
+class Stage(NamedTuple):
+    """Where a run stands."""
+
+    nest: Nest
+    clumps: Clumps  # what the stages before have found; no clump in the first
+    rows: Array  # of this stage
+    later: Array  # [stage, row]: of all stages but the first
+    num_left: Array  # stages to come
+    log_evidence: Array  # of the stages before
+    variance: Array  # of its error
+    num_evaluations: Array  # of one row each, in the stages before
+    stage: Array
+    rng_key: Array
+
+
+class StageReport(NamedTuple):
+    """What a step reports."""
+
+    insertion_rank: Array
+    log_volume: Array  # of this stage
+    log_evidence: Array  # of all stages so far
+    stage: Array
+    evaluations: Array
+
+
+class Staged(NestedSampler):
+    """Nested sampling of `model` in stages.
+
+    :param model: as for `NestedSampler`; its data are rows of one plate.
+    :param num_stages: parts into which the rows of a run are dealt at random; an update is one more stage.
+    :param num_clumps: the most clumps between stages.
+    :param background: share of the prior in what is between stages.
+    :param settings: of `NestedSampler`.
+    """
+
+    def __init__(self, model: Any, *, num_stages: int = 10, num_clumps: int = 8, background: float = 0.02, **settings: Any):
+        super().__init__(model, **settings)
+        for name, value in (("num_stages", num_stages), ("num_clumps", num_clumps)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
+        if not 0 < background < 1:
+            raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
+        self.num_stages, self.num_clumps, self.background = num_stages, num_clumps, background
+
+    def check(self, program: Program) -> None:
+        """The model is read and proved, and there are rows for each stage."""
+        self._by_row(program)
+        if self._num_rows(program) < self.num_stages:
+            raise ValueError(
+                f"num_stages: found {self.num_stages} for {self._num_rows(program)} rows; wanted a row or more for each stage."
+            )
+        super().check(program)
+
+    def row_dim(self, program: Program) -> str:
+        """The plate that all observed sites are in."""
+        plates = [site.plates for name, site in program.sites.items() if name in program.observed]
+        common = [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
+        if not common:
+            raise StructureError(f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be dealt out to stages.")
+        return common[-1]
+
+    def _by_row(self, program: Program) -> dict[str, Any]:
+        """The arguments that have an entry for each row; refused where the number of rows does not follow from them."""
+        plate = self.row_dim(program)
+        num_rows = program.plates[plate].size
+        by_row = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == num_rows}
+        half = num_rows - num_rows // 2
+        cut = program.with_arguments(**{name: value[:half] for name, value in by_row.items()})
+        if not by_row or cut.plates[plate].size != half:
+            raise StructureError(
+                f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
+            )
+        return by_row
+
+    def init(self, rng_key: Array, program: Program) -> Any:
+        """The first stage, from the prior."""
+        nest_key, deal_key, rng_key = random.split(rng_key, 3)
+        order = random.permutation(deal_key, self._num_rows(program)).astype(jnp.int32)
+        each = len(order) // self.num_stages  # the first stage takes the remainder
+        first = len(order) - each * (self.num_stages - 1)
+        self._part(program, order[:first])
+        nest = self._started(nest_key, self.split.draw, self.split.densities)
+        zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
+        return Stage(
+            nest=nest,
+            clumps=_clumps.nothing(self.num_clumps, self.split.size),
+            rows=order[:first],
+            later=order[first:].reshape(self.num_stages - 1, each),
+            num_left=count + self.num_stages - 1,
+            log_evidence=zero,
+            variance=zero,
+            num_evaluations=zero,
+            stage=count,
+            rng_key=random.key_data(rng_key),
+        )
+
+    def _num_rows(self, program: Program) -> int:
+        return program.plates[self.row_dim(program)].size
+
+    def _part(self, program: Program, rows: Array) -> None:
+        """Some rows of a program are what is split from now on."""
+        chosen = np.asarray(rows)
+        self.whole = program
+        self.split = Split(program.with_arguments(**{name: np.asarray(value)[chosen] for name, value in self._by_row(program).items()}))
+
+    def data(self, program: Program) -> dict[str, Array]:
+        """All rows; a step takes its own."""
+        return {name: jnp.asarray(value) for name, value in self._by_row(program).items()}
+
+    def step(self, rng_key: Array, state: Any, program: Any) -> tuple[Any, Any]:
+        """One step of the nested sampling of this stage."""
+        own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
+        nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own))
+        log_evidence = state.log_evidence + info.log_evidence
+        return state._replace(nest=nest), StageReport(info.insertion_rank, info.log_volume, log_evidence, state.stage, info.evaluations)
+
+    def _densities(self, clumps: Clumps, program: Program | None = None) -> Callable:
+        log_share, log_rest = np.log1p(-self.background), np.log(self.background)
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, log_likelihood = self.split.densities(z, program)
+            both = jnp.logaddexp(log_share + _clumps.log_density(clumps, z), log_rest + log_prior)
+            return jnp.where(jnp.isfinite(clumps.log_weight).any(), both, log_prior), log_likelihood
+
+        return densities
+
+    def finished(self, state: Any) -> Array:
+        """After the last stage."""
+        return super().finished(state.nest) & (state.num_left == 0)
+
+    def is_full(self, state: Any) -> Array:
+        """Whether the host is needed: for room, or for the next stage."""
+        return super().is_full(state.nest) | (super().finished(state.nest) & (state.num_left > 0))
+
+    def grown(self, state: Any) -> Any:
+        """More room, or the next stage."""
+        if super().is_full(state.nest):
+            return state._replace(nest=super().grown(state.nest))
+        if not super().finished(state.nest):
+            raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
+        rows = state.later[len(state.later) - state.num_left]
+        return self._next(state._replace(num_left=state.num_left - 1), self.whole, rows)
+
+    def updated(self, state: Stage, program: Program) -> Stage:
+        """More rows: one more stage."""
+        return self._next(state, program, jnp.arange(self._num_rows(program), dtype=jnp.int32))
+
+    def _next(self, state: Stage, program: Program, rows: Array) -> Stage:
+        key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))
+        fit_key, start_key = random.split(key)
+        z, log_weight, _, _ = self._points(state.nest)
+        clumps = _clumps.fitted(fit_key, z, log_weight, self.num_clumps)
+        log_evidence, error = self._evidence(state.nest)
+        self._part(program, rows)
+        nest = self._started(start_key, self._drawn(clumps), self._densities(clumps))
+        return state._replace(
+            nest=nest,
+            clumps=clumps,
+            rows=rows,
+            log_evidence=state.log_evidence + log_evidence,
+            variance=state.variance + error**2,
+            num_evaluations=self._row_evaluations(state),
+            stage=state.stage + 1,
+        )
+
+    def _row_evaluations(self, state: Stage) -> Array:
+        return state.num_evaluations + state.nest.num_evaluations.astype(state.num_evaluations.dtype) * len(state.rows)
+
+    def _drawn(self, clumps: Clumps) -> Callable:
+        def draw(rng_key: Array) -> Array:
+            which_key, draw_key = random.split(rng_key)
+            is_background = random.bernoulli(which_key, self.background)
+            return jnp.where(is_background, self.split.draw(draw_key), _clumps.draw(draw_key, clumps))
+
+        return draw
+
+    def draw(self, rng_key: Array, state: Any, program: Program, num_draws: int) -> dict[str, Array]:
+        """As `NestedSampler`, of the last stage."""
+        return super().draw(rng_key, state.nest, program, num_draws)
+
+    def results(self, state: Any, program: Program) -> Results:
+        """As `NestedSampler`, of the last stage; evidence and cost of all."""
+        found = super().results(state.nest, program)
+        log_evidence, error = self._evidence(state.nest)
+        attrs = {
+            "log_evidence": state.log_evidence + log_evidence,
+            "log_evidence_se": jnp.sqrt(state.variance + error**2),
+            "num_stages": state.stage + 1,
+            "num_row_evaluations": self._row_evaluations(state),
+            "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),
+        }
+        return found._replace(attrs=found.attrs | attrs)
