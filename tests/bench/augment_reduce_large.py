@@ -1,6 +1,6 @@
 """Augment and reduce on a million classes and a hundred thousand sparse columns, on one machine: memory, time, and what is learned.
 
-    uv run python -m tests.bench.augment_reduce_large [--classes 1000000] [--steps 20000]
+    uv run python -m tests.bench.augment_reduce_large [--classes 1000000] [--steps 5000]
 
 Rows have 20 columns of 100 000, drawn from 200 topics; a class belongs to a topic. Classes answer to 100 combinations of the columns.
 """
@@ -32,7 +32,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--classes", type=int, default=1_000_000)
-    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--steps", type=int, default=5_000)
     told = parser.parse_args()
     rng = np.random.default_rng(0)
     x, y = generated(rng, 200_000, told.classes)
