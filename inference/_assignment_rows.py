@@ -11,6 +11,7 @@ from jax import Array
 
 from inference._mixture_trace import columns
 from inference._once import once
+from inference._some_rows import arguments_by_row, on_rows
 from inference.mean_field import log_sticks
 from inference.sites import StructureError, unwrap
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from inference.program import Program
 
 __all__ = ["Rows", "by_class", "rows_of"]
+
+
+AT_ONCE = 200_000  # rows
 
 
 class Rows(NamedTuple):
@@ -39,9 +43,40 @@ def by_class(value: Array, ndim: int) -> Array:
 
 
 def rows_of(found: "Assignment", program: "Program") -> Rows:
-    """Looks at the whole data."""
-    holes = next((name for name in program.latent if program.sites[name].family == "ImproperUniform"), None)
-    found = replace(found, holes=holes)  # other rows may miss nothing, or something
+    """Looks at the whole data; where they are many, at some of them at a time, for a look costs several copies."""
+    num_rows = program.sites[found.z].shape[0]
+    if num_rows <= AT_ONCE:
+        return _rows_at_once(found, program)
+    by_row, numbers = arguments_by_row(program, num_rows), np.array_split(np.arange(num_rows), -(-num_rows // AT_ONCE))
+    parts = [_rows_at_once(found, on_rows(program, found.z, by_row, some)) for some in numbers]
+    if any(part.design != parts[0].design for part in parts):  # in some rows a column of data looks like another, or like the one
+        return _rows_at_once(found, program)
+    features, _, columns, extras, design, signs, task = zip(*parts, strict=True)
+    joined = [np.concatenate(part) for part in (features, extras, signs, task)]
+    seen = {"features": joined[0], "coded": _coded(found, program)}
+    whole = tuple(np.concatenate(part) for part in zip(*columns, strict=True))
+    return Rows(joined[0], _places(_with_holes(found, program), seen), whole, joined[1], design[0], joined[2], joined[3])
+
+
+def _with_holes(found: "Assignment", program: "Program") -> "Assignment":
+    """Other rows than those that were read may miss nothing, or something."""
+    return replace(found, holes=next((name for name in program.latent if program.sites[name].family == "ImproperUniform"), None))
+
+
+def _coded(found: "Assignment", program: "Program") -> np.ndarray | None:
+    """The features, their missing entries numbered."""
+    found = _with_holes(found, program)
+    holes = found.holes
+    if not holes or not found.features:
+        return None
+    site, start = found.features.site, found.start(program, 0)
+    number = lambda values: jnp.arange(len(values[holes]), dtype=values[holes].dtype)
+    at = lambda values: program.trace({**values, holes: number(values)})[site]["value"]
+    return jax.device_get(once(lambda start: at(program.constrain(start)), start)(start))
+
+
+def _rows_at_once(found: "Assignment", program: "Program") -> Rows:
+    found = _with_holes(found, program)
     starts = [found.start(program, seed) for seed in range(2)]
     seen = jax.device_get(once(lambda one, other: _look(found, program, program.constrain(one), other), *starts)(*starts))
     num_rows = program.sites[found.z].shape[0]

@@ -4,11 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jax import Array
 
 from inference.program import Program
 from inference.sites import StructureError
 
-__all__ = ["on_rows"]
+__all__ = ["arguments_by_row", "on_rows"]
+
+
+def arguments_by_row(program: Program, num_rows: int) -> dict[str, np.ndarray]:
+    """The arrays among the arguments that have an entry for each row."""
+    is_by_row = lambda value: isinstance(value, np.ndarray | Array) and value.shape[:1] == (num_rows,)
+    return {name: np.asarray(value) for name, value in program.arguments.items() if is_by_row(value)}
 
 
 def on_rows(program: Program, z: str, by_row: Mapping[str, Any], chosen: np.ndarray) -> Program:

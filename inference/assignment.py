@@ -31,7 +31,7 @@ from numpyro.distributions import biject_to
 from inference._assignment_proof import prove, prove_for
 from inference._assignment_rows import Rows, by_class, rows_of
 from inference._once import once
-from inference._some_rows import on_rows
+from inference._some_rows import arguments_by_row, on_rows
 from inference.conjugate import Family, describe, family_of
 from inference.mean_field import COLUMNS
 from inference.program import Program
@@ -350,8 +350,7 @@ def _some_rows(program: Program, z: str, size: int) -> Program:
     num_rows = program.sites[z].shape[0]
     if num_rows <= size:
         return program
-    is_by_row = lambda value: isinstance(value, np.ndarray | Array) and value.shape[:1] == (num_rows,)
-    by_row = {name: np.asarray(value) for name, value in program.arguments.items() if is_by_row(value)}
+    by_row = arguments_by_row(program, num_rows)
     firsts = [i for value in by_row.values() if value.ndim == 1 for i in np.unique(value, return_index=True)[1][: size // 2]]
     reals = [value for value in by_row.values() if value.ndim == 2 and value.dtype.kind == "f"]
     holed = [i for value in reals for i in np.flatnonzero(np.isnan(value).any(1))[: size // 3]]

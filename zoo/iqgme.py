@@ -120,8 +120,9 @@ def normal_wishart(x, z, at: Axes, centre: Any = 0.0, covariance: Any = 1.0, u0:
         mu = sample("mu", prior, infer={"event_dims": names[:1]})
     root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril  # factored once an expert, not once a row
     x = _completed(x)
-    with at.rows:
-        return sample("x", dist.MultivariateNormal(mu[z], scale_tril=root[z]), obs=x, infer={"event_dims": names[:1]})
+    with at.rows:  # whose matrices are not checked one by one: that would cost as much memory again
+        own = dist.MultivariateNormal(mu[z], scale_tril=root[z], validate_args=False)
+        return sample("x", own, obs=x, infer={"event_dims": names[:1]})
 
 
 def soft_probit(x, y, z, at: Axes, **options):

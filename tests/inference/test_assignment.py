@@ -1,5 +1,6 @@
 """Reading of truncated mixtures: followed when edited, refused by name, and a wrong formula seen."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -8,10 +9,10 @@ import pytest
 from numpyro import handlers, plate
 from numpyro.handlers import scope
 
-from inference import Program, StructureError, _assignment_proof
+from inference import Program, StructureError, _assignment_proof, _assignment_rows
 from inference.assignment import read_assignment
 from inference.distributions import Missing
-from tests.inference.mixtures import CASES, GATE, beta_bernoulli, case, columns_of, normal_columns
+from tests.inference.mixtures import CASES, GATE, TASKS, beta_bernoulli, case, columns_of, normal_columns, of_tasks
 from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -94,6 +95,19 @@ def with_age(x, y, age):
                 sample("y", dist.Delta((t > 0).astype(int)), obs=(y > 0).astype(int))
 
     return iqgme(x, y, num_classes=3, num_experts=4, alpha=1.0, expert=expert)
+
+
+@pytest.mark.parametrize("name", quick(["three classes", "bits", "binary tasks"], {"bits"}))
+def test_many_rows_are_looked_at_in_parts(name, monkeypatch):
+    model, data = of_tasks(name) if name in TASKS else case(name)
+    program = Program(model, **data)
+    found = read_assignment(program)
+    whole = found.rows(program)
+    monkeypatch.setattr(_assignment_rows, "AT_ONCE", 5)
+    parts = found.rows(program)
+    assert parts.design == whole.design
+    for one, other in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 # What is refused.
