@@ -48,6 +48,7 @@ CONFIG: dict[str, Any] = {
         "min_reported_time": 1,
         "abort_on_example_error": True,
         "nested_sections": False,
+        "capture_repr": (),
         "write_computation_times": False,
     },
 }
