@@ -33,6 +33,7 @@ def test_capacity_grows_and_nothing_is_cut_off():
     assert 0.5 * np.abs(counts - stats.nbinom.pmf(np.arange(len(counts)), TOTAL, 1 - lost)).sum() < 0.03
 
 
+@pytest.mark.slow
 def test_run_that_grows_is_resumed_bit_for_bit(tmp_path):
     whole = driver(checkpoint=tmp_path / "whole").run(0, TOTAL, room=SMALL)
     part = driver(checkpoint=tmp_path / "part", max_time=0.0).run(0, TOTAL, room=SMALL)
