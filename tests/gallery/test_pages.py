@@ -47,7 +47,7 @@ def page(tmp_path_factory):
 
 OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, by the name of what it cannot follow
     "aclass": "'p' ~ Kumaraswamy is not conjugate",
-    "augment_reduce": "log_cdf",
+    "augment_reduce": "site 'eps': found Gamma",
     "iqgme": "site 't': its loc is computed from ['w']",
 }
 
