@@ -97,8 +97,8 @@ for scale in (1.0, None):
     print(f"prior_scale={scale}:", scores(other))
 
 # %%
-# *A noise that is never negative* is not one of the whole line, on which the kernel's distributions over it lie: it is refused, by the site's
-# name.
+# *A noise that is never negative* is not one of the whole line, where the kernel looks for it: it is refused, by the
+# name of its site.
 try:
     AugmentReduceClassifier(dist.Gamma(2.0, 1.0)).fit(x[train], y[train])
 except ValueError as refusal:
