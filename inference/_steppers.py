@@ -194,7 +194,7 @@ class Replicate:
         return self.algorithm.is_full(state.state)
 
     def grown(self, state: Step) -> Step:
-        return state._replace(state=self.algorithm.grown(state.state))
+        return state._replace(state=self.algorithm.grown(state.state, self.program))
 
     def status(self, state: Step) -> str:
         return ""

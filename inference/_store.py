@@ -73,6 +73,10 @@ class MemoryStore:
     def save(self, commit: Commit) -> None:
         """Nothing to do: memory ends with the process."""
 
+    def in_memory(self) -> "MemoryStore":
+        """It is."""
+        return self
+
     def dataset(self, group: str) -> xr.Dataset:
         """Variables of a group, [chain, record, ...]."""
         if len(self.parts) > 1:
@@ -179,6 +183,14 @@ class FolderStore:
             return on_disk
         in_memory = as_dataset(waiting.get(group, {}), self.record_dim)
         return xr.concat([on_disk, in_memory], dim=self.record_dim) if on_disk else in_memory
+
+    def in_memory(self) -> MemoryStore:
+        """The same records for a run that goes on without the folder, which keeps what it holds."""
+        store = MemoryStore(self.record_dim)
+        groups = {*self.arrays, *(group for part in self.pending for group in part)}
+        found = {group: {str(name): values.values for name, values in self.dataset(group).data_vars.items()} for group in groups}
+        store.append({group: {name: np.swapaxes(value, 0, 1) for name, value in names.items()} for group, names in found.items()})
+        return store
 
     def _write_blocks(self, records: Records) -> Records:
         """Write all full blocks; what is left over goes into the commit."""

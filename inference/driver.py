@@ -120,12 +120,12 @@ class Driver:
         return self._advance(lambda: session.records + more // self.thinning, None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Go on with more data, for an algorithm that reads its rows once (`ParticleFilter`): the whole equals, bit for bit, one run over
-        all rows. `tree` shows it, so that a stream of single rows does not pay for a tree each."""
+        """Go on with more data, for an algorithm that learns from its rows bit by bit (`ParticleFilter`, where the whole equals one run
+        over all rows, bit for bit; `Staged`, where it is one more stage). `tree` shows it, so that a stream of single rows does not pay
+        for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone."""
         session, run = self._finished_run("update")
-        if self.checkpoint is not None:
-            raise ValueError("update: a checkpoint holds the run of one data set; update a run without one, or run over all of the data.")
         run.go_on(*args, **kwargs)
+        session.store = session.store.in_memory()
         self._go(session, run, self._target(), self.stop)
 
     def tree(self) -> xr.DataTree:

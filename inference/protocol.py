@@ -84,7 +84,7 @@ class Algorithm(ABC):
         """Whether the next step might find no room. Compiled; the loop then stops before that step."""
         return jnp.zeros((), bool)
 
-    def grown(self, state: Any) -> Any:
+    def grown(self, state: Any, program: Program) -> Any:
         """The same state with more room, in arrays of other shapes; called on the host while `is_full` holds."""
         raise NotImplementedError(f"{type(self).__name__} says that its state is full, and cannot grow it.")
 

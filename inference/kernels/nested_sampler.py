@@ -292,7 +292,7 @@ class NestedSampler(Algorithm):
         """Whether the next of the dead find no room."""
         return state.num_dead + self.batch > len(state.dead.mode)
 
-    def grown(self, state: Nest) -> Nest:
+    def grown(self, state: Nest, program: Program) -> Nest:
         """Twice the room, up to where a run is given up."""
         folds = 2 * len(state.dead.mode) // self.num_live
         if folds > MOST_FOLDS:

@@ -242,7 +242,7 @@ class ParticleFilter(Algorithm):
         """Whether the next row may find no room, or its class is the first that is not known."""
         return jnp.stack(list(self._wants(state).values())).any() & ~self.finished(state)
 
-    def grown(self, state: FilterState) -> FilterState:
+    def grown(self, state: FilterState, program: Program) -> FilterState:
         """One filter for all classes where there was one for each; or twice the room where there is none.
 
         Table and groups double together: replicates are stacked, and one may lack the former where another lacks the latter.

@@ -8,7 +8,8 @@ computed where earlier rows have left something to be found out. What the clumps
 the stages add up: the claimed error is that of the nested sampling alone.
 
 `Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random; `driver.update(x, y)` is one more stage, at any later
-time. The rest is as in `NestedSampler`.
+time. The state says which rows a stage has, the program what is in them: a run goes on from its state in any process. The rest is as in
+`NestedSampler`.
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before; between stages a fit of clumps.
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference.fingerprint import data_hash
 from inference.kernels import _clumps
 from inference.kernels._clumps import Clumps
 from inference.kernels.nested_sampler import Nest, NestedSampler
@@ -78,6 +80,8 @@ class Staged(NestedSampler):
 
     def check(self, program: Program) -> None:
         """The model is read and proved, and there are rows for each stage."""
+        if program.factors:
+            raise StructureError(f"site {program.factors[0]!r}: a factor is in no row, and each stage would count it. Observe it by row.")
         self._by_row(program)
         if self._num_rows(program) < self.num_stages:
             raise ValueError(
@@ -94,7 +98,8 @@ class Staged(NestedSampler):
         return common[-1]
 
     def _by_row(self, program: Program) -> dict[str, Any]:
-        """The arguments that have an entry for each row; refused where the number of rows does not follow from them."""
+        """The arguments that have an entry for each row; refused where the number of rows does not follow from them, or a latent site
+        has a part for each row, of which every stage would have its own."""
         plate = self.row_dim(program)
         num_rows = program.plates[plate].size
         by_row = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == num_rows}
@@ -104,6 +109,12 @@ class Staged(NestedSampler):
             raise StructureError(
                 f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
             )
+        for name in program.latent:
+            if cut.sites[name].shape != program.sites[name].shape:
+                raise StructureError(
+                    f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, {cut.sites[name].shape} with {half}; "
+                    f"wanted latent sites that all rows have in common. Integrate it out of the model."
+                )
         return by_row
 
     def init(self, rng_key: Array, program: Program) -> Any:
@@ -112,8 +123,9 @@ class Staged(NestedSampler):
         order = random.permutation(deal_key, self._num_rows(program)).astype(jnp.int32)
         each = len(order) // self.num_stages  # the first stage takes the remainder
         first = len(order) - each * (self.num_stages - 1)
-        self._part(program, order[:first])
-        nest = self._started(nest_key, self.split.draw, self.split.densities)
+        self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
+        own = self._own(program, order[:first])
+        nest = self._started(nest_key, self.split.draw, lambda z: self.split.densities(z, own))
         zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
         return Stage(
             nest=nest,
@@ -131,15 +143,14 @@ class Staged(NestedSampler):
     def _num_rows(self, program: Program) -> int:
         return program.plates[self.row_dim(program)].size
 
-    def _part(self, program: Program, rows: Array) -> None:
-        """Some rows of a program are what is split from now on."""
+    def _own(self, program: Program, rows: Array) -> Program:
+        """Some rows of a program."""
         chosen = np.asarray(rows)
-        self.whole = program
-        self.split = Split(program.with_arguments(**{name: np.asarray(value)[chosen] for name, value in self._by_row(program).items()}))
+        return program.with_arguments(**{name: np.asarray(program.arguments[name])[chosen] for name in self.row_arguments})
 
     def data(self, program: Program) -> dict[str, Array]:
         """All rows; a step takes its own."""
-        return {name: jnp.asarray(value) for name, value in self._by_row(program).items()}
+        return {name: jnp.asarray(program.arguments[name]) for name in self.row_arguments}
 
     def step(self, rng_key: Array, state: Any, program: Any) -> tuple[Any, Any]:
         """One step of the nested sampling of this stage."""
@@ -148,7 +159,7 @@ class Staged(NestedSampler):
         log_evidence = state.log_evidence + info.log_evidence
         return state._replace(nest=nest), StageReport(info.insertion_rank, info.log_volume, log_evidence, state.stage, info.evaluations)
 
-    def _densities(self, clumps: Clumps, program: Program | None = None) -> Callable:
+    def _densities(self, clumps: Clumps, program: Program) -> Callable:
         log_share, log_rest = np.log1p(-self.background), np.log(self.background)
 
         def densities(z: Array) -> tuple[Array, Array]:
@@ -166,18 +177,34 @@ class Staged(NestedSampler):
         """Whether the host is needed: for room, or for the next stage."""
         return super().is_full(state.nest) | (super().finished(state.nest) & (state.num_left > 0))
 
-    def grown(self, state: Any) -> Any:
+    def grown(self, state: Any, program: Program) -> Any:
         """More room, or the next stage."""
         if super().is_full(state.nest):
-            return state._replace(nest=super().grown(state.nest))
+            return state._replace(nest=super().grown(state.nest, program))
         if not super().finished(state.nest):
             raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
         rows = state.later[len(state.later) - state.num_left]
-        return self._next(state._replace(num_left=state.num_left - 1), self.whole, rows)
+        return self._next(state._replace(num_left=state.num_left - 1), program, rows)
 
     def updated(self, state: Stage, program: Program) -> Stage:
-        """More rows: one more stage."""
+        """More rows: one more stage. What a stage has not come to yet are rows of the program before, so that all must have finished."""
+        if not self.finished(state):
+            raise ValueError(
+                f"update: the run stands in stage {int(state.stage) + 1} of {int(state.stage + state.num_left) + 1}; wanted one that has "
+                f"finished. Let it go on first: `extend(1_000_000)` ends when it has."
+            )
+        self._check_alike(program)
         return self._next(state, program, jnp.arange(self._num_rows(program), dtype=jnp.int32))
+
+    def _check_alike(self, program: Program) -> None:
+        """More rows of the same model, and nothing else."""
+        mine, found = self.split.program.arguments, program.arguments
+        rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
+        differ = sorted(name for name in rest if name not in mine or name not in found or data_hash(mine[name]) != data_hash(found[name]))
+        differ += sorted(name for name in rows if name not in found or np.shape(found[name])[1:] != np.shape(mine[name])[1:])
+        if differ:
+            raise ValueError(f"update: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
+        program.check()
 
     def _next(self, state: Stage, program: Program, rows: Array) -> Stage:
         key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))
@@ -185,8 +212,7 @@ class Staged(NestedSampler):
         z, log_weight, _, _ = self._points(state.nest)
         clumps = _clumps.fitted(fit_key, z, log_weight, self.num_clumps)
         log_evidence, error = self._evidence(state.nest)
-        self._part(program, rows)
-        nest = self._started(start_key, self._drawn(clumps), self._densities(clumps))
+        nest = self._started(start_key, self._drawn(clumps), self._densities(clumps, self._own(program, rows)))
         return state._replace(
             nest=nest,
             clumps=clumps,

@@ -287,9 +287,9 @@ def test_a_likelihood_without_bound_is_given_up():
     kernel.check(program)
     state = kernel.init(random.key(0), program)
     for _ in range(4):
-        state = kernel.grown(state)
+        state = kernel.grown(state, program)
     with pytest.raises(StructureError, match=r"site \('y',\): after .* e-folds .* the likelihood still rises"):
-        kernel.grown(state)
+        kernel.grown(state, program)
 
 
 @pytest.mark.parametrize(

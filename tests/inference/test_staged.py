@@ -1,5 +1,7 @@
 """Learning in stages against exact evidences and posteriors; clumps against scipy; what has no rows is refused."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 from jax import random
 from scipy import stats
 
-from inference import Driver, Staged, StructureError
+from inference import Driver, Program, Staged, StructureError, _store
+from inference._steppers import Step
 from inference.kernels import _clumps
 from tests.inference.nests import line, line_evidence
 
@@ -66,9 +69,12 @@ def test_weights_of_points_count():
     assert abs(share - 0.75) < 0.01
 
 
-def driver_of(**settings):
+SMALL = {"num_live": 40}
+
+
+def driver_of(checkpoint=None, num_warmup=None, **settings):
     kernel = Staged(line, **({"num_stages": 3, "num_live": 60} | settings))
-    return Driver(kernel, num_samples=400, progress_bar=False)
+    return Driver(kernel, num_samples=400, num_warmup=num_warmup, checkpoint=checkpoint, progress_bar=False)
 
 
 @pytest.mark.slow
@@ -95,6 +101,109 @@ def test_an_update_is_one_more_stage():
     assert abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
 
 
+def check_same(found, wanted):
+    for name, values in wanted["sample_stats"].data_vars.items():
+        np.testing.assert_array_equal(found["sample_stats"][name], values)
+    np.testing.assert_array_equal(found["posterior"]["weight"], wanted["posterior"]["weight"])
+    assert (found.attrs["log_evidence"], found.attrs["num_stages"]) == (wanted.attrs["log_evidence"], wanted.attrs["num_stages"])
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """A run of three stages, and at which step each begins."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        tree = driver_of(**SMALL).run(0, X[:50], Y[:50])
+    stage = tree["sample_stats"]["stage"].values[0]
+    return tree, [int((stage < each).sum()) for each in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "after"), [(1, 5), (2, 0), (2, 5)], ids=["second", "between", "last"])
+def test_a_run_that_ended_in_a_later_stage_is_resumed_bit_for_bit(whole, stage, after, tmp_path):
+    """By another kernel object, as in another process."""
+    wanted, begins = whole
+    steps = begins[stage] + after
+    driver_of(checkpoint=tmp_path / "run", num_warmup=steps, **SMALL).run(0, X[:50], Y[:50])
+    found = driver_of(checkpoint=tmp_path / "run", **SMALL).run(0, X[:50], Y[:50])
+    assert found.attrs["steps_run"] == wanted.attrs["steps"] - steps
+    check_same(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("field", ["rows", "later"])
+def test_what_a_checkpoint_forgets_of_a_stage_is_seen(whole, field, tmp_path, monkeypatch):
+    wanted, begins = whole
+    driver_of(checkpoint=tmp_path / "run", num_warmup=begins[1] + 5, **SMALL).run(0, X[:50], Y[:50])
+    load = _store.FolderStore.load
+    other = {
+        "rows": lambda rows: rows // 2,
+        "later": lambda later: later[:, ::-1],
+    }
+
+    def forgetful(store, states):
+        commit = load(store, states)
+        without = lambda step: step._replace(state=step.state._replace(**{field: other[field](getattr(step.state, field))}))
+        return commit and commit._replace(states=jax.tree.map(without, commit.states, is_leaf=lambda node: isinstance(node, Step)))
+
+    monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+    with pytest.raises(AssertionError):
+        check_same(driver_of(checkpoint=tmp_path / "run", **SMALL).run(0, X[:50], Y[:50]), wanted)
+
+
+@pytest.mark.slow
+def test_where_a_run_stands_is_not_in_the_kernel(whole):
+    """It may have seen other data since; and it may be another object, from another process."""
+    wanted, begins = whole
+    driver = driver_of(num_warmup=begins[1] - 3, **SMALL)
+    driver.run(0, X[:50], Y[:50])
+    with pytest.raises(ValueError, match=r"update: the run stands in stage 1 of 3; .* `extend"):
+        driver.update(X[50:], Y[50:])
+    copy = pickle.loads(pickle.dumps(driver))
+    Driver(driver.kernel, num_warmup=3, num_samples=1, progress_bar=False).run(1, X[60:], Y[60:])
+    for one in (driver, copy):
+        check_same(one.extend(1000), wanted)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_resumed_is_updated(tmp_path):
+    """As one that was not; the folder keeps what it held."""
+    make = lambda folder=None: driver_of(checkpoint=folder, num_stages=1, **SMALL)
+    driver = make()
+    driver.run(0, X[:50], Y[:50])
+    driver.update(X[50:], Y[50:])
+    before = make(tmp_path / "run").run(0, X[:50], Y[:50]).attrs["log_evidence"]
+    resumed = make(tmp_path / "run")
+    resumed.run(0, X[:50], Y[:50])
+    resumed.update(X[50:], Y[50:])
+    check_same(resumed.tree(), driver.tree())
+    again = make(tmp_path / "run").run(0, X[:50], Y[:50])
+    assert (again.attrs["log_evidence"], again.attrs["steps_run"]) == (before, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": X[:5], "y": Y[:5], "noise": 2.0}, "argument 'noise' is another one"),
+        ({"x": X[:5, :1], "y": Y[:5]}, "argument 'x' is another one"),
+        ({"x": np.full((5, 2), np.nan), "y": Y[:5]}, "site 'y'"),
+    ],
+    ids=["number", "columns", "NaN"],
+)
+def test_an_update_of_another_kind_is_refused(arguments, message):
+    def noisy(x, y, noise=0.5):
+        weight = numpyro.sample("weight", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("y", dist.Normal(x @ weight[: x.shape[1]], noise), obs=y)
+
+    kernel = Staged(noisy, num_stages=1, num_live=40)
+    state = kernel.init(random.key(0), Program(noisy, x=X, y=Y))
+    state = state._replace(
+        nest=state.nest._replace(volumes=state.nest.volumes._replace(log_evidence=jnp.full(201, 1e6)))
+    )  # it has finished
+    with pytest.raises(ValueError, match=message):
+        kernel.updated(state, Program(noisy, **arguments))
+
+
 def lonely(x, y=0.0):
     """Nothing is in a plate."""
     level = numpyro.sample("level", dist.Normal(0.0, 1.0))
@@ -108,9 +217,26 @@ def fixed(x, y=None):
         numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.zeros(90))
 
 
+def own(x, y=None):
+    """Each row has a level of its own."""
+    with numpyro.plate("row", len(x)):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.asarray(x)[:, 0])
+
+
+def weighted(x, y=None):
+    """A factor beside the rows."""
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.factor("known", -3.0)
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.asarray(x)[:, 0])
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "error", "message"),
     [
+        (own, {}, StructureError, r"site 'level': its shape is \(90,\) with 90 rows, \(45,\) with 45; .* Integrate it out"),
+        (weighted, {}, StructureError, "site 'known': a factor is in no row"),
         (lonely, {}, StructureError, r"sites \['y'\]: they share no plate"),
         (fixed, {}, StructureError, "plate 'row': its size does not follow from the arguments"),
         (line, {"num_stages": 91}, ValueError, "num_stages: found 91 for 90 rows"),
@@ -118,7 +244,7 @@ def fixed(x, y=None):
         (line, {"num_clumps": 0}, ValueError, "num_clumps: found 0"),
         (line, {"background": 1.0}, ValueError, "background: found 1.0"),
     ],
-    ids=["no plate", "fixed size", "few rows", "no stage", "no clump", "no summary"],
+    ids=["latent by row", "factor", "no plate", "fixed size", "few rows", "no stage", "no clump", "no summary"],
 )
 def test_what_cannot_be_dealt_out_is_refused(model, settings, error, message):
     with pytest.raises(error, match=message):
