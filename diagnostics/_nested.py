@@ -90,6 +90,8 @@ def _information(tree: xr.DataTree) -> Verdict:
     figures = {"nats": float(each.mean()), "error it implies": expected}
     if not len(claimed) or len(each) != len(claimed):
         return Verdict("information", None, figures, "No error of the log-evidence in the tree to compare with sqrt(H / n).")
+    if np.isnan(claimed).any():
+        return Verdict("information", None, figures, "Unknown: no error of the log-evidence is claimed, as of a run that was ended early.")
     if not expected / 3 <= claimed.mean() <= 3 * max(expected, 1e-300):
         reason = f"The claimed error {claimed.mean():.3g} is over three times away from sqrt(information / live points)."
         return Verdict("information", False, figures, reason)

@@ -225,7 +225,9 @@ def _draw_final(ax: Any, tree: xr.DataTree) -> list[float]:
     if final is None or not np.isfinite(final):
         return []
     known = error is not None and np.isfinite(error)
-    ax.axhline(final, color="0.3", linewidth=1, linestyle="--", label=f"run: {final:.2f}" + (f" ± {error:.2g}" if known else ""))
+    early = "" if tree.attrs.get("ended", "finished") == "finished" else ", not finished"
+    label = f"run: {final:.2f}" + (f" ± {error:.2g}" if known else early)
+    ax.axhline(final, color="0.3", linewidth=1, linestyle="--", label=label)
     if known:
         ax.axhspan(final - 2 * error, final + 2 * error, color="0.3", alpha=0.15, linewidth=0)
     return [final]

@@ -247,12 +247,15 @@ def _partition(kernel: Any) -> dict[str, str]:
 
 
 def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:
-    """One number for the run: evidences of replicates are averaged as evidences, with the error that their spread shows."""
+    """One number for the run: evidences of replicates are averaged as evidences, with the error that their spread shows; with none where
+    one of them has none, as of a run that was ended early."""
     if "log_evidence" not in scalars or len(scalars["log_evidence"]) == 1:
         return {name: value[0].item() if len(value) == 1 else value for name, value in scalars.items()}
     each = jnp.asarray(scalars["log_evidence"])
     mean = logsumexp(each) - np.log(len(each))
     spread = np.std(np.exp(scalars["log_evidence"] - float(mean)), ddof=1) / np.sqrt(len(each))
+    if np.isnan(scalars.get("log_evidence_se", 0.0)).any():
+        spread = np.nan
     rest = {f"{name}_of_replicates": value for name, value in scalars.items()}
     return rest | {"log_evidence": float(mean), "log_evidence_se": float(spread)}
 

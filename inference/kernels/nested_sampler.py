@@ -327,14 +327,18 @@ class NestedSampler(Algorithm):
         return jax.jit(jax.vmap(self.split.values))(z[index])
 
     def results(self, state: Nest, program: Program) -> Results:
-        """The evidence, and all points with their weights."""
+        """The evidence, and all points with their weights. Before the end nobody knows how far up the likelihood still goes, so that
+        the log-evidence then has no error: NaN."""
+        return self._found(state, self.finished(state))
+
+    def _found(self, state: Nest, is_finished: Array) -> Results:
         z, log_weight, log_likelihood, mode = self._points(state)
         log_evidence, error = self._evidence(state)
         weight = jnp.exp(log_weight - logsumexp(log_weight))
         information = jnp.sum(weight * jnp.where(weight > 0, log_likelihood, 0.0)) - log_evidence
         attrs = {
             "log_evidence": log_evidence,
-            "log_evidence_se": error,
+            "log_evidence_se": jnp.where(is_finished, error, jnp.nan),
             "information": information,
             "num_live": self.num_live,
             "num_modes": state.num_modes,

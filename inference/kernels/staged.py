@@ -240,11 +240,12 @@ class Staged(NestedSampler):
 
     def results(self, state: Any, program: Program) -> Results:
         """As `NestedSampler`, of the last stage; evidence and cost of all."""
-        found = super().results(state.nest, program)
+        is_finished = self.finished(state)
+        found = self._found(state.nest, is_finished)
         log_evidence, error = self._evidence(state.nest)
         attrs = {
             "log_evidence": state.log_evidence + log_evidence,
-            "log_evidence_se": jnp.sqrt(state.variance + error**2),
+            "log_evidence_se": jnp.where(is_finished, jnp.sqrt(state.variance + error**2), jnp.nan),
             "num_stages": state.stage + 1,
             "num_row_evaluations": self._row_evaluations(state),
             "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),

@@ -212,6 +212,7 @@ def test_resamplings_are_counted_until_the_end(rng):
 def test_an_error_that_is_no_number_is_unknown(rng):
     page = report(trees.nested(rng, log_evidence_se_of_replicates=np.array([np.nan, 0.28])))
     assert page["evidence error"].ok is None
+    assert page["information"].ok is None
     page = report(trees.nested(rng, log_evidence_se_of_replicates=np.zeros(2)))
     assert {"evidence error", "information"} <= failed(page)
     page = report(trees.nested(rng, information_of_replicates=np.array([np.nan, 8.0])))

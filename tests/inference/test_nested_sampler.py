@@ -65,6 +65,27 @@ def test_the_tree_is_what_diagnostics_read():
     assert json.loads(tree.attrs["kernel_settings"])["NestedSampler.num_live"] == 200
 
 
+@pytest.mark.parametrize(
+    ("limit", "num_chains", "bug"),
+    [({"num_warmup": 4}, 1, False), ({"num_warmup": 4}, 1, True), ({"max_time": 0.0}, 2, False)],
+    ids=["budget", "planted", "time, two replicates"],
+)
+def test_a_run_that_was_ended_early_claims_no_error(limit, num_chains, bug, monkeypatch):
+    """Nobody knows how far up the likelihood still goes. The planted bug claims what the histories say of what is known."""
+    if bug:
+        monkeypatch.setattr(NestedSampler, "results", lambda self, state, program: self._found(state, True))
+    driver = Driver(NestedSampler(line, num_live=40), num_samples=50, num_chains=num_chains, progress_bar=False, **limit)
+    attrs = driver.run(0, X, Y).attrs
+    assert attrs["ended"] == next(iter(limit)).replace("num_warmup", "budget")
+    assert np.isnan(attrs["log_evidence_se"]) != bug
+    if bug:
+        assert abs(attrs["log_evidence"] - line_evidence()) > 5 * attrs["log_evidence_se"]
+    page = report(driver.tree())
+    assert page.conclusion == "not trusted"
+    assert page["ended"].ok is False
+    assert page["information"].ok is None or bug
+
+
 @pytest.mark.slow
 def test_separated_modes_keep_their_masses():
     tree = run(two_modes, num_live=300)

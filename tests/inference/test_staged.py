@@ -180,6 +180,21 @@ def test_a_run_that_was_resumed_is_updated(tmp_path):
     assert (again.attrs["log_evidence"], again.attrs["steps_run"]) == (before, 0)
 
 
+def over(state):
+    """The same state where the stage has finished."""
+    return state._replace(nest=state.nest._replace(volumes=state.nest.volumes._replace(log_evidence=jnp.full(201, 1e6))))
+
+
+def test_before_the_last_stage_has_finished_no_error_is_claimed():
+    for num_stages in (1, 3):
+        kernel = Staged(line, num_stages=num_stages, num_live=40)
+        program = Program(line, X, Y)
+        state = kernel.init(random.key(0), program)
+        claimed = [kernel.results(each, program).attrs["log_evidence_se"] for each in (state, over(state))]
+        assert np.isnan(claimed[0])
+        assert np.isnan(claimed[1]) == (num_stages == 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -196,10 +211,7 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
             numpyro.sample("y", dist.Normal(x @ weight[: x.shape[1]], noise), obs=y)
 
     kernel = Staged(noisy, num_stages=1, num_live=40)
-    state = kernel.init(random.key(0), Program(noisy, x=X, y=Y))
-    state = state._replace(
-        nest=state.nest._replace(volumes=state.nest.volumes._replace(log_evidence=jnp.full(201, 1e6)))
-    )  # it has finished
+    state = over(kernel.init(random.key(0), Program(noisy, x=X, y=Y)))
     with pytest.raises(ValueError, match=message):
         kernel.updated(state, Program(noisy, **arguments))
 
