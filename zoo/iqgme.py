@@ -103,26 +103,36 @@ def sticks(V: Array) -> Array:
     return jnp.concatenate([V, one], -1) * jnp.concatenate([one, jnp.cumprod(1 - V, -1)], -1)
 
 
-def normal_wishart(x, z, at: Axes, centre: Any = 0.0, covariance: Any = 1.0, u0: float = 0.1, nu0: float | None = None):
+def normal_wishart(
+    x,
+    z,
+    at: Axes,
+    centre: Any = 0.0,
+    covariance: Any = 1.0,
+    u0: float = 0.1,
+    nu0: float | None = None,
+    names: tuple[str, str] = ("x", "feature"),
+):
     """Features that are correlated where an expert is in charge; returns them whole, the missing ones latent.
 
     :param centre: prior mean m0, a number or [feature].
     :param covariance: what the covariance there is expected to be: a variance, or a matrix.
     :param u0: rows that the prior of a mean is worth; `nu0`, features + 2 by default, that of a covariance.
+    :param names: of the site of the features, and of their dimension.
     """
     size = at.num_features
     nu0 = size + 2.0 if nu0 is None else nu0
     matrix = jnp.asarray(covariance, float) * jnp.eye(size) if jnp.ndim(covariance) == 0 else jnp.asarray(covariance)
-    names = ["feature", "feature_2"]
+    site, dims = names[0], [names[1], f"{names[1]}_2"]
     with at.experts:
-        Lambda = sample("Lambda", dist.Wishart(nu0, rate_matrix=(nu0 - size - 1) * matrix), infer={"event_dims": names})
+        Lambda = sample("Lambda", dist.Wishart(nu0, rate_matrix=(nu0 - size - 1) * matrix), infer={"event_dims": dims})
         prior = dist.MultivariateNormal(jnp.broadcast_to(centre, (size,)), precision_matrix=u0 * Lambda)
-        mu = sample("mu", prior, infer={"event_dims": names[:1]})
+        mu = sample("mu", prior, infer={"event_dims": dims[:1]})
     root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril  # factored once an expert, not once a row
     x = _completed(x)
     with at.rows:  # whose matrices are not checked one by one: that would cost as much memory again
         own = dist.MultivariateNormal(mu[z], scale_tril=root[z], validate_args=False)
-        return sample("x", own, obs=x, infer={"event_dims": names[:1]})
+        return sample(site, own, obs=x, infer={"event_dims": dims[:1]})
 
 
 def soft_probit(x, y, z, at: Axes, **options):
