@@ -130,6 +130,7 @@ def _add_fit(parser: _Parser) -> None:
     add("model", metavar="MODEL", help="a name of `zoo list`")
     add("--data", required=True, metavar="NAME|FILE.csv", help="a name of `zoo data`, or a CSV file: a header, missing cells empty or NA")
     add("--target", metavar="COL", help="the class column of the CSV file (default: the last one)")
+    add("--task", metavar="COL", help="the column of the CSV file that says of which task a row is, for models of several tasks")
     add("--option", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_OPTION_HELP)
     add("--kernel", metavar="NAME", help="nuts, svi, ...: one that the model's card names (default: its first)")
     add("--seed", type=_seed, default=0, metavar="N", help="of all random numbers (default: 0)")

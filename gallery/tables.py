@@ -12,6 +12,7 @@ import csv
 import gzip
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,20 +49,26 @@ class Table(NamedTuple):
         return f"{self.where}, line {self.lines[row]}, column {name!r}"
 
 
-def read_csv(path: str | Path, target: str | None = None, like: Dataset | None = None) -> Dataset:
+def read_csv(path: str | Path, target: str | None = None, like: Dataset | None = None, task: str | None = None) -> Dataset:
     """A data set from a CSV file with a header.
 
     `target` names the class column (by default the last one); its cells may be text, whole numbers or booleans, and an
     empty one is an unlabelled row, -1. Decimal numbers of many values are a quantity: `y` is then float. With `like`, the
     data set that a model was fitted to, the target, features, categories and classes are those of `like`: a test file is
-    coded as the training file was, and a class or category that `like` lacks is an error.
+    coded as the training file was, and a class or category that `like` lacks is an error. `task` names a column that is no
+    feature: it says of which of several tasks a row is, and becomes the array `task`.
     """
     table = read_table(path)
     if target is None:
-        target = table.header[-1] if like is None else like.target_name
-    if target not in table.header:
-        raise TableError(f"{path}: no column {target!r} for target=; the columns are {', '.join(table.header)}")
-    return encode(table, target, like=like)
+        target = [name for name in table.header if name != task][-1] if like is None else like.target_name
+    for option, name in (("target", target), ("task", task)):
+        if name is not None and name not in table.header:
+            raise TableError(f"{path}: no column {name!r} for {option}=; the columns are {', '.join(table.header)}")
+    if task is None:
+        return encode(table, target, like=like)
+    data = encode(table, target, drop=(task,), like=like)
+    codes, names = _tasks(table, task, None if like is None else like.categories[task])
+    return replace(data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names})
 
 
 def read_features(path: str | Path, feature_names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None) -> np.ndarray:
@@ -205,6 +212,15 @@ def _coded(table: Table, name: str, categories: Sequence[str]) -> np.ndarray:
             raise TableError(f"{table.place(row, name)}: category {cell!r} was not seen in training; known are {', '.join(categories)}")
         values[row] = codes[cell]
     return values
+
+
+def _tasks(table: Table, name: str, known: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The task of each row, and what the tasks are called."""
+    names = _in_order([cell for cell in table.column(name) if cell not in MISSING]) if known is None else known
+    codes = _coded(table, name, names)
+    if np.isnan(codes).any():
+        raise TableError(f"{table.place(int(np.argmax(np.isnan(codes))), name)}: it is empty; every row is of a task")
+    return codes.astype(np.int64), names
 
 
 def _target(table: Table, target: str, like: Dataset | None) -> tuple[np.ndarray, tuple[str, ...]]:

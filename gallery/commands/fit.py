@@ -10,14 +10,14 @@ import zoo
 from gallery._dataset import Dataset
 from gallery.commands import options
 from gallery.commands.inputs import bind, read_data, scale_features
-from gallery.commands.models import find_model, kernel_name, make_kernel
+from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel
 from gallery.commands.request import Request, check_picture, check_writable, keep, recall
 from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, summary_text
 
 __all__ = ["fit", "resume"]
 
 GROUPS = ("log_likelihood", "log_prior", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
-MARGINAL = ("AugmentReduce", "ParticleFilter", "CollapsedGibbs")  # they integrate out parameters that these groups are computed from
+MARGINAL = ("AugmentReduce", "ParticleFilter", "CollapsedGibbs", "CoordinateAscent")  # what these groups need is integrated out, or large
 ROWS = 12  # of the summary
 EXIT = {"SIGINT": 130, "SIGTERM": 143}
 
@@ -61,7 +61,8 @@ def _run(request: Request, folder: Path | None) -> int:
         keep(request, folder)
     print(_headline(entry, data, kernel, told.driver, request.seed), flush=True)
     try:
-        tree = driver.run(request.seed, **arguments)
+        with in_precision(kernel):
+            tree = driver.run(request.seed, **arguments)
     except CheckpointError as error:
         if error.tree is not None and num_draws(error.tree):
             save(annotate(error.tree, request, data, scaling, arguments), Path(request.output))

@@ -36,7 +36,7 @@ def read_data(request: Request) -> Dataset:
             raise ValueError(f"--data {path}: a folder; name a CSV file in it")
         if not path.is_file():
             raise ValueError(f"--data {path}: no such file")
-        return read_csv(request.data, target=request.target)
+        return read_csv(request.data, target=request.target, task=request.task)
     from gallery.datasets import load, names
 
     if request.data not in names() and Path(request.data).is_dir():  # such as "."

@@ -3,18 +3,20 @@
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
 import zoo
 
-__all__ = ["find_model", "kernel_name", "kernel_options", "make_kernel", "unknown"]
+__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "unknown"]
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "SVI": {"learning_rate": 0.01},
     "ParticleFilter": {"num_particles": 200},
     "AugmentReduce": {"posterior": True},  # a point has no summary
 }
+DOUBLE = ("CoordinateAscent",)
 
 
 def find_model(name: str) -> zoo.Entry:
@@ -47,6 +49,13 @@ def make_kernel(name: str, model: Callable, **options: Any) -> Any:
     return _class(name)(model, **options)
 
 
+def in_precision(kernel: str) -> AbstractContextManager[Any]:
+    """Float64 for the kernels that need it."""
+    import jax
+
+    return jax.enable_x64(kernel in DOUBLE)
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """The sentence for a name that is not there: close matches, then all."""
     known = list(known)
@@ -72,4 +81,4 @@ def _class(name: str) -> Any:
 
 
 _WHERE = {"NUTS": "numpyro.infer", "SVI": "numpyro.infer"}
-_WHERE |= dict.fromkeys(("AugmentReduce", "CollapsedGibbs", "NestedSampler", "ParticleFilter"), "inference")
+_WHERE |= dict.fromkeys(("AugmentReduce", "CollapsedGibbs", "CoordinateAscent", "NestedSampler", "ParticleFilter"), "inference")

@@ -18,7 +18,13 @@ SETTINGS: Mapping[str, type] = {  # of inference.Driver
     "chain_method": str,
 }
 DEFAULTS = {"num_warmup": 500, "num_samples": 1000, "num_chains": 4}
-NUM_WARMUP = {"SVI": 5000, "AugmentReduce": 5000, "ParticleFilter": None, "NestedSampler": None}  # None: it ends by itself
+OF_KERNELS: Mapping[str, Mapping[str, int | None]] = {  # None: it ends by itself
+    "SVI": {"num_warmup": 5000},
+    "AugmentReduce": {"num_warmup": 5000},
+    "ParticleFilter": {"num_warmup": None},
+    "NestedSampler": {"num_warmup": None},
+    "CoordinateAscent": {"num_chains": 1, "num_samples": 200},
+}
 WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
 
 
@@ -48,7 +54,7 @@ def split(options: Mapping[str, Any], model: Callable, kernel: str) -> Options:
     parameters, known = inspect.signature(model).parameters, kernel_options(kernel)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     valid = list(dict.fromkeys([*SETTINGS, *known, *parameters]))
-    found = Options(DEFAULTS | {"num_warmup": NUM_WARMUP.get(kernel, DEFAULTS["num_warmup"])}, dict(known), {})
+    found = Options({**DEFAULTS, **OF_KERNELS.get(kernel, {})}, dict(known), {})
     for key, value in options.items():
         if key in SETTINGS:
             found.driver[key] = checked(key, value, SETTINGS[key])

@@ -13,9 +13,9 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
-from gallery.commands.filtered import filtered_probabilities
 from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model
+from gallery.commands.refitted import REFITTED, refitted_probabilities
 from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
 from gallery.tables import read_features
@@ -33,9 +33,10 @@ def predict(args: Any) -> int:
         check_writable(Path(args.output), "-o", args.force)
     tree = open_run(args.run)
     features, scaling, class_names = _coding(tree, args.run)
-    x = read_features(args.table, features, json.loads(tree.attrs["categories"]))
-    if tree.attrs.get("kernel") == "ParticleFilter":
-        probabilities = filtered_probabilities(tree, scaling(x))
+    categories = json.loads(tree.attrs["categories"])
+    x = read_features(args.table, features, categories)
+    if tree.attrs.get("kernel") in REFITTED:
+        probabilities = refitted_probabilities(tree, scaling(x), _by_row(tree, args.table, categories))
     else:
         program = _program(tree, scaling(x))
         site = _target(tree, program)
@@ -98,6 +99,13 @@ def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Scaling, list[str]
         raise ValueError(f"{path}: it does not say how its features were named and scaled; wanted a run of `zoo fit` on a table")
     class_names = list(map(str, constant["class"].values)) if "class" in constant.coords else []
     return list(map(str, constant["feature"].values)), Scaling(constant["x_mean"].values, constant["x_std"].values), class_names
+
+
+def _by_row(tree: xr.DataTree, path: str, categories: dict[str, list[str]]) -> dict[str, np.ndarray]:
+    """The task of each new row, where the model has tasks."""
+    if "task" not in tree.attrs:
+        return {}
+    return {"task": read_features(path, [tree.attrs["task"]], categories)[:, 0].astype(int)}
 
 
 def _program(tree: xr.DataTree, x: np.ndarray) -> Program:

@@ -28,14 +28,16 @@ class Request:
     raw: bool
     output: str
     plot: str | None
+    task: str | None = None
 
     @classmethod
     def of(cls, args: Any) -> "Request":
         """From the command line."""
         is_file = is_table(args.data)
         stem = Path(args.data).name.removesuffix(".gz").removesuffix(".csv") if is_file else args.data
-        if args.target is not None and not is_file:
-            raise ValueError(f"--target {args.target}: only a CSV file needs it; the data set {args.data!r} knows its own")
+        for name, value in (("target", args.target), ("task", args.task)):
+            if value is not None and not is_file:
+                raise ValueError(f"--{name} {value}: only a CSV file needs it; the data set {args.data!r} knows its own")
         output = args.output or f"{args.model}-{stem}.nc"
         request = cls(
             model=args.model,
@@ -47,6 +49,7 @@ class Request:
             raw=args.raw,
             output=str(Path(output).resolve()),
             plot=None if args.plot is None else str(Path(args.plot).resolve()),
+            task=args.task,
         )
         check_distinct({"--data": request.data if is_file else None, "-o": request.output, "--plot": request.plot})
         return request

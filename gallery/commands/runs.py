@@ -18,7 +18,8 @@ __all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "s
 
 def annotate(tree: xr.DataTree, request: Request, data: Dataset, scaling: Scaling | None, arguments: Mapping[str, Any]) -> xr.DataTree:
     """The driver's tree with the names of features and classes, the scaling, and what is needed to use the run again."""
-    names = {"feature": data.feature_names, "class": data.class_names}
+    task = request.task or "task"
+    names = {"feature": data.feature_names, "class": data.class_names, "task": data.categories.get(task, ())}
     groups = {name: _named(group.to_dataset(), names) for name, group in tree.children.items()}
     constant = groups.get("constant_data", xr.Dataset())
     if scaling is not None:
@@ -34,6 +35,8 @@ def annotate(tree: xr.DataTree, request: Request, data: Dataset, scaling: Scalin
         "arguments": json.dumps({key: value for key, value in arguments.items() if isinstance(value, bool | int | float | str)}),
         "categories": json.dumps({name: list(values) for name, values in data.categories.items()}),
     }
+    if "task" in arguments:
+        annotated.attrs["task"] = task
     return annotated
 
 
@@ -70,10 +73,10 @@ def num_draws(tree: xr.DataTree) -> int:
 
 
 def main_variables(tree: xr.DataTree) -> list[str]:
-    """The identified quantities that do not grow with the rows of the data; all where there are no others."""
+    """The identified quantities that do not grow with the rows of the data, the smallest first; all where there are no others."""
     posterior, rows = tree["posterior"], row_dims(tree)
     hidden = set(map(str, tree["not_identified"].data_vars)) if "not_identified" in tree.children else set()
-    names = list(map(str, posterior.data_vars))
+    names = sorted(map(str, posterior.data_vars), key=lambda name: posterior[name].size)
     told = [name for name in names if name not in hidden and not posterior[name].attrs.get("not_identified")]
     return [name for name in told if not rows & set(posterior[name].dims)] or names
 

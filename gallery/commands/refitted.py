@@ -1,0 +1,64 @@
+"""Predictions of a kernel that knows more than the draws of its run hold: it is run again, which gives the same state."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jax.scipy.special import logsumexp
+
+from gallery.commands import options
+from gallery.commands.inputs import bind, read_data, scale_features
+from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel
+from gallery.commands.request import Request
+from inference import CoordinateAscent, Driver, ParticleFilter, Program
+
+__all__ = ["REFITTED", "refitted_probabilities"]
+
+REFITTED = ("CoordinateAscent", "ParticleFilter")
+
+
+def refitted_probabilities(tree: xr.DataTree, x: np.ndarray, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
+    """p(class | row) [row, class] of new rows. Cost: that of the fit.
+
+    :param by_row: what the model is told of each row beside x and y, such as its task.
+    """
+    request = Request.from_json(tree.attrs["command"])
+    entry = find_model(request.model)
+    name = kernel_name(entry, request.kernel)
+    told = options.split(options.parse(request.options), entry.model, name)
+    data = read_data(request)
+    arguments = bind(entry.model, entry.name, data, scale_features(data, request.raw), told.model)
+    kernel = make_kernel(name, entry.model, **told.kernel)
+    settings = {key: told.driver[key] for key in ("num_warmup", "num_chains") if key in told.driver}
+    driver = Driver(kernel, **settings, num_samples=0, progress_bar=False)
+    with in_precision(name):
+        again = driver.run(request.seed, **arguments)
+        if not np.isclose(_evidence(again), _evidence(tree), rtol=1e-5, atol=0):
+            changed = "the run ended early, or the data or the model have changed"
+            raise ValueError(f"predict: fitting {request.data_name} again gives another evidence: {changed}. Fit anew.")
+        return _normalised(_joint(kernel, driver.states, Program(entry.model, **arguments), x, by_row))
+
+
+def _evidence(tree: xr.DataTree) -> float:
+    """The log-evidence of a run, or the bound of it that its best replicate has found."""
+    if "log_evidence" in tree.attrs:
+        return float(tree.attrs["log_evidence"])
+    return float(tree["sample_stats"].to_dataset()["elbo"].isel(step=-1).max())
+
+
+def _joint(kernel: Any, states: list[Any], program: Program, x: np.ndarray, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
+    """log p(class, row) [row, class], but for a constant of the row."""
+    if isinstance(kernel, ParticleFilter):  # replicates count as much as their evidence
+        new = program.with_arguments(x=x, y=np.full(len(x), -1))
+        each = [kernel.log_classes(state, new) + float(logsumexp(state.log_prior + state.log_evidence)) for state in states]
+        return np.asarray(logsumexp(np.stack(each), axis=0), float)
+    assert isinstance(kernel, CoordinateAscent)
+    best, times = max(states, key=lambda state: float(state.elbo)), program.arguments["num_classes"]
+    more = {name: np.tile(value, times) for name, value in by_row.items()}
+    new = program.with_arguments(x=np.tile(x, (times, 1)), y=np.repeat(np.arange(times), len(x)), **more)
+    return np.asarray(kernel.predict(best, new).log_label, float).reshape(times, -1).T
+
+
+def _normalised(joint: np.ndarray) -> np.ndarray:
+    return np.exp(joint - np.logaddexp.reduce(joint, axis=1, keepdims=True))
