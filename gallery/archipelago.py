@@ -37,12 +37,12 @@ MOST_DRAWS = 400  # that a prediction looks at
 AT_ONCE = 256  # rows of a prediction
 
 
-def sampler(max_capacity: int = 4096) -> Gibbs:
+def sampler(max_capacity: int = 4096, model: Callable = archipelago) -> Gibbs:
     """`LatentHistory` and NUTS in turn, for `zoo.archipelago`."""
-    nuts = lambda depth: NUTS(archipelago, max_tree_depth=depth, init_strategy=init_to_median)
+    nuts = lambda depth: NUTS(model, max_tree_depth=depth, init_strategy=init_to_median)
     return Gibbs(
         [
-            (LatentHistory(archipelago, max_capacity=max_capacity), HISTORY),
+            (LatentHistory(model, max_capacity=max_capacity), HISTORY),
             # Where the covariances move, each slope costs a Cholesky factor and its derivative; elsewhere only the first one does.
             (nuts(2), ["amplitude", "lengthscale"]),
             (nuts(5), ["noise"]),

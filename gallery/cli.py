@@ -119,7 +119,7 @@ def _parser() -> _Parser:
     _add_run(add("report", "reports:report", "whether to trust a run; exit code 1 if not"))
     _add_plot(add("plot", "pictures:plot", "a picture of a run"))
     _add_compare(add("compare", "reports:compare", "predictive scores of runs on the same data"))
-    _add_predict(add("predict", "predict:predict", "class probabilities of the rows of a CSV file"))
+    _add_predict(add("predict", "predict:predict", "class probabilities of the rows of a CSV file, or entries of a matrix"))
     add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument("folder", metavar="FOLDER")
     _add_site(add("gallery", "site:build", "the pages of the gallery as a site"))
     return parser
@@ -128,8 +128,8 @@ def _parser() -> _Parser:
 def _add_fit(parser: _Parser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a name of `zoo list`")
-    add("--data", required=True, metavar="NAME|FILE.csv", help="a name of `zoo data`, or a CSV file: a header, missing cells empty or NA")
-    add("--target", metavar="COL", help="the class column of the CSV file (default: the last one)")
+    add("--data", required=True, metavar="NAME|FILE.csv", help=_DATA_HELP)
+    add("--target", metavar="COL", help="the column of the CSV file that holds classes, or entries (default: the last)")
     add("--task", metavar="COL", help="the column of the CSV file that says of which task a row is, for models of several tasks")
     add("--option", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_OPTION_HELP)
     add("--kernel", metavar="NAME", help="nuts, svi, ...: one that the model's card names (default: its first)")
@@ -141,6 +141,10 @@ def _add_fit(parser: _Parser) -> None:
     add("--force", action="store_true", help="replace the file of -o")
 
 
+_DATA_HELP = (
+    "a name of `zoo data`, or a CSV file: a header, missing cells empty or NA; for a model of a matrix the first two columns name the row "
+    "and the column of an entry"
+)
 _OPTION_HELP = (
     "num_warmup, num_samples, num_chains, thinning, max_time (seconds), save_every (seconds), chain_method; an argument of the kernel, "
     "such as num_particles or target_accept_prob; or of the model, such as alpha. Defaults num_warmup=500 num_samples=1000 num_chains=4; "
@@ -157,8 +161,8 @@ def _add_run(parser: _Parser, names: bool = False) -> None:
 def _add_plot(parser: _Parser) -> None:
     _add_run(parser, names=True)
     parser.add_argument("-o", dest="output", metavar="OUT.png", help="default: RUN.png")
-    kinds = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition")
-    parser.add_argument("--kind", choices=kinds, help="default: what fits the run: elbo, partition, else trace_dist")
+    kinds = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition", "matrix", "history")
+    parser.add_argument("--kind", choices=kinds, help="default: what fits the run: elbo, partition, matrix, history, else trace_dist")
 
 
 def _add_compare(parser: _Parser) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gallery._dataset import Dataset
 
-__all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_table"]
+__all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_matrix", "read_table"]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
@@ -69,6 +69,36 @@ def read_csv(path: str | Path, target: str | None = None, like: Dataset | None =
     data = encode(table, target, drop=(task,), like=like)
     codes, names = _tasks(table, task, None if like is None else like.categories[task])
     return replace(data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names})
+
+
+def read_matrix(path: str | Path, target: str | None = None) -> Dataset:
+    """Entries of a matrix from a CSV file: the first two columns name row and column of each, `target`, by default the last, holds them.
+
+    `rows` and `cols` count the names, which are `categories`; lines without a value say nothing and are left out.
+    """
+    table = read_table(path)
+    target = table.header[-1] if target is None else target
+    if target not in table.header or len(table.header) < 3:
+        wanted = f"wanted a column {target!r} and two others, of the row and of the column of each entry"
+        raise TableError(f"{path}: the columns are {', '.join(table.header)}; {wanted}")
+    values = _numbers(table, target)
+    items = [name for name in table.header if name != target][:2]
+    categories = {name: _in_order([cell for cell in table.column(name) if cell not in MISSING]) for name in items}
+    places = [_coded(table, name, categories[name]) for name in items]
+    for name, codes in zip(items, places, strict=True):
+        if np.isnan(codes).any():
+            raise TableError(f"{table.place(int(np.argmax(np.isnan(codes))), name)}: it is empty; wanted what the row or column is called")
+    rows, cols, values = (array[~np.isnan(values)] for array in (*places, values))
+    stem = Path(path).name.removesuffix(".gz").removesuffix(".csv")
+    shape = " x ".join(str(len(names)) for names in categories.values())
+    return Dataset(
+        name=stem,
+        title=f"{stem}, {len(values)} entries of a matrix, {shape}",
+        arrays={"rows": rows.astype(np.int64), "cols": cols.astype(np.int64), "values": values},
+        target_name=target,
+        categories=categories,
+        description=f"Entries {target!r} by {' and '.join(map(repr, items))}.",
+    )
 
 
 def read_features(path: str | Path, feature_names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None) -> np.ndarray:

@@ -4,19 +4,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 import zoo
 from gallery._dataset import Dataset
 from gallery.commands import options
 from gallery.commands.inputs import bind, read_data, scale_features
-from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel
+from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, start_of
 from gallery.commands.request import Request, check_picture, check_writable, keep, recall
 from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, summary_text
 
 __all__ = ["fit", "resume"]
 
 GROUPS = ("log_likelihood", "log_prior", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
+MOST = 10**8  # numbers in a group
 MARGINAL = ("AugmentReduce", "ParticleFilter", "CollapsedGibbs", "CoordinateAscent")  # what these groups need is integrated out, or large
 ROWS = 12  # of the summary
 EXIT = {"SIGINT": 130, "SIGTERM": 143}
@@ -52,17 +54,18 @@ def _run(request: Request, folder: Path | None) -> int:
     told = options.split(options.parse(request.options), entry.model, kernel)
     if request.plot:
         check_picture(Path(request.plot), "--plot")
-    data = read_data(request)
+    data = read_data(request, entry.model)
     scaling = scale_features(data, request.raw)
     arguments = bind(entry.model, entry.name, data, scaling, told.model)
-    groups = () if kernel in MARGINAL else GROUPS
+    start = start_of(kernel, told.driver["num_chains"])
+    groups = () if kernel in MARGINAL or _size(arguments, told.driver) > MOST else GROUPS
     driver = Driver(make_kernel(kernel, entry.model, **told.kernel), **told.driver, checkpoint=folder, groups=groups)
     if folder is not None:
         keep(request, folder)
     print(_headline(entry, data, kernel, told.driver, request.seed), flush=True)
     try:
-        with in_precision(kernel):
-            tree = driver.run(request.seed, **arguments)
+        with in_precision(kernel, arguments):
+            tree = driver.run(request.seed, init_params=start, **arguments)
     except CheckpointError as error:
         if error.tree is not None and num_draws(error.tree):
             save(annotate(error.tree, request, data, scaling, arguments), Path(request.output))
@@ -74,10 +77,16 @@ def _run(request: Request, folder: Path | None) -> int:
     return _tell(tree, request, folder, perf_counter() - started)
 
 
+def _size(arguments: dict[str, Any], settings: dict[str, Any]) -> int:
+    """Observations at all draws."""
+    rows = max((len(value) for value in arguments.values() if isinstance(value, np.ndarray) and value.ndim), default=0)
+    return rows * settings["num_samples"] * settings["num_chains"]
+
+
 def _headline(entry: zoo.Entry, data: Dataset, kernel: str, settings: dict[str, Any], seed: int) -> str:
     sizes = [f"{len(data.feature_names)} features"] if data.feature_names else []
     sizes += [f"{len(data.class_names)} classes"] if data.class_names else []
-    rows = [f"{len(data.arrays['y'])} rows"] if "y" in data.arrays else []
+    rows = [f"{len(data.arrays[name])} {words}" for name, words in {"y": "rows", "values": "entries"}.items() if name in data.arrays]
     plan = ", ".join(f"{key} {value}" for key, value in settings.items())
     return f"{entry.name} on {data.name} ({', '.join(rows + sizes)}): {kernel}, {plan}, seed {seed}"
 

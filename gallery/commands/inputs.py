@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gallery._dataset import Dataset
+from gallery.commands.entries import entry_arguments, takes_entries
 from gallery.commands.models import unknown
 from gallery.commands.request import Request, is_table
 
@@ -26,16 +27,18 @@ class Scaling(NamedTuple):
         return (x - self.mean) / self.std
 
 
-def read_data(request: Request) -> Dataset:
-    """The named data set, or the CSV file."""
+def read_data(request: Request, model: Callable) -> Dataset:
+    """The named data set, or the CSV file, which holds rows of features, or entries of a matrix where the model is one of those."""
     if is_table(request.data):
-        from gallery.tables import read_csv
+        from gallery.tables import read_csv, read_matrix
 
         path = Path(request.data)
         if path.is_dir():
             raise ValueError(f"--data {path}: a folder; name a CSV file in it")
         if not path.is_file():
             raise ValueError(f"--data {path}: no such file")
+        if takes_entries(model):
+            return read_matrix(request.data, target=request.target)
         return read_csv(request.data, target=request.target, task=request.task)
     from gallery.datasets import load, names
 
@@ -67,7 +70,7 @@ def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, key
     arrays = dict(data.arrays)
     if scaling is not None:
         arrays["x"] = scaling(arrays["x"])
-    given = arrays | _num_classes(data) | ({} if scaling is None else {"component": _component(data, arrays["x"])})
+    given = arrays | _num_classes(data) | entry_arguments(data) | ({} if scaling is None else {"component": _component(data, arrays["x"])})
     parameters = [p for p in inspect.signature(model).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     for key in keywords:
         if key in arrays:

@@ -2,21 +2,22 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
 import zoo
 
-__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "unknown"]
+__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "start_of", "unknown"]
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "SVI": {"learning_rate": 0.01},
+    "ConditionalGibbs": {"num_births": 1.0},  # few sweeps must do
     "ParticleFilter": {"num_particles": 200},
     "AugmentReduce": {"posterior": True},  # a point has no summary
 }
-DOUBLE = ("CoordinateAscent",)
+DOUBLE = ("CoordinateAscent", "LatentHistory")
+MANY = 500_000  # entries from which on single precision is enough
 
 
 def find_model(name: str) -> zoo.Entry:
@@ -37,23 +38,30 @@ def kernel_name(entry: zoo.Entry, name: str | None) -> str:
 
 def kernel_options(name: str) -> dict[str, Any]:
     """What a kernel may be told beside its model, with the command's defaults: numbers, texts, true or false."""
-    parameters = inspect.signature(_class(name)).parameters.values()
+    parameters = inspect.signature(_MADE.get(name) or _class(name)).parameters.values()
     options = {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)}
     return options | DEFAULTS.get(name, {})
 
 
 def make_kernel(name: str, model: Callable, **options: Any) -> Any:
     """A kernel on a model."""
-    if name == "SVI":
-        return _svi(model, **options)
-    return _class(name)(model, **options)
+    return (_MADE.get(name) or _class(name))(model, **options)
 
 
-def in_precision(kernel: str) -> AbstractContextManager[Any]:
-    """Float64 for the kernels that need it."""
+def in_precision(kernel: str, arguments: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Float64 for the kernels that need it; for one of them only where the data are not many."""
     import jax
+    import numpy as np
 
-    return jax.enable_x64(kernel in DOUBLE)
+    size = max((np.size(value) for value in arguments.values()), default=0)
+    return jax.enable_x64(kernel in DOUBLE or (kernel == "ConditionalGibbs" and size < MANY))
+
+
+def start_of(kernel: str, num_chains: int) -> dict[str, Any] | None:
+    """Where the chains start, where a draw from the prior would be a bad place."""
+    import numpy as np
+
+    return {"num_rejected": np.zeros(() if num_chains == 1 else num_chains, int)} if kernel == "LatentHistory" else None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -64,7 +72,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"no {what} {name!r}; {hint}there {'is' if len(known) == 1 else 'are'} {', '.join(known) or 'none'}"
 
 
-def _svi(model: Callable, learning_rate: float) -> Any:
+def _svi(model: Callable, learning_rate: float = 0.01) -> Any:
     """Of a mean-field normal distribution, by Adam."""
     from numpyro.infer import SVI, Trace_ELBO
     from numpyro.infer.autoguide import AutoNormal
@@ -73,12 +81,21 @@ def _svi(model: Callable, learning_rate: float) -> Any:
     return SVI(model, AutoNormal(model), Adam(learning_rate), Trace_ELBO())
 
 
+def _latent_history(model: Callable, max_capacity: int = 4096) -> Any:
+    """With NUTS for what belongs to no history."""
+    from gallery.archipelago import sampler
+
+    return sampler(max_capacity, model)
+
+
 def _class(name: str) -> Any:
     """A kernel's class, imported now."""
     if name not in _WHERE:
-        raise ValueError(f"kernel {name!r}: the command does not build it yet, only {', '.join(_WHERE)}; run it with inference.Driver.")
+        known = ", ".join([*_WHERE, *_MADE])
+        raise ValueError(f"kernel {name!r}: the command does not build it yet, only {known}; run it with inference.Driver.")
     return getattr(import_module(_WHERE[name]), name)
 
 
-_WHERE = {"NUTS": "numpyro.infer", "SVI": "numpyro.infer"}
-_WHERE |= dict.fromkeys(("AugmentReduce", "CollapsedGibbs", "CoordinateAscent", "NestedSampler", "ParticleFilter"), "inference")
+_MADE: dict[str, Callable] = {"SVI": _svi, "LatentHistory": _latent_history}
+_OURS = ("AugmentReduce", "CollapsedGibbs", "ConditionalGibbs", "CoordinateAscent", "NestedSampler", "ParticleFilter")
+_WHERE = dict.fromkeys(_OURS, "inference") | {"NUTS": "numpyro.infer"}

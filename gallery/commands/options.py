@@ -24,6 +24,8 @@ OF_KERNELS: Mapping[str, Mapping[str, int | None]] = {  # None: it ends by itsel
     "ParticleFilter": {"num_warmup": None},
     "NestedSampler": {"num_warmup": None},
     "CoordinateAscent": {"num_chains": 1, "num_samples": 200},
+    "ConditionalGibbs": {"num_chains": 2, "num_warmup": 200, "num_samples": 300},
+    "LatentHistory": {"num_chains": 1, "num_warmup": 300, "num_samples": 400},
 }
 WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
 

@@ -1,18 +1,19 @@
 """`zoo plot`, and the picture of `zoo fit --plot`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from gallery.commands.model_pictures import is_history, plot_history, plot_matrix
 from gallery.commands.request import check_picture
 from gallery.commands.runs import main_variables, open_run, select
 
 __all__ = ["KINDS", "draw", "plot"]
 
-KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition")
+KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition", "matrix", "history")
 ROWS = {"trace_dist": 8, "dist": 12, "forest": 30, "rank": 12}  # scalar quantities that one picture holds
 MOST_ROWS, MOST_DRAWS = 600, 400  # of a co-clustering matrix
 INCHES_A_ROW = {"trace_dist": 1.35, "dist": 0.6, "forest": 0.32, "rank": 0.6}
@@ -29,22 +30,27 @@ def plot(args: Any) -> int:
 
 
 def draw(tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str] | None = None) -> None:
-    """The picture of a kind; by default the path of the ELBO where there is one, the partition where rows were parted, else traces."""
+    """The picture of a kind; by default what the run is for, where that can be seen, else traces."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
-    kind = kind or ("elbo" if "elbo" in stats else "partition" if "partition" in tree.attrs else "trace_dist")
+    own: dict[str, tuple[bool, Callable[[], tuple[Any, str]]]] = {  # whether the run has it, and what draws it
+        "elbo": ("elbo" in stats, lambda: _elbo(stats)),
+        "partition": ("partition" in tree.attrs, lambda: _partition(tree)),
+        "matrix": ("entries" in tree.attrs, lambda: plot_matrix(tree)),
+        "history": (is_history(tree), lambda: plot_history(tree)),
+    }
+    kind = kind or next((name for name, (is_there, _) in own.items() if is_there), "trace_dist")
+    if kind in ("matrix", "history") and not own[kind][0]:
+        raise ValueError(f"--kind {kind}: {tree.attrs.get('model', 'the model')} has none. Choose another kind")
     if kind in ("energy", "elbo") and kind not in stats:
         found = ", ".join(map(str, stats.data_vars)) or "none"
         raise ValueError(f"--kind {kind}: the run has no such statistic; it has {found}. Choose another kind")
     with plt.rc_context({"font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9}):
-        if kind in ("elbo", "partition"):
-            figure, note = _elbo(stats) if kind == "elbo" else _partition(tree)
-        else:
-            figure, note = _by_arviz(tree, kind, names or main_variables(tree))
+        figure, note = own[kind][1]() if kind in own else _by_arviz(tree, kind, names or main_variables(tree))
         data = f" on {tree.attrs['data']}" if tree.attrs.get("data") else ""
         figure.suptitle(f"{tree.attrs.get('model') or 'a model'}{data}, {tree.attrs.get('kernel', '')}{note}", fontsize=10)
         figure.savefig(path, dpi=150)

@@ -13,8 +13,10 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
+from gallery.commands.entries import predicted_entries
 from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model
+from gallery.commands.predictive import has_predictive, predictive_probabilities
 from gallery.commands.refitted import REFITTED, refitted_probabilities
 from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
@@ -32,11 +34,15 @@ def predict(args: Any) -> int:
     if args.output is not None:
         check_writable(Path(args.output), "-o", args.force)
     tree = open_run(args.run)
+    if "entries" in tree.attrs:
+        return _tell_entries(tree, args)
     features, scaling, class_names = _coding(tree, args.run)
     categories = json.loads(tree.attrs["categories"])
     x = read_features(args.table, features, categories)
     if tree.attrs.get("kernel") in REFITTED:
         probabilities = refitted_probabilities(tree, scaling(x), _by_row(tree, args.table, categories))
+    elif has_predictive(tree):
+        probabilities = predictive_probabilities(tree, scaling(x))
     else:
         program = _program(tree, scaling(x))
         site = _target(tree, program)
@@ -49,12 +55,25 @@ def predict(args: Any) -> int:
         header = list(class_names) if len(class_names) == probabilities.shape[1] else [str(k) for k in range(probabilities.shape[1])]
         columns, labels = probabilities, [header[k] for k in probabilities.argmax(axis=1)]
     _refuse_nan(columns, x, features, tree.attrs["model"], args.table)
-    if args.output is None:
+    return _tell(args.output, header, columns, labels)
+
+
+def _tell_entries(tree: xr.DataTree, args: Any) -> int:
+    """Of a matrix: the table names the row and the column of each entry."""
+    places = read_features(args.table, json.loads(tree.attrs["entries"]), json.loads(tree.attrs["categories"]))
+    if np.isnan(places).any():
+        raise ValueError(f"{args.table}: line {int(np.argmax(np.isnan(places).any(1))) + 2} does not say which entry it asks for")
+    found = predicted_entries(tree, *places.astype(int).T)
+    return _tell(args.output, ["mean", "std"], np.stack(found, axis=1), None)
+
+
+def _tell(path: str | None, header: list[str], columns: np.ndarray, labels: list[str] | None) -> int:
+    if path is None:
         _write(sys.stdout, header, columns, labels)
     else:
-        with open(args.output, "w", encoding="utf-8", newline="") as file:
+        with open(path, "w", encoding="utf-8", newline="") as file:
             _write(file, header, columns, labels)
-        print(f"saved {args.output}: {len(columns)} rows")
+        print(f"saved {path}: {len(columns)} rows")
     return 0
 
 

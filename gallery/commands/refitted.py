@@ -27,12 +27,12 @@ def refitted_probabilities(tree: xr.DataTree, x: np.ndarray, by_row: Mapping[str
     entry = find_model(request.model)
     name = kernel_name(entry, request.kernel)
     told = options.split(options.parse(request.options), entry.model, name)
-    data = read_data(request)
+    data = read_data(request, entry.model)
     arguments = bind(entry.model, entry.name, data, scale_features(data, request.raw), told.model)
     kernel = make_kernel(name, entry.model, **told.kernel)
     settings = {key: told.driver[key] for key in ("num_warmup", "num_chains") if key in told.driver}
     driver = Driver(kernel, **settings, num_samples=0, progress_bar=False)
-    with in_precision(name):
+    with in_precision(name, arguments):
         again = driver.run(request.seed, **arguments)
         if not np.isclose(_evidence(again), _evidence(tree), rtol=1e-5, atol=0):
             changed = "the run ended early, or the data or the model have changed"

@@ -10,7 +10,9 @@ import numpy as np
 import xarray as xr
 
 from gallery._dataset import Dataset
+from gallery.commands.entries import item_names, takes_entries
 from gallery.commands.inputs import Scaling
+from gallery.commands.models import find_model, unknown
 from gallery.commands.request import Request
 
 __all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "save", "select", "summary_text"]
@@ -32,12 +34,20 @@ def annotate(tree: xr.DataTree, request: Request, data: Dataset, scaling: Scalin
         "model": request.model,
         "data": request.data_name,
         "command": request.to_json(),
-        "arguments": json.dumps({key: value for key, value in arguments.items() if isinstance(value, bool | int | float | str)}),
+        "arguments": json.dumps({key: value for key, value in arguments.items() if _is_plain(value)}),
         "categories": json.dumps({name: list(values) for name, values in data.categories.items()}),
     }
     if "task" in arguments:
         annotated.attrs["task"] = task
+    if takes_entries(find_model(request.model).model):
+        annotated.attrs["entries"] = json.dumps(item_names(data))
+        for values in annotated["posterior"].data_vars.values():  # known up to order, sign and scale
+            values.attrs |= {"not_identified": 1} if "component" in values.dims else {}
     return annotated
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
 def save(tree: xr.DataTree, path: Path) -> None:
@@ -78,6 +88,7 @@ def main_variables(tree: xr.DataTree) -> list[str]:
     hidden = set(map(str, tree["not_identified"].data_vars)) if "not_identified" in tree.children else set()
     names = sorted(map(str, posterior.data_vars), key=lambda name: posterior[name].size)
     told = [name for name in names if name not in hidden and not posterior[name].attrs.get("not_identified")]
+    rows |= {"row", "column"} if "entries" in tree.attrs else set()
     return [name for name in told if not rows & set(posterior[name].dims)] or names
 
 
@@ -89,8 +100,6 @@ def row_dims(tree: xr.DataTree) -> set[str]:
 
 def select(tree: xr.DataTree, names: list[str] | None) -> list[str]:
     """The named quantities, or the main ones."""
-    from gallery.commands.models import unknown
-
     known = list(map(str, tree["posterior"].data_vars))
     for name in names or ():
         if name not in known:

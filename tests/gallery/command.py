@@ -28,12 +28,12 @@ def write(path, rows):
 
 
 def run(room, *arguments, **changed):
-    return subprocess.run([*RUN, *arguments], cwd=room.folder, env=room.env | changed, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*RUN, *arguments], cwd=room.folder, env=room.env | changed, capture_output=True, text=True, timeout=900)
 
 
 def many(room, commands):
     """Several commands in one process: (exit code, output, errors) of each."""
     command = [sys.executable, "-c", MANY]
-    done = subprocess.run(command, cwd=room.folder, env=room.env, input=json.dumps(commands), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=room.folder, env=room.env, input=json.dumps(commands), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -1,0 +1,117 @@
+"""The command `zoo` on a matrix with holes: entries from a table, and predictions of others."""
+
+import csv
+import io
+import json
+import re
+
+import arviz as az
+import numpy as np
+import pytest
+
+from gallery.tables import TableError, read_matrix
+from tests.gallery.command import many, write
+
+FIT = ["fit", "bsvd", "--data", "stars.csv", "--option", "num_components=2", "num_warmup=30", "num_samples=30"]
+
+
+def matrix():
+    """Of rank one, and which of its entries are known."""
+    rng = np.random.default_rng(0)
+    return np.outer(rng.normal(size=9), rng.normal(size=8)) + 3, rng.random((9, 8)) < 0.7
+
+
+@pytest.fixture(scope="module")
+def done(room):
+    """Exit code, output and errors of each command, run one after the other."""
+    values, known = matrix()
+    places = np.argwhere(known)[::-1]
+    write(room.folder / "stars.csv", [["user", "film", "stars"], *([f"u{i}", f"f{j}", f"{values[i, j]:.4f}"] for i, j in places)])
+    write(room.folder / "asked.csv", [["film", "why", "user"], *([f"f{j}", "x", f"u{i}"] for i, j in np.argwhere(~known))])
+    write(room.folder / "nobody.csv", [["user", "film"], ["u99", "f0"]])
+    commands = {
+        "fit": [*FIT, "-o", "stars.nc", "--plot", "stars.png"],
+        "predict": ["predict", "stars.nc", "asked.csv"],
+        "report": ["report", "stars.nc"],
+        "summary": ["summary", "stars.nc"],
+        "compare": ["compare", "stars.nc", "fewer.nc"],
+        "nobody": ["predict", "stars.nc", "nobody.csv"],
+        "wrong data": ["fit", "bsvd", "--data", "wine", "-o", "never.nc"],
+        "wrong picture": ["plot", "stars.nc", "--kind", "history"],
+    }
+    found = dict(zip(commands, many(room, list(commands.values())), strict=True))
+    return found
+
+
+@pytest.mark.slow
+def test_entries_are_fitted_and_drawn(done, room):
+    code, out, err = done["fit"]
+    assert (code, err) == (0, "")
+    assert re.search(r"^rank +", out, flags=re.MULTILINE)
+    assert "u[" not in out
+    assert (room.folder / "stars.png").stat().st_size > 5000
+    tree = az.from_netcdf(room.folder / "stars.nc")
+    assert json.loads(tree.attrs["entries"]) == ["user", "film"]
+    assert "not_identified" in tree["posterior"]["u"].attrs
+    assert "not_identified" not in tree["posterior"]["rank"].attrs
+
+
+@pytest.mark.slow
+def test_entries_that_were_not_seen_are_predicted(done):
+    values, known = matrix()
+    code, out, err = done["predict"]
+    assert (code, err) == (0, "")
+    header, *rows = csv.reader(io.StringIO(out))
+    mean, std = np.array(rows, float).T
+    assert header == ["mean", "std"]
+    miss = np.abs(mean - values[~known])
+    assert np.median(miss) < 0.2 < np.median(np.abs(values[~known] - values[known].mean()))
+    assert (std > 0).all()
+
+
+@pytest.mark.slow
+def test_report_and_summary_leave_out_what_is_not_identified(done):
+    assert "R-hat" in done["report"][1]
+    for name in ("report", "summary"):
+        assert not re.search(r"\b[usvz]\[", done[name][1])
+    assert "rank" in done["summary"][1]
+
+
+REFUSED = {
+    "nobody": "category 'u99' was not seen in training",
+    "wrong data": "model bsvd needs 'row', 'column'",
+    "wrong picture": "--kind history: bsvd has none",
+    "compare": "fewer.nc: no such file",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_are_one_line(done, name, room):
+    code, _, err = done[name]
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert re.search(REFUSED[name], err), err
+    assert not (room.folder / "never.nc").exists()
+
+
+def test_a_table_of_entries_is_read(tmp_path):
+    write(tmp_path / "t.csv", [["b", "v", "a"], ["10", "1.5", "x"], ["9", "", "x"], ["9", "2", "y"]])
+    found = read_matrix(tmp_path / "t.csv", "v")
+    assert found.categories == {"b": ("9", "10"), "a": ("x", "y")}
+    assert [found.rows.tolist(), found.cols.tolist(), found["values"].tolist()] == [[1, 0], [0, 1], [1.5, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([["a", "v"], ["1", "2"]], "two others"),
+        ([["a", "b", "v"], ["1", "", "2"]], "it is empty"),
+        ([["a", "b", "v"], ["1", "2", "many"]], "not a finite number"),
+    ],
+    ids=["two columns", "no column named", "a text"],
+)
+def test_a_table_of_no_entries_is_refused(tmp_path, rows, words):
+    write(tmp_path / "t.csv", rows)
+    with pytest.raises(TableError, match=words):
+        read_matrix(tmp_path / "t.csv")
