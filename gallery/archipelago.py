@@ -6,7 +6,7 @@
     classifier.posterior_                             # ArviZ: hyper-parameters, functions, rejected points
 
 The model is `zoo.archipelago`: the density of each class comes from a Gaussian process. `LatentHistory` draws the points that were
-rejected on the way to the data, NUTS the functions and, apart from them, the hyper-parameters. Columns are standardised first, so that
+rejected on the way to the data, the functions and their scales; NUTS the base density. Columns are standardised first, so that
 the posterior is in units of their standard deviations. Cost of a draw: O(classes x (rows + rejected points)^3), so some hundred rows of
 few columns; memory O(classes x (rows + rejected points)^2).
 
@@ -30,25 +30,24 @@ from gallery._labels import coded, codes_among
 from inference import Driver, LatentHistory
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, squared_exponential
 
-__all__ = ["ArchipelagoClassifier", "sampler"]
+__all__ = ["ArchipelagoClassifier", "sampler", "start"]
 
 HISTORY = ("num_rejected", "rejected", "rejected_noise")
+FIELD = ("noise", "amplitude", "lengthscale")
 MOST_DRAWS = 400  # that a prediction looks at
 AT_ONCE = 256  # rows of a prediction
 
 
 def sampler(max_capacity: int = 4096, model: Callable = archipelago) -> Gibbs:
-    """`LatentHistory` and NUTS in turn, for `zoo.archipelago`."""
-    nuts = lambda depth: NUTS(model, max_tree_depth=depth, init_strategy=init_to_median)
-    return Gibbs(
-        [
-            (LatentHistory(model, max_capacity=max_capacity), HISTORY),
-            # Where the covariances move, each slope costs a Cholesky factor and its derivative; elsewhere only the first one does.
-            (nuts(2), ["amplitude", "lengthscale"]),
-            (nuts(5), ["noise"]),
-            (nuts(4), None),
-        ]
-    )
+    """`LatentHistory` for rejected points and functions, NUTS for the base density."""
+    nuts = NUTS(model, max_tree_depth=4, init_strategy=init_to_median)
+    return Gibbs([(LatentHistory(model, max_capacity=max_capacity), (*HISTORY, *FIELD)), (nuts, None)])
+
+
+def start(num_chains: int, num_rows: int, num_classes: int) -> dict[str, np.ndarray]:
+    """Nothing is rejected yet and the functions are 0: a draw of them from the prior may reject very many points."""
+    shape = () if num_chains == 1 else (num_chains,)
+    return {"num_rejected": np.zeros(shape, int), "noise": np.zeros((*shape, num_rows, num_classes))}
 
 
 class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
@@ -116,11 +115,11 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             progress_bar=self.progress_bar,
             max_time=self.max_time,
         )
-        start = {"num_rejected": np.zeros(() if self.num_chains == 1 else self.num_chains, int)}
         with jax.enable_x64(True):
             x, options = jnp.asarray(self._standard(X)), self._options()
+            first = start(self.num_chains, len(x), len(classes))
             tree = driver.run(
-                self._seed(), x, jnp.asarray(labels), init_params=start, num_classes=len(classes), capacity=capacity, **options
+                self._seed(), x, jnp.asarray(labels), init_params=first, num_classes=len(classes), capacity=capacity, **options
             )
         if not tree.posterior.sizes["draw"]:
             raise ValueError(f"max_time: {self.max_time} seconds were over before the first draw; give more, or a smaller num_warmup.")

@@ -57,7 +57,7 @@ def _run(request: Request, folder: Path | None) -> int:
     data = read_data(request, entry.model)
     scaling = scale_features(data, request.raw)
     arguments = bind(entry.model, entry.name, data, scaling, told.model)
-    start = start_of(kernel, told.driver["num_chains"])
+    start = start_of(kernel, told.driver["num_chains"], arguments)
     groups = () if kernel in MARGINAL or _size(arguments, told.driver) > MOST else GROUPS
     driver = Driver(make_kernel(kernel, entry.model, **told.kernel), **told.driver, checkpoint=folder, groups=groups)
     if folder is not None:

@@ -57,11 +57,13 @@ def in_precision(kernel: str, arguments: Mapping[str, Any]) -> AbstractContextMa
     return jax.enable_x64(kernel in DOUBLE or (kernel == "ConditionalGibbs" and size < MANY))
 
 
-def start_of(kernel: str, num_chains: int) -> dict[str, Any] | None:
+def start_of(kernel: str, num_chains: int, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     """Where the chains start, where a draw from the prior would be a bad place."""
-    import numpy as np
+    if kernel != "LatentHistory":
+        return None
+    from gallery.archipelago import start
 
-    return {"num_rejected": np.zeros(() if num_chains == 1 else num_chains, int)} if kernel == "LatentHistory" else None
+    return start(num_chains, len(arguments["x"]), arguments["num_classes"])
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -1,23 +1,26 @@
 """Moves of a latent history: a chain, and a block of NumPyro's `Gibbs`.
 
-    Gibbs([(LatentHistory(model), ["num_rejected", "rejected", "rejected_noise"]), (NUTS(model), None)])
+    history, field = ["num_rejected", "rejected", "rejected_noise"], ["noise", "amplitude", "lengthscale"]
+    Gibbs([(LatentHistory(model), history + field), (NUTS(model), None)])
 
 Of the model, any with the structure of `inference.history`, the kernel knows where points were that left no data, and the values of
-functions there. A draw is one sweep:
+functions there. Beside these sites it draws those of `inference.field` that it is given: the noise of the functions at the data, and
+their scales. NUTS can draw them as well, but the scales then hardly move. A draw is one sweep:
 
 1. Slots that are not used are drawn from the prior, functions included: they are the births that stand ready.
 2. Points are exchanged, `num_rounds` times: used slots are put into a random order, the count is drawn from its complete conditional
    p(count) x product of the events' probabilities over the slots below it, and used slots are swapped with unused ones by Metropolis.
 3. Each used point tries to go to a place nearby, at which the functions are drawn given all that is known of them; all at once, for
    they are independent given the functions.
-4. The noise of the used slots is computed anew for their order, and moved along `num_slices` ellipses (Murray, Adams and MacKay, 2010).
+4. The noise of the used slots is computed anew for their order. Then scales take `num_steps` steps, and all noise moves along
+   `num_slices` ellipses, by way of surrogate data (`_surrogate`).
 
 All densities are the model's own. Where the conditional of the count leaves room above the capacity no more than a chance of `SPARE`,
 nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. In NumPyro's
 own `MCMC` nothing grows: look at `full`, an extra field, and give more.
 
-Cost of a sweep: 3 Cholesky factors of n points for each function, O(K n^3), n = data and slots, for O(n) births, deaths and relocations,
-so O(K n^2) a move; O(K slots^2) for each ellipse. A gradient of NUTS costs O(K n^3).
+Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for O(n) births, deaths and relocations,
+so O(K n^2) a move; 2 and a product of matrices for each step of the scales; O(K n^2) for each ellipse. A gradient of NUTS costs O(K n^3).
 """
 
 from collections.abc import Callable
@@ -31,7 +34,9 @@ from jax.nn import logsumexp
 from numpyro.util import is_prng_key
 
 from inference._traced import stand_in
+from inference.field import Field, read_field
 from inference.history import History, like, read_history, shuffled
+from inference.kernels import _surrogate
 from inference.kernels._block import Block
 from inference.program import Program
 from inference.sites import StructureError
@@ -47,6 +52,7 @@ class HistoryState(NamedTuple):
     values: dict[str, Array]  # of the sites that the kernel owns
     full: Array  # whether the draw came near the capacity
     moved: Array  # share of the used points that went to a place nearby, in the last sweep
+    rescaled: Array  # share of the steps of scales that were taken, in the last sweep
     rng_key: Array
 
 
@@ -56,22 +62,33 @@ class LatentHistory(Block):
     :param capacity: name of the model's argument that says how many slots there are.
     :param max_capacity: the most slots; a history that wants more ends the run with an error.
     :param num_rounds: exchanges of points in a sweep, cheap ones.
-    :param num_slices: moves of the functions at the used slots, given those at the data.
+    :param num_steps: steps of the scales in a sweep.
+    :param num_slices: ellipses on which the noise moves.
     """
 
-    default_fields = ("values", "moved", "full")
-    memory = ("_history",)
+    default_fields = ("values", "moved", "rescaled", "full")
+    memory = ("_history", "_field")
 
-    def __init__(self, model: Callable, *, capacity: str = "capacity", max_capacity: int = 4096, num_rounds: int = 20, num_slices: int = 5):
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        capacity: str = "capacity",
+        max_capacity: int = 4096,
+        num_rounds: int = 20,
+        num_steps: int = 8,
+        num_slices: int = 20,
+    ):
         self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
-        self.num_rounds, self.num_slices = num_rounds, num_slices
+        self.num_rounds, self.num_steps, self.num_slices = num_rounds, num_steps, num_slices
         self._history: History | None = None  # by `init`
+        self._field: Field | None = None
         self._scale: dict[str, Any] = {}  # how far the prior spreads the places
 
     # The protocol of NumPyro's kernels.
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> HistoryState:
-        """Reads the history and proves it. `init_params` are values of sites, drawn where there are none."""
+        """Reads the history and the field and proves them. `init_params` are values of sites, drawn where there are none."""
         if not is_prng_key(rng_key):
             raise ValueError("LatentHistory takes one key; chain_method: 'sequential', 'parallel' or jax.vmap.")
         if not jax.config.jax_enable_x64:
@@ -85,15 +102,16 @@ class LatentHistory(Block):
             history = self._history = read_history(shown)
             history.prove(shown, random.key(0))
             self._scale = history.scale_of_places(shown, random.key(0))
-        owned = history.sites
-        if missing := sorted(set(program.latent) - set(owned) - set(others)):
-            raise StructureError(
-                f"LatentHistory draws {list(owned)}; give {missing} to NUTS: Gibbs([(LatentHistory(model), ...), (NUTS(model), None)])."
-            )
+            if absent := sorted(set(history.sites) & set(others)):
+                raise StructureError(f"LatentHistory draws {list(history.sites)}, and {absent} belong to another block of Gibbs.")
+            owned = [name for name in program.latent if name not in others]
+            own_alone = [name for name in owned if name == history.noise or name not in history.sites]
+            field = self._field = read_field(shown, history.noise, own_alone)
+            field.prove(shown, random.key(0))
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}
         values = {**program.draw_initial(start_key), **others, **given}
         zero = jnp.zeros((), jnp.result_type(float))
-        return HistoryState({name: values[name] for name in owned}, jnp.zeros((), bool), zero, chain_key)
+        return HistoryState({name: values[name] for name in owned}, jnp.zeros((), bool), zero, zero, chain_key)
 
     def sample(self, state: HistoryState, model_args, model_kwargs) -> HistoryState:
         """One sweep."""
@@ -107,9 +125,8 @@ class LatentHistory(Block):
         level, root = history.function_of(program, values)
         is_used = (jnp.arange(history.capacity) < values[history.count])[:, None]
         noise = jnp.where(is_used, history.noise_of(level, root, function), random.normal(keys[3], function.shape))
-        noise = self._sliced(keys[4], program, history, values, (level, root), noise)
-        values |= {history.noise: noise}
-        return HistoryState({name: values[name] for name in state.values}, is_full, moved, rng_key)
+        values, rescaled = self._surrogates(keys[4], program, history, values | {history.noise: noise})
+        return HistoryState({name: values[name] for name in state.values}, is_full, moved, rescaled, rng_key)
 
     def get_diagnostics_str(self, state: HistoryState) -> str:
         """How many points there are; raises where the capacity was met, which the driver's growing prevents."""
@@ -134,7 +151,7 @@ class LatentHistory(Block):
                 f"LatentHistory: found {self._count(state)} points that left no data, with {size} slots, and max_capacity is "
                 f"{self.max_capacity}. A base density that is nearer to the data has fewer; or raise max_capacity (time grows as its cube)."
             )
-        slots = [name for name in state.values if name != self._names().count]
+        slots = (*self._names().places, self._names().noise)
         longer = {name: jnp.concatenate([state.values[name], jnp.zeros_like(state.values[name])]) for name in slots}
         return state._replace(values={**state.values, **longer}, full=jnp.zeros((), bool))
 
@@ -187,31 +204,19 @@ class LatentHistory(Block):
         moved = jnp.sum(accepts) / jnp.maximum(jnp.sum(is_tried), 1)
         return {**proposed, **{name: proposed[name][order] for name in history.places}}, function[order], moved
 
-    def _sliced(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], map_: tuple[Array, Array], noise: Array):
-        """Elliptical slices of the noise, given the data's: at used slots the events speak, at others there is only the prior."""
-        is_used = jnp.arange(history.capacity) < values[history.count]
-
-        def log_likelihood(function: Array) -> Array:
-            return jnp.sum(jnp.where(is_used, history.log_events(program, values, function), 0.0))
-
-        level, root = map_
-        part = history.values_of(level, root, noise) - level  # of the function, linear in the noise
-
-        def one_slice(i: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
-            noise, part = at
-            other_key, height_key, angle_key = random.split(random.fold_in(rng_key, i), 3)
-            other = random.normal(other_key, noise.shape)
-            other_part = history.values_of(jnp.zeros_like(level), root, other)
-            height = log_likelihood(level + part) + jnp.log(random.uniform(height_key))
-            angle = _on_ellipse(angle_key, lambda a: log_likelihood(level + part * jnp.cos(a) + other_part * jnp.sin(a)) > height)
-            turned = lambda first, second: first * jnp.cos(angle) + second * jnp.sin(angle)
-            return turned(noise, other), turned(part, other_part)
-
-        return lax.fori_loop(0, self.num_slices, one_slice, (noise, part))[0]
+    def _surrogates(self, rng_key: Array, program: Program, history: History, values: dict[str, Any]) -> tuple[dict[str, Any], Array]:
+        """Scales and noise, where points are used."""
+        field, is_used = self._fields(), jnp.arange(history.capacity) < values[history.count]
+        seen = [is_used if name == history.function else jnp.ones(program.sites[name].shape[0], bool) for name in field.functions]
+        return _surrogate.moved(rng_key, field, program, values, jnp.concatenate(seen), self.num_steps, self.num_slices)
 
     def _names(self) -> History:
         assert self._history is not None, "`init` must be called first."
         return self._history
+
+    def _fields(self) -> Field:
+        assert self._field is not None, "`init` must be called first."
+        return self._field
 
     def _size(self, state: HistoryState) -> int:
         return len(state.values[self._names().noise])
@@ -230,18 +235,3 @@ def _partners(count: Array, capacity: int) -> Array:
 def _swapped(order: Array, partner: Array, accepts: Array) -> Array:
     """The order in which each used slot that accepts has changed places with its partner."""
     return jnp.where(accepts | accepts[partner], order[partner], order)
-
-
-def _on_ellipse(rng_key: Array, is_inside: Callable[[Array], Array]) -> Array:
-    """An angle inside, by shrinking a bracket around 0, which is inside."""
-    start_key, shrink_key = random.split(rng_key)
-    first = random.uniform(start_key, minval=0.0, maxval=2 * jnp.pi)
-
-    def shrink(at):
-        angle, low, high, i = at
-        low, high = jnp.where(angle < 0, angle, low), jnp.where(angle < 0, high, angle)
-        return random.uniform(random.fold_in(shrink_key, i), minval=low, maxval=high), low, high, i + 1
-
-    outside = lambda at: ~is_inside(at[0]) & (at[2] - at[1] > 1e-12)
-    angle, low, high, _ = lax.while_loop(outside, shrink, (first, first - 2 * jnp.pi, first, 0))
-    return jnp.where(high - low > 1e-12, angle, 0.0)

@@ -15,15 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.infer import NUTS, Gibbs
 
-from gallery.archipelago import sampler
+from gallery.archipelago import sampler, start
 from inference import Driver, LatentHistory
 from tests.bench.archipelago_literal import Hyper, pinwheel_chain, trace
 from tests.bench.archipelago_protocols import Cell, draw
 from zoo.archipelago import archipelago
-
-HISTORY = ["num_rejected", "rejected", "rejected_noise"]
 
 
 def ours(data: str, labels: int, learn: bool, num_warmup: int = 500, num_sweeps: int = 2000) -> tuple[np.ndarray, float]:
@@ -39,9 +36,9 @@ def ours(data: str, labels: int, learn: bool, num_warmup: int = 500, num_sweeps:
         "root": jnp.linalg.cholesky(jnp.corrcoef(x.T)),
     }
     model = archipelago if learn else handlers.condition(archipelago, known)
-    kernel = sampler() if learn else Gibbs([(LatentHistory(model), HISTORY), (NUTS(model, max_tree_depth=3), None)])
+    kernel = sampler() if learn else LatentHistory(model)
     driver = Driver(kernel, num_warmup=num_warmup, num_samples=1, jit_model_args=True)
-    given = {"num_classes": num_classes, "capacity": 64, "init_params": {"num_rejected": np.zeros((), int)}}
+    given = {"num_classes": num_classes, "capacity": 64, "init_params": start(1, len(x), num_classes)}
     driver.run(0, jnp.asarray(x), jnp.asarray(y), **given)
     driver.extend(1)  # compiled now
     before = process_time()

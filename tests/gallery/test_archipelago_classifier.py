@@ -48,13 +48,15 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(call):
     with pytest.raises(Called):
         ArchipelagoClassifier(num_chains=2, is_ard=True, max_time=9.0, **SHORT).fit(X, Y)
     driver, (x, labels), options = call["driver"], call["args"], call["kwargs"]
-    assert [type(kernel).__name__ for kernel, _ in driver.kernel.blocks] == ["LatentHistory", "NUTS", "NUTS", "NUTS"]
+    assert [type(kernel).__name__ for kernel, _ in driver.kernel.blocks] == ["LatentHistory", "NUTS"]
     assert driver.kernel.model is archipelago
     assert (driver.num_warmup, driver.num_samples, driver.num_chains, driver.max_time) == (30, 30, 2, 9.0)
     assert_allclose(x, (ARMS.x - ARMS.x.mean(0)) / ARMS.x.std(0), atol=1e-9)  # the column that is constant is left out
     assert_array_equal(np.asarray(labels)[:4], [0, 0, -1, -1])
     assert (options["num_classes"], options["is_ard"], options["capacity"]) == (3, True, 128)
-    assert_array_equal(options.pop("init_params")["num_rejected"], [0, 0])
+    first = options.pop("init_params")
+    assert_array_equal(first["num_rejected"], [0, 0])
+    assert first["noise"].shape == (2, 30, 3)
     with jax.enable_x64(True):
         assert set(Program(archipelago, x, labels, **options).latent) > {"noise", "num_rejected"}
 

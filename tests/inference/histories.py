@@ -112,15 +112,33 @@ def seen(values, x, y):
         "noise": inside(values["rejected_noise"]),
         "squared noise": inside(values["rejected_noise"] ** 2 - 1),
         "first slot": values["rejected_noise"][0, 0] ** 2 * is_used[0],
+        "amplitude": jnp.log(values["amplitude"][0]),
+        "length scale": jnp.log(values["lengthscale"][-1, 0]),
+        "squared length scale": jnp.log(values["lengthscale"][0, 0]) ** 2,
+        "amplitude and length scale": jnp.sum(jnp.log(values["amplitude"]) * jnp.log(values["lengthscale"][:, 0])),
+        "amplitude and count": jnp.log(values["amplitude"][0]) * jnp.log1p(values["num_rejected"]),
+        "noise of data": jnp.mean(values["noise"] ** 2),
+        "scale and function": jnp.log(values["amplitude"][0]) * jnp.abs(found["function"][0, 0]),
+        "length scale and curve": jnp.log(values["lengthscale"][0, 0]) * (found["function"][0, 0] - found["function"][1, 0]) ** 2,
     }
 
 
-def drift(num_replicates=8000, num_sweeps=6, **options):
-    """z-scores of how far sweeps from exact draws of the joint move the means of what is seen: noise, for a right kernel."""
+OF_FIELD = ("amplitude", "length scale", "squared length scale", "amplitude and length scale", "amplitude and count", "noise of data")
+OF_FIELD = (*OF_FIELD, "scale and function", "length scale and curve")
+
+
+FIELD = ("noise", "amplitude", "lengthscale")
+
+
+def drift(num_replicates=8000, num_sweeps=6, beside=(), **options):
+    """z-scores of how far sweeps from exact draws of the joint move the means of what is seen: noise, for a right kernel.
+
+    :param beside: the history, which sites the kernel draws.
+    """
     kernel = LatentHistory(archipelago, **options)
     keys = random.split(random.key(1), num_replicates)
     values, x, y, enough = jax.jit(jax.vmap(joint))(keys)
-    own = read_history(Program(archipelago, x[0], y[0], **OPTIONS)).sites
+    own = (*read_history(Program(archipelago, x[0], y[0], **OPTIONS)).sites, *beside)
     others = lambda values: {name: value for name, value in values.items() if name not in own}
     first = jax.tree.map(lambda leaf: leaf[0], values)
     start = kernel.init(keys[0], 0, {name: first[name] for name in own}, (x[0], y[0]), OPTIONS | {GIBBS_SITES_KWARG: others(first)})
@@ -133,5 +151,6 @@ def drift(num_replicates=8000, num_sweeps=6, **options):
     ended = jax.jit(lambda at: jax.lax.map(lambda one: moved(*one), at, batch_size=100))((keys, values, x, y))
     before, after = (jax.vmap(seen)(each, x, y) for each in (values, {**values, **ended}))
     change = {name: np.asarray(after[name] - before[name])[np.asarray(enough)] for name in before}
+    change = {name: each for name, each in change.items() if beside or name not in OF_FIELD}
     assert all(np.mean(each != 0) > 0.3 for each in change.values()), "the kernel hardly moves"
     return {name: float(each.mean() / each.std() * np.sqrt(len(each))) for name, each in change.items()}

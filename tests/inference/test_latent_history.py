@@ -171,7 +171,7 @@ def test_other_models_are_refused_by_name(edit, named):
 
 def test_sites_of_nobody_are_named():
     kernel = LatentHistory(archipelago)
-    with pytest.raises(StructureError, match=r"amplitude.*NUTS"):
+    with pytest.raises(StructureError, match=r"'mean', 'scale', 'root'.* NUTS"):
         kernel.init(random.key(0), 0, None, (X, Y), {"capacity": 6})
 
 

@@ -11,7 +11,7 @@ from numpyro.infer import NUTS, Gibbs
 
 from inference import LatentHistory, Program
 from inference.history import History
-from tests.inference.histories import OPTIONS, joint, seen
+from tests.inference.histories import FIELD, OPTIONS, joint, seen
 from zoo.archipelago import archipelago
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
@@ -25,7 +25,7 @@ def nuts(step_size):
 
 
 def sampler():
-    return Gibbs([(LatentHistory(archipelago), HISTORY), (nuts(0.3), PARAMETERS), (nuts(0.5), ["noise"]), (nuts(0.3), None)])
+    return Gibbs([(LatentHistory(archipelago, num_steps=3, num_slices=4), [*HISTORY, *FIELD]), (nuts(0.3), None)])
 
 
 def started(kernel, state, rng_key, values, program):
@@ -33,9 +33,9 @@ def started(kernel, state, rng_key, values, program):
     history_key, rng_key, *keys = random.split(rng_key, 2 + len(state.block_states))
     free = program.unconstrain(values)
     first, *others = state.block_states
-    first = first._replace(values={name: values[name] for name in HISTORY}, rng_key=history_key)
+    first = first._replace(values={name: values[name] for name in first.values}, rng_key=history_key)
     others = [one._replace(z={name: free[name] for name in one.z}, rng_key=key) for one, key in zip(others, keys, strict=False)]
-    z = {name: values[name] if name in HISTORY else free[name] for name in state.z}
+    z = {name: values[name] if name in first.values else free[name] for name in state.z}
     return state._replace(z=z, block_states=(first, *others), rng_key=rng_key)
 
 

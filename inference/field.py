@@ -1,0 +1,159 @@
+"""Functions that a model makes of standard normal noise, as Gaussian processes do: their values, and the scales they hang on.
+
+Read off any model with
+
+    noises       latent sites [point, function], standard normal
+    functions    deterministic sites [point, function], column k affine in column k of the noises
+    scales       latent sites [function, ...], of which entry k bears on column k of the functions alone
+
+Nothing else in the model may depend on noises or scales. The noises of several sites are taken as one, [noise, function], those of a
+latent history among them, and so are the functions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+from numpyro.distributions import biject_to
+
+from inference._once import once
+from inference.sites import StructureError, model_name
+
+if TYPE_CHECKING:
+    from inference.program import Program
+
+__all__ = ["Field", "read_field"]
+
+TOLERANCE = 1e-6  # relative; what rounding may leave in float64
+NUM_SETTINGS = 3  # random settings of all sites at which the structure must hold
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """The names of the sites, and what may be asked of them."""
+
+    noises: tuple[str, ...]
+    functions: tuple[str, ...]
+    scales: tuple[str, ...]
+
+    def noise(self, values: Values) -> Array:
+        """All noises, [noise, function]."""
+        return jnp.concatenate([values[name] for name in self.noises])
+
+    def with_noise(self, program: "Program", values: Values, noise: Array) -> dict[str, Any]:
+        """The values with other noises."""
+        return {**values, **self._parts(program, self.noises, noise)}
+
+    def function(self, program: "Program", values: Values) -> Array:
+        """All functions, [point, function]."""
+        found = program.deterministics(values)
+        return jnp.concatenate([found[name] for name in self.functions])
+
+    def affine(self, program: "Program", values: Values) -> tuple[Array, Array]:
+        """(A, L) of function[i, k] = A[i, k] + sum over j of L[k, i, j] noise[j, k]."""
+        noise = jnp.zeros_like(self.noise(values))
+        level, effect = jax.linearize(lambda noise: self.function(program, self.with_noise(program, values, noise)), noise)
+        one_noise = jnp.broadcast_to(jnp.eye(len(noise), dtype=noise.dtype)[:, :, None], (len(noise), *noise.shape))
+        return level, jnp.transpose(jax.vmap(effect)(one_noise), (2, 1, 0))
+
+    def log_events(self, program: "Program", values: Values, function: Array) -> Array:
+        """Log probability of all that is neither noise nor scale, given the values of the functions."""
+        terms = program.log_probs(values, held=self._parts(program, self.functions, function))
+        own = {*self.noises, *self.scales}
+        return jnp.asarray(sum(jnp.sum(term) for name, term in terms.items() if name not in own))
+
+    def log_scales(self, program: "Program", values: Values) -> Array:
+        """Log prior of the scales of each function, in unconstrained space."""
+        terms, total = program.log_probs(values), jnp.zeros(self.noise(values).shape[1])
+        for name in self.scales:
+            transform = biject_to(program.sites[name].support)
+            jacobian = transform.log_abs_det_jacobian(transform.inv(values[name]), values[name])
+            total += sum(jnp.reshape(term, (len(total), -1)).sum(1) for term in (terms[name], jacobian))
+        return total
+
+    def stretched(self, program: "Program", values: Values, steps: Mapping[str, Array]) -> dict[str, Any]:
+        """The values after a step of the scales in unconstrained space."""
+        moved = dict(values)
+        for name in self.scales:
+            transform = biject_to(program.sites[name].support)
+            moved[name] = transform(transform.inv(values[name]) + steps[name])
+        return moved
+
+    def prove(self, program: "Program", rng_key: Array) -> None:
+        """Raises StructureError unless the sites are what their names here say."""
+        gaps = once(lambda key: self._gaps(key, program), rng_key)
+        for key in random.split(rng_key, NUM_SETTINGS):
+            for what, gap in gaps(key).items():
+                if not gap < TOLERANCE:
+                    raise StructureError(f"{what} (relative gap {float(gap):.1g}). {self._wanted(program)}")
+
+    def _gaps(self, rng_key: Array, program: "Program") -> dict[str, Array]:
+        start_key, noise_key, step_key = random.split(rng_key, 3)
+        start = program.draw_initial(start_key)
+        steps = {name: random.normal(random.fold_in(step_key, i), start[name].shape) for i, name in enumerate(self.scales)}
+        last = {name: jnp.zeros_like(step).at[-1].set(step[-1]) for name, step in steps.items()}
+        noise = random.normal(noise_key, self.noise(start).shape)
+        end = self.stretched(program, self.with_noise(program, start, noise), steps)
+        level, root = self.affine(program, start)
+        function, other, moved = (self.function(program, at) for at in (start, self.stretched(program, start, last), end))
+
+        before, after = program.log_probs(start), program.log_probs(end)
+        change = {name: jnp.sum(after[name]) - jnp.sum(before[name]) for name in before}
+        own = (*self.noises, *self.scales)
+        events = self.log_events(program, start, moved) - self.log_events(program, start, function)
+        return {
+            f"sites {list(self.noises)}: found another prior than the standard normal": _gap(
+                sum(change[name] for name in self.noises), 0.5 * jnp.sum(self.noise(start) ** 2 - noise**2)
+            ),
+            f"sites {list(self.functions)}: found functions that are not affine, each in its column of {list(self.noises)}": _gap(
+                level + jnp.einsum("kij,jk->ik", root, self.noise(start)), function
+            ),
+            f"sites {list(self.scales)}: found scales of one function that bear on another": _gap(other[:, :-1], function[:, :-1]),
+            f"sites {list(own)}: found more in the model that depends on them than {list(self.functions)}": _gap(
+                sum(each for name, each in change.items() if name not in own), events
+            ),
+        }
+
+    def _parts(self, program: "Program", names: Sequence[str], whole: Array) -> dict[str, Array]:
+        sizes = [program.sites[name].shape[0] for name in names]
+        return dict(zip(names, jnp.split(whole, list(accumulate(sizes[:-1]))), strict=True))
+
+    def _wanted(self, program: "Program") -> str:
+        return (
+            f"Of {model_name(program.model)} are wanted: standard normal noises {list(self.noises)}, numpyro.deterministic functions of "
+            "them, used as it returns them, and scales with an entry for each function; give other sites to NUTS."
+        )
+
+
+def read_field(program: "Program", noise: str, owned: Sequence[str]) -> Field:
+    """The field that a noise belongs to, of the sites `owned` by a kernel; `Field.prove` shows that it is one."""
+    sites, width = program.sites, program.sites[noise].shape[1]
+    is_noise = lambda name: sites[name].family == "Normal" and len(sites[name].shape) == 2 and sites[name].shape[1] == width
+    functions = [name for name in program.deterministic if len(sites[name].shape) == 2 and sites[name].shape[1] == width]
+    functions = tuple(name for name in functions if noise in program.parents[name] or any(map(is_noise, program.parents[name])))
+    bearing = frozenset().union(*(program.parents[name] for name in functions))
+    noises = (noise, *(name for name in owned if name != noise and is_noise(name) and name in bearing))
+    scales = tuple(name for name in owned if name not in noises)
+    if others := [name for name in scales if name not in bearing]:
+        raise StructureError(
+            f"LatentHistory draws a history, noise and scales of its functions, and {others} are neither; give them to NUTS: "
+            "Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
+        )
+    for name in scales:
+        if sites[name].is_discrete or sites[name].shape[:1] != (width,):
+            raise StructureError(
+                f"site {name!r}: found shape {sites[name].shape}, wanted a real scale with an entry for each of {width} functions; give it "
+                "to NUTS: Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
+            )
+    return Field(noises, functions, scales)
+
+
+def _gap(found: Any, wanted: Any) -> Array:
+    found, wanted = jnp.asarray(found), jnp.asarray(wanted)
+    return jnp.max(jnp.abs(found - wanted) / (1 + jnp.abs(wanted)), initial=0.0)

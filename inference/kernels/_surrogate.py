@@ -1,0 +1,155 @@
+"""Moves of functions and their scales by way of surrogate data (Murray and Adams 2010).
+
+With the noise of a function held, a small step of its scales changes all values, and with the values held the scales can hardly move.
+Between the two are surrogate data: what would be seen of a function at points where something happened,
+
+    u[i] ~ Normal(function[i], variance).
+
+Given them the noise of a function is Normal in closed form, noise = mean(u, scales) + inverse(root)' rest with rest ~ Normal(0, 1) and
+root root' its precision. The scales move with u and rest held, by Metropolis: as far as the points say how they lie, the function stays,
+elsewhere it follows. All functions propose at once and are accepted one by one. With scales held, the rest moves on ellipses (Murray,
+Adams and MacKay 2010), which lie closer to the posterior than those of the prior do. The variance is that of the most that a yes or no can
+say of its log odds.
+
+Cost of a step of the scales: points^3 for each function; of an ellipse: points^2.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from jax.scipy.linalg import solve_triangular
+
+from inference.field import Field
+from inference.kernels._ellipse import on_ellipse
+from inference.program import Program
+
+__all__ = ["moved"]
+
+VARIANCE = 4.0  # of surrogate data: the log probability of a yes or no is bent by a quarter at most
+SMALLEST, LARGEST = -1.5, 0.3  # decimal logarithms of the steps of scales, in unconstrained space
+
+
+class Map(NamedTuple):
+    """How functions follow from noise, and the root of the precision of the noise given surrogate data."""
+
+    level: Array  # [point, function]
+    effect: Array  # [function, point, noise]
+    root: Array  # [function, noise, noise]
+
+    @classmethod
+    def of(cls, field: Field, program: Program, values: dict[str, Any], weight: Array) -> "Map":
+        """`weight` [point]: precision of the surrogate data, 0 where there are none."""
+        level, effect = field.affine(program, values)
+        precision = jnp.einsum("kia,kib->kab", effect * weight[:, None], effect) + jnp.eye(effect.shape[-1])
+        return cls(level, effect, jnp.linalg.cholesky(precision))
+
+    def function(self, noise: Array) -> Array:
+        """The values that noise [function, noise] makes."""
+        return self.level + self.slope(noise)
+
+    def slope(self, noise: Array) -> Array:
+        """Without the level."""
+        return jnp.einsum("kia,ka->ik", self.effect, noise)
+
+    def given(self, surrogate: Array, weight: Array) -> tuple[Array, Array]:
+        """Mean of the noise [function, noise] given surrogate data, and the log density of these, by function."""
+        apart = (surrogate - self.level).T
+        half = solve_triangular(self.root, jnp.einsum("kia,ki->ka", self.effect, weight * apart)[..., None], lower=True)
+        mean = solve_triangular(self.root, half, lower=True, trans=1)[..., 0]
+        size = jnp.sum(jnp.log(jnp.diagonal(self.root, 0, 1, 2)), -1)
+        return mean, 0.5 * jnp.sum(half[..., 0] ** 2, -1) - 0.5 * jnp.sum(weight * apart**2, -1) - size
+
+    def rest(self, apart: Array) -> Array:
+        """What of the noise, away from its mean, surrogate data leave open."""
+        return jnp.einsum("kba,kb->ka", self.root, apart)
+
+    def apart(self, rest: Array) -> Array:
+        """And back."""
+        return solve_triangular(self.root, rest[..., None], lower=True, trans=1)[..., 0]
+
+
+class At(NamedTuple):
+    """Where the moves are."""
+
+    scales: dict[str, Array]
+    noise: Array  # [function, noise]
+    function: Array  # [point, function]
+    map: Map
+
+
+def moved(
+    rng_key: Array, field: Field, program: Program, values: dict[str, Any], is_seen: Array, num_steps: int, num_slices: int
+) -> tuple[dict[str, Any], Array]:
+    """The values after so many steps of the scales and so many ellipses, and the share of steps that were taken.
+
+    :param is_seen: [point], where something happened that tells of the functions.
+    """
+    step_key, slice_key = random.split(rng_key)
+    weight = jnp.where(is_seen, 1 / VARIANCE, 0.0)
+    noise = field.noise(values).T
+    here = Map.of(field, program, values, weight)
+    at = At({name: values[name] for name in field.scales}, noise, here.function(noise), here)
+    log_events = lambda function: field.log_events(program, values, function)
+    share = jnp.ones(())
+    if field.scales and num_steps:
+        step = lambda key, at: _step(key, field, program, values, weight, log_events, at)
+        at, taken = lax.scan(lambda at, key: step(key, at), at, random.split(step_key, num_steps))
+        share = jnp.mean(taken, dtype=share.dtype)
+    at = lax.fori_loop(0, num_slices, lambda i, at: _slice(random.fold_in(slice_key, i), weight, log_events, at), at)
+    return {**field.with_noise(program, values, at.noise.T), **at.scales}, share
+
+
+def _surrogate(rng_key: Array, weight: Array, function: Array) -> Array:
+    """Where there are none, they are 0 and count nothing."""
+    drawn = function + jnp.sqrt(VARIANCE) * random.normal(rng_key, function.shape)
+    return jnp.where(weight[:, None] > 0, drawn, 0.0)
+
+
+def _step(rng_key: Array, field: Field, program: Program, values: dict[str, Any], weight: Array, log_events: Callable, at: At):
+    """Every function proposes other scales."""
+    surrogate_key, size_key, step_key, accept_key = random.split(rng_key, 4)
+    surrogate = _surrogate(surrogate_key, weight, at.function)
+    mean, log_density = at.map.given(surrogate, weight)
+    width = len(mean)
+    size = 10.0 ** random.uniform(size_key, (width,), minval=SMALLEST, maxval=LARGEST)
+    steps = {}
+    for i, (name, scale) in enumerate(at.scales.items()):
+        steps[name] = jnp.reshape(size, (width, *(1,) * (scale.ndim - 1))) * random.normal(random.fold_in(step_key, i), scale.shape)
+    start = {**values, **at.scales}
+    end = field.stretched(program, start, steps)
+    there = Map.of(field, program, end, weight)
+    new_mean, new_log_density = there.given(surrogate, weight)
+    noise = new_mean + there.apart(at.map.rest(at.noise - mean))
+    proposed = At({name: end[name] for name in at.scales}, noise, there.function(noise), there)
+    gain = field.log_scales(program, end) - field.log_scales(program, start) + new_log_density - log_density
+    height = jnp.log(random.uniform(accept_key, (width,)))
+
+    def decide(k: Array, so_far: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        function, events, taken = so_far
+        other = function.at[:, k].set(proposed.function[:, k])
+        others = log_events(other)
+        accepts = height[k] < gain[k] + others - events
+        return jnp.where(accepts, other, function), jnp.where(accepts, others, events), taken.at[k].set(accepts)
+
+    none = jnp.zeros(width, bool)
+    *_, taken = lax.fori_loop(0, width, decide, (at.function, log_events(at.function), none))
+    by_row = lambda new, old: jnp.where(jnp.reshape(taken, (-1, *(1,) * (new.ndim - 1))), new, old)
+    by_column = lambda new, old: jnp.where(taken, new, old)
+    chosen = Map(by_column(there.level, at.map.level), by_row(there.effect, at.map.effect), by_row(there.root, at.map.root))
+    scales = jax.tree.map(by_row, proposed.scales, at.scales)
+    return At(scales, by_row(noise, at.noise), by_column(proposed.function, at.function), chosen), taken
+
+
+def _slice(rng_key: Array, weight: Array, log_events: Callable, at: At) -> At:
+    """One ellipse of what surrogate data leave open."""
+    surrogate_key, other_key, height_key, angle_key = random.split(rng_key, 4)
+    mean, _ = at.map.given(_surrogate(surrogate_key, weight, at.function), weight)
+    one, other = at.noise - mean, at.map.apart(random.normal(other_key, mean.shape))
+    centre, one_part, other_part = at.map.function(mean), at.map.slope(one), at.map.slope(other)
+    point = lambda angle: centre + one_part * jnp.cos(angle) + other_part * jnp.sin(angle)
+    height = log_events(at.function) + jnp.log(random.uniform(height_key))
+    angle = on_ellipse(angle_key, lambda angle: log_events(point(angle)) > height)
+    return at._replace(noise=mean + one * jnp.cos(angle) + other * jnp.sin(angle), function=point(angle))

@@ -1,0 +1,149 @@
+"""Functions of standard normal noise, read off a model; and their moves by surrogate data, against closed forms and exact draws."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpy.testing import assert_allclose
+from scipy.stats import multivariate_normal
+
+from inference import Program, StructureError
+from inference.field import Field, read_field
+from inference.kernels._surrogate import VARIANCE, Map
+from tests.inference.histories import FIELD, drift
+from zoo.archipelago import archipelago, student_t
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+X = np.random.default_rng(0).normal(size=(4, 2))
+OWNED = ("noise", "rejected_noise", "amplitude", "lengthscale")
+ENOUGH = {"num_replicates": 3000, "num_sweeps": 2, "beside": FIELD, "num_rounds": 2, "num_steps": 3, "num_slices": 3}
+
+
+def curves(edit=None):
+    """Two functions at four points, one of their lines changed."""
+    with numpyro.plate("function", 2):
+        height = numpyro.sample("height", dist.LogNormal(0.0, 0.5))
+    loc = 0.5 if edit == "noise of another mean" else 0.0
+    with numpyro.plate("point", 4):
+        noise = numpyro.sample("noise", dist.Normal(loc, 1.0).expand([2]).to_event(1))
+    wiggle = jnp.tanh(noise) if edit == "not affine" else noise
+    size = height[::-1] if edit == "the other's height" else height
+    values = numpyro.deterministic("values", 1.0 + size * jnp.cumsum(wiggle, 0))
+    extra = height[0] if edit == "height elsewhere" else 0.0
+    with numpyro.plate("point", 4):
+        numpyro.sample("y", dist.Normal(values.sum(1) + extra, 1.0), obs=jnp.zeros(4))
+
+
+def test_field_of_a_model_is_read():
+    program = Program(archipelago, X, num_classes=3, capacity=2, base=student_t)
+    field = read_field(program, "rejected_noise", OWNED)
+    assert set(field.noises) == {"noise", "rejected_noise"}
+    assert set(field.functions) == {"function", "rejected_function"}
+    assert field.scales == ("amplitude", "lengthscale")
+    field.prove(program, random.key(0))
+
+
+def test_noise_of_others_is_left_alone():
+    program = Program(archipelago, X, capacity=2)
+    field = read_field(program, "rejected_noise", ("rejected_noise",))
+    assert (field.noises, field.scales) == (("rejected_noise",), ())
+    field.prove(program, random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        ("noise of another mean", r"\['noise'\]: found another prior"),
+        ("not affine", r"\['values'\]: found functions that are not affine"),
+        ("the other's height", r"\['height'\]: found scales of one function that bear on another"),
+        ("height elsewhere", r"\['noise', 'height'\]: found more in the model that depends on them"),
+    ],
+    ids=["mean", "tanh", "other", "elsewhere"],
+)
+def test_what_is_no_field_is_refused_by_name(edit, named):
+    program = Program(partial(curves, edit))
+    with pytest.raises(StructureError, match=named):
+        read_field(program, "noise", ("noise", "height")).prove(program, random.key(0))
+
+
+def test_sites_that_are_no_scales_are_named():
+    program = Program(archipelago, X, capacity=2)
+    with pytest.raises(StructureError, match=r"'mean', 'scale', 'root'.* NUTS"):
+        read_field(program, "rejected_noise", (*OWNED, "mean", "scale", "root"))
+
+
+def told(seed=0):
+    """The map of a field at some values, and surrogate data at three of four points."""
+    program = Program(curves)
+    field = read_field(program, "noise", ("noise", "height"))
+    weight = jnp.array([1.0, 0.0, 1.0, 1.0]) / VARIANCE
+    at = Map.of(field, program, program.draw_initial(random.key(seed)), weight)
+    return at, weight, 3.0 * random.normal(random.key(9), (4, 2))
+
+
+def test_surrogate_data_tell_of_the_noise_what_a_normal_does():
+    at, weight, surrogate = told()
+    mean, _ = at.given(surrogate, weight)
+    seen = np.flatnonzero(weight)
+    for k in range(2):
+        effect = np.asarray(at.effect[k])[seen]
+        gain = effect.T @ np.linalg.inv(effect @ effect.T + VARIANCE * np.eye(3))
+        assert_allclose(mean[k], gain @ (surrogate[seen, k] - at.level[seen, k]), atol=1e-10)
+        assert_allclose(at.root[k] @ at.root[k].T, np.linalg.inv(np.eye(4) - gain @ effect), atol=1e-10)
+    rest = random.normal(random.key(3), mean.shape)
+    assert_allclose(at.rest(at.apart(rest)), rest, atol=1e-12)
+
+
+def test_surrogate_data_have_the_density_of_a_normal():
+    gaps = []
+    for seed in (0, 1):
+        at, weight, surrogate = told(seed)
+        _, log_density = at.given(surrogate, weight)
+        seen = np.flatnonzero(weight)
+        for k in range(2):
+            effect = np.asarray(at.effect[k])[seen]
+            wanted = multivariate_normal(np.asarray(at.level)[seen, k], effect @ effect.T + VARIANCE * np.eye(3))
+            gaps.append(log_density[k] - wanted.logpdf(np.asarray(surrogate)[seen, k]))
+    assert_allclose(gaps, gaps[0], atol=1e-9)  # one constant, whatever the scales
+
+
+@pytest.mark.slow
+def test_steps_and_ellipses_leave_the_joint_distribution_alone():
+    found = drift(**ENOUGH)
+    assert max(map(abs, found.values())) < 4, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slip", ["density", "Jacobian", "nowhere"])
+def test_a_slip_moves_it(slip, monkeypatch):
+    given, log_scales, moves = Map.given, Field.log_scales, {}
+    if slip == "density":  # of surrogate data, forgotten
+        moves = {"num_steps": 12, "num_slices": 0}
+        monkeypatch.setattr(Map, "given", lambda *args: (given(*args)[0], jnp.zeros(2)))
+    if slip == "Jacobian":
+        size = lambda values: jnp.log(values["amplitude"]) + jnp.log(values["lengthscale"][:, 0])
+        monkeypatch.setattr(Field, "log_scales", lambda self, program, values: log_scales(self, program, values) - size(values))
+    if slip == "nowhere":  # surrogate data that are not of the functions
+        nothing = lambda rng_key, weight, function: jnp.zeros_like(function)
+        monkeypatch.setattr("inference.kernels._surrogate._surrogate", nothing)
+    found = drift(**ENOUGH | moves)
+    assert max(map(abs, found.values())) > 5, found
+
+
+def test_scales_are_stretched_where_they_are_free():
+    program = Program(archipelago, X, capacity=2)
+    field = read_field(program, "rejected_noise", OWNED)
+    values = program.draw_initial(random.key(0))
+    steps = {"amplitude": jnp.array([1.0, 0.0]), "lengthscale": jnp.zeros((2, 1))}
+    moved = field.stretched(program, values, steps)
+    assert_allclose(moved["amplitude"], values["amplitude"] * jnp.exp(steps["amplitude"]))
+    still = program.unconstrain(values | {name: 0 * values[name] for name in ("noise", "rejected_noise")})
+    whole = jax.grad(lambda free: program.log_density_unconstrained(still | {"amplitude": free}))(still["amplitude"])
+    part = jax.grad(lambda free: jnp.sum(field.log_scales(program, values | {"amplitude": jnp.exp(free)})))(jnp.log(values["amplitude"]))
+    assert_allclose(whole, part, atol=1e-10)  # functions that are 0 say nothing of their amplitude
