@@ -120,6 +120,7 @@ def _parser() -> _Parser:
     _add_plot(add("plot", "pictures:plot", "a picture of a run"))
     _add_compare(add("compare", "reports:compare", "predictive scores of runs on the same data"))
     _add_predict(add("predict", "predict:predict", "class probabilities of the rows of a CSV file, or entries of a matrix"))
+    _add_run(add("cite", "cite:cite", "BibTeX of the model and the kernels of a run"))
     add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument("folder", metavar="FOLDER")
     _add_site(add("gallery", "site:build", "the pages of the gallery as a site"))
     return parser
