@@ -54,7 +54,7 @@ def plot_history(tree: xr.DataTree) -> tuple[Any, str]:
 
     posterior, observed = tree["posterior"].to_dataset(), tree["observed_data"].to_dataset()
     x, last = observed["x"].values, posterior.isel(chain=0, draw=-1)
-    function = posterior["function"].transpose("chain", "draw", "row", "class").values
+    function = posterior["function"].transpose("chain", "draw", "row", ...).values
     share = np.exp(function - np.logaddexp.reduce(function, axis=-1, keepdims=True)).mean((0, 1))
     across = (0, 1) if x.shape[1] > 1 else (0, 0)
     rejected = last["rejected"].values[: int(last["num_rejected"])]
