@@ -30,7 +30,11 @@ def keys(model, kernel):
         ("aclass", "ParticleFilter", ["mansinghka2007aclass", "fearnhead2004particle"]),
         ("aclass", "CollapsedGibbs", ["mansinghka2007aclass", "neal2000markov"]),
         ("bsvd", "Gibbs(ConditionalGibbs, NUTS)", ["wang2010incomplete", "hoffman2014nuts"]),
-        ("archipelago", "Gibbs(LatentHistory, NUTS, NUTS)", ["adams2009archipelago", "murray2010elliptical", "hoffman2014nuts"]),
+        (
+            "archipelago",
+            "Gibbs(LatentHistory, NUTS)",
+            ["adams2009archipelago", "murray2010elliptical", "murray2010slice", "hoffman2014nuts"],
+        ),
         ("iqgme", "CoordinateAscent", ["wang2010incomplete", "blei2006variational"]),
     ],
     ids=["filter", "gibbs", "composed", "history", "ascent"],
