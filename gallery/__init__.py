@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gallery.bsvd import BSVDCompleter
     from gallery.iqgme import IQGMEClassifier
     from gallery.iqgme_tasks import MultiTaskIQGMEClassifier
+    from gallery.staged import StagedMixtureClassifier
 
 WHERE = {
     "AClassClassifier": "gallery.aclass",
@@ -21,6 +22,7 @@ WHERE = {
     "BSVDCompleter": "gallery.bsvd",
     "IQGMEClassifier": "gallery.iqgme",
     "MultiTaskIQGMEClassifier": "gallery.iqgme_tasks",
+    "StagedMixtureClassifier": "gallery.staged",
 }
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "BSVDCompleter",
     "IQGMEClassifier",
     "MultiTaskIQGMEClassifier",
+    "StagedMixtureClassifier",
 ]
 
 

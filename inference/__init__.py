@@ -10,7 +10,7 @@ from inference.kernels.latent_history import LatentHistory
 from inference.kernels.nested_sampler import NestedSampler
 from inference.kernels.particle_filter import ParticleFilter
 from inference.kernels.staged import Staged
-from inference.orders import run_orders
+from inference.orders import Orders, run_orders
 from inference.program import Program, StructureError
 from inference.protocol import Algorithm, Results
 from inference.stopping import converged, settled
@@ -25,6 +25,7 @@ __all__ = [
     "Driver",
     "LatentHistory",
     "NestedSampler",
+    "Orders",
     "ParticleFilter",
     "Program",
     "Results",

@@ -40,8 +40,9 @@ class Session:
         self.seconds = self.seconds_to_compile = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Compiled code stays behind."""
-        return vars(self) | {"compiled": {}}
+        """Compiled code stays behind; and states become NumPy's arrays, which keep their float64 where they are read without x64."""
+        on_host = lambda leaf: leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
+        return vars(self) | {"compiled": {}, "lanes": jax.tree.map(on_host, self.lanes)}
 
     def start(self, keys: Array, init_params: Any) -> None:
         """Initial states of all chains, one after the other: a kernel that binds values at `init` must not bind tracers."""

@@ -5,11 +5,14 @@
 A family is a function of the order that returns a model, such as `zoo.staged_learning.family`: clusters of a mixture, nodes of a neural
 network, terms of a series. Orders are taken in turn, each in a run of its own, until no higher one is likely to count.
 
+`Orders` keeps the runs, so that more data can be learned from later; `run_orders` is one call.
+
 Cost: that of a run for each order up to a few above the most probable one.
 """
 
 import json
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,9 +26,99 @@ from inference.kernels.nested_sampler import NestedSampler
 from inference.protocol import Algorithm
 from inference.sites import model_name
 
-__all__ = ["run_orders"]
+__all__ = ["Orders", "run_orders"]
 
 NUM_HISTORIES = 4000  # of the evidences, for the error of a probability
+
+
+class Orders:
+    """Runs of a family, order by order.
+
+    :param family: `order -> model`.
+    :param prior: of the order, over 1, 2, ...; such as `zoo.staged_learning.order_prior()`.
+    :param kernel: `model -> Algorithm` with an evidence.
+    :param least, most: the lowest and the highest order that is tried.
+    :param negligible: ends after two orders in a row whose posterior odds to the best one are below this.
+    :param settings: of the `Driver`; `max_time` is for all orders together.
+    """
+
+    def __init__(
+        self,
+        family: Callable[[int], Callable],
+        prior: Distribution,
+        *,
+        kernel: Callable[[Any], Algorithm] = NestedSampler,
+        least: int = 1,
+        most: int = 20,
+        negligible: float = 1e-3,
+        settings: dict[str, Any] | None = None,
+    ):
+        for name, value, lowest in (("least", least, 1), ("most", most, least)):
+            if not isinstance(value, int) or value < lowest:
+                raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {lowest}.")
+        self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, least, most
+        self.negligible = negligible
+        self.settings: dict[str, Any] = dict(settings or {})
+        self.drivers: dict[int, Driver] = {}
+        self.models: dict[int, Callable] = {}
+
+    def run(self, rng_key: int | Any, *args: Any, **kwargs: Any) -> xr.DataTree:
+        """A run of each order, on the model's arguments: what `tree` returns."""
+        key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
+        self.drivers, self.models, self.ended, trees, joint, left = {}, {}, "most", {}, [], self._clock()
+        for order in range(self.least, self.most + 1):
+            self.models[order] = self.family(order)
+            driver = Driver(self.kernel(self.models[order]), **self.settings)
+            driver.max_time = left()
+            tree = driver.run(random.fold_in(key, order), *args, **kwargs)
+            if "log_evidence" not in tree.attrs:
+                raise TypeError(
+                    f"kernel: {type(driver.kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler."
+                )
+            self.drivers[order], trees[order] = driver, tree
+            if tree.attrs["ended"] != "finished":
+                break
+            joint.append(self._log_prior(order) + tree.attrs["log_evidence"])
+            if len(joint) > 2 and max(joint[-2:]) < max(joint) + np.log(self.negligible):
+                self.ended = "finished"
+                break
+        return self._assembled(trees)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """More data for the orders that were tried, where the kernel can take them; others stay untried."""
+        if not self.drivers:
+            raise ValueError("update: nothing has run yet; call `run` first.")
+        left = self._clock()
+        for driver in self.drivers.values():
+            driver.max_time = left()
+            driver.update(*args, **kwargs)
+
+    def tree(self) -> xr.DataTree:
+        """The run of each order under `order_1`, `order_2`, ..., and a group `orders` with their `log_prior`, `log_evidence`,
+        `log_evidence_se` and `probability` with its error `probability_se`.
+
+        `attrs["ended"]` says "finished", "most" where the highest order was still in doubt, or what ended the run of an order, which is
+        then left out; `attrs["log_evidence"]` is that of the whole family, its orders up to the last one that was tried.
+        """
+        return self._assembled({order: driver.tree() for order, driver in self.drivers.items()})
+
+    def _clock(self) -> Callable[[], float | None]:
+        """Seconds that are left of `max_time`."""
+        started, seconds = perf_counter(), self.settings.get("max_time")
+        return lambda: None if seconds is None else max(0.0, seconds - (perf_counter() - started))
+
+    def _log_prior(self, order: int) -> float:
+        return np.asarray(self.prior.log_prob(jnp.asarray(order))).item()
+
+    def _assembled(self, trees: dict[int, xr.DataTree]) -> xr.DataTree:
+        whole = {order: tree for order, tree in trees.items() if tree.attrs["ended"] == "finished"}  # a part of an evidence is none
+        ended = next((str(tree.attrs["ended"]) for order, tree in trees.items() if order not in whole), self.ended)
+        if not whole:
+            raise ValueError(
+                f"order {min(trees)}: its run ended by {ended!r} before it had finished, so that there is no evidence; give it more time."
+            )
+        joint = np.array([self._log_prior(order) + tree.attrs["log_evidence"] for order, tree in whole.items()])
+        return _assembled(whole, joint, self.prior, model_name(self.family), ended)
 
 
 def run_orders(
@@ -39,42 +132,13 @@ def run_orders(
     settings: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> xr.DataTree:
-    """A run of each order, and the posterior of the orders.
+    """`Orders(family, prior, ...).run(rng_key, *args, **kwargs)`: a run of each order, and the posterior of the orders.
 
     :param rng_key: an integer or a JAX key.
-    :param family: `order -> model`.
-    :param prior: of the order, over 1, 2, ...; such as `zoo.staged_learning.order_prior()`.
-    :param args, kwargs: the model's arguments, the same for every order.
-    :param kernel: `model -> Algorithm` with an evidence.
-    :param most: the highest order that is tried.
-    :param negligible: ends after two orders in a row whose posterior odds to the best one are below this.
-    :param settings: of the `Driver`.
-
-    The tree holds the run of each order under `order_1`, `order_2`, ..., and a group `orders` with their `log_prior`, `log_evidence`,
-    `log_evidence_se` and `probability` with its error `probability_se`. `attrs["ended"]` says "finished", "most" where the highest
-    order was still in doubt, or what ended the run of an order, which is then left out; `attrs["log_evidence"]` is that of the whole
-    family, its orders up to the last one that was tried.
+    :param args, kwargs: the model's arguments, the same for every order; the rest is as for `Orders`.
     """
-    if not isinstance(most, int) or most < 1:
-        raise ValueError(f"most: found {most!r}, wanted an integer, at least 1.")
-    key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
-    trees, joint, ended = {}, [], "most"
-    for order in range(1, most + 1):
-        driver = Driver(kernel(family(order)), **(settings or {}))
-        tree = driver.run(random.fold_in(key, order), *args, **kwargs)
-        if "log_evidence" not in tree.attrs:
-            raise TypeError(f"kernel: {type(driver.kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler.")
-        if tree.attrs["ended"] != "finished":  # a part of an evidence is none
-            ended = str(tree.attrs["ended"])
-            break
-        trees[order] = tree
-        joint.append(np.asarray(prior.log_prob(jnp.asarray(order))).item() + tree.attrs["log_evidence"])
-        if len(joint) > 2 and max(joint[-2:]) < max(joint) + np.log(negligible):
-            ended = "finished"
-            break
-    if not trees:
-        raise ValueError(f"order 1: its run ended by {ended!r} before it had finished, so that there is no evidence; give it more time.")
-    return _assembled(trees, np.array(joint), prior, model_name(family), ended)
+    orders = Orders(family, prior, kernel=kernel, most=most, negligible=negligible, settings=settings)
+    return orders.run(rng_key, *args, **kwargs)
 
 
 def _assembled(trees: dict[int, xr.DataTree], joint: np.ndarray, prior: Distribution, name: str, ended: str) -> xr.DataTree:

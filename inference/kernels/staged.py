@@ -38,7 +38,7 @@ class Stage(NamedTuple):
     """Where a run stands."""
 
     nest: Nest
-    clumps: Clumps  # what the stages before have found; no clump in the first
+    clumps: Clumps  # what the stages before have found; no place for one in the first
     rows: Array  # of this stage
     later: Array  # [stage, row]: of all stages but the first
     num_left: Array  # stages to come
@@ -125,11 +125,12 @@ class Staged(NestedSampler):
         first = len(order) - each * (self.num_stages - 1)
         self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
         own = self._own(program, order[:first])
-        nest = self._started(nest_key, self.split.draw, lambda z: self.split.densities(z, own))
+        none = _clumps.nothing(0, self.split.size)
+        nest = self._started(nest_key, self.split.draw, self._densities(none, own))
         zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
         return Stage(
             nest=nest,
-            clumps=_clumps.nothing(self.num_clumps, self.split.size),
+            clumps=none,
             rows=order[:first],
             later=order[first:].reshape(self.num_stages - 1, each),
             num_left=count + self.num_stages - 1,
@@ -164,8 +165,9 @@ class Staged(NestedSampler):
 
         def densities(z: Array) -> tuple[Array, Array]:
             log_prior, log_likelihood = self.split.densities(z, program)
-            both = jnp.logaddexp(log_share + _clumps.log_density(clumps, z), log_rest + log_prior)
-            return jnp.where(jnp.isfinite(clumps.log_weight).any(), both, log_prior), log_likelihood
+            if not len(clumps.log_weight):
+                return log_prior, log_likelihood
+            return jnp.logaddexp(log_share + _clumps.log_density(clumps, z), log_rest + log_prior), log_likelihood
 
         return densities
 

@@ -1,5 +1,8 @@
 """Orders of a family against posterior probabilities that are known, orders that are equal by symmetry, and a family of neural networks."""
 
+from functools import partial
+from itertools import count
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -8,7 +11,8 @@ import pytest
 from jax import random
 from scipy import stats
 
-from inference import NestedSampler, run_orders
+from inference import Driver, NestedSampler, Orders, Staged, run_orders
+from inference import orders as orders_module
 from inference.distributions import PositivePoisson, Zeta
 from tests.inference import models
 from tests.inference.importance import ImportanceSampling
@@ -120,3 +124,33 @@ def test_part_of_an_evidence_is_none():
 def test_no_order_is_refused():
     with pytest.raises(ValueError, match="most: found 0"):
         run_orders(0, polynomial, Zeta(), X, Y, most=0)
+    with pytest.raises(ValueError, match="most: found 2, wanted an integer, at least 3"):
+        Orders(polynomial, Zeta(), least=3, most=2)
+    with pytest.raises(ValueError, match="update: nothing has run yet"):
+        Orders(polynomial, Zeta()).update(X, Y)
+
+
+@pytest.mark.slow
+def test_more_data_are_one_more_stage_of_each_order():
+    """Probabilities after two parts are those of all data at once, exactly known; orders that were not tried stay untried."""
+    prior = Zeta()
+    orders = Orders(polynomial, prior, kernel=lambda model: Staged(model, num_stages=1, num_live=60), least=2, most=3, settings=QUIET)
+    orders.run(0, X[::2], Y[::2])
+    orders.update(X[1::2], Y[1::2])
+    found = orders.tree()["orders"].dataset
+    assert found["order"].values.tolist() == [2, 3]
+    exact = np.array([exact_polynomial(m) for m in (2, 3)])
+    z = (found["log_evidence"].values - exact) / found["log_evidence_se"].values
+    assert np.abs(z).max() < 3.5
+    assert orders.tree()["order_3"].attrs["num_stages"] == 2
+
+
+def test_time_is_for_all_orders_together(monkeypatch):
+    """A clock that goes a second at each look."""
+    seen, run = [], Driver.run
+    monkeypatch.setattr(Driver, "run", lambda self, *args: (seen.append(self.max_time), run(self, *args))[1])
+    monkeypatch.setattr(orders_module, "perf_counter", partial(next, count()))
+    same = lambda order: models.normal_mean
+    kernel = lambda model: ImportanceSampling(model, num_batches=2, batch_size=8)
+    Orders(same, PositivePoisson(1.5), kernel=kernel, most=3, settings=QUIET | {"max_time": 1000.0}).run(0, models.Y.astype(float))
+    assert seen == [999.0, 998.0, 997.0]

@@ -1,0 +1,206 @@
+"""The estimator on data whose best answer is known, against the model's own probabilities, by scikit-learn's own checks."""
+
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.base import clone
+from sklearn.datasets import load_iris
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from gallery import StagedMixtureClassifier
+from inference import Driver
+
+pytestmark = pytest.mark.usefixtures("numpyro_promotion")
+
+QUICK = {  # nothing is fitted
+    "check_classifiers_regression_target",
+    "check_complex_data",
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_estimator_cloneable",
+    "check_estimator_sparse_array",
+    "check_estimator_sparse_tag",
+    "check_estimators_empty_data_messages",
+    "check_estimators_unfitted",
+    "check_fit1d",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_requires_y_none",
+    "check_set_params",
+    "check_supervised_y_no_nan",
+    "check_valid_tag_types",
+}
+
+
+def cases():
+    """One order, few live points: what is checked is the face, not the answer."""
+    for estimator, check in estimator_checks_generator(StagedMixtureClassifier(3, num_live=40, num_samples=40)):
+        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+        yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+
+
+@pytest.fixture
+def quickly_compiled():
+    """Each check compiles for longer than it runs."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize(("estimator", "check"), list(cases()))
+def test_checks_of_scikit_learn(estimator, check, quickly_compiled):
+    check(estimator)
+
+
+def clusters(size=60, seed=0):
+    """Two classes; the first has two clusters with the other between them, which no line parts."""
+    rng = np.random.default_rng(seed)
+    which = rng.integers(0, 3, size)
+    return np.array([-4.0, 0.0, 4.0])[which, None] + 0.5 * rng.normal(size=(size, 1)), np.where(which == 1, "inner", "outer")
+
+
+def quick(order=3, **options):
+    return StagedMixtureClassifier(order, **{"num_live": 60, "num_sweeps": 2.0, "num_samples": 50, "random_state": 0} | options)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return quick().fit(*clusters())
+
+
+def by_hand(classifier, x, order=3):
+    """The mixture of experts, written out with scipy: each draw's classes of a row, averaged."""
+    drawn = classifier.posterior_[f"order_{order}"]["posterior"].dataset.isel(chain=0)
+    z = (x - clusters()[0].mean()) / clusters()[0].std()
+    each = []
+    for i in range(drawn.sizes["draw"]):
+        beta, gamma, mu, sigma = (drawn[name].values[i] for name in ("beta", "gamma", "mu", "sigma"))
+        claims = beta * stats.norm(mu[:, 0], sigma[:, 0]).pdf(z)
+        each.append(claims @ gamma / claims.sum(1, keepdims=True))
+    return each
+
+
+def test_probabilities_are_those_of_the_experts(fitted):
+    """The planted bug takes the median expert for the mean."""
+    x, _ = clusters(40, 1)
+    each = by_hand(fitted, x)
+    found = fitted.predict_proba(x)
+    np.testing.assert_allclose(found, np.mean(each, 0), rtol=1e-6)
+    assert not np.allclose(found, np.median(each, 0), rtol=1e-3)
+
+
+def test_clusters_that_no_line_parts_are_classified(fitted):
+    x, y = clusters(200, 1)
+    assert fitted.score(x, y) > 0.97
+    assert fitted.classes_.tolist() == ["inner", "outer"]
+    assert (fitted.orders_.tolist(), fitted.order_posterior_.tolist()) == ([3], [1.0])
+    assert fitted.n_iter_ == fitted.posterior_["order_3"].attrs["steps"]
+    assert fitted.log_evidence_ == pytest.approx(
+        float(fitted.posterior_["orders"]["log_evidence"][0] + fitted.posterior_["orders"]["log_prior"][0])
+    )
+    assert 0 < fitted.log_evidence_se_ < 2
+    np.testing.assert_array_equal(fitted.predict(x), fitted.classes_[fitted.predict_proba(x).argmax(1)])
+
+
+def test_a_fitted_classifier_is_pickled_and_goes_on(fitted):
+    x, _ = clusters(40, 1)
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict_proba(x), fitted.predict_proba(x))
+    assert clone(fitted).get_params() == fitted.get_params()
+
+
+@pytest.mark.slow
+def test_orders_are_learned_and_averaged_over():
+    """Two clusters of one class each, far apart: one cluster is not enough, a third is not needed."""
+    x, y = clusters(40)
+    x, y = x[x[:, 0] > -2], y[x[:, 0] > -2]
+    found = quick(None, max_order=3, num_live=50, num_sweeps=1.0).fit(x, y)
+    assert found.orders_.tolist() == [1, 2, 3]
+    assert found.order_posterior_.argmax() == 1
+    assert found.order_posterior_[0] < 1e-3
+    assert found.score(x, y) == 1.0
+    np.testing.assert_allclose(found.order_posterior_.sum(), 1)
+    alone = [found._of_order(order, found._standard(x)) for order in (2, 3)]
+    share = found.order_posterior_[1:] / found.order_posterior_[1:].sum()
+    np.testing.assert_allclose(found.predict_proba(x), share[0] * alone[0] + share[1] * alone[1], atol=1e-3)
+    fewer = found._runs._assembled({order: found.posterior_[f"order_{order}"] for order in (1, 2)})
+    with pytest.warns(ConvergenceWarning, match="max_order: 2 clusters are the most probable"):
+        found.set_params(max_order=2)._taken(fewer)
+
+
+@pytest.mark.slow
+def test_a_part_is_a_stage():
+    """Of a classifier that was pickled, outside of x64; rows without a class count as well."""
+    x, y = clusters(60)
+    parts = pickle.loads(pickle.dumps(quick(2, num_live=40).partial_fit(x[:30], y[:30])))
+    parts.partial_fit(x[30:], np.where(np.arange(30) < 3, -1, y[30:].astype(object)))
+    assert parts.posterior_["order_2"].attrs["num_stages"] == 2
+    assert parts.posterior_["order_2"]["observed_data"].sizes["row"] == 60
+    assert parts.score(x, y) > 0.6  # two clusters are too few
+    with pytest.raises(ValueError, match="the classes of the first call are"):
+        parts.partial_fit(x, np.full(60, "new"))
+    with pytest.raises(ValueError, match=r"classes: found \['inner'\]"):
+        parts.partial_fit(x, y, classes=["inner"])
+
+
+@pytest.mark.slow
+def test_unlabelled_rows_show_where_clusters_are():
+    x, y = clusters(80)
+    few = np.full(80, -1, object)
+    for at in (-4, 0, 4):
+        nearest = np.argsort(abs(x[:, 0] - at))[:2]
+        few[nearest] = y[nearest]
+    found = quick().fit(x, few)
+    assert found.score(x, y) > 0.95
+
+
+def test_fit_goes_through_the_driver_on_the_model_of_the_zoo(monkeypatch):
+    class Seen(Exception):
+        pass
+
+    def run(self, seed, x, y):
+        raise Seen(self.kernel.model.func.__name__, self.kernel.model.keywords, x.shape, y.tolist(), self.kernel.num_stages)
+
+    monkeypatch.setattr(Driver, "run", run)
+    x, y = np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]), ["a", "b", "c"]  # a constant column says nothing
+    with pytest.raises(Seen) as seen:
+        quick(4, num_stages=2).fit(x, y)
+    assert seen.value.args == ("staged_learning", {"order": 4, "num_classes": 3}, (3, 1), [0, 1, 2], 2)
+
+
+def test_a_missing_entry_is_refused():
+    with pytest.raises(ValueError, match="contains NaN"):
+        quick().fit([[np.nan], [1.0]], [0, 1])
+
+
+@pytest.mark.slow
+def test_a_fit_that_has_no_time_says_so():
+    with pytest.raises(ValueError, match="order 1: its run ended by 'max_time' .* give it more time"):
+        quick(None, max_time=0.0).fit(*clusters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": 0}, "order: found 0, wanted an integer, at least 1, or None"),
+        ({"max_order": 2.5}, "max_order: found 2.5"),
+        ({"num_stages": True}, "num_stages: found True"),
+        ({"num_stages": 100}, "num_stages: found 100 for 60 rows"),
+        ({"num_live": 10}, "num_live: found 10"),
+        ({"num_sweeps": -1.0}, "num_sweeps: found -1.0"),
+        ({"num_samples": 0}, "num_samples: found 0"),
+    ],
+    ids=["order", "most", "stages", "rows", "live", "sweeps", "draws"],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        quick(**options).fit(*clusters())
+
+
+def test_no_label_at_all_is_refused():
+    with pytest.raises(ValueError, match="every row is unlabelled"):
+        quick().fit(load_iris().data, np.full(150, -1))
