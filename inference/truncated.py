@@ -5,6 +5,8 @@ draws are then the bound, or infinite. A Gibbs step meets such tails, where data
 interval is mirrored to the left and everything happens to the logarithm of the distribution function.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array, lax, random
@@ -12,9 +14,32 @@ from jax.scipy.special import log_ndtr, ndtri
 from jax.scipy.stats import norm
 from numpyro.distributions import constraints
 
-__all__ = ["TruncatedNormal", "log_ndtri"]
+__all__ = ["OneSided", "TruncatedNormal", "log_ndtri", "one_sided"]
 
 NUM_NEWTON_STEPS = 8  # quadratic convergence from an asymptotic start
+TAIL, NUM_FRACTIONS = -5.0, 16  # below it, a continued fraction of this depth; 11 digits at -5, more further out
+
+
+class OneSided(NamedTuple):
+    """Of Normal(loc, scale) above 0, loc / scale being known: mean = loc + scale * shift, variance = scale^2 (1 - lost)."""
+
+    log_mass: Array  # log probability of being above 0, before the cut
+    shift: Array
+    lost: Array  # between 0 and 1
+
+
+def one_sided(ratio: Array) -> OneSided:
+    """Moments of a Normal cut at 0, by the ratio of its location to its scale.
+
+    With r = density / mass at the ratio a, the shift is r and lost = r (r + a), of which far in the tail r + a is a difference of large
+    numbers: there it is 1 / (x + 2 / (x + 3 / (x + ...))), x = -a.
+    """
+    log_mass, x = log_ndtr(ratio), jnp.maximum(-ratio, -TAIL)
+    excess = jnp.zeros_like(x)
+    for k in range(NUM_FRACTIONS, 0, -1):
+        excess = k / (x + excess)
+    shift = jnp.where(ratio < TAIL, x + excess, jnp.exp(norm.logpdf(ratio) - log_mass))
+    return OneSided(log_mass, shift, shift * jnp.where(ratio < TAIL, excess, shift + ratio))
 
 
 class TruncatedNormal(dist.Distribution):

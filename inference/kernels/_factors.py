@@ -92,11 +92,11 @@ def said_by_groups(found: Assignment, shape: Shape, factors: Factors) -> Message
     columns = jnp.concatenate([eta.reshape(len(const), -1) for eta in each], 1) if each else jnp.zeros((len(const), 0), const.dtype)
     place = _place(shape, const.dtype)
     if factors.weights is None:
-        answers, second = jnp.zeros((0, *matrix.shape[:2]), const.dtype), jnp.zeros((0, *matrix.shape), const.dtype)
+        answers, covariance = jnp.zeros((0, *matrix.shape[:2]), const.dtype), jnp.zeros((0, *matrix.shape), const.dtype)
     else:
         answers = factors.weights.mean @ place
-        second = place.T @ factors.weights.second() @ place
-    return Message(const, matrix, answers, second, columns.T)
+        covariance = place.T @ factors.weights.covariance @ place
+    return Message(const, matrix, answers, covariance, columns.T)
 
 
 def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:

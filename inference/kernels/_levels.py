@@ -52,11 +52,12 @@ def spread(message: Message, log_weights: Array, upper: Upper | None) -> Message
         each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(log_weights), *leaf.shape)), message)
     else:
         share = jnp.exp(upper.log_share)
+        answers = jnp.einsum("jhs,csa->jcha", share, message.answers)
         each = Message(
             share @ message.const,
             jnp.einsum("jhs,sab->jhab", share, message.matrix),
-            jnp.einsum("jhs,csa->jcha", share, message.answers),
-            jnp.einsum("jhs,csab->jchab", share, message.second),
+            answers,
+            jnp.einsum("jhs,csab->jchab", share, message.second()) - answers[..., :, None] * answers[..., None, :],
             jnp.einsum("jhs,fs->jfh", share, message.columns),
         )
     return each._replace(const=each.const + log_weights)
@@ -80,7 +81,7 @@ def agreement(message: Message, sums: Sums, one: int) -> Array:
     """What each shared group says of the rows of each group of a task, summed; `one` is the entry of a row that is 1."""
     found = sums.moments[:, :, one, one][..., None] * message.const[None, None]
     found = found - jnp.einsum("jhab,sab->jhs", sums.moments, message.matrix) / 2
-    found = found - jnp.einsum("jchab,csab->jhs", sums.asked, message.second) / 2
+    found = found - jnp.einsum("jchab,csab->jhs", sums.asked, message.second()) / 2
     return found + jnp.einsum("jcha,csa->jhs", sums.products, message.answers) + jnp.einsum("jfh,fs->jhs", sums.columns, message.columns)
 
 

@@ -12,10 +12,10 @@ from inference.assignment import Assignment, Level
 from inference.kernels._factors import Factors
 from inference.kernels._layout import Bucket
 from inference.kernels._levels import Upper
-from inference.kernels._row_block import Message, form_of, message_to, place_rows, soft_labels
+from inference.kernels._row_block import Message, asked, form_of, message_to, place_complete, place_rows, score_of, soft_labels
 from inference.truncated import TruncatedNormal
 
-__all__ = ["draw_mixture", "places_of"]
+__all__ = ["draw_mixture", "log_rho_of"]
 
 
 def draw_mixture(
@@ -28,13 +28,13 @@ def draw_mixture(
     scores: tuple[Array, ...],
     num_draws: int,
 ) -> dict[str, Array]:
-    """[draw, ...] of each site, and `log_q`."""
+    """[draw, ...] of each site, and `log_q`; of rows what `_row_block` says, worked out once more, one group of each."""
     num_rows, dtype = len(rows.features), message.const.dtype
     buckets = jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, buckets)
     scores = tuple(score.astype(dtype) for score in scores)
     log_rho = jnp.zeros((num_rows, message.const.shape[1]), dtype)
     for bucket, score in zip(buckets, scores, strict=True):
-        log_rho = log_rho.at[bucket.row].set(places_of(message, bucket, score)[0], mode="drop")
+        log_rho = log_rho.at[bucket.row].set(log_rho_of(message, bucket, score), mode="drop")
 
     def one(key: Array) -> dict[str, Array]:
         keys = random.split(key, 3 + len(buckets))
@@ -44,28 +44,29 @@ def draw_mixture(
         log_q = log_q + jnp.sum(jnp.take_along_axis(log_rho, z[:, None], 1))
         ones = jnp.ones((num_rows, 1), dtype)
         u = jnp.concatenate([jnp.nan_to_num(jnp.asarray(rows.features, dtype)), ones, jnp.asarray(rows.extras, dtype)], 1)
+        t = jnp.zeros((num_rows, rows.signs.shape[1]), dtype)
         for key, bucket, score in zip(keys[3:], buckets, scores, strict=True):
-            if bucket.missing.shape[-1]:
-                u, of_holes = _filled(key, message, bucket, score, z, u)
-                log_q = log_q + of_holes
+            u, t, of_rows = _filled(key, message, bucket, score, z, u, t)
+            log_q = log_q + of_rows
         if found.holes:
             values[found.holes] = u[tuple(jnp.asarray(rows.holes).T)]
         if found.experts:
-            values[found.experts.soft], of_labels = _soft_labels(keys[2], found, rows, buckets, scores, values, u)
+            values[found.experts.soft], of_labels = _soft_labels(keys[2], found, rows, values, u, t.T)
             log_q = log_q + of_labels
         return values | {"log_q": log_q}
 
     return jax.jit(lambda keys: lax.map(one, keys))(random.split(rng_key, num_draws))
 
 
-def places_of(message: Message, bucket: Bucket, score: Array) -> tuple[Array, Array, Array]:
-    """Of the rows of a bucket [chunk, place, ...]: log q(z), and mean and variance of the missing entries, [hole, group]."""
+def log_rho_of(message: Message, bucket: Bucket, score: Array) -> Array:
+    """log q(z) of the rows of a bucket [chunk, place, group]."""
 
-    def one(part: tuple[Bucket, Array]) -> tuple[Array, Array, Array]:
+    def one(part: tuple[Bucket, Array]) -> Array:
         chunk, score = part
-        place = place_rows(message_to(message, chunk.task), chunk, soft_labels(score, chunk.signs)[0])
-        variance = jnp.diagonal(place.covariance, axis1=1, axis2=2)  # [block, place of the block, group, hole]
-        return place.log_rho, place.mean, variance.swapaxes(2, 3).reshape(place.mean.shape)
+        own = message_to(message, chunk.task)
+        if chunk.missing.shape[-1]:
+            return place_rows(own, chunk, score).log_rho
+        return jax.nn.log_softmax(place_complete(own, chunk).log_joint, axis=0).T
 
     return lax.map(one, (bucket, score))
 
@@ -132,48 +133,73 @@ def _experts(found: Assignment, factors: Factors, keys: Any) -> tuple[dict[str, 
     return values, log_q + jnp.sum(norm.logpdf(noise)) - log_det
 
 
-def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: Array, u: Array) -> tuple[Array, Array]:
-    """Missing entries of the rows of a bucket, their groups given: put into u."""
+def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: Array, u: Array, t: Array) -> tuple[Array, Array, Array]:
+    """Missing entries, and soft labels that are asked for, of the rows of a bucket, their groups given: put into u and t."""
 
-    def one(part: tuple[Array, Bucket, Array]) -> tuple[Array, Array]:
+    def one(part: tuple[Array, Bucket, Array]) -> tuple[Array, Array, Array]:
         key, chunk, score = part
         own = z[jnp.minimum(chunk.row, len(z) - 1)]
-        said, t = message_to(message, chunk.task), soft_labels(score, chunk.signs)[0]
-        form = form_of(said, chunk.signs[0])
-        slope = jnp.einsum("pc,cpi->pi", t, said.answers[:, own]) - jnp.einsum("pij,pj->pi", form[own], chunk.entries)
-        is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
-        both = is_hole[:, :, None] & is_hole[:, None]
-        matrix = form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]]
-        root = jnp.linalg.cholesky(jnp.where(both, matrix, jnp.eye(both.shape[1], dtype=u.dtype)[None]))
-        g = jnp.where(is_hole, jnp.take_along_axis(slope, chunk.missing, 1), 0)
-        mean = jax.scipy.linalg.cho_solve((root, True), g[..., None])[..., 0]
-        noise = jnp.where(is_hole, random.normal(key, g.shape, g.dtype), 0)
-        value = mean + lax.linalg.triangular_solve(root, noise[..., None], left_side=True, lower=True, transpose_a=True)[..., 0]
-        log_det = jnp.log(jnp.diagonal(root, axis1=1, axis2=2)).sum(1)
-        log_q = jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1) + log_det
-        return value, jnp.where(chunk.row < len(z), log_q, 0)
+        said = message_to(message, chunk.task)
+        experts = said.answers[:, own].swapaxes(0, 1)  # [place, class, entry]
+        if chunk.missing.shape[-1]:
+            others = score_of(said, chunk, score)[jnp.arange(len(own)), :, own]
+            soft, value, log_q = _of_incomplete(key, said, chunk, others, experts, own)
+        else:
+            loc = jnp.einsum("pci,pi->pc", experts, chunk.entries)
+            soft, log_q = _cut(key, loc, jnp.ones_like(loc), chunk.signs)
+            value = jnp.zeros(chunk.missing.shape, u.dtype)
+        return soft, value, jnp.where(chunk.row < len(z), log_q, 0)
 
     keys = random.split(rng_key, len(bucket.row))
-    value, log_q = lax.map(one, (keys, bucket, score))
-    row = jnp.broadcast_to(bucket.row[..., None], bucket.missing.shape)
-    return u.at[row, bucket.missing].add(value, mode="drop"), jnp.sum(log_q)
+    soft, value, log_q = lax.map(one, (keys, bucket, score))
+    u = u.at[bucket.row[..., None], bucket.missing].add(value, mode="drop")
+    return u, t.at[bucket.row].set(soft, mode="drop"), jnp.sum(log_q)
 
 
-def _soft_labels(
-    rng_key: Array, found: Assignment, rows: Rows, buckets: tuple[Bucket, ...], scores: tuple[Array, ...], values: Any, u: Array
-) -> tuple[Array, Array]:
-    """Soft labels that a label tells of are their own factor; of the others the model itself says what they are given all else."""
+def _cut(rng_key: Array, loc: Array, scale: Array, signs: Array) -> tuple[Array, Array]:
+    """Soft labels on the side that the signs say, [place, class], and their log density; 0 where nothing is asked."""
+    is_asked = signs != 0
+    low, high = (jnp.where(signs * side < 0, 0.0, side * jnp.inf).astype(loc.dtype) for side in (-1, 1))
+    drawn = TruncatedNormal(loc, scale, low, high)
+    soft = drawn.sample(rng_key)
+    return jnp.where(is_asked, soft, 0), jnp.sum(jnp.where(is_asked, drawn.log_prob(soft), 0), 1)
+
+
+def _of_incomplete(rng_key: Array, said: Message, chunk: Bucket, score: Array, experts: Array, own: Array) -> tuple[Array, Array, Array]:
+    """Soft labels, missing entries and their log density; first the former, then the latter given the last one of those."""
+    soft_key, hole_key = random.split(rng_key)
+    of, num, num_classes = asked(chunk.signs[0]), score.shape[1], experts.shape[1]
+    others = jnp.pad(score, ((0, 0), (0, num_classes - num)))
+    pushed = soft_labels(others, chunk.signs * of.others[None])[0]
+    form, w = form_of(said, of), jnp.einsum("c,pci->pi", of.last, experts)
+    slope = jnp.einsum("pc,pci->pi", pushed, experts) - jnp.einsum("pij,pj->pi", form[own], chunk.entries)
+    is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
+    both, identity = is_hole[:, :, None] & is_hole[:, None], jnp.eye(is_hole.shape[1], dtype=slope.dtype)[None]
+    precision = jnp.where(both, form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]], identity)
+    c, w_m = (jnp.where(is_hole, jnp.take_along_axis(part, chunk.missing, 1), 0) for part in (slope, w))
+    by_c, by_w = (_solved(jnp.linalg.cholesky(precision), part) for part in (c, w_m))
+    at_zero = jnp.sum(w * chunk.entries, 1)
+    loc = of.last[None] * (at_zero + jnp.sum(by_c * by_w, 1))[:, None] + of.others[None] * others
+    soft, log_q = _cut(soft_key, loc, jnp.sqrt(1 + of.last[None] * jnp.sum(by_w**2, 1)[:, None]), chunk.signs)
+    root = jnp.linalg.cholesky(precision + w_m[:, :, None] * w_m[:, None])
+    mean = _solved(root, _solved(root, c + (soft @ of.last - at_zero)[:, None] * w_m), transposed=True)
+    noise = jnp.where(is_hole, random.normal(hole_key, c.shape, c.dtype), 0)
+    log_det = jnp.log(jnp.diagonal(root, axis1=1, axis2=2)).sum(1)
+    return soft, mean + _solved(root, noise, transposed=True), log_q + jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1) + log_det
+
+
+def _solved(root: Array, vector: Array, transposed: bool = False) -> Array:
+    return lax.linalg.triangular_solve(root, vector[..., None], left_side=True, lower=True, transpose_a=transposed)[..., 0]
+
+
+def _soft_labels(rng_key: Array, found: Assignment, rows: Rows, values: Any, u: Array, t: Array) -> tuple[Array, Array]:
+    """Soft labels that a label tells of are drawn, t [class, row]; of the others the model itself says what they are given all else."""
     experts = found.experts
     assert experts is not None
-    signs = jnp.asarray(rows.signs.T, u.dtype)  # [class, row]
-    loc = jnp.zeros_like(signs)
-    for bucket, score in zip(buckets, scores, strict=True):
-        loc = loc.at[:, bucket.row].set(jnp.moveaxis(score, -1, 0), mode="drop")
+    is_free = jnp.asarray(rows.signs.T == 0)
     weights = by_class(values[experts.weights], 3)
-    model = jnp.sum(weights[:, found.group_of_rows(values, jnp.asarray(rows.task))] * u[:, jnp.array(rows.design)][None], -1)
-    loc = jnp.where(signs == 0, model, loc)
-    low, high = jnp.where(signs > 0, 0.0, -jnp.inf).astype(u.dtype), jnp.where(signs < 0, 0.0, jnp.inf).astype(u.dtype)
-    drawn = TruncatedNormal(loc, jnp.ones_like(loc), low, high)
-    t = drawn.sample(rng_key)
+    loc = jnp.sum(weights[:, found.group_of_rows(values, jnp.asarray(rows.task))] * u[:, jnp.array(rows.design)][None], -1)
+    drawn = loc + random.normal(rng_key, loc.shape, loc.dtype)
+    t = jnp.where(is_free, drawn, t)
     shape = values[found.z].shape if len(found.few.sites[experts.soft].shape) == 1 else t.shape
-    return t.reshape(shape), jnp.sum(drawn.log_prob(t))
+    return t.reshape(shape), jnp.sum(jnp.where(is_free, norm.logpdf(drawn - loc), 0))

@@ -1,14 +1,23 @@
-"""The rows of a sweep: group and missing entries of each row jointly, q(z, x_missing), then its soft labels q(t).
+"""The rows of a sweep: group, missing entries and soft labels of each row, jointly: q(z) q(x_missing, t | z).
 
-Every block that sees a row sends a message, a number and a quadratic form in u = (features, 1, extras) for each group h; their sum is
+Every block that sees a row sends a message, a number and a quadratic form in u = (features, 1, extras) for each group h. The experts send
+the mean w and the covariance C of the weights, which are 0 where they see no entry. Their sum, under q of the parameters, is
 
-    s_h(u) = const_h - u' Q_h u / 2 + sum_c t_c w_ch . u,                                                                    (1)
+    s_h(u, t) = const_h - u' (Q_h + C_h) u / 2 + log Normal(t | w_h . u, 1),     t on the side of 0 that the label says,       (1)
 
-t the means of the soft labels. With the missing entries m of a row, g = (sum_c t_c w_ch - Q_h u)_m at u_m = 0 and Omega = (Q_h)_mm^-1
+so that given the group t and the missing entries m are jointly Normal, t cut at 0. With A = (Q_h + C_h)_mm, c = -(Q_h + C_h)_mo u_o,
+omega = A^-1, the entries x = omega c as if the label were not known, g = omega w_m, and of t the location a = w_h . (x, u_o) and the
+variance v = 1 + w_m . g,
 
-    x_m | h ~ Normal(Omega g, Omega),     q(h) ~ exp(s_h(u_m = 0) + g' Omega g / 2 + log|Omega| / 2 + |m| log(2 pi) / 2).    (2)
+    log q(h) = s_h without t at x_m = 0, + (c . omega c - log |A| + |m| log 2 pi) / 2 + log Phi(+-a / sqrt(v)) + const,
+    t | h       is Normal(a, v), cut at 0; its mean is b and its variance v (1 - lost),                                        (2)
+    x_m | h     has the mean x + g (b - a) / v and the covariance omega - g g' lost / v,   cov(t, x_m | h) = g (1 - lost).
 
-Nothing else of a row is needed than its part in the sums over rows of rho, rho u u' (with rho Omega), rho t u, and rho F of the columns.
+Where several soft labels are asked for, classes are independent given the group and what the row shows; so without holes (2) holds of
+each. With holes it would take orthants of as many dimensions, so only the last class that is asked stays tied to the missing entries: the
+soft labels of the others are factors q(t_c | z) of their own, Normal(score_ch, 1) cut at 0, E t_c w_c adds to c and w_c w_c' to Q_h.
+
+Nothing else of a row is needed than its part in the sums over rows of rho u u', rho t u, and rho F of the columns, expected under (2).
 
 A row without holes costs K D^2 / 2 multiplications twice, as one matrix product each, over the products of its entries; a row with m of
 them 2 K D^2 and K m^3 / 2, by sweeps that run over many rows at once, all groups side by side.
@@ -20,12 +29,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.scipy.special import log_ndtr
-from jax.scipy.stats import norm
 
 from inference.kernels._layout import BLOCK, LONGEST_CHUNK, Bucket
+from inference.truncated import one_sided
 
-__all__ = ["Message", "Place", "Sums", "form_of", "inverse", "message_to", "place_rows", "soft_labels", "sum_rows"]
+__all__ = [
+    "Asked",
+    "Message",
+    "Place",
+    "Sums",
+    "asked",
+    "form_of",
+    "inverse",
+    "message_to",
+    "place_complete",
+    "place_rows",
+    "score_of",
+    "soft_labels",
+    "sum_rows",
+]
 
 MOST_UNROLLED = 24  # holes; with more of them the code would be long
 
@@ -36,8 +58,12 @@ class Message(NamedTuple):
     const: Array  # [group], the log weight in it
     matrix: Array  # [group, entry, entry]: the features' part of Q
     answers: Array  # E w in the place of its entries, [class, group, entry]
-    second: Array  # E w w', [class, group, entry, entry]; of a class that a row is asked about it belongs to Q
+    covariance: Array  # of w, [class, group, entry, entry]
     columns: Array  # E eta [statistic, group]
+
+    def second(self) -> Array:
+        """E w w'."""
+        return self.covariance + self.answers[..., :, None] * self.answers[..., None, :]
 
 
 class Sums(NamedTuple):
@@ -63,21 +89,37 @@ class Sums(NamedTuple):
         return Sums(*parts, self.bound + other.bound)
 
 
+class Asked(NamedTuple):
+    """Which classes the rows of a chunk are asked about, 0 and 1 [class]."""
+
+    all: Array
+    last: Array  # the one whose soft label stays tied to missing entries
+    others: Array
+
+
 class Place(NamedTuple):
-    """q(z, x_missing) of the rows of a chunk."""
+    """q(z, x_missing, t) of the rows of a chunk."""
 
     log_rho: Array  # [place, group]
-    mean: Array  # of the missing entries, [place, hole, group]
-    covariance: Array  # [block of places, hole, hole, place of the block, group]
-    norm: Array  # log of the sum in (2) over the groups [place]
+    entries: Array  # u, expected [place, entry, group]
+    covariance: Array  # of the missing entries [block of places, hole, hole, place of the block, group]
+    soft: Array  # expected soft label of the last class that is asked [place, group]
+    tie: Array  # its covariance with the missing entries [place, hole, group]
+    norm: Array  # log of the sum of exp(s) over the groups [place]
 
 
 def soft_labels(score: Array, signs: Array) -> tuple[Array, Array]:
     """Mean of Normal(score, 1) on the side of 0 that the sign says; and what a row adds to the bound for it. 0 where nothing is asked."""
-    log_mass = log_ndtr(signs * score)
-    mean = score + signs * jnp.exp(norm.logpdf(score) - log_mass)
-    is_asked = signs != 0
-    return jnp.where(is_asked, mean, 0), jnp.where(is_asked, log_mass + score**2 / 2 - score * mean, 0)
+    is_asked, cut = signs != 0, one_sided(signs * score)
+    mean = score + signs * cut.shift
+    return jnp.where(is_asked, mean, 0), jnp.where(is_asked, cut.log_mass + score**2 / 2 - score * mean, 0)
+
+
+def asked(signs: Array) -> Asked:
+    """Of rows with these signs [class], or rather of those that are asked the same."""
+    every = (signs != 0).astype(signs.dtype)
+    last = every * (jnp.cumsum(every[::-1])[::-1] == 1).astype(signs.dtype)
+    return Asked(every, last, every - last)
 
 
 def message_to(message: Message, task: Array) -> Message:
@@ -85,16 +127,26 @@ def message_to(message: Message, task: Array) -> Message:
     return jax.tree.map(lambda leaf: leaf[task], message)
 
 
-def form_of(message: Message, signs: Array) -> Array:
-    """Q of rows with these signs [class] or rather of those that are asked the same: [group, entry, entry]."""
-    is_asked = (signs != 0).astype(message.matrix.dtype)
-    return message.matrix + jnp.einsum("c,ckij->kij", is_asked, message.second)
+def form_of(message: Message, of: Asked) -> Array:
+    """Q + C of rows with holes, and what the soft labels that are factors of their own add: [group, entry, entry]."""
+    tied = jnp.einsum("c,cki,ckj->kij", of.others, message.answers, message.answers)
+    return _form(message, of) + tied
+
+
+def score_of(message: Message, chunk: Bucket, score: Array) -> Array:
+    """Of soft labels that are factors of their own, [place, class, group]; rows that miss nothing have the best there is at once."""
+    at_entries = jnp.einsum("pi,cki->pck", chunk.entries, message.answers[: score.shape[1]])
+    return jnp.where((chunk.num_missing == 0)[:, None, None], at_entries, score)
+
+
+def _form(message: Message, of: Asked) -> Array:
+    return message.matrix + jnp.einsum("c,ckij->kij", of.all, message.covariance)
 
 
 def sum_rows(message: Message, bucket: Bucket, score: Array, num_rows: int) -> tuple[Sums, Array]:
-    """The rows of a bucket: their sums, and the scores of their soft labels, `score` [chunk, place, class], afterwards.
+    """The rows of a bucket: their sums; and `score` afterwards, of soft labels that are factors of their own [chunk, place, class, group].
 
-    `message` and the sums are [task, ...].
+    `message` and the sums are [task, ...]. Rows without holes have no such factors, and the last class is none.
     """
     visit = _visit_incomplete if bucket.missing.shape[-1] else _visit_complete
     zero = _nothing(message, packed=not bucket.missing.shape[-1])
@@ -119,22 +171,32 @@ def _nothing(message: Message, packed: bool) -> Sums:
 # Rows without holes, places last.
 
 
+class Complete(NamedTuple):
+    """q(z, t) of the rows of a chunk, which miss nothing."""
+
+    log_joint: Array  # s of (2), [group, place]
+    soft: Array  # expected soft labels, 0 where nothing is asked [class, group, place]
+    products: Array  # of entries [pair of entries, place]
+
+
+def place_complete(message: Message, chunk: Bucket) -> Complete:
+    """Rows without holes: the soft labels of all classes are independent given the group."""
+    u, of, signs = chunk.entries.T, asked(chunk.signs[0]), chunk.signs.T[:, None]
+    products = jnp.concatenate([u[i : i + 1] * u[i:] for i in range(len(u))])
+    log_joint = message.const[:, None] + _packed(_form(message, of)) @ products + message.columns.T @ chunk.statistics.T
+    loc, is_asked = jnp.einsum("cki,ip->ckp", message.answers, u), of.all[:, None, None]
+    cut = one_sided(signs * loc)
+    return Complete(log_joint + jnp.sum(is_asked * cut.log_mass, 0), is_asked * (loc + signs * cut.shift), products)
+
+
 def _visit_complete(message: Message, chunk: Bucket, score: Array, weight: Array) -> tuple[Sums, Array]:
-    u, is_asked = chunk.entries.T, (chunk.signs[0] != 0).astype(message.const.dtype)
-    t, term = soft_labels(score, chunk.signs)
-    products = jnp.concatenate([u[i : i + 1] * u[i:] for i in range(len(u))])  # [pair of entries, place]
-    answers = jnp.einsum("cki,ip->ckp", message.answers, u)
-    log_joint = message.const[:, None] + _packed(form_of(message, chunk.signs[0])) @ products + jnp.einsum("ckp,pc->kp", answers, t)
-    log_joint = log_joint + message.columns.T @ chunk.statistics.T
-    total = jax.nn.logsumexp(log_joint, axis=0)
-    rho = jnp.exp(log_joint - total[None]) * weight[None]
-    score = jnp.einsum("kp,ckp->pc", rho, answers)
-    t = soft_labels(score, chunk.signs)[0]
-    moments = rho @ products.T
-    asked = is_asked[:, None, None] * moments[None]
-    by_class = jnp.einsum("kp,pc,ip->cki", rho, t, u) if t.shape[1] else jnp.zeros_like(message.answers)
-    bound = jnp.sum(weight * (total + term.sum(1)))
-    return Sums(moments, asked, by_class, chunk.statistics.T @ rho.T, bound), score
+    place = place_complete(message, chunk)
+    total = jax.nn.logsumexp(place.log_joint, axis=0)
+    rho = jnp.exp(place.log_joint - total[None]) * weight[None]
+    moments = rho @ place.products.T
+    is_asked = asked(chunk.signs[0]).all[:, None, None]
+    products = jnp.einsum("ckp,pi->cki", place.soft * rho[None], chunk.entries) if len(is_asked) else jnp.zeros_like(message.answers)
+    return Sums(moments, is_asked * moments[None], products, chunk.statistics.T @ rho.T, jnp.sum(weight * total)), score
 
 
 def _packed(matrix: Array) -> Array:
@@ -156,40 +218,71 @@ def _unpacked(sums: Sums, size: int) -> Sums:
 # Rows with holes, groups last.
 
 
-def place_rows(message: Message, chunk: Bucket, t: Array) -> Place:
-    """q(z, x_missing) of the rows of a chunk, the means of their soft labels given."""
-    u, matrix = chunk.entries, form_of(message, chunk.signs[0]).transpose(1, 2, 0)  # [entry, entry, group]
+class _Holes(NamedTuple):
+    """Missing entries, the last soft label not yet known; see (2)."""
+
+    mean: Array  # x, [place, hole, group]
+    covariance: Array  # omega, [block of places, hole, hole, place of the block, group]
+    gain: Array  # the three terms in brackets, halved [place, group]
+    pull: Array  # g, [place, hole, group]
+    score: Array  # w_m . x, [place, group]
+    variance: Array  # w_m . g, [place, group]
+
+
+def place_rows(message: Message, chunk: Bucket, score: Array) -> Place:
+    """q(z, x_missing, t) of the rows of a chunk; soft labels that are factors of their own have the locations `score`."""
+    u, of, num = chunk.entries, asked(chunk.signs[0]), score.shape[1]
+    matrix, experts = form_of(message, of).transpose(1, 2, 0), jnp.einsum("c,cki->ik", of.last, message.answers)
     size, _, groups = matrix.shape
-    pull = (u @ matrix.reshape(size, -1)).reshape(-1, size, groups)
-    push = jnp.einsum("pc,cki->pik", t, message.answers)
-    log_joint = message.const[None] + jnp.einsum("pi,pik->pk", u, push - pull / 2) + chunk.statistics @ message.columns
-    mean, covariance, gain = _holes(chunk, matrix, push - pull)
-    log_joint = log_joint + gain
+    soft, term = soft_labels(score_of(message, chunk, score), (chunk.signs * of.others[None])[:, :num, None])
+    push = jnp.einsum("pck,cki->pik", soft, message.answers[:num])
+    form = (u @ matrix.reshape(size, -1)).reshape(-1, size, groups)
+    log_joint = message.const[None] + jnp.einsum("pi,pik->pk", u, push - form / 2) + chunk.statistics @ message.columns + term.sum(1)
+    holes = _holes(chunk, matrix, push - form, experts if len(message.answers) else None)
+    # Now the last soft label, where there is one; else the experts are 0.
+    sign, is_tied = (chunk.signs @ of.last)[:, None], of.last.sum()
+    loc, scale = u @ experts + holes.score, jnp.sqrt(1 + holes.variance)
+    cut = one_sided(sign * loc / scale)
+    log_joint = log_joint + holes.gain + is_tied * cut.log_mass
     total = jax.nn.logsumexp(log_joint, axis=1)
-    return Place(log_joint - total[:, None], mean, covariance, total)
+    mean = holes.mean + holes.pull * (sign * cut.shift / scale)[:, None]
+    entries = jnp.broadcast_to(u[:, :, None], form.shape).at[jnp.arange(len(u))[:, None], chunk.missing].add(mean)  # 0 beyond the holes
+    blocks, _, width, block, _ = holes.covariance.shape
+    g = holes.pull.reshape(blocks, block, width, groups).swapaxes(1, 2)
+    covariance = holes.covariance - g[:, :, None] * g[:, None] * (cut.lost / scale**2).reshape(blocks, 1, 1, block, groups)
+    tie = holes.pull * (1 - cut.lost)[:, None]
+    return Place(log_joint - total[:, None], entries, covariance, loc + sign * scale * cut.shift, tie, total)
 
 
-def _holes(chunk: Bucket, matrix: Array, slope: Array) -> tuple[Array, Array, Array]:
-    """Mean and covariance of the missing entries, and the last three terms of (2); some rows at a time, which stay in the cache."""
+def _holes(chunk: Bucket, matrix: Array, slope: Array, experts: Array | None) -> _Holes:
+    """Some rows at a time, which stay in the cache."""
     rows, block = len(chunk.missing), math.gcd(len(chunk.missing), BLOCK)
     split = lambda leaf: leaf.reshape(rows // block, block, *leaf.shape[1:])
     parts = jax.tree.map(split, (chunk.missing, chunk.num_missing, slope))
     is_unrolled = rows >= LONGEST_CHUNK["incomplete"] and chunk.missing.shape[1] <= MOST_UNROLLED
-    mean, covariance, gain = lax.map(lambda part: _holes_of_block(*part, matrix, is_unrolled), parts)
-    join = lambda leaf: leaf.reshape(rows, *leaf.shape[2:])
-    return join(mean), covariance, join(gain)
+    found = lax.map(lambda part: _holes_of_block(*part, matrix, experts, is_unrolled), parts)
+    joined = jax.tree.map(lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), found._replace(covariance=None))
+    return joined._replace(covariance=found.covariance)
 
 
-def _holes_of_block(missing: Array, num_missing: Array, slope: Array, matrix: Array, is_unrolled: bool) -> tuple[Array, Array, Array]:
+def _holes_of_block(missing: Array, num_missing: Array, slope: Array, matrix: Array, experts: Array | None, is_unrolled: bool) -> _Holes:
     size, groups, width = *matrix.shape[1:], missing.shape[1]
     is_hole = jnp.arange(width)[None] < num_missing[:, None]  # [place, hole]
-    g = jnp.take_along_axis(slope, missing[:, :, None], 1) * is_hole[:, :, None]
+    of_holes = lambda of_entries: jnp.take_along_axis(of_entries, missing[:, :, None], 1) * is_hole[:, :, None]
     both = (is_hole.T[:, None] & is_hole.T[None])[..., None]
     own = matrix.reshape(size * size, groups)[_pairs(missing, size)]
     covariance, log_det = inverse(jnp.where(both, own, jnp.eye(width, dtype=own.dtype)[:, :, None, None]), is_unrolled)
-    mean = jnp.einsum("abpk,pbk->pak", covariance, g)
+    solved = lambda vectors: jnp.einsum("abpk,pbk->pak", covariance, vectors)
+    c = of_holes(slope)
+    mean = solved(c)
     constant = (num_missing.astype(own.dtype) * math.log(2 * math.pi))[:, None]
-    return mean, jnp.where(both, covariance, 0), (jnp.sum(g * mean, 1) - log_det + constant) / 2
+    gain = (jnp.sum(c * mean, 1) - log_det + constant) / 2
+    covariance = jnp.where(both, covariance, 0)
+    if experts is None:
+        return _Holes(mean, covariance, gain, jnp.zeros_like(mean), jnp.zeros_like(gain), jnp.zeros_like(gain))
+    w = of_holes(jnp.broadcast_to(experts[None], slope.shape))
+    pull = solved(w)
+    return _Holes(mean, covariance, gain, pull, jnp.sum(w * mean, 1), jnp.sum(w * pull, 1))
 
 
 def _pairs(missing: Array, size: int) -> Array:
@@ -240,23 +333,18 @@ def _eliminated(matrix: Array) -> tuple[Array, Array]:
 
 
 def _visit_incomplete(message: Message, chunk: Bucket, score: Array, weight: Array) -> tuple[Sums, Array]:
-    t, term = soft_labels(score, chunk.signs)
-    place = place_rows(message, chunk, t)
+    of, num, place = asked(chunk.signs[0]), score.shape[1], place_rows(message, chunk, score)
+    score = jnp.einsum("pik,cki->pck", place.entries, message.answers[:num])
+    others = soft_labels(score, (chunk.signs * of.others[None])[:, :num, None])[0]
+    soft = jnp.pad(others, ((0, 0), (0, len(of.last) - num), (0, 0))) + of.last[None, :, None] * place.soft[:, None]
     rho = jnp.exp(place.log_rho) * weight[:, None]
-    at = jnp.arange(len(rho))[:, None]
-    whole = jnp.broadcast_to(chunk.entries[:, :, None], (*chunk.entries.shape, rho.shape[1]))
-    whole = whole.at[at, chunk.missing].add(place.mean)  # where there are fewer holes, 0 is added
-    answers = jnp.einsum("pik,cki->pck", whole, message.answers)
-    score = jnp.einsum("pk,pck->pc", rho, answers)
-    t = soft_labels(score, chunk.signs)[0]
-    weighted = rho[:, None] * whole
-    size = whole.shape[1]
-    block = place.covariance.shape[3]
+    weighted = rho[:, None] * place.entries
+    size, block = weighted.shape[1], place.covariance.shape[3]
     pair = jax.vmap(lambda missing: _pairs(missing, size))(chunk.missing.reshape(-1, block, chunk.missing.shape[1]))
     weighed = place.covariance * rho.reshape(-1, 1, 1, block, rho.shape[1])
     spread = jnp.zeros((size * size, rho.shape[1]), rho.dtype).at[pair].add(weighed)
-    moments = jnp.einsum("pik,pjk->kij", weighted, whole) + spread.T.reshape(-1, size, size)
-    is_asked = (chunk.signs[0] != 0).astype(rho.dtype)
-    products = jnp.einsum("pc,pik->cki", t, weighted)
-    bound = jnp.sum(weight * (place.norm + term.sum(1)))
-    return Sums(moments, is_asked[:, None, None, None] * moments[None], products, chunk.statistics.T @ rho, bound), score
+    moments = jnp.einsum("pik,pjk->kij", weighted, place.entries) + spread.T.reshape(-1, size, size)
+    tie = jnp.zeros((size, rho.shape[1]), rho.dtype).at[chunk.missing].add(rho[:, None] * place.tie)
+    products = jnp.einsum("pck,pik->cki", soft, weighted) + of.last[:, None, None] * tie.T[None]
+    asked_about = of.all[:, None, None, None] * moments[None]
+    return Sums(moments, asked_about, products, chunk.statistics.T @ rho, jnp.sum(weight * place.norm)), score

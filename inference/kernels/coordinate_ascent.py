@@ -1,14 +1,16 @@
 """Variational Bayes for truncated mixtures of conjugate blocks, rows with missing entries among them.
 
-    maximise  E_q[log p(data, everything)] - E_q[log q]  over  q = q(alpha) q(V) prod_blocks q(block) prod_i q(z_i, x_i missing) q(t_i)
+    maximise  E_q[log p(data, everything)] - E_q[log q]  over  q = q(alpha) q(V) prod_blocks q(block) prod_i q(z_i, x_i missing, t_i)
 
 Each factor in turn is set to its optimum given the others, in closed form, so that the bound (the ELBO) never falls; it is exact, not an
 estimate. What the model says is read off its trace and proved (`inference.assignment`): edit the model, and the kernel follows or refuses.
 
-A sweep visits every row once (`_row_block`): the missing entries and the group of a row, jointly, then its soft labels; then the factors
-of the groups (`_factors`) from sums over the rows. The bound that a step reports is that of the q it started from, whose rows it has just
-set right. Cost of a sweep over n rows, K groups and D = features + 1: n K D^2 without holes; with m holes in a row twice that, and
-K m^3 / 2 more. Memory: the data, and one number a row and class.
+A sweep visits every row once (`_row_block`): the group of a row, its missing entries and its soft labels, jointly, for a tighter bound
+than the paper's, which has the soft labels by themselves; then the factors of the groups (`_factors`) from sums over the rows. Where the
+label of a row with missing entries tells of several soft labels, as with more than two classes, one of these is in the joint factor, and
+the others are factors given the group. The bound that a step reports is that of the q it started from, whose rows it has just set right.
+Cost of a sweep over n rows, K groups and D = features + 1: n K D^2 without holes; with m holes in a row twice that, and K m^3 / 2 more.
+Memory: the data, and K numbers for each row with holes and class beyond two.
 
 With `batch_size` a step visits some rows: the factors then follow from a running average of the sums over rows, in which a batch stands
 for all rows,
@@ -54,10 +56,10 @@ class AscentData(NamedTuple):
 
 
 class AscentState(NamedTuple):
-    """q; of the rows only what the soft labels were made of, the rest follows."""
+    """q; the rows follow from it, but for the soft labels that are factors of their own."""
 
     factors: Factors
-    score: tuple[Array, ...]  # of each bucket [chunk, place, class]
+    score: tuple[Array, ...]  # locations of those, of each bucket [chunk, place, class, group]
     size: Array  # rows of each group
     elbo: Array  # of the last step
     gain: Array  # over the step before
@@ -145,10 +147,16 @@ class CoordinateAscent(Algorithm):
         sums, share = start_sums(self.rows, self.statistics, self.assignment, self.num_tasks, self.init_by, rng)
         log_share = None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), LEAST_SHARE))
         factors = jax.jit(partial(factors_of, self.assignment, self.shape))(sums, None, log_share)
-        score = tuple(bucket.signs for bucket in self._data.buckets)
+        score = tuple(self._first_scores(bucket) for bucket in self._data.buckets)
         average = sums if self.batch_size else None
         infinite = jnp.asarray(jnp.inf, float)
         return AscentState(factors, score, self._size(sums, factors), -infinite, infinite, average, jnp.zeros((), jnp.int32))
+
+    def _first_scores(self, bucket: Bucket) -> Array:
+        """Signs; of rows without holes, and of the last class, there are none."""
+        num = max(bucket.signs.shape[-1] - 1, 0) if bucket.missing.shape[-1] else 0
+        signs = bucket.signs[..., :num, None]
+        return jnp.broadcast_to(signs, (*signs.shape[:-1], self.assignment.num_own))
 
     def step(self, rng_key: Array, state: AscentState, data: AscentData) -> tuple[AscentState, AscentReport]:
         """One sweep, which needs no random numbers; or one batch."""

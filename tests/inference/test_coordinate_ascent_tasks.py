@@ -62,7 +62,7 @@ def last_stick_missing(sticks_of):
 
 PLANTED = {
     "forms not in the shares": (_factors, "agreement", without_forms, "c"),
-    "shares not in the messages": (_factors, "spread", careless, "z, x_missing"),
+    "shares not in the messages": (_factors, "spread", careless, of_one_task.ROW),
     "a task not in the sums": (_factors, "gathered", last_task_missing, "mu, Lambda"),
     "tail of the upper sticks": (_levels, "sticks_of", last_stick_missing, "U"),
     "tail of the lower sticks": (_factors, "sticks_of", last_stick_missing, "V"),

@@ -7,8 +7,9 @@ import pytest
 import scipy.stats
 from jax import random
 from jax.scipy.special import log_ndtr
+from scipy.special import erfcx
 
-from inference.truncated import TruncatedNormal, log_ndtri
+from inference.truncated import TruncatedNormal, log_ndtri, one_sided
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -34,3 +35,18 @@ def test_the_far_tail_is_nearly_exponential(side):
 def test_log_ndtri_inverts_log_ndtr():
     x = jnp.concatenate([jnp.linspace(-1000.0, -10.0, 50), jnp.linspace(-10.0, 5.0, 50)])
     np.testing.assert_allclose(log_ndtri(log_ndtr(x)), x, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_moments_of_a_cut_normal(dtype):
+    """By a scaled complementary error function; far in the tail, where that loses digits, by the first terms of their series."""
+    ratio = np.concatenate([np.linspace(-30.0, -5.01, 40), np.linspace(-4.99, 9.0, 40)]).astype(dtype)
+    found, exact = one_sided(jnp.asarray(ratio)), ratio.astype(float)
+    shift = np.sqrt(2 / np.pi) / erfcx(-exact / np.sqrt(2))
+    rtol = {"float64": 1e-9, "float32": 2e-5}[dtype]
+    np.testing.assert_allclose(found.shift, shift, rtol=rtol)
+    np.testing.assert_allclose(found.lost, shift * (shift + exact), rtol=10 * rtol, atol=1e-6 if dtype == "float32" else 0)
+    far = np.array([1e3, 1e6], dtype)
+    found = one_sided(-jnp.asarray(far))
+    np.testing.assert_allclose(found.shift, far, rtol=2e-6)
+    np.testing.assert_allclose(1 - found.lost, 1 / far.astype(float) ** 2, atol={"float64": 1e-11, "float32": 1e-6}[dtype])
