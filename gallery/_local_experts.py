@@ -47,14 +47,16 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def _fit(self, model: Callable, X: np.ndarray, y: Any, by_row: Mapping[str, Any], **settings: Any) -> None:
+    def _fit(
+        self, model: Callable, X: np.ndarray, y: Any, by_row: Mapping[str, Any], batch_size: int | None = None, **settings: Any
+    ) -> None:
         if not 0 <= self.shrinkage <= 1:
             raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
         classes, labels = coded(y)
         check_consistent_length(X, labels)
         self._learn_units(X)
         x = self._standard(X)
-        kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance)
+        kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
         # Draws are made when `posterior_` is asked for.
         driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
         gate, expert = partial(normal_wishart, covariance=self._spread(x)), partial(soft_probit, sparse=self.sparse)
@@ -68,7 +70,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         stats = tree["sample_stats"].dataset.isel(chain=0)
         self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])
         self.n_experts_ = int(stats["num_groups"][-1])
-        if not is_done:
+        if not is_done and batch_size is None:  # by batches a fit is as long as it is told to be
             warnings.warn(
                 f"ended after {self.n_iter_} sweeps, before the bound stood still; give more max_iter or max_time.",
                 ConvergenceWarning,

@@ -35,6 +35,8 @@ class IQGMEClassifier(LocalExperts):
     :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows (0) to a diagonal one (1).
     :param restarts: starts, of which the best after a few sweeps goes on.
     :param max_iter: the most sweeps; `tolerance`: ends when a sweep gains less than this share of the bound.
+    :param batch_size: about as many rows a sweep, drawn anew each time, for more rows than a sweep should visit: then `max_iter` sweeps are
+        made, and `elbo_` is an estimate. None: all rows.
     :param num_samples: draws in `posterior_`.
     :param max_time: seconds after which a fit ends, with what it has.
     :param progress_bar: shows a bar, with the bound.
@@ -55,6 +57,7 @@ class IQGMEClassifier(LocalExperts):
         restarts: int = 1,
         max_iter: int = 500,
         tolerance: float = 1e-6,
+        batch_size: int | None = None,
         num_samples: int = 200,
         max_time: float | None = None,
         progress_bar: bool = False,
@@ -62,7 +65,7 @@ class IQGMEClassifier(LocalExperts):
     ):
         self.truncation, self.inference, self.sparse, self.alpha, self.shrinkage = truncation, inference, sparse, alpha, shrinkage
         self.restarts, self.max_iter, self.tolerance, self.num_samples = restarts, max_iter, tolerance, num_samples
-        self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
+        self.batch_size, self.max_time, self.progress_bar, self.random_state = batch_size, max_time, progress_bar, random_state
 
     def fit(self, X: Any, y: Any) -> "IQGMEClassifier":
         """Learn from all rows.
@@ -73,7 +76,7 @@ class IQGMEClassifier(LocalExperts):
         if self.inference != "vb":
             raise ValueError(f"inference: found {self.inference!r}, wanted 'vb'.")
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
-        self._fit(iqgme, X, y, {}, num_experts=self.truncation, alpha=concentration(self.alpha))
+        self._fit(iqgme, X, y, {}, self.batch_size, num_experts=self.truncation, alpha=concentration(self.alpha))
         return self
 
     def predict_log_proba(self, X: Any) -> np.ndarray:

@@ -57,6 +57,14 @@ def test_it_learns_a_line_for_each_group():
     assert abs(share[0, 1] - (Y == "yes").mean()) < 0.1
 
 
+@pytest.mark.slow
+def test_it_learns_by_batches():
+    """As many sweeps as it is told, and no warning that there were too few."""
+    model = IQGMEClassifier(6, batch_size=45, max_iter=150, random_state=0).fit(HOLED, Y)
+    assert model.n_iter_ == 150
+    assert model.score(X, Y) > 0.8
+
+
 QUICK = {  # nothing is compiled
     "check_classifiers_regression_target",
     "check_complex_data",
