@@ -139,7 +139,7 @@ class NestedSampler(Algorithm):
         log_prior, log_likelihood = jax.jit(jax.vmap(densities))(z)
         self._check_start(np.asarray(log_likelihood))
         live = Points(z, log_prior, log_likelihood, random.uniform(label_key, (self.num_live,), z.dtype))
-        num_modes = 2 * self.num_live // self._least if self.track_modes else 1  # a mode that finds no place is left whole
+        num_modes = max(1, 2 * self.num_live // self._least) if self.track_modes else 1  # a mode that finds no place is left whole
         zero = jnp.zeros((), jnp.int32)
         mode = jnp.zeros(self.num_live, jnp.int32)
         dead = Dead(jnp.zeros((0, self.split.size), z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, jnp.int32))

@@ -313,6 +313,20 @@ def test_a_likelihood_without_bound_is_given_up():
         kernel.grown(state, program)
 
 
+def test_fewer_live_points_than_a_mode_needs_are_one_mode():
+    """Of 30 latent numbers a mode of its own would need 60 points; there are 20."""
+
+    def wide(y=0.0):
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([30]).to_event(1))
+        numpyro.sample("y", dist.Normal(x.sum(), 1.0), obs=y)
+
+    kernel, program = NestedSampler(wide, num_live=20), Program(wide)
+    state = kernel.init(random.key(0), program)
+    assert state.volumes.log_volume.shape[0] == 1
+    state, info = jax.jit(lambda key, at: kernel.step(key, at, program))(random.key(1), state)
+    assert np.isfinite(info.log_evidence)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
