@@ -55,6 +55,7 @@ OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, b
     "bsvd_ratings": "site 'gaps': its complete conditional is of no family",
     "iqgme": "site 't': its loc is computed from ['w']",
     "iqgme_tasks": "site 't': its loc is computed from ['w']",
+    "your_own": "site 'spread': found HalfNormal given nothing",
 }
 
 
