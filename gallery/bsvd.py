@@ -13,6 +13,7 @@ Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5.
 """
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from numpyro.infer import NUTS
 from numpyro.infer.gibbs import Gibbs
 from numpyro.infer.mcmc import MCMCKernel
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
@@ -42,6 +44,7 @@ from zoo.bsvd import bsvd
 __all__ = ["BSVDCompleter"]
 
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
+FULL = 0.9  # share of the components in use, above which they may have been too few
 ENTRIES_A_FACTOR = 8  # at the start; with more components than that, a chain would begin where entries are learned by heart
 MANY = 500_000  # entries from which on single precision is enough
 NUM_PROBES = 20
@@ -54,7 +57,7 @@ class BSVDCompleter(BaseEstimator):
 
     :param shape: (rows, columns) of the matrix, where the entries do not tell.
     :param link: "gaussian" for real entries, "ordered" for integer levels such as ratings, "binomial" for successes of trials.
-    :param num_components: more than there may be.
+    :param num_components: more than there may be; a warning where most are in use.
     :param a: with `b`, how many components to expect: a / b.
     :param row_features: [row, feature], `column_features` [column, feature]; they are standardised.
     :param missingness: how many left and right singular vectors of which entries are known are features as well.
@@ -121,6 +124,9 @@ class BSVDCompleter(BaseEstimator):
         self._draws = {str(name): np.concatenate(draws.values) for name, draws in tree["posterior"].to_dataset().items()}
         self.posterior_ = self._told(tree)
         self.rank_ = int(np.bincount(self._draws["rank"].astype(int)).argmax())
+        if (most := np.quantile(self._draws["rank"], 0.95)) > FULL * self.num_components:
+            found = f"found {most:.0f} of {self.num_components} in use, and there may be more"
+            warnings.warn(f"num_components: {found}; give more num_components.", ConvergenceWarning, stacklevel=2)
         return self
 
     def _start(self, arguments: dict[str, Any], entries: Entries) -> dict[str, Any]:

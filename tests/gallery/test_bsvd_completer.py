@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import gallery.bsvd
 from diagnostics import report
@@ -64,6 +64,12 @@ def test_rank_and_entries_are_found(fitted):
     assert fitted.rank_ == 2
     assert np.linalg.norm(mean - TRUTH[ROWS, COLUMNS]) / np.linalg.norm(TRUTH[ROWS, COLUMNS] - 100) < 1e-3
     assert (np.abs(mean - TRUTH[ROWS, COLUMNS]) < 6 * std).mean() > 0.95
+
+
+@pytest.mark.slow
+def test_too_few_components_are_told_of():
+    with pytest.warns(ConvergenceWarning, match="found 2 of 2 in use, and there may be more"):
+        BSVDCompleter(**SHORT | {"num_components": 2, "num_warmup": 60, "num_samples": 20}).fit(SEEN)
 
 
 @pytest.mark.slow
