@@ -15,6 +15,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ConditionalGibbs": {"num_births": 1.0},  # few sweeps must do
     "ParticleFilter": {"num_particles": 200},
     "AugmentReduce": {"posterior": True},  # a point has no summary
+    "NestedSampler": {"num_live": 100, "num_sweeps": 2.0},
+    "Staged": {"num_live": 100, "num_sweeps": 2.0, "tolerance": 0.01, "track_modes": True},
 }
 DOUBLE = ("CoordinateAscent", "LatentHistory")
 MANY = 500_000  # entries from which on single precision is enough
@@ -99,5 +101,5 @@ def _class(name: str) -> Any:
 
 
 _MADE: dict[str, Callable] = {"SVI": _svi, "LatentHistory": _latent_history}
-_OURS = ("AugmentReduce", "CollapsedGibbs", "ConditionalGibbs", "CoordinateAscent", "NestedSampler", "ParticleFilter")
+_OURS = ("AugmentReduce", "CollapsedGibbs", "ConditionalGibbs", "CoordinateAscent", "NestedSampler", "ParticleFilter", "Staged")
 _WHERE = dict.fromkeys(_OURS, "inference") | {"NUTS": "numpyro.infer"}

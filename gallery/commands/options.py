@@ -22,7 +22,8 @@ OF_KERNELS: Mapping[str, Mapping[str, int | None]] = {  # None: it ends by itsel
     "SVI": {"num_warmup": 5000},
     "AugmentReduce": {"num_warmup": 5000},
     "ParticleFilter": {"num_warmup": None},
-    "NestedSampler": {"num_warmup": None},
+    "NestedSampler": {"num_warmup": None, "num_chains": 2},  # each is a whole run
+    "Staged": {"num_warmup": None, "num_chains": 2},
     "CoordinateAscent": {"num_chains": 1, "num_samples": 200},
     "ConditionalGibbs": {"num_chains": 2, "num_warmup": 200, "num_samples": 300},
     "LatentHistory": {"num_chains": 1, "num_warmup": 300, "num_samples": 400},

@@ -13,7 +13,7 @@ from gallery.commands.runs import main_variables, open_run, select
 
 __all__ = ["KINDS", "draw", "plot"]
 
-KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition", "matrix", "history")
+KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "evidence", "partition", "matrix", "history")
 ROWS = {"trace_dist": 8, "dist": 12, "forest": 30, "rank": 12}  # scalar quantities that one picture holds
 MOST_ROWS, MOST_DRAWS = 600, 400  # of a co-clustering matrix
 INCHES_A_ROW = {"trace_dist": 1.35, "dist": 0.6, "forest": 0.32, "rank": 0.6}
@@ -39,6 +39,7 @@ def draw(tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
     own: dict[str, tuple[bool, Callable[[], tuple[Any, str]]]] = {  # whether the run has it, and what draws it
         "elbo": ("elbo" in stats, lambda: _elbo(stats)),
+        "evidence": ("insertion_rank" in stats, lambda: _evidence(tree)),
         "partition": ("partition" in tree.attrs, lambda: _partition(tree)),
         "matrix": ("entries" in tree.attrs, lambda: plot_matrix(tree)),
         "history": (is_history(tree), lambda: plot_history(tree)),
@@ -46,7 +47,8 @@ def draw(tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str
     kind = kind or next((name for name, (is_there, _) in own.items() if is_there), "trace_dist")
     if kind in ("matrix", "history") and not own[kind][0]:
         raise ValueError(f"--kind {kind}: {tree.attrs.get('model', 'the model')} has none. Choose another kind")
-    if kind in ("energy", "elbo") and kind not in stats:
+    wanted = {"energy": "energy", "elbo": "elbo", "evidence": "insertion_rank"}
+    if kind in wanted and wanted[kind] not in stats:
         found = ", ".join(map(str, stats.data_vars)) or "none"
         raise ValueError(f"--kind {kind}: the run has no such statistic; it has {found}. Choose another kind")
     with plt.rc_context({"font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9}):
@@ -112,6 +114,26 @@ def _elbo(stats: xr.Dataset) -> tuple[Any, str]:
     low, high = np.quantile(late[np.isfinite(late)], (0.01, 1.0))
     axes.set(xlabel="step", ylabel=f"ELBO, mean of {window} steps", ylim=(low - 0.1 * (high - low), high + 0.05 * (high - low)))
     axes.legend(frameon=False)
+    return figure, ""
+
+
+def _evidence(tree: xr.DataTree) -> tuple[Any, str]:
+    """How the log-evidence grew, and where new points came to lie among the live ones: anywhere, if they are drawn as they should be."""
+    import matplotlib.pyplot as plt
+
+    from diagnostics import plot_evidence, report
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.0), width_ratios=(1.5, 1), layout="constrained")
+    plot_evidence(tree, ax=left)
+    ranks = tree["sample_stats"]["insertion_rank"].transpose("chain", ...).values
+    size = int(np.max(tree.attrs.get("num_live_of_replicates", tree.attrs.get("num_live"))))
+    for chain, each in enumerate(ranks.reshape(len(ranks), -1)):
+        seen = np.cumsum(np.bincount(each[each >= 0], minlength=size)) / max(1, (each >= 0).sum())
+        right.plot(np.arange(1, size + 1), seen - np.arange(1, size + 1) / size, lw=1, label=f"replicate {chain}")
+    right.axhline(0, color="0.3", lw=1, ls="--")
+    p = report(tree)["insertion ranks"].figures.get("p", np.nan)
+    right.set(xlabel="insertion rank among the live points", ylabel="share at or below it, minus uniform", title=f"p = {p:.2g}")
+    right.legend(frameon=False, fontsize="small")
     return figure, ""
 
 

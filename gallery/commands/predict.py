@@ -128,15 +128,17 @@ def _by_row(tree: xr.DataTree, path: str, categories: dict[str, list[str]]) -> d
 
 
 def _program(tree: xr.DataTree, x: np.ndarray) -> Program:
-    """The model on new rows, without a target."""
+    """The model on new rows, without a target. What it observes of them (features that have a density) must follow from the draws alone:
+    then the target, given features and draws, has the distribution of its own site."""
     entry = find_model(tree.attrs["model"])
     try:
         program = Program(entry.model, x=x, **json.loads(tree.attrs["arguments"]))
     except TypeError as error:
         raise ValueError(f"predict: {error} The command predicts with models of `x` and numbers alone") from error
-    if program.observed:
+    drawn = set(_draws(tree))
+    if own := [name for name in program.observed if {parent.replace("/", ".") for parent in program.parents[name]} - drawn]:
         raise ValueError(
-            f"predict: {entry.name} observes {', '.join(program.observed)} itself, so that the classes of new rows do not follow from "
+            f"predict: {entry.name} observes {', '.join(own)} itself, so that the classes of new rows do not follow from "
             "one site; use the model's estimator"
         )
     return program

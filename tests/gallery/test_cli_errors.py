@@ -210,8 +210,8 @@ def test_a_quantity_is_predicted_by_mean_and_deviation(here, room, monkeypatch, 
 def test_a_model_of_the_features_is_refused(here, room, monkeypatch, capsys, numpyro_promotion):
     def generative(x, y=None):
         mean = numpyro.sample("mean", dist.Normal(0, 1))
-        numpyro.sample("y", dist.Bernoulli(0.5).expand([len(x)]).to_event(1), obs=y)
-        numpyro.sample("x", dist.Normal(mean, 1).expand(x.shape).to_event(2), obs=x)
+        y = numpyro.sample("y", dist.Bernoulli(0.5).expand([len(x)]).to_event(1), obs=y)
+        numpyro.sample("x", dist.Normal(mean + y[:, None], 1).expand(x.shape).to_event(2), obs=x)
 
     run_of(room.folder / "both.nc", {"mean": np.zeros((1, 4))}, {"y": ("row", np.zeros(5))})
     write(room.folder / "line.csv", [["a"], ["1"], ["5"]])

@@ -1,0 +1,39 @@
+"""The command `zoo` on staged learning: fit an order, report, picture of the evidence, predict the classes of new rows, in stages."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from tests.gallery.command import many, write
+
+pytestmark = pytest.mark.slow
+
+
+def test_classes_of_a_table_are_fitted_and_predicted(room):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 40)
+    rows = [[f"{a:.3f}", "uv"[k]] for k, a in zip(labels, rng.normal(size=40) + 9 * labels, strict=True)]
+    write(room.folder / "points.csv", [["first", "kind"], *rows])
+    write(room.folder / "new.csv", [["first"], ["0"], ["9"]])
+    fit = ["fit", "staged_learning", "--data", "points.csv", "--target", "kind", "--option"]
+    told = ["order=2", "num_live=40", "num_chains=1", "num_samples=100"]
+    commands = [
+        [*fit, *told, "-o", "points.nc", "--plot", "points.png"],
+        ["report", "points.nc"],
+        ["predict", "points.nc", "new.csv"],
+        ["plot", "points.nc", "--kind", "elbo", "-o", "elbo.png"],
+        [*fit, *told, "num_stages=50", "--kernel", "staged", "-o", "never.nc"],
+    ]
+    (code, out, err), report, (predicted, text, _), elbo, (refused, _, why) = many(room, commands)
+    assert (code, err) == (0, "")
+    assert "NestedSampler, num_samples 100, num_chains 1" in out
+    assert (room.folder / "points.png").stat().st_size > 10_000
+    assert "insertion ranks" in report[1]
+    assert predicted == 0
+    assert [row[-1] for row in csv.reader(io.StringIO(text))] == ["predicted", "u", "v"]
+    assert elbo[0] == 2
+    assert "--kind elbo: the run has no such statistic" in elbo[2]
+    assert refused == 2
+    assert "num_stages: found 50 for 40 rows" in why
