@@ -38,7 +38,7 @@ from inference.program import Program
 from inference.quadratic import CommonPrior
 from inference.sites import StructureError, model_name, unwrap
 
-__all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "read_assignment"]
+__all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "assignment_site", "read_assignment", "some_rows"]
 
 FEW = 12  # rows on which the reading is proved; those of another number, on which the priors must be the same
 WAY_OUT = "Use SVI with an autoguide for this model, or put a conjugate site there."
@@ -191,8 +191,8 @@ def _event_dim(program: Program, name: str) -> int:
 
 def read_assignment(program: Program) -> Assignment:
     """Reads and proves; raises StructureError, by the name of the site, where a block is not conjugate."""
-    z = _assignment_site(program)
-    few = _some_rows(program, z, FEW)
+    z = assignment_site(program)
+    few = some_rows(program, z, FEW)
     _, sticks, concentration = _level(few, z)
     upper = _upper(few, z)
     holes = _holes(few)
@@ -212,11 +212,12 @@ def read_assignment(program: Program) -> Assignment:
     _refuse_other_children(found)
     found = replace(found, prior=prove(found))
     if program.sites[z].shape[0] > FEW:
-        prove_for(_some_rows(program, z, FEW + 3), found)
+        prove_for(some_rows(program, z, FEW + 3), found)
     return found
 
 
-def _assignment_site(program: Program) -> str:
+def assignment_site(program: Program) -> str:
+    """The site that says which group each row is in."""
     is_row = lambda site: site.kind == "latent" and site.family.startswith("Categorical") and len(site.shape) == 1
     found = [name for name, site in program.sites.items() if is_row(site)]
     if len(found) != 1:
@@ -345,7 +346,7 @@ def _refuse_other_children(found: Assignment) -> None:
                 )
 
 
-def _some_rows(program: Program, z: str, size: int) -> Program:
+def some_rows(program: Program, z: str, size: int) -> Program:
     """The model on `size` of its rows, of different labels and with missing entries where it can be told."""
     num_rows = program.sites[z].shape[0]
     if num_rows <= size:

@@ -37,6 +37,8 @@ __all__ = [
     "gate_expected",
     "gate_natural",
     "gate_posterior",
+    "half_log_det",
+    "inverse_of",
     "precision_of",
     "weights_posterior",
     "weights_term",
@@ -62,11 +64,11 @@ def gate_natural(precision: Array, loc: Array) -> Form:
 def gate_expected(hyper: WishartHyper) -> Form:
     """Its mean under q."""
     root = jnp.linalg.cholesky(hyper.rate)
-    precision = hyper.concentration[:, None, None] * _inverse(root)
+    precision = hyper.concentration[:, None, None] * inverse_of(root)
     weighted = jnp.einsum("kij,kj->ki", precision, hyper.loc)
     size = hyper.loc.shape[-1]
     halves = (hyper.concentration[:, None] - jnp.arange(size, dtype=hyper.loc.dtype)[None]) / 2
-    log_det = digamma(halves).sum(-1) + size * math.log(2) - 2 * _half_log_det(root)
+    log_det = digamma(halves).sum(-1) + size * math.log(2) - 2 * half_log_det(root)
     return _form(precision, weighted, jnp.sum(weighted * hyper.loc, -1) + size / hyper.kappa, log_det)
 
 
@@ -92,10 +94,10 @@ def gate_divergence(hyper: WishartHyper, prior: WishartHyper) -> Array:
     """KL(q | prior), summed over groups."""
     nu, nu0, size = hyper.concentration, prior.concentration, hyper.loc.shape[-1]
     root, root0 = jnp.linalg.cholesky(hyper.rate), jnp.linalg.cholesky(prior.rate)
-    precision = nu[:, None, None] * _inverse(root)
+    precision = nu[:, None, None] * inverse_of(root)
     halves = (nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2
-    log_det = digamma(halves).sum(-1) + size * math.log(2) - 2 * _half_log_det(root)
-    log_z = lambda nu, root: nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * _half_log_det(root)
+    log_det = digamma(halves).sum(-1) + size * math.log(2) - 2 * half_log_det(root)
+    log_z = lambda nu, root: nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * half_log_det(root)
     trace = jnp.einsum("kij,kij->k", prior.rate, precision)
     wishart = (nu - nu0) / 2 * log_det - (nu * size - trace) / 2 - log_z(nu, root) + log_z(nu0, root0)
     delta, ratio = hyper.loc - prior.loc, prior.kappa / hyper.kappa
@@ -148,7 +150,7 @@ def weights_posterior(common: Common, moments: Array, products: Array) -> Weight
     """q(w) from sum rho d d' [class, group, weight, weight] and sum rho t d [class, group, weight]."""
     precision = precision_of(common)
     root = jnp.linalg.cholesky(moments + (precision[:, None, :, None] * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]))
-    covariance = _inverse(root)
+    covariance = inverse_of(root)
     return Weights(jnp.einsum("ckij,ckj->cki", covariance, products + (precision * common.loc)[:, None]), covariance)
 
 
@@ -171,7 +173,7 @@ def weights_term(common: Common, weights: Weights) -> Array:
     size = weights.mean.shape[-1]
     spread = jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - common.loc[:, None]) ** 2
     quadratic = precision_of(common)[:, None] * spread + 1 / common.gamma[:, None]  # 1 / inf = 0 where zeta is known
-    entropy = _half_log_det(jnp.linalg.cholesky(weights.covariance)) + size / 2
+    entropy = half_log_det(jnp.linalg.cholesky(weights.covariance)) + size / 2
     return jnp.sum(_log_precision(common)[:, None] - quadratic) / 2 + jnp.sum(entropy)
 
 
@@ -185,12 +187,13 @@ def common_divergence(common: Common, prior: CommonPrior) -> Array:
     return jnp.sum(of_zeta + jnp.where(is_known, 0, gamma_divergence(safe(common), safe(prior))))
 
 
-def _inverse(root: Array) -> Array:
+def inverse_of(root: Array) -> Array:
     """Inverse of root root'."""
     identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
     half = solve_triangular(root, identity, lower=True)
     return half.mT @ half
 
 
-def _half_log_det(root: Array) -> Array:
+def half_log_det(root: Array) -> Array:
+    """Of root root'."""
     return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)

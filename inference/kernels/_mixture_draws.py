@@ -15,7 +15,7 @@ from inference.kernels._levels import Upper
 from inference.kernels._row_block import Message, asked, form_of, message_to, place_complete, place_rows, score_of, soft_labels
 from inference.truncated import TruncatedNormal
 
-__all__ = ["draw_mixture", "log_rho_of"]
+__all__ = ["draw_groups", "draw_mixture", "log_rho_of"]
 
 
 def draw_mixture(
@@ -38,7 +38,7 @@ def draw_mixture(
 
     def one(key: Array) -> dict[str, Array]:
         keys = random.split(key, 3 + len(buckets))
-        values, log_q = _groups(found, factors, keys[0])
+        values, log_q = draw_groups(found, factors, keys[0])
         z = random.categorical(keys[1], log_rho)
         values[found.z] = z.astype(found.few.sites[found.z].dtype)
         log_q = log_q + jnp.sum(jnp.take_along_axis(log_rho, z[:, None], 1))
@@ -71,8 +71,8 @@ def log_rho_of(message: Message, bucket: Bucket, score: Array) -> Array:
     return lax.map(one, (bucket, score))
 
 
-def _groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[dict[str, Array], Array]:
-    """All sites that are not of rows."""
+def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    """All sites that are not of rows, and their log density."""
     keys = iter(random.split(rng_key, 9 + len(factors.columns)))
     values, log_q = {}, jnp.zeros((), factors.sticks[0].dtype)
     if found.concentration:

@@ -23,7 +23,7 @@ from inference.kernels._factors import Factors
 from inference.mean_field import log_sticks
 from inference.quadratic import Weights
 
-__all__ = ["Prediction", "log_weights", "predict_rows"]
+__all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
 
 AT_ONCE = 64  # rows
 
@@ -53,15 +53,15 @@ def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
             log_density, mean, covariance = _student(factors.features, x)
             log_group = log_group + log_density
         log_group = jax.nn.log_softmax(log_group)
-        log_label = jnp.zeros((), dtype)
+        log_probability = jnp.zeros((), dtype)
         if factors.weights is not None:
             beside = jnp.concatenate([jnp.ones(1, dtype), extras])
             entries = jnp.concatenate([mean, jnp.broadcast_to(beside, (len(mean), len(beside)))], 1)
-            log_label = jax.nn.logsumexp(log_group + _log_label(factors.weights, signs, rows.design, entries, covariance))
+            log_probability = jax.nn.logsumexp(log_group + log_label(factors.weights, signs, rows.design, entries, covariance))
         rho = jnp.exp(log_group)
         whole = jnp.where(jnp.isnan(x), rho @ mean, x) if mean.shape[1] else mean[0]
         variance = rho @ (jnp.diagonal(covariance, axis1=1, axis2=2) + (mean - whole[None]) ** 2)
-        return Prediction(log_group, log_label, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0)))
+        return Prediction(log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0)))
 
     return jax.jit(lambda given: lax.map(of_row, given, batch_size=AT_ONCE))((given, jnp.asarray(rows.task)))
 
@@ -94,7 +94,7 @@ def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:
     return log_density, mean, rest * spread[:, None, None]
 
 
-def _log_label(weights: Weights, signs: Array, design: tuple[int, ...], entries: Array, covariance: Array) -> Array:
+def log_label(weights: Weights, signs: Array, design: tuple[int, ...], entries: Array, covariance: Array) -> Array:
     """Log probability that the soft labels lie on these sides of 0 [group]."""
     size, width = entries.shape[1], covariance.shape[1]
     padded = jnp.zeros((len(entries), size, size), entries.dtype).at[:, :width, :width].set(covariance)

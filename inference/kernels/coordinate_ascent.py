@@ -32,7 +32,9 @@ import numpy as np
 from jax import Array, random
 
 from inference.assignment import Level, read_assignment
+from inference.factors import has_factors
 from inference.kernels._clusters import STARTS, start_sums
+from inference.kernels._factor_ascent import FactorAscent
 from inference.kernels._factors import Factors, divergence, factors_of, message_of, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
 from inference.kernels._levels import Upper, gathered
@@ -77,7 +79,8 @@ class AscentReport(NamedTuple):
 class CoordinateAscent(Algorithm):
     """Coordinate ascent on the evidence bound of `model`.
 
-    :param model: a truncated stick-breaking mixture of conjugate blocks, such as `zoo.load("iqgme").model`.
+    :param model: a truncated stick-breaking mixture of conjugate blocks, such as `zoo.load("iqgme").model`; or one of common factors behind
+        many features, as `zoo.load("iqgme_factors").model` (`_factor_ascent`), then with all rows a step and one dtype.
     :param init: "kmeans" or "random", the groups of the rows before the first sweep.
     :param restarts: starts, of which the best after a few sweeps goes on.
     :param tolerance: ends when a sweep gains less than this share of the bound.
@@ -113,10 +116,16 @@ class CoordinateAscent(Algorithm):
         self.batch_size, self.forgetting = batch_size, forgetting
         self.model, self.init_by, self.restarts, self.tolerance, self.dtype = model, init, restarts, tolerance, dtype
         self._checked: Program | None = None
+        self._data: Any = None
+        self._among_factors: FactorAscent | None = None
 
     def check(self, program: Program) -> None:
         """The model is read and proved, and the data are looked at; once, though the driver asks before it asks for a start."""
         if self._checked is program:
+            return
+        self._among_factors = self._read_factors(program) if has_factors(program) else None
+        if self._among_factors is not None:
+            self.assignment, self._data, self._checked = self._among_factors.found.given, self._among_factors.data, program
             return
         self.assignment = read_assignment(program)
         self.rows = self.assignment.rows(program)
@@ -127,11 +136,17 @@ class CoordinateAscent(Algorithm):
         self._data = AscentData(buckets, jnp.asarray(log_base.sum(), float))
         self._checked = program
 
-    def data(self, program: Program) -> AscentData:
+    def _read_factors(self, program: Program) -> FactorAscent:
+        for name, value in {"batch_size": self.batch_size, "dtype": self.dtype}.items():
+            if value is not None:
+                raise ValueError(f"{name}: found {value!r} for a model whose rows have latent factors; wanted None.")
+        return FactorAscent(program)
+
+    def data(self, program: Program) -> Any:
         """The rows, laid out."""
         return self._data
 
-    def init(self, rng_key: Array, program: Program) -> AscentState:
+    def init(self, rng_key: Array, program: Program) -> Any:
         """The factors that the groups of a start imply; the best of several after a few sweeps."""
         self.check(program)
         starts = [self._start(key) for key in random.split(rng_key, self.restarts)]
@@ -142,8 +157,10 @@ class CoordinateAscent(Algorithm):
         ends = [advance(start, self._data) for start in starts]
         return max(ends, key=lambda state: float(state.elbo))
 
-    def _start(self, rng_key: Array) -> AscentState:
+    def _start(self, rng_key: Array) -> Any:
         rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
+        if self._among_factors is not None:
+            return self._among_factors.start(rng, self.init_by)
         sums, share = start_sums(self.rows, self.statistics, self.assignment, self.num_tasks, self.init_by, rng)
         log_share = None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), LEAST_SHARE))
         factors = jax.jit(partial(factors_of, self.assignment, self.shape))(sums, None, log_share)
@@ -158,7 +175,7 @@ class CoordinateAscent(Algorithm):
         signs = bucket.signs[..., :num, None]
         return jnp.broadcast_to(signs, (*signs.shape[:-1], self.assignment.num_own))
 
-    def step(self, rng_key: Array, state: AscentState, data: AscentData) -> tuple[AscentState, AscentReport]:
+    def step(self, rng_key: Array, state: Any, data: Any) -> tuple[Any, AscentReport]:
         """One sweep, which needs no random numbers; or one batch."""
         state = self._moved(rng_key, state, data)
         return state, AscentReport(state.elbo, jnp.sum(state.size >= 1))
@@ -166,7 +183,9 @@ class CoordinateAscent(Algorithm):
     def _size(self, sums: Sums, factors: Factors) -> Array:
         return gathered(sums, factors.upper).moments[:, self.shape.num_features, self.shape.num_features]
 
-    def _moved(self, rng_key: Array, state: AscentState, data: AscentData) -> AscentState:
+    def _moved(self, rng_key: Array, state: Any, data: Any) -> Any:
+        if self._among_factors is not None:
+            return self._among_factors.moved(state, data)
         message = message_of(self.assignment, self.shape, state.factors)
         own = jax.tree.map(lambda leaf: leaf.astype(data.buckets[0].entries.dtype), message)
         total, scores = None, []
@@ -194,25 +213,29 @@ class CoordinateAscent(Algorithm):
         sums, own = sum_rows(message, jax.tree.map(lambda leaf: leaf[at], bucket), score[at], num_rows)
         return sums.times(num_chunks / size), score.at[at].set(own)
 
-    def finished(self, state: AscentState) -> Array:
+    def finished(self, state: Any) -> Array:
         """When a sweep gains next to nothing; with batches never."""
         return (state.gain < self.tolerance * jnp.abs(state.elbo)) & (state.average is None)
 
-    def predict(self, state: AscentState, program: Program) -> Prediction:
+    def predict(self, state: Any, program: Program) -> Prediction:
         """What q says of the rows of a program as if they were new: groups, missing features, and how probable their labels are."""
+        if self._among_factors is not None:
+            return self._among_factors.predict(state, program)
         return predict_rows(self.assignment, state.factors, self.assignment.rows(program))
 
-    def log_weights(self, state: AscentState) -> Array:
+    def log_weights(self, state: Any) -> Array:
         """How probable each group is in each task [task, group], the posterior integrated out; one data set is one task."""
         return log_weights(state.factors)
 
-    def draw(self, rng_key: Array, state: AscentState, program: Program, num_draws: int) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: Any, program: Program, num_draws: int) -> dict[str, Array]:
         """Independent draws from q, all sites; `log_q` is their density."""
+        if self._among_factors is not None:
+            return self._among_factors.draw(rng_key, state, num_draws)
         message = message_of(self.assignment, self.shape, state.factors)
         data = self._data.buckets
         return draw_mixture(rng_key, self.assignment, self.rows, message, state.factors, data, state.score, num_draws)
 
-    def results(self, state: AscentState, program: Program) -> Results:
+    def results(self, state: Any, program: Program) -> Results:
         """The parameters of q, but for the rows."""
         found, factors = self.assignment, state.factors
         named: dict[str, Array] = {}
@@ -234,6 +257,9 @@ class CoordinateAscent(Algorithm):
                 named |= _named(found.experts.loc, {"loc": common.loc, "gamma": common.gamma})
             if found.experts.precision:
                 named |= _named(found.experts.precision, {"concentration": common.concentration, "rate": common.rate})
+        if self._among_factors is not None:
+            for name, parameters in self._among_factors.parameters(state).items():
+                named |= _named(name, parameters)
         return Results({"variational_parameters": named}, {}, {})
 
 

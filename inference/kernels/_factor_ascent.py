@@ -1,0 +1,136 @@
+"""Coordinate ascent for mixtures among common factors; `CoordinateAscent` hands over to it where rows have latent factors.
+
+    q = q(alpha) q(V) prod_h q(mu_h, Lambda_h) q(w) q(zeta, lambda)  prod_hk q(b_hk, pi_hk) prod_p q(A_p, c_p) q(beta) q(psi)
+        prod_i q(z_i) q(s_i, t_i | z_i)
+
+A step is two sweeps over the rows (`_factor_rows`), each followed by what groups and experts say; after the first sweep which factors each
+group shows, after the second the loadings and the noise: both need sums over rows that hold the other one fixed. Cost of a step over n
+rows with P features, K factors and H groups: 2 n (P K^2 + H K^3) + P K^3.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from inference.factors import FactorMixture, FactorRows, read_factors
+from inference.kernels._factor_draws import draw_factors
+from inference.kernels._factor_prediction import predict_factors
+from inference.kernels._factor_rows import Chunks, Said, lay_out, sum_chunks
+from inference.kernels._factor_start import start_linear, start_sums
+from inference.kernels._factors import Factors, Shape, divergence, factors_of
+from inference.kernels._levels import expected_log_weights
+from inference.kernels._mixture_prediction import Prediction
+from inference.loadings import Linear, LinearPrior, LinearSums, posterior, shown_posterior, surprise, told
+from inference.program import Program
+from inference.quadratic import gate_expected
+
+__all__ = ["FactorAscent", "FactorData", "FactorState", "said_of"]
+
+
+class FactorData(NamedTuple):
+    """The rows as a step reads them."""
+
+    chunks: Chunks
+    count: Array  # seen entries of each feature
+    squares: Array  # sum of their squares
+
+
+class FactorState(NamedTuple):
+    """q; of the rows only the locations of soft labels that are factors of their own, the rest follows."""
+
+    factors: Factors
+    linear: Linear
+    score: Array  # [chunk, place, class, group]
+    size: Array  # rows of each group
+    elbo: Array  # of the last step
+    gain: Array  # over the step before
+    average: None = None  # as in the state of other mixtures: there are no batches
+
+
+class FactorAscent:
+    """The model as it was read, its rows, and steps."""
+
+    def __init__(self, program: Program):
+        self.found: FactorMixture = read_factors(program)
+        self.rows: FactorRows = self.found.rows(program)
+        assert self.found.prior is not None
+        self.prior: LinearPrior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.found.prior)
+        size = self.found.num_factors
+        if any(place > size for place in self.rows.design):
+            raise ValueError(f"site {self.found.given.experts}: experts see more than factors and a bias; wanted no other columns.")
+        self.shape = Shape(size, size + 1, self.rows.design, ())
+        x, seen = np.nan_to_num(self.rows.features), ~np.isnan(self.rows.features)
+        features, signs = jnp.asarray(self.rows.features, float), jnp.asarray(self.rows.signs, float)
+        chunks = lay_out(features, signs, self.found.given.num_own * (size + 1) ** 2)
+        self.data = FactorData(chunks, jnp.asarray(seen.sum(0), float), jnp.asarray((x**2).sum(0), float))
+
+    def start(self, rng: np.random.Generator, init: str) -> FactorState:
+        """What a start's groups and principal components imply."""
+        sums, linear_sums = start_sums(self.found, self.rows, init, rng)
+        factors, linear = jax.jit(self._started)(sums, linear_sums, self.data)
+        signs = self.data.chunks.signs[..., None]
+        score = jnp.broadcast_to(signs, (*signs.shape[:-1], self.found.given.num_own))
+        infinite = jnp.asarray(jnp.inf, float)
+        return FactorState(factors, linear, score, sums.moments[0, :, -1, -1], -infinite, infinite)
+
+    def _started(self, sums: Any, linear_sums: LinearSums, data: FactorData) -> tuple[Factors, Linear]:
+        linked = self.found.linked
+        linear = start_linear(self.prior, linked.centre is not None, linked.shown is not None)
+        return factors_of(self.found.given, self.shape, sums), posterior(self.prior, linear, linear_sums, data.count, data.squares)
+
+    def moved(self, state: FactorState, data: FactorData) -> FactorState:
+        """A step; the bound is that of the q it started from."""
+        before = state.elbo
+        state = self._swept(state, data, is_of_loadings=False) if self.found.linked.shown else state
+        elbo = state.elbo
+        state = self._swept(state, data, is_of_loadings=True)
+        elbo = elbo if self.found.linked.shown else state.elbo
+        return state._replace(elbo=elbo, gain=elbo - before)
+
+    def _swept(self, state: FactorState, data: FactorData, is_of_loadings: bool) -> FactorState:
+        said, linear = said_of(self.found, self.shape, state.factors), state.linear
+        sums, score = sum_chunks(said, told(linear), data.chunks, state.score, is_of_loadings)
+        elbo = sums.rows.bound - divergence(self.found.given, state.factors) - surprise(self.prior, linear)
+        if sums.linear is not None:
+            linear = posterior(self.prior, linear, sums.linear, data.count, data.squares)
+        elif sums.moments is not None and sums.products is not None:
+            linear = linear._replace(shown=shown_posterior(self.prior, linear.shown, sums.moments, sums.products))
+        factors = factors_of(self.found.given, self.shape, sums.rows, state.factors)
+        return state._replace(factors=factors, linear=linear, score=score, size=sums.rows.moments[0, :, -1, -1], elbo=elbo)
+
+    def predict(self, state: FactorState, program: Program) -> Prediction:
+        """What q says of the rows of a program as if they were new."""
+        return predict_factors(self.found, self.shape, state.factors, state.linear, self.found.rows(program))
+
+    def draw(self, rng_key: Array, state: FactorState, num_draws: int) -> dict[str, Array]:
+        """Independent draws from q, all sites; `log_q` is their density."""
+        said, parameters = said_of(self.found, self.shape, state.factors), (state.factors, state.linear)
+        chunks, design = self.data.chunks, self.rows.design
+        return draw_factors(rng_key, self.found, self.prior, parameters, said, chunks, state.score, design, num_draws)
+
+    def parameters(self, state: FactorState) -> dict[str, dict[str, Array]]:
+        """Those of q that belong to the loadings, by site."""
+        linked, linear, named = self.found.linked, state.linear, {}
+        named[linked.loadings] = {"loc": linear.mean[:, :-1].T, "covariance": linear.covariance}
+        if linked.centre:
+            named[linked.centre] = {"loc": linear.mean[:, -1]}
+        for name, (concentration, rate) in ((linked.beta, linear.beta), (linked.noise, linear.noise)):
+            if name:
+                named[name] = {"concentration": concentration, "rate": rate}
+        if linked.shown:
+            named[linked.shown] = {"probs": linear.shown[:, :-1]}
+        return named
+
+
+def said_of(found: FactorMixture, shape: Shape, factors: Factors) -> Said:
+    """What groups and their experts say of a row's factors."""
+    form = gate_expected(factors.features)
+    const, num = form.const + expected_log_weights(factors.sticks)[0], shape.num_entries
+    if factors.weights is None:
+        answers, covariance = jnp.zeros((0, *form.matrix.shape[:2])), jnp.zeros((0, *form.matrix.shape))
+        return Said(const, form.matrix, answers.astype(const.dtype), covariance.astype(const.dtype))
+    place = jnp.eye(num, dtype=const.dtype)[jnp.array(shape.design)]  # [weight, entry]
+    return Said(const, form.matrix, factors.weights.mean @ place, place.T @ factors.weights.covariance @ place)
