@@ -59,8 +59,9 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
         # Draws are made when `posterior_` is asked for.
         driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
-        gate, expert = partial(normal_wishart, covariance=self._spread(x)), partial(soft_probit, sparse=self.sparse)
-        self._settings = {"num_classes": max(len(classes), 2), "gate": gate, "expert": expert, **settings}
+        if "gate" not in settings:
+            settings["gate"] = partial(normal_wishart, covariance=self._spread(x))
+        self._settings = {"num_classes": max(len(classes), 2), "expert": partial(soft_probit, sparse=self.sparse), **settings}
         with jax.enable_x64(True):
             tree = driver.run(int(check_random_state(self.random_state).randint(2**31 - 1)), x, labels, **by_row, **self._settings)
             state = driver.states[0]

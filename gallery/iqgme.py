@@ -3,13 +3,16 @@
     classifier = IQGMEClassifier().fit(X, y)     # NaN anywhere in X; y = -1 where unlabelled
     classifier.predict_proba(X_new)              # missing entries integrated out
     classifier.impute(X_new, return_std=True)
+    IQGMEClassifier(n_factors=20)                # many columns: experts among the factors behind them
 
-The model is `zoo.iqgme`; `CoordinateAscent` fits it by variational Bayes. Columns are standardised first. Cost of a sweep over n rows, K
-experts and D = columns + 1: n K D^2, with m holes a row as much again and n K m^3 / 2; of a prediction: n K D^3.
+The model is `zoo.iqgme`, or with factors `zoo.iqgme_factors`; `CoordinateAscent` fits it by variational Bayes. Columns are standardised
+first. Cost of a sweep over n rows, K experts and D = columns + 1: n K D^2, with m holes a row as much again and n K m^3 / 2; of a
+prediction: n K D^3. With F factors that of a step is 2 n (D F^2 + K F^3) + D F^3, of a prediction n (D F^2 + K F^3), whatever is missing.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 3.
 """
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from sklearn.utils.validation import validate_data
 
 from gallery._local_experts import LocalExperts, concentration
 from zoo.iqgme import FEW_EXPERTS, iqgme
+from zoo.iqgme_factors import iqgme_factors, normal_factors
 
 __all__ = ["IQGMEClassifier"]
 
@@ -29,10 +33,13 @@ class IQGMEClassifier(LocalExperts):
     nothing and is left out; a row that is missing altogether is told by the shares of the classes. One class alone is certain.
 
     :param truncation: the most experts.
+    :param n_factors: the most factors, of which each expert shows some; None: experts see the columns themselves. Some ten or twenty where
+        there are hundreds of columns, or more columns than rows.
     :param inference: "vb".
     :param sparse: weights that nothing asks for go to zero.
     :param alpha: concentration: a distribution, or a number; large for many experts.
-    :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows (0) to a diagonal one (1).
+    :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows (0) to a diagonal one (1);
+        without factors.
     :param restarts: starts, of which the best after a few sweeps goes on.
     :param max_iter: the most sweeps; `tolerance`: ends when a sweep gains less than this share of the bound.
     :param batch_size: about as many rows a sweep, drawn anew each time, for more rows than a sweep should visit: then `max_iter` sweeps are
@@ -50,6 +57,7 @@ class IQGMEClassifier(LocalExperts):
         self,
         truncation: int = 20,
         *,
+        n_factors: int | None = None,
         inference: str = "vb",
         sparse: bool = False,
         alpha: Any = FEW_EXPERTS,
@@ -63,6 +71,7 @@ class IQGMEClassifier(LocalExperts):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
+        self.n_factors = n_factors
         self.truncation, self.inference, self.sparse, self.alpha, self.shrinkage = truncation, inference, sparse, alpha, shrinkage
         self.restarts, self.max_iter, self.tolerance, self.num_samples = restarts, max_iter, tolerance, num_samples
         self.batch_size, self.max_time, self.progress_bar, self.random_state = batch_size, max_time, progress_bar, random_state
@@ -75,8 +84,12 @@ class IQGMEClassifier(LocalExperts):
         """
         if self.inference != "vb":
             raise ValueError(f"inference: found {self.inference!r}, wanted 'vb'.")
+        if self.n_factors is not None and (not isinstance(self.n_factors, Integral) or self.n_factors < 2):
+            raise ValueError(f"n_factors: found {self.n_factors!r}, wanted an integer, 2 or more, or None.")
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
-        self._fit(iqgme, X, y, {}, self.batch_size, num_experts=self.truncation, alpha=concentration(self.alpha))
+        model = iqgme if self.n_factors is None else iqgme_factors
+        among = {} if self.n_factors is None else {"num_factors": int(self.n_factors), "gate": normal_factors}
+        self._fit(model, X, y, {}, self.batch_size, num_experts=self.truncation, alpha=concentration(self.alpha), **among)
         return self
 
     def predict_log_proba(self, X: Any) -> np.ndarray:

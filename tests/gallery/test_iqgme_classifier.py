@@ -1,6 +1,7 @@
 """The classifier: it runs the zoo's model in the driver, and says what can be said of rows, classes and missing entries."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -65,6 +66,25 @@ def test_it_learns_by_batches():
     assert model.score(X, Y) > 0.8
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_it_finds_the_factors_behind_many_columns():
+    """Forty columns of two factors, a third of the cells missing; the classes are told apart by the sign of one of the factors."""
+    rng = np.random.default_rng(1)
+    factors, loadings = rng.normal(size=(80, 2)), rng.normal(size=(2, 40))
+    whole = factors @ loadings + 0.5 * rng.normal(size=(80, 40))
+    x, y = np.where(rng.random(whole.shape) < 0.33, np.nan, whole), factors[:, 0] > 0
+    model = IQGMEClassifier(3, n_factors=4, max_iter=100, random_state=0).fit(x[:50], y[:50])
+    assert model.score(x[50:], y[50:]) > 0.8
+    mean, deviation = model.impute(x, return_std=True)
+    missing = np.isnan(x)
+    away = (mean - whole)[missing] / deviation[missing]
+    assert 0.58 < np.mean(abs(away) < 1) < 0.78
+    assert np.std((mean - whole)[missing]) < 0.6  # what is known of a cell but for the noise: next to it, .5
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again.predict_proba(x[:5]), model.predict_proba(x[:5]))
+
+
 QUICK = {  # nothing is compiled
     "check_classifiers_regression_target",
     "check_complex_data",
@@ -102,5 +122,7 @@ def test_every_quick_check_is_there():
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="inference: found 'mcmc', wanted 'vb'"):
         IQGMEClassifier(inference="mcmc").fit(X, Y)
+    with pytest.raises(ValueError, match="n_factors: found 1, wanted an integer, 2 or more, or None"):
+        IQGMEClassifier(n_factors=1).fit(X, Y)
     with pytest.raises(ValueError, match="shrinkage: found 2.0"):
         IQGMEClassifier(shrinkage=2.0).fit(X, Y)
