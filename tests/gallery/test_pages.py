@@ -51,6 +51,7 @@ def page(tmp_path_factory):
 
 OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, by the name of what it cannot follow
     "aclass": "'p' ~ Kumaraswamy is not conjugate",
+    "archipelago": "sites ['where']: found slots whose order counts",
     "augment_reduce": "site 'eps': found Gamma",
     "bsvd_baseball": "site 's': its complete conditional is of no family",
     "bsvd_ratings": "site 'gaps': its complete conditional is of no family",
