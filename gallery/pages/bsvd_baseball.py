@@ -83,7 +83,7 @@ print(f"{where}: {len(hits)} pairs that met, {trials.sum()} plate appearances, {
 train = tuple(array[~test] for array in (batter, pitcher, hits, trials))
 settings = {"shape": (BATTERS, PITCHERS), "num_components": COMPONENTS, "random_state": 0, **SWEEPS}
 completer = BSVDCompleter(link="binomial", **settings).fit(train)
-print(az.summary(completer.posterior_, var_names=["rank", "intercept", "row_precision", "column_precision"]))
+print(az.summary(completer.posterior_, var_names=["rank", "intercept", "row_precision", "column_precision"], kind="stats"))
 
 # %%
 # How sure it is of a batter hangs on how often he was seen: his deviation against all pitchers.

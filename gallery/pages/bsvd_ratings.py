@@ -72,7 +72,7 @@ print(f"{where}: {len(stars)} ratings by {USERS} users of {FILMS} films, {test.s
 train = user[~test], film[~test], stars[~test]
 settings = {"shape": (USERS, FILMS), "num_components": COMPONENTS, "random_state": 0, **SWEEPS}
 completer = BSVDCompleter(learn_factors=True, **settings).fit(train)
-print(az.summary(completer.posterior_, var_names=["rank", "alpha", "intercept"]))
+print(az.summary(completer.posterior_, var_names=["rank", "alpha", "intercept"], kind="stats"))
 
 # %%
 # The rank along the chain. With many entries a chain hardly moves between ranks: what is seen is where it was, no interval.

@@ -49,12 +49,13 @@ def page(tmp_path_factory):
     return run("trust_a_run", tmp_path_factory.mktemp("page"))
 
 
-OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, by the name of what it cannot follow
+OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, by the name of what it cannot follow, or what it was worth
     "aclass": "'p' ~ Kumaraswamy is not conjugate",
     "archipelago": "sites ['where']: found slots whose order counts",
     "augment_reduce": "site 'eps': found Gamma",
     "bsvd_baseball": "site 's': its complete conditional is of no family",
     "bsvd_ratings": "site 'gaps': its complete conditional is of no family",
+    "comparing_models": "groups are worth",
     "iqgme": "site 't': its loc is computed from ['w']",
     "iqgme_tasks": "site 't': its loc is computed from ['w']",
     "your_own": "site 'spread': found HalfNormal given nothing",
