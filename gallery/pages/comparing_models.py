@@ -65,9 +65,9 @@ for ax, data in zip(axes[0], SETS, strict=True):
 # %%
 # Evidence
 # --------
-# The density of rows and labels together, the parameters integrated out. AClass estimates it without bias; that of naive Bayes is exact;
-# iQGME has a bound from below. The softmax is a model of labels given features and has no density of rows: its evidence is about
-# something else and stands in no row of this table.
+# The density of rows and labels together, the parameters integrated out. AClass estimates it (without bias, before the logarithm); that
+# of naive Bayes is exact; iQGME has a bound from below. The softmax is a model of labels given features and has no density of rows: its
+# evidence is about something else and stands in no row of this table.
 evidence = {
     (data, name): getattr(each, "log_evidence_", getattr(each, "elbo_", np.nan))
     for (data, name), each in fitted.items()
@@ -89,7 +89,7 @@ for data in SETS:
 # ---
 # Two variants of one model of labels, a softmax and a model with normal noise, run by NUTS with the log-likelihood of each row kept.
 # :func:`~diagnostics.compare` ranks them by the expected log predictive density, and says in the column ``unsafe`` where not to trust
-# that.
+# that: after the few draws of this page's small settings, nowhere.
 x, y, *_ = halves(SETS[0])
 driver = Driver(NUTS(augment_reduce), num_warmup=DRAWS, num_samples=2 * DRAWS, groups=("log_likelihood",), progress_bar=False)
 trees = {noise: driver.run(0, x, y, num_classes=int(y.max()) + 1, noise=noise, augmented=False) for noise in ("gumbel", "normal")}

@@ -54,6 +54,7 @@ OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, b
     "archipelago": "sites ['where']: found slots whose order counts",
     "augment_reduce": "site 'eps': found Gamma",
     "bsvd_baseball": "site 's': its complete conditional is of no family",
+    "bsvd_recovery": "site 's': its complete conditional is of no family",
     "bsvd_ratings": "site 'gaps': its complete conditional is of no family",
     "comparing_models": "groups are worth",
     "iqgme": "site 't': its loc is computed from ['w']",
