@@ -58,7 +58,8 @@ print(f"{len(y)} rows, {np.sum(y >= 0)} of them labelled")
 # Fit
 # ---
 # :class:`~gallery.ArchipelagoClassifier` runs :class:`~inference.LatentHistory`, which moves the rejected points by births, deaths and
-# relocations, and NUTS for the functions and their scales, in turn, as blocks of NumPyro's ``Gibbs``.
+# relocations, and the functions with their scales by surrogate data, and NUTS for the base density, in turn, as blocks of NumPyro's
+# ``Gibbs``.
 settings = {"amplitude": TAME, "num_warmup": SWEEPS, "num_samples": SWEEPS, "capacity": 96, "random_state": 0}
 classifier = ArchipelagoClassifier(**settings).fit(x, y)
 posterior = classifier.posterior_
