@@ -1,5 +1,6 @@
 """The factors of a mean-field posterior beside those of rows: what they say of a row, how sums over rows set them, their divergence."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +36,7 @@ from inference.quadratic import (
 
 __all__ = ["Factors", "Shape", "divergence", "factors_of", "message_of", "said_by_groups", "shape_of", "statistics_of"]
 
+WIDE = 10.0  # by how much the first variance of the weights is larger than what the prior expects
 NUM_ROUNDS = 4  # of factors that wait for each other and cost little; groups without rows would slow them down
 
 
@@ -110,10 +112,18 @@ def _place(shape: Shape, dtype: Any) -> Array:
     return (jnp.array(shape.design, int).reshape(-1, 1) == entries[None]).astype(dtype)
 
 
-def factors_of(found: Assignment, shape: Shape, sums: Sums, before: Factors | None = None, log_share: Array | None = None) -> Factors:
+def factors_of(
+    found: Assignment,
+    shape: Shape,
+    sums: Sums,
+    before: Factors | None = None,
+    log_share: Array | None = None,
+    is_held: Any = False,
+) -> Factors:
     """What follows from sums over the rows of each task's groups, one factor after the other; each step raises the bound.
 
     :param before: what the last sweep left; at a start None, and where tasks share groups, `log_share` beside it.
+    :param is_held: what experts have in common stays as it is.
     """
     assert found.prior is not None
     prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, sums.bound.dtype), found.prior)
@@ -132,23 +142,24 @@ def factors_of(found: Assignment, shape: Shape, sums: Sums, before: Factors | No
     if found.features:
         width = one + 1
         features = gate_posterior(prior.features, sums.moments[:, :width, :width])
-    weights, common = _experts(prior, shape, sums, before)
+    weights, common = _experts(prior, shape, sums, before, is_held)
     return Factors(concentration, sticks, upper, tuple(blocks), features, weights, common)
 
 
-def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None) -> tuple[Weights | None, Common | None]:
-    """q(w) and q(zeta, lambda), in turns."""
+def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None, is_held: Any) -> tuple[Weights | None, Common | None]:
+    """q(w) and q(zeta, lambda), in turns; at a start the latter is the prior, but wide, which leaves the weights free."""
     own = prior.experts
     if own is None:
         return None, None
     place = _place(shape, sums.bound.dtype)
     moments, products = place @ sums.asked @ place.T, sums.products @ place.T
-    common = Common(*own) if before is None or before.common is None else before.common
+    wide = Common(*own)._replace(rate=WIDE * own.rate)
+    common = wide if before is None or before.common is None else before.common
     start = (weights_posterior(common, moments, products), common)
 
     def turn(_, at):
         weights = weights_posterior(at[1], moments, products)
-        return weights, common_posterior(own, weights)
+        return weights, jax.tree.map(partial(jnp.where, is_held), at[1], common_posterior(own, weights))
 
     return lax.fori_loop(0, NUM_ROUNDS, turn, start)
 

@@ -14,8 +14,9 @@ from scipy.special import betaln, digamma, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
 from diagnostics import report
+from gallery.generators import three_gaussians
 from inference import CoordinateAscent, Driver, Program, StructureError
-from inference.kernels import _clusters, _layout, _row_block
+from inference.kernels import _clusters, _factors, _layout, _row_block, coordinate_ascent
 from inference.kernels._factors import message_of
 from inference.kernels._mixture_draws import log_rho_of
 from tests.inference.mixtures import CASES, beta_bernoulli, case
@@ -230,6 +231,22 @@ def test_best_of_several_starts_is_no_worse_than_one():
     _, data = case("binary", num_rows=60)
     ends = [ascended(data, init="random", restarts=number)[2][-1] for number in (1, 6)]
     assert ends[1] >= ends[0] - 1e-6
+
+
+@pytest.mark.slow
+def test_experts_that_differ_are_found(monkeypatch):
+    """Three Gaussians, each cut by its own line, a quarter of the cells missing: what experts have in common, learned early, is a trap."""
+    told = three_gaussians(num_rows=600, seed=1)
+    x = np.where(np.random.default_rng(0).random(told.x.shape) < 0.25, np.nan, told.x)
+    x = (x - np.nanmean(x, 0)) / np.nanstd(x, 0)
+    chosen = np.random.default_rng(0).permutation(600) < 300
+    data = {"x": x[chosen], "y": told.y[chosen], "num_experts": 8}
+    _, _, elbo, _ = ascended(data)
+    monkeypatch.setattr(coordinate_ascent, "NUM_HELD", 0)
+    monkeypatch.setattr(_factors, "WIDE", 1.0)
+    _, _, trapped, _ = ascended(data)
+    assert np.diff(elbo).min() > -1e-9
+    assert elbo[-1] > trapped[-1] + 5
 
 
 # Data that are not as they should be.
