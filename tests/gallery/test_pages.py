@@ -60,7 +60,7 @@ OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, b
     "iqgme": "site 't': its loc is computed from ['w']",
     "iqgme_tasks": "site 't': its loc is computed from ['w']",
     "your_own": "site 'spread': found HalfNormal given nothing",
-    "staged": "site 'k': it is latent and discrete",
+    "staged_learning": "site 'k': it is latent and discrete",
 }
 
 
