@@ -1,5 +1,6 @@
 """The estimator on data whose best answer is known, against the model's own probabilities, by scikit-learn's own checks."""
 
+import os
 import pickle
 
 import jax
@@ -35,11 +36,19 @@ QUICK = {  # nothing is fitted
 }
 
 
+FITS = {"check_dtype_object", "check_fit_score_takes_y"}
+SLOW, OTHER = (
+    pytest.mark.slow,
+    pytest.mark.skipif("ZOO_ALL_CHECKS" not in os.environ, reason="takes long, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it"),
+)
+
+
 def cases():
     """One order, few live points: what is checked is the face, not the answer."""
     for estimator, check in estimator_checks_generator(StagedMixtureClassifier(3, num_live=40, num_samples=40)):
         name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
-        yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+        marks = [] if name in QUICK else [SLOW] if name in FITS else [SLOW, OTHER]
+        yield pytest.param(estimator, check, id=name + settings, marks=marks)
 
 
 @pytest.fixture
