@@ -198,7 +198,8 @@ def test_a_quantity_is_predicted_by_mean_and_deviation(here, room, monkeypatch, 
     slope = np.random.default_rng(0).normal(3.0, 0.1, size=(2, 2000))
     run_of(room.folder / "line.nc", {"slope": slope}, {"y": ("row", np.zeros(5))})
     write(room.folder / "line.csv", [["a"], ["1"], ["5"]])
-    monkeypatch.setattr("gallery.commands.predict.find_model", lambda name: SimpleNamespace(model=regression, name=name))
+    for module in ("predict", "predictive"):
+        monkeypatch.setattr(f"gallery.commands.{module}.find_model", lambda name: SimpleNamespace(model=regression, name=name))
     assert here("predict", "line.nc", "line.csv") == 0
     header, *rows = list(csv.reader(capsys.readouterr().out.splitlines()))
     assert header == ["mean", "std"]
@@ -215,7 +216,8 @@ def test_a_model_of_the_features_is_refused(here, room, monkeypatch, capsys, num
 
     run_of(room.folder / "both.nc", {"mean": np.zeros((1, 4))}, {"y": ("row", np.zeros(5))})
     write(room.folder / "line.csv", [["a"], ["1"], ["5"]])
-    monkeypatch.setattr("gallery.commands.predict.find_model", lambda name: SimpleNamespace(model=generative, name=name))
+    for module in ("predict", "predictive"):
+        monkeypatch.setattr(f"gallery.commands.{module}.find_model", lambda name: SimpleNamespace(model=generative, name=name))
     assert here("predict", "both.nc", "line.csv") == 2
     assert "other observes x itself" in capsys.readouterr().err
 
