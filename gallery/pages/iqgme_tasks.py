@@ -32,7 +32,7 @@ from inference import CoordinateAscent, Driver
 from zoo.iqgme_tasks import iqgme_tasks
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
-FIELDS, LABELLED, SWEEPS = ((*range(10), *range(15, 24)), 60, 300) if FULL else ((0, 1, 2, 15, 16, 17), 40, 40)
+FIELDS, LABELLED = ((*range(10), *range(15, 24)), 60) if FULL else ((0, 1, 2, 15, 16, 17), 40)
 GROUPS, EXPERTS = (20, 50) if FULL else (4, 6)
 
 # %%
@@ -72,7 +72,7 @@ print(f"{where}: {len(np.unique(task))} fields, {len(y)} rows, {labelled.sum()} 
 # ---
 # :class:`~gallery.MultiTaskIQGMEClassifier` runs :class:`~inference.CoordinateAscent` in the driver. Rows without labels tell where
 # experts are in charge.
-settings = {"truncation": GROUPS, "num_shared": EXPERTS, "max_iter": SWEEPS, "tolerance": 1e-4, "num_samples": 20, "random_state": 0}
+settings = {"truncation": GROUPS, "num_shared": EXPERTS, "max_iter": 2000, "tolerance": 1e-4, "num_samples": 20, "random_state": 0}
 classifier = MultiTaskIQGMEClassifier(**settings).fit(x, known, task)
 print(f"bound {classifier.elbo_:.1f} nats after {classifier.n_iter_} sweeps")
 

@@ -68,7 +68,14 @@ def test_every_page_of_a_model_is_looked_at():
     assert {path.stem for path in PAGES.glob("*.py")} == {*OF_MODELS, "trust_a_run"}
 
 
-LONG = {"bsvd_baseball", "bsvd_ratings", "bsvd_recovery", "comparing_models", "staged_learning"}  # a minute or three, mostly compilation
+LONG = {
+    "bsvd_baseball",
+    "bsvd_ratings",
+    "bsvd_recovery",
+    "comparing_models",
+    "iqgme_tasks",
+    "staged_learning",
+}  # a minute or three, mostly compilation
 ASKED = pytest.mark.skipif("ZOO_ALL_CHECKS" not in os.environ, reason="a page that takes minutes; ZOO_ALL_CHECKS=1 and -m slow run it")
 
 
