@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 
 import arviz as az
@@ -10,7 +11,12 @@ import pytest
 
 from tests.gallery.command import many, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "ZOO_ALL_CHECKS" not in os.environ, reason="takes minutes, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

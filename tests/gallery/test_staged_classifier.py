@@ -122,7 +122,8 @@ def test_a_fitted_classifier_is_pickled_and_goes_on(fitted):
     assert clone(fitted).get_params() == fitted.get_params()
 
 
-@pytest.mark.slow
+@SLOW
+@OTHER
 def test_orders_are_learned_and_averaged_over():
     """Two clusters of one class each, far apart: one cluster is not enough, a third is not needed."""
     x, y = clusters(40)
@@ -141,7 +142,8 @@ def test_orders_are_learned_and_averaged_over():
         found.set_params(max_order=2)._taken(fewer)
 
 
-@pytest.mark.slow
+@SLOW
+@OTHER
 def test_a_part_is_a_stage():
     """Of a classifier that was pickled, outside of x64; rows without a class count as well."""
     x, y = clusters(60)
@@ -156,7 +158,8 @@ def test_a_part_is_a_stage():
         parts.partial_fit(x, y, classes=["inner"])
 
 
-@pytest.mark.slow
+@SLOW
+@OTHER
 def test_unlabelled_rows_show_where_clusters_are():
     x, y = clusters(80)
     few = np.full(80, -1, object)
@@ -186,7 +189,8 @@ def test_a_missing_entry_is_refused():
         quick().fit([[np.nan], [1.0]], [0, 1])
 
 
-@pytest.mark.slow
+@SLOW
+@OTHER
 def test_a_fit_that_has_no_time_says_so():
     with pytest.raises(ValueError, match="order 1: its run ended by 'max_time' .* give it more time"):
         quick(None, max_time=0.0).fit(*clusters())
