@@ -76,10 +76,10 @@ class Loop:
         return int(min(limit, max(1, self.pace / num_lanes), self.capacity if recorded or self.stepper.grows else limit))
 
     def chunk(self, states: Any, size: int, *, steps: int = 1, recorded: bool = True) -> tuple[Any, Any, int]:
-        """`size` records of `steps` steps each (or as many warm-up steps), fewer where a state is full or has finished: states, records
-        on the host, how many."""
+        """`size` records of `steps` steps each (or as many warm-up steps), fewer where a state asks for other room or has finished:
+        states, records on the host, how many."""
         started = perf_counter()
-        one_by_one = recorded or self.stepper.grows  # so that a state grows at the same step wherever chunks end
+        one_by_one = recorded or self.stepper.grows  # so that a state gets other room at the same step wherever chunks end
         trips = (size, steps) if one_by_one else (1, size)
         states, self.buffers, done = self.advance(states, self.buffers, self.stepper.data, *(np.int32(n) for n in trips))
         count = int(done) if one_by_one else size  # waits for the device
@@ -98,7 +98,7 @@ class Loop:
 
 
 def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any) -> Callable:
-    finished, is_full = lift(stepper.finished), lift(stepper.is_full)
+    finished, is_full, has_spare = lift(stepper.finished), lift(stepper.is_full), lift(stepper.has_spare)
 
     by_device = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
 
@@ -109,7 +109,8 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
         def unfinished(carry):
             states, _, written, _ = carry
-            return (written < num_records) & (by_device | ~jnp.all(finished(states))) & ~jnp.any(is_full(states))
+            fits = ~jnp.any(is_full(states)) & ~jnp.all(has_spare(states))
+            return (written < num_records) & (by_device | ~jnp.all(finished(states))) & fits
 
         def body(carry):
             states, buffers, written, useful = carry

@@ -74,23 +74,23 @@ class Run:
             attrs |= scalars
         if self.program is not None:
             dim = self.stepper.algorithm.row_dim(self.program) if isinstance(self.stepper, Replicate) else None
-            programs = self.programs if isinstance(self.stepper, Replicate) else [self._grown(self.program)]
+            programs = self.programs if isinstance(self.stepper, Replicate) else [self._with_room(self.program, groups)]
             groups |= _tree.data_groups(programs, dim)
         if self.program is not None and self.driver.groups and "posterior" in groups and groups["posterior"].sizes.get("draw", 0):
             key = random.fold_in(self.keys[0], 1)
             try:
-                groups |= _tree.requested_groups(self._grown(self.program), groups["posterior"], self.driver.groups, key)
+                groups |= _tree.requested_groups(self._with_room(self.program, groups), groups["posterior"], self.driver.groups, key)
             except Exception as error:  # the draws must not be lost with a group that cannot be computed from them
                 keep(error, _assembled(groups, attrs))
                 raise
         return _assembled(groups, attrs)
 
-    def _grown(self, program: Program) -> Program:
-        """With as much room as the largest of the chains has come to need."""
+    def _with_room(self, program: Program, groups: dict[str, xr.Dataset]) -> Program:
+        """With as much room as the draws have."""
         if not isinstance(self.stepper, Chain):
             return program
-        each = [self.stepper.room(state) for state in self.session.each()]
-        return program.with_arguments(**{name: max(one[name] for one in each) for name in each[0]}) if each[0] else program
+        draw = {str(name): np.zeros(values.shape[2:]) for name, values in groups["posterior"].data_vars.items()}
+        return program.with_arguments(**self.stepper.room(self.session.each()[0], draw))
 
     def _records(self) -> dict[str, xr.Dataset]:
         dims = {} if self.program is None else _tree.variable_dims(self.program)

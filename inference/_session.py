@@ -23,6 +23,7 @@ from inference.stopping import StopRule
 
 __all__ = ["Session", "chain_keys"]
 
+MOST_UNUSED = 4  # compiled loops kept for shapes that may come back
 PENDING_BYTES = 256 * 2**20  # records in memory that force a save before its time
 
 
@@ -149,22 +150,26 @@ class Session:
         return concatenate(parts), size - left
 
     def _make_room(self, i: int) -> None:
-        """The chains of a lane are stacked, so all grow when one is full."""
+        """The chains of a lane are stacked, so all grow when one is full, and shrink when all can spare it."""
         while self._asked("is_full", self.lanes[i]).any():
             self.lanes[i] = stacked([self.stepper.grown(one) for one in apart(self.lanes[i])])
+        while self._asked("has_spare", self.lanes[i]).all():
+            self.lanes[i] = stacked([self.stepper.shrunk(one) for one in apart(self.lanes[i])])
 
     def _loop(self, lane: Any) -> Loop:
-        """The compiled loop for a lane's shapes; of shapes that no lane has any more, it is forgotten."""
+        """The compiled loop for a lane's shapes. Of shapes that no lane has any more a few are kept: lanes grow and shrink."""
         key = _shapes(lane, self.stepper.data)
         if key not in self.compiled:
             used = {_shapes(other, self.stepper.data) for other in self.lanes}
-            self.compiled = {known: loop for known, loop in self.compiled.items() if known in used or isinstance(known, str)}
+            unused = [known for known in self.compiled if known not in used and not isinstance(known, str)]
+            for known in unused[:-MOST_UNUSED]:
+                del self.compiled[known]
             self.compiled[key] = loop = Loop(self.stepper, lane, self.chain_method)
             self.seconds_to_compile += loop.seconds_to_compile
         return self.compiled[key]
 
     def _asked(self, what: str, lane: Any) -> np.ndarray:
-        """`finished` or `is_full` of each chain."""
+        """`finished`, `is_full` or `has_spare` of each chain."""
         if what not in self.compiled:
             self.compiled[what] = jax.jit(jax.vmap(getattr(self.stepper, what)))
         return np.asarray(self.compiled[what](lane))

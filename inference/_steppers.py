@@ -37,7 +37,7 @@ class Stepper(Protocol):
 
     warms_up: bool  # whether the first `num_warmup` steps leave no record
     record_dim: str  # what a record is in the tree: a "draw", or a "step"
-    grows: bool  # whether a state may become full
+    grows: bool  # whether a state may become full, or have room to spare
 
     data: Any  # arrays that a step and a record read, arguments of the compiled loop
 
@@ -47,6 +47,8 @@ class Stepper(Protocol):
     def finished(self, state: Any) -> Array: ...
     def is_full(self, state: Any) -> Array: ...
     def grown(self, state: Any) -> Any: ...
+    def has_spare(self, state: Any) -> Array: ...
+    def shrunk(self, state: Any) -> Any: ...
     def status(self, state: Any) -> str: ...
 
 
@@ -109,8 +111,20 @@ class Chain:
 
     def grown(self, state: Any) -> Any:
         """The state with more room: of the kernel, or of those of its blocks that can grow."""
+        return self._resized(state, "grown")
+
+    def has_spare(self, state: Any) -> Array:
+        """Whether all that can grow have more room than they need."""
+        parts = self._growing(state)
+        return jnp.all(jnp.array([bool(parts), *(kernel.has_spare(part) for _, kernel, part in parts)]))
+
+    def shrunk(self, state: Any) -> Any:
+        """The state with less room."""
+        return self._resized(state, "shrunk")
+
+    def _resized(self, state: Any, how: str) -> Any:
         for place, kernel, part in self._growing(state):
-            new = kernel.grown(part)
+            new = getattr(kernel, how)(part)
             if place is None:
                 return new
             blocks = (*state.block_states[:place], new, *state.block_states[place + 1 :])
@@ -125,9 +139,11 @@ class Chain:
             args, kwargs = jax.tree.unflatten(form, [data[1].get(i, leaf) for i, leaf in enumerate(leaves)])
         return args, kwargs | self.room(state)
 
-    def room(self, state: Any) -> dict[str, Any]:
-        """Arguments of the model that say how much room there is."""
-        return {name: value for _, kernel, part in self._growing(state) for name, value in kernel.arguments(part).items()}
+    def room(self, state: Any, draw: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Arguments of the model that say how much room there is: in the state, or in a draw, whose zeros behind are room as well."""
+        growing = self._growing(state)
+        asked = lambda kernel, part: kernel.arguments(getattr(part, kernel.sample_field) if draw is None else draw)
+        return {name: value for _, kernel, part in growing for name, value in asked(kernel, part).items()}
 
     def _growing(self, state: Any) -> list[tuple[int | None, Any, Any]]:
         """(place among the blocks, kernel, its state) of each that can grow."""
@@ -195,6 +211,12 @@ class Replicate:
 
     def grown(self, state: Step) -> Step:
         return state._replace(state=self.algorithm.grown(state.state, self.program))
+
+    def has_spare(self, state: Step) -> Array:
+        return jnp.zeros((), bool)  # what an algorithm has found out stays
+
+    def shrunk(self, state: Step) -> Step:
+        return state
 
     def status(self, state: Step) -> str:
         return ""

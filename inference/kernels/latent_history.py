@@ -16,8 +16,9 @@ their scales. NUTS can draw them as well, but the scales then hardly move. A dra
    `num_slices` ellipses, by way of surrogate data (`_surrogate`).
 
 All densities are the model's own. Where the conditional of the count leaves room above the capacity no more than a chance of `SPARE`,
-nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. In NumPyro's
-own `MCMC` nothing grows: look at `full`, an extra field, and give more.
+nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. Where a quarter
+of the slots was enough by the same rule for `PATIENCE` sweeps, the driver halves it, for time grows as its cube. In NumPyro's own `MCMC`
+nothing grows: look at `full`, an extra field, and give more.
 
 Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for O(n) births, deaths and relocations,
 so O(K n^2) a move; 2 and a product of matrices for each step of the scales; O(K n^2) for each ellipse. A gradient of NUTS costs O(K n^3).
@@ -44,6 +45,7 @@ from inference.sites import StructureError
 __all__ = ["HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
+PATIENCE = 50  # sweeps in a row with far too many slots, until there are fewer
 
 
 class HistoryState(NamedTuple):
@@ -51,6 +53,7 @@ class HistoryState(NamedTuple):
 
     values: dict[str, Array]  # of the sites that the kernel owns
     full: Array  # whether the draw came near the capacity
+    spare: Array  # for how many sweeps in a row a quarter of the capacity was enough
     moved: Array  # share of the used points that went to a place nearby, in the last sweep
     rescaled: Array  # share of the steps of scales that were taken, in the last sweep
     rng_key: Array
@@ -84,6 +87,7 @@ class LatentHistory(Block):
         self._history: History | None = None  # by `init`
         self._field: Field | None = None
         self._scale: dict[str, Any] = {}  # how far the prior spreads the places
+        self._least = 0  # slots at the start
 
     # The protocol of NumPyro's kernels.
 
@@ -108,10 +112,11 @@ class LatentHistory(Block):
             own_alone = [name for name in owned if name == history.noise or name not in history.sites]
             field = self._field = read_field(shown, history.noise, own_alone)
             field.prove(shown, random.key(0))
+        self._least = history.capacity
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}
         values = {**program.draw_initial(start_key), **others, **given}
         zero = jnp.zeros((), jnp.result_type(float))
-        return HistoryState({name: values[name] for name in owned}, jnp.zeros((), bool), zero, zero, chain_key)
+        return HistoryState({name: values[name] for name in owned}, jnp.zeros((), bool), jnp.zeros((), jnp.int32), zero, zero, chain_key)
 
     def sample(self, state: HistoryState, model_args, model_kwargs) -> HistoryState:
         """One sweep."""
@@ -120,13 +125,14 @@ class LatentHistory(Block):
         rng_key, *keys = random.split(state.rng_key, 6)
         values = history.refreshed(keys[0], program, {**others, **state.values})
         function = program.deterministics(values)[history.function]
-        values, function, is_full = self._exchanged(keys[1], program, history, values, function)
+        values, function, is_full, is_roomy = self._exchanged(keys[1], program, history, values, function)
         values, function, moved = self._relocated(keys[2], program, history, values, function)
         level, root = history.function_of(program, values)
         is_used = (jnp.arange(history.capacity) < values[history.count])[:, None]
         noise = jnp.where(is_used, history.noise_of(level, root, function), random.normal(keys[3], function.shape))
         values, rescaled = self._surrogates(keys[4], program, history, values | {history.noise: noise})
-        return HistoryState({name: values[name] for name in state.values}, is_full, moved, rescaled, rng_key)
+        spare = jnp.where(is_roomy, state.spare + 1, 0)
+        return HistoryState({name: values[name] for name in state.values}, is_full, spare, moved, rescaled, rng_key)
 
     def get_diagnostics_str(self, state: HistoryState) -> str:
         """How many points there are; raises where the capacity was met, which the driver's growing prevents."""
@@ -137,7 +143,7 @@ class LatentHistory(Block):
             )
         return f"{self._count(state)} points"
 
-    # The driver doubles the capacity of a state that is full.
+    # The driver doubles the capacity of a state that is full, and halves it where most of it is long unused.
 
     def is_full(self, state: HistoryState) -> Array:
         """Whether the capacity may have cut something off."""
@@ -151,13 +157,19 @@ class LatentHistory(Block):
                 f"LatentHistory: found {self._count(state)} points that left no data, with {size} slots, and max_capacity is "
                 f"{self.max_capacity}. A base density that is nearer to the data has fewer; or raise max_capacity (time grows as its cube)."
             )
-        slots = (*self._names().places, self._names().noise)
-        longer = {name: jnp.concatenate([state.values[name], jnp.zeros_like(state.values[name])]) for name in slots}
-        return state._replace(values={**state.values, **longer}, full=jnp.zeros((), bool))
+        return self._with_slots(state, lambda old: jnp.concatenate([old, jnp.zeros_like(old)]))
 
-    def arguments(self, state: HistoryState) -> dict[str, Any]:
-        """What a state that has grown says of the model's arguments."""
-        return {self.capacity: self._size(state)}
+    def has_spare(self, state: HistoryState) -> Array:
+        """Whether a quarter of the slots has long been enough; there are never fewer than at the start."""
+        return (state.spare >= PATIENCE) & (self._size(state) >= 2 * self._least)
+
+    def shrunk(self, state: HistoryState) -> HistoryState:
+        """Half the slots; those that are used are in front."""
+        return self._with_slots(state, lambda old: old[: len(old) // 2])
+
+    def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
+        """What values of the slots say of the model's arguments."""
+        return {self.capacity: len(values[self._names().noise])}
 
     # The parts of a sweep.
 
@@ -166,23 +178,24 @@ class LatentHistory(Block):
         log_count = history.log_count(program, values)
         log_events = history.log_events(program, values, function)
 
-        def one_round(key: Array, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            order, count, is_full = at
+        def one_round(key: Array, at: tuple[Array, ...]) -> tuple[Array, ...]:
+            order, count, is_full, is_roomy = at
             order_key, count_key, swap_key = random.split(key, 3)
             order = order[shuffled(order_key, count, history.capacity)]
             logits = log_count + jnp.append(0.0, jnp.cumsum(log_events[order]))
             count = random.categorical(count_key, logits).astype(count.dtype)
-            is_full |= logits[-1] > jnp.log(SPARE) + logsumexp(logits)
+            little = jnp.log(SPARE) + logsumexp(logits)
+            is_full, is_roomy = is_full | (logits[-1] > little), is_roomy & (logsumexp(logits[history.capacity // 4 :]) <= little)
             partner = _partners(count, history.capacity)
             gain = log_events[order[partner]] - log_events[order]
             swaps = (jnp.arange(history.capacity) < count) & (jnp.log(random.uniform(swap_key, gain.shape)) < gain)
-            return _swapped(order, partner, swaps), count, is_full
+            return _swapped(order, partner, swaps), count, is_full, is_roomy
 
-        start = jnp.arange(history.capacity), values[history.count], jnp.zeros((), bool)
+        start = jnp.arange(history.capacity), values[history.count], jnp.zeros((), bool), jnp.ones((), bool)
         keys = random.split(rng_key, self.num_rounds)
-        order, count, is_full = lax.fori_loop(0, self.num_rounds, lambda i, at: one_round(keys[i], at), start)
+        order, count, is_full, is_roomy = lax.fori_loop(0, self.num_rounds, lambda i, at: one_round(keys[i], at), start)
         places = {name: values[name][order] for name in history.places}
-        return {**values, **places, history.count: count}, function[order], is_full
+        return {**values, **places, history.count: count}, function[order], is_full, is_roomy
 
     def _relocated(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array):
         """Each used slot, as far as unused ones are there to hold its proposal, tries to go to a place nearby."""
@@ -217,6 +230,11 @@ class LatentHistory(Block):
     def _fields(self) -> Field:
         assert self._field is not None, "`init` must be called first."
         return self._field
+
+    def _with_slots(self, state: HistoryState, change: Callable[[Array], Array]) -> HistoryState:
+        slots = (*self._names().places, self._names().noise)
+        changed = {name: change(state.values[name]) for name in slots}
+        return state._replace(values={**state.values, **changed}, full=jnp.zeros_like(state.full), spare=jnp.zeros_like(state.spare))
 
     def _size(self, state: HistoryState) -> int:
         return len(state.values[self._names().noise])

@@ -44,6 +44,48 @@ def test_run_that_grows_is_resumed_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(in_memory.posterior["where"], whole.posterior["where"])
 
 
+class Roomy(LatentHistory):
+    """Whatever it starts with, `SMALL` slots may be enough for it."""
+
+    def init(self, *args, **kwargs):
+        state = super().init(*args, **kwargs)
+        self._least = SMALL
+        return state
+
+
+def roomy(num_samples, **options):
+    return Driver(Roomy(beads, capacity="room"), num_warmup=10, num_samples=num_samples, progress_bar=False, **options)
+
+
+@pytest.mark.slow
+def test_slots_that_are_long_unused_go_and_nothing_is_cut_off(tmp_path):
+    whole = roomy(1500, num_chains=2, checkpoint=tmp_path / "whole", groups=("log_likelihood",))
+    tree = whole.run(0, TOTAL, room=128)
+    assert tree.posterior.sizes["bead"] == tree.log_likelihood.sizes["bead"] == 128
+    last = tree.posterior["where"].isel(draw=-1).values
+    assert not last[:, 64:].any()
+    assert tree.posterior["where"].isel(draw=0).values[:, 64:].all()
+    lost, _ = loss_of_a_bead()
+    counts = np.bincount(tree.posterior["lost"].values.ravel(), minlength=60) / 3000
+    assert 0.5 * np.abs(counts - stats.nbinom.pmf(np.arange(len(counts)), TOTAL, 1 - lost)).sum() < 0.05
+    part = roomy(1500, num_chains=2, checkpoint=tmp_path / "part", max_time=0.0)
+    assert part.run(0, TOTAL, room=128).posterior.sizes["draw"] < 1500
+    resumed = roomy(1500, num_chains=2, checkpoint=tmp_path / "part").run(0, TOTAL, room=128)
+    assert resumed.posterior.to_dataset().equals(tree.posterior.to_dataset())
+
+
+def test_slots_that_go_are_the_last():
+    kernel = Roomy(beads, capacity="room")
+    state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": 32})
+    assert not kernel.has_spare(state)
+    state = state._replace(spare=state.spare + 50)
+    assert kernel.has_spare(state)
+    fewer = kernel.shrunk(state)
+    np.testing.assert_array_equal(fewer.values["where"], state.values["where"][:16])
+    assert kernel.arguments(fewer.values) == {"room": 16}
+    assert not kernel.has_spare(fewer._replace(spare=state.spare, values=kernel.shrunk(fewer).values))
+
+
 def test_memory_has_a_limit_that_is_named():
     with pytest.raises(RuntimeError, match=r"found \d+ points .* with 6 slots, and max_capacity is 10"):
         driver(kernel={"max_capacity": 10}).run(0, TOTAL, room=SMALL)
