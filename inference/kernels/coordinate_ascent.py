@@ -219,8 +219,10 @@ class CoordinateAscent(Algorithm):
 
     def finished(self, state: Any) -> Array:
         """When a sweep gains next to nothing; with batches never."""
-        is_free = (state.step > NUM_HELD + 1) | (state.factors.common is None)
-        return (state.gain < self.tolerance * jnp.abs(state.elbo)) & (state.average is None) & is_free
+        stands = (state.gain < self.tolerance * jnp.abs(state.elbo)) & (state.average is None)
+        if self._among_factors is not None or state.factors.common is None:
+            return stands  # nothing is held
+        return stands & (state.step > NUM_HELD + 1)
 
     def predict(self, state: Any, program: Program) -> Prediction:
         """What q says of the rows of a program as if they were new: groups, missing features, and how probable their labels are."""

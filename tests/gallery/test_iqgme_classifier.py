@@ -67,7 +67,6 @@ def test_it_learns_by_batches():
     assert model.score(X, Y) > 0.8
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_it_finds_the_factors_behind_many_columns():
     """Forty columns of two factors, a third of the cells missing; the classes are told apart by the sign of one of the factors."""

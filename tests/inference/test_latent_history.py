@@ -30,7 +30,7 @@ Y = np.array([0, -1, 1, -1, -1])
 def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
     """Total variation between the counts of a run and the negative binomial; and the mean of `where`^2 over its truth."""
     lost, spread = loss_of_a_bead()
-    drawn = run(LatentHistory(model, num_rounds=num_rounds), model, (TOTAL,), {}, num_sweeps, ("lost", "where"))
+    drawn = run(LatentHistory(model, capacity="room", num_rounds=num_rounds), model, (TOTAL,), {}, num_sweeps, ("lost", "where"))
     counts = np.bincount(np.asarray(drawn["lost"]), minlength=ROOM + 1) / num_sweeps
     is_used = np.arange(ROOM) < np.asarray(drawn["lost"])[:, None]
     truth = stats.nbinom.pmf(np.arange(ROOM + 1), TOTAL, 1 - lost)
@@ -43,6 +43,7 @@ def test_count_is_negative_binomial_and_places_follow_their_density():
     assert abs(spread - 1) < 0.02
 
 
+@pytest.mark.slow
 def test_count_without_its_orders_is_another():
     """The density as it was printed."""
     distance, _ = distance_to_truth(partial(beads, prior=lambda most, total: dist.Categorical(logits=jnp.zeros(most + 1))))
@@ -177,7 +178,7 @@ def test_sites_of_nobody_are_named():
 
 def test_float32_is_refused():
     with jax.enable_x64(False), pytest.raises(ValueError, match="float64"):
-        LatentHistory(beads).init(random.key(0), 0, None, (TOTAL,), {})
+        LatentHistory(beads, capacity="room").init(random.key(0), 0, None, (TOTAL,), {})
 
 
 # Room.

@@ -104,7 +104,7 @@ def test_history_and_nuts_share_a_model_and_a_history_that_grows():
 
 
 def test_numpyro_runs_it():
-    mcmc = MCMC(LatentHistory(partial(beads, room=30)), num_warmup=10, num_samples=200, progress_bar=False)
+    mcmc = MCMC(LatentHistory(partial(beads, room=30), capacity="room"), num_warmup=10, num_samples=200, progress_bar=False)
     mcmc.run(random.key(0), TOTAL, extra_fields=("full",))
     assert mcmc.get_samples()["lost"].mean() == pytest.approx(4.34, abs=1.0)
     assert not mcmc.get_extra_fields()["full"].any()
