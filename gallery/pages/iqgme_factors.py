@@ -37,7 +37,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from diagnostics import report
 from gallery import IQGMEClassifier
 from gallery.datasets import DataNotFoundError, load
 from inference import CoordinateAscent, Driver
@@ -93,18 +92,19 @@ print(f"{SOURCE}: {train.sum()} rows to learn from, {x.shape[1]} columns, {np.is
 told = {"num_experts": EXPERTS, "num_factors": FACTORS}
 driver = Driver(CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=100, progress_bar=False)
 tree = driver.run(0, scaled[train], y[train], **told)
-print(report(tree).text)
+elbo = tree.sample_stats["elbo"].values[0]
+print(f"{len(elbo)} sweeps; the last ten gained {elbo[-1] - elbo[-11]:.1f} of {elbo[-1]:.0f} nats")
 print(az.summary(tree, var_names=["alpha"], kind="stats"))
 
 # %%
 # The bound, and the six factors that do most: the change of each pixel, in its standard deviations, where a factor grows by one.
-A = tree.variational_parameters["A_loc"].isel(chain=0).transpose("factor", ...).values
+A = tree.variational_parameters["A_loc"].isel(chain=0).values  # [factor, pixel]
 strongest = np.argsort(-np.square(A).sum(1))[:6]
 figure = plt.figure(figsize=(8, 3.4), layout="constrained")
 figure.suptitle("The bound rises; and what the six strongest factors do to an image")
 left, right = figure.subfigures(1, 2, width_ratios=(1, 1.2))
 bound = left.subplots()
-bound.plot(tree.sample_stats["elbo"].values[0][1:])
+bound.plot(elbo[1:])
 bound.set(xlabel="sweep", ylabel="bound of the log-evidence (nats)")
 for ax, factor in zip(right.subplots(2, 3).ravel(), strongest, strict=False):
     image = np.zeros(SIDE * SIDE)
@@ -131,7 +131,7 @@ for label, ax, what in zip(("seen", "filled in", "truth"), axes, (x[~train], fil
 lost = np.isnan(x[~train])
 away = np.abs(filled - pixels[~train][:, inside])[lost]
 by_mean = np.abs(mean - pixels[~train][:, inside])[lost]
-root = lambda gaps: np.sqrt(np.mean(gaps**2))
+root = lambda gaps: np.sqrt(np.nanmean(gaps**2))  # a column that no row to learn from has stays as it was
 print(f"root mean square error of a lost pixel: {root(away):.0f} of 255; by the column's mean {root(by_mean):.0f}")
 
 # %%

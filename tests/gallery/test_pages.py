@@ -58,6 +58,7 @@ OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, b
     "bsvd_ratings": "site 'gaps': its complete conditional is of no family",
     "comparing_models": "groups are worth",
     "iqgme": "site 't': its loc is computed from ['w']",
+    "iqgme_factors": "site 'x': it is computed from 'A' (StudentT",
     "iqgme_tasks": "site 't': its loc is computed from ['w']",
     "your_own": "site 'spread': found HalfNormal given nothing",
     "staged_learning": "site 'k': it is latent and discrete",
@@ -73,6 +74,7 @@ LONG = {
     "bsvd_ratings",
     "bsvd_recovery",
     "comparing_models",
+    "iqgme_factors",
     "iqgme_tasks",
     "staged_learning",
 }  # a minute or three, mostly compilation
