@@ -2,6 +2,7 @@
 uses, equals the model's own at random values; and what was read on some rows holds for others."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from inference.assignment import Assignment, Block, Level, Prior
     from inference.program import Program
 
-__all__ = ["entries", "prove", "prove_for", "values_by_group"]
+__all__ = ["NUM_PROOFS", "entries", "numbers_that_hold", "prove", "prove_for", "values_by_group"]
 
 NUM_PROOFS = 3
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
@@ -29,23 +30,30 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 def prove(found: "Assignment") -> "Prior":
     """The numbers of the priors; raises StructureError, by the name of the site, where a block is not what it looks like."""
     program, rows = found.few, found.rows(found.few)
-    starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
 
     def compared(first: Any, second: Any) -> tuple["Prior", dict[str, Array]]:
         prior = found.prior_at(program, program.constrain(first))
         return prior, _gaps(found, program, rows, prior, program.constrain(second))
 
+    def refusal(site: str, gap: float) -> str:
+        return (
+            f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the log probability of the model "
+            f"misses that by {gap:.2g} (relative). Look for a parameter that is transformed, scaled, shared, masked, or indexed by "
+            f"something else than {found.z!r}. Use SVI with an autoguide for this model, or put a conjugate site there."
+        )
+
+    return numbers_that_hold(compared, [found.start(program, seed) for seed in range(NUM_PROOFS + 1)], refusal)
+
+
+def numbers_that_hold(compared: Callable, starts: Sequence[Any], refusal: Callable[[str, float], str]) -> Any:
+    """The numbers `compared` reads at the first start; raises StructureError where they miss the model, a gap of a site, at another."""
     compiled = once(compared, starts[0], starts[1])
-    for start in starts[1:]:  # other values than those at which the prior was read
-        prior, gaps = jax.device_get(compiled(starts[0], start))
+    for start in starts[1:]:
+        numbers, gaps = jax.device_get(compiled(starts[0], start))
         for site, gap in gaps.items():
             if not gap < TOLERANCE[gap.dtype.name]:
-                raise StructureError(
-                    f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the log probability of the model "
-                    f"misses that by {gap:.2g} (relative). Look for a parameter that is transformed, scaled, shared, masked, or indexed by "
-                    f"something else than {found.z!r}. Use SVI with an autoguide for this model, or put a conjugate site there."
-                )
-    return prior
+                raise StructureError(refusal(site, gap))
+    return numbers
 
 
 def prove_for(others: "Program", found: "Assignment") -> None:
