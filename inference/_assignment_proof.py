@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inference.assignment import Assignment, Block, Level, Prior
     from inference.program import Program
 
-__all__ = ["NUM_PROOFS", "entries", "numbers_that_hold", "prove", "prove_for", "values_by_group"]
+__all__ = ["NUM_PROOFS", "entries", "gaps", "numbers_that_hold", "precision_and_loc", "prove", "prove_for", "values_by_group"]
 
 NUM_PROOFS = 3
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
@@ -33,7 +33,7 @@ def prove(found: "Assignment") -> "Prior":
 
     def compared(first: Any, second: Any) -> tuple["Prior", dict[str, Array]]:
         prior = found.prior_at(program, program.constrain(first))
-        return prior, _gaps(found, program, rows, prior, program.constrain(second))
+        return prior, gaps(found, program, rows, prior, program.constrain(second))
 
     def refusal(site: str, gap: float) -> str:
         return (
@@ -49,8 +49,8 @@ def numbers_that_hold(compared: Callable, starts: Sequence[Any], refusal: Callab
     """The numbers `compared` reads at the first start; raises StructureError where they miss the model, a gap of a site, at another."""
     compiled = once(compared, starts[0], starts[1])
     for start in starts[1:]:
-        numbers, gaps = jax.device_get(compiled(starts[0], start))
-        for site, gap in gaps.items():
+        numbers, missed = jax.device_get(compiled(starts[0], start))
+        for site, gap in missed.items():
             if not gap < TOLERANCE[gap.dtype.name]:
                 raise StructureError(refusal(site, gap))
     return numbers
@@ -80,7 +80,7 @@ def _role(found: "Assignment", site: str) -> str:
     return roles.get(site, "its prior")
 
 
-def _gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", values: dict[str, Array]) -> dict[str, Array]:
+def gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", values: dict[str, Array]) -> dict[str, Array]:
     """Of each site, or of the first of several that are one block, how far what was read is from the model."""
     if found.experts:  # half of the soft labels on the side where they have to be, others likely on the wrong one
         soft = values[found.experts.soft]
@@ -104,7 +104,7 @@ def _gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", v
     u = entries(found, rows, values)
     if found.features:
         hyper = jax.tree.map(jnp.asarray, prior.features)
-        read[found.features.site] = own(_form_at(gate_natural(*_precision_and_loc(found.features, values)), u[:, : _width(rows) + 1]))
+        read[found.features.site] = own(_form_at(gate_natural(*precision_and_loc(found.features, values)), u[:, : _width(rows) + 1]))
         read |= _of_priors(found, found.features, hyper, values, model)
     if found.experts:
         read |= _of_experts(found, rows, prior.experts, values, u, group)
@@ -151,7 +151,8 @@ def _of_priors(found: "Assignment", block: "Block", hyper: Any, values: Any, mod
     return {last: jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters))}
 
 
-def _precision_and_loc(block: "Block", values: Any) -> tuple[Array, Array]:
+def precision_and_loc(block: "Block", values: Any) -> tuple[Array, Array]:
+    """The parameters of the features, their precision whichever of it and its inverse the model has."""
     matrix, loc = (values[name] for name in block.priors)
     return (jnp.linalg.inv(matrix) if block.family.priors[0] == "InverseWishart" else matrix), loc
 

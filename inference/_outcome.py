@@ -98,7 +98,10 @@ class Run:
         found = {group: self.session.store.dataset(group) for group in groups}
         order = list(dims)
         found = {group: values[sorted(values.data_vars, key=lambda name: _place(order, name))] for group, values in found.items()}
-        return {group: _tree.named(values, dims if group == "posterior" else {}) for group, values in found.items()}
+        found = {group: _tree.named(values, dims if group == "posterior" else {}) for group, values in found.items()}
+        for name in (site.replace("/", ".") for site in getattr(self.driver.kernel, "not_identified", ())):
+            found["posterior"][name].attrs["not_identified"] = 1  # `diagnostics` then asks nothing of it
+        return found
 
     def _draws(self, stepper: Replicate) -> dict[str, xr.Dataset]:
         program, each = stepper.program, []

@@ -132,6 +132,22 @@ class Assignment:
         z = values[self.z]
         return values[self.upper.site][task, z] if self.upper else z
 
+    @property
+    def of_rows(self) -> set[str]:
+        """The latent sites that have values for each row."""
+        return {name for name in (self.z, self.holes, self.experts.soft if self.experts else None) if name}
+
+    @property
+    def by_number(self) -> set[str]:
+        """The latent sites whose values depend on what groups are called."""
+        blocks = (*self.columns, *([self.features] if self.features else []))
+        named = {name for block in blocks for name in block.priors} | ({self.experts.weights} if self.experts else set())
+        return named | {self.z, self.sticks} | ({self.upper.site, self.upper.sticks} if self.upper else set())
+
+    def share_at(self, values: Mapping[str, Array]) -> Array | None:
+        """1 where a group of a task is the shared group, else 0 [task, own group, group]; None where there is no level above."""
+        return jax.nn.one_hot(values[self.upper.site], self.num_groups, dtype=values[self.sticks].dtype) if self.upper else None
+
     def prior_on(self, program: Program) -> "Prior":
         """The numbers of the priors as they stand on the rows of a program."""
         start = self.start(program, 0)

@@ -98,7 +98,8 @@ class Driver:
         program = None if model is None else Program(model, *args, **kwargs)
         if program is not None:
             check_names(program)
-            self.kernel.check(program) if isinstance(self.kernel, Algorithm) else program.check(init_strategy(self.kernel))
+            own = getattr(self.kernel, "check", None)  # NumPyro's kernels have none
+            own(program) if own else program.check(init_strategy(self.kernel))
         keys = chain_keys(rng_key, self.num_chains)
         stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields, self.jit_model_args)
         store = MemoryStore(stepper.record_dim) if self.checkpoint is None else FolderStore(self.checkpoint, stepper.record_dim)

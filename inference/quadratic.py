@@ -39,6 +39,7 @@ __all__ = [
     "gate_posterior",
     "half_log_det",
     "inverse_of",
+    "known_weights",
     "precision_of",
     "weights_posterior",
     "weights_term",
@@ -119,6 +120,11 @@ class Weights(NamedTuple):
         return self.covariance + self.mean[..., :, None] * self.mean[..., None, :]
 
 
+def known_weights(w: Array) -> Weights:
+    """A point in the place of q(w)."""
+    return Weights(w, jnp.zeros((*w.shape, w.shape[-1]), w.dtype))
+
+
 class CommonPrior(NamedTuple):
     """Numbers of the prior of zeta and lambda, [class, weight]. Where zeta is known `gamma` is infinite, where lambda is `rate`."""
 
@@ -154,18 +160,19 @@ def weights_posterior(common: Common, moments: Array, products: Array) -> Weight
     return Weights(jnp.einsum("ckij,ckj->cki", covariance, products + (precision * common.loc)[:, None]), covariance)
 
 
-def common_posterior(prior: CommonPrior, weights: Weights) -> Common:
-    """q(zeta, lambda)."""
-    num = weights.mean.shape[1]
+def common_posterior(prior: CommonPrior, weights: Weights, is_told: Array | None = None) -> Common:
+    """q(zeta, lambda); `is_told` [class, group]: the experts that are known, by default all."""
+    told = jnp.ones_like(weights.mean[..., :1]) if is_told is None else is_told[..., None].astype(weights.mean.dtype)
+    num = told.sum(1)
     is_free = jnp.isfinite(prior.gamma)
     gamma = prior.gamma + num
-    total = weights.mean.sum(1)
+    total = (told * weights.mean).sum(1)
     loc = jnp.where(is_free, (jnp.where(is_free, prior.gamma, 0) * prior.loc + total) / jnp.where(is_free, gamma, 1), prior.loc)
     spread = jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
     from_prior = jnp.where(is_free, jnp.where(is_free, prior.gamma, 0) * (loc - prior.loc) ** 2, 0)
     is_known = jnp.isinf(prior.rate)
     concentration = jnp.where(is_known, prior.concentration, prior.concentration + num / 2)
-    return Common(loc, gamma, concentration, prior.rate + (spread.sum(1) + from_prior) / 2)
+    return Common(loc, gamma, concentration, prior.rate + ((told * spread).sum(1) + from_prior) / 2)
 
 
 def weights_term(common: Common, weights: Weights) -> Array:

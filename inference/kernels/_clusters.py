@@ -6,7 +6,7 @@ import numpy as np
 from inference.assignment import Assignment, Rows
 from inference.kernels._row_block import Sums
 
-__all__ = ["STARTS", "start_sums"]
+__all__ = ["STARTS", "column_means", "start_groups", "start_sums"]
 
 NUM_ROUNDS = 10
 MOST_ROWS = 20_000  # that k-means looks at
@@ -49,16 +49,8 @@ def start_sums(
     Groups are sought among the rows of all tasks. A task's own are the largest of those that its rows are in, as many as it may have, the
     largest first; rows of others go to the nearest. A missing feature is taken for the mean of its column, a soft label for its sign.
     """
-    num_groups = found.num_groups
-    filled = _filled(rows.features)
-    points = np.concatenate([filled, statistics], 1)
-    scale = points.std(0)
-    points = (points - points.mean(0)) / np.where(scale > 0, scale, 1)
-    group = STARTS[init](points, num_groups, rng)
-    group = np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
-    share = None
-    if found.upper:
-        group, share = _ranked(points, group, rows.task, (num_tasks, found.num_own, found.num_groups))
+    group, share = start_groups(rows, statistics, found, num_tasks, init, rng)
+    filled = column_means(rows.features)
     u = np.concatenate([filled, np.ones((len(filled), 1)), rows.extras], 1)
     num_classes, size = rows.signs.shape[1], u.shape[1]
     shape = (num_tasks, num_classes, found.num_own, size)
@@ -71,6 +63,20 @@ def start_sums(
             asked = u[own][signs != 0]
             of_asked[j, c, h], products[j, c, h] = asked.T @ asked, signs @ u[own]
     return Sums(*(jnp.asarray(part, float) for part in (moments, of_asked, products, columns, 0.0))), share
+
+
+def start_groups(
+    rows: Rows, statistics: np.ndarray, found: Assignment, num_tasks: int, init: str, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The group of each row within its task; and the shared group that each group of a task is under."""
+    num_groups = found.num_groups
+    filled = column_means(rows.features)
+    points = np.concatenate([filled, statistics], 1)
+    scale = points.std(0)
+    points = (points - points.mean(0)) / np.where(scale > 0, scale, 1)
+    group = STARTS[init](points, num_groups, rng)
+    group = np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
+    return _ranked(points, group, rows.task, (num_tasks, found.num_own, found.num_groups)) if found.upper else (group, None)
 
 
 def _ranked(points: np.ndarray, group: np.ndarray, task: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +93,8 @@ def _ranked(points: np.ndarray, group: np.ndarray, task: np.ndarray, shape: tupl
     return found, share
 
 
-def _filled(features: np.ndarray) -> np.ndarray:
+def column_means(features: np.ndarray) -> np.ndarray:
+    """The features, means in the place of missing ones."""
     is_seen = ~np.isnan(features)
     mean = np.where(is_seen, features, 0).sum(0) / np.maximum(is_seen.sum(0), 1)
     return np.where(is_seen, features, mean)

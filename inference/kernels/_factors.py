@@ -1,5 +1,6 @@
 """The factors of a mean-field posterior beside those of rows: what they say of a row, how sums over rows set them, their divergence."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from inference._assignment_proof import precision_and_loc, values_by_group
+from inference._assignment_rows import by_class
 from inference.assignment import Assignment, Prior, Rows
 from inference.kernels._levels import (
     Upper,
@@ -16,25 +19,42 @@ from inference.kernels._levels import (
     divergence_of_upper,
     expected_log_weights,
     gathered,
+    share_of,
     spread,
     sticks_of,
     upper_of,
 )
 from inference.kernels._row_block import Message, Sums
-from inference.mean_field import COLUMNS
+from inference.mean_field import COLUMNS, log_sticks
 from inference.quadratic import (
     Common,
+    Form,
     Weights,
     common_divergence,
     common_posterior,
     gate_divergence,
     gate_expected,
+    gate_natural,
     gate_posterior,
+    known_weights,
     weights_posterior,
     weights_term,
 )
 
-__all__ = ["Factors", "Shape", "divergence", "factors_of", "message_of", "said_by_groups", "shape_of", "statistics_of"]
+__all__ = [
+    "Factors",
+    "Shape",
+    "blocks_of",
+    "divergence",
+    "factors_of",
+    "message_at",
+    "message_of",
+    "said_at",
+    "said_by_groups",
+    "seen_by_experts",
+    "shape_of",
+    "statistics_of",
+]
 
 WIDE = 10.0  # by how much the first variance of the weights is larger than what the prior expects
 NUM_ROUNDS = 4  # of factors that wait for each other and cost little; groups without rows would slow them down
@@ -84,26 +104,42 @@ def statistics_of(found: Assignment, rows: Rows) -> tuple[np.ndarray, np.ndarray
 
 def said_by_groups(found: Assignment, shape: Shape, factors: Factors) -> Message:
     """What the factors say of a row of each group; not yet how probable the group is."""
-    const = jnp.zeros(found.num_groups, factors.sticks[0].dtype)
+    form = None if factors.features is None else gate_expected(factors.features)
+    each = [COLUMNS[block.family].expected(hyper) for block, hyper in zip(found.columns, factors.columns, strict=True)]
+    return _said(jnp.zeros(found.num_groups, factors.sticks[0].dtype), shape, form, each, factors.weights)
+
+
+def said_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
+    """The same of parameters that are known, values of their sites."""
+    form = gate_natural(*precision_and_loc(found.features, values)) if found.features else None
+    each = [COLUMNS[block.family].natural(values_by_group(found, block, values)) for block in found.columns]
+    weights = known_weights(by_class(values[found.experts.weights], 3)) if found.experts else None
+    return _said(jnp.zeros(found.num_groups, values[found.sticks].dtype), shape, form, each, weights)
+
+
+def _said(const: Array, shape: Shape, form: Form | None, columns: list[Array], weights: Weights | None) -> Message:
     matrix = jnp.zeros((len(const), shape.num_entries, shape.num_entries), const.dtype)
-    if factors.features is not None:
-        form = gate_expected(factors.features)
+    if form is not None:
         const, width = const + form.const, shape.num_features + 1
         matrix = matrix.at[:, :width, :width].set(form.matrix)
-    each = [COLUMNS[block.family].expected(hyper) for block, hyper in zip(found.columns, factors.columns, strict=True)]
-    columns = jnp.concatenate([eta.reshape(len(const), -1) for eta in each], 1) if each else jnp.zeros((len(const), 0), const.dtype)
+    flat = jnp.concatenate([jnp.zeros((len(const), 0), const.dtype), *(eta.reshape(len(const), -1) for eta in columns)], 1)
     place = _place(shape, const.dtype)
-    if factors.weights is None:
+    if weights is None:
         answers, covariance = jnp.zeros((0, *matrix.shape[:2]), const.dtype), jnp.zeros((0, *matrix.shape), const.dtype)
     else:
-        answers = factors.weights.mean @ place
-        covariance = place.T @ factors.weights.covariance @ place
-    return Message(const, matrix, answers, covariance, columns.T)
+        answers, covariance = weights.mean @ place, place.T @ weights.covariance @ place
+    return Message(const, matrix, answers, covariance, flat.T)
 
 
 def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
     """What the factors say of a row of each task's groups, [task, ...]."""
-    return spread(said_by_groups(found, shape, factors), expected_log_weights(factors.sticks), factors.upper)
+    return spread(said_by_groups(found, shape, factors), expected_log_weights(factors.sticks), share_of(factors.upper))
+
+
+def message_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
+    """What groups with known parameters say of the rows of each task, [task, ...]."""
+    V = jnp.atleast_2d(values[found.sticks])
+    return spread(said_at(found, shape, values), log_sticks(jnp.log(V), jnp.log1p(-V)), found.share_at(values))
 
 
 def _place(shape: Shape, dtype: Any) -> Array:
@@ -134,16 +170,25 @@ def factors_of(
         upper = upper_of(prior.upper, log_share)
     count = sums.moments[:, :, one, one]
     concentration, sticks = sticks_of(prior.concentration, count, prior.concentration if before is None else before.concentration)
-    sums = gathered(sums, upper)
+    sums = gathered(sums, share_of(upper))
+    columns, features = blocks_of(found, shape, prior, sums)
+    weights, common = _experts(prior, shape, sums, before, is_held)
+    return Factors(concentration, sticks, upper, columns, features, weights, common)
+
+
+def blocks_of(found: Assignment, shape: Shape, prior: Prior, sums: Sums) -> tuple[tuple[Any, ...], Any]:
+    """Hyper-parameters of the columns and of the features, from sums over the rows of each group."""
     blocks, split = [], jnp.split(sums.columns, np.cumsum([np.prod(size) for size in shape.columns], dtype=int)[:-1].tolist())
     for block, hyper, size, own in zip(found.columns, prior.columns, shape.columns, split, strict=False):
         blocks.append(COLUMNS[block.family].posterior(hyper, own.T.reshape(-1, *size)))
-    features = None
-    if found.features:
-        width = one + 1
-        features = gate_posterior(prior.features, sums.moments[:, :width, :width])
-    weights, common = _experts(prior, shape, sums, before, is_held)
-    return Factors(concentration, sticks, upper, tuple(blocks), features, weights, common)
+    width = shape.num_features + 1
+    return tuple(blocks), gate_posterior(prior.features, sums.moments[:, :width, :width]) if found.features else None
+
+
+def seen_by_experts(shape: Shape, sums: Sums) -> tuple[Array, Array]:
+    """The sums that weights follow from: of d d' and of t d, d what the weights are for."""
+    place = _place(shape, sums.bound.dtype)
+    return place @ sums.asked @ place.T, sums.products @ place.T
 
 
 def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None, is_held: Any) -> tuple[Weights | None, Common | None]:
@@ -151,8 +196,7 @@ def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None, is_
     own = prior.experts
     if own is None:
         return None, None
-    place = _place(shape, sums.bound.dtype)
-    moments, products = place @ sums.asked @ place.T, sums.products @ place.T
+    moments, products = seen_by_experts(shape, sums)
     wide = Common(*own)._replace(rate=WIDE * own.rate)
     common = wide if before is None or before.common is None else before.common
     start = (weights_posterior(common, moments, products), common)

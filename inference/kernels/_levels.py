@@ -24,11 +24,14 @@ from inference.mean_field import beta_divergence, gamma_divergence, log_sticks
 __all__ = [
     "Upper",
     "agreement",
+    "concentration_given",
     "divergence_of_sticks",
     "divergence_of_upper",
     "expected_log_weights",
     "gathered",
+    "share_of",
     "spread",
+    "sticks_given",
     "sticks_of",
     "upper_of",
 ]
@@ -46,12 +49,16 @@ class Upper(NamedTuple):
     log_share: Array  # [task, own group, group]
 
 
-def spread(message: Message, log_weights: Array, upper: Upper | None) -> Message:
+def share_of(upper: Upper | None) -> Array | None:
+    """How probable each shared group is [task, own group, group]."""
+    return None if upper is None else jnp.exp(upper.log_share)
+
+
+def spread(message: Message, log_weights: Array, share: Array | None) -> Message:
     """What is said of rows [task, ...], from what each shared group says of its rows, and the log weights [task, own group]."""
-    if upper is None:
+    if share is None:
         each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(log_weights), *leaf.shape)), message)
     else:
-        share = jnp.exp(upper.log_share)
         answers = jnp.einsum("jhs,csa->jcha", share, message.answers)
         each = Message(
             share @ message.const,
@@ -63,11 +70,10 @@ def spread(message: Message, log_weights: Array, upper: Upper | None) -> Message
     return each._replace(const=each.const + log_weights)
 
 
-def gathered(sums: Sums, upper: Upper | None) -> Sums:
+def gathered(sums: Sums, share: Array | None) -> Sums:
     """Sums over the rows of each shared group, from those over the groups of each task."""
-    if upper is None:
+    if share is None:
         return Sums(*(part.sum(0) for part in sums[:-1]), sums.bound)
-    share = jnp.exp(upper.log_share)
     return Sums(
         jnp.einsum("jhs,jhab->sab", share, sums.moments),
         jnp.einsum("jhs,jchab->csab", share, sums.asked),
@@ -95,18 +101,28 @@ def expected_log_weights(sticks: Pair) -> Array:
     return log_sticks(digamma(c1) - total, digamma(c0) - total)
 
 
+def sticks_given(count: Array, concentration: Array) -> Pair:
+    """Of each V, given how many are in each group [..., group] and the concentration, or its mean."""
+    after = jnp.cumsum(count[..., ::-1], -1)[..., ::-1]
+    return 1 + count[..., :-1], concentration + after[..., 1:]
+
+
+def concentration_given(prior: Pair, log_left: Array, is_told: Any = True) -> Pair:
+    """(concentration, rate) given the logarithms of what sticks leave, or their means; of sticks that are not told nothing is known."""
+    (a0, b0), told = prior, jnp.broadcast_to(is_told, log_left.shape).astype(log_left.dtype)
+    return jnp.where(jnp.isinf(b0), a0, a0 + jnp.sum(told)), b0 - jnp.sum(told * log_left)
+
+
 def sticks_of(prior: Pair, count: Array, concentration: Pair) -> tuple[Pair, Pair]:
     """q of the concentration, and of the sticks of each row of counts [..., group], in turns."""
-    after = jnp.cumsum(count[..., ::-1], -1)[..., ::-1][..., 1:]
-    (a0, b0), own = prior, count[..., :-1]
 
     def turn(_, at):
         (a, b), _ = at
-        sticks = (1 + own, jnp.where(jnp.isinf(b), a, a / b) + after)
+        sticks = sticks_given(count, jnp.where(jnp.isinf(b), a, a / b))
         log_left = digamma(sticks[1]) - digamma(sticks[0] + sticks[1])
-        return (jnp.where(jnp.isinf(b0), a0, a0 + after.size), b0 - jnp.sum(log_left)), sticks
+        return concentration_given(prior, log_left), sticks
 
-    return lax.fori_loop(0, NUM_ROUNDS, turn, (tuple(concentration), (1 + own, 1 + after)))
+    return lax.fori_loop(0, NUM_ROUNDS, turn, (tuple(concentration), sticks_given(count, jnp.ones_like(count[..., :1]))))
 
 
 def upper_of(prior: Pair, log_share: Array, before: Upper | None = None, agrees: Array | None = None) -> Upper:

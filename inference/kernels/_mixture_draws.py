@@ -1,5 +1,6 @@
 """Independent draws from the mean-field posterior of a mixture, every latent site of the model, with their density under it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,9 +14,10 @@ from inference.kernels._factors import Factors
 from inference.kernels._layout import Bucket
 from inference.kernels._levels import Upper
 from inference.kernels._row_block import Message, asked, form_of, message_to, place_complete, place_rows, score_of, soft_labels
+from inference.quadratic import Common, Weights
 from inference.truncated import TruncatedNormal
 
-__all__ = ["draw_groups", "draw_mixture", "log_rho_of"]
+__all__ = ["cut", "draw_blocks", "draw_common", "draw_groups", "draw_incomplete", "draw_mixture", "draw_weights", "log_rho_of"]
 
 
 def draw_mixture(
@@ -86,14 +88,21 @@ def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[di
         own, of_upper = _upper(found.upper, factors.upper, [next(keys) for _ in range(3)])
         values[found.upper.site] = own.pop(found.upper.site).astype(found.few.sites[found.upper.site].dtype)
         values, log_q = values | own, log_q + of_upper
-    blocks = [*zip(found.columns, factors.columns, strict=True), *([(found.features, factors.features)] if found.features else [])]
-    for block, hyper in blocks:
-        drawn = block.family.draw(next(keys), hyper)
-        values |= {name: value.reshape(found.few.sites[name].shape) for name, value in zip(block.priors, drawn, strict=True)}
-        log_q = log_q + jnp.sum(block.family.log_prior(hyper, drawn))
+    own, of_blocks = draw_blocks(found, factors.columns, factors.features, keys)
+    values, log_q = values | own, log_q + of_blocks
     if found.experts and factors.weights and factors.common:
         own, of_weights = _experts(found, factors, [next(keys) for _ in range(3)])
         values, log_q = values | own, log_q + of_weights
+    return values, log_q
+
+
+def draw_blocks(found: Assignment, columns: tuple[Any, ...], features: Any, keys: Iterator[Array]) -> tuple[dict[str, Array], Array]:
+    """Parameters of the columns and of the features from their hyper-parameters, and their log density."""
+    values, log_q = {}, jnp.zeros(())
+    for block, hyper in [*zip(found.columns, columns, strict=True), *([(found.features, features)] if found.features else [])]:
+        drawn = block.family.draw(next(keys), hyper)
+        values |= {name: value.reshape(found.few.sites[name].shape) for name, value in zip(block.priors, drawn, strict=True)}
+        log_q = log_q + jnp.sum(block.family.log_prior(hyper, drawn))
     return values, log_q
 
 
@@ -116,8 +125,17 @@ def _experts(found: Assignment, factors: Factors, keys: Any) -> tuple[dict[str, 
     assert experts is not None
     assert weights is not None
     assert common is not None
-    values, log_q, shape_of = {}, jnp.zeros((), weights.mean.dtype), lambda name: found.few.sites[name].shape
-    precision = common.concentration
+    values, _, log_q = draw_common(found, common, keys[:2])
+    w, of_weights = draw_weights(weights, keys[2])
+    return values | {experts.weights: w.reshape(found.few.sites[experts.weights].shape)}, log_q + of_weights
+
+
+def draw_common(found: Assignment, common: Common, keys: Any) -> tuple[dict[str, Array], Common, Array]:
+    """What experts have in common: its sites, the same as numbers that are known, and their log density."""
+    experts = found.experts
+    assert experts is not None
+    values, log_q, shape_of = {}, jnp.zeros((), common.loc.dtype), lambda name: found.few.sites[name].shape
+    precision, loc, infinite = common.concentration, common.loc, jnp.full_like(common.loc, jnp.inf)
     if experts.precision:
         precision = random.gamma(keys[0], common.concentration) / common.rate
         values[experts.precision] = precision.reshape(shape_of(experts.precision))
@@ -127,10 +145,14 @@ def _experts(found: Assignment, factors: Factors, keys: Any) -> tuple[dict[str, 
         loc = common.loc + scale * random.normal(keys[1], scale.shape, scale.dtype)
         values[experts.loc] = loc.reshape(shape_of(experts.loc))
         log_q = log_q + jnp.sum(norm.logpdf(loc, common.loc, scale))
-    noise, root = random.normal(keys[2], weights.mean.shape, weights.mean.dtype), jnp.linalg.cholesky(weights.covariance)
-    values[experts.weights] = (weights.mean + jnp.einsum("ckij,ckj->cki", root, noise)).reshape(shape_of(experts.weights))
+    return values, Common(loc, infinite, precision, infinite), log_q
+
+
+def draw_weights(weights: Weights, rng_key: Array) -> tuple[Array, Array]:
+    """Weights [class, group, weight], and their log density."""
+    noise, root = random.normal(rng_key, weights.mean.shape, weights.mean.dtype), jnp.linalg.cholesky(weights.covariance)
     log_det = jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
-    return values, log_q + jnp.sum(norm.logpdf(noise)) - log_det
+    return weights.mean + jnp.einsum("ckij,ckj->cki", root, noise), jnp.sum(norm.logpdf(noise)) - log_det
 
 
 def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: Array, u: Array, t: Array) -> tuple[Array, Array, Array]:
@@ -143,10 +165,11 @@ def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: A
         experts = said.answers[:, own].swapaxes(0, 1)  # [place, class, entry]
         if chunk.missing.shape[-1]:
             others = score_of(said, chunk, score)[jnp.arange(len(own)), :, own]
-            soft, value, log_q = _of_incomplete(key, said, chunk, others, experts, own)
+            pushed = soft_labels(others, (chunk.signs * asked(chunk.signs[0]).others[None])[:, : others.shape[1]])[0]
+            soft, value, log_q = draw_incomplete(key, said, chunk, others, pushed, experts, own)
         else:
             loc = jnp.einsum("pci,pi->pc", experts, chunk.entries)
-            soft, log_q = _cut(key, loc, jnp.ones_like(loc), chunk.signs)
+            soft, log_q = _drawn(key, cut(loc, jnp.ones_like(loc), chunk.signs), chunk.signs)
             value = jnp.zeros(chunk.missing.shape, u.dtype)
         return soft, value, jnp.where(chunk.row < len(z), log_q, 0)
 
@@ -156,21 +179,26 @@ def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: A
     return u, t.at[bucket.row].set(soft, mode="drop"), jnp.sum(log_q)
 
 
-def _cut(rng_key: Array, loc: Array, scale: Array, signs: Array) -> tuple[Array, Array]:
-    """Soft labels on the side that the signs say, [place, class], and their log density; 0 where nothing is asked."""
-    is_asked = signs != 0
+def cut(loc: Array, scale: Array, signs: Array) -> TruncatedNormal:
+    """Soft labels on the side of 0 that the signs say, anywhere where they are 0."""
     low, high = (jnp.where(signs * side < 0, 0.0, side * jnp.inf).astype(loc.dtype) for side in (-1, 1))
-    drawn = TruncatedNormal(loc, scale, low, high)
-    soft = drawn.sample(rng_key)
-    return jnp.where(is_asked, soft, 0), jnp.sum(jnp.where(is_asked, drawn.log_prob(soft), 0), 1)
+    return TruncatedNormal(loc, scale, low, high)
 
 
-def _of_incomplete(rng_key: Array, said: Message, chunk: Bucket, score: Array, experts: Array, own: Array) -> tuple[Array, Array, Array]:
-    """Soft labels, missing entries and their log density; first the former, then the latter given the last one of those."""
+def _drawn(rng_key: Array, soft: TruncatedNormal, signs: Array) -> tuple[Array, Array]:
+    """Soft labels [place, class] and their log density; 0 where nothing is asked."""
+    is_asked, value = signs != 0, soft.sample(rng_key)
+    return jnp.where(is_asked, value, 0), jnp.sum(jnp.where(is_asked, soft.log_prob(value), 0), 1)
+
+
+def draw_incomplete(
+    rng_key: Array, said: Message, chunk: Bucket, score: Array, pushed: Array, experts: Array, own: Array
+) -> tuple[Array, Array, Array]:
+    """Soft labels, missing entries and their log density, of rows whose groups are `own`; first the former, then the latter given the last
+    one of those. The others have the locations `score`; and `pushed`, all [place, class], is what entries see of them."""
     soft_key, hole_key = random.split(rng_key)
-    of, num, num_classes = asked(chunk.signs[0]), score.shape[1], experts.shape[1]
-    others = jnp.pad(score, ((0, 0), (0, num_classes - num)))
-    pushed = soft_labels(others, chunk.signs * of.others[None])[0]
+    of, rest = asked(chunk.signs[0]), ((0, 0), (0, experts.shape[1] - score.shape[1]))
+    others, pushed = jnp.pad(score, rest), jnp.pad(pushed, rest)
     form, w = form_of(said, of), jnp.einsum("c,pci->pi", of.last, experts)
     slope = jnp.einsum("pc,pci->pi", pushed, experts) - jnp.einsum("pij,pj->pi", form[own], chunk.entries)
     is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
@@ -180,7 +208,8 @@ def _of_incomplete(rng_key: Array, said: Message, chunk: Bucket, score: Array, e
     by_c, by_w = (_solved(jnp.linalg.cholesky(precision), part) for part in (c, w_m))
     at_zero = jnp.sum(w * chunk.entries, 1)
     loc = of.last[None] * (at_zero + jnp.sum(by_c * by_w, 1))[:, None] + of.others[None] * others
-    soft, log_q = _cut(soft_key, loc, jnp.sqrt(1 + of.last[None] * jnp.sum(by_w**2, 1)[:, None]), chunk.signs)
+    scale = jnp.sqrt(1 + of.last[None] * jnp.sum(by_w**2, 1)[:, None])
+    soft, log_q = _drawn(soft_key, cut(loc, scale, chunk.signs), chunk.signs)
     root = jnp.linalg.cholesky(precision + w_m[:, :, None] * w_m[:, None])
     mean = _solved(root, _solved(root, c + (soft @ of.last - at_zero)[:, None] * w_m), transposed=True)
     noise = jnp.where(is_hole, random.normal(hole_key, c.shape, c.dtype), 0)

@@ -43,6 +43,7 @@ __all__ = [
     "inverse",
     "message_to",
     "place_complete",
+    "place_given",
     "place_rows",
     "score_of",
     "soft_labels",
@@ -231,10 +232,16 @@ class _Holes(NamedTuple):
 
 def place_rows(message: Message, chunk: Bucket, score: Array) -> Place:
     """q(z, x_missing, t) of the rows of a chunk; soft labels that are factors of their own have the locations `score`."""
-    u, of, num = chunk.entries, asked(chunk.signs[0]), score.shape[1]
+    signs = (chunk.signs * asked(chunk.signs[0]).others[None])[:, : score.shape[1], None]
+    return place_given(message, chunk, *soft_labels(score_of(message, chunk, score), signs))
+
+
+def place_given(message: Message, chunk: Bucket, soft: Array, term: Array) -> Place:
+    """The same where all soft labels but the last that is asked for are known, or their means: `soft` [place, class, group], with 0 where
+    nothing else is asked, and what they add to the log joint."""
+    u, of, num = chunk.entries, asked(chunk.signs[0]), soft.shape[1]
     matrix, experts = form_of(message, of).transpose(1, 2, 0), jnp.einsum("c,cki->ik", of.last, message.answers)
     size, _, groups = matrix.shape
-    soft, term = soft_labels(score_of(message, chunk, score), (chunk.signs * of.others[None])[:, :num, None])
     push = jnp.einsum("pck,cki->pik", soft, message.answers[:num])
     form = (u @ matrix.reshape(size, -1)).reshape(-1, size, groups)
     log_joint = message.const[None] + jnp.einsum("pi,pik->pk", u, push - form / 2) + chunk.statistics @ message.columns + term.sum(1)

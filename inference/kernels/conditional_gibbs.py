@@ -11,15 +11,20 @@ Every reading is checked again while the chain runs: the largest gap met between
 `residual`, and a chain that meets one above `MOST` stops, for the model is then not what it looked like at `init`.
 
 Where the observed entries have a crossed predictor (`inference.crossed`: matrix factors, features, row and column effects), its sites
-are drawn jointly: all of a row, all of a column, all components with their number. `route` says which way was taken.
+are drawn jointly: all of a row, all of a column, all components with their number. Where rows are assigned to the groups of a truncated
+mixture of conjugate blocks (`inference.assignment`: sticks, normal-Wishart features, missing entries, probit experts), a sweep is all that
+belongs to groups, then all rows, much of it integrated out meanwhile (`_assignment_sweep`); it reads, proves and computes by the same code
+as `CoordinateAscent`, so that the two may be compared. `route` says which way was taken. These are routes and no kernels of their own
+because nothing but the blocks differs: what is drawn is drawn from complete conditionals that were read off the model, and the residual
+tells how far the model has gone from them.
 
 Cost of a sweep: for each site 4 gradients of the log joint, K + 3 for elements that are drawn jointly in blocks of K, and as many for
 each column where columns take turns; V log joints for a site of V values. Crossed: O(entries x columns^2 + items x columns^3), where
-columns are the sites' numbers for each row or column.
+columns are the sites' numbers for each row or column. Assignment: as in `_assignment_sweep`, and one log joint, for the record.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -29,16 +34,18 @@ from numpyro.util import is_prng_key
 
 from inference._crossed_reading import read_crossed
 from inference._traced import is_traced, stand_in
+from inference.kernels._assignment_sweep import AssignmentSweep
 from inference.kernels._block import Block
 from inference.kernels._crossed_sweep import CrossedSweep
 from inference.latent_normal import hold
 from inference.program import Program
+from inference.protocol import init_strategy
 from inference.sites import StructureError
 from inference.structure import draw, identify_among, settings_of
 
 __all__ = ["ConditionalGibbs", "ConditionalState", "draw_items"]
 
-ROUTES = ("auto", "crossed", "each")
+ROUTES = ("auto", "assignment", "crossed", "each")
 MOST = 1e-2  # residual; what rounding of long sums in float32 may leave
 
 
@@ -49,18 +56,20 @@ class ConditionalState(NamedTuple):
     residual: Array  # the largest of the last sweep
     failed: Array  # 1 + the place of the site whose residual was above MOST; 0 as long as there was none
     rng_key: Array
+    num_groups: Array | None = None  # of an assignment, those that have rows
+    potential_energy: Array | None = None  # of an assignment, minus the log joint; 0 before the first draw
 
 
 class ConditionalGibbs(Block):
     """Draws sites of `model` from their complete conditionals; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs`.
 
-    :param route: "crossed" for the sites of a crossed predictor, "each" for one site after the other, "auto" for what the model allows.
+    :param route: "assignment" for a mixture, all of whose sites are then drawn here, "crossed" for the sites of a crossed predictor, "each"
+        for one site after the other, "auto" for what the model allows.
     :param num_births: how many components of a crossed predictor try to be born, or to die, in each sweep; a fraction is a chance. None: 1,
         and down to 1 in 50 where entries are many.
     """
 
-    default_fields = ("values", "residual")
-    memory = ("_proved", "crossed")
+    memory = ("_proved", "_read", "assignment", "crossed")
 
     def __init__(self, model: Callable, *, route: str = "auto", num_births: float | None = None):
         if route not in ROUTES:
@@ -68,7 +77,19 @@ class ConditionalGibbs(Block):
         self.model, self.route, self.num_births = model, route, num_births
         self.families: dict[str, Any] = {}  # of each site that is drawn by itself, by `init`
         self.crossed: CrossedSweep | None = None  # draws the others, by `init`
+        self.assignment: AssignmentSweep | None = None  # draws all of them, by `init`
+        self._read: tuple[list[Any], AssignmentSweep] | None = None  # the arguments that were read as an assignment
         self._proved: tuple[list[Any], Any] | None = None  # the arguments for which they were
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """What a run records."""
+        return ("values", "residual", *(("num_groups",) if self.assignment else ()))
+
+    @property
+    def not_identified(self) -> tuple[str, ...]:
+        """Sites whose values depend on what groups are called."""
+        return tuple(sorted(self.assignment.found.by_number)) if self.assignment else ()
 
     # The protocol of NumPyro's kernels.
 
@@ -83,18 +104,24 @@ class ConditionalGibbs(Block):
         owned = [name for name in program.latent if name not in others]
         values = jax.jit(program.draw_initial)(start_key) | _checked(program, owned, init_params or {}) | others
         self._prove(program, owned, values)
-        zero = jnp.zeros((), jnp.result_type(float))
-        return ConditionalState({name: jnp.asarray(values[name]) for name in owned}, zero, jnp.zeros((), jnp.int32), chain_key)
+        if self.assignment:
+            values = values | self.assignment.start(start_key) | (init_params or {})
+        drawn, zero = {name: jnp.asarray(values[name]) for name in owned}, jnp.zeros((), jnp.result_type(float))
+        told = (self.assignment.num_groups(drawn), zero) if self.assignment else (None, None)
+        return ConditionalState(drawn, zero, jnp.zeros((), jnp.int32), chain_key, *told)
 
     def _prove(self, program: Program, owned: list[str], values: dict[str, Array]) -> None:
         """A family for each site, once for all chains. Of traced arguments stand-ins are read, at values of their own."""
         arguments, form = jax.tree.flatten((program.arguments, owned))
-        if self._proved is not None and self._proved[1] == form and all(map(operator.is_, arguments, self._proved[0])):
+        if self._proved is not None and self._proved[1] == form and _same(arguments, self._proved[0]):
             return
         with jax.ensure_compile_time_eval():
             shown, key = stand_in(program), random.key(0)
             at = shown.draw_initial(key) if is_traced((arguments, values)) else values
-            self.crossed = self._read_crossed(program, owned, key)
+            self.assignment = self._read_assignment(program, owned)
+            self.crossed = None if self.assignment else self._read_crossed(program, owned, key)
+            if self.assignment:
+                owned = []
             if self.crossed:
                 crossed = self.crossed.crossed
                 shown = hold(shown, crossed.observed, crossed.predictor(shown, at))
@@ -105,7 +132,7 @@ class ConditionalGibbs(Block):
 
     def _read_crossed(self, program: Program, owned: list[str], rng_key: Array) -> CrossedSweep | None:
         """The joint route, where the model has one and all of its sites are drawn here."""
-        if self.route == "each":
+        if self.route not in ("auto", "crossed"):
             return None
         try:
             crossed = read_crossed(stand_in(program), rng_key)
@@ -117,8 +144,33 @@ class ConditionalGibbs(Block):
             return None
         return CrossedSweep(crossed, program, self.num_births)
 
+    def check(self, program: Program) -> None:
+        """Refuses what has no finite density; of an assignment, where soft labels at random have none, the rows are read."""
+        if self._read_assignment(program, program.latent) is None:
+            program.check(init_strategy(self))
+
+    def _read_assignment(self, program: Program, owned: Iterable[str]) -> AssignmentSweep | None:
+        """The route of mixtures, where the model is one and all of its sites are drawn here; read once for the same arguments."""
+        if self.route not in ("auto", "assignment"):
+            return None
+        try:
+            arguments = jax.tree.leaves(program.arguments)
+            if is_traced(arguments):
+                raise StructureError("no assignment of rows: its data are traced, and it must be known which entries are missing.")
+            if elsewhere := sorted(set(program.latent) - set(owned)):
+                raise StructureError(f"no assignment of rows: its sites {elsewhere} are drawn by another kernel.")
+            if self._read is None or not _same(arguments, self._read[0]):
+                self._read = (arguments, AssignmentSweep(program))
+            return self._read[1]
+        except (TypeError, ValueError):  # a StructureError, data that it cannot have, or a model that does not run on some of its rows
+            if self.route == "assignment":
+                raise
+            return None
+
     def data(self, model_args, model_kwargs) -> Any:
         """Arrays that `sample` takes, for a driver that gives compiled code its data as arguments; after `init`."""
+        if self.assignment:
+            return self.assignment.data
         return self.crossed.data(Program(self.model, *model_args, **model_kwargs)) if self.crossed else None
 
     def sample(self, state: ConditionalState, model_args, model_kwargs, data: Any = None) -> ConditionalState:
@@ -128,6 +180,9 @@ class ConditionalGibbs(Block):
         program, others = self._program(model_args, model_kwargs)
         values, residuals = state.values | others, []
         rng_key, joint_key, *keys = random.split(state.rng_key, 2 + len(self.families))
+        if self.assignment:
+            values = self.assignment.draw(joint_key, values, self.assignment.data if data is None else data)
+            residuals.append(self.assignment.residual(values))
         if self.crossed:
             data = self.crossed.data(program) if data is None else data
             values, residual, program = self.crossed.draw(joint_key, program, values, data)
@@ -136,9 +191,11 @@ class ConditionalGibbs(Block):
             values[name], residual = draw(key, program, name, values, family)
             residuals.append(residual)
         found = jnp.stack(residuals).astype(state.residual.dtype)
-        failed = jnp.where(found > MOST, 1 + jnp.arange(len(residuals), dtype=jnp.int32), 0).max()
+        failed = jnp.where(~(found <= MOST), 1 + jnp.arange(len(residuals), dtype=jnp.int32), 0).max()
         drawn = {name: values[name] for name in state.values}
-        return ConditionalState(drawn, found.max(), jnp.where(state.failed > 0, state.failed, failed), rng_key)
+        failed = jnp.where(state.failed > 0, state.failed, failed)
+        told = (self.assignment.num_groups(values), -program.log_joint(values)) if self.assignment else (None, None)
+        return ConditionalState(drawn, found.max(), failed, rng_key, *told)
 
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
         """Adds deterministic sites, where a draw has all latent ones."""
@@ -150,10 +207,9 @@ class ConditionalGibbs(Block):
     def get_diagnostics_str(self, state: ConditionalState) -> str:
         """The residual; raises where one was too large."""
         if failed := int(state.failed):
-            parts = ([("crossed predictor", "Normal")] if self.crossed else []) + [
-                (f"site {name!r}", f.name) for name, f in self.families.items()
-            ]
-            who, family = parts[failed - 1]
+            joint = [("crossed predictor", "Normal")] if self.crossed else []
+            joint = [("assignment of rows", "conjugate mixture")] if self.assignment else joint
+            who, family = [*joint, *((f"site {name!r}", f.name) for name, f in self.families.items())][failed - 1]
             raise StructureError(
                 f"{who}: its complete conditional is not the {family} that it was at the start, by more than {MOST} (relative). Use "
                 f"float64, jax.enable_x64(True), in which sums over many data do not round; or give the site to NUTS: "
@@ -176,6 +232,10 @@ def draw_items(rng_key: Array, program: Program, draws: Mapping[str, Any], plate
     values = {name: jnp.asarray(draws[name]) for name in program.latent if name not in side.sites} | start
     each = jax.jit(lambda values, keys: lax.map(lambda at: sweep.draw_items(at[1], program, at[0], plate, num_rounds), (values, keys)))
     return each(values, random.split(rng_key, num_draws))
+
+
+def _same(arguments: list[Any], others: list[Any]) -> bool:
+    return len(arguments) == len(others) and all(map(operator.is_, arguments, others))
 
 
 def _checked(program: Program, owned: list[str], init_params: Mapping[str, Any]) -> dict[str, Array]:

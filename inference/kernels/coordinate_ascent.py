@@ -40,7 +40,7 @@ from inference.kernels._clusters import STARTS, start_sums
 from inference.kernels._factor_ascent import FactorAscent
 from inference.kernels._factors import Factors, divergence, factors_of, message_of, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
-from inference.kernels._levels import Upper, gathered
+from inference.kernels._levels import Upper, gathered, share_of
 from inference.kernels._mixture_draws import draw_mixture
 from inference.kernels._mixture_prediction import Prediction, log_weights, predict_rows
 from inference.kernels._row_block import Message, Sums, sum_rows
@@ -185,7 +185,7 @@ class CoordinateAscent(Algorithm):
         return state, AscentReport(state.elbo, jnp.sum(state.size >= 1))
 
     def _size(self, sums: Sums, factors: Factors) -> Array:
-        return gathered(sums, factors.upper).moments[:, self.shape.num_features, self.shape.num_features]
+        return gathered(sums, share_of(factors.upper)).moments[:, self.shape.num_features, self.shape.num_features]
 
     def _moved(self, rng_key: Array, state: Any, data: Any) -> Any:
         if self._among_factors is not None:

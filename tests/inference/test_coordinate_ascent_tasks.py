@@ -43,16 +43,12 @@ def without_forms(agreement):
 def careless(spread):
     """A group of a task is taken for the shared one that it is most likely under."""
 
-    def twin(message, log_weights, upper):
-        best = jnp.eye(upper.log_share.shape[-1])[upper.log_share.argmax(-1)]
-        return spread(message, log_weights, upper._replace(log_share=jnp.log(best + 1e-30)))
-
-    return twin
+    return lambda message, log_weights, share: spread(message, log_weights, jnp.eye(share.shape[-1])[share.argmax(-1)])
 
 
 def last_task_missing(gathered):
     """The rows of the last task are not counted."""
-    return lambda sums, upper: gathered(sums, upper._replace(log_share=upper.log_share.at[-1].set(-jnp.inf)))
+    return lambda sums, share: gathered(sums, share.at[-1].set(0.0))
 
 
 def last_stick_missing(sticks_of):
@@ -156,12 +152,12 @@ def test_what_is_said_of_rows_and_summed_over_them_is_the_same():
     pair = (jnp.ones(3), jnp.ones(3))
     upper = _levels.Upper(pair, pair, jax.nn.log_softmax(random_of(tasks, own, groups)))
     agrees = _levels.agreement(message, sums, size - 1)
-    by_task = spread(message, jnp.zeros((tasks, own)), upper)
+    by_task = spread(message, jnp.zeros((tasks, own)), _levels.share_of(upper))
     of_task = lambda j: _levels.agreement(
         jax.tree.map(lambda leaf: leaf[j], by_task), jax.tree.map(lambda leaf: leaf[j][None] if leaf.ndim else leaf, sums), size - 1
     )
     one = sum(jnp.trace(of_task(j)[0]) for j in range(tasks))
-    pooled = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim else leaf, gathered(sums, upper))
+    pooled = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim else leaf, gathered(sums, _levels.share_of(upper)))
     np.testing.assert_allclose(jnp.sum(jnp.exp(upper.log_share) * agrees), one)
     np.testing.assert_allclose(jnp.trace(_levels.agreement(message, pooled, size - 1)[0]), one)
 
