@@ -14,6 +14,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from diagnostics import geweke
 from inference import Program
+from inference.kernels import _assignment_groups, _assignment_sweep
 from inference.kernels._assignment_sweep import AssignmentSweep
 from inference.kernels._mixture_draws import cut
 from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
@@ -138,3 +139,24 @@ def calibration(num_classes, num_replicates=600):
 def test_the_joint_is_left_as_it_is():
     found = calibration(3)
     assert found.passed, found.text
+
+
+PLANTED = {
+    "weights without what they have in common": (
+        _assignment_groups,
+        "weights_posterior",
+        lambda right: lambda common, *sums: right(common._replace(loc=0 * common.loc), *sums),
+    ),
+    "missing entries of another group": (
+        _assignment_sweep,
+        "draw_incomplete",
+        lambda right: lambda *at: right(*at[:-1], 0 * at[-1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_changes_the_joint(name, monkeypatch):
+    module, attribute, twin = PLANTED[name]
+    monkeypatch.setattr(module, attribute, twin(getattr(module, attribute)))
+    assert not calibration(3).passed
