@@ -1,4 +1,5 @@
-"""What estimators by mixtures of local experts share: columns in their own units, a fit by variational Bayes, predictions that integrate.
+"""What estimators by mixtures of local experts share: columns in their own units, a fit by variational Bayes or by draws, predictions that
+integrate.
 
 A subclass has the parameters that are declared and says in `fit` which model of the zoo it is, with which arguments beside x and y.
 """
@@ -18,7 +19,8 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded
-from inference import CoordinateAscent, Driver, Program
+from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
+from inference.kernels.conditional_gibbs import AssignmentDraws
 from zoo.iqgme import normal_wishart, soft_probit
 
 __all__ = ["LocalExperts", "concentration"]
@@ -41,6 +43,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     max_time: float | None
     progress_bar: bool
     random_state: Any
+    _kernel: Any  # what predicts, from `_state`
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -48,7 +51,14 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         return tags
 
     def _fit(
-        self, model: Callable, X: np.ndarray, y: Any, by_row: Mapping[str, Any], batch_size: int | None = None, **settings: Any
+        self,
+        model: Callable,
+        X: np.ndarray,
+        y: Any,
+        by_row: Mapping[str, Any],
+        batch_size: int | None = None,
+        inference: str = "vb",
+        **settings: Any,
     ) -> None:
         if not 0 <= self.shrinkage <= 1:
             raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
@@ -56,18 +66,28 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         check_consistent_length(X, labels)
         self._learn_units(X)
         x = self._standard(X)
-        kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
-        # Draws are made when `posterior_` is asked for.
-        driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
         if "gate" not in settings:
             settings["gate"] = partial(normal_wishart, covariance=self._spread(x))
         self._settings = {"num_classes": max(len(classes), 2), "expert": partial(soft_probit, sparse=self.sparse), **settings}
+        self.classes_, data = classes, ((x, labels), {**by_row, **self._settings})
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        if inference == "gibbs":
+            self._draw(model, seed, data)
+        else:
+            self._ascend(model, seed, data, batch_size)
+
+    def _ascend(self, model: Callable, seed: int, data: Any, batch_size: int | None) -> None:
+        """By variational Bayes."""
+        kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
+        # Draws are made when `posterior_` is asked for.
+        driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
+        args, kwargs = data
         with jax.enable_x64(True):
-            tree = driver.run(int(check_random_state(self.random_state).randint(2**31 - 1)), x, labels, **by_row, **self._settings)
+            tree = driver.run(seed, *args, **kwargs)
             state = driver.states[0]
             is_done = bool(kernel.finished(state))
             self._state = jax.device_get(state)  # by numpy, which keeps float64 when it is pickled
-        self.classes_, self._kernel, self._driver, self._tree = classes, kernel, driver, None
+        self._kernel, self._driver, self._tree = kernel, driver, None
         stats = tree["sample_stats"].dataset.isel(chain=0)
         self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])
         self.n_experts_ = int(stats["num_groups"][-1])
@@ -75,8 +95,28 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             warnings.warn(
                 f"ended after {self.n_iter_} sweeps, before the bound stood still; give more max_iter or max_time.",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
+
+    def _draw(self, model: Callable, seed: int, data: Any) -> None:
+        """By Gibbs sampling; what is not of rows is kept of each draw, for predictions."""
+        kernel = ConditionalGibbs(model, route="assignment")
+        settings: dict[str, Any] = {"num_warmup": self.max_iter, "num_samples": self.num_samples, "num_chains": self.restarts}
+        driver = Driver(kernel, max_time=self.max_time, progress_bar=self.progress_bar, **settings)
+        args, kwargs = data
+        with jax.enable_x64(True):
+            self._tree = driver.run(seed, *args, **kwargs)
+        assert kernel.assignment is not None
+        found, posterior = kernel.assignment.found, self._tree["posterior"].dataset
+        if posterior.sizes["draw"] < self.num_samples:
+            if not posterior.sizes["draw"]:
+                raise ValueError(f"max_time: {self.max_time} s were over before the first draw; wanted more, or a smaller max_iter.")
+            warnings.warn(f"max_time: ended after {posterior.sizes['draw']} of {self.num_samples} draws.", ConvergenceWarning, stacklevel=4)
+        flat = posterior.stack(both=("chain", "draw")).transpose("both", ...)
+        self._state = {str(name): values.values for name, values in flat.data_vars.items() if name not in found.of_rows}
+        self._kernel = AssignmentDraws(model, found)
+        self.n_iter_ = int(self._tree.attrs["steps"])
+        self.n_experts_ = int(np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax())
 
     def _learn_units(self, X: np.ndarray) -> None:
         """A column that says nothing is left out, but for the last one that there is."""

@@ -4,10 +4,12 @@
     classifier.predict_proba(X_new)              # missing entries integrated out
     classifier.impute(X_new, return_std=True)
     IQGMEClassifier(n_factors=20)                # many columns: experts among the factors behind them
+    IQGMEClassifier(inference="gibbs")           # draws from the posterior itself; slower
 
-The model is `zoo.iqgme`, or with factors `zoo.iqgme_factors`; `CoordinateAscent` fits it by variational Bayes. Columns are standardised
-first. Cost of a sweep over n rows, K experts and D = columns + 1: n K D^2, with m holes a row as much again and n K m^3 / 2; of a
-prediction: n K D^3. With F factors that of a step is 2 n (D F^2 + K F^3) + D F^3, of a prediction n (D F^2 + K F^3), whatever is missing.
+The model is `zoo.iqgme`, or with factors `zoo.iqgme_factors`; `CoordinateAscent` fits it by variational Bayes, `ConditionalGibbs` draws
+from its posterior. Columns are standardised first. Cost of a sweep over n rows, K experts and D = columns + 1: n K D^2, with m holes a row
+as much again and n K m^3 / 2; of a prediction: n K D^3, by draws that of a sweep for each. With F factors that of a step is
+2 n (D F^2 + K F^3) + D F^3, of a prediction n (D F^2 + K F^3), whatever is missing.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 3.
 """
@@ -35,22 +37,23 @@ class IQGMEClassifier(LocalExperts):
     :param truncation: the most experts.
     :param n_factors: the most factors, of which each expert shows some; None: experts see the columns themselves. Some ten or twenty where
         there are hundreds of columns, or more columns than rows.
-    :param inference: "vb".
+    :param inference: "vb", or "gibbs", sampling; without `n_factors` and `batch_size`.
     :param sparse: weights that nothing asks for go to zero.
     :param alpha: concentration: a distribution, or a number; large for many experts.
     :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows (0) to a diagonal one (1);
         without factors.
-    :param restarts: starts, of which the best after a few sweeps goes on.
-    :param max_iter: the most sweeps; `tolerance`: ends when a sweep gains less than this share of the bound.
+    :param restarts: starts, of which the best after a few sweeps goes on; with "gibbs" chains, all of which are kept.
+    :param max_iter: the most sweeps; with "gibbs" those before the first draw. `tolerance`: ends when a sweep gains less than this share of
+        the bound.
     :param batch_size: about as many rows a sweep, drawn anew each time, for more rows than a sweep should visit: then `max_iter` sweeps are
         made, and `elbo_` is an estimate. None: all rows.
-    :param num_samples: draws in `posterior_`.
+    :param num_samples: draws in `posterior_`; with "gibbs" of each chain, a sweep each, and predictions are means over them.
     :param max_time: seconds after which a fit ends, with what it has.
     :param progress_bar: shows a bar, with the bound.
     :param random_state: integer, `RandomState` or None.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`, `elbo_` (of the standardised columns),
-    `n_experts_` (with a row or more), `posterior_`.
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`, `elbo_` (of the standardised columns; "vb"
+    only), `n_experts_` (with a row or more; of draws the most frequent number), `posterior_`.
     """
 
     def __init__(
@@ -82,14 +85,17 @@ class IQGMEClassifier(LocalExperts):
         :param X: [row, column], NaN where missing.
         :param y: the class of each row, -1 where it is unknown.
         """
-        if self.inference != "vb":
-            raise ValueError(f"inference: found {self.inference!r}, wanted 'vb'.")
+        if self.inference not in ("vb", "gibbs"):
+            raise ValueError(f"inference: found {self.inference!r}, wanted 'vb' or 'gibbs'.")
+        for name in ("n_factors", "batch_size"):
+            if self.inference == "gibbs" and getattr(self, name) is not None:
+                raise ValueError(f"{name}: found {getattr(self, name)!r} beside inference='gibbs', wanted None; inference='vb' takes it.")
         if self.n_factors is not None and (not isinstance(self.n_factors, Integral) or self.n_factors < 2):
             raise ValueError(f"n_factors: found {self.n_factors!r}, wanted an integer, 2 or more, or None.")
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
         model = iqgme if self.n_factors is None else iqgme_factors
         among = {} if self.n_factors is None else {"num_factors": int(self.n_factors), "gate": normal_factors}
-        self._fit(model, X, y, {}, self.batch_size, num_experts=self.truncation, alpha=concentration(self.alpha), **among)
+        self._fit(model, X, y, {}, self.batch_size, self.inference, num_experts=self.truncation, alpha=concentration(self.alpha), **among)
         return self
 
     def predict_log_proba(self, X: Any) -> np.ndarray:

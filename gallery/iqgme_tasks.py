@@ -77,7 +77,7 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
         task = _checked(task, len(X))
         self.tasks_, codes = np.unique(task, return_inverse=True)
-        settings = {"num_groups": self.truncation, "num_experts": self.num_shared, "num_tasks": len(self.tasks_)}
+        settings: dict[str, Any] = {"num_groups": self.truncation, "num_experts": self.num_shared, "num_tasks": len(self.tasks_)}
         concentrations = {"alpha": concentration(self.alpha), "beta": concentration(self.beta)}
         self._fit(iqgme_tasks, X, y, {"task": codes.astype(np.int32)}, **settings, **concentrations)
         with jax.enable_x64(True):

@@ -34,6 +34,7 @@ from numpyro.util import is_prng_key
 
 from inference._crossed_reading import read_crossed
 from inference._traced import is_traced, stand_in
+from inference.kernels._assignment_prediction import AssignmentDraws
 from inference.kernels._assignment_sweep import AssignmentSweep
 from inference.kernels._block import Block
 from inference.kernels._crossed_sweep import CrossedSweep
@@ -43,7 +44,7 @@ from inference.protocol import init_strategy
 from inference.sites import StructureError
 from inference.structure import draw, identify_among, settings_of
 
-__all__ = ["ConditionalGibbs", "ConditionalState", "draw_items"]
+__all__ = ["AssignmentDraws", "ConditionalGibbs", "ConditionalState", "draw_items"]
 
 ROUTES = ("auto", "assignment", "crossed", "each")
 MOST = 1e-2  # residual; what rounding of long sums in float32 may leave

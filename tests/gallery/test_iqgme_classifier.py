@@ -67,6 +67,29 @@ def test_it_learns_by_batches():
     assert model.score(X, Y) > 0.8
 
 
+@pytest.mark.slow
+def test_it_learns_by_draws():
+    """Predictions and what is filled in are much as by variational Bayes; two chains, pickled and back."""
+    settings = {"inference": "gibbs", "max_iter": 150, "num_samples": 100, "restarts": 2}
+    model = IQGMEClassifier(6, random_state=0, **settings).fit(HOLED, Y)
+    assert model.n_iter_ == 250
+    assert model.score(X, Y) > 0.85
+    assert model.posterior_["posterior"].sizes["chain"] == 2
+    assert {"lp", "num_groups"} <= set(model.posterior_["sample_stats"].data_vars)
+    mean, deviation = model.impute(HOLED, return_std=True)
+    is_seen = ~np.isnan(HOLED)
+    np.testing.assert_allclose(mean[is_seen], HOLED[is_seen])
+    assert 0.5 < (abs(mean - X) < deviation)[~is_seen].mean() < 0.9
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again.predict_proba(HOLED[:5]), model.predict_proba(HOLED[:5]))
+
+
+@pytest.mark.parametrize("name", ["n_factors", "batch_size"])
+def test_what_draws_cannot_have_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name}: found 5 beside inference='gibbs', wanted None"):
+        IQGMEClassifier(inference="gibbs", **{name: 5}).fit(X, Y)
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_it_finds_the_factors_behind_many_columns():
     """Forty columns of two factors, a third of the cells missing; the classes are told apart by the sign of one of the factors."""
@@ -103,10 +126,13 @@ SLOW = {"check_estimators_pickle", "check_n_features_in"}  # of those that compi
 
 
 def cases():
-    for estimator, check in estimator_checks_generator(IQGMEClassifier(4, max_iter=20)):
-        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
-        if name in QUICK | SLOW or "ZOO_ALL_CHECKS" in os.environ:
-            yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+    drawing = IQGMEClassifier(4, inference="gibbs", max_iter=20, num_samples=20)
+    for prefix, one in (("", IQGMEClassifier(4, max_iter=20)), ("gibbs-", drawing)):
+        for estimator, check in estimator_checks_generator(one):
+            name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+            if name in QUICK | (SLOW if one is not drawing else set()) or "ZOO_ALL_CHECKS" in os.environ:
+                marks = [] if name in QUICK else [pytest.mark.slow]
+                yield pytest.param(estimator, check, id=prefix + name + settings, marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -120,7 +146,7 @@ def test_every_quick_check_is_there():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="inference: found 'mcmc', wanted 'vb'"):
+    with pytest.raises(ValueError, match="inference: found 'mcmc', wanted 'vb' or 'gibbs'"):
         IQGMEClassifier(inference="mcmc").fit(X, Y)
     with pytest.raises(ValueError, match="n_factors: found 1, wanted an integer, 2 or more, or None"):
         IQGMEClassifier(n_factors=1).fit(X, Y)
