@@ -1,6 +1,6 @@
 """Moves of nested sampling: a walk of slice samplings that leaves the prior above a limit of the likelihood as it is.
 
-Each lane goes from its own point along its own directions. An interval of fixed width is laid at random over the point, a place in it is
+Each lane goes from its own point along directions of its own. An interval of fixed width is laid at random over the point, a place in it is
 drawn, and where that is not in the slice (prior above its height, likelihood above the limit) the interval is cut there. Lanes do not
 wait for each other: one that has found its place goes on to its next direction at once, so a round is one evaluation of every lane.
 
@@ -37,7 +37,8 @@ class Walk(NamedTuple):
     """Where the lanes are."""
 
     at: Points
-    place: Array  # which direction
+    along: Array  # [lane, size]: the direction
+    place: Array  # steps that are done
     low: Array
     high: Array
     height: Array  # of the slice, under the log prior
@@ -50,10 +51,12 @@ def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
     return (log_likelihood > limit.log_likelihood) | ((log_likelihood == limit.log_likelihood) & (label > limit.label))
 
 
-def walk(rng_key: Array, densities: Callable, start: Points, limit: Limit, directions: Array, width: float) -> tuple[Points, Array]:
-    """Each lane through its `directions` [step, lane, size], whose length is the unit of `width`; and how many evaluations it took."""
-    num_steps, num_lanes, _ = directions.shape
-    dtype, lanes = start.z.dtype, jnp.arange(num_lanes)
+def walk(
+    rng_key: Array, densities: Callable, start: Points, limit: Limit, turn: Callable, num_steps: int, width: float
+) -> tuple[Points, Array]:
+    """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; and how many
+    evaluations it took."""
+    num_lanes, dtype = len(start.z), start.z.dtype
     loop_key, label_key = random.split(rng_key)
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
 
@@ -62,12 +65,11 @@ def walk(rng_key: Array, densities: Callable, start: Points, limit: Limit, direc
         return low, low + width, log_prior + jnp.log(uniform[1])
 
     def round_of_all(state: Walk) -> Walk:
-        key = random.fold_in(loop_key, state.round)
+        key, turn_key = random.split(random.fold_in(loop_key, state.round))
         uniform = random.uniform(key, (3, num_lanes), dtype, minval=jnp.finfo(dtype).tiny)
         is_active = state.place < num_steps
         step = state.low + (state.high - state.low) * uniform[2]
-        along = directions[jnp.minimum(state.place, num_steps - 1), lanes]
-        z = state.at.z + step[:, None] * along
+        z = state.at.z + step[:, None] * state.along
         log_prior, log_likelihood = jax.vmap(densities)(z)
         found = (log_prior >= state.height) & is_above(log_likelihood, state.at.label, limit) & is_active
         at = Points(
@@ -81,6 +83,7 @@ def walk(rng_key: Array, densities: Callable, start: Points, limit: Limit, direc
         new_low, new_high, new_height = opened(uniform[:2], at.log_prior)
         return Walk(
             at,
+            jnp.where(goes_on[:, None], turn(turn_key), state.along),
             state.place + goes_on.astype(state.place.dtype),
             jnp.where(goes_on, new_low, low),
             jnp.where(goes_on, new_high, high),
@@ -89,8 +92,9 @@ def walk(rng_key: Array, densities: Callable, start: Points, limit: Limit, direc
             state.round + 1,
         )
 
-    first = opened(random.uniform(random.fold_in(loop_key, 0), (2, num_lanes), dtype, minval=jnp.finfo(dtype).tiny), start.log_prior)
-    state = Walk(start, jnp.zeros(num_lanes, jnp.int32), *first, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
+    key, turn_key = random.split(random.fold_in(loop_key, 0))
+    first = opened(random.uniform(key, (2, num_lanes), dtype, minval=jnp.finfo(dtype).tiny), start.log_prior)
+    state = Walk(start, turn(turn_key), jnp.zeros(num_lanes, jnp.int32), *first, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
     state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
     lowest = jnp.where(state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label))
     label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)

@@ -3,7 +3,8 @@
     evidence  =  sum over dead points of  likelihood x (prior volume that it stands for)
 
 `num_live` points are drawn from the prior. A step takes the lowest of each mode, a batch in all. In their place come copies of points that
-are left, each of which walks through the prior above the likelihood of the last that died in its mode (`_nested_moves`). Twice in an e-fold
+are left, each of which walks through the prior above the likelihood of the last that died in its mode (`_nested_moves`,
+`_nested_directions`). Twice in an e-fold
 of volume the modes are looked at (`_nested_modes`): what has come apart is from then on a nested run of its own. Volumes are simulated
 (`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
 
@@ -16,6 +17,7 @@ Skilling (2006); Feroz, Hobson and Bridges (2009) for modes; Center (2009), "Lea
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +26,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from inference.kernels._nested_directions import Around, direction, spread_of
 from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import Limit, Points, is_above, walk
 from inference.kernels._nested_volumes import Volumes, evidence, remaining, shared, shrunk, started
@@ -247,15 +250,18 @@ class NestedSampler(Algorithm):
 
     def _births(self, rng_key: Array, state: Nest, death: Death, mode: Array, densities: Callable) -> tuple[Points, Array, Array]:
         """Copies of survivors of the given modes, after their walks; and where they came to lie among the survivors."""
-        copy_key, turn_key, walk_key, rank_key = random.split(rng_key, 4)
+        copy_key, walk_key, rank_key = random.split(rng_key, 3)
         survivors = death.count - death.dying
         last = death.order[jnp.maximum(death.first + death.dying - 1, 0)]
         limit = Limit(state.live.log_likelihood[last][mode], state.live.label[last][mode])
         pick = random.uniform(copy_key, (self.batch,), state.live.z.dtype) * survivors[mode].astype(state.live.z.dtype)
-        parent = death.order[(death.first + death.dying)[mode] + jnp.minimum(pick.astype(jnp.int32), survivors[mode] - 1)]
+        own = death.dying[mode] + jnp.minimum(pick.astype(jnp.int32), survivors[mode] - 1)
+        parent = death.order[death.first[mode] + own]
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
-        directions = self._directions(turn_key, state, death, mode)
-        born, evaluations = walk(walk_key, densities, start, limit, directions, WIDTH)
+        spread = spread_of(state.live.z, state.mode, len(death.count))[mode]
+        around = Around(state.live.z[death.order], death.first[mode], death.count[mode], own, spread)
+        num_steps = max(1, round(self.num_sweeps * self.split.size))
+        born, evaluations = walk(walk_key, densities, start, limit, partial(direction, around=around), num_steps, WIDTH)
         survives = jnp.ones(self.num_live, bool).at[death.chosen].set(False)
         is_lower = ~is_above(
             state.live.log_likelihood[None], state.live.label[None], Limit(born.log_likelihood[:, None], born.label[:, None])
@@ -265,16 +271,6 @@ class NestedSampler(Algorithm):
             born.z.dtype
         )
         return born, jnp.minimum(jnp.floor(share * self.num_live), self.num_live - 1).astype(jnp.int32), evaluations
-
-    def _directions(self, rng_key: Array, state: Nest, death: Death, mode: Array) -> Array:
-        """[step, lane, size]: differences of two points of the mode at random, as long as its standard deviation is."""
-        num_steps = max(1, round(self.num_sweeps * self.split.size))
-        share = random.uniform(rng_key, (2, num_steps, len(mode)), state.live.z.dtype)
-        count, first = death.count[mode], death.first[mode]
-        one = (share[0] * count).astype(jnp.int32)
-        other = (one + 1 + (share[1] * (count - 1)).astype(jnp.int32)) % jnp.maximum(count, 1)
-        points = state.live.z[death.order]
-        return (points[first + one] - points[first + other]) / np.sqrt(2 * self.split.size)
 
     def _roots(self, state: Nest) -> Array:
         return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))

@@ -75,8 +75,8 @@ def walked(bug=""):
     log_prior, log_likelihood = jax.vmap(densities)(z)
     start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
-    directions = random.normal(random.key(1), (20, count, dims))
-    moved, evaluations = _nested_moves.walk(random.key(0), densities, start, limit, directions, 3.0)
+    turn = lambda key: random.normal(key, (count, dims))
+    moved, evaluations = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
     assert evaluations > 20 * count
     return np.asarray(start.z), np.asarray(moved.z)
 
@@ -96,5 +96,5 @@ def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     start = _nested_moves.Points(jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9))
     limit = _nested_moves.Limit(jnp.zeros(count), jnp.full(count, 0.6))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
-    moved, _ = _nested_moves.walk(random.key(0), densities, start, limit, jnp.ones((3, count, 1)), 3.0)
+    moved, _ = _nested_moves.walk(random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0)
     assert kstest((np.asarray(moved.label) - 0.6) / 0.4, "uniform").pvalue > 1e-3

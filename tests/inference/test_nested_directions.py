@@ -1,0 +1,96 @@
+"""Directions of walks: not through the origin, as long as the mode is wide, of a few numbers or of all; and what came of it before."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+
+from inference import Driver, NestedSampler
+from inference.kernels import nested_sampler
+from inference.kernels._nested_directions import Around, direction, spread_of
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+SIZE, COUNT, LANES = 4, 30, 20_000
+Z = np.random.default_rng(0).normal(size=(COUNT, SIZE)) * [1.0, 2.0, 0.1, 5.0]
+
+
+def drawn(own, z=Z, spread=0.0, count=COUNT):
+    fill = lambda value: jnp.full(LANES, value, jnp.int32)
+    around = Around(jnp.asarray(z), fill(0), fill(count), fill(own), jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE)))
+    return np.asarray(direction(random.key(0), around))
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_the_origin_takes_no_part(bug):
+    """A point that is far away is in no difference where it is the origin. Planted: another one is taken for the origin."""
+    z = Z.copy()
+    z[7] += 1000.0
+    assert (np.abs(drawn(7 + bug, z)).max() < 100) != bug
+
+
+def test_pairs_are_even():
+    """Points that are far apart from each other: each pair but those with the origin comes as often as any other, in both orders."""
+    far = np.zeros((5, SIZE))
+    far[:, 0] = [0.0, 1.0, 10.0, 100.0, 1000.0]
+    taken = drawn(2, far, count=5)
+    whole = taken[(taken[:, 0] != 0)][:, 0] * np.sqrt(2)
+    scales = np.sqrt(np.arange(1, SIZE + 1))  # lengths are by the number of latent numbers that change
+    values = np.round(np.abs(whole)[:, None] * scales, 6)
+    pairs = [999.0, 900.0, 99.0, 1000.0, 100.0, 1.0]
+    counts = np.array([np.isclose(values, pair).any(1).sum() for pair in pairs])
+    assert counts.sum() == len(whole)
+    np.testing.assert_allclose(counts / counts.sum(), 1 / 6, atol=0.02)
+    assert abs((whole > 0).mean() - 0.5) < 0.02
+
+
+def test_as_long_as_the_mode_is_wide_and_of_all_numbers_of_latent_numbers():
+    spread = np.asarray(spread_of(jnp.asarray(Z), jnp.zeros(COUNT, jnp.int32), 1))[0]
+    np.testing.assert_allclose(spread, Z.std(0))
+    taken = drawn(0, spread=spread)
+    part = taken != 0
+    np.testing.assert_allclose(np.mean(np.sum((taken / spread) ** 2, 1)), 1.0, atol=0.1)
+    assert (np.bincount(part.sum(1), minlength=SIZE + 1)[1:] > LANES / 20).all()
+    np.testing.assert_allclose(part.mean(0), part.mean(), atol=0.02)
+
+
+def test_two_points_have_no_difference_without_the_origin():
+    assert np.isfinite(drawn(0, spread=1.0, count=2)).all()
+    assert not drawn(0, count=2).any()
+
+
+def test_spreads_are_those_of_each_mode():
+    mode = np.repeat([0, 2], [10, 20])
+    found = np.asarray(spread_of(jnp.asarray(Z), jnp.asarray(mode), 3))
+    np.testing.assert_allclose(found[[0, 2]], [Z[:10].std(0), Z[10:].std(0)])
+    assert not found[1].any()
+
+
+def normal(y=0.0):
+    """Twenty numbers: log Z is that of a Normal of variance 1.01."""
+    x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([20]).to_event(1))
+    numpyro.sample("y", dist.Normal(x, 0.1).to_event(1), obs=jnp.full(20, y))
+
+
+def of_any_two(key, around):
+    """What was there before: differences of all points, the origin among them."""
+    share = random.uniform(key, (2, len(around.own)))
+    one = (share[0] * around.count).astype(jnp.int32)
+    other = (one + 1 + (share[1] * (around.count - 1)).astype(jnp.int32)) % around.count
+    return (around.points[around.first + one] - around.points[around.first + other]) / np.sqrt(2 * around.points.shape[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_few_live_points_of_many_numbers(bug, monkeypatch):
+    """Forty live points of twenty numbers: the error is as claimed."""
+    if bug:
+        monkeypatch.setattr(nested_sampler, "direction", of_any_two)
+    driver = Driver(NestedSampler(normal, num_live=40), num_samples=10, num_chains=3, progress_bar=False)
+    attrs = driver.run(0).attrs
+    exact = -10 * np.log(2 * np.pi * 1.01)
+    z = (attrs["log_evidence_of_replicates"] - exact) / attrs["log_evidence_se_of_replicates"]
+    assert (np.abs(z).max() < 3.5) != bug
+    assert (np.abs(z.mean()) < 2.0) != bug
