@@ -1,8 +1,10 @@
 """How much prior volume is left above the limit: what is expected, and histories of what may have been.
 
-When the lowest of n points of a mode dies, the volume of the mode shrinks by t ~ Beta(n, 1), log t = -Exponential / n; when a mode falls
-apart, its parts share its volume by a Dirichlet with their numbers of points. Each of several histories draws all of these for itself, so
-what they say of the evidence differs by as much as is not known: the error of the log-evidence, the share of each mode included.
+When the lowest of n points of a mode dies, the volume of the mode shrinks by t ~ Beta(n, 1), log t = -Exponential / n. When a mode falls
+apart, its parts share its volume as Exponential weights of its points do. Were the points drawn each by itself, that would be a Dirichlet
+with their numbers; but they are copies of others, and each stays in the part of the point it was copied from, if they came apart before
+that was noticed. So all that descend from one point, some e-folds ago, have one weight. Each of several histories draws all of these for
+itself, so what they say of the evidence differs by as much as is not known: the error of the log-evidence, the share of each mode included.
 
 The first column is no history: it shrinks by 1 - 1/n and shares in proportion, which makes the evidence of each mode, and so their sum,
 unbiased. (The mean of t, n / (n + 1), does not: likelihoods rise where volumes fall by chance, and with few points a mode that counts for
@@ -58,10 +60,11 @@ def shrunk(rng_key: Array, volumes: Volumes, log_likelihood: Array, mode: Array,
     return Shells(log_shell[:, 0], new)
 
 
-def shared(rng_key: Array, volumes: Volumes, mode: Array, origin: Array) -> Volumes:
-    """After modes fell apart: `mode` [live] is where points are now, `origin` [mode] what each mode was part of."""
+def shared(rng_key: Array, volumes: Volumes, mode: Array, origin: Array, ancestor: Array) -> Volumes:
+    """After modes fell apart: `mode` [live] is where points are now, `origin` [mode] what each mode was part of, `ancestor` [live] the
+    point that each descends from."""
     log_volume = volumes.log_volume
-    drawn = random.exponential(rng_key, (len(mode), log_volume.shape[1] - 1), log_volume.dtype)  # their sums are Gamma: a Dirichlet
+    drawn = random.exponential(rng_key, (len(mode), log_volume.shape[1] - 1), log_volume.dtype)[ancestor]
     each = jnp.concatenate([jnp.ones_like(drawn[:, :1]), drawn], axis=1)
     part = jnp.zeros_like(log_volume).at[mode].add(each)
     whole = jnp.zeros_like(log_volume).at[origin].add(part)[origin]

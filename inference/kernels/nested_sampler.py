@@ -27,6 +27,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._nested_directions import Around, direction, spread_of
+from inference.kernels._nested_lineage import Death, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import Limit, Points, is_above, walk
 from inference.kernels._nested_volumes import Volumes, evidence, remaining, shared, shrunk, started
@@ -42,6 +43,7 @@ WIDTH = 4.0  # of the interval of a walk, in standard deviations of a mode
 FIRST_FOLDS, MOST_FOLDS = 48, 1500  # e-folds of volume: room to begin with, and where a run is given up
 SHARING = 0.25  # power of its volume with which a mode gets points
 LOOKS = 2  # at the modes, in an e-fold
+GENERATIONS = 6  # looks back to the ancestors of live points
 SPARE = 1.1  # draws from the prior for each live point
 
 
@@ -59,6 +61,7 @@ class Nest(NamedTuple):
 
     live: Points
     mode: Array  # [live]
+    ancestor: Array  # [generation, live]: the live point that each is a copy of a copy of, one look ago, two, ...
     num_modes: Array
     volumes: Volumes
     dead: Dead
@@ -76,17 +79,6 @@ class Shrinkage(NamedTuple):
     log_likelihood: Array  # the highest that died
     num_modes: Array
     evaluations: Array
-
-
-class Death(NamedTuple):
-    """Who dies, and what the survivors are, in the order of mode and likelihood."""
-
-    order: Array  # [live]: live points, mode by mode, the lowest first
-    first: Array  # [mode]: where it begins in this order
-    count: Array  # [mode]: live points
-    dying: Array  # [mode]
-    chosen: Array  # [batch]: live points
-    rank: Array  # [batch]: among those of its mode
 
 
 class NestedSampler(Algorithm):
@@ -146,7 +138,8 @@ class NestedSampler(Algorithm):
         zero = jnp.zeros((), jnp.int32)
         mode = jnp.zeros(self.num_live, jnp.int32)
         dead = Dead(jnp.zeros((0, self.split.size), z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, jnp.int32))
-        nest = Nest(live, mode, zero + 1, started(num_modes, NUM_HISTORIES), dead, zero, zero, zero + self.num_live)
+        ancestor = jnp.broadcast_to(jnp.arange(self.num_live, dtype=jnp.int32), (GENERATIONS, self.num_live))
+        nest = Nest(live, mode, ancestor, zero + 1, started(num_modes, NUM_HISTORIES), dead, zero, zero, zero + self.num_live)
         return nest._replace(dead=_with_room(dead, FIRST_FOLDS * self.num_live))
 
     def data(self, program: Program) -> dict[str, Array] | None:
@@ -194,12 +187,14 @@ class NestedSampler(Algorithm):
         shells = shrunk(volume_key, state.volumes, lost.log_likelihood, lost_mode, death.rank, death.count[lost_mode])
         dead = Dead(lost.z, lost.log_likelihood, shells.log_volume, lost_mode)
         put = lambda room, new: jax.lax.dynamic_update_slice_in_dim(room, new, state.num_dead, 0)
-        share_key, birth_key = random.split(birth_key)
+        share_key, parent_key, birth_key = random.split(birth_key, 3)
         mode = self._shared_out(share_key, state._replace(volumes=shells.volumes), death)
-        born, ranks, evaluations = self._births(birth_key, state, death, mode, densities)
+        parent = parents_of(parent_key, state.live.z, state.mode, death, mode)
+        born, ranks, evaluations = self._births(birth_key, state, death, mode, parent, densities)
         state = state._replace(
             live=jax.tree.map(lambda old, new: old.at[death.chosen].set(new), state.live, born),
             mode=state.mode.at[death.chosen].set(mode),
+            ancestor=state.ancestor.at[:, death.chosen].set(state.ancestor[:, parent]),
             volumes=shells.volumes,
             dead=jax.tree.map(put, state.dead, dead),
             num_dead=state.num_dead + self.batch,
@@ -248,15 +243,15 @@ class NestedSampler(Algorithm):
         places = (jnp.arange(self.batch) + random.uniform(rng_key, dtype=wanted.dtype)) / self.batch * missing.sum()
         return jnp.searchsorted(jnp.cumsum(missing), places, side="right").astype(state.mode.dtype)
 
-    def _births(self, rng_key: Array, state: Nest, death: Death, mode: Array, densities: Callable) -> tuple[Points, Array, Array]:
+    def _births(
+        self, rng_key: Array, state: Nest, death: Death, mode: Array, parent: Array, densities: Callable
+    ) -> tuple[Points, Array, Array]:
         """Copies of survivors of the given modes, after their walks; and where they came to lie among the survivors."""
-        copy_key, walk_key, rank_key = random.split(rng_key, 3)
+        walk_key, rank_key = random.split(rng_key)
         survivors = death.count - death.dying
         last = death.order[jnp.maximum(death.first + death.dying - 1, 0)]
         limit = Limit(state.live.log_likelihood[last][mode], state.live.label[last][mode])
-        pick = random.uniform(copy_key, (self.batch,), state.live.z.dtype) * survivors[mode].astype(state.live.z.dtype)
-        own = death.dying[mode] + jnp.minimum(pick.astype(jnp.int32), survivors[mode] - 1)
-        parent = death.order[death.first[mode] + own]
+        own = jnp.argsort(death.order)[parent] - death.first[mode]
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
         spread = spread_of(state.live.z, state.mode, len(death.count))[mode]
         around = Around(state.live.z[death.order], death.first[mode], death.count[mode], own, spread)
@@ -278,7 +273,9 @@ class NestedSampler(Algorithm):
     def _looked(self, rng_key: Array, state: Nest) -> Nest:
         parts = parts_of(state.live.z, state.mode, self._roots(state), state.num_modes, self._least)
         state = state._replace(mode=parts.mode, num_modes=parts.num_modes)
-        return state._replace(volumes=shared(rng_key, state.volumes, parts.mode, parts.origin))
+        volumes = shared(rng_key, state.volumes, parts.mode, parts.origin, state.ancestor[-1])
+        own = jnp.arange(self.num_live, dtype=jnp.int32)[None]
+        return state._replace(volumes=volumes, ancestor=jnp.concatenate([own, state.ancestor[:-1]]))
 
     def finished(self, state: Nest) -> Array:
         """When the live points hold next to nothing of the evidence."""

@@ -220,7 +220,7 @@ def test_volumes_of_dead_and_live_points_add_up_to_the_prior(bug):
     """With the printed weight of a live point, X / (m + 1) for X / m, they do not."""
     mode, count = jnp.array([0, 0, 1, 1, 1]), jnp.array([4, 6])
     volumes = _nested_volumes.started(2, 3)
-    volumes = _nested_volumes.shared(random.key(0), volumes, jnp.repeat(jnp.arange(2), count), jnp.zeros(2, int))
+    volumes = _nested_volumes.shared(random.key(0), volumes, jnp.repeat(jnp.arange(2), count), jnp.zeros(2, int), jnp.arange(10))
     rank = jnp.array([0, 1, 0, 1, 2])
     shells = _nested_volumes.shrunk(random.key(1), volumes, jnp.zeros(5), mode, rank, count[mode])
     live = jnp.repeat(jnp.arange(2), jnp.array([2, 3]))
@@ -325,6 +325,20 @@ def test_fewer_live_points_than_a_mode_needs_are_one_mode():
     assert state.volumes.log_volume.shape[0] == 1
     state, info = jax.jit(lambda key, at: kernel.step(key, at, program))(random.key(1), state)
     assert np.isfinite(info.log_evidence)
+
+
+def test_a_run_knows_whom_its_points_descend_from():
+    """After an e-fold and a half: fewer ancestors the further back."""
+    kernel, program = NestedSampler(two_modes, num_live=40, num_sweeps=0.5), Program(two_modes)
+    state = kernel.init(random.key(0), program)
+    assert all(len(set(row)) == 40 for row in np.asarray(state.ancestor))
+    step = jax.jit(lambda key, at: kernel.step(key, at, program)[0])
+    for number in range(15):
+        state = step(random.key(number), state)
+    families = [len(set(row)) for row in np.asarray(state.ancestor)]
+    assert 35 < families[0] <= 40
+    assert families[0] > families[1] > families[2] > families[3]
+    assert families[3] < 25
 
 
 @pytest.mark.parametrize(
