@@ -8,26 +8,15 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import gallery
 from gallery import AClassClassifier
+from tests.gallery.estimator_checks import NOTHING_FITTED
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
-QUICK = {  # nothing is compiled, or little
-    "check_classifiers_regression_target",
-    "check_complex_data",
-    "check_do_not_raise_errors_in_init_or_set_params",
-    "check_estimator_cloneable",
+QUICK = NOTHING_FITTED | {
     "check_estimator_sparse_array",
     "check_estimator_sparse_tag",
-    "check_estimators_empty_data_messages",
     "check_estimators_partial_fit_n_features",
-    "check_estimators_unfitted",
-    "check_fit1d",
-    "check_no_attributes_set_in_init",
-    "check_parameters_default_constructible",
-    "check_requires_y_none",
-    "check_set_params",
     "check_supervised_y_no_nan",
-    "check_valid_tag_types",
 }
 
 

@@ -9,6 +9,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from gallery import IQGMEClassifier
 from inference import Driver
+from tests.gallery.estimator_checks import NOTHING_FITTED
 from zoo.iqgme import iqgme
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -108,20 +109,7 @@ def test_it_finds_the_factors_behind_many_columns():
     np.testing.assert_allclose(again.predict_proba(x[:5]), model.predict_proba(x[:5]))
 
 
-QUICK = {  # nothing is compiled
-    "check_classifiers_regression_target",
-    "check_complex_data",
-    "check_do_not_raise_errors_in_init_or_set_params",
-    "check_estimator_cloneable",
-    "check_estimators_empty_data_messages",
-    "check_estimators_unfitted",
-    "check_fit1d",
-    "check_no_attributes_set_in_init",
-    "check_parameters_default_constructible",
-    "check_requires_y_none",
-    "check_set_params",
-    "check_valid_tag_types",
-}
+QUICK = NOTHING_FITTED
 SLOW = {"check_estimators_pickle", "check_n_features_in"}  # of those that compile; the others take minutes: ZOO_ALL_CHECKS=1 runs them too
 
 
