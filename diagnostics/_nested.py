@@ -13,13 +13,14 @@ __all__ = ["DECISIVE", "insertion_rank_test", "nested_verdicts"]
 
 DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended")
 ALPHA, DRAWS = 0.01, 100
+LEFT, STRETCHES = 0.5, 10  # correlation of a new point with its origin, in the worst of so many stretches of the run
 LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
 
 
 def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a nested sampler."""
     finite = [finite_draws(tree), finite_evidence(tree)]
-    return [*finite, _insertion(tree), _information(tree), _error_against_spread(tree), _effective(tree), complete(tree)]
+    return [*finite, _insertion(tree), _walks(tree), _information(tree), _error_against_spread(tree), _effective(tree), complete(tree)]
 
 
 def insertion_rank_test(ranks: np.ndarray, num_live: int) -> float:
@@ -78,6 +79,24 @@ def _insertion(tree: xr.DataTree) -> Verdict:
     if without := np.flatnonzero(np.isnan(found)).tolist():
         return Verdict(name, None, figures | {"without ranks": without}, "Uniform where there are ranks; some replicates have none.")
     return Verdict(name, True, figures, f"Uniform (Kolmogorov-Smirnov, whole run and stretches, p >= {ALPHA:g}).")
+
+
+def _walks(tree: xr.DataTree) -> Verdict:
+    """Whether new points forget where their walks began. Squared distances grow as 1 - c, with c the correlation that is left: half of the
+    steps over all of them is (1 - sqrt(c)) / (1 - c), which tells c, however far apart points are."""
+    name, stats = "walks", group_of(tree, "sample_stats")
+    if "halfway" not in stats:
+        return Verdict(name, None, {}, "`halfway` is not in sample_stats: nothing says how far new points are from their origins.")
+    each = stats["halfway"].transpose("chain", "step").values
+    taken = [row[:steps] for row, steps in zip(each, steps_taken(tree), strict=True)]
+    stretches = [part.mean() for row in taken for part in np.array_split(row, STRETCHES) if len(part)]
+    least = min(stretches, default=np.nan)
+    left = float(np.clip(1 / least - 1, 0, 1) ** 2) if least > 0 else float("nan")
+    figures = {"correlation": left}
+    if not left <= LEFT:
+        reason = "New points are too near to where their walks began: the evidence is off by more than is claimed. More steps a point."
+        return Verdict(name, False, figures, reason)
+    return Verdict(name, True, figures, f"New points forget where their walks began (correlation at most {LEFT:g} in a tenth of the run).")
 
 
 def _information(tree: xr.DataTree) -> Verdict:

@@ -37,6 +37,7 @@ class Walk(NamedTuple):
     """Where the lanes are."""
 
     at: Points
+    halfway: Array  # [lane, size]: z after half of the steps
     along: Array  # [lane, size]: the direction
     place: Array  # steps that are done
     low: Array
@@ -53,9 +54,9 @@ def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
 
 def walk(
     rng_key: Array, densities: Callable, start: Points, limit: Limit, turn: Callable, num_steps: int, width: float
-) -> tuple[Points, Array]:
-    """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; and how many
-    evaluations it took."""
+) -> tuple[Points, Array, Array]:
+    """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; also where the
+    lanes were after half of them, and how many evaluations it took."""
     num_lanes, dtype = len(start.z), start.z.dtype
     loop_key, label_key = random.split(rng_key)
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
@@ -81,10 +82,12 @@ def walk(
         low, high = jnp.where(step < 0, step, state.low), jnp.where(step < 0, state.high, step)
         goes_on = found | (is_active & (high - low < least))
         new_low, new_high, new_height = opened(uniform[:2], at.log_prior)
+        place = state.place + goes_on.astype(state.place.dtype)
         return Walk(
             at,
+            jnp.where((place <= num_steps // 2)[:, None], at.z, state.halfway),
             jnp.where(goes_on[:, None], turn(turn_key), state.along),
-            state.place + goes_on.astype(state.place.dtype),
+            place,
             jnp.where(goes_on, new_low, low),
             jnp.where(goes_on, new_high, high),
             jnp.where(goes_on, new_height, state.height),
@@ -94,8 +97,8 @@ def walk(
 
     key, turn_key = random.split(random.fold_in(loop_key, 0))
     first = opened(random.uniform(key, (2, num_lanes), dtype, minval=jnp.finfo(dtype).tiny), start.log_prior)
-    state = Walk(start, turn(turn_key), jnp.zeros(num_lanes, jnp.int32), *first, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
+    state = Walk(start, start.z, turn(turn_key), jnp.zeros(num_lanes, jnp.int32), *first, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
     state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
     lowest = jnp.where(state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label))
     label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)
-    return state.at._replace(label=label), state.num_evaluations
+    return state.at._replace(label=label), state.halfway, state.num_evaluations

@@ -78,6 +78,7 @@ class Shrinkage(NamedTuple):
     log_evidence: Array
     log_likelihood: Array  # the highest that died
     num_modes: Array
+    halfway: Array  # of walks: squared distance from their origins after half of the steps, over that after all
     evaluations: Array
 
 
@@ -190,7 +191,7 @@ class NestedSampler(Algorithm):
         share_key, parent_key, birth_key = random.split(birth_key, 3)
         mode = self._shared_out(share_key, state._replace(volumes=shells.volumes), death)
         parent = parents_of(parent_key, state.live.z, state.mode, death, mode)
-        born, ranks, evaluations = self._births(birth_key, state, death, mode, parent, densities)
+        born, ranks, halfway, evaluations = self._births(birth_key, state, death, mode, parent, densities)
         state = state._replace(
             live=jax.tree.map(lambda old, new: old.at[death.chosen].set(new), state.live, born),
             mode=state.mode.at[death.chosen].set(mode),
@@ -207,7 +208,7 @@ class NestedSampler(Algorithm):
             )
         log_evidence = jnp.logaddexp(state.volumes.log_evidence[0], self._left(state))
         log_volume = logsumexp(state.volumes.log_volume[:, 0])
-        return state, Shrinkage(ranks, log_volume, log_evidence, lost.log_likelihood.max(), state.num_modes, evaluations)
+        return state, Shrinkage(ranks, log_volume, log_evidence, lost.log_likelihood.max(), state.num_modes, halfway, evaluations)
 
     def _left(self, state: Nest) -> Array:
         """log of the evidence that the live points stand for."""
@@ -245,7 +246,7 @@ class NestedSampler(Algorithm):
 
     def _births(
         self, rng_key: Array, state: Nest, death: Death, mode: Array, parent: Array, densities: Callable
-    ) -> tuple[Points, Array, Array]:
+    ) -> tuple[Points, Array, Array, Array]:
         """Copies of survivors of the given modes, after their walks; and where they came to lie among the survivors."""
         walk_key, rank_key = random.split(rng_key)
         survivors = death.count - death.dying
@@ -256,7 +257,9 @@ class NestedSampler(Algorithm):
         spread = spread_of(state.live.z, state.mode, len(death.count))[mode]
         around = Around(state.live.z[death.order], death.first[mode], death.count[mode], own, spread)
         num_steps = max(1, round(self.num_sweeps * self.split.size))
-        born, evaluations = walk(walk_key, densities, start, limit, partial(direction, around=around), num_steps, WIDTH)
+        born, halfway, evaluations = walk(walk_key, densities, start, limit, partial(direction, around=around), num_steps, WIDTH)
+        apart = lambda z: jnp.mean(((z - start.z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
+        share_walked = apart(halfway) / apart(born.z)
         survives = jnp.ones(self.num_live, bool).at[death.chosen].set(False)
         is_lower = ~is_above(
             state.live.log_likelihood[None], state.live.label[None], Limit(born.log_likelihood[:, None], born.label[:, None])
@@ -265,7 +268,7 @@ class NestedSampler(Algorithm):
         share = (below.astype(born.z.dtype) + random.uniform(rank_key, (self.batch,), born.z.dtype)) / (survivors[mode] + 1).astype(
             born.z.dtype
         )
-        return born, jnp.minimum(jnp.floor(share * self.num_live), self.num_live - 1).astype(jnp.int32), evaluations
+        return born, jnp.minimum(jnp.floor(share * self.num_live), self.num_live - 1).astype(jnp.int32), share_walked, evaluations
 
     def _roots(self, state: Nest) -> Array:
         return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))

@@ -56,6 +56,7 @@ class StageReport(NamedTuple):
     log_volume: Array  # of this stage
     log_evidence: Array  # of all stages so far
     stage: Array
+    halfway: Array
     evaluations: Array
 
 
@@ -158,7 +159,9 @@ class Staged(NestedSampler):
         own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
         nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own))
         log_evidence = state.log_evidence + info.log_evidence
-        return state._replace(nest=nest), StageReport(info.insertion_rank, info.log_volume, log_evidence, state.stage, info.evaluations)
+        return state._replace(nest=nest), StageReport(
+            info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
+        )
 
     def _densities(self, clumps: Clumps, program: Program) -> Callable:
         log_share, log_rest = np.log1p(-self.background), np.log(self.background)

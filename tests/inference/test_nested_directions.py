@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
+from diagnostics import report
 from inference import Driver, NestedSampler
 from inference.kernels import nested_sampler
 from inference.kernels._nested_directions import Around, direction, spread_of
@@ -89,8 +90,18 @@ def test_few_live_points_of_many_numbers(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(nested_sampler, "direction", of_any_two)
     driver = Driver(NestedSampler(normal, num_live=40), num_samples=10, num_chains=3, progress_bar=False)
-    attrs = driver.run(0).attrs
+    tree = driver.run(0)
+    attrs = tree.attrs
     exact = -10 * np.log(2 * np.pi * 1.01)
     z = (attrs["log_evidence_of_replicates"] - exact) / attrs["log_evidence_se_of_replicates"]
     assert (np.abs(z).max() < 3.5) != bug
     assert (np.abs(z.mean()) < 2.0) != bug
+    assert bug or report(tree)["walks"].ok
+
+
+@pytest.mark.slow
+def test_walks_that_are_too_short_are_reported():
+    driver = Driver(NestedSampler(normal, num_live=40, num_sweeps=0.5), num_samples=10, progress_bar=False)
+    page = report(driver.run(0))
+    assert page["walks"].ok is False
+    assert "More steps a point" in page["walks"].reason

@@ -76,7 +76,7 @@ def walked(bug=""):
     start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, dims))
-    moved, evaluations = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
+    moved, _, evaluations = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
     assert evaluations > 20 * count
     return np.asarray(start.z), np.asarray(moved.z)
 
@@ -96,5 +96,21 @@ def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     start = _nested_moves.Points(jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9))
     limit = _nested_moves.Limit(jnp.zeros(count), jnp.full(count, 0.6))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
-    moved, _ = _nested_moves.walk(random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0)
+    moved, _, _ = _nested_moves.walk(random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0)
     assert kstest((np.asarray(moved.label) - 0.6) / 0.4, "uniform").pvalue > 1e-3
+
+
+def test_halfway_is_where_a_walk_of_half_the_steps_ends():
+    """The same random numbers: exactly there. A single step has no half."""
+    count = 50
+    z = jnp.asarray(RNG.normal(size=(count, 2)))
+    densities = lambda z: (-0.5 * jnp.sum(z**2), -jnp.sum(z**2))
+    log_prior, log_likelihood = jax.vmap(densities)(z)
+    start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
+    limit = _nested_moves.Limit(jnp.full(count, -20.0), jnp.full(count, 0.5))
+    turn = lambda key: random.normal(key, (count, 2))
+    walk = lambda num_steps: _nested_moves.walk(random.key(0), densities, start, limit, turn, num_steps, 3.0)
+    _, halfway, _ = walk(8)
+    np.testing.assert_array_equal(halfway, walk(4)[0].z)
+    assert (np.asarray(halfway) != np.asarray(walk(5)[0].z)).any()
+    np.testing.assert_array_equal(walk(1)[1], z)
