@@ -3,10 +3,9 @@
     evidence  =  sum over dead points of  likelihood x (prior volume that it stands for)
 
 `num_live` points are drawn from the prior. A step takes the lowest of each mode, a batch in all. In their place come copies of points that
-are left, each of which walks through the prior above the likelihood of the last that died in its mode (`_nested_moves`,
-`_nested_directions`). Twice in an e-fold
-of volume the modes are looked at (`_nested_modes`): what has come apart is from then on a nested run of its own. Volumes are simulated
-(`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
+are left (`_nested_lineage`), each of which walks through the prior above the likelihood of the last that died in its mode (`_nested_moves`,
+`_nested_directions`). Twice in an e-fold of volume the modes are looked at (`_nested_modes`): what has come apart is from then on a nested
+run of its own. Volumes are simulated (`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
 
 Prior and likelihood are read off the model and proved (`inference.split`): edit the model, and the sampler follows or refuses. Likelihoods
 that are constant, or flat in places, are no trouble: points of equal likelihood are ordered by a random label.
@@ -88,7 +87,8 @@ class NestedSampler(Algorithm):
     :param model: a NumPyro model whose latent sites are continuous and have proper priors.
     :param num_live: live points; the error of the log-evidence is about sqrt(information / num_live).
     :param batch: points that are replaced in a step; None: a tenth of the live points.
-    :param num_sweeps: sweeps of a walk, of as many steps as there are latent numbers.
+    :param num_sweeps: sweeps of a walk, of as many steps as there are latent numbers; the check "walks" of `diagnostics.report` says
+        whether they are enough.
     :param tolerance: ends when the live points hold less than this share of the evidence.
     :param track_modes: whether modes that come apart become runs of their own.
     """
