@@ -13,7 +13,7 @@ __all__ = ["DECISIVE", "insertion_rank_test", "nested_verdicts"]
 
 DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended")
 ALPHA, DRAWS = 0.01, 100
-LEFT, STRETCHES = 0.5, 10  # correlation of a new point with its origin, in the worst of so many stretches of the run
+LEFT, STRETCHES = 0.4, 10  # correlation of a new point with its origin, in the worst of so many stretches of the run
 LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
 
 

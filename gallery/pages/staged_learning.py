@@ -89,8 +89,8 @@ right.legend(frameon=False)
 # -------
 # The run of each order is a tree for ArviZ. Labels of clusters are arbitrary, so look at what does not depend on them, such as the largest
 # share of all; and read the report: one replicate cannot show that it has missed a mode, which is the line with the question mark.
-# ``walks`` says whether new points forget where they began: those of a quick page are too short for that, and the evidence is off by some
-# claimed errors. A mode that no live point has found leaves no trace in any check: fit with two seeds and compare.
+# ``walks`` says whether new points forget where they began. Those of a quick page are too short for that, so that the evidence may be off
+# by some claimed errors. A mode that no live point has found leaves no trace in any check: fit with two seeds and compare.
 posterior = best["posterior"].to_dataset()
 largest = posterior.assign(largest_share=posterior["beta"].max("cluster"))
 print(az.summary(largest, var_names=["largest_share"], kind="stats"))
