@@ -139,23 +139,22 @@ def test_insertion_ranks_hold_their_level_and_find_a_slow_sampler(rng):
     assert failed(page) == {"insertion ranks"}
 
 
-def with_walks(tree, correlation, brief=None):
-    """Walks whose ends have the given correlation with their origins; another one in the last tenth of the run."""
+def with_walks(tree, *correlation):
+    """Walks whose ends have the given correlation with their origins, one for each replicate."""
     ranks = tree["sample_stats"]["insertion_rank"]
-    left = np.full(ranks.shape, correlation)
-    left[:, -len(left[0]) // 10 :] = correlation if brief is None else brief
+    left = np.broadcast_to(np.array(correlation)[:, None], ranks.shape)
     stats = tree["sample_stats"].to_dataset()
     tree["sample_stats"].dataset = stats.assign(halfway=(["chain", "step"], (1 - np.sqrt(left)) / (1 - left)))
     return tree
 
 
 def test_walks_that_are_too_short_are_found(rng):
-    page = report(with_walks(trees.nested(rng), 0.2))
+    page = report(with_walks(trees.nested(rng), 0.2, 0.2))
     assert page.trusted, page.text
     assert page["walks"].figures["correlation"] == pytest.approx(0.2)
-    assert failed(report(with_walks(trees.nested(rng), 0.8))) == {"walks"}
-    assert failed(report(with_walks(trees.nested(rng), 0.2, brief=0.8))) == {"walks"}
-    unknown = with_walks(trees.nested(rng), 0.2)
+    assert failed(report(with_walks(trees.nested(rng), 0.8, 0.8))) == {"walks"}
+    assert failed(report(with_walks(trees.nested(rng), 0.2, 0.8))) == {"walks"}
+    unknown = with_walks(trees.nested(rng), 0.2, 0.2)
     unknown["sample_stats"]["halfway"].values[0, 5] = np.nan
     assert failed(report(unknown)) == {"walks"}
     assert report(trees.nested(rng))["walks"].ok is None
