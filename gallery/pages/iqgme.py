@@ -124,7 +124,8 @@ print(f"within one deviation {np.mean(away < 1):.2f}, within two {np.mean(away <
 # What it costs
 # -------------
 # A sweep over n rows costs n x experts x features^2 operations, holes as much again; compiling costs more than the sweeps on a small
-# table.
+# table. :class:`~inference.ConditionalGibbs` reads the same off the model and draws from the posterior itself, by sweeps that cost about
+# as much, but many more of them; ``IQGMEClassifier(inference="gibbs")`` predicts by its draws.
 #
 # Change this line, expect that
 # -----------------------------

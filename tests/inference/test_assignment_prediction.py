@@ -32,8 +32,8 @@ def draws(num_classes):
 
 def exact(x, y, drawn):
     """Probability of a label, mean and standard deviation of the first feature, by the sums over draws and groups."""
-    seen, total = ~np.isnan(x), np.zeros(4)
-    for V, mu, precision, w in zip(drawn["V"], drawn["mu"], drawn["Lambda"], drawn["w"], strict=True):
+    seen, found = ~np.isnan(x), np.zeros((NUM_DRAWS, 4))
+    for total, V, mu, precision, w in zip(found, drawn["V"], drawn["mu"], drawn["Lambda"], drawn["w"], strict=True):
         weight = np.append(V, 1.0) * np.append(1.0, np.cumprod(1 - V))
         for h in range(NUM_GROUPS):
             c = np.linalg.inv(precision[h])
@@ -47,7 +47,7 @@ def exact(x, y, drawn):
             no = stats.norm.cdf(-score / scale)
             label = no.prod() if y == 0 else no[: y - 1].prod() * (1 - no[y - 1])
             total += weight[h] * density * np.array([1.0, label, mean[0], mean[0] ** 2 + spread[0, 0]])
-    _, label, first, square = total / total[0]
+    _, label, first, square = (found / found[:, :1]).mean(0)
     return label, first, np.sqrt(max(square - first**2, 0))
 
 
@@ -72,7 +72,7 @@ def test_labels_of_three_classes():
 
 
 @pytest.mark.slow
-def test_draws_that_weigh_the_same_are_seen(monkeypatch):
-    right = _assignment_prediction.place_given
-    monkeypatch.setattr(_assignment_prediction, "place_given", lambda *at: right(*at)._replace(norm=jnp.zeros(len(at[1].row))))
+def test_weights_that_are_left_out_are_seen(monkeypatch):
+    right = _assignment_prediction.message_at
+    monkeypatch.setattr(_assignment_prediction, "message_at", lambda *at: right(*at)._replace(const=jnp.zeros((1, NUM_GROUPS))))
     assert errors("binary", ROWS).max() > 1e-2
