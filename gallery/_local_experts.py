@@ -110,8 +110,9 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         found, posterior = kernel.assignment.found, self._tree["posterior"].dataset
         if posterior.sizes["draw"] < self.num_samples:
             if not posterior.sizes["draw"]:
-                raise ValueError(f"max_time: {self.max_time} s were over before the first draw; wanted more, or a smaller max_iter.")
-            warnings.warn(f"max_time: ended after {posterior.sizes['draw']} of {self.num_samples} draws.", ConvergenceWarning, stacklevel=4)
+                ended = f"max_time: {self.max_time} s were over" if self.max_time is not None else "The fit was ended by a signal"
+                raise ValueError(f"{ended} before the first draw; wanted more time, or a smaller max_iter.")
+            warnings.warn(f"ended after {posterior.sizes['draw']} of {self.num_samples} draws.", ConvergenceWarning, stacklevel=4)
         flat = posterior.stack(both=("chain", "draw")).transpose("both", ...)
         self._state = {str(name): values.values for name, values in flat.data_vars.items() if name not in found.of_rows}
         self._kernel = AssignmentDraws(model, found)
