@@ -164,8 +164,8 @@ TASKS: dict[str, Task] = {
         },
     ),
     "wine": Task(
-        "89 rows, 13 columns",
-        lambda: cut(load("wine").x, load("wine").y, 89),
+        "89 rows; alcohol, flavanoids and colour",
+        lambda: cut(load("wine").x[:, [0, 6, 9]], load("wine").y, 89),
         {
             "StagedMixtureClassifier": lambda: gallery.StagedMixtureClassifier(random_state=0),
             "quadratic discriminant": lambda: make_pipeline(StandardScaler(), QuadraticDiscriminantAnalysis(reg_param=0.1)),
