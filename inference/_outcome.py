@@ -90,7 +90,8 @@ class Run:
         if not isinstance(self.stepper, Chain):
             return program
         draw = {str(name): np.zeros(values.shape[2:]) for name, values in groups["posterior"].data_vars.items()}
-        return program.with_arguments(**self.stepper.room(self.session.each()[0], draw))
+        room = self.stepper.room(self.session.each()[0], draw)
+        return program.with_arguments(**room) if room else program  # which keeps what its trace has found
 
     def _records(self) -> dict[str, xr.Dataset]:
         dims = {} if self.program is None else _tree.variable_dims(self.program)

@@ -44,7 +44,7 @@ class _Order(dist.Distribution):
 
     def log_survival(self, value):
         """log P(M > value)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how probable larger orders are: `log_survival`.")
 
 
 class PositivePoisson(_Order):
