@@ -173,7 +173,8 @@ def _utility(x, weights, biases, classes: Array) -> Array:
         values = x.values.reshape(places.shape)
         return jnp.sum(values * weights[classes[..., None], places], -1) + biases[classes]
     if classes.shape[-1] == 1:
-        return weights[classes[..., 0]] @ x.T + biases[classes]
+        shared = classes[..., 0]
+        return weights[shared] @ x.T + biases[shared][..., None]
     rows = x.reshape(*(1,) * (classes.ndim - 1), *x.shape)
     return jnp.sum(rows * weights[classes], -1) + biases[classes]
 

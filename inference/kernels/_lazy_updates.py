@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from inference.kernels._touched_rows import Asked
-
-__all__ = ["Adagrad", "Adaptive", "check_lazy", "update_rows"]
+__all__ = ["Adagrad", "Adaptive", "check_lazy", "remembered", "update_rows"]
 
 
 class AdaptiveState(NamedTuple):
@@ -62,19 +60,27 @@ class Adagrad(NamedTuple):
         return jax.tree.map(lambda slope, square: -self.rate * slope / jnp.sqrt(square + 1e-12), slopes, square), square
 
 
-def update_rows(optimizer: Any, asked: Asked, slopes: Any, state: Any, values: Any) -> tuple[Any, Any]:
-    """The values and the state of a site after a step on the rows that were asked for; nothing else is read or written.
-
-    :param slopes: [request, ...], those of the same row equal.
-    """
+def remembered(optimizer: Any, values: Any) -> tuple[list[Any], list[Any]]:
+    """What an optimiser knows at first: of each row of `values` [row, ...], and of all together."""
     by_row = {leaf.shape for leaf in jax.tree.leaves(values)}
-    is_by_row = lambda leaf: jnp.shape(leaf) in by_row
-    rows = jax.tree.map(asked.gather, values)
-    some = jax.tree.map(lambda leaf: asked.gather(leaf) if is_by_row(leaf) else leaf, state)
-    moves, new = optimizer.update(slopes, some, rows)
-    put = lambda whole, part: asked.scatter(whole, part) if is_by_row(whole) else part
-    moved = jax.tree.map(lambda row, move: row + move, rows, moves)
-    return jax.tree.map(asked.scatter, values, moved), jax.tree.map(put, state, new)
+    leaves = jax.tree.leaves(optimizer.init(values))
+    own = [leaf for leaf in leaves if jnp.shape(leaf) in by_row]
+    if strange := {leaf.dtype.name for leaf in own} - {leaf.dtype.name for leaf in jax.tree.leaves(values)}:
+        raise ValueError(f"optimizer: it remembers rows as {', '.join(strange)}; wanted the type of the values.")
+    return own, [leaf for leaf in leaves if jnp.shape(leaf) not in by_row]
+
+
+def update_rows(optimizer: Any, slopes: Any, known: list[Any], common: list[Any], values: Any) -> tuple[Any, list[Any], list[Any]]:
+    """Values of some rows [row, ...] after a step, and what the optimiser then knows of them and of all together."""
+    start = jax.eval_shape(optimizer.init, values)
+    by_row = {leaf.shape for leaf in jax.tree.leaves(values)}
+    is_own = [leaf.shape in by_row for leaf in jax.tree.leaves(start)]
+    own, rest = iter(known), iter(common)
+    state = jax.tree.unflatten(jax.tree.structure(start), [next(own if mine else rest) for mine in is_own])
+    moves, new = optimizer.update(slopes, state, values)
+    leaves = list(zip(is_own, jax.tree.leaves(new), strict=True))
+    moved = jax.tree.map(jnp.add, values, moves)
+    return moved, [leaf for mine, leaf in leaves if mine], [leaf for mine, leaf in leaves if not mine]
 
 
 def check_lazy(optimizer: Any) -> None:

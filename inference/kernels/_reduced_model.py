@@ -36,6 +36,7 @@ class ReducedModel(NamedTuple):
     observed: tuple[str, ...]  # and factors
     by_row: dict[str, Site]
     row_shapes: dict[str, tuple[int, ...]]  # of one row of each of them
+    together: tuple[tuple[str, ...], ...]  # those that are asked for the same rows, by the same indices
     whole: dict[str, Site]
     sizes: dict[str, tuple[int, int]]  # of each of the two plates: all, and those that a run sees
 
@@ -166,7 +167,7 @@ def read_reduced(program: Program) -> ReducedModel:
         if rows not in each:
             raise StructureError(f"site {name!r}: it is not in the plate {rows!r} of the rows, as the others are.")
     sizes = {name: (program.plates[name].size, program.plates[name].subsample_size) for name in inside}
-    found = ReducedModel(local[0] if local else None, rows, others[0] if others else None, observed, {}, {}, {}, sizes)
+    found = ReducedModel(local[0] if local else None, rows, others[0] if others else None, observed, {}, {}, (), {}, sizes)
     return _with_globals(program, found, {name: program.sites[name] for name in program.latent if name not in local})
 
 
@@ -191,7 +192,8 @@ def _with_globals(program: Program, found: ReducedModel, sites: dict[str, Site])
     while True:
         trial = found._replace(by_row={name: site for name, site in sites.items() if name not in whole}, whole=whole)
         try:
-            trial = trial._replace(row_shapes=_row_shapes(trial, program, index))
+            shapes, together = _asked_rows(trial, program, index)
+            trial = trial._replace(row_shapes=shapes, together=together)
         except UsedWholeError as error:
             if sites[error.site].plates:
                 raise
@@ -203,19 +205,24 @@ def _with_globals(program: Program, found: ReducedModel, sites: dict[str, Site])
         return trial
 
 
-def _row_shapes(model: ReducedModel, program: Program, index: Index) -> dict[str, tuple[int, ...]]:
-    """Of one row of each site, by an abstract run with stand-ins, which meets whatever does not work."""
-    found: dict[str, tuple[int, ...]] = {}
+def _asked_rows(model: ReducedModel, program: Program, index: Index) -> tuple[dict[str, tuple[int, ...]], tuple[tuple[str, ...], ...]]:
+    """Shapes of one row of each site, and which are asked for together, by an abstract run with stand-ins, which meets whatever does not
+    work."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    together: dict[Any, list[str]] = {}
 
     def run() -> Array:
         values = model.zeros(program, index)
         total, _ = model.terms(program, index, values)(jnp.zeros(len(index[model.rows])) if model.local else None)
         model.priors(program, index, values)
-        found.update({name: one.row_shape for name, one in model.asked(program, index, values).items()})
+        asked = model.asked(program, index, values)
+        for name, one in asked.items():
+            shapes[name] = one.row_shape
+            together.setdefault((id(one.ids), one.site.dtype), []).append(name)
         return total
 
     jax.eval_shape(run)
-    return found
+    return shapes, tuple(map(tuple, together.values()))
 
 
 def _support_of_one(site: Site) -> str:

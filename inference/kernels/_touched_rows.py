@@ -38,7 +38,7 @@ class UsedWholeError(StructureError):
 class Rows:
     """Stands in for a site; knows its shape and gives rows, nothing else."""
 
-    def __init__(self, site: Site, give: Callable[[tuple[Array, ...]], Array]):
+    def __init__(self, site: Site, give: Callable[[tuple[Any, ...]], Array]):
         self.site, self.shape, self.dtype, self.ndim = site.name, site.shape, site.dtype, len(site.shape)
         self._give = give
 
@@ -49,7 +49,7 @@ class Rows:
         parts = index if isinstance(index, tuple) else (index,)
         if not parts or len(parts) > self.ndim or not all(_is_places(part) for part in parts):
             raise UsedWholeError(self.site)
-        return self._give(tuple(jnp.asarray(part) for part in parts))
+        return self._give(parts)
 
     def _refuse(self, *_: Any) -> Any:
         raise UsedWholeError(self.site)
@@ -78,16 +78,12 @@ class Asked(NamedTuple):
     row_shape: tuple[int, ...]
 
     def gather(self, whole: Array) -> Array:
-        """[request, ...], of an array of the site's shape, or with one number a row."""
-        return self._flat(whole).at[self.ids].get(mode="clip")
+        """[request, ...], of an array [row, ...]."""
+        return whole.at[self.ids].get(mode="clip")
 
     def scatter(self, whole: Array, rows: Array) -> Array:
         """`whole` with these rows; those of the same slot are the same."""
-        return self._flat(whole).at[self.ids].set(rows, mode="drop").reshape(whole.shape)
-
-    def moved_to(self, steps: Array, count: Array) -> Array:
-        """`steps`, risen to `count` in these rows. What is written depends on what was read, or the compiler would copy it all."""
-        return self.scatter(steps, jnp.maximum(self.gather(steps), count))
+        return whole.at[self.ids].set(rows, mode="drop")
 
     def merged(self, parts: Array) -> Array:
         """For each request the sum of the parts of all requests of its row."""
@@ -109,34 +105,46 @@ class Asked(NamedTuple):
         turn = cycle([piece.reshape(*shape, *self.row_shape) for piece, shape in zip(pieces, self.shapes, strict=True)])
         return Rows(self.site, lambda _: next(turn))
 
-    def _flat(self, whole: Array) -> Array:
-        lead = self.site.shape[: len(self.site.shape) - len(self.row_shape)]
-        return whole.reshape(int(np.prod(lead)), *whole.shape[len(lead) :])
-
 
 def note_requests(run: Callable[[dict[str, Rows]], Any], sites: Mapping[str, Site]) -> dict[str, Asked]:
-    """What `run` asks of its stand-ins, which answer with zeros; a site of which it asks nothing is left out."""
-    noted: dict[str, list[tuple[Array, ...]]] = {name: [] for name in sites}
+    """What `run` asks of its stand-ins, which answer with zeros; a site of which it asks nothing is left out. Sites that are asked for the
+    same rows, by the very same indices, share `ids` and `slot`."""
+    noted: dict[str, list[tuple[Any, ...]]] = {name: [] for name in sites}
 
     def noting(site: Site) -> Rows:
-        def give(parts: tuple[Array, ...]) -> Array:
+        def give(parts: tuple[Any, ...]) -> Array:
             noted[site.name].append(parts)
-            return jnp.zeros((*jnp.broadcast_shapes(*(part.shape for part in parts)), *site.shape[len(parts) :]))
+            return jnp.zeros((*jnp.broadcast_shapes(*(jnp.shape(part) for part in parts)), *site.shape[len(parts) :]))
 
         return Rows(site, give)
 
     run({name: noting(site) for name, site in sites.items()})
-    return {name: _asked(sites[name], parts) for name, parts in noted.items() if parts}
+    shared: dict[Any, tuple[Array, Array]] = {}  # by the identity of indices, which `noted` keeps alive
+    found = {}
+    for name, requests in noted.items():
+        if requests:
+            lead = _lead(sites[name], requests)
+            key = lead, tuple(tuple(map(id, parts)) for parts in requests)
+            if key not in shared:
+                shared[key] = _places(lead, requests)
+            shapes = tuple(jnp.broadcast_shapes(*(jnp.shape(part) for part in parts)) for parts in requests)
+            found[name] = Asked(sites[name], *shared[key], shapes, sites[name].shape[len(lead) :])
+    return found
 
 
-def _asked(site: Site, requests: list[tuple[Array, ...]]) -> Asked:
+def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
+    """Sizes of the axes that are indexed."""
     depths = {len(parts) for parts in requests}
     if len(depths) > 1:
         raise StructureError(f"site {site.name!r}: it is indexed by {sorted(depths)} axes in turn; wanted the same number each time.")
-    lead = site.shape[: depths.pop()]
-    places = [tuple(jnp.broadcast_arrays(*_same_rank(parts))) for parts in requests]
+    return site.shape[: depths.pop()]
+
+
+def _places(lead: tuple[int, ...], requests: list[tuple[Any, ...]]) -> tuple[Array, Array]:
+    """Ids and slots of all requests."""
+    places = [tuple(jnp.broadcast_arrays(*_same_rank(tuple(map(jnp.asarray, parts))))) for parts in requests]
     ids = jnp.concatenate([_flattened(each, lead) for each in places])
-    return Asked(site, ids, _slots(ids), tuple(each[0].shape for each in places), site.shape[len(lead) :])
+    return ids, _slots(ids)
 
 
 def _same_rank(parts: tuple[Array, ...]) -> list[Array]:

@@ -9,6 +9,7 @@ from jax import Array, random
 
 from inference.kernels._lazy_updates import update_rows
 from inference.kernels._reduced_model import Index, ReducedModel
+from inference.kernels._tables import Row, Table, steps_since, touch
 from inference.kernels._touched_rows import Asked
 from inference.program import Program
 
@@ -19,12 +20,18 @@ class View(NamedTuple):
     """Of some rows of the sites, as a step sees them."""
 
     model: ReducedModel
+    tables: tuple[Table, ...]
     program: Program
     index: Index
     state: Any  # a ReduceState
     asked: dict[str, Asked]
-    parameters: dict[str, Any]  # of q of each site: the rows that were asked for, or all; {"loc": ..., "log_scale": ...}
+    rows: tuple[Row, ...]  # of each table, those that were asked for
     noise: dict[str, Array]  # standard normal, the same for requests of the same row; nothing where the weights are a point
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of q of each site: the rows that were asked for, or all; {"loc": ..., "log_scale": ...}."""
+        return self.state.whole | {name: value for row in self.rows for name, value in row.values.items()}
 
     def sites(self, parameters: dict[str, Any]) -> dict[str, Array]:
         """A draw of each site: rows, or all, constrained."""
@@ -45,9 +52,9 @@ class View(NamedTuple):
         and in the sum over steps, every row counts as it does in the whole prior."""
         by_row, total = self.model.priors(self.program, self.index, self.values(parameters))
         sites = self.sites(parameters)
-        for name, last in self.state.touched.items():
+        for name, row in ((name, row) for table, row in zip(self.tables, self.rows, strict=True) for name in table.weighed):
             asked, log_prob = self.asked[name], jnp.asarray(jax.vmap(by_row[name].log_prob)(sites[name]))
-            steps = (self.state.count + 1 - asked.gather(last)).astype(float) / asked.multiplicity
+            steps = steps_since(row.touched, self.state.count + 1).astype(float) / asked.multiplicity
             each = log_prob.reshape(len(asked.ids), -1).sum(1)
             if name in self.noise:
                 each = each + parameters[name]["log_scale"].reshape(len(asked.ids), -1).sum(1)
@@ -55,29 +62,36 @@ class View(NamedTuple):
         entropies = (jnp.sum(parameters[name]["log_scale"]) for name in self.noise if name in self.model.whole)
         return total + sum(entropies, start=jnp.zeros(()))
 
-    def moved(self, optimizer: Any, slopes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All values, and the state of the optimizer, after a step down the slopes of the parameters."""
-        values, states = {}, {}
-        for name, whole in self.state.values.items():
-            known = self.state.optimizer[name]
-            if name in self.asked:
-                merged = jax.tree.map(self.asked[name].merged, slopes[name])
-                values[name], states[name] = update_rows(optimizer, self.asked[name], merged, known, whole)
-            else:
-                moves, states[name] = optimizer.update(slopes[name], known, whole)
-                values[name] = jax.tree.map(jnp.add, whole, moves)
-        return values, states
+    def moved(self, optimizer: Any, slopes: dict[str, Any]) -> Any:
+        """The state after a step down the slopes of the parameters; what is known of the rows of the data stays."""
+        count, tables = self.state.count + 1, []
+        whole, common = dict(self.state.whole), dict(self.state.optimizer)
+        for table, packed, row in zip(self.tables, self.state.tables, self.rows, strict=True):
+            asked, values, known = self.asked[table.sites[0]], {}, {}
+            for name in table.sites:
+                merged = jax.tree.map(asked.merged, slopes[name])
+                values[name], known[name], common[name] = update_rows(optimizer, merged, row.known[name], common[name], row.values[name])
+            touched = None if row.touched is None else touch(count, row.touched)
+            tables.append(asked.scatter(packed, table.pack(Row(values, known, touched))))
+        for name, value in whole.items():
+            moves, common[name] = optimizer.update(slopes[name], common[name], value)
+            whole[name] = jax.tree.map(jnp.add, value, moves)
+        return self.state._replace(tables=tuple(tables), whole=whole, optimizer=common, count=count)
 
 
-def view_of(model: ReducedModel, program: Program, index: Index, state: Any, rng_key: Array | None) -> View:
+def view_of(model: ReducedModel, tables: tuple[Table, ...], program: Program, index: Index, state: Any, rng_key: Array | None) -> View:
     """What the model asks for at these indices; without a key the weights are at their means."""
-    whole = {name: model.constrained(name, state.values[name]["loc"]) for name in model.whole}
+    whole = {name: model.constrained(name, state.whole[name]["loc"]) for name in model.whole}
     asked = model.asked(program, index, whole)
-    parameters = {name: jax.tree.map(asked[name].gather, value) if name in asked else value for name, value in state.values.items()}
-    noise: dict[str, Array] = {}
-    if rng_key is not None:
-        for key, (name, own) in zip(random.split(rng_key, max(len(parameters), 1)), parameters.items(), strict=False):
-            if "log_scale" in own:
-                z = random.normal(key, own["loc"].shape)
-                noise[name] = asked[name].spread(z) if name in asked else z
-    return View(model, program, index, state, asked, parameters, noise)
+    for name, ids in ((name, asked[table.sites[0]].ids) for table in tables for name in table.sites):
+        assert asked[name].ids is ids, f"site {name!r}: it is asked for other rows than when the model was read"
+    rows = tuple(table.unpack(asked[table.sites[0]].gather(packed)) for table, packed in zip(tables, state.tables, strict=True))
+    view = View(model, tables, program, index, state, asked, rows, {})
+    if rng_key is None:
+        return view
+    noise, own = {}, view.parameters
+    for key, name in zip(random.split(rng_key, max(len(own), 1)), own, strict=False):
+        if "log_scale" in own[name]:
+            z = random.normal(key, own[name]["loc"].shape)
+            noise[name] = asked[name].spread(z) if name in asked else z
+    return view._replace(noise=noise)

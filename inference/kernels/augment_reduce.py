@@ -24,9 +24,10 @@ import numpy as np
 from jax import Array, random
 
 from inference._once import once
-from inference.kernels._lazy_updates import Adaptive, check_lazy
+from inference.kernels._lazy_updates import Adaptive, check_lazy, remembered
 from inference.kernels._local_steps import Local, LocationScale, LogExponential
 from inference.kernels._reduced_model import Index, read_reduced
+from inference.kernels._tables import Row, tables_of
 from inference.kernels._weights import View, view_of
 from inference.program import Program
 from inference.protocol import Algorithm, Results
@@ -42,9 +43,9 @@ LOG_START = -2.3  # of the standard deviation of weights, with `posterior`
 class ReduceState(NamedTuple):
     """Where a run stands."""
 
-    values: dict[str, Any]  # {"loc": weights}, and {"log_scale": ...} with `posterior`, of each site; unconstrained where used as a whole
-    optimizer: dict[str, Any]
-    touched: dict[str, Array]  # the step after which each row was touched last, of sites whose prior counts
+    tables: tuple[Array, ...]  # [row, number] of `AugmentReduce.tables`: weights and what belongs to them; see `AugmentReduce.values`
+    whole: dict[str, Any]  # {"loc": value}, and "log_scale" with `posterior`, of each site that is used as a whole, unconstrained
+    optimizer: dict[str, Any]  # what it knows of each site, beside its rows
     local: dict[str, Array]  # parameters of q(eps), [row]
     count: Array  # steps
 
@@ -102,7 +103,8 @@ class AugmentReduce(Algorithm):
             raise StructureError(
                 f"site {flat[0]!r}: its prior is flat, and its posterior need not exist; wanted a proper one, or posterior=False."
             )
-        self._weighed = [name for name in self.reduced.by_row if name not in flat]
+        weighed = tuple(name for name in self.reduced.by_row if name not in flat)
+        self.tables = tables_of(self.reduced, self._update, weighed, ("loc", "log_scale") if self.posterior else ("loc",))
         finite, gap = once(self._probed, random.key(0))(random.key(0))
         for name, is_finite in finite.items():
             if not is_finite:
@@ -139,18 +141,30 @@ class AugmentReduce(Algorithm):
         for key, (name, site) in zip(random.split(rng_key, max(len(sites), 1)), sites.items(), strict=False):
             loc = self.init_scale * random.normal(key, site.shape)
             values[name] = {"loc": loc} | ({"log_scale": jnp.full(site.shape, LOG_START, loc.dtype)} if self.posterior else {})
+        tables, common = [], {name: self._update.init(values[name]) for name in self.reduced.whole}
+        for table in self.tables:
+            of_rows = lambda name: jax.tree.map(lambda leaf: leaf.reshape(-1, *self.reduced.row_shapes[name]), values[name])
+            own = {name: of_rows(name) for name in table.sites}
+            known = {name: remembered(self._update, value) for name, value in own.items()}
+            common |= {name: rest for name, (_, rest) in known.items()}
+            first = own[table.sites[0]]["loc"]
+            touched = jnp.zeros(len(first), first.dtype) if table.weighed else None
+            tables.append(table.pack(Row(own, {name: by_row for name, (by_row, _) in known.items()}, touched)))
         return ReduceState(
-            values,
-            {name: self._update.init(value) for name, value in values.items()},
-            {name: jnp.zeros(self._num_rows(name), jnp.int32) for name in self._weighed},
+            tuple(tables),
+            {name: values[name] for name in self.reduced.whole},
+            common,
             self.reads.start(self.reduced.sizes[self.reduced.rows][0]) if self.reads is not None else {},
             jnp.zeros((), jnp.int32),
         )
 
-    def _num_rows(self, name: str) -> tuple[int, ...]:
-        """Shape of one number for each row that can be asked for."""
-        shape = self.reduced.by_row[name].shape
-        return shape[: len(shape) - len(self.reduced.row_shapes[name])]
+    def values(self, state: ReduceState) -> dict[str, Any]:
+        """{"loc": ...}, and "log_scale" with `posterior`, of each site; unconstrained where it is used as a whole."""
+        found = dict(state.whole)
+        for table, packed in zip(self.tables, state.tables, strict=True):
+            for name, value in table.unpack(packed).values.items():
+                found[name] = {part: leaf.reshape(self.reduced.by_row[name].shape) for part, leaf in value.items()}
+        return found
 
     def step(self, rng_key: Array, state: ReduceState, data: dict[str, Any]) -> tuple[ReduceState, ReduceReport]:
         """Some rows and classes: their q(eps), then the weights that they ask for."""
@@ -171,11 +185,9 @@ class AugmentReduce(Algorithm):
             return total + view.log_prior(parameters), total
 
         slopes, elbo = jax.grad(objective, has_aux=True)(view.parameters)
-        values, optimizer = view.moved(self._update, jax.tree.map(jnp.negative, slopes))
-        count = state.count + 1
-        touched = {name: view.asked[name].moved_to(last, count) for name, last in state.touched.items()}
+        moved = view.moved(self._update, jax.tree.map(jnp.negative, slopes))
         local = jax.tree.map(lambda whole, part: whole.at[rows].set(part), state.local, local)
-        return ReduceState(values, optimizer, touched, local, count), ReduceReport(elbo)
+        return moved._replace(local=local), ReduceReport(elbo)
 
     def _bound_of_rows(self, terms: Any, local: dict[str, Array], num_rows: int, rng_key: Array | None) -> Array:
         """The bound on the log probability of each row, with what a step draws, or without a key by quadrature in eps."""
@@ -186,7 +198,7 @@ class AugmentReduce(Algorithm):
         return jnp.sum(weight * each, 0) + self.reads.entropy(local)
 
     def _view(self, program: Program, index: Index, state: ReduceState, rng_key: Array | None) -> View:
-        return view_of(self.reduced, program, index, state, rng_key)
+        return view_of(self.reduced, self.tables, program, index, state, rng_key)
 
     def finished(self, state: ReduceState) -> Array:
         """Never by itself: the steps are the budget (`num_warmup`), or `stop` ends them."""
@@ -213,8 +225,8 @@ class AugmentReduce(Algorithm):
     def draw(self, rng_key: Array, state: ReduceState, program: Program, num_draws: int) -> dict[str, Array]:
         """Of the weights and of what else is used as a whole; where they are a point, `num_draws` copies of it. The noise of the rows is
         left out: its q is among the variational parameters."""
-        found = {}
-        for key, (name, value) in zip(random.split(rng_key, max(len(state.values), 1)), state.values.items(), strict=False):
+        found, values = {}, self.values(state)
+        for key, (name, value) in zip(random.split(rng_key, max(len(values), 1)), values.items(), strict=False):
             shape = (num_draws, *value["loc"].shape)
             drawn = jnp.broadcast_to(value["loc"][None], shape)
             if self.posterior:
@@ -228,8 +240,9 @@ class AugmentReduce(Algorithm):
         """The parameters of q(eps), and of the weights where they have a distribution."""
         found = {f"{self.reduced.local}_{name}": value for name, value in state.local.items()}
         dims: dict[str, tuple[str, ...]] = dict.fromkeys(found, (self.reduced.rows,))
+        values = self.values(state) if self.posterior else {}
         for name, site in {**self.reduced.by_row, **self.reduced.whole}.items() if self.posterior else ():
-            found |= {f"{name}_loc": state.values[name]["loc"], f"{name}_scale": jnp.exp(state.values[name]["log_scale"])}
+            found |= {f"{name}_loc": values[name]["loc"], f"{name}_scale": jnp.exp(values[name]["log_scale"])}
             dims |= {f"{name}_{part}": site.dims for part in ("loc", "scale")}
         dotted = lambda name: name.replace("/", ".")
         groups = {"variational_parameters": {dotted(name): value for name, value in found.items()}} if found else {}

@@ -78,7 +78,7 @@ def fitted(method: str, seed: int, steps: int, prior: float | None, optimizer: A
     kernel_class, model, noise = METHODS[method]
     driver = Driver(kernel_class(model, init_scale=0.1, optimizer=optimizer), num_warmup=steps, num_samples=1, progress_bar=False)
     tree = driver.run(seed, **told, noise=noise, prior_scale=prior)
-    values = {name: value["loc"] for name, value in driver.states[0].values.items()}
+    values = {name: value["loc"] for name, value in driver.kernel.values(driver.states[0]).items()}
     return values, float(tree["sample_stats"].dataset["elbo"][0, -500:].mean()), tree.attrs["sampling_time"] / steps * 1e6
 
 

@@ -3,9 +3,10 @@
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     uv run python -m tests.bench.augment_reduce_speed [--most 1000000] [--features 50,500]
 
-128 rows and 100 classes a step, microseconds of CPU, medians of rounds that take turns. The plain step is JAX as one would write it by
-hand: rows gathered and scattered by `.at`, nothing read off a model, classes shared by the batch, no prior. The floor: multiplications of
-the same size, and a copy of as many bytes as the rows of the weights and of their squares have.
+128 rows and 100 classes a step, microseconds of CPU, medians of rounds that take turns. Classes are shared by the batch, or drawn for each
+row of it. The plain step is JAX as one would write it by hand: rows gathered and scattered by `.at`, nothing read off a model, no prior,
+compiled as JAX compiles by default. The floor: multiplications of the same size, and a copy of as many bytes as the rows of the weights and
+of their squares have.
 """
 
 import argparse
@@ -44,28 +45,29 @@ def of_driver(x: np.ndarray, y: np.ndarray, num_classes: int, own_negatives: boo
     return run
 
 
-def plain(x: Array, y: Array, state: tuple[Array, ...], key: Array) -> tuple[Array, ...]:
+def plain(x: Array, y: Array, state: tuple[Array, ...], key: Array, own_negatives: bool = False) -> tuple[Array, ...]:
     """One step on touched rows, by hand."""
     w, b, square_w, square_b, rate = state
     row_key, class_key = random.split(key)
     rows = random.randint(row_key, (ROWS,), 0, len(y))
-    classes = random.randint(class_key, (CLASSES,), 0, len(w))
+    classes = random.randint(class_key, (CLASSES, ROWS) if own_negatives else (CLASSES, 1), 0, len(w))
     z, chosen = x[rows], y[rows]
-    ids = jnp.concatenate([classes, chosen])
+    ids = jnp.concatenate([chosen, classes.ravel()])
     scale = len(w) / CLASSES
 
     def gaps(w: Array, b: Array) -> Array:
-        own = jnp.sum(w[CLASSES:] * z, 1) + b[CLASSES:]
-        gap = w[:CLASSES] @ z.T + b[:CLASSES, None] - own
-        return jnp.where(classes[:, None] == chosen, -jnp.inf, gap)
+        own = jnp.sum(w[:ROWS] * z, 1) + b[:ROWS]
+        others = w[ROWS:].reshape(*classes.shape, -1)
+        utility = jnp.einsum("srd,rd->sr", others, z) if own_negatives else others[:, 0] @ z.T
+        return jnp.where(classes == chosen, -jnp.inf, utility + b[ROWS:].reshape(classes.shape) - own)
 
     own_rate = 0.5 * rate[rows] + 0.5 * (1 + scale * jnp.exp(gaps(w[ids], b[ids])).sum(0))
     slopes = jax.grad(lambda w, b: len(y) / ROWS * -jnp.sum(scale * jnp.exp(gaps(w, b)) / own_rate), (0, 1))(w[ids], b[ids])
+    order = jnp.argsort(ids)  # a row that is there twice moves once, by the sum of its slopes
+    slot = jnp.zeros_like(ids).at[order].set(jnp.cumsum(jnp.diff(ids[order], prepend=-1) != 0) - 1)
     moved = []
     for whole, square, slope in zip((w, b), (square_w, square_b), slopes, strict=True):
-        merged = jnp.zeros_like(whole[: len(ids)])
-        _, slot = jnp.unique(ids, return_inverse=True, size=len(ids))
-        merged = merged.at[slot].add(slope)[slot]
+        merged = jnp.zeros_like(slope).at[slot].add(slope)[slot]
         new = 0.1 * merged**2 + 0.9 * square[ids]
         moved.append((whole.at[ids].set(whole[ids] + 0.02 * merged / (1 + jnp.sqrt(new))), square.at[ids].set(new)))
     return moved[0][0], moved[1][0], moved[0][1], moved[1][1], rate.at[rows].set(own_rate)
@@ -121,16 +123,23 @@ def by_hand(step: Callable, x: np.ndarray, y: np.ndarray, num_classes: int) -> C
     return run
 
 
-def floor(num_features: int) -> Callable[[int], float]:
+def floor(num_features: int, own_negatives: bool = False) -> Callable[[int], float]:
     """What the arithmetic and the bytes of a step cost by themselves."""
-    w, z = np.ones((CLASSES, num_features), np.float32), np.ones((ROWS, num_features), np.float32)
-    rows, into = (np.ones((2 * (ROWS + CLASSES), num_features), np.float32) for _ in range(2))
+    z = np.ones((ROWS, num_features), np.float32)
+    w = np.ones((ROWS, CLASSES, num_features) if own_negatives else (CLASSES, num_features), np.float32)
+    slopes = np.empty_like(w)
+    asked = ROWS + CLASSES * (ROWS if own_negatives else 1)
+    rows, into = (np.ones((2 * asked, num_features), np.float32) for _ in range(2))
 
     def run(steps: int) -> float:
         started = process_time()
         for _ in range(steps):
-            gap = w @ z.T
-            np.matmul(gap, z)
+            if own_negatives:
+                gap = w @ z[:, :, None]
+                np.multiply(gap, z[:, None], out=slopes)
+            else:
+                gap = w @ z.T
+                np.matmul(gap, z)
             np.copyto(into, rows)
         return (process_time() - started) / steps
 
@@ -150,19 +159,22 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=1e6)
     parser.add_argument("--features", default="50,500")
     told = parser.parse_args()
-    names = ("shared classes", "classes of each row", "no prior", "plain", "floor", "dense", "exact softmax")
+    names = ("shared", "no prior", "plain", "floor", "of each row", "no prior, of each row", "plain, of each row", "floor, of each row",
+             "dense", "exact softmax")  # fmt: skip
     print("| classes | features | " + " | ".join(names) + " |\n" + "|---" * (len(names) + 2) + "|")
     for features in map(int, told.features.split(",")):
         for num_classes in (k for k in (1_000, 10_000, 100_000, 1_000_000) if k <= told.most):
             rng = np.random.default_rng(0)
             x, y = rng.normal(size=(NUM_DATA, features)).astype(np.float32), rng.integers(0, num_classes, NUM_DATA).astype(np.int32)
-            runs = {
-                "shared classes": of_driver(x, y, num_classes, False),
-                "classes of each row": of_driver(x, y, num_classes, True),
-                "no prior": of_driver(x, y, num_classes, False, prior_scale=None),
-                "plain": by_hand(plain, x, y, num_classes),
-                "floor": floor(features),
-            }
+            runs = {}
+            for own_negatives, of in ((False, "shared"), (True, "of each row")):
+                suffix = ", of each row" if own_negatives else ""
+                runs |= {
+                    of: of_driver(x, y, num_classes, own_negatives),
+                    f"no prior{suffix}": of_driver(x, y, num_classes, own_negatives, prior_scale=None),
+                    f"plain{suffix}": by_hand(partial(plain, own_negatives=own_negatives), x, y, num_classes),
+                    f"floor{suffix}": floor(features, own_negatives),
+                }
             if num_classes * features <= 5e6:
                 runs |= {"dense": by_hand(dense, x, y, num_classes), "exact softmax": by_hand(exact, x, y, num_classes)}
             found = times(runs)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference import AugmentReduce, Program
-from inference.kernels._weights import view_of
 from zoo.augment_reduce import augment_reduce
 
 X = np.random.default_rng(0).normal(size=(6, 2))
@@ -23,10 +22,15 @@ def fitted(noise="gumbel", model=augment_reduce, told=TOLD, **options):
     return kernel, program, state._replace(local={name: value * (5.0 if name == "rate" else 1.0) for name, value in local.items()})
 
 
+def weights_of(kernel, state):
+    """Of each site, where the weights are a point."""
+    return {name: value["loc"] for name, value in kernel.values(state).items()}
+
+
 def estimate(kernel, program, state, index, rng_key):
     """What a step would take for the bound on the log likelihood, and its slopes in all weights; without a key eps is integrated out."""
     model = kernel.reduced
-    view = view_of(model, program, index, state, None)
+    view = kernel._view(program, index, state, None)
     rows = index[model.rows]
     local = jax.tree.map(lambda leaf: leaf[rows], state.local)
 

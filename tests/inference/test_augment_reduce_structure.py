@@ -11,8 +11,7 @@ from numpyro import plate, sample
 from inference import AugmentReduce, Program, StructureError
 from inference.distributions import Below, log_cdf
 from inference.kernels._local_steps import LocationScale, LogExponential
-from inference.kernels._weights import view_of
-from tests.inference.reducing import TOLD, estimate, fitted, whole
+from tests.inference.reducing import TOLD, X, estimate, fitted, weights_of, whole
 from zoo.augment_reduce import augment_reduce
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -51,7 +50,8 @@ def test_model_of_the_zoo_is_read():
     assert found.sizes == {"row": (6, 3), "other": (4, 2)}
     assert set(found.by_row) == {"weights", "biases"}
     assert (found.row_shapes, found.whole) == ({"weights": (2,), "biases": ()}, {})
-    assert {name: value.shape for name, value in state.touched.items()} == {"weights": (5,), "biases": (5,)}
+    assert found.together == (("weights", "biases"),)
+    assert [table.shape for table in state.tables] == [(5, 2 * (2 + 1) + 1)]  # each number, its square, and when it was touched
 
 
 def test_other_names_and_another_utility_are_followed():
@@ -61,7 +61,7 @@ def test_other_names_and_another_utility_are_followed():
         "shock", "case", "rival", {"slope"}, {"spread", "temperature"})  # fmt: skip
     assert isinstance(kernel.reads, LogExponential)  # Gumbel of another place
     full = program.with_arguments(rows_seen=None, seen=None)
-    v = {name: value["loc"] for name, value in state.values.items()}
+    v = weights_of(kernel, state)
     v["spread"] = jnp.exp(v["spread"])
     rate = np.asarray(state.local["rate"])
     terms = full.log_probs(v | {"shock": jnp.log(rate)})
@@ -82,9 +82,9 @@ def test_another_noise_is_followed(noise, request):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new))
 
 
-def slopes_of_whole(program, state):
+def slopes_of_whole(kernel, program, state):
     """Of the log joint at q's points, by differentiating everything."""
-    v = {name: value["loc"] for name, value in state.values.items()}
+    v = weights_of(kernel, state)
     eps = jnp.log(state.local["rate"])
 
     def total(v):
@@ -105,9 +105,45 @@ def test_slopes_of_touched_rows_are_those_of_all(own_negatives):
         terms = program.log_probs({**v, "eps": jnp.log(state.local["rate"])[index["row"]], **index})
         return terms["eps"].sum() + terms["is_below"].sum()
 
-    exact = jax.jit(jax.grad(total))({name: value["loc"] for name, value in state.values.items()})
+    exact = jax.jit(jax.grad(total))(weights_of(kernel, state))
     for name, value in exact.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-10)
+
+
+def shifted(x, y):
+    """A class takes its weight from its own row and its level from that of the class before, by indices of their own."""
+    with plate("class", 5, dim=-1):
+        w, level = sample("w", dist.Normal(0.0, 1.0)), sample("level", dist.Normal(0.0, 1.0))
+    with plate("row", 6, subsample_size=3, dim=-1) as row:
+        eps, z, own = sample("eps", dist.Gumbel(0.0, 1.0)), jnp.asarray(x)[row, 0], jnp.asarray(y)[row]
+        utility = lambda of: w[of] * jnp.broadcast_to(z, of.shape) + level[(of - 1) % 5]
+        with plate("other", 4, subsample_size=2, dim=-2) as other:
+            bound = (eps + utility(own))[None] - utility(jnp.where(other[:, None] == own[None], 4, other[:, None]))
+            sample("loses", Below(bound, dist.Gumbel(0.0, 1.0)), obs=np.ones((2, 3), np.int32))
+
+
+def test_sites_that_are_asked_for_other_rows_are_tables_of_their_own():
+    kernel, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
+    assert kernel.reduced.together == (("w",), ("level",))
+    index = {"row": jnp.array([1, 3, 0]), "other": jnp.array([1, 3])}
+    _, found = jax.jit(lambda state: estimate(kernel, program, state, index, None))(state)
+
+    def total(v):
+        terms = program.log_probs({**v, "eps": jnp.log(state.local["rate"])[index["row"]], **index})
+        return terms["eps"].sum() + terms["loses"].sum()
+
+    for name, value in jax.jit(jax.grad(total))(weights_of(kernel, state)).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-10)
+
+
+def test_tables_that_mix_up_rows_are_seen(monkeypatch):
+    from inference.kernels import _reduced_model
+
+    joined = _reduced_model._asked_rows
+    monkeypatch.setattr(_reduced_model, "_asked_rows", lambda *told: (joined(*told)[0], (("w", "level"),)))
+    kernel, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
+    with pytest.raises(AssertionError, match="asked for other rows than when the model was read"):
+        jax.eval_shape(kernel.step, jax.random.key(0), state, kernel.data(program))
 
 
 def test_rows_that_are_not_merged_are_seen(monkeypatch):
@@ -120,26 +156,28 @@ def test_rows_that_are_not_merged_are_seen(monkeypatch):
 
 def test_all_rows_and_classes_give_the_whole_gradient():
     kernel, program, state = fitted("gumbel")
-    exact = slopes_of_whole(program.with_arguments(batch_size=None, num_negatives=None), state)
+    exact = slopes_of_whole(kernel, program.with_arguments(batch_size=None, num_negatives=None), state)
     found = np.asarray(whole(kernel, program, state))[1:]
     np.testing.assert_allclose(found, np.concatenate([exact[name].ravel() for name in sorted(exact)]), rtol=1e-9, atol=1e-9)
 
 
 def test_prior_of_a_row_is_felt_for_the_steps_since_it_was_touched():
     kernel, program, state = fitted("gumbel")
-    state = state._replace(count=jnp.array(9), touched={name: jnp.array([0, 9, 4, 7, 8]) for name in state.touched})
+    [table], [packed] = kernel.tables, state.tables
+    touched = jnp.array([0.0, 9.0, 4.0, 7.0, 8.0])
+    state = state._replace(count=jnp.array(9), tables=(table.pack(table.unpack(packed)._replace(touched=touched)),))
     index = {"row": jnp.array([0, 5, 4]), "other": jnp.array([0, 3])}  # classes 0, 2 are chosen; 0, 3, and 4, which stands in, are not
 
     @jax.jit
     def slopes(state):
-        view = view_of(kernel.reduced, program, index, state, None)
+        view = kernel._view(program, index, state, None)
         found = jax.grad(view.log_prior)(view.parameters)
         zeros = {name: jnp.zeros(site.shape) for name, site in kernel.reduced.by_row.items()}
         return {name: asked.scatter(zeros[name], asked.merged(found[name]["loc"])) for name, asked in view.asked.items()}
 
     for name, merged in slopes(state).items():
         steps = np.array([10, 0, 6, 3, 2]).reshape(-1, *(1,) * (merged.ndim - 1))
-        np.testing.assert_allclose(merged, -np.asarray(state.values[name]["loc"]) * steps, rtol=1e-10)
+        np.testing.assert_allclose(merged, -np.asarray(weights_of(kernel, state)[name]) * steps, rtol=1e-10)
 
 
 # Refusals.
