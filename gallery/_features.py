@@ -14,6 +14,8 @@ from gallery._entries import Entries
 
 __all__ = ["Features", "missingness"]
 
+ROUNDING = 1e-12  # of the largest number of a column: no more than that is no variation
+
 
 class Features(NamedTuple):
     """Means and deviations of the columns; one that does not vary says nothing and is left out."""
@@ -29,7 +31,8 @@ class Features(NamedTuple):
         if not given:
             return None, None
         joined = np.concatenate(given, axis=1)
-        found = cls(joined.mean(0), joined.std(0), name)
+        scale = joined.std(0)
+        found = cls(joined.mean(0), np.where(scale > ROUNDING * np.abs(joined).max(0), scale, 0.0), name)
         return found, found.coded(joined)
 
     def coded(self, features: Any) -> np.ndarray:

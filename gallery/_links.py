@@ -3,7 +3,8 @@
 link = LINKS["ordered"].learn(entries)       # from the entries of the first call
 entries = link.coded(entries)                # as the model takes them; refused where they are none of the link's
 start = link.start(entries)                  # of a probit: values of sites that explain the entries by their level alone
-mean, square = link.moments(distribution)    # of entries given the parameters of a draw, in the unit of the data
+mean, variance = link.moments(distribution)  # of entries given the parameters of a draw
+mean, deviation = link.told(mean, deviation) # in the unit of the data
 """
 
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from scipy.special import ndtri
 from gallery._entries import Entries
 from zoo.bsvd import binomial_probit, gaussian, ordered_probit
 
-__all__ = ["LINKS", "Binomial", "Gaussian", "Link", "Ordered"]
+__all__ = ["LINKS", "Binomial", "Gaussian", "Link", "Ordered", "num_told"]
+
+ENTRIES_A_FACTOR = 8  # at the start; with more components than that, a chain would begin where entries are learned by heart
 
 
 @dataclass(frozen=True)
@@ -32,21 +35,26 @@ class Gaussian:
 
     @classmethod
     def learn(cls, entries: Entries) -> "Gaussian":
-        """Mean and deviation; entries that do not vary keep their unit."""
-        return cls(float(entries.value.mean()), float(entries.value.std()) or 1.0)
+        """Mean and deviation, whose squares are of numbers about 1; entries that do not vary keep their unit."""
+        size = float(np.abs(entries.value).max()) or 1.0
+        parts = entries.value / size
+        return cls(float(parts.mean()) * size, float(parts.std()) * size if np.ptp(parts) > 0 else 1.0)
 
     def coded(self, entries: Entries) -> Entries:
         """In standard deviations."""
         return entries._replace(value=(entries.value - self.shift) / self.scale)
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
-        """In the data's unit."""
-        return values * self.scale + self.shift
+        """In the data's unit, in double precision, for the shift may be far more than the deviation."""
+        return np.asarray(values, float) * self.scale + self.shift
 
     def moments(self, fn: Any) -> tuple[Any, Any]:
-        """Mean and mean square of an entry, noise included."""
-        mean = self.decoded(fn.loc)
-        return mean, mean**2 + (fn.scale * self.scale) ** 2
+        """Mean and variance of an entry, noise included, in standard deviations and their squares."""
+        return fn.loc, jnp.broadcast_to(fn.scale**2, fn.loc.shape)
+
+    def told(self, mean: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """In the data's unit."""
+        return self.decoded(mean), deviation * self.scale
 
 
 @dataclass(frozen=True)
@@ -89,10 +97,15 @@ class Ordered:
         return np.array(self.levels)[values]
 
     def moments(self, fn: Any) -> tuple[Any, Any]:
-        """Mean and mean square of a level."""
+        """Mean and variance of a level."""
         share = jnp.exp(jnp.stack([fn.log_prob(jnp.full(fn.batch_shape, code)) for code in range(len(self.levels))], axis=-1))
         levels = jnp.array(self.levels, share.dtype)
-        return share @ levels, share @ levels**2
+        mean = share @ levels
+        return mean, jnp.sum(share * jnp.subtract.outer(mean, levels) ** 2, axis=-1)
+
+    def told(self, mean: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As they are."""
+        return mean, deviation
 
 
 @dataclass(frozen=True)
@@ -127,18 +140,28 @@ class Binomial:
         return values
 
     def moments(self, fn: Any) -> tuple[Any, Any]:
-        """Mean and mean square of the probability of success, over draws alone: trials are not counted."""
+        """The probability of success, which a draw knows: trials are not counted."""
         success = jnp.exp(fn.log_prob(jnp.ones_like(fn.trials)))
-        return success, success**2
+        return success, jnp.zeros_like(success)
+
+    def told(self, mean: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As they are."""
+        return mean, deviation
 
 
 type Link = Gaussian | Ordered | Binomial
 
+MOST = np.iinfo(np.int32).max
 LINKS = {"gaussian": Gaussian, "ordered": Ordered, "binomial": Binomial}
 
 
+def num_told(entries: Entries, num_components: int) -> int:
+    """As many components as entries can tell of, to start from; at most half of those that there may be."""
+    return min(max(1, len(entries.value) // (ENTRIES_A_FACTOR * sum(entries.shape))), num_components // 2)
+
+
 def _refuse_parts(values: np.ndarray, name: str, entries: Entries) -> None:
-    if (parts := values != np.floor(values)).any():
+    if (parts := ~(np.abs(values) <= MOST) | (values != np.floor(values))).any():
         i = int(np.argmax(parts))
         raise ValueError(
             f"{name}: found {values[i]:g} at row {entries.row[i]}, column {entries.column[i]}, wanted integers under this link."

@@ -1,13 +1,17 @@
 """What a completer is given: entries, links, features, and which entry it asks for next."""
 
+import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 import scipy.sparse
+from scipy.stats import norm
 
 from gallery._entries import read_entries, read_places
 from gallery._features import Features, missingness
 from gallery._links import Binomial, Gaussian, Ordered
 from gallery._suggest import most_informative
+from inference.distributions import OrderedProbit
 
 NAN = np.nan
 MATRIX = np.array([[1.0, NAN, 3.0], [NAN, NAN, NAN], [NAN, 0.0, NAN]])
@@ -23,6 +27,20 @@ def test_all_forms_are_the_same_entries(X):
     np.testing.assert_array_equal(entries.column, [0, 2, 1])
     np.testing.assert_array_equal(entries.value, [1.0, 3.0, 0.0])
     assert entries.shape == (3, 3)
+
+
+def test_masked_entries_are_missing():
+    """The numbers below a mask are none that were observed."""
+    masked = np.ma.masked_array(np.where(np.isnan(MATRIX), -99.0, MATRIX), np.isnan(MATRIX))
+    for X in (masked, masked.astype(int)):
+        np.testing.assert_array_equal(read_entries(X).value, [1.0, 3.0, 0.0])
+
+
+def test_tables_of_pandas_are_read():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": pandas.array([1, None, 3], dtype="Int64"), "b": [np.nan, 2.5, np.nan]})
+    np.testing.assert_array_equal(read_entries(table).value, [1.0, 2.5, 3.0])
+    assert read_entries((table.index, table.index, table["a"].fillna(0))).shape == (3, 3)
 
 
 def test_the_shape_is_the_smallest_that_has_all_entries():
@@ -44,12 +62,33 @@ def test_the_shape_is_the_smallest_that_has_all_entries():
         (np.full((2, 2), NAN), r"X: found no observed entry"),
         (np.zeros(4), r"X: found an array of 1 dimensions"),
         (([0], [0]), r"X: found a tuple of 2"),
+        (([0, 1], [0, 1], np.ma.array([1.0, 2.0], mask=[0, 1])), r"values: found nan at row 1, column 1"),
+        ((np.ma.array([0, 1], mask=[0, 1]), [0, 1], [1.0, 2.0]), r"rows: found masked int64"),
+        (([0, 1], [0, 1], [1.0, 2.0], [3, 4, 5]), r"trials: found shape \(3,\) beside 2 rows"),
+        (([0, 1], [0, 1], ["a", "b"]), r"values: found what is no number .*'a'"),
+        (np.array([["a"]]), r"X: found what is no number .*'a'"),
+        (scipy.sparse.coo_array(np.ones(3)), r"X: found a sparse array of 1 dimensions"),
     ],
-    ids=["twice", "beyond", "negative", "half", "lengths", "values", "infinite", "none", "all NaN", "a vector", "a pair"],
+    ids=[
+        *("twice", "beyond", "negative", "half", "lengths", "values", "infinite", "none", "all NaN", "a vector", "a pair"),
+        *("masked value", "masked row", "too many trials", "texts", "a matrix of texts", "a sparse vector"),
+    ],
 )
 def test_wrong_entries_are_named(X, message):
     with pytest.raises(ValueError, match=message):
         read_entries(X, (3, 3))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2.5, 3), (-3, 3), "no", 4], ids=["one", "half", "negative", "a text", "a number"])
+def test_a_shape_is_two_sizes(shape):
+    with pytest.raises(ValueError, match=r"shape: found .*, wanted \(rows, columns\)"):
+        read_entries(VECTORS, shape)
+
+
+def test_rows_that_32_bits_do_not_hold_are_refused():
+    """They came back as others."""
+    with pytest.raises(ValueError, match=r"rows: found 5000000000, wanted 0 to 2147483646, number them 0, 1"):
+        read_entries(([0, 5_000_000_000], [0, 1], [1.0, 2.0]))
 
 
 def test_places_are_checked_as_well():
@@ -69,6 +108,33 @@ def test_entries_that_do_not_vary_keep_their_unit():
     assert Gaussian.learn(read_entries(([0, 1], [0, 1], [2.0, 2.0]))).scale == 1
 
 
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_units_may_be_of_any_size(unit):
+    entries = read_entries((*VECTORS[:2], VECTORS[2] * unit))
+    link = Gaussian.learn(entries)
+    coded = link.coded(entries).value
+    np.testing.assert_allclose([coded.mean(), coded.std()], [0, 1], atol=1e-12)
+    np.testing.assert_allclose(link.told(coded, np.ones(3))[1], VECTORS[2].std() * unit)
+
+
+def test_moments_are_exact_far_from_zero():
+    """A mean square less the squared mean is all rounding there; in single precision so is the mean."""
+    link = Gaussian(1e8, 2.0)
+    mean, variance = link.moments(dist.Normal(jnp.float32([0.5, -0.5]), jnp.float32(0.25)))
+    mean, deviation = link.told(np.asarray(mean), np.sqrt(variance))
+    np.testing.assert_array_equal(mean, [1e8 + 1, 1e8 - 1])
+    np.testing.assert_allclose(deviation, 0.5, rtol=1e-6)
+
+
+def test_moments_of_levels_are_those_of_their_probabilities():
+    link, predictor, cutpoints = Ordered((1, 3, 7)), np.array([0.3, -2.0]), np.array([0.0, 1.5])
+    mean, variance = link.moments(OrderedProbit(jnp.asarray(predictor), jnp.asarray(cutpoints)))
+    share = np.diff(norm.cdf(cutpoints[:, None] - predictor), axis=0, prepend=0, append=1)
+    wanted = np.array([1, 3, 7]) @ share
+    np.testing.assert_allclose(mean, wanted, rtol=1e-5)
+    np.testing.assert_allclose(variance, np.array([1, 9, 49]) @ share - wanted**2, rtol=1e-4)
+
+
 def test_levels_are_coded_by_their_order():
     entries = read_entries(([0, 1, 2], [0, 1, 2], [5, 1, 3]))
     link = Ordered.learn(entries)
@@ -84,8 +150,9 @@ def test_levels_are_coded_by_their_order():
         (Binomial(), ([0], [1], [3], [2]), r"found 3 successes of 2 trials at row 0, column 1"),
         (Binomial(), ([0], [1], [-1], [2]), r"found -1 successes of 2 trials"),
         (Binomial(), ([0], [1], [1], [2.5]), r"trials: found 2.5 at row 0, column 1, wanted integers"),
+        (Binomial(), ([0], [1], [1], [np.inf]), r"trials: found inf at row 0, column 1, wanted integers"),
     ],
-    ids=["a new level", "half a level", "too many", "too few", "half a trial"],
+    ids=["a new level", "half a level", "too many", "too few", "half a trial", "no number of trials"],
 )
 def test_what_is_none_of_the_link_is_named(link, X, message):
     with pytest.raises(ValueError, match=message):
@@ -103,6 +170,14 @@ def test_features_are_standardised_and_constants_left_out():
     np.testing.assert_allclose(coded, [[-1.0], [1.0]])
     np.testing.assert_allclose(learned.coded([[5.0, 0.0]]), [[3.0]])
     assert Features.learn([None], 2, "row_features") == (None, None)
+
+
+def test_a_feature_that_rounding_alone_varies_is_constant():
+    """The mean of seven 0.1 is not 0.1."""
+    learned, coded = Features.learn([np.full((7, 1), 0.1)], 7, "row_features")
+    assert np.full(7, 0.1).std() > 0
+    assert coded.shape == (7, 0)
+    assert learned.coded([[0.2]]).shape == (1, 0)
 
 
 @pytest.mark.parametrize("given", [np.zeros((3, 1)), np.zeros(2), np.full((2, 1), NAN)], ids=["rows", "a vector", "NaN"])
