@@ -15,6 +15,7 @@ Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5.
 import copy
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from gallery._entries import Entries, read_entries, read_places
 from gallery._features import Features, missingness
-from gallery._links import LINKS, Gaussian, Link
+from gallery._links import LINKS, Gaussian, Link, num_told
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
 from inference.crossed import chunks
@@ -45,7 +46,6 @@ __all__ = ["BSVDCompleter"]
 
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
 FULL = 0.9  # share of the components in use, above which they may have been too few
-ENTRIES_A_FACTOR = 8  # at the start; with more components than that, a chain would begin where entries are learned by heart
 MANY = 500_000  # entries from which on single precision is enough
 NUM_PROBES = 20
 MOST_CANDIDATES = 20_000
@@ -120,6 +120,8 @@ class BSVDCompleter(BaseEstimator):
             start = self._start(arguments, entries)
             many = jax.tree.map(lambda each: jnp.broadcast_to(each, (self.num_chains, *each.shape)), start)
             tree = driver.run(self._seed(), init_params=many if self.num_chains > 1 else start, **arguments)
+        if not tree["posterior"].sizes["draw"]:
+            raise ValueError(f"max_time: {self.max_time} seconds were over before the first draw; give more, or a smaller num_warmup.")
         self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
         self._draws = {str(name): np.concatenate(draws.values) for name, draws in tree["posterior"].to_dataset().items()}
         self.posterior_ = self._told(tree)
@@ -134,7 +136,7 @@ class BSVDCompleter(BaseEstimator):
         without: from a start at which much explains few entries, a chain hardly ever comes back."""
         is_on = lambda number: {"z": (jnp.arange(self.num_components) < number).astype(int)}
         if isinstance(self._link, Gaussian):
-            return is_on(min(max(1, len(entries.value) // (ENTRIES_A_FACTOR * sum(entries.shape))), self.num_components // 2))
+            return is_on(num_told(entries, self.num_components))
         sites = Program(bsvd, **arguments).sites
         effects = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
         return is_on(0) | effects | {name: jnp.asarray(value) for name, value in self._link.start(entries).items()}
@@ -149,7 +151,8 @@ class BSVDCompleter(BaseEstimator):
         return Gibbs([(gibbs, [name for name in sites if name != "gaps"]), (NUTS(bsvd), ["gaps"])])
 
     def fold_in(self, X: Any, row_features: Any = None) -> "BSVDCompleter":
-        """A completer of other rows, known by a few entries each: their factors given what was learned, without learning anew.
+        """A completer of other rows, known by a few entries each: their factors given what was learned, without learning anew; its
+        `posterior_` is that of the fit.
 
         :param X: entries as in `fit`, of new rows 0, 1, ... and the same columns.
         :param row_features: of the new rows, in the unit of those that were learned.
@@ -159,7 +162,7 @@ class BSVDCompleter(BaseEstimator):
             raise ValueError("fold_in: which entries of a new row are known is no feature yet; fit with missingness=0, or fit again.")
         if (row_features is None) != (self.row_features is None):
             raise ValueError(f"row_features: {'wanted those of the new rows' if row_features is None else 'found some, learned none'}.")
-        entries = read_entries(X)
+        entries = self._refused_unless_of_link(read_entries(X))
         if entries.shape[1] > self.shape_[1]:
             raise ValueError(f"X: found {entries.shape[1]} columns, wanted {self.shape_[1]}.")
         new = copy.copy(self)
@@ -178,9 +181,12 @@ class BSVDCompleter(BaseEstimator):
     def _learned_link(self, entries: Entries) -> Link:
         if self.link not in LINKS:
             raise ValueError(f"link: found {self.link!r}, wanted one of {sorted(LINKS)}.")
+        return LINKS[self.link].learn(self._refused_unless_of_link(entries))
+
+    def _refused_unless_of_link(self, entries: Entries) -> Entries:
         if (entries.trials is not None) != (self.link == "binomial"):
             raise ValueError(f"X: the {self.link} link wants {LINKS[self.link].wanted}.")
-        return LINKS[self.link].learn(entries)
+        return entries
 
     def _is_double(self, entries: Entries) -> bool:
         if self.dtype not in (None, "float32", "float64"):
@@ -220,7 +226,7 @@ class BSVDCompleter(BaseEstimator):
         posterior["singular_value"] = (("chain", "draw", "order"), singular)
         rng = np.random.default_rng(0)
         places = [rng.integers(size, size=NUM_PROBES) for size in self.shape_]
-        mean = self._over_draws(lambda fn: self._link.moments(fn)[0], *places)
+        mean, _ = self._link.told(self._over_draws(lambda fn: self._link.moments(fn)[0], *places), np.zeros(()))
         posterior["prediction"] = (("chain", "draw", "probe"), mean.reshape(*singular.shape[:2], -1))
         tree["constant_data"] = xr.DataTree(
             tree["constant_data"].to_dataset().assign(probe_row=("probe", places[0]), probe_column=("probe", places[1]))
@@ -265,8 +271,10 @@ class BSVDCompleter(BaseEstimator):
         """
         check_is_fitted(self)
         rows, columns, _ = read_places(rows, columns, self.shape_)
-        mean, square = (part.mean(0) for part in self._over_draws(self._link.moments, rows, columns))
-        return (mean, np.sqrt(np.maximum(square - mean**2, 0))) if return_std else mean
+        means, variances = self._over_draws(self._link.moments, rows, columns)
+        deviation = np.sqrt(variances.mean(0, dtype=float) + means.var(0, dtype=float))
+        mean, deviation = self._link.told(means.mean(0, dtype=float), deviation)
+        return (mean, deviation) if return_std else mean
 
     def sample(self, rows: Any, columns: Any, n: int = 100) -> np.ndarray:
         """Draws of entries from their posterior predictive distribution, [draw, entry]; with the binomial link of one trial."""
@@ -284,26 +292,32 @@ class BSVDCompleter(BaseEstimator):
         :param is_correlated: chooses entries that are uncertain given the others chosen; False: those of largest standard deviation.
         """
         check_is_fitted(self)
-        rows, columns = self._unobserved() if candidates is None else read_places(*candidates, self.shape_)[:2]
-        if not 1 <= n <= len(rows):
-            raise ValueError(f"n: found {n}, wanted 1 to {len(rows)}, as many as there are candidates.")
+        cells = self._unobserved() if candidates is None else np.unique(self._cells(*read_places(*candidates, self.shape_)[:2]))
+        rows, columns = (place.astype(np.int32) for place in np.divmod(cells, self.shape_[1]))
+        if not (isinstance(n, Integral) and 1 <= n <= len(rows)):
+            raise ValueError(f"n: found {n}, wanted an integer, 1 to {len(rows)}, as many as there are candidates.")
         eta = self._over_draws(lambda fn: getattr(fn, "loc", getattr(fn, "predictor", None)), rows, columns)
         noise = float(np.mean(1 / self._draws["alpha"])) if "alpha" in self._draws else 1.0
         chosen = most_informative(eta, noise, n, is_correlated=is_correlated)
         return rows[chosen], columns[chosen]
 
-    def _unobserved(self) -> tuple[np.ndarray, np.ndarray]:
-        known = self._entries.row.astype(np.int64) * self.shape_[1] + self._entries.column
+    def _cells(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """The places of the matrix as numbers, row by row."""
+        return rows.astype(np.int64) * self.shape_[1] + columns
+
+    def _unobserved(self) -> np.ndarray:
+        """Cells, in order: all of them where there are not many, or where chance would hardly find one."""
+        known = self._cells(self._entries.row, self._entries.column)
         total, rng = self.shape_[0] * self.shape_[1], np.random.default_rng(self._seed())
-        few = total <= 10 * MOST_CANDIDATES
-        cells = np.arange(total) if few else np.unique(rng.integers(total, size=2 * MOST_CANDIDATES))
-        cells = rng.permutation(np.setdiff1d(cells, known))[:MOST_CANDIDATES]
-        rows, columns = np.divmod(np.sort(cells), self.shape_[1])
-        return rows.astype(np.int32), columns.astype(np.int32)
+        few = total <= max(10 * MOST_CANDIDATES, 2 * len(known))
+        cells = np.arange(total) if few else np.unique(rng.integers(total, size=4 * MOST_CANDIDATES))
+        return np.sort(rng.permutation(np.setdiff1d(cells, known))[:MOST_CANDIDATES])
 
     def _over_draws(self, function: Callable, rows: np.ndarray, columns: np.ndarray, which: Any = slice(None), rng_key: Any = None) -> Any:
         """`function(distribution)` of entries at each draw, or `function(distribution, key)`: [draw, entry]."""
-        arguments = self._arguments_
+        arguments, number = self._arguments_, len(rows)
+        if not number:  # one is looked at, and left out again
+            rows, columns = np.zeros((2, 1), np.int32)
         size = min(len(rows), MOST_AT_ONCE)
 
         @jax.jit
@@ -321,7 +335,7 @@ class BSVDCompleter(BaseEstimator):
             draws = {name: jnp.asarray(values[which]) for name, values in self._draws.items() if name != "rank"}
             keys = random.split(random.key(0) if rng_key is None else rng_key, len(draws["s"]))
             parts = [at(draws, keys, rows[index], columns[index]) for index in np.asarray(chunks(len(rows), size))]
-            join = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=1)[:, : len(rows)]
+            join = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=1)[:, :number]
             return jax.tree.map(join, *parts)
 
 

@@ -18,6 +18,7 @@ components.
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import jax.numpy as jnp
@@ -136,7 +137,7 @@ def bsvd(
     :param learn_factors: means and precisions of u and v, of each component, are learned.
     :param alpha_s: precision of the amplitudes, a distribution or a number; like `precision`, of a feature's weights, and `intercept`.
     """
-    _refuse_wrong(shape, num_components, row=row, column=column)
+    _refuse_wrong(shape, num_components, (a, b), row=row, column=column)
     num_rows, num_columns = shape
     rows, columns = plate("row", num_rows, dim=-2), plate("column", num_columns, dim=-2)
     r, c = _with_constant(row_features, num_rows, "row_features"), _with_constant(column_features, num_columns, "column_features")
@@ -158,10 +159,12 @@ def bsvd(
     return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
 
 
-def _refuse_wrong(shape: tuple[int, int], num_components: int, **places) -> None:
+def _refuse_wrong(shape: tuple[int, int], num_components: int, expected: tuple[float, float], **places) -> None:
     """JAX would take the last row for one that is not there. What a compiled loop traces was seen before."""
-    if num_components < 1:
-        raise ValueError(f"bsvd num_components: found {num_components}, wanted 1 or more.")
+    if not isinstance(num_components, Integral) or num_components < 1:
+        raise ValueError(f"bsvd num_components: found {num_components}, wanted an integer, 1 or more.")
+    if not any(isinstance(each, Tracer) for each in expected) and not (min(expected) >= 0 and expected[0] > 0):
+        raise ValueError(f"bsvd a, b: found {expected[0]}, {expected[1]}, wanted a above 0, b from 0 on.")
     wanted = (max(jnp.size(places["row"]), 1),)
     for (name, place), size in zip(places.items(), shape, strict=True):
         if jnp.shape(place) != wanted or not jnp.issubdtype(jnp.result_type(place), jnp.integer):

@@ -1,5 +1,7 @@
 """The completer as a whole: one fit of each link, asked everything."""
 
+import pickle
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 import gallery.bsvd
 from diagnostics import report
 from gallery import BSVDCompleter
+from gallery._entries import read_entries
 from inference import Program
 from zoo.bsvd import bsvd
 
@@ -45,8 +48,11 @@ def test_nothing_is_told_before_fit():
         ({"dtype": "half"}, SEEN, r"dtype: found 'half'"),
         ({"missingness": 18}, SEEN, r"missingness: found 18, wanted 0 to 17"),
         ({"row_features": np.zeros((3, 1))}, SEEN, r"row_features: found shape \(3, 1\), wanted \(24, features\)"),
+        ({"num_components": 2.5}, SEEN, r"num_components: found 2.5, wanted an integer"),
+        ({"a": -1.0}, SEEN, r"a, b: found -1.0, 1.0, wanted a above 0"),
+        ({"shape": (3,)}, SEEN, r"shape: found \(3,\), wanted \(rows, columns\)"),
     ],
-    ids=["link", "no trials", "trials", "levels", "dtype", "missingness", "features"],
+    ids=["link", "no trials", "trials", "levels", "dtype", "missingness", "features", "half a component", "a", "shape"],
 )
 def test_wrong_settings_are_named(settings, X, message):
     with pytest.raises(ValueError, match=message):
@@ -109,8 +115,55 @@ def test_suggestions_are_entries_not_seen(fitted):
     rows, columns = fitted.suggest(7)
     assert np.isnan(SEEN[rows, columns]).all()
     assert len({*zip(rows.tolist(), columns.tolist(), strict=True)}) == 7
-    with pytest.raises(ValueError, match=r"n: found 3, wanted 1 to 2"):
+    with pytest.raises(ValueError, match=r"n: found 3, wanted an integer, 1 to 2"):
         fitted.suggest(3, candidates=([0, 1], [0, 0]))
+    with pytest.raises(ValueError, match=r"n: found 1.5, wanted an integer"):
+        fitted.suggest(1.5)
+
+
+@pytest.mark.slow
+def test_a_candidate_that_is_named_twice_is_suggested_once(fitted):
+    rows, columns = fitted.suggest(2, candidates=([5, 5, 0], [3, 3, 1]))
+    assert {*zip(rows.tolist(), columns.tolist(), strict=True)} == {(5, 3), (0, 1)}
+
+
+def test_the_last_holes_of_a_large_matrix_are_found():
+    """Chance would hardly meet them among a million."""
+    completer = BSVDCompleter(random_state=0)
+    completer.shape_ = 1000, 1000
+    row, column = np.divmod(np.setdiff1d(np.arange(1_000_000), [17, 654_321]), 1000)
+    completer._entries = read_entries((row, column, np.zeros(len(row))), completer.shape_)
+    np.testing.assert_array_equal(completer._unobserved(), [17, 654_321])
+
+
+@pytest.mark.slow
+def test_no_entries_have_no_predictions(fitted):
+    mean, std = fitted.predict([], [], return_std=True)
+    assert mean.shape == std.shape == (0,)
+    assert fitted.sample([], [], 7).shape == (7, 0)
+
+
+@pytest.mark.slow
+def test_the_spread_does_not_depend_on_the_level():
+    """A mean square less the squared mean has no digit left at 1e9."""
+    short = SHORT | {"num_warmup": 20, "num_samples": 20}
+    near, far = (BSVDCompleter(**short).fit(SEEN + level).predict(ROWS, COLUMNS, return_std=True)[1] for level in (0.0, 2.0**30))
+    np.testing.assert_allclose(far, near, rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_a_fit_without_a_draw_is_no_fit():
+    completer = BSVDCompleter(**SHORT | {"num_components": 1}, max_time=0.0)
+    with pytest.raises(ValueError, match=r"max_time: 0.0 seconds were over before the first draw"):
+        completer.fit(SEEN)
+    with pytest.raises(NotFittedError):
+        completer.predict([0], [0])
+
+
+@pytest.mark.slow
+def test_a_fitted_completer_is_pickled(fitted):
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict(ROWS, COLUMNS), fitted.predict(ROWS, COLUMNS))
 
 
 @pytest.mark.slow
@@ -131,6 +184,8 @@ def test_new_rows_are_folded_in(fitted):
     assert fitted.shape_ == (24, 18)
     with pytest.raises(ValueError, match=r"row_features: found some, learned none"):
         fitted.fold_in(seen, row_features=np.zeros((3, 1)))
+    with pytest.raises(ValueError, match=r"X: the gaussian link wants \(rows, columns, values\)"):
+        fitted.fold_in(([0], [0], [1], [2]))
     with pytest.raises(ValueError, match=r"X: found 19 columns, wanted 18"):
         fitted.fold_in(np.ones((1, 19)))
 
