@@ -135,7 +135,9 @@ def _add_fit(parser: _Parser) -> None:
     add("--option", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_OPTION_HELP)
     add("--kernel", metavar="NAME", help="nuts, svi, ...: one that the model's card names (default: its first)")
     add("--seed", type=_seed, default=0, metavar="N", help="of all random numbers (default: 0)")
-    add("--raw", action="store_true", help="leave the features as they are; else columns of quantities get mean 0 and deviation 1")
+    add(
+        "--raw", action="store_true", help="leave features, and real entries of a matrix, as they are; else they get mean 0 and deviation 1"
+    )
     add("--checkpoint", metavar="FOLDER", help="keep the run there while it goes on; `zoo resume FOLDER` goes on after a kill")
     add("-o", dest="output", metavar="RUN.nc", help="where to save the run (default: MODEL-DATA.nc)")
     add("--plot", metavar="OUT.png", help="save a picture too")

@@ -10,6 +10,7 @@ import xarray as xr
 import zoo
 from gallery._dataset import Dataset
 from gallery.commands import options
+from gallery.commands.entries import entry_unit
 from gallery.commands.inputs import bind, read_data, scale_features
 from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, start_of
 from gallery.commands.request import Request, check_picture, check_writable, keep, recall
@@ -57,7 +58,9 @@ def _run(request: Request, folder: Path | None) -> int:
     data = read_data(request, entry.model)
     scaling = scale_features(data, request.raw)
     arguments = bind(entry.model, entry.name, data, scaling, told.model)
-    start = start_of(kernel, told.driver["num_chains"], arguments)
+    unit = entry_unit(entry.model, arguments, request.raw)
+    arguments |= {} if unit is None else {"value": (arguments["value"] - unit.shift) / unit.scale}
+    start = start_of(kernel, entry.model, told.driver["num_chains"], arguments)
     groups = () if kernel in MARGINAL or _size(arguments, told.driver) > MOST else GROUPS
     driver = Driver(make_kernel(kernel, entry.model, **told.kernel), **told.driver, checkpoint=folder, groups=groups)
     if folder is not None:
@@ -68,11 +71,11 @@ def _run(request: Request, folder: Path | None) -> int:
             tree = driver.run(request.seed, init_params=start, **arguments)
     except CheckpointError as error:
         if error.tree is not None and num_draws(error.tree):
-            save(annotate(error.tree, request, data, scaling, arguments), Path(request.output))
+            save(annotate(error.tree, request, data, scaling, arguments, unit), Path(request.output))
             error.add_note(f"saved {_short(request.output)}")
         raise
     if num_draws(tree):
-        tree = annotate(tree, request, data, scaling, arguments)
+        tree = annotate(tree, request, data, scaling, arguments, unit)
         save(tree, Path(request.output))
     return _tell(tree, request, folder, perf_counter() - started)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from gallery.commands.entries import predicted_entries
+from gallery.commands.entries import predicted_entries, unit_of
 
 __all__ = ["is_history", "plot_history", "plot_matrix"]
 
@@ -20,7 +20,10 @@ def plot_matrix(tree: xr.DataTree) -> tuple[Any, str]:
     from matplotlib.ticker import MaxNLocator
 
     given = tree["constant_data"].to_dataset()
-    row, column, value = (*(given[name].values for name in ("row", "column")), tree["observed_data"].to_dataset()["y"].values)
+    row, column, value = (
+        *(given[name].values for name in ("row", "column")),
+        unit_of(tree).decoded(tree["observed_data"].to_dataset()["y"].values),
+    )
     rank = tree["posterior"].to_dataset()["rank"].values.astype(int)
     shape = row.max() + 1, column.max() + 1
     is_small = max(shape) <= MOST_ITEMS

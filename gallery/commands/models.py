@@ -59,8 +59,12 @@ def in_precision(kernel: str, arguments: Mapping[str, Any]) -> AbstractContextMa
     return jax.enable_x64(kernel in DOUBLE or (kernel == "ConditionalGibbs" and size < MANY))
 
 
-def start_of(kernel: str, num_chains: int, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+def start_of(kernel: str, model: Callable, num_chains: int, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     """Where the chains start, where a draw from the prior would be a bad place."""
+    from gallery.commands.entries import entry_start, takes_entries
+
+    if kernel == "ConditionalGibbs" and takes_entries(model):
+        return entry_start(model, num_chains, dict(arguments))
     if kernel != "LatentHistory":
         return None
     from gallery.archipelago import start

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from gallery._dataset import Dataset
+from gallery._links import Gaussian
 from gallery.commands.entries import item_names, takes_entries
 from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model, unknown
@@ -18,7 +19,9 @@ from gallery.commands.request import Request
 __all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "save", "select", "summary_text"]
 
 
-def annotate(tree: xr.DataTree, request: Request, data: Dataset, scaling: Scaling | None, arguments: Mapping[str, Any]) -> xr.DataTree:
+def annotate(
+    tree: xr.DataTree, request: Request, data: Dataset, scaling: Scaling | None, arguments: Mapping[str, Any], unit: Gaussian | None = None
+) -> xr.DataTree:
     """The driver's tree with the names of features and classes, the scaling, and what is needed to use the run again."""
     task = request.task or "task"
     names = {"feature": data.feature_names, "class": data.class_names, "task": data.categories.get(task, ())}
@@ -37,6 +40,7 @@ def annotate(tree: xr.DataTree, request: Request, data: Dataset, scaling: Scalin
         "arguments": json.dumps({key: value for key, value in arguments.items() if _is_plain(value)}),
         "categories": json.dumps({name: list(values) for name, values in data.categories.items()}),
     }
+    annotated.attrs |= {} if unit is None else {"shift": unit.shift, "scale": unit.scale}  # of entries
     if "task" in arguments:
         annotated.attrs["task"] = task
     if takes_entries(find_model(request.model).model):

@@ -7,10 +7,16 @@ import re
 
 import arviz as az
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
+from gallery.commands.entries import entry_start, entry_unit, predicted_entries
 from gallery.tables import TableError, read_matrix
 from tests.gallery.command import many, write
+from zoo.bsvd import bsvd, ordered_probit
+
+pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
 FIT = ["fit", "bsvd", "--data", "stars.csv", "--option", "num_components=2", "num_warmup=30", "num_samples=30"]
 
@@ -18,7 +24,7 @@ FIT = ["fit", "bsvd", "--data", "stars.csv", "--option", "num_components=2", "nu
 def matrix():
     """Of rank one, and which of its entries are known."""
     rng = np.random.default_rng(0)
-    return np.outer(rng.normal(size=9), rng.normal(size=8)) + 3, rng.random((9, 8)) < 0.7
+    return np.outer(rng.normal(size=9), rng.normal(size=8)) + 3000, rng.random((9, 8)) < 0.7
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,50 @@ def test_entries_are_fitted_and_drawn(done, room):
     assert json.loads(tree.attrs["entries"]) == ["user", "film"]
     assert "not_identified" in tree["posterior"]["u"].attrs
     assert "not_identified" not in tree["posterior"]["rank"].attrs
+    values, known = matrix()
+    np.testing.assert_allclose([tree.attrs["shift"], tree.attrs["scale"]], [values[known].mean(), values[known].std()], rtol=1e-3)
+    np.testing.assert_allclose(tree["observed_data"]["y"].std(), 1.0, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_quantity_without_draws_is_not_predicted_from_its_prior(done, room):
+    tree = az.from_netcdf(room.folder / "stars.nc")
+    tree["posterior"] = tree["posterior"].to_dataset().drop_vars("z")
+    with pytest.raises(ValueError, match="the run has no draws of z"):
+        predicted_entries(tree, np.array([0]), np.array([0]))
+
+
+ENTRIES = {"row": np.arange(60) // 6, "column": np.arange(60) % 6, "value": np.linspace(90.0, 110.0, 60), "shape": (10, 6)}
+
+
+def test_real_entries_are_standardised_unless_raw():
+    unit = entry_unit(bsvd, ENTRIES, is_raw=False)
+    np.testing.assert_allclose([unit.shift, unit.scale], [100, ENTRIES["value"].std()])
+    assert entry_unit(bsvd, ENTRIES, is_raw=True) is None
+
+
+def test_levels_are_not_standardised():
+    levels = ENTRIES | {"value": np.arange(60) % 5, "link": ordered_probit}
+    assert entry_unit(bsvd, levels, is_raw=False) is None
+    assert entry_start(bsvd, 1, levels) is None
+
+
+def test_chains_start_with_the_components_that_entries_can_tell_of():
+    """As the completer does; a draw of the prior has none, most often."""
+    more = {name: np.tile(ENTRIES[name], 5) for name in ("row", "column", "value")} | {"shape": (10, 6), "num_components": 9}
+    np.testing.assert_array_equal(entry_start(bsvd, 1, more)["z"], np.arange(9) < 300 // (8 * 16))
+    assert entry_start(bsvd, 3, more)["z"].shape == (3, 9)
+    np.testing.assert_array_equal(entry_start(bsvd, 1, ENTRIES | {"num_components": 1})["z"], [0])
+
+
+def test_a_model_without_components_starts_anywhere():
+    def additive(row, column, value=None, *, shape):
+        with numpyro.plate("item", shape[0]):
+            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        with numpyro.plate("entry", len(row)):
+            return numpyro.sample("y", dist.Normal(effect[row], 1.0), obs=value)
+
+    assert entry_start(additive, 2, ENTRIES) is None
 
 
 @pytest.mark.slow
