@@ -137,7 +137,7 @@ def _refuse_cut(program: Program, site: str, values, move, rng_key: Array, num_m
     if jnp.isneginf(at(keys)).any():
         raise StructureError(
             f"site {site!r}: a factor or another site's support cuts its support; the log joint is -inf at values that its prior, "
-            f"{program.sites[site].family}, allows. {_way_out(site)}"
+            f"{program.sites[site].family}, allows. {_way_out(program, site)}"
         )
 
 
@@ -216,7 +216,7 @@ def _candidates(program: Program, site: str):
     if not families:
         raise StructureError(
             f"site {site!r}: {about.family} has the support {support!r}, wanted one of real, positive, an interval, a simplex, "
-            f"boolean or 0..n. {_way_out(site)}"
+            f"boolean or 0..n. {_way_out(program, site)}"
         )
     return families + by_column
 
@@ -269,7 +269,8 @@ def _refuse_early(program: Program, site: str) -> None:
     for name, support in program.support_parents.items():
         if site in support and name != site:
             raise StructureError(
-                f"site {site!r}: the support of {name!r} depends on it, which cuts its conditional off where {name!r} is. {_way_out(site)}"
+                f"site {site!r}: the support of {name!r} depends on it, which cuts its conditional off where {name!r} is. "
+                f"{_way_out(program, site)}"
             )
 
 
@@ -282,9 +283,11 @@ def _refusal(program: Program, site: str, missed: dict[Family, float]) -> str:
     advice = "In float32 sums over many data round; try numpyro.enable_x64(). " if is_rounded else ""
     return (
         f"site {site!r}: its complete conditional is of no family that can be drawn from ({gaps}). Its prior is "
-        f"{program.sites[site].family}, and {relatives} depends on it. {advice}{_way_out(site)}"
+        f"{program.sites[site].family}, and {relatives} depends on it. {advice}{_way_out(program, site)}"
     )
 
 
-def _way_out(site: str) -> str:
+def _way_out(program: Program, site: str) -> str:
+    if program.sites[site].is_discrete:
+        return f"NUTS draws no discrete site: sum {site!r} out of the model, or give all sites to numpyro.infer.DiscreteHMCGibbs."
     return f"Give {site!r} to NUTS: Gibbs([(ConditionalGibbs(model, ...), [...]), (NUTS(model), None)])."

@@ -132,6 +132,17 @@ def test_chains_side_by_side():
     np.testing.assert_allclose(first["posterior"]["weight"], second["posterior"]["weight"], rtol=1e-9)
 
 
+def test_a_discrete_site_is_not_sent_to_nuts():
+    """Which would refuse it as well."""
+
+    def counted():
+        number = numpyro.sample("number", dist.Poisson(3.0))
+        numpyro.sample("y", dist.Normal(number, 1.0), obs=jnp.array(2.0))
+
+    with pytest.raises(StructureError, match=r"site 'number': Poisson has the support .* NUTS draws no discrete site"):
+        ConditionalGibbs(counted).init(random.key(0), 0, None, (), {})
+
+
 @pytest.mark.slow
 def test_another_kernel_takes_what_is_refused():
     with pytest.raises(StructureError, match=r"site 'weight': its complete conditional is of no family .* Give 'weight' to NUTS"):
