@@ -121,7 +121,7 @@ class BSVDCompleter(BaseEstimator):
             many = jax.tree.map(lambda each: jnp.broadcast_to(each, (self.num_chains, *each.shape)), start)
             tree = driver.run(self._seed(), init_params=many if self.num_chains > 1 else start, **arguments)
         if not tree["posterior"].sizes["draw"]:
-            raise ValueError(f"max_time: {self.max_time} seconds were over before the first draw; give more, or a smaller num_warmup.")
+            raise ValueError(f"fit: ended by {tree.attrs['ended']} before the first draw; give more time, or a smaller num_warmup.")
         self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
         self._draws = {str(name): np.concatenate(draws.values) for name, draws in tree["posterior"].to_dataset().items()}
         self.posterior_ = self._told(tree)
@@ -228,9 +228,8 @@ class BSVDCompleter(BaseEstimator):
         places = [rng.integers(size, size=NUM_PROBES) for size in self.shape_]
         mean, _ = self._link.told(self._over_draws(lambda fn: self._link.moments(fn)[0], *places), np.zeros(()))
         posterior["prediction"] = (("chain", "draw", "probe"), mean.reshape(*singular.shape[:2], -1))
-        tree["constant_data"] = xr.DataTree(
-            tree["constant_data"].to_dataset().assign(probe_row=("probe", places[0]), probe_column=("probe", places[1]))
-        )
+        constant = tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()  # of one entry, all may be 0
+        tree["constant_data"] = xr.DataTree(constant.assign(probe_row=("probe", places[0]), probe_column=("probe", places[1])))
         of_rows = self._row_log_likelihood().reshape(*singular.shape[:2], -1)
         tree["log_likelihood"] = xr.DataTree(xr.Dataset({"y": (("chain", "draw", "row"), of_rows)}))
         tree["not_identified"] = xr.DataTree(posterior[raw])

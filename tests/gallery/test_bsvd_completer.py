@@ -152,9 +152,16 @@ def test_the_spread_does_not_depend_on_the_level():
 
 
 @pytest.mark.slow
+def test_one_entry_is_a_matrix():
+    """Its row, its column and its standardised value are all 0."""
+    completer = BSVDCompleter(**SHORT | {"num_components": 2, "num_warmup": 5, "num_samples": 5}).fit([[5.0]])
+    assert np.isfinite(completer.predict([0], [0], return_std=True)).all()
+
+
+@pytest.mark.slow
 def test_a_fit_without_a_draw_is_no_fit():
     completer = BSVDCompleter(**SHORT | {"num_components": 1}, max_time=0.0)
-    with pytest.raises(ValueError, match=r"max_time: 0.0 seconds were over before the first draw"):
+    with pytest.raises(ValueError, match=r"fit: ended by max_time before the first draw"):
         completer.fit(SEEN)
     with pytest.raises(NotFittedError):
         completer.predict([0], [0])
