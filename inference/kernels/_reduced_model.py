@@ -42,13 +42,16 @@ class ReducedModel(NamedTuple):
 
     def draw_index(self, rng_key: Array, own_negatives: bool) -> Index:
         """Rows and classes, one from each stratum of equal size: each is there with the same probability, and hardly one twice."""
-        row_key, class_key = random.split(rng_key)
         num_rows = self.sizes[self.rows][1]
-        found = {self.rows: _one_of_each_stratum(row_key, *self.sizes[self.rows], ())}
+        shapes = {self.rows: (num_rows,)}
         if self.classes:
-            columns = (num_rows,) if own_negatives else ()
-            found[self.classes] = _one_of_each_stratum(class_key, *self.sizes[self.classes], columns)
-        return found
+            shapes[self.classes] = (self.sizes[self.classes][1], *((num_rows,) if own_negatives else ()))
+        ends = np.cumsum([np.prod(shape) for shape in shapes.values()])
+        parts = jnp.split(random.uniform(rng_key, (int(ends[-1]),)), ends[:-1].tolist())  # one call, as each costs some operations
+        return {
+            name: _one_of_each_stratum(u.reshape(shape), self.sizes[name][0])
+            for (name, shape), u in zip(shapes.items(), parts, strict=True)
+        }
 
     def run(self, program: Program, index: Index, values: Mapping[str, Any]) -> dict[str, Any]:
         """The trace of the model at these indices; `values` of sites may be stand-ins."""
@@ -116,12 +119,11 @@ class ReducedModel(NamedTuple):
         return biject_to(self.whole[name].support)(value)
 
 
-def _one_of_each_stratum(rng_key: Array, size: int, num: int, columns: tuple[int, ...]) -> Array:
-    """[stratum, *columns] of 0 .. size - 1; the ends of strata are computed exactly, a draw lies anywhere in between."""
+def _one_of_each_stratum(u: Array, size: int) -> Array:
+    """[stratum, ...] of 0 .. size - 1, from uniform numbers; the ends of strata are computed exactly, a draw lies anywhere in between."""
+    num = len(u)
     ends = np.arange(num, dtype=np.float64) * size / num
-    shape = (num, *(1,) * len(columns))
-    low, rest = (part.reshape(shape) for part in (np.floor(ends), ends % 1))
-    u = random.uniform(rng_key, (num, *columns))
+    low, rest = (part.reshape(num, *(1,) * (u.ndim - 1)) for part in (np.floor(ends), ends % 1))
     step = jnp.floor(jnp.asarray(rest, u.dtype) + u * (size / num)).astype(int)
     return jnp.minimum(jnp.asarray(low, int) + step, size - 1)
 

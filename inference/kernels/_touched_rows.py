@@ -23,6 +23,8 @@ from inference.sites import Site, StructureError
 
 __all__ = ["Asked", "Rows", "UsedWholeError", "note_requests"]
 
+FEW = 1000  # ids that are sooner compared each with each than sorted
+
 
 class UsedWholeError(StructureError):
     """A model uses all of a site where it was to ask for rows."""
@@ -163,6 +165,9 @@ def _flattened(places: tuple[Array, ...], lead: tuple[int, ...]) -> Array:
 
 def _slots(ids: Array) -> Array:
     """A number below the number of ids, equal where ids are."""
+    if len(ids) <= FEW:
+        place = jnp.arange(len(ids))
+        return jnp.min(jnp.where(ids[:, None] == ids[None], place[:, None], len(ids)), axis=0)
     order = jnp.argsort(ids)
     ranked = ids[order]
     is_new = jnp.concatenate([jnp.zeros(1, bool), ranked[1:] != ranked[:-1]])
