@@ -7,25 +7,25 @@ import pytest
 
 from inference import Program
 from tests.bench.augment_reduce_rivals import UMax, exact_softmax, one_vs_each, sampled_softmax
-from tests.inference.reducing import TOLD, X, Y, every, fitted, whole
+from tests.inference.reducing import TOLD, Y, every, fitted, utilities, whole
 from zoo.augment_reduce import augment_reduce
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
-def gaps(state):
+def gaps(kernel, state):
     """psi_k - psi_y [row, class]."""
-    psi = X @ np.asarray(state.values["weights"]["loc"]).T + np.asarray(state.values["biases"]["loc"])
+    psi = utilities(kernel, state)
     return psi - psi[np.arange(6), Y][:, None]
 
 
-def log_softmax(state):
-    return -np.log(np.exp(gaps(state)).sum(1))
+def log_softmax(kernel, state):
+    return -np.log(np.exp(gaps(kernel, state)).sum(1))
 
 
-def all_others(state):
+def all_others(kernel, state):
     """Sum of log sigmoid(psi_y - psi_k) over k != y."""
-    return -np.log1p(np.exp(gaps(state))).sum(1) + np.log(2)
+    return -np.log1p(np.exp(gaps(kernel, state))).sum(1) + np.log(2)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def all_others(state):
 def test_with_all_classes_a_rival_is_its_formula(model, formula):
     kernel, program, state = fitted(model=model, told=TOLD)
     assert kernel.reads is None
-    assert float(whole(kernel, program, state)[0]) == pytest.approx(formula(state).sum(), rel=1e-10)
-    assert all_others(state).sum() < log_softmax(state).sum()
+    assert float(whole(kernel, program, state)[0]) == pytest.approx(formula(kernel, state).sum(), rel=1e-10)
+    assert all_others(kernel, state).sum() < log_softmax(kernel, state).sum()
 
 
 def test_a_sampled_softmax_draws_its_classes():
@@ -53,7 +53,7 @@ def test_u_max_rests_at_the_best_rate():
     kernel = UMax(augment_reduce, init_scale=1.0)
     state = kernel.init(jax.random.key(3), program)
     view = kernel._view(program, every(kernel), state, None)
-    terms, best = view.terms(view.parameters), np.exp(gaps(state)).sum(1)
+    terms, best = view.terms(view.parameters), np.exp(gaps(kernel, state)).sum(1)
     step = jax.jit(lambda local: kernel.reads.step(local, terms, jnp.asarray(1.0), jax.random.key(0)))
     np.testing.assert_allclose(step({"rate": jnp.asarray(best)})["rate"], best, rtol=1e-10)
     local = state.local

@@ -27,6 +27,12 @@ def weights_of(kernel, state):
     return {name: value["loc"] for name, value in kernel.values(state).items()}
 
 
+def utilities(kernel, state):
+    """psi [row, class], as numpy has it."""
+    found = weights_of(kernel, state)
+    return X @ np.asarray(found["weights"]).T + np.asarray(found["biases"])
+
+
 def estimate(kernel, program, state, index, rng_key):
     """What a step would take for the bound on the log likelihood, and its slopes in all weights; without a key eps is integrated out."""
     model = kernel.reduced

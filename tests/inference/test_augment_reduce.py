@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from inference.kernels import _reduced_model
 from inference.kernels._local_steps import LocationScale, LogExponential
-from tests.inference.reducing import X, Y, every, fitted, weights_of, whole, z_scores
+from tests.inference.reducing import X, Y, every, fitted, utilities, weights_of, whole, z_scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -22,11 +22,6 @@ def exact_log_likelihood(kernel, program, state):
     """Of each row, with eps integrated out."""
     exact = program.with_arguments(batch_size=None, augmented=False)
     return np.asarray(exact.log_likelihood(weights_of(kernel, state))["y"])
-
-
-def utilities(kernel, state):
-    found = weights_of(kernel, state)
-    return X @ np.asarray(found["weights"]).T + np.asarray(found["biases"])
 
 
 def best_rate(kernel, state):
