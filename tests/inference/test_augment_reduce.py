@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from inference.kernels import _reduced_model
 from inference.kernels._local_steps import LocationScale, LogExponential
-from tests.inference.reducing import X, Y, every, fitted, utilities, weights_of, whole, z_scores
+from tests.inference.reducing import Y, every, fitted, utilities, weights_of, whole, z_scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 
