@@ -10,7 +10,7 @@ from jax import random
 
 from diagnostics import geweke, sbc
 from diagnostics.calibration import with_kernel
-from inference import ConditionalGibbs
+from inference import ConditionalGibbs, Driver
 from inference.kernels import _crossed_births, _crossed_components, _crossed_sweep
 from inference.kernels._crossed_bridge import walk
 from inference.kernels._crossed_components import rescaled
@@ -74,6 +74,18 @@ def no_jacobian(key, crossed, *rest):
 def test_a_planted_bug_changes_the_joint(owner, name, planted, monkeypatch):
     monkeypatch.setattr(owner, name, planted)
     assert not calibration("gaussian").passed
+
+
+def test_a_run_that_goes_on_is_the_longer_run(tmp_path):
+    def sampled(num_samples, **options):
+        return Driver(ConditionalGibbs(bsvd), num_warmup=6, num_samples=num_samples, progress_bar=False, **options)
+
+    whole = sampled(8).run(0, **tiny("gaussian"))
+    sampled(3, checkpoint=tmp_path).run(0, **tiny("gaussian"))
+    resumed = sampled(8, checkpoint=tmp_path).run(0, **tiny("gaussian"))
+    assert resumed.attrs["steps_run"] == 5
+    for name, values in whole["posterior"].data_vars.items():
+        np.testing.assert_array_equal(resumed["posterior"][name], values)
 
 
 @pytest.mark.parametrize("link", LINKS)
