@@ -1,7 +1,7 @@
 """Augment and reduce, what a step costs: for more and more classes, next to a plain step, a dense optimiser and the exact softmax.
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
-    uv run python -m tests.bench.augment_reduce_speed [--most 1000000] [--features 50,500]
+    uv run python -m tests.bench.augment_reduce_speed [--least 1000] [--most 1000000] [--features 50,500] [--only shared,plain]
 
 128 rows and 100 classes a step, microseconds of CPU, medians of rounds that take turns. Classes are shared by the batch, or drawn for each
 row of it. The plain step is JAX as one would write it by hand: rows gathered and scattered by `.at`, nothing read off a model, no prior,
@@ -25,6 +25,7 @@ from zoo.augment_reduce import augment_reduce
 
 __all__ = ["main"]
 
+NAMES = ("shared", "no prior", "plain", "floor", "of each row", "plain, of each row", "floor, of each row", "dense", "exact softmax")
 ROWS, CLASSES, NUM_DATA, ROUNDS = 128, 100, 2000, 7
 LEAST_SECONDS = 0.2  # of a timed call
 
@@ -158,25 +159,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--most", type=float, default=1e6)
     parser.add_argument("--features", default="50,500")
+    parser.add_argument("--least", type=float, default=1e3, help="classes")
+    parser.add_argument("--only", default=",".join(NAMES), help="columns; a million classes of 500 features take 4 GB in each of them")
     told = parser.parse_args()
-    names = ("shared", "no prior", "plain", "floor", "of each row", "no prior, of each row", "plain, of each row", "floor, of each row",
-             "dense", "exact softmax")  # fmt: skip
+    names = told.only.split(",")
     print("| classes | features | " + " | ".join(names) + " |\n" + "|---" * (len(names) + 2) + "|")
     for features in map(int, told.features.split(",")):
-        for num_classes in (k for k in (1_000, 10_000, 100_000, 1_000_000) if k <= told.most):
+        for num_classes in (k for k in (1_000, 10_000, 100_000, 1_000_000) if told.least <= k <= told.most):
             rng = np.random.default_rng(0)
             x, y = rng.normal(size=(NUM_DATA, features)).astype(np.float32), rng.integers(0, num_classes, NUM_DATA).astype(np.int32)
-            runs = {}
+            made = {"no prior": partial(of_driver, x, y, num_classes, False, prior_scale=None)}
             for own_negatives, of in ((False, "shared"), (True, "of each row")):
                 suffix = ", of each row" if own_negatives else ""
-                runs |= {
-                    of: of_driver(x, y, num_classes, own_negatives),
-                    f"no prior{suffix}": of_driver(x, y, num_classes, own_negatives, prior_scale=None),
-                    f"plain{suffix}": by_hand(partial(plain, own_negatives=own_negatives), x, y, num_classes),
-                    f"floor{suffix}": floor(features, own_negatives),
-                }
+                made[of] = partial(of_driver, x, y, num_classes, own_negatives)
+                made[f"plain{suffix}"] = partial(by_hand, partial(plain, own_negatives=own_negatives), x, y, num_classes)
+                made[f"floor{suffix}"] = partial(floor, features, own_negatives)
             if num_classes * features <= 5e6:
-                runs |= {"dense": by_hand(dense, x, y, num_classes), "exact softmax": by_hand(exact, x, y, num_classes)}
+                made |= {"dense": partial(by_hand, dense, x, y, num_classes), "exact softmax": partial(by_hand, exact, x, y, num_classes)}
+            runs = {name: make() for name, make in made.items() if name in names}
             found = times(runs)
             print(
                 f"| {num_classes} | {features} | " + " | ".join(f"{found[name]:.0f}" if name in found else "" for name in names) + " |",
