@@ -44,9 +44,11 @@ class LogExponential(NamedTuple):
         most = jnp.finfo(own.dtype).max
         return jnp.clip(own, max=most), jnp.clip(floor, max=most)
 
-    def step(self, local: dict[str, Array], terms: Terms, step_size: Array, rng_key: Array) -> dict[str, Array]:
-        """A step of natural gradient; never below what the optimum must exceed."""
-        target, floor = self.target(terms, len(local["rate"]))
+    def step(self, local: dict[str, Array], terms: Terms, at_means: Terms, step_size: Array, rng_key: Array) -> dict[str, Array]:
+        """A step of natural gradient; never below what the optimum must exceed: where weights are drawn, it is the mean of what draws of
+        them say, which may exceed it, and above what their means say."""
+        target, _ = self.target(terms, len(local["rate"]))
+        _, floor = self.target(at_means, len(local["rate"]))
         return {"rate": jnp.maximum((1 - step_size) * local["rate"] + step_size * target, floor)}
 
     def points(self, local: dict[str, Array], rng_key: Array | None) -> tuple[Array, Array]:
@@ -69,7 +71,7 @@ class LocationScale(NamedTuple):
         """The prior."""
         return {"loc": jnp.zeros(num_rows), "log_scale": jnp.zeros(num_rows)}
 
-    def step(self, local: dict[str, Array], terms: Terms, step_size: Array, rng_key: Array) -> dict[str, Array]:
+    def step(self, local: dict[str, Array], terms: Terms, at_means: Terms, step_size: Array, rng_key: Array) -> dict[str, Array]:
         """A step along the gradient over the Fisher information."""
         z = self._draws(rng_key, local["loc"])
         info_loc, info_log_scale = self._information()

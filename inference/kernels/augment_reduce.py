@@ -8,7 +8,7 @@ and classes, its own plates scale the terms up, and its prior, its noise and its
 
 The prior of a row of weights is felt when the row is touched, then for all steps since it was touched last, so that rows which are not
 touched cost nothing and none of it is lost. With `posterior` the weights have a normal distribution each, which is fitted along
-reparameterised gradients.
+reparameterised gradients; the target of q(eps) is that of the same draw, whose expectation is the moment-generating function of the paper.
 
 Cost of a step: batch_size x num_negatives x features, whatever the number of classes. Memory: twice the weights (four times with
 `posterior`), one or two numbers a row of the data.
@@ -177,7 +177,8 @@ class AugmentReduce(Algorithm):
         if self.reads is not None:
             num_all, num_seen = model.sizes[model.rows]
             epoch = jnp.floor(state.count.astype(float) * (num_seen / num_all))
-            local = self.reads.step(local, view.terms(view.parameters), (1 + epoch) ** -self.local_decay, local_key)
+            drawn, at_means = (each.terms(each.parameters) for each in (view, view._replace(noise={})))
+            local = self.reads.step(local, drawn, at_means, (1 + epoch) ** -self.local_decay, local_key)
 
         def objective(parameters: dict[str, Any]) -> tuple[Array, Array]:
             bound = self._bound_of_rows(view.terms(parameters), local, len(rows), point_key)

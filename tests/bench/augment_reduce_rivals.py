@@ -79,7 +79,7 @@ class UMaxSteps(NamedTuple):
         """u = 1."""
         return {"rate": jnp.full(num_rows, np.e, jnp.result_type(float))}
 
-    def step(self, local, terms, step_size: Array, rng_key: Array) -> dict[str, Array]:
+    def step(self, local, terms, at_means, step_size: Array, rng_key: Array) -> dict[str, Array]:
         """U-max."""
         target, floor = self.reads.target(terms, len(local["rate"]))
         u = jnp.log(local["rate"])

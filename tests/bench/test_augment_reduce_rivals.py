@@ -54,7 +54,7 @@ def test_u_max_rests_at_the_best_rate():
     state = kernel.init(jax.random.key(3), program)
     view = kernel._view(program, every(kernel), state, None)
     terms, best = view.terms(view.parameters), np.exp(gaps(kernel, state)).sum(1)
-    step = jax.jit(lambda local: kernel.reads.step(local, terms, jnp.asarray(1.0), jax.random.key(0)))
+    step = jax.jit(lambda local: kernel.reads.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0)))
     np.testing.assert_allclose(step({"rate": jnp.asarray(best)})["rate"], best, rtol=1e-10)
     local = state.local
     for _ in range(60):

@@ -1,5 +1,7 @@
 """Bounds of augment and reduce against integrals of the model's own log joint; steps against sums over all rows and classes."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from scipy.optimize import minimize
 
 from inference.kernels import _reduced_model
 from inference.kernels._local_steps import LocationScale, LogExponential
-from tests.inference.reducing import Y, every, fitted, utilities, weights_of, whole, z_scores
+from tests.inference.reducing import X, Y, every, fitted, utilities, weights_of, whole, z_scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -112,7 +114,8 @@ def e_step(kernel, program, state, index, key, step_size=1.0):
     view = kernel._view(program, index, state, None)
     rows = index["row"]
     local = jax.tree.map(lambda leaf: leaf[rows], state.local)
-    return kernel.reads.step(local, view.terms(view.parameters), step_size, key)
+    terms = view.terms(view.parameters)
+    return kernel.reads.step(local, terms, terms, step_size, key)
 
 
 def test_natural_gradient_has_its_fixed_point_at_the_best_rate():
@@ -153,6 +156,52 @@ def test_rate_is_never_below_a_term_that_it_exceeds():
     sampled = np.where(Y == 3, 4, 3)
     assert (found >= np.exp(psi[np.arange(6), sampled] - psi[np.arange(6), Y]) * (1 - 1e-6)).all()
     assert (found > np.asarray(state.local["rate"]) * 1.001).any()
+
+
+@cache
+def with_a_posterior():
+    """Kernel, program, a state with weights of many widths; and the best rate, by the moment-generating function of utilities."""
+    kernel, program, state = fitted("gumbel", posterior=True)
+    [table], [packed] = kernel.tables, state.tables
+    rows, rng = table.unpack(packed), np.random.default_rng(0)
+    for value in rows.values.values():
+        value["log_scale"] = jnp.log(jnp.asarray(rng.uniform(0.2, 0.8, value["log_scale"].shape)))
+    state = state._replace(tables=(table.pack(rows),))
+    variance = {name: np.exp(2 * np.asarray(value["log_scale"])) for name, value in kernel.values(state).items()}
+    psi, spread = utilities(kernel, state), X**2 @ variance["weights"].T + variance["biases"]
+    own = np.arange(6), Y
+    terms = np.exp(psi - psi[own][:, None] + (spread + spread[own][:, None]) / 2)
+    terms[own] = 1.0
+    return kernel, program, state, terms.sum(1)
+
+
+def steps_with_a_posterior(local, step_size, num_draws, floor_at_means=True):
+    """Rates after a step with each of many draws of the weights [draw, row]."""
+    kernel, program, state, _ = with_a_posterior()
+
+    def step(key):
+        view = kernel._view(program, every(kernel), state, key)
+        drawn, at_means = (each.terms(each.parameters) for each in (view, view._replace(noise={})))
+        return kernel.reads.step(local, drawn, at_means if floor_at_means else drawn, step_size, key)["rate"]
+
+    return np.asarray(jax.jit(jax.vmap(step))(jax.random.split(jax.random.key(2), num_draws)))
+
+
+@pytest.mark.parametrize("is_drawn", [True, False], ids=["weights are drawn", "weights at their means, which is seen"])
+def test_rate_under_a_posterior_is_the_moment_generating_function_on_average(is_drawn):
+    kernel, _, state, best = with_a_posterior()
+    found = (steps_with_a_posterior({"rate": jnp.asarray(best)}, 0.01, 20_000) - 0.99 * best) / 0.01
+    if not is_drawn:
+        found = found - found.mean(0) + best_rate(kernel, state)
+    z = (found.mean(0) - best) / (found.std(0) / np.sqrt(len(found)))
+    assert (np.abs(z).max() < 4) == is_drawn
+
+
+@pytest.mark.parametrize("floor_at_means", [True, False], ids=["floor at means", "floor of a draw, which is seen"])
+def test_no_draw_of_the_weights_pushes_the_rate_above_its_best(floor_at_means):
+    *_, best = with_a_posterior()
+    found = steps_with_a_posterior({"rate": jnp.asarray(best)}, 1e-9, 1000, floor_at_means)
+    assert (found <= best * (1 + 1e-6)).all() == floor_at_means
 
 
 @pytest.mark.slow
