@@ -98,6 +98,8 @@ def draw_errors(losses: dict, protocol: str, path: Path) -> None:
 
 def main(what: str, folder: Path | None, repetitions: int) -> None:
     """One of the three tables, and its figures."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     if what == "bars":
         error_table(CLASSIFIERS, dict.fromkeys([*BARS, *map(Cell, TABLES)]), repetitions)
     elif what == "density":

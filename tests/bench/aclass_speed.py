@@ -56,6 +56,8 @@ def ratios() -> None:
 
 def linear(folder: Path | None) -> None:
     """The same mixture, more and more rows; drawn into the folder, where there is one."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     print("| rows | rows/CPU s | with assignments kept |\n|---|---|---|")
     mixture, speeds = Mixture.draw(np.random.default_rng(0), 20, 100), []
     for size in SIZES:

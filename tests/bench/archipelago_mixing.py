@@ -27,6 +27,7 @@ CHAINS, WARMUP, DRAWS = 4, 500, 4000
 
 def main(folder: Path) -> None:
     """Prints a table and draws the picture."""
+    folder.mkdir(parents=True, exist_ok=True)
     x, y, *_ = draw(Cell("5 arms", 4), seed=0)
     started, driver = process_time(), Driver(sampler(), num_warmup=WARMUP, num_samples=DRAWS, num_chains=CHAINS, jit_model_args=True)
     with jax.enable_x64(True):

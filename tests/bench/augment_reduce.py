@@ -109,6 +109,8 @@ def on_data(name: str, steps: int | None, seeds: int, prior: float | None, metho
         "| method | bound a row, last steps | train log likelihood | test log likelihood | accuracy | CPU ms a step |\n" + 6 * "|---" + "|"
     )
     curves = {}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     for method in methods:
         found = []
         for seed in range(seeds):

@@ -100,6 +100,7 @@ def learned(train, test, seed: int, **options) -> Learned:
 
 def sizes(num_selections: int, folder: Path, num_test: int = 20_000) -> None:
     """By the share of all ratings that is learned from, with learned factors."""
+    folder.mkdir(parents=True, exist_ok=True)
     data, results = load("movielens_1m"), []
     print("| selection | share | RMSE | NMAE | NMAE, rounded | in the 90 % interval | log score | rank, 90 % | CPU s |\n|" + "---|" * 9)
     for seed in range(num_selections):
@@ -109,6 +110,11 @@ def sizes(num_selections: int, folder: Path, num_test: int = 20_000) -> None:
             train, test = (tuple(data[name][np.sort(which)] for name in ENTRY) for which in (order[:number], order[-num_test:]))
             results.append((share, learned(train, test, seed, learn_factors=True)))
             print(f"| {seed} | {share} | {results[-1][1].cells} |", flush=True)
+    drawn(results, folder)
+
+
+def drawn(results: list[tuple[float, Learned]], folder: Path) -> None:
+    """Figures 5.6 and 5.7, of pairs of a share and what was learned from it."""
     share, error = np.array([(share, each.rmse) for share, each in results]).T
     low, rank, high = np.stack([each.rank for _, each in results], axis=1)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
@@ -117,6 +123,7 @@ def sizes(num_selections: int, folder: Path, num_test: int = 20_000) -> None:
     left.set(xlabel="ratings learned from (%)", ylabel="RMSE")
     right.errorbar(100 * share, rank, (rank - low, high - rank), fmt="o", capsize=3)
     right.set(xlabel="ratings learned from (%)", ylabel="rank, 90 % interval", ylim=(0, None))
+    right.yaxis.get_major_locator().set_params(integer=True)
     figure.savefig(folder / "bsvd_figures_5_6_and_5_7.png", dpi=150)
 
 

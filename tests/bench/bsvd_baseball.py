@@ -117,6 +117,7 @@ def best(first: int, side: int, sign: int, num: int = 3) -> np.ndarray:
 
 def players(folder: Path) -> None:
     """How the best of the first and of the last season would do against each other, and how sure that is of each batter."""
+    folder.mkdir(parents=True, exist_ok=True)
     data = load("mlb_batter_pitcher")
     first, last = int(data["year"].min()), int(data["year"].max())
     train = counts(first, last)

@@ -108,6 +108,7 @@ def one_size(num_entries: int) -> None:
 
 def linear(folder: Path) -> None:
     """A process for each size, so that each has a peak of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
     print("| entries | rows + columns | CPU s a sweep | µs an entry | peak memory, GiB |\n|---|---|---|---|---|")
     found = []
     for size in SIZES:
