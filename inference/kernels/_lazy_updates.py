@@ -62,21 +62,33 @@ class Adagrad(NamedTuple):
 
 def remembered(optimizer: Any, values: Any) -> tuple[list[Any], list[Any]]:
     """What an optimiser knows at first: of each row of `values` [row, ...], and of all together."""
-    by_row = {leaf.shape for leaf in jax.tree.leaves(values)}
-    leaves = jax.tree.leaves(optimizer.init(values))
-    own = [leaf for leaf in leaves if jnp.shape(leaf) in by_row]
+    leaves, is_own = jax.tree.leaves(optimizer.init(values)), _is_of_rows(optimizer, values)
+    own = [leaf for leaf, mine in zip(leaves, is_own, strict=True) if mine]
     if strange := {leaf.dtype.name for leaf in own} - {leaf.dtype.name for leaf in jax.tree.leaves(values)}:
         raise ValueError(f"optimizer: it remembers rows as {', '.join(strange)}; wanted the type of the values.")
-    return own, [leaf for leaf in leaves if jnp.shape(leaf) not in by_row]
+    return own, [leaf for leaf, mine in zip(leaves, is_own, strict=True) if not mine]
+
+
+def _is_of_rows(optimizer: Any, values: Any) -> list[bool]:
+    """Of each array that an optimiser keeps, whether it has a row for each row of the values: then it grows with them."""
+    shapes = {leaf.shape for leaf in jax.tree.leaves(values)}
+    longer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(leaf) + 1, *leaf.shape[1:]), leaf.dtype), values)
+    now, then = (jax.tree.leaves(jax.eval_shape(optimizer.init, some)) for some in (values, longer))
+    found = [one.shape != other.shape for one, other in zip(now, then, strict=True)]
+    for leaf in (leaf for leaf, mine in zip(now, found, strict=True) if mine and leaf.shape not in shapes):
+        raise ValueError(
+            f"optimizer: for values of shape {', '.join(map(str, shapes))} it keeps an array of shape {leaf.shape}, which cannot be shared "
+            "out among their rows. Wanted one that keeps arrays as large as the values, such as optax.adagrad or optax.sgd."
+        )
+    return found
 
 
 def update_rows(optimizer: Any, slopes: Any, known: list[Any], common: list[Any], values: Any) -> tuple[Any, list[Any], list[Any]]:
     """Values of some rows [row, ...] after a step, and what the optimiser then knows of them and of all together."""
-    start = jax.eval_shape(optimizer.init, values)
-    by_row = {leaf.shape for leaf in jax.tree.leaves(values)}
-    is_own = [leaf.shape in by_row for leaf in jax.tree.leaves(start)]
+    is_own = _is_of_rows(optimizer, values)
     own, rest = iter(known), iter(common)
-    state = jax.tree.unflatten(jax.tree.structure(start), [next(own if mine else rest) for mine in is_own])
+    structure = jax.tree.structure(jax.eval_shape(optimizer.init, values))
+    state = jax.tree.unflatten(structure, [next(own if mine else rest) for mine in is_own])
     moves, new = optimizer.update(slopes, state, values)
     leaves = list(zip(is_own, jax.tree.leaves(new), strict=True))
     moved = jax.tree.map(jnp.add, values, moves)
