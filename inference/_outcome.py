@@ -140,6 +140,8 @@ class Run:
         program = Program(self.stepper.program.model, *args, **kwargs)
         lanes = [stacked([self.stepper.updated(program, one) for one in apart(lane)]) for lane in self.session.lanes]
         self.session.go_on(lanes, algorithm.data(program))
+        if _settings(program) != _settings(self.stepper.program):
+            self.session.compiled.clear()  # where they are constants
         self.program = self.stepper.program = program
         self.programs = [*self.programs, program] if algorithm.row_dim(program) else [program]
 
@@ -235,6 +237,14 @@ def _in_words(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _in_words(item) for key, item in value.items()}
     return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _settings(program: Program) -> dict[str, Any]:
+    """The arguments that are no arrays, in a form that is the same only where they are."""
+    is_array = lambda leaf: isinstance(leaf, Array | np.ndarray)
+    is_data = lambda value: bool(jax.tree.leaves(value)) and all(map(is_array, jax.tree.leaves(value)))
+    plain = lambda value: (type(value), value if isinstance(value, int | float | str | None) else id(value))
+    return {name: plain(value) for name, value in program.arguments.items() if not is_data(value)}
 
 
 def _kernel_name(kernel: Any) -> str:

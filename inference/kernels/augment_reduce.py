@@ -251,11 +251,25 @@ class AugmentReduce(Algorithm):
 
     def updated(self, state: ReduceState, program: Program) -> ReduceState:
         """Goes on with other rows: the weights stay, q(eps) starts anew."""
-        before = self.reduced.by_row
-        self.check(program)
-        if {name: site.shape for name, site in before.items()} != {name: site.shape for name, site in self.reduced.by_row.items()}:
-            raise ValueError("update: other rows must have the classes and features of those before.")
+        before = dict(vars(self))
+        try:
+            self.check(program)
+            self._must_be_as(before)
+        except Exception:
+            vars(self).update(before)  # for what is refused changes nothing
+            raise
         return state._replace(local=self.reads.start(self.reduced.sizes[self.reduced.rows][0]) if self.reads is not None else {})
+
+    def _must_be_as(self, before: dict[str, Any]) -> None:
+        """What is known of the weights must fit what the model now asks for."""
+        shapes = lambda reduced: {name: site.shape for name, site in (reduced.by_row | reduced.whole).items()}
+        if shapes(before["reduced"]) != shapes(self.reduced):
+            raise ValueError("update: other rows must have the classes and features of those before.")
+        if before["tables"] != self.tables:
+            raise ValueError(
+                "update: the model asks for rows of its weights along other axes, or gives them another kind of prior, than before; wanted "
+                "features of the same kind, `SparseRows` or an array, and the same settings."
+            )
 
 
 def _is_arrays(value: Any) -> bool:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import sparse
 from scipy.optimize import minimize
 
 from inference import AugmentReduce, Driver, Program
@@ -16,7 +17,7 @@ from inference.kernels._lazy_updates import Adagrad, Adaptive, remembered, updat
 from inference.kernels._touched_rows import note_requests
 from inference.sites import Site
 from tests.inference.reducing import weights_of
-from zoo.augment_reduce import augment_reduce, simulate
+from zoo.augment_reduce import SparseRows, augment_reduce, simulate
 
 K = 30  # most are touched in a few steps of a hundred
 ROWS = simulate(jax.random.key(1), num_rows=60, num_features=2, num_classes=K, prior_scale=0.5)
@@ -135,6 +136,42 @@ def test_other_rows_go_on_with_the_weights():
         driver.update(**{**TINY, "num_classes": K + 1})
 
 
+def test_an_update_that_was_refused_changes_nothing():
+    driver, _ = run(5)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="must have the classes and features of those before"):
+            driver.update(**{**TINY, "num_classes": K + 1})
+    driver.num_warmup = 6
+    driver.update(**TINY)
+    assert int(driver.states[0].count) == 6
+
+
+def test_an_update_that_lays_rows_out_anew_is_refused():
+    driver, _ = run(5)
+    packed = SparseRows.of(sparse.csr_matrix(np.asarray(ROWS["x"])))
+    for changed in ({"x": packed}, {"prior_scale": None}):
+        with pytest.raises(ValueError, match="update: the model asks for rows of its weights along other axes"):
+            driver.update(**{**TINY, **changed})
+
+
+def after_an_update(**changed):
+    """Weights after as many rows as before, under other settings."""
+    driver, _ = run(5)
+    driver.num_warmup = 10
+    driver.update(**{**TINY, **changed})
+    return weights(driver)["weights"]
+
+
+def test_an_update_goes_by_its_own_settings():
+    assert np.abs(after_an_update(prior_scale=0.01) - after_an_update()).max() > 1e-4
+
+
+def test_an_update_by_the_settings_before_is_seen(monkeypatch):
+    monkeypatch.setattr("inference._outcome._settings", lambda program: {})
+    with pytest.raises(AssertionError):
+        test_an_update_goes_by_its_own_settings()
+
+
 # What a step touches.
 
 
@@ -191,6 +228,22 @@ def test_steps_of_rows_are_those_of_all_with_slopes_of_zero(optimizer):
 def test_an_optimizer_with_momentum_is_refused():
     with pytest.raises(ValueError, match="optimizer: it moves a row whose slope is 0"):
         AugmentReduce(augment_reduce, optimizer=optax.adam(0.1))
+
+
+@pytest.mark.usefixtures("numpyro_promotion")
+def test_an_optimizer_that_mixes_rows_is_refused():
+    with pytest.raises(ValueError, match=r"optimizer: for values of shape .* which cannot be shared out among their rows"):
+        run(1, optimizer=optax.sm3(0.1, momentum=0.0))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_an_optimizer_keeps_beside_rows_may_look_like_rows(rows):
+    pair = optax.GradientTransformation(
+        lambda values: (jnp.zeros(2), jnp.zeros(1), jax.tree.map(jnp.zeros_like, values)), optax.sgd(1.0).update
+    )
+    own, common = remembered(pair, jnp.ones(rows))
+    assert [leaf.shape for leaf in own] == [(rows,)]
+    assert [leaf.shape for leaf in common] == [(2,), (1,)]
 
 
 def test_adagrad_is_that_of_optax():
