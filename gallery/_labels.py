@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 __all__ = ["coded", "codes_among", "declared"]
 
 UNLABELLED = -1
+SHOWN = 20  # classes in a message
 
 
 def coded(y: Any, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -38,10 +39,15 @@ def codes_among(y: Any, classes: np.ndarray) -> np.ndarray:
     labels = _labels(y).tolist()
     if unknown := [row for row, label in enumerate(labels) if label not in codes]:
         raise ValueError(
-            f"y: row {unknown[0]} has the class {labels[unknown[0]]!r}; the classes of the first call are {classes.tolist()}. A class that "
+            f"y: row {unknown[0]} has the class {labels[unknown[0]]!r}; the classes of the first call are {_few(classes)}. A class that "
             "comes later must be named then: partial_fit(X, y, classes=[...])."
         )
     return np.array([codes[label] for label in labels], np.int32)
+
+
+def _few(classes: np.ndarray) -> str:
+    """For a message: all, or some of very many."""
+    return f"{classes.tolist()}" if len(classes) <= SHOWN else f"{classes[:SHOWN].tolist()} and {len(classes) - SHOWN} more"
 
 
 def declared(classes: Any) -> np.ndarray:

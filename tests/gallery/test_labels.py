@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gallery._labels import coded, declared
+from gallery._labels import coded, codes_among, declared
 
 
 def test_many_classes_that_are_declared_are_classes():
@@ -14,3 +14,9 @@ def test_many_classes_that_are_declared_are_classes():
 def test_a_continuous_target_is_none_of_classes():
     with pytest.raises(ValueError, match="Unknown label type"):
         coded(np.linspace(0, 1, 20))
+
+
+def test_a_message_names_some_of_very_many_classes():
+    with pytest.raises(ValueError, match=r"row 0 has the class -5; .* 19\] and 99980 more\. A class") as caught:
+        codes_among([-5], np.arange(100_000))
+    assert len(str(caught.value)) < 300
