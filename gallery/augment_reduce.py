@@ -32,6 +32,7 @@ __all__ = ["AugmentReduceClassifier"]
 
 MOST_DENSE = 10**8  # entries of a sparse table that is unpacked: rows of weights are then moved as a whole, which is faster
 ENTRIES = 4 * 10**6  # rows x classes that are predicted at once
+SMALLEST = 1e-35  # of what a column is divided by; what is smaller is nearly no number of 32 bits
 
 
 class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
@@ -112,7 +113,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         if len(labels):
             self._driver.num_warmup = self.n_iter_ + self._steps_of_a_pass(len(labels))
             self._driver.max_time = self.max_time
-            self._driver.update(x=self._scaled(X), y=labels, **self._settings(len(labels)))
+            self._driver.update(x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels)))
             self._taken(self._driver.tree())
         return self
 
@@ -121,29 +122,31 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
         if y is None:
             raise ValueError("AugmentReduceClassifier requires y to be passed, but the target y is None; wanted the class of each row.")
+        if classes is not None and self.num_classes is not None and not np.array_equal(declared(classes), np.arange(self.num_classes)):
+            raise ValueError(f"classes: found {declared(classes)}, but num_classes={self.num_classes} names them; give one of the two.")
         classes, labels = coded(y, classes) if self.num_classes is None else (np.arange(self.num_classes), self._numbered(y))
         check_consistent_length(X, labels)
         X, labels = X[labels >= 0], labels[labels >= 0]
         if not len(labels):
             raise ValueError("y: every row is unlabelled (-1), so nothing is learned of any class.")
         self._learn_units(X)
-        self.classes_ = classes
+        self.classes_, self._is_packed = classes, self._may_pack(X)
         start = 0.01 if self.rank is None else 0.1  # where weights and embedding are both 0 there is no slope
         kernel = AugmentReduce(augment_reduce, posterior=self.posterior, init_scale=start, optimizer=Adagrad(self.step_size))
         # Draws are made when they are asked for, so one is enough here.
         steps = num_steps or self._steps_of_a_pass(len(labels))
         self._driver = Driver(kernel, num_warmup=steps, num_samples=1, max_time=self.max_time, progress_bar=self.progress_bar)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        return self._taken(self._driver.run(seed, x=self._scaled(X), y=labels, **self._settings(len(labels))))
+        return self._taken(self._driver.run(seed, x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels))))
 
     def _numbered(self, y: Any) -> np.ndarray:
         """Labels that are codes already; nothing is done for each class, of which there may be a million."""
         labels, most = column_or_1d(y, warn=True), int(self.num_classes or 0) - 1
-        if labels.dtype.kind not in "iu" or not -1 <= labels.min() <= labels.max() <= most:
-            raise ValueError(
-                f"y: found classes {labels.min()} .. {labels.max()} of type {labels.dtype}; wanted integers 0 .. {most}, as num_classes "
-                "says, or -1 where unknown."
-            )
+        wanted = f"wanted integers 0 .. {most}, as num_classes says, or -1 where unknown."
+        if labels.dtype.kind not in "iu":
+            raise ValueError(f"y: found classes of type {labels.dtype}, such as {labels[0]!r}; {wanted}")
+        if not -1 <= labels.min() <= labels.max() <= most:
+            raise ValueError(f"y: found classes {labels.min()} .. {labels.max()}; {wanted}")
         return labels.astype(np.int32)
 
     def _taken(self, tree: xr.DataTree) -> "AugmentReduceClassifier":
@@ -186,24 +189,33 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             scale = np.asarray(abs(X).max(axis=0).todense(), np.float32).ravel()
         else:
             self._mean, scale = X.mean(0, dtype=np.float64).astype(np.float32), X.std(0, dtype=np.float64).astype(np.float32)
-        self._scale = np.where(scale > 1e-10 * (1 + abs(self._mean)), scale, 1).astype(np.float32)
+        self._scale = np.where((scale > 1e-10 * abs(self._mean)) & (scale > SMALLEST), scale, 1).astype(np.float32)
 
-    def _scaled(self, X: Any) -> Any:
-        """As the model takes them."""
-        if sparse.issparse(X):
-            scaled = sparse.csr_matrix(X @ sparse.diags(1 / self._scale)).astype(np.float32)
-            if self.rank is not None or np.prod(X.shape) > MOST_DENSE:
-                return SparseRows.of(scaled)
-            return scaled.toarray() - self._mean / self._scale
-        return (X - self._mean) / self._scale
+    def _may_pack(self, X: Any) -> bool:
+        """Whether entries that are 0 may stay left out, and it is worth it: then columns must not be moved."""
+        return sparse.issparse(X) and not self._mean.any() and (self.rank is not None or np.prod(X.shape) > MOST_DENSE)
+
+    def _scaled(self, X: Any, is_packed: bool) -> Any:
+        """As the model takes them; rows of further calls of `partial_fit` as those of the first, for so its weights are laid out."""
+        if is_packed:
+            return SparseRows.of(sparse.csr_matrix(sparse.csr_matrix(X) @ sparse.diags(1 / self._scale)).astype(np.float32))
+        return ((X.toarray() if sparse.issparse(X) else X) - self._mean) / self._scale
 
     # Asking.
 
     def predict_log_proba(self, X: Any, classes: Any = None) -> np.ndarray:
         """Log probability of each class, [row, class], or of the `classes` that are named."""
         check_is_fitted(self)
-        chosen = slice(None) if classes is None else codes_among(classes, self.classes_)
+        chosen = slice(None) if classes is None else self._places(classes)
         return np.concatenate(self._over_rows(X, lambda log_probs: log_probs[:, chosen]))
+
+    def _places(self, classes: Any) -> list[int]:
+        """Of some classes among all."""
+        every = {label: place for place, label in enumerate(self.classes_.tolist())}
+        asked = column_or_1d(classes).tolist()
+        if unknown := [label for label in asked if label not in every]:
+            raise ValueError(f"classes: found {unknown[0]!r}, which is none of the {len(every)} classes that were learned (`classes_`).")
+        return [every[label] for label in asked]
 
     def predict_proba(self, X: Any, classes: Any = None) -> np.ndarray:
         """Probability of each class, [row, class], or of the `classes` that are named."""
@@ -233,12 +245,14 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         """`what` of the log probabilities of some rows at a time."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
-        rows = max(min(ENTRIES // max(len(self.classes_), 2), X.shape[0]), 1)
+        is_packed = self._may_pack(X)
+        unpacked = MOST_DENSE // X.shape[1] if sparse.issparse(X) and not is_packed else X.shape[0]
+        rows = max(min(ENTRIES // max(len(self.classes_), 2), unpacked, X.shape[0]), 1)
         found = []
         for start in range(0, X.shape[0], rows):
             some = X[start : start + rows]
             settings = {name: value for name, value in self._settings(some.shape[0]).items() if name != "batch_size"}
-            log_probs = np.asarray(_log_probs(self._scaled(some), self._draws, **settings))
+            log_probs = np.asarray(_log_probs(self._scaled(some, is_packed), self._draws, **settings))
             found.append(what(log_probs if len(self.classes_) > 1 else np.zeros((len(log_probs), 1), np.float32)))
         return found
 

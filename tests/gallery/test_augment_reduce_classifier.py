@@ -70,6 +70,52 @@ def test_sparse_and_dense_tables_agree_where_columns_are_not_moved(monkeypatch):
     assert packed.predict(x.toarray()).shape == (80,)
 
 
+FEW = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32) + 3.0
+KINDS = np.arange(40) % 3
+
+
+@pytest.mark.parametrize(("options", "most"), [({"rank": 2}, 10**8), ({}, 10)], ids=["rank", "many entries"])
+def test_columns_that_were_moved_are_moved_in_a_sparse_table(monkeypatch, options, most):
+    monkeypatch.setattr("gallery.augment_reduce.MOST_DENSE", most)
+    found = quick(max_iter=30, **options).fit(FEW, KINDS)
+    np.testing.assert_allclose(found.predict_proba(sparse.csr_matrix(FEW)), found.predict_proba(FEW), atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [100, 10**8], ids=["packed first", "unpacked first"])
+def test_further_rows_are_laid_out_as_the_first(monkeypatch, most):
+    monkeypatch.setattr("gallery.augment_reduce.MOST_DENSE", most)
+    x = sparse.csr_matrix(np.where(FEW > 3, FEW, 0))
+    found = quick(max_iter=30).fit(x, KINDS)
+    monkeypatch.setattr("gallery.augment_reduce.MOST_DENSE", 100)
+    for more in (x, x[:5], x.toarray()):
+        found.partial_fit(more, KINDS[: more.shape[0]])
+    assert found.n_iter_ == 33
+    np.testing.assert_allclose(found.predict_proba(x), found.predict_proba(x.toarray()), atol=1e-5)
+
+
+@pytest.mark.parametrize("pack", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
+def test_units_of_columns_do_not_matter(pack):
+    x = np.where(FEW > 3, FEW, 0).astype(float)
+    other = quick(max_iter=30).fit(pack(x * [1e-12, 1.0, 1e12, 1e-30]), KINDS)
+    np.testing.assert_allclose(other._draws["weights"], quick(max_iter=30).fit(pack(x), KINDS)._draws["weights"], atol=1e-4)
+
+
+def test_classes_that_were_not_learned_are_refused():
+    found = quick(max_iter=5).fit(FEW, KINDS)
+    for unknown in (-1, 3, "u"):
+        with pytest.raises(ValueError, match=f"classes: found {unknown!r}, which is none of the 3 classes"):
+            found.predict_proba(FEW, classes=[unknown])
+    two = quick(max_iter=5).fit(FEW, np.where(KINDS > 1, 1, -1))
+    np.testing.assert_array_equal(two.predict_proba(FEW, classes=[1, -1]), two.predict_proba(FEW)[:, ::-1])
+
+
+def test_labels_that_num_classes_does_not_name_are_refused():
+    with pytest.raises(ValueError, match=r"y: found classes of type <U1, .* wanted integers 0 \.\. 2"):
+        quick(num_classes=3).fit(FEW, np.array(list("uvw"))[KINDS])
+    with pytest.raises(ValueError, match="but num_classes=3 names them"):
+        quick(num_classes=3).partial_fit(FEW, KINDS, classes=range(5))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 def test_few_combinations_of_the_columns_suffice(is_sparse):
