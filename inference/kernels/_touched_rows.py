@@ -12,6 +12,7 @@ A row that is asked for twice is one row: `slot` is the same for both, and `merg
 
 from collections.abc import Callable, Mapping
 from itertools import cycle
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from inference.sites import Site, StructureError
 __all__ = ["Asked", "Rows", "UsedWholeError", "note_requests"]
 
 FEW = 1000  # ids that are sooner compared each with each than sorted
+MOST = 2**31 - 1  # rows that an id of 32 bits tells apart
 
 
 class UsedWholeError(StructureError):
@@ -139,7 +141,10 @@ def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
     depths = {len(parts) for parts in requests}
     if len(depths) > 1:
         raise StructureError(f"site {site.name!r}: it is indexed by {sorted(depths)} axes in turn; wanted the same number each time.")
-    return site.shape[: depths.pop()]
+    lead = site.shape[: depths.pop()]
+    if prod(lead) > MOST:
+        raise StructureError(f"site {site.name!r}: its first axes {lead} have {prod(lead):.2g} rows, wanted {MOST} at most, to count them.")
+    return lead
 
 
 def _places(lead: tuple[int, ...], requests: list[tuple[Any, ...]]) -> tuple[Array, Array]:

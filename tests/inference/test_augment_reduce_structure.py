@@ -11,6 +11,8 @@ from numpyro import plate, sample
 from inference import AugmentReduce, Program, StructureError
 from inference.distributions import Below, log_cdf
 from inference.kernels._local_steps import LocationScale, LogExponential
+from inference.kernels._touched_rows import note_requests
+from inference.sites import Site
 from tests.inference.reducing import TOLD, X, estimate, fitted, weights_of, whole
 from zoo.augment_reduce import augment_reduce
 
@@ -237,6 +239,14 @@ def test_what_cannot_be_served_is_refused_by_its_name(changes, message):
     with pytest.raises((StructureError, TypeError), match=message) as caught:
         AugmentReduce(model).check(Program(model, TOLD["x"], TOLD["y"]))
     assert isinstance(caught.value, StructureError)
+
+
+def test_more_rows_than_can_be_counted_are_refused():
+    site = Site("w", "latent", "Normal", (10**6, 10**5), jnp.float32, 0, ("class", "feature"), None, False, ("class", "feature"))
+    places = jnp.arange(2)
+    with pytest.raises(StructureError, match=r"site 'w': its first axes \(1000000, 100000\) have 1e\+11 rows"):
+        note_requests(lambda rows: rows["w"][places, places], {"w": site})
+    assert note_requests(lambda rows: rows["w"][places], {"w": site})["w"].row_shape == (10**5,)
 
 
 def test_data_outside_of_plates_are_refused():
