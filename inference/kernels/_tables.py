@@ -53,19 +53,19 @@ def tables_of(model: ReducedModel, optimizer: Any, weighed: tuple[str, ...], nam
     :param weighed: the sites whose prior counts.
     :param names: of what each value consists of.
     """
-    found = []
-    for sites in model.together:
-        own = tuple(name for name in sites if name in weighed)
-        dtype = model.by_row[sites[0]].dtype
-        of_row = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    return tuple(_table(model, optimizer, sites, tuple(name for name in sites if name in weighed), names) for sites in model.together)
 
-        def one_row(sites: tuple[str, ...] = sites, own: tuple[str, ...] = own, dtype: Any = dtype) -> Row:
-            values = {name: {part: jnp.zeros((1, *model.row_shapes[name]), dtype) for part in names} for name in sites}
-            known = {name: remembered(optimizer, value)[0] for name, value in values.items()}
-            return Row(values, known, jnp.zeros(1, dtype) if own else None)
 
-        found.append(Table(sites, own, jax.tree.map(of_row, jax.eval_shape(one_row))))
-    return tuple(found)
+def _table(model: ReducedModel, optimizer: Any, sites: tuple[str, ...], weighed: tuple[str, ...], names: tuple[str, ...]) -> Table:
+    dtype = model.by_row[sites[0]].dtype
+
+    def one_row() -> Row:
+        values = {name: {part: jnp.zeros((1, *model.row_shapes[name]), dtype) for part in names} for name in sites}
+        known = {name: remembered(optimizer, value)[0] for name, value in values.items()}
+        return Row(values, known, jnp.zeros(1, dtype) if weighed else None)
+
+    of_row = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    return Table(sites, weighed, jax.tree.map(of_row, jax.eval_shape(one_row)))
 
 
 def touch(count: Array, like: Array) -> Array:

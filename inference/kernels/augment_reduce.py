@@ -3,8 +3,8 @@
     maximise  sum_n E_q[log p(eps_n, row n | weights)] + H[q(eps_n)]  + log p(weights)      over q(eps_n) and the weights
 
 A step draws some rows and some classes, moves q of those rows towards its optimum (`_local_steps`), and then the weights that the model
-asked for along the gradient (`_touched_rows`, `_lazy_updates`). The model is the only place of its mathematics: it is run on those rows
-and classes, its own plates scale the terms up, and its prior, its noise and its utilities may be edited. Estimates are unbiased.
+asked for along the gradient (`_touched_rows`, `_tables`, `_lazy_updates`). The model is the only place of its mathematics: it is run on
+those rows and classes, its own plates scale the terms up, and its prior, its noise and its utilities may be edited. Estimates are unbiased.
 
 The prior of a row of weights is felt when the row is touched, then for all steps since it was touched last, so that rows which are not
 touched cost nothing and none of it is lost. With `posterior` the weights have a normal distribution each, which is fitted along
