@@ -20,6 +20,7 @@ from inference._canonical import sha, sha_of_jaxpr
 from inference._loop import apart, stacked
 from inference._session import Session
 from inference._steppers import Chain, Replicate, Stepper
+from inference.fingerprint import is_arrays
 from inference.program import Program
 
 if TYPE_CHECKING:
@@ -241,10 +242,8 @@ def _in_words(value: Any) -> Any:
 
 def _settings(program: Program) -> dict[str, Any]:
     """The arguments that are no arrays, in a form that is the same only where they are."""
-    is_array = lambda leaf: isinstance(leaf, Array | np.ndarray)
-    is_data = lambda value: bool(jax.tree.leaves(value)) and all(map(is_array, jax.tree.leaves(value)))
     plain = lambda value: (type(value), value if isinstance(value, int | float | str | None) else id(value))
-    return {name: plain(value) for name, value in program.arguments.items() if not is_data(value)}
+    return {name: plain(value) for name, value in program.arguments.items() if not is_arrays(value)}
 
 
 def _kernel_name(kernel: Any) -> str:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["data_hash", "model_hash"]
+__all__ = ["data_hash", "is_arrays", "model_hash"]
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -27,7 +27,7 @@ def model_hash(program) -> str:
     shapes = {name: _shape(program.sites[name]) for name in program.latent}
     batches = {name: plate.subsample_size for name, plate in program.plates.items() if plate.subsample_size < plate.size}
     shapes |= {name: jax.ShapeDtypeStruct((size,), jnp.arange(1).dtype) for name, size in batches.items()}
-    data = {name: value for name, value in program.arguments.items() if _is_arrays(value)}
+    data = {name: value for name, value in program.arguments.items() if is_arrays(value)}
 
     def terms(values, data):
         seen = program.with_arguments(**data)
@@ -58,7 +58,7 @@ def _parts(leaf) -> tuple[str | bytes, ...]:
     return str(array.dtype), str(array.shape), content
 
 
-def _is_arrays(value) -> bool:
+def is_arrays(value) -> bool:
     """Whether an argument is an array, or a tree of them, that JAX can trace."""
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(isinstance(leaf, jax.Array | np.ndarray) and leaf.dtype != object for leaf in leaves)

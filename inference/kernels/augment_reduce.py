@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array, random
 
 from inference._once import once
+from inference.fingerprint import is_arrays
 from inference.kernels._lazy_updates import Adaptive, check_lazy, remembered
 from inference.kernels._local_steps import Local, LocationScale, LogExponential
 from inference.kernels._reduced_model import Index, read_reduced
@@ -97,7 +98,7 @@ class AugmentReduce(Algorithm):
     def check(self, program: Program) -> None:
         """The model is read, and evaluated on one batch of rows; nothing is computed for all classes."""
         self.reduced, self.program = read_reduced(program), program
-        self._arrays = [name for name, value in program.arguments.items() if _is_arrays(value)]
+        self._arrays = [name for name, value in program.arguments.items() if is_arrays(value)]
         flat = [name for name, site in self.reduced.by_row.items() if site.family == "ImproperUniform"]
         if self.posterior and flat:
             raise StructureError(
@@ -270,8 +271,3 @@ class AugmentReduce(Algorithm):
                 "update: the model asks for rows of its weights along other axes, or gives them another kind of prior, than before; wanted "
                 "features of the same kind, `SparseRows` or an array, and the same settings."
             )
-
-
-def _is_arrays(value: Any) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(isinstance(leaf, Array | np.ndarray) and leaf.dtype != object for leaf in leaves)

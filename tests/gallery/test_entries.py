@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 import scipy.sparse
 from scipy.stats import norm
@@ -37,8 +38,7 @@ def test_masked_entries_are_missing():
 
 
 def test_tables_of_pandas_are_read():
-    pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame({"a": pandas.array([1, None, 3], dtype="Int64"), "b": [np.nan, 2.5, np.nan]})
+    table = pd.DataFrame({"a": pd.array([1, None, 3], dtype="Int64"), "b": [np.nan, 2.5, np.nan]})
     np.testing.assert_array_equal(read_entries(table).value, [1.0, 2.5, 3.0])
     assert read_entries((table.index, table.index, table["a"].fillna(0))).shape == (3, 3)
 
