@@ -11,7 +11,7 @@ elsewhere it follows. All functions propose at once and are accepted one by one.
 Adams and MacKay 2010), which lie closer to the posterior than those of the prior do. The variance is that of the most that a yes or no can
 say of its log odds.
 
-Cost of a step of the scales: points^3 for each function; of an ellipse: points^2.
+Cost of a step of the scales: points^3 for each function, and so of all ellipses together; of one more ellipse: points^2.
 """
 
 from collections.abc import Callable
@@ -48,11 +48,7 @@ class Map(NamedTuple):
 
     def function(self, noise: Array) -> Array:
         """The values that noise [function, noise] makes."""
-        return self.level + self.slope(noise)
-
-    def slope(self, noise: Array) -> Array:
-        """Without the level."""
-        return jnp.einsum("kia,ka->ik", self.effect, noise)
+        return self.level + jnp.einsum("kia,ka->ik", self.effect, noise)
 
     def given(self, surrogate: Array, weight: Array) -> tuple[Array, Array]:
         """Mean of the noise [function, noise] given surrogate data, and the log density of these, by function."""
@@ -98,7 +94,8 @@ def moved(
         step = lambda key, at: _step(key, field, program, values, weight, log_events, at)
         at, taken = lax.scan(lambda at, key: step(key, at), at, random.split(step_key, num_steps))
         share = jnp.mean(taken, dtype=share.dtype)
-    at = lax.fori_loop(0, num_slices, lambda i, at: _slice(random.fold_in(slice_key, i), weight, log_events, at), at)
+    if num_slices:
+        at = _sliced(slice_key, weight, log_events, at, num_slices)
     return {**field.with_noise(program, values, at.noise.T), **at.scales}, share
 
 
@@ -143,13 +140,26 @@ def _step(rng_key: Array, field: Field, program: Program, values: dict[str, Any]
     return At(scales, by_row(noise, at.noise), by_column(proposed.function, at.function), chosen), taken
 
 
-def _slice(rng_key: Array, weight: Array, log_events: Callable, at: At) -> At:
-    """One ellipse of what surrogate data leave open."""
-    surrogate_key, other_key, height_key, angle_key = random.split(rng_key, 4)
-    mean, _ = at.map.given(_surrogate(surrogate_key, weight, at.function), weight)
-    one, other = at.noise - mean, at.map.apart(random.normal(other_key, mean.shape))
-    centre, one_part, other_part = at.map.function(mean), at.map.slope(one), at.map.slope(other)
-    point = lambda angle: centre + one_part * jnp.cos(angle) + other_part * jnp.sin(angle)
-    height = log_events(at.function) + jnp.log(random.uniform(height_key))
-    angle = on_ellipse(angle_key, lambda angle: log_events(point(angle)) > height)
-    return at._replace(noise=mean + one * jnp.cos(angle) + other * jnp.sin(angle), function=point(angle))
+def _sliced(rng_key: Array, weight: Array, log_events: Callable, at: At, num_slices: int) -> At:
+    """Along ellipses of what surrogate data leave open. In coordinates of which that is standard normal, function = level + spread rest,
+    a move is two products with `spread`; those with new noise are made together.
+    """
+    here, (other_key, slice_key) = at.map, random.split(rng_key)
+    spread = jnp.moveaxis(solve_triangular(here.root, jnp.moveaxis(here.effect, 1, 2), lower=True), 1, 2)  # [function, point, rest]
+    rest = here.rest(at.noise)
+    others = random.normal(other_key, (num_slices, *rest.shape))
+    other_parts = jnp.einsum("kia,ska->sik", spread, others)
+
+    def one(so_far: tuple[Array, Array], drawn: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+        (rest, function), (key, other, other_part) = so_far, drawn
+        surrogate_key, height_key, angle_key = random.split(key, 3)
+        apart = weight[:, None] * (_surrogate(surrogate_key, weight, function) - here.level)
+        mean = jnp.einsum("kia,ik->ka", spread, apart)
+        centre = here.level + jnp.einsum("kia,ka->ik", spread, mean)
+        point = lambda angle: centre + (function - centre) * jnp.cos(angle) + other_part * jnp.sin(angle)
+        height = log_events(function) + jnp.log(random.uniform(height_key))
+        angle = on_ellipse(angle_key, lambda angle: log_events(point(angle)) > height)
+        return (mean + (rest - mean) * jnp.cos(angle) + other * jnp.sin(angle), point(angle)), None
+
+    (rest, function), _ = lax.scan(one, (rest, at.function), (random.split(slice_key, num_slices), others, other_parts))
+    return at._replace(noise=here.apart(rest), function=function)

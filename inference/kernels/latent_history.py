@@ -9,16 +9,17 @@ their scales. NUTS can draw them as well, but the scales then hardly move. A dra
 
 1. Slots that are not used are drawn from the prior, functions included: they are the births that stand ready.
 2. Points are exchanged, `num_rounds` times: used slots are put into a random order, the count is drawn from its complete conditional
-   p(count) x product of the events' probabilities over the slots below it, and used slots are swapped with unused ones by Metropolis.
+   p(count) x product of the events' probabilities over the slots below it, within a window that is laid around it at random, and used
+   slots are swapped with unused ones by Metropolis.
 3. Each used point tries to go to a place nearby, at which the functions are drawn given all that is known of them; all at once, for
    they are independent given the functions.
 4. The noise of the used slots is computed anew for their order. Then scales take `num_steps` steps, and all noise moves along
    `num_slices` ellipses, by way of surrogate data (`_surrogate`).
 
 All densities are the model's own. Where the conditional of the count leaves room above the capacity no more than a chance of `SPARE`,
-nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. Where a quarter
-of the slots was enough by the same rule for `PATIENCE` sweeps, the driver halves it, for time grows as its cube. In NumPyro's own `MCMC`
-nothing grows: look at `full`, an extra field, and give more.
+nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. Where three
+eighths of the slots were enough by the same rule for `PATIENCE` sweeps, the driver halves it, for time grows as its cube. In NumPyro's
+own `MCMC` nothing grows: look at `full`, an extra field, and give more.
 
 Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for O(n) births, deaths and relocations,
 so O(K n^2) a move; 2 and a product of matrices for each step of the scales; O(K n^2) for each ellipse. A gradient of NUTS costs O(K n^3).
@@ -46,6 +47,8 @@ __all__ = ["HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
 PATIENCE = 50  # sweeps in a row with far too many slots, until there are fewer
+WINDOWS, SHORTEST = 4, 32  # the count moves within a part of the capacity, or so far: few slots need stand ready
+MANY, FRONTS = 256, (2, 3, 4)  # of so many slots, quarters that scales and noise may move with: each is compiled by itself
 
 
 class HistoryState(NamedTuple):
@@ -53,7 +56,7 @@ class HistoryState(NamedTuple):
 
     values: dict[str, Array]  # of the sites that the kernel owns
     full: Array  # whether the draw came near the capacity
-    spare: Array  # for how many sweeps in a row a quarter of the capacity was enough
+    spare: Array  # for how many sweeps in a row three eighths of the capacity were enough
     moved: Array  # share of the used points that went to a place nearby, in the last sweep
     rescaled: Array  # share of the steps of scales that were taken, in the last sweep
     rng_key: Array
@@ -79,8 +82,8 @@ class LatentHistory(Block):
         capacity: str = "capacity",
         max_capacity: int = 4096,
         num_rounds: int = 20,
-        num_steps: int = 8,
-        num_slices: int = 20,
+        num_steps: int = 4,
+        num_slices: int = 30,
     ):
         self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
         self.num_rounds, self.num_steps, self.num_slices = num_rounds, num_steps, num_slices
@@ -122,15 +125,12 @@ class LatentHistory(Block):
         """One sweep."""
         program, others = self._program(model_args, model_kwargs)
         history = replace(self._names(), capacity=self._size(state))
-        rng_key, *keys = random.split(state.rng_key, 6)
+        rng_key, *keys = random.split(state.rng_key, 5)
         values = history.refreshed(keys[0], program, {**others, **state.values})
         function = program.deterministics(values)[history.function]
         values, function, is_full, is_roomy = self._exchanged(keys[1], program, history, values, function)
         values, function, moved = self._relocated(keys[2], program, history, values, function)
-        level, root = history.function_of(program, values)
-        is_used = (jnp.arange(history.capacity) < values[history.count])[:, None]
-        noise = jnp.where(is_used, history.noise_of(level, root, function), random.normal(keys[3], function.shape))
-        values, rescaled = self._surrogates(keys[4], program, history, values | {history.noise: noise})
+        values, rescaled = self._settled(keys[3], program, history, values, function)
         spare = jnp.where(is_roomy, state.spare + 1, 0)
         return HistoryState({name: values[name] for name in state.values}, is_full, spare, moved, rescaled, rng_key)
 
@@ -160,7 +160,7 @@ class LatentHistory(Block):
         return self._with_slots(state, lambda old: jnp.concatenate([old, jnp.zeros_like(old)]))
 
     def has_spare(self, state: HistoryState) -> Array:
-        """Whether a quarter of the slots has long been enough; there are never fewer than at the start."""
+        """Whether three eighths of the slots have long been enough; there are never fewer than at the start."""
         return (state.spare >= PATIENCE) & (self._size(state) >= 2 * self._least)
 
     def shrunk(self, state: HistoryState) -> HistoryState:
@@ -177,15 +177,18 @@ class LatentHistory(Block):
         """Which slots are used, and how many: rounds of an exact draw of the count and of swaps, given the functions everywhere."""
         log_count = history.log_count(program, values)
         log_events = history.log_events(program, values, function)
+        places, width = jnp.arange(history.capacity + 1), max(history.capacity // WINDOWS, SHORTEST)
 
         def one_round(key: Array, at: tuple[Array, ...]) -> tuple[Array, ...]:
             order, count, is_full, is_roomy = at
-            order_key, count_key, swap_key = random.split(key, 3)
+            order_key, window_key, count_key, swap_key = random.split(key, 4)
             order = order[shuffled(order_key, count, history.capacity)]
-            logits = log_count + jnp.append(0.0, jnp.cumsum(log_events[order]))
+            first = count - random.randint(window_key, (), 0, width)
+            is_near = (places >= first) & (places < first + width)
+            logits = jnp.where(is_near, log_count + jnp.append(0.0, jnp.cumsum(log_events[order])), -jnp.inf)
             count = random.categorical(count_key, logits).astype(count.dtype)
             little = jnp.log(SPARE) + logsumexp(logits)
-            is_full, is_roomy = is_full | (logits[-1] > little), is_roomy & (logsumexp(logits[history.capacity // 4 :]) <= little)
+            is_full, is_roomy = is_full | (logits[-1] > little), is_roomy & (logsumexp(logits[3 * history.capacity // 8 :]) <= little)
             partner = _partners(count, history.capacity)
             gain = log_events[order[partner]] - log_events[order]
             swaps = (jnp.arange(history.capacity) < count) & (jnp.log(random.uniform(swap_key, gain.shape)) < gain)
@@ -217,25 +220,28 @@ class LatentHistory(Block):
         moved = jnp.sum(accepts) / jnp.maximum(jnp.sum(is_tried), 1)
         return {**proposed, **{name: proposed[name][order] for name in history.places}}, function[order], moved
 
-    def _surrogates(self, rng_key: Array, program: Program, history: History, values: dict[str, Any]) -> tuple[dict[str, Any], Array]:
-        """Scales and noise, where points are used: unused slots say nothing, and most of the time three quarters are unused."""
-        quarter = history.capacity // 4
-        whole = lambda: self._within(rng_key, program, history, values)
-        if quarter == 0:
-            return whole()
-        return lax.cond(values[history.count] <= quarter, lambda: self._in_front(rng_key, program, history, values, quarter), whole)
+    def _settled(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array):
+        """The noise for the order that the slots now have; then scales and noise move. Unused slots say nothing of them: all is done
+        with as many as are needed, of a few numbers.
+        """
+        capacity = history.capacity
+        sizes = [capacity * parts // 4 for parts in FRONTS] if capacity >= MANY else [capacity]
+        parts = [lambda size=size: self._in_front(rng_key, program, history, values, function, size) for size in sizes]
+        return lax.switch(sum(values[history.count] > size for size in sizes[:-1]), parts)
 
-    def _in_front(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], size: int):
+    def _in_front(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array, size: int):
         """The same with the first slots alone, where all others are unused."""
-        slots = (*history.places, history.noise)
-        front = {**values, **{name: values[name][:size] for name in slots}}
-        front, rescaled = self._within(rng_key, program.with_arguments(**{self.capacity: size}), replace(history, capacity=size), front)
-        return {**front, **{name: jnp.concatenate([front[name], values[name][size:]]) for name in slots}}, rescaled
-
-    def _within(self, rng_key: Array, program: Program, history: History, values: dict[str, Any]) -> tuple[dict[str, Any], Array]:
-        field, is_used = self._fields(), jnp.arange(history.capacity) < values[history.count]
+        noise_key, move_key = random.split(rng_key)
+        slots, program = (*history.places, history.noise), program.with_arguments(**{self.capacity: size})
+        whole, history = values, replace(history, capacity=size)
+        values = {**values, **{name: values[name][:size] for name in slots}}
+        level, root = history.function_of(program, values)
+        is_used, noise = jnp.arange(size) < values[history.count], history.noise_of(level, root, function[:size])
+        values[history.noise] = jnp.where(is_used[:, None], noise, random.normal(noise_key, noise.shape))
+        field = self._fields()
         seen = [is_used if name == history.function else jnp.ones(program.sites[name].shape[0], bool) for name in field.functions]
-        return _surrogate.moved(rng_key, field, program, values, jnp.concatenate(seen), self.num_steps, self.num_slices)
+        values, rescaled = _surrogate.moved(move_key, field, program, values, jnp.concatenate(seen), self.num_steps, self.num_slices)
+        return {**values, **{name: jnp.concatenate([values[name], whole[name][size:]]) for name in slots}}, rescaled
 
     def _names(self) -> History:
         assert self._history is not None, "`init` must be called first."

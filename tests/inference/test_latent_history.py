@@ -30,7 +30,9 @@ Y = np.array([0, -1, 1, -1, -1])
 def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
     """Total variation between the counts of a run and the negative binomial; and the mean of `where`^2 over its truth."""
     lost, spread = loss_of_a_bead()
-    drawn = run(LatentHistory(model, capacity="room", num_rounds=num_rounds), model, (TOTAL,), {}, num_sweeps, ("lost", "where"))
+    drawn = run(
+        LatentHistory(model, capacity="room", num_rounds=num_rounds, num_slices=2), model, (TOTAL,), {}, num_sweeps, ("lost", "where")
+    )
     counts = np.bincount(np.asarray(drawn["lost"]), minlength=ROOM + 1) / num_sweeps
     is_used = np.arange(ROOM) < np.asarray(drawn["lost"])[:, None]
     truth = stats.nbinom.pmf(np.arange(ROOM + 1), TOTAL, 1 - lost)
