@@ -9,6 +9,7 @@ import pytest
 from jax import random
 from numpyro.infer import NUTS, Gibbs
 
+from diagnostics.calibration import Calibration
 from inference import LatentHistory, Program
 from inference.history import History
 from tests.inference.histories import FIELD, OPTIONS, joint, seen
@@ -86,8 +87,56 @@ def test_sweeps_with_nuts_leave_the_joint_alone():
     assert max(map(abs, found.values())) < 4, found
 
 
+def forget_the_orders(patch):
+    """The density as it was printed."""
+    patch.setattr(History, "prove", lambda self, program, rng_key: None)
+    patch.setattr(History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1))
+
+
 def test_a_count_without_its_orders_moves_it(monkeypatch):
-    monkeypatch.setattr(History, "prove", lambda self, program, rng_key: None)
-    monkeypatch.setattr(History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1))
+    forget_the_orders(monkeypatch)
     found = drift()
     assert max(map(abs, found.values())) > 5, found
+
+
+# Simulation-based calibration: chains that start at the values of another data set forget them, and rank those that made their own.
+
+
+def ranked(num_replicates=300, num_warmup=60, num_draws=15, thinning=12):
+    """Ranks of what made the data among draws of a chain given them."""
+    values, x, y = exact(num_replicates)
+    kernel = sampler()
+    state = kernel.init(random.key(0), 0, None, (x[0], y[0]), OPTIONS)
+
+    def replicate(key, start, truth, x, y):
+        program = Program(archipelago, x, y, **OPTIONS)
+        names = ("log amplitude", "log lengthscale", "log scale", "mean", "correlation", "log count", "functions and data")
+        look = lambda values: jnp.stack([quantities(values, x, y)[name] for name in names])
+        sweep = lambda _, at: kernel.sample(at, (x, y), OPTIONS)
+        at = jax.lax.fori_loop(0, num_warmup, sweep, started(kernel, state, key, start, program))
+
+        def draw(at, _):
+            at = jax.lax.fori_loop(0, thinning, sweep, at)
+            return at, look(constrained(at, program))
+
+        _, found = jax.lax.scan(draw, at, None, num_draws)
+        ties = random.uniform(random.fold_in(key, 1), found.shape) < 0.5  # counts may be equal
+        wanted = look(truth)
+        return dict(zip(names, jnp.sum((found < wanted) | ((found == wanted) & ties), 0), strict=True))
+
+    keys = random.split(random.key(3), len(x))
+    starts = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, 0), values)
+    run = jax.jit(lambda at: jax.lax.map(lambda one: replicate(*one), at, batch_size=50))
+    ranks = {name: np.asarray(each) for name, each in run((keys, starts, values, x, y)).items()}
+    return Calibration("sbc", "archipelago", ranks, num_draws, alpha=0.01)
+
+
+def test_chains_rank_what_made_their_data_evenly():
+    found = ranked()
+    assert found.passed, found.text
+
+
+def test_ranks_see_a_count_without_its_orders(monkeypatch):
+    forget_the_orders(monkeypatch)
+    found = ranked()
+    assert not found.passed, found.text
