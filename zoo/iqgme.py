@@ -64,7 +64,7 @@ CARD = Card(
   year = {2010},
 }""",
     data=("ionosphere", "wdbc", "horse_colic", "pima_missing"),
-    kernels=("CoordinateAscent", "NUTS"),
+    kernels=("CoordinateAscent", "ConditionalGibbs", "NUTS"),
     sites={
         "alpha": "how many experts to expect",
         "V": "what an expert takes of the weight that those before it have left",

@@ -17,7 +17,7 @@ from gallery.commands.entries import predicted_entries
 from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model
 from gallery.commands.predictive import has_predictive, predictive_probabilities
-from gallery.commands.refitted import REFITTED, refitted_probabilities
+from gallery.commands.refitted import REFITTED, mixture_probabilities, refitted_probabilities
 from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
 from gallery.tables import read_features
@@ -41,6 +41,8 @@ def predict(args: Any) -> int:
     x = read_features(args.table, features, categories)
     if tree.attrs.get("kernel") in REFITTED:
         probabilities = refitted_probabilities(tree, scaling(x), _by_row(tree, args.table, categories))
+    elif tree.attrs.get("kernel") == "ConditionalGibbs":
+        probabilities = mixture_probabilities(tree, scaling(x))
     elif has_predictive(tree):
         probabilities = predictive_probabilities(tree, scaling(x))
     else:

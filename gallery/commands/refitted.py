@@ -1,4 +1,8 @@
-"""Predictions of a kernel that knows more than the draws of its run hold: it is run again, which gives the same state."""
+"""Predictions of mixtures, whose groups have a closed form given the rows that were learned from.
+
+Some kernels know more than the draws of their run hold: those are run again, which gives the same state. `ConditionalGibbs` does not: its
+draws of all that belongs to groups are in the run.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +12,15 @@ import xarray as xr
 from jax.scipy.special import logsumexp
 
 from gallery.commands import options
+from gallery.commands.entries import draws_of
 from gallery.commands.inputs import bind, read_data, scale_features
 from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel
 from gallery.commands.request import Request
 from inference import CoordinateAscent, Driver, ParticleFilter, Program
+from inference.assignment import read_assignment
+from inference.kernels.conditional_gibbs import AssignmentDraws
 
-__all__ = ["REFITTED", "refitted_probabilities"]
+__all__ = ["REFITTED", "mixture_probabilities", "refitted_probabilities"]
 
 REFITTED = ("CoordinateAscent", "ParticleFilter")
 
@@ -23,12 +30,7 @@ def refitted_probabilities(tree: xr.DataTree, x: np.ndarray, by_row: Mapping[str
 
     :param by_row: what the model is told of each row beside x and y, such as its task.
     """
-    request = Request.from_json(tree.attrs["command"])
-    entry = find_model(request.model)
-    name = kernel_name(entry, request.kernel)
-    told = options.split(options.parse(request.options), entry.model, name)
-    data = read_data(request, entry.model)
-    arguments = bind(entry.model, entry.name, data, scale_features(data, request.raw), told.model)
+    entry, name, told, request, arguments = _again(tree)
     kernel = make_kernel(name, entry.model, **told.kernel)
     settings = {key: told.driver[key] for key in ("num_warmup", "num_chains") if key in told.driver}
     driver = Driver(kernel, **settings, num_samples=0, progress_bar=False)
@@ -38,6 +40,34 @@ def refitted_probabilities(tree: xr.DataTree, x: np.ndarray, by_row: Mapping[str
             changed = "the run ended early, or the data or the model have changed"
             raise ValueError(f"predict: fitting {request.data_name} again gives another evidence: {changed}. Fit anew.")
         return _normalised(_joint(kernel, driver.states, Program(entry.model, **arguments), x, by_row))
+
+
+def mixture_probabilities(tree: xr.DataTree, x: np.ndarray) -> np.ndarray:
+    """The same by the draws of a run of `ConditionalGibbs`. Cost: that of a sweep over the new rows for each draw."""
+    entry, name, _, _, arguments = _again(tree)
+    with in_precision(name, arguments):
+        program = Program(entry.model, **arguments)
+        given = AssignmentDraws(entry.model, read_assignment(program))
+        new = _with_each_label(program, x, {})
+        found = given.predict(draws_of(tree), new).log_label
+        return _normalised(np.asarray(found, float).reshape(-1, len(x)).T)
+
+
+def _again(tree: xr.DataTree) -> tuple[Any, str, options.Options, Request, dict[str, Any]]:
+    """The model, its kernel, what they were told, and the model's arguments, read as they were for the fit."""
+    request = Request.from_json(tree.attrs["command"])
+    entry = find_model(request.model)
+    name = kernel_name(entry, request.kernel)
+    told = options.split(options.parse(request.options), entry.model, name)
+    data = read_data(request, entry.model)
+    return entry, name, told, request, bind(entry.model, entry.name, data, scale_features(data, request.raw), told.model)
+
+
+def _with_each_label(program: Program, x: np.ndarray, by_row: Mapping[str, np.ndarray]) -> Program:
+    """The model on new rows, all of them with the first class, then all with the second, and so on."""
+    times = program.arguments["num_classes"]
+    more = {name: np.tile(value, times) for name, value in by_row.items()}
+    return program.with_arguments(x=np.tile(x, (times, 1)), y=np.repeat(np.arange(times), len(x)), **more)
 
 
 def _evidence(tree: xr.DataTree) -> float:
@@ -54,10 +84,8 @@ def _joint(kernel: Any, states: list[Any], program: Program, x: np.ndarray, by_r
         each = [kernel.log_classes(state, new) + float(logsumexp(state.log_prior + state.log_evidence)) for state in states]
         return np.asarray(logsumexp(np.stack(each), axis=0), float)
     assert isinstance(kernel, CoordinateAscent)
-    best, times = max(states, key=lambda state: float(state.elbo)), program.arguments["num_classes"]
-    more = {name: np.tile(value, times) for name, value in by_row.items()}
-    new = program.with_arguments(x=np.tile(x, (times, 1)), y=np.repeat(np.arange(times), len(x)), **more)
-    return np.asarray(kernel.predict(best, new).log_label, float).reshape(times, -1).T
+    best = max(states, key=lambda state: float(state.elbo))
+    return np.asarray(kernel.predict(best, _with_each_label(program, x, by_row)).log_label, float).reshape(-1, len(x)).T
 
 
 def _normalised(joint: np.ndarray) -> np.ndarray:
