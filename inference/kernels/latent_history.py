@@ -9,8 +9,8 @@ their scales. NUTS can draw them as well, but the scales then hardly move. A dra
 
 1. Slots that are not used are drawn from the prior, functions included: they are the births that stand ready.
 2. Points are exchanged, `num_rounds` times: used slots are put into a random order, the count is drawn from its complete conditional
-   p(count) x product of the events' probabilities over the slots below it, within a window that is laid around it at random, and used
-   slots are swapped with unused ones by Metropolis.
+   p(count) x product of the events' probabilities over the slots below it, where slots are many within a window that is laid around it at
+   random, and used slots are swapped with unused ones by Metropolis.
 3. Each used point tries to go to a place nearby, at which the functions are drawn given all that is known of them; all at once, for
    they are independent given the functions.
 4. The noise of the used slots is computed anew for their order. Then scales take `num_steps` steps, and all noise moves along
@@ -47,8 +47,9 @@ __all__ = ["HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
 PATIENCE = 50  # sweeps in a row with far too many slots, until there are fewer
-WINDOWS, SHORTEST = 4, 32  # the count moves within a part of the capacity, or so far: few slots need stand ready
-MANY, FRONTS = 256, (2, 3, 4)  # of so many slots, quarters that scales and noise may move with: each is compiled by itself
+MANY = 256  # slots, from which on
+WINDOWS = 4  # the count moves within a part of the capacity, so that few need stand ready
+FRONTS = (2, 3, 4)  # and scales and noise move with some quarters of them: each is compiled by itself
 
 
 class HistoryState(NamedTuple):
@@ -177,15 +178,16 @@ class LatentHistory(Block):
         """Which slots are used, and how many: rounds of an exact draw of the count and of swaps, given the functions everywhere."""
         log_count = history.log_count(program, values)
         log_events = history.log_events(program, values, function)
-        places, width = jnp.arange(history.capacity + 1), max(history.capacity // WINDOWS, SHORTEST)
+        counts, width = jnp.arange(history.capacity + 1), history.capacity // WINDOWS if history.capacity >= MANY else None
 
         def one_round(key: Array, at: tuple[Array, ...]) -> tuple[Array, ...]:
             order, count, is_full, is_roomy = at
             order_key, window_key, count_key, swap_key = random.split(key, 4)
             order = order[shuffled(order_key, count, history.capacity)]
-            first = count - random.randint(window_key, (), 0, width)
-            is_near = (places >= first) & (places < first + width)
-            logits = jnp.where(is_near, log_count + jnp.append(0.0, jnp.cumsum(log_events[order])), -jnp.inf)
+            logits = log_count + jnp.append(0.0, jnp.cumsum(log_events[order]))
+            if width:
+                first = count - random.randint(window_key, (), 0, width)
+                logits = jnp.where((counts >= first) & (counts < first + width), logits, -jnp.inf)
             count = random.categorical(count_key, logits).astype(count.dtype)
             little = jnp.log(SPARE) + logsumexp(logits)
             is_full, is_roomy = is_full | (logits[-1] > little), is_roomy & (logsumexp(logits[3 * history.capacity // 8 :]) <= little)

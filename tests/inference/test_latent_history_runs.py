@@ -9,7 +9,7 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 from scipy import stats
 
 from inference import Driver, LatentHistory
-from tests.inference.histories import TOTAL, beads, loss_of_a_bead
+from tests.inference.histories import ROOM, TOTAL, beads, loss_of_a_bead
 from zoo.archipelago import archipelago
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -104,7 +104,7 @@ def test_history_and_nuts_share_a_model_and_a_history_that_grows():
 
 
 def test_numpyro_runs_it():
-    mcmc = MCMC(LatentHistory(partial(beads, room=30), capacity="room"), num_warmup=10, num_samples=200, progress_bar=False)
+    mcmc = MCMC(LatentHistory(partial(beads, room=ROOM), capacity="room"), num_warmup=10, num_samples=200, progress_bar=False)
     mcmc.run(random.key(0), TOTAL, extra_fields=("full",))
     assert mcmc.get_samples()["lost"].mean() == pytest.approx(4.34, abs=1.0)
     assert not mcmc.get_extra_fields()["full"].any()
