@@ -51,8 +51,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     :param num_stages: parts into which `fit` deals the rows; with few rows one is best.
     :param num_live: live points of the nested sampling. With few of them it may miss clusters that describe the rows better, and no check
         shows that: fit again with another `random_state` and compare.
-    :param num_sweeps: how far a new point walks, in sweeps over the parameters; where walks are too short, the evidence is off by more
-        than is claimed, and `diagnostics.report` of an order's run says so.
+    :param num_sweeps: how far a new point walks at least, in sweeps over the parameters. Walks grow as they need; where they are still too
+        short, the evidence is off by more than is claimed, and `diagnostics.report` of an order's run says so.
     :param num_samples: draws of each order.
     :param max_time: seconds after which a call ends, with the orders that have finished; an error if none has.
     :param progress_bar: shows a bar for each order.

@@ -53,7 +53,7 @@ def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
 
 
 def walk(
-    rng_key: Array, densities: Callable, start: Points, limit: Limit, turn: Callable, num_steps: int, width: float
+    rng_key: Array, densities: Callable, start: Points, limit: Limit, turn: Callable, num_steps: int | Array, width: float
 ) -> tuple[Points, Array, Array]:
     """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; also where the
     lanes were after half of them, and how many evaluations it took."""

@@ -44,6 +44,7 @@ SHARING = 0.25  # power of its volume with which a mode gets points
 LOOKS = 2  # at the modes, in an e-fold
 GENERATIONS = 6  # looks back to the ancestors of live points
 SPARE = 1.1  # draws from the prior for each live point
+PACE, LONGEST = 0.1, 30.0  # how fast walks grow with what they remember; how many times `num_sweeps` they come to be at most
 
 
 class Dead(NamedTuple):
@@ -67,6 +68,7 @@ class Nest(NamedTuple):
     num_dead: Array
     num_steps: Array
     num_evaluations: Array
+    longer: Array  # logarithm of how many times as long as at first walks are
 
 
 class Shrinkage(NamedTuple):
@@ -87,8 +89,9 @@ class NestedSampler(Algorithm):
     :param model: a NumPyro model whose latent sites are continuous and have proper priors.
     :param num_live: live points; the error of the log-evidence is about sqrt(information / num_live).
     :param batch: points that are replaced in a step; None: a tenth of the live points.
-    :param num_sweeps: sweeps of a walk, of as many steps as there are latent numbers; the check "walks" of `diagnostics.report` says
-        whether they are enough.
+    :param num_sweeps: sweeps of a walk at first, and at least, each of as many steps as there are latent numbers.
+    :param memory: the correlation with its origin that a walk may keep: as long as walks keep more they grow, to what the check "walks" of
+        `diagnostics.report` asks for. 1: they do not grow.
     :param tolerance: ends when the live points hold less than this share of the evidence.
     :param track_modes: whether modes that come apart become runs of their own.
     """
@@ -100,6 +103,7 @@ class NestedSampler(Algorithm):
         num_live: int = 500,
         batch: int | None = None,
         num_sweeps: float = 3.0,
+        memory: float = 0.25,
         tolerance: float = 0.01,
         track_modes: bool = True,
     ):
@@ -110,10 +114,12 @@ class NestedSampler(Algorithm):
             raise ValueError(f"batch: found {batch!r}, wanted an integer from 1 to num_live / 2 = {num_live // 2}.")
         if not num_sweeps > 0:
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
+        if not 0 < memory <= 1:
+            raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number between 0 and 1.")
         self.model, self.num_live, self.batch, self.num_sweeps = model, num_live, batch, num_sweeps
-        self.tolerance, self.track_modes = tolerance, track_modes
+        self.memory, self.tolerance, self.track_modes = memory, tolerance, track_modes
 
     def check(self, program: Program) -> None:
         """The model is read, and the reading proved."""
@@ -140,7 +146,18 @@ class NestedSampler(Algorithm):
         mode = jnp.zeros(self.num_live, jnp.int32)
         dead = Dead(jnp.zeros((0, self.split.size), z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, jnp.int32))
         ancestor = jnp.broadcast_to(jnp.arange(self.num_live, dtype=jnp.int32), (GENERATIONS, self.num_live))
-        nest = Nest(live, mode, ancestor, zero + 1, started(num_modes, NUM_HISTORIES), dead, zero, zero, zero + self.num_live)
+        nest = Nest(
+            live,
+            mode,
+            ancestor,
+            zero + 1,
+            started(num_modes, NUM_HISTORIES),
+            dead,
+            zero,
+            zero,
+            zero + self.num_live,
+            jnp.zeros((), z.dtype),
+        )
         return nest._replace(dead=_with_room(dead, FIRST_FOLDS * self.num_live))
 
     def data(self, program: Program) -> dict[str, Array] | None:
@@ -201,6 +218,7 @@ class NestedSampler(Algorithm):
             num_dead=state.num_dead + self.batch,
             num_steps=state.num_steps + 1,
             num_evaluations=state.num_evaluations + evaluations,
+            longer=self._lengthened(state.longer, halfway),
         )
         if self.track_modes:
             state = jax.lax.cond(
@@ -209,6 +227,11 @@ class NestedSampler(Algorithm):
         log_evidence = jnp.logaddexp(state.volumes.log_evidence[0], self._left(state))
         log_volume = logsumexp(state.volumes.log_volume[:, 0])
         return state, Shrinkage(ranks, log_volume, log_evidence, lost.log_likelihood.max(), state.num_modes, halfway, evaluations)
+
+    def _lengthened(self, longer: Array, halfway: Array) -> Array:
+        """After half of the steps of a walk that keeps a correlation c it is 1 / (1 + sqrt(c)) as far, in squares, as after all."""
+        kept = jnp.clip(1 / halfway - 1, 0, 1)
+        return jnp.clip(longer + PACE * (kept - np.sqrt(self.memory)), 0, np.log(LONGEST))
 
     def _left(self, state: Nest) -> Array:
         """log of the evidence that the live points stand for."""
@@ -256,7 +279,7 @@ class NestedSampler(Algorithm):
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
         spread = spread_of(state.live.z, state.mode, len(death.count))[mode]
         around = Around(state.live.z[death.order], death.first[mode], death.count[mode], own, spread)
-        num_steps = max(1, round(self.num_sweeps * self.split.size))
+        num_steps = jnp.round(max(1.0, self.num_sweeps * self.split.size) * jnp.exp(state.longer)).astype(jnp.int32)
         born, halfway, evaluations = walk(walk_key, densities, start, limit, partial(direction, around=around), num_steps, WIDTH)
         apart = lambda z: jnp.mean(((z - start.z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
         share_walked = apart(halfway) / apart(born.z)

@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--live", type=int, default=500)
     parser.add_argument("--sweeps", type=float, default=3.0)
+    parser.add_argument("--memory", type=float, default=0.25)
     told = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     for name in told.problems:
@@ -119,7 +120,7 @@ def main() -> None:
         rows = []
         for seed in range(told.seeds):
             started = process_time()
-            found = ours(model, seed, told.live, num_sweeps=told.sweeps)
+            found = ours(model, seed, told.live, num_sweeps=told.sweeps, memory=told.memory)
             seconds = process_time() - started
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
             rows.append((miss / found.error, miss, found.error, cost, seconds, figure(name, found)))

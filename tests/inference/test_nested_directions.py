@@ -100,8 +100,20 @@ def test_few_live_points_of_many_numbers(bug, monkeypatch):
 
 
 @pytest.mark.slow
-def test_walks_that_are_too_short_are_reported():
-    driver = Driver(NestedSampler(normal, num_live=40, num_sweeps=0.5), num_samples=10, progress_bar=False)
+@pytest.mark.parametrize("memory", [0.25, 1.0])
+def test_walks_that_are_too_short_grow_or_are_reported(memory):
+    driver = Driver(NestedSampler(normal, num_live=40, num_sweeps=0.5, memory=memory), num_samples=10, progress_bar=False)
     page = report(driver.run(0))
-    assert page["walks"].ok is False
-    assert "More steps a point" in page["walks"].reason
+    assert page["walks"].ok is (memory < 1)
+    assert memory < 1 or "More steps a point" in page["walks"].reason
+
+
+def test_walks_grow_by_what_they_keep():
+    grown = lambda longer, halfway, memory=0.25: float(
+        NestedSampler(normal, memory=memory)._lengthened(jnp.asarray(longer), jnp.asarray(halfway))
+    )
+    assert grown(1.0, 1 / 1.5) == pytest.approx(1.0)  # a correlation of .25
+    assert grown(1.0, 0.5) > 1.0 > grown(1.0, 0.9)
+    assert grown(0.0, 0.9) == 0.0
+    assert grown(0.0, 0.5, memory=1.0) == 0.0
+    assert grown(np.log(30.0), 0.5) == pytest.approx(np.log(30.0))
