@@ -83,7 +83,7 @@ def test_density_must_be_in_the_ratio_of_places_nearby(monkeypatch):
 
 @pytest.mark.slow
 def test_sweeps_leave_the_joint_distribution_alone():
-    found = drift()
+    found = drift(num_slices=0)  # ellipses, tested in test_field.py, would mend what is wrong
     assert max(map(abs, found.values())) < 4, found
 
 
@@ -100,7 +100,7 @@ def test_a_slip_moves_it(slip, monkeypatch):
         monkeypatch.setattr(History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1))
     if slip == "old noise":
         monkeypatch.setattr(History, "noise_of", old_noise)
-    found = drift()
+    found = drift(num_slices=0)
     assert max(map(abs, found.values())) > 5, found
 
 
