@@ -41,7 +41,8 @@ def started(kernel, state, rng_key, values, program):
 
 
 def constrained(state, program):
-    return program.constrain(state.z)
+    """NUTS's sites lie in unconstrained space, those of the history do not."""
+    return {**program.constrain(state.z), **state.block_states[0].values}
 
 
 def quantities(values, x, y):
