@@ -118,9 +118,10 @@ def ranked(num_replicates=300, num_warmup=60, num_draws=15, thinning=20):
             return at, look(constrained(at, program))
 
         _, found = jax.lax.scan(draw, at, None, num_draws)
-        ties = random.uniform(random.fold_in(key, 1), found.shape) < 0.5  # counts may be equal
-        wanted = look(truth)
-        return dict(zip(names, jnp.sum((found < wanted) | ((found == wanted) & ties), 0), strict=True))
+        truth_seen = look(truth)
+        lower, ties = jnp.sum(found < truth_seen, 0), jnp.sum(found == truth_seen, 0)  # counts may be equal
+        place = jnp.floor(random.uniform(random.fold_in(key, 1), ties.shape) * (ties + 1)).astype(ties.dtype)
+        return dict(zip(names, lower + place, strict=True))
 
     keys = random.split(random.key(3), len(x))
     starts = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, 0), values)
