@@ -39,10 +39,22 @@ def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
     return 0.5 * np.abs(counts - truth).sum(), np.mean(np.asarray(drawn["where"])[is_used] ** 2) / spread
 
 
-def test_count_is_negative_binomial_and_places_follow_their_density():
+@pytest.mark.parametrize("many", [ROOM + 1, pytest.param(ROOM, marks=pytest.mark.slow)], ids=["few slots", "many slots"])
+def test_count_is_negative_binomial_and_places_follow_their_density(many, monkeypatch):
+    """Of many slots the count moves in windows, and noise with some of them."""
+    monkeypatch.setattr(module, "MANY", many)
     distance, spread = distance_to_truth()
     assert distance < 0.02
     assert abs(spread - 1) < 0.02
+
+
+@pytest.mark.slow
+def test_windows_must_be_laid_at_random(monkeypatch):
+    """A window that begins at the count lets it rise only."""
+    monkeypatch.setattr(module, "MANY", ROOM)
+    monkeypatch.setattr(random, "randint", lambda key, shape, low, high: jnp.asarray(low))
+    distance, _ = distance_to_truth(num_sweeps=2000)
+    assert distance > 0.2
 
 
 @pytest.mark.slow
