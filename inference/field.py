@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Field", "read_field"]
 
-TOLERANCE = 1e-4  # relative; rounding leaves up to 1e-5 where points are so close that a Cholesky factor nearly fails
+TOLERANCE = 1e-4  # relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
 NUM_SETTINGS = 3  # random settings of all sites at which the structure must hold
 
 Values = Mapping[str, Any]
