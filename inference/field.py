@@ -62,11 +62,14 @@ class Field:
         one_noise = jnp.broadcast_to(jnp.eye(len(noise), dtype=noise.dtype)[:, :, None], (len(noise), *noise.shape))
         return level, jnp.transpose(jax.vmap(effect)(one_noise), (2, 1, 0))
 
-    def log_events(self, program: "Program", values: Values, function: Array) -> Array:
-        """Log probability of all that is neither noise nor scale, given the values of the functions."""
+    def log_events(self, program: "Program", values: Values, function: Array, apart: Sequence[str] = ()) -> tuple[Array, Array]:
+        """Log probability of all that is neither noise nor scale, given the values of the functions: of the sites `apart` the sum of
+        their terms, entry by entry, and before it that of all others.
+        """
         terms = program.log_probs(values, held=self._parts(program, self.functions, function))
-        own = {*self.noises, *self.scales}
-        return jnp.asarray(sum(jnp.sum(term) for name, term in terms.items() if name not in own))
+        own = {*self.noises, *self.scales, *apart}
+        rest = sum(jnp.sum(term) for name, term in terms.items() if name not in own)
+        return jnp.asarray(rest), jnp.asarray(sum(terms[name] for name in apart))
 
     def log_scales(self, program: "Program", values: Values) -> Array:
         """Log prior of the scales of each function, in unconstrained space."""
@@ -106,7 +109,7 @@ class Field:
         before, after = program.log_probs(start), program.log_probs(end)
         change = {name: jnp.sum(after[name]) - jnp.sum(before[name]) for name in before}
         own = (*self.noises, *self.scales)
-        events = self.log_events(program, start, moved) - self.log_events(program, start, function)
+        events = self.log_events(program, start, moved)[0] - self.log_events(program, start, function)[0]
         return {
             f"sites {list(self.noises)}: found another prior than the standard normal": _gap(
                 sum(change[name] for name in self.noises), 0.5 * jnp.sum(self.noise(start) ** 2 - noise**2)

@@ -17,10 +17,14 @@ import pytest
 
 
 def pytest_configure(config):
-    """Most tests compile for longer than they run; those of the slow set run for longer, and hardly one compiles what another did."""
+    """Most tests compile for longer than they run; those of the slow set run for longer, and hardly one compiles what another did. One
+    process of tests has one core: with threads, small products of matrices wait for cores that others have.
+    """
+    one_thread = "--xla_cpu_multi_thread_eigen=false"
     if config.option.markexpr == "not slow":
-        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        os.environ.setdefault("XLA_FLAGS", f"{one_thread} --xla_backend_optimization_level=0")
     else:
+        os.environ.setdefault("XLA_FLAGS", one_thread)
         jax.config.update("jax_enable_compilation_cache", False)
 
 

@@ -7,14 +7,17 @@ Between the two are surrogate data: what would be seen of a function at points w
 
 Given them the noise of a function is Normal in closed form, noise = mean(u, scales) + inverse(root)' rest with rest ~ Normal(0, 1) and
 root root' its precision. The scales move with u and rest held, by Metropolis: as far as the points say how they lie, the function stays,
-elsewhere it follows. All functions propose at once and are accepted one by one. With scales held, the rest moves on ellipses (Murray,
-Adams and MacKay 2010), which lie closer to the posterior than those of the prior do. The variance is that of the most that a yes or no can
-say of its log odds.
+elsewhere it follows. All functions propose at once and are accepted one by one. The variance is that of the most that a yes or no can say
+of its log odds.
 
-Cost of a step of the scales: points^3 for each function, and so of all ellipses together; of one more ellipse: points^2.
+With scales held, all noise moves by Hamiltonian Monte Carlo, in coordinates in which noise given surrogate data is standard normal: no yes
+or no bends the density more than that, so that one size of leaps serves everywhere.
+
+Cost of a step of the scales: points^3 for each function, and so of what all trajectories share; of a leap of a trajectory: points^2.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,13 +26,14 @@ from jax import Array, lax, random
 from jax.scipy.linalg import solve_triangular
 
 from inference.field import Field
-from inference.kernels._ellipse import on_ellipse
 from inference.program import Program
 
 __all__ = ["moved"]
 
 VARIANCE = 4.0  # of surrogate data: the log probability of a yes or no is bent by a quarter at most
 SMALLEST, LARGEST = -1.5, 0.3  # decimal logarithms of the steps of scales, in unconstrained space
+LEAPS = 20  # of a trajectory
+SHORTEST, LONGEST = 1.0, 3.0  # leaps, over the fourth root of the number of dimensions
 
 
 class Map(NamedTuple):
@@ -77,26 +81,34 @@ class At(NamedTuple):
 
 
 def moved(
-    rng_key: Array, field: Field, program: Program, values: dict[str, Any], is_seen: Array, num_steps: int, num_slices: int
-) -> tuple[dict[str, Any], Array]:
-    """The values after so many steps of the scales and so many ellipses, and the share of steps that were taken.
+    rng_key: Array,
+    field: Field,
+    program: Program,
+    values: dict[str, Any],
+    is_seen: Array,
+    log_events: Callable[[Array], Array],
+    num_steps: int,
+    num_trajectories: int,
+) -> tuple[dict[str, Any], Array, Array]:
+    """The values after so many steps of the scales and so many trajectories, and the shares of both that were taken.
 
-    :param is_seen: [point], where something happened that tells of the functions.
+    :param is_seen: [point], where something happened, or may have, that tells of the functions.
+    :param log_events: log probability of that, given the values of the functions [point, function].
     """
-    step_key, slice_key = random.split(rng_key)
+    step_key, flight_key = random.split(rng_key)
     weight = jnp.where(is_seen, 1 / VARIANCE, 0.0)
     noise = field.noise(values).T
     here = Map.of(field, program, values, weight)
     at = At({name: values[name] for name in field.scales}, noise, here.function(noise), here)
-    log_events = lambda function: field.log_events(program, values, function)
-    share = jnp.ones(())
+    rescaled, flown = jnp.ones(()), jnp.ones(())
     if field.scales and num_steps:
-        step = lambda key, at: _step(key, field, program, values, weight, log_events, at)
-        at, taken = lax.scan(lambda at, key: step(key, at), at, random.split(step_key, num_steps))
-        share = jnp.mean(taken, dtype=share.dtype)
-    if num_slices:
-        at = _sliced(slice_key, weight, log_events, at, num_slices)
-    return {**field.with_noise(program, values, at.noise.T), **at.scales}, share
+        step = lambda at, key: _step(key, field, program, values, weight, log_events, at)
+        at, taken = lax.scan(step, at, random.split(step_key, num_steps))
+        rescaled = jnp.mean(taken, dtype=rescaled.dtype)
+    if num_trajectories:
+        at, taken = _flown(flight_key, weight, log_events, at, num_trajectories)
+        flown = jnp.mean(taken, dtype=flown.dtype)
+    return {**field.with_noise(program, values, at.noise.T), **at.scales}, rescaled, flown
 
 
 def _surrogate(rng_key: Array, weight: Array, function: Array) -> Array:
@@ -140,26 +152,35 @@ def _step(rng_key: Array, field: Field, program: Program, values: dict[str, Any]
     return At(scales, by_row(noise, at.noise), by_column(proposed.function, at.function), chosen), taken
 
 
-def _sliced(rng_key: Array, weight: Array, log_events: Callable, at: At, num_slices: int) -> At:
-    """Along ellipses of what surrogate data leave open. In coordinates of which that is standard normal, function = level + spread rest,
-    a move is two products with `spread`; those with new noise are made together.
-    """
-    here, (other_key, slice_key) = at.map, random.split(rng_key)
+def _flown(rng_key: Array, weight: Array, log_events: Callable, at: At, num_trajectories: int) -> tuple[At, Array]:
+    """The noise at the end of so many trajectories, and which were taken."""
+    here = at.map
     spread = jnp.moveaxis(solve_triangular(here.root, jnp.moveaxis(here.effect, 1, 2), lower=True), 1, 2)  # [function, point, rest]
-    rest = here.rest(at.noise)
-    others = random.normal(other_key, (num_slices, *rest.shape))
-    other_parts = jnp.einsum("kia,ska->sik", spread, others)
 
-    def one(so_far: tuple[Array, Array], drawn: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
-        (rest, function), (key, other, other_part) = so_far, drawn
-        surrogate_key, height_key, angle_key = random.split(key, 3)
-        apart = weight[:, None] * (_surrogate(surrogate_key, weight, function) - here.level)
-        mean = jnp.einsum("kia,ik->ka", spread, apart)
-        centre = here.level + jnp.einsum("kia,ka->ik", spread, mean)
-        point = lambda angle: centre + (function - centre) * jnp.cos(angle) + other_part * jnp.sin(angle)
-        height = log_events(function) + jnp.log(random.uniform(height_key))
-        angle = on_ellipse(angle_key, lambda angle: log_events(point(angle)) > height)
-        return (mean + (rest - mean) * jnp.cos(angle) + other * jnp.sin(angle), point(angle)), None
+    def log_density(rest: Array) -> Array:
+        apart = jnp.einsum("kia,ka->ik", spread, rest)
+        return log_events(here.level + apart) + 0.5 * jnp.sum(weight[:, None] * apart**2) - 0.5 * jnp.sum(rest**2)
 
-    (rest, function), _ = lax.scan(one, (rest, at.function), (random.split(slice_key, num_slices), others, other_parts))
-    return at._replace(noise=here.apart(rest), function=function)
+    slope = jax.value_and_grad(log_density)
+
+    def leap(_: Any, now: tuple[Array, ...], size: Array) -> tuple[Array, ...]:
+        rest, speed, _, pull = now
+        speed = speed + 0.5 * size * pull
+        rest = rest + size * speed
+        height, pull = slope(rest)
+        return rest, speed + 0.5 * size * pull, height, pull
+
+    def trajectory(start: tuple[Array, ...], key: Array) -> tuple[tuple[Array, ...], Array]:
+        speed_key, size_key, accept_key = random.split(key, 3)
+        rest, height, pull = start
+        speed = random.normal(speed_key, rest.shape)
+        size = random.uniform(size_key, minval=SHORTEST, maxval=LONGEST) * rest.size**-0.25
+        end, end_speed, *there = lax.fori_loop(0, LEAPS, partial(leap, size=size), (rest, speed, height, pull))
+        gain = there[0] - height + 0.5 * jnp.sum(speed**2 - end_speed**2)
+        accepts = jnp.log(random.uniform(accept_key)) < gain  # never of what is not a number
+        return tuple(jnp.where(accepts, new, old) for new, old in zip((end, *there), start, strict=True)), accepts
+
+    start = here.rest(at.noise)
+    (rest, *_), taken = lax.scan(trajectory, (start, *slope(start)), random.split(rng_key, num_trajectories))
+    noise = here.apart(rest)
+    return at._replace(noise=noise, function=here.function(noise)), taken

@@ -8,13 +8,14 @@ functions there. Beside these sites it draws those of `inference.field` that it 
 their scales. NUTS can draw them as well, but the scales then hardly move. A draw is one sweep:
 
 1. Slots that are not used are drawn from the prior, functions included: they are the births that stand ready.
-2. Points are exchanged, `num_rounds` times: used slots are put into a random order, the count is drawn from its complete conditional
-   p(count) x product of the events' probabilities over the slots below it, where slots are many within a window that is laid around it at
-   random, and used slots are swapped with unused ones by Metropolis.
+2. Points are exchanged, `num_rounds` times: used slots are put into a random order, the count is drawn from its conditional
+   p(count) x product of the events' probabilities over the slots below it, within a window that is laid around it at random, and used
+   slots are swapped with unused ones by Metropolis.
 3. Each used point tries to go to a place nearby, at which the functions are drawn given all that is known of them; all at once, for
    they are independent given the functions.
-4. The noise of the used slots is computed anew for their order. Then scales take `num_steps` steps, and all noise moves along
-   `num_slices` ellipses, by way of surrogate data (`_surrogate`).
+4. The noise of the used slots is computed anew for their order. Then, while the count is summed out within such a window, scales take
+   `num_steps` steps and all noise moves along `num_trajectories` (`_surrogate`); the count is drawn at the end. With the count held, the
+   level of the functions could hardly move: where they are low everywhere, lower ones only mean more points.
 
 All densities are the model's own. Where the conditional of the count leaves room above the capacity no more than a chance of `SPARE`,
 nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. Where three
@@ -22,7 +23,8 @@ eighths of the slots were enough by the same rule for `PATIENCE` sweeps, the dri
 own `MCMC` nothing grows: look at `full`, an extra field, and give more.
 
 Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for O(n) births, deaths and relocations,
-so O(K n^2) a move; 2 and a product of matrices for each step of the scales; O(K n^2) for each ellipse. A gradient of NUTS costs O(K n^3).
+so O(K n^2) a move; 2 and a product of matrices for each step of the scales; O(K n^2) for each leap of a trajectory. A gradient of NUTS
+costs O(K n^3).
 """
 
 from collections.abc import Callable
@@ -46,10 +48,8 @@ from inference.sites import StructureError
 __all__ = ["HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
-PATIENCE = 50  # sweeps in a row with far too many slots, until there are fewer
-MANY = 256  # slots, from which on
-WINDOWS = 4  # the count moves within a part of the capacity, so that few need stand ready
-FRONTS = (2, 3, 4)  # and scales and noise move with some quarters of them: each is compiled by itself
+PATIENCE = 25  # sweeps in a row with far too many slots, until there are fewer
+WINDOWS = 4  # the count moves within a part of the capacity, so that not all of it need stand ready
 
 
 class HistoryState(NamedTuple):
@@ -60,6 +60,7 @@ class HistoryState(NamedTuple):
     spare: Array  # for how many sweeps in a row three eighths of the capacity were enough
     moved: Array  # share of the used points that went to a place nearby, in the last sweep
     rescaled: Array  # share of the steps of scales that were taken, in the last sweep
+    flown: Array  # share of the trajectories
     rng_key: Array
 
 
@@ -70,10 +71,10 @@ class LatentHistory(Block):
     :param max_capacity: the most slots; a history that wants more ends the run with an error.
     :param num_rounds: exchanges of points in a sweep, cheap ones.
     :param num_steps: steps of the scales in a sweep.
-    :param num_slices: ellipses on which the noise moves.
+    :param num_trajectories: of the noise in a sweep, by Hamiltonian Monte Carlo.
     """
 
-    default_fields = ("values", "moved", "rescaled", "full")
+    default_fields = ("values", "moved", "rescaled", "flown", "full")
     memory = ("_history", "_field")
 
     def __init__(
@@ -83,11 +84,11 @@ class LatentHistory(Block):
         capacity: str = "capacity",
         max_capacity: int = 4096,
         num_rounds: int = 20,
-        num_steps: int = 4,
-        num_slices: int = 30,
+        num_steps: int = 6,
+        num_trajectories: int = 4,
     ):
         self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
-        self.num_rounds, self.num_steps, self.num_slices = num_rounds, num_steps, num_slices
+        self.num_rounds, self.num_steps, self.num_trajectories = num_rounds, num_steps, num_trajectories
         self._history: History | None = None  # by `init`
         self._field: Field | None = None
         self._scale: dict[str, Any] = {}  # how far the prior spreads the places
@@ -120,7 +121,9 @@ class LatentHistory(Block):
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}
         values = {**program.draw_initial(start_key), **others, **given}
         zero = jnp.zeros((), jnp.result_type(float))
-        return HistoryState({name: values[name] for name in owned}, jnp.zeros((), bool), jnp.zeros((), jnp.int32), zero, zero, chain_key)
+        return HistoryState(
+            {name: values[name] for name in owned}, jnp.zeros((), bool), jnp.zeros((), jnp.int32), zero, zero, zero, chain_key
+        )
 
     def sample(self, state: HistoryState, model_args, model_kwargs) -> HistoryState:
         """One sweep."""
@@ -131,9 +134,9 @@ class LatentHistory(Block):
         function = program.deterministics(values)[history.function]
         values, function, is_full, is_roomy = self._exchanged(keys[1], program, history, values, function)
         values, function, moved = self._relocated(keys[2], program, history, values, function)
-        values, rescaled = self._settled(keys[3], program, history, values, function)
+        values, ends_full, *taken = self._settled(keys[3], program, history, values, function)
         spare = jnp.where(is_roomy, state.spare + 1, 0)
-        return HistoryState({name: values[name] for name in state.values}, is_full, spare, moved, rescaled, rng_key)
+        return HistoryState({name: values[name] for name in state.values}, is_full | ends_full, spare, moved, *taken, rng_key)
 
     def get_diagnostics_str(self, state: HistoryState) -> str:
         """How many points there are; raises where the capacity was met, which the driver's growing prevents."""
@@ -178,19 +181,17 @@ class LatentHistory(Block):
         """Which slots are used, and how many: rounds of an exact draw of the count and of swaps, given the functions everywhere."""
         log_count = history.log_count(program, values)
         log_events = history.log_events(program, values, function)
-        counts, width = jnp.arange(history.capacity + 1), history.capacity // WINDOWS if history.capacity >= MANY else None
+        counts = jnp.arange(history.capacity + 1)
 
         def one_round(key: Array, at: tuple[Array, ...]) -> tuple[Array, ...]:
             order, count, is_full, is_roomy = at
             order_key, window_key, count_key, swap_key = random.split(key, 4)
             order = order[shuffled(order_key, count, history.capacity)]
-            logits = log_count + jnp.append(0.0, jnp.cumsum(log_events[order]))
-            if width:
-                first = count - random.randint(window_key, (), 0, width)
-                logits = jnp.where((counts >= first) & (counts < first + width), logits, -jnp.inf)
+            is_near = _within(_window(window_key, count, history.capacity), counts)
+            logits = jnp.where(is_near, log_count + jnp.append(0.0, jnp.cumsum(log_events[order])), -jnp.inf)
             count = random.categorical(count_key, logits).astype(count.dtype)
             little = jnp.log(SPARE) + logsumexp(logits)
-            is_full, is_roomy = is_full | (logits[-1] > little), is_roomy & (logsumexp(logits[3 * history.capacity // 8 :]) <= little)
+            is_full, is_roomy = is_full | _is_full(logits), is_roomy & (logsumexp(logits[3 * history.capacity // 8 :]) <= little)
             partner = _partners(count, history.capacity)
             gain = log_events[order[partner]] - log_events[order]
             swaps = (jnp.arange(history.capacity) < count) & (jnp.log(random.uniform(swap_key, gain.shape)) < gain)
@@ -223,27 +224,33 @@ class LatentHistory(Block):
         return {**proposed, **{name: proposed[name][order] for name in history.places}}, function[order], moved
 
     def _settled(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array):
-        """The noise for the order that the slots now have; then scales and noise move. Unused slots say nothing of them: all is done
-        with as many as are needed, of a few numbers.
-        """
-        capacity = history.capacity
-        sizes = [capacity * parts // 4 for parts in FRONTS] if capacity >= MANY else [capacity]
-        parts = [lambda size=size: self._in_front(rng_key, program, history, values, function, size) for size in sizes]
-        return lax.switch(sum(values[history.count] > size for size in sizes[:-1]), parts)
-
-    def _in_front(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array, size: int):
-        """The same with the first slots alone, where all others are unused."""
-        noise_key, move_key = random.split(rng_key)
-        slots, program = (*history.places, history.noise), program.with_arguments(**{self.capacity: size})
-        whole, history = values, replace(history, capacity=size)
-        values = {**values, **{name: values[name][:size] for name in slots}}
+        """The noise for the order that the slots now have; then scales, noise and the count move within a window of counts."""
+        window_key, fresh_key, move_key, count_key = random.split(rng_key, 4)
+        values = history.refreshed(fresh_key, program, values)
         level, root = history.function_of(program, values)
-        is_used, noise = jnp.arange(size) < values[history.count], history.noise_of(level, root, function[:size])
-        values[history.noise] = jnp.where(is_used[:, None], noise, random.normal(noise_key, noise.shape))
-        field = self._fields()
-        seen = [is_used if name == history.function else jnp.ones(program.sites[name].shape[0], bool) for name in field.functions]
-        values, rescaled = _surrogate.moved(move_key, field, program, values, jnp.concatenate(seen), self.num_steps, self.num_slices)
-        return {**values, **{name: jnp.concatenate([values[name], whole[name][size:]]) for name in slots}}, rescaled
+        noise, count = history.noise_of(level, root, function), values[history.count]
+        values[history.noise] = jnp.where((jnp.arange(history.capacity) < count)[:, None], noise, values[history.noise])
+        window, field = _window(window_key, count, history.capacity), self._fields()
+        by_count, may_be_used = self._by_count(program, history, values, window), jnp.arange(history.capacity) < window[1]
+        seen = [may_be_used if name == history.function else jnp.ones(program.sites[name].shape[0], bool) for name in field.functions]
+        log_events = lambda function: logsumexp(by_count(function))
+        values, *taken = _surrogate.moved(
+            move_key, field, program, values, jnp.concatenate(seen), log_events, self.num_steps, self.num_trajectories
+        )
+        logits = by_count(field.function(program, values))
+        values[history.count] = random.categorical(count_key, logits).astype(count.dtype)
+        return values, _is_full(logits), *taken
+
+    def _by_count(self, program: Program, history: History, values: dict[str, Any], window: tuple[Array, Array]) -> Callable:
+        """Log probability of each count of a window and of all that happened, given the values of the functions."""
+        field, counts, used = self._fields(), jnp.arange(history.capacity + 1), history.all_used(program, values)
+        log_count = jnp.where(_within(window, counts), history.log_count(program, values), -jnp.inf)
+
+        def by_count(function: Array) -> Array:
+            rest, events = field.log_events(program, used, function, history.events)
+            return rest + log_count + jnp.append(0.0, jnp.cumsum(events))
+
+        return by_count
 
     def _names(self) -> History:
         assert self._history is not None, "`init` must be called first."
@@ -263,6 +270,22 @@ class LatentHistory(Block):
 
     def _count(self, state: HistoryState) -> int:
         return int(state.values[self._names().count])
+
+
+def _window(rng_key: Array, count: Array, capacity: int) -> tuple[Array, Array]:
+    """The first and the last of the counts among which it moves: laid around it at random, so that from each the others are as likely."""
+    width = max(2, capacity // WINDOWS)
+    first = count - random.randint(rng_key, (), 0, width)
+    return first, first + width - 1
+
+
+def _within(window: tuple[Array, Array], counts: Array) -> Array:
+    return (counts >= window[0]) & (counts <= window[1])
+
+
+def _is_full(logits: Array) -> Array:
+    """Whether more counts might follow: by those of the last one."""
+    return logits[-1] > jnp.log(SPARE) + logsumexp(logits)
 
 
 def _partners(count: Array, capacity: int) -> Array:

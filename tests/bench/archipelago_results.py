@@ -16,15 +16,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic, process_time
+from typing import NamedTuple
 
 import numpy as np
 
 from tests.bench.archipelago_peers import PEERS, SPREADING, Method
 from tests.bench.archipelago_protocols import CELLS, DATA, Cell, Draw, Score, draw, num_draws, score
 
-__all__ = ["METHODS", "Results", "collect", "run", "tables", "verdicts"]
+__all__ = ["METHODS", "Fit", "Results", "collect", "run", "tables", "verdicts"]
 
-type Results = dict[tuple[Cell, str], dict[int, Score]]  # by seed
+
+class Fit(NamedTuple):
+    """A method's score on a draw, and what it took."""
+
+    error: float
+    log_score: float
+    cpu_seconds: float
+
+
+type Results = dict[tuple[Cell, str], dict[int, Fit]]  # by seed
 
 OURS, GP, SPREAD, BY_TEST = "archipelago", "GP classifier", "label spreading", "label spreading, by test"
 WINE = {1: 0.141, 2: 0.135, 4: 0.090, 8: 0.0899}  # the paper's error, by labels a class
@@ -77,13 +87,12 @@ def collect(folder: Path) -> Results:
         for name in NAMES:
             for seed in range(num_draws(cell)):
                 if (path := path_of(folder, cell, name, seed)).exists():
-                    found = json.loads(path.read_text())
-                    results[cell, name][seed] = Score(found["error"], found["log_score"])
+                    results[cell, name][seed] = Fit(**json.loads(path.read_text()))
     return dict(results)
 
 
 def mean(results: Results, cell: Cell, name: str, what: str) -> float:
-    """Over the draws that there are; `what` is a field of `Score`."""
+    """Over the draws that there are; `what` is a field of `Fit`."""
     return float(np.mean([getattr(each, what) for each in results[cell, name].values()]))
 
 
@@ -98,9 +107,9 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def tables(results: Results) -> Iterator[str]:
-    """Lines of markdown, a table of the error and one of the log score."""
+    """Lines of markdown: a table of the error, one of the log score and one of CPU seconds, compilation and all."""
     names = [name for name in NAMES if any(name == other for _, other in results)]
-    for what, title in (("error", "error"), ("log_score", "mean log score")):
+    for what, title in (("error", "error"), ("log_score", "mean log score"), ("cpu_seconds", "CPU seconds")):
         yield f"| {title} | labels | draws | {' | '.join(names)} |"
         yield f"|{'---|' * (3 + len(names))}"
         for cell in dict.fromkeys(cell for cell, _ in results):
@@ -112,11 +121,11 @@ def tables(results: Results) -> Iterator[str]:
 
 
 def entry(results: Results, cell: Cell, name: str, first: str, what: str, most: int) -> str:
-    """The mean, the difference from `first` with its standard error, and the number of draws where it is not `most`."""
-    told = f"{mean(results, cell, name, what):.3f}"
-    if name != first:
+    """The mean, of scores the difference from `first` with its standard error, and the number of draws where it is not `most`."""
+    told = f"{mean(results, cell, name, what):.{3 if what in SIGN else 1}f}"
+    if name != first and what in SIGN:
         gap = differences(results, cell, name, first, what)
-        told += f" ({gap.mean():+.3f} ± {standard_error(gap):.3f})"
+        told += f" ({gap.mean():+.3f} ± {standard_error(gap):.3f})" if len(gap) > 1 else f" ({gap.mean():+.3f})" if len(gap) else ""
     count = len(results[cell, name])
     return told if count == most else f"{told} [{count}]"
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.bench import archipelago_results
-from tests.bench.archipelago_protocols import Cell, Score, draw, score
-from tests.bench.archipelago_results import collect, differences, main, run, tables, verdicts
+from tests.bench.archipelago_protocols import Cell, draw, score
+from tests.bench.archipelago_results import Fit, collect, differences, main, run, tables, verdicts
 
 
 @pytest.fixture
@@ -42,7 +42,8 @@ def test_a_run_that_was_cut_goes_on(tmp_path, counted):
         assert sorted(found) == [0, 1, 2]
         first = 0.5 if name == "archipelago" else 0.9
         wanted = score(np.tile([first, *[(1 - first) / 2] * 2], (len(draw(cell, 0).y_test), 1)), draw(cell, 2).y_test)
-        assert found[2] == pytest.approx(wanted)
+        assert found[2][:2] == pytest.approx(wanted)
+        assert found[2].cpu_seconds > 0
 
 
 def test_differences_are_of_the_same_draws(tmp_path, counted):
@@ -81,7 +82,7 @@ def test_the_reference_chosen_by_the_test_rows_takes_the_smallest_error():
 
 
 def scores(*errors):
-    return {seed: Score(error, -3 * error) for seed, error in enumerate(errors)}
+    return {seed: Fit(error, -3 * error, 10 * error) for seed, error in enumerate(errors)}
 
 
 def test_tables_of_paired_differences():
@@ -92,6 +93,9 @@ def test_tables_of_paired_differences():
     results[Cell("wine", 1), "probit GP"] = scores(0.4, 0.4)
     assert list(tables(results))[2].endswith(" | 0.400 (+0.250 ± 0.050) [2] |")
     assert lines[6] == f"| wine | 1 | 3 | -0.600 | -1.000 (-0.400 ± {3 * se:.3f}) |"
+    assert lines[10] == "| wine | 1 | 3 | 2.0 | 3.3 |"
+    results[Cell("wine", 1), "probit GP"] = scores(0.4)
+    assert list(tables(results))[2].endswith(" | 0.400 (+0.300) [1] |")  # one draw has no standard error
 
 
 def test_verdicts():

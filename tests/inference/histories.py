@@ -135,7 +135,7 @@ def drift(num_replicates=8000, num_sweeps=6, beside=(), **options):
 
     :param beside: the history, which sites the kernel draws.
     """
-    kernel = LatentHistory(archipelago, **{"num_steps": 2, "num_slices": 4} | options)  # cheaper than by default
+    kernel = LatentHistory(archipelago, **{"num_steps": 2, "num_trajectories": 4} | options)  # cheaper than by default
     keys = random.split(random.key(1), num_replicates)
     values, x, y, enough = jax.jit(jax.vmap(joint))(keys)
     own = (*read_history(Program(archipelago, x[0], y[0], **OPTIONS)).sites, *beside)

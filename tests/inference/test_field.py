@@ -12,7 +12,7 @@ from jax import random
 from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal
 
-from inference import Program, StructureError
+from inference import LatentHistory, Program, StructureError
 from inference.field import Field, read_field
 from inference.kernels._surrogate import VARIANCE, Map
 from tests.inference.histories import FIELD, drift
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 X = np.random.default_rng(0).normal(size=(4, 2))
 OWNED = ("noise", "rejected_noise", "amplitude", "lengthscale")
-ENOUGH = {"num_replicates": 3000, "num_sweeps": 2, "beside": FIELD, "num_rounds": 2, "num_steps": 3, "num_slices": 3}
+ENOUGH = {"num_replicates": 3000, "num_sweeps": 2, "beside": FIELD, "num_rounds": 2, "num_steps": 3, "num_trajectories": 3}
 
 
 def curves(edit=None):
@@ -114,17 +114,17 @@ def test_surrogate_data_have_the_density_of_a_normal():
 
 
 @pytest.mark.slow
-def test_steps_and_ellipses_leave_the_joint_distribution_alone():
+def test_steps_and_trajectories_leave_the_joint_distribution_alone():
     found = drift(**ENOUGH)
     assert max(map(abs, found.values())) < 4, found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slip", ["density", "Jacobian", "nowhere"])
+@pytest.mark.parametrize("slip", ["density", "Jacobian", "nowhere", "coordinates", "old count"])
 def test_a_slip_moves_it(slip, monkeypatch):
-    given, log_scales, moves = Map.given, Field.log_scales, {}
+    given, log_scales, rest, settled, moves = Map.given, Field.log_scales, Map.rest, LatentHistory._settled, {}
     if slip == "density":  # of surrogate data, forgotten
-        moves = {"num_steps": 12, "num_slices": 0}
+        moves = {"num_steps": 12, "num_trajectories": 0}
         monkeypatch.setattr(Map, "given", lambda *args: (given(*args)[0], jnp.zeros(2)))
     if slip == "Jacobian":
         size = lambda values: jnp.log(values["amplitude"]) + jnp.log(values["lengthscale"][:, 0])
@@ -132,6 +132,17 @@ def test_a_slip_moves_it(slip, monkeypatch):
     if slip == "nowhere":  # surrogate data that are not of the functions
         nothing = lambda rng_key, weight, function: jnp.zeros_like(function)
         monkeypatch.setattr("inference.kernels._surrogate._surrogate", nothing)
+    if slip == "coordinates":  # in which a trajectory does not begin where the noise is
+        moves = {"num_steps": 1}
+        monkeypatch.setattr(Map, "rest", lambda self, apart: 1.1 * rest(self, apart))
+    if slip == "old count":  # kept, where functions and scales have moved with all counts of the window open
+        moves = {"num_replicates": 8000, "num_sweeps": 3}
+
+        def keeps(self, rng_key, program, history, values, *others):
+            moved, *told = settled(self, rng_key, program, history, values, *others)
+            return {**moved, history.count: values[history.count]}, *told
+
+        monkeypatch.setattr(LatentHistory, "_settled", keeps)
     found = drift(**ENOUGH | moves)
     assert max(map(abs, found.values())) > 5, found
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 from inference import LatentHistory, Program, StructureError
 from inference.history import History, read_history
-from inference.kernels import latent_history as module
+from inference.kernels.latent_history import _partners
 from tests.inference.histories import ROOM, TOTAL, beads, drift, loss_of_a_bead, orders, run
 from zoo.archipelago import archipelago, matern32, mixture, student_t
 
@@ -31,7 +31,7 @@ def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
     """Total variation between the counts of a run and the negative binomial; and the mean of `where`^2 over its truth."""
     lost, spread = loss_of_a_bead()
     drawn = run(
-        LatentHistory(model, capacity="room", num_rounds=num_rounds, num_slices=2), model, (TOTAL,), {}, num_sweeps, ("lost", "where")
+        LatentHistory(model, capacity="room", num_rounds=num_rounds, num_trajectories=2), model, (TOTAL,), {}, num_sweeps, ("lost", "where")
     )
     counts = np.bincount(np.asarray(drawn["lost"]), minlength=ROOM + 1) / num_sweeps
     is_used = np.arange(ROOM) < np.asarray(drawn["lost"])[:, None]
@@ -39,10 +39,7 @@ def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
     return 0.5 * np.abs(counts - truth).sum(), np.mean(np.asarray(drawn["where"])[is_used] ** 2) / spread
 
 
-@pytest.mark.parametrize("many", [ROOM + 1, pytest.param(ROOM, marks=pytest.mark.slow)], ids=["few slots", "many slots"])
-def test_count_is_negative_binomial_and_places_follow_their_density(many, monkeypatch):
-    """Of many slots the count moves in windows, and noise with some of them."""
-    monkeypatch.setattr(module, "MANY", many)
+def test_count_is_negative_binomial_and_places_follow_their_density():
     distance, spread = distance_to_truth()
     assert distance < 0.02
     assert abs(spread - 1) < 0.02
@@ -51,7 +48,6 @@ def test_count_is_negative_binomial_and_places_follow_their_density(many, monkey
 @pytest.mark.slow
 def test_windows_must_be_laid_at_random(monkeypatch):
     """A window that begins at the count lets it rise only."""
-    monkeypatch.setattr(module, "MANY", ROOM)
     monkeypatch.setattr(random, "randint", lambda key, shape, low, high: jnp.asarray(low))
     distance, _ = distance_to_truth(num_sweeps=2000)
     assert distance > 0.2
@@ -95,7 +91,7 @@ def test_density_must_be_in_the_ratio_of_places_nearby(monkeypatch):
 
 @pytest.mark.slow
 def test_sweeps_leave_the_joint_distribution_alone():
-    found = drift(num_slices=0)  # ellipses, tested in test_field.py, would mend what is wrong
+    found = drift(num_trajectories=0)  # trajectories, tested in test_field.py, would mend what is wrong
     assert max(map(abs, found.values())) < 4, found
 
 
@@ -112,7 +108,7 @@ def test_a_slip_moves_it(slip, monkeypatch):
         monkeypatch.setattr(History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1))
     if slip == "old noise":
         monkeypatch.setattr(History, "noise_of", old_noise)
-    found = drift(num_slices=0)
+    found = drift(num_trajectories=0)
     assert max(map(abs, found.values())) > 5, found
 
 
@@ -200,7 +196,7 @@ def test_float32_is_refused():
 
 def test_partners_are_each_others():
     for count in range(9):
-        partner = np.asarray(module._partners(jnp.asarray(count), 8))
+        partner = np.asarray(_partners(jnp.asarray(count), 8))
         assert (partner[partner] == np.arange(8)).all()
         pairs = [(i, j) for i, j in enumerate(partner) if i < j]
         assert all(i < count <= j for i, j in pairs)

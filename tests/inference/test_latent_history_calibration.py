@@ -23,7 +23,7 @@ PARAMETERS = ["amplitude", "lengthscale"]
 
 def sampler(step_size=0.3):
     nuts = NUTS(archipelago, step_size=step_size, adapt_step_size=False, adapt_mass_matrix=False, max_tree_depth=3)
-    return Gibbs([(LatentHistory(archipelago, num_steps=3, num_slices=4), [*HISTORY, *FIELD]), (nuts, None)])
+    return Gibbs([(LatentHistory(archipelago, num_steps=3, num_trajectories=4), [*HISTORY, *FIELD]), (nuts, None)])
 
 
 def started(kernel, state, rng_key, values, program):
