@@ -8,30 +8,42 @@ Read off any model with
 
 Nothing else in the model may depend on noises or scales. The noises of several sites are taken as one, [noise, function], those of a
 latent history among them, and so are the functions.
+
+Where the model makes the functions by the Cholesky factor of their covariance, up to a size of each, both are the ones that the model
+computes. Elsewhere the factor is found from as many values of the functions as there is noise.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, random
 from numpyro.distributions import biject_to
 
+from inference._cholesky import with_factors
 from inference._once import once
 from inference.sites import StructureError, model_name
 
 if TYPE_CHECKING:
     from inference.program import Program
 
-__all__ = ["Field", "read_field"]
+__all__ = ["Affine", "Field", "read_field"]
 
 TOLERANCE = 1e-4  # relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
 NUM_SETTINGS = 3  # random settings of all sites at which the structure must hold
 
 Values = Mapping[str, Any]
+
+
+class Affine(NamedTuple):
+    """How functions follow from noise: function[i, k] = level[i, k] + sum over j of root[k, i, j] noise[j, k]."""
+
+    level: Array  # [point, function]
+    root: Array  # [function, point, noise]
+    covariance: Array  # [function, point, point], root root'
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Field:
     noises: tuple[str, ...]
     functions: tuple[str, ...]
     scales: tuple[str, ...]
+    is_factorised: bool = False  # by the model itself, so that it has the covariance; found by `proved`
 
     def noise(self, values: Values) -> Array:
         """All noises, [noise, function]."""
@@ -55,12 +68,28 @@ class Field:
         found = program.deterministics(values)
         return jnp.concatenate([found[name] for name in self.functions])
 
-    def affine(self, program: "Program", values: Values) -> tuple[Array, Array]:
-        """(A, L) of function[i, k] = A[i, k] + sum over j of L[k, i, j] noise[j, k]."""
+    def affine(self, program: "Program", values: Values) -> Affine:
+        """All of what noise does to the functions."""
         noise = jnp.zeros_like(self.noise(values))
-        level, effect = jax.linearize(lambda noise: self.function(program, self.with_noise(program, values, noise)), noise)
+        of_noise = lambda noise: self.function(program, self.with_noise(program, values, noise))
+        if self.is_factorised:
+            return self._factorised(of_noise, noise)[0]
+        level, effect = jax.linearize(of_noise, noise)
         one_noise = jnp.broadcast_to(jnp.eye(len(noise), dtype=noise.dtype)[:, :, None], (len(noise), *noise.shape))
-        return level, jnp.transpose(jax.vmap(effect)(one_noise), (2, 1, 0))
+        root = jnp.transpose(jax.vmap(effect)(one_noise), (2, 1, 0))
+        return Affine(level, root, jnp.einsum("kia,kja->kij", root, root))
+
+    def _factorised(self, of_noise: Callable, noise: Array) -> list[Affine]:
+        """The same by each matrix that the model factorises and that may be the covariance; the size of a function is seen at its first
+        point, where the factor has one entry alone.
+        """
+        (level, at_one), factors = with_factors(jax.vmap(of_noise), jnp.stack([noise, jnp.ones_like(noise)]))
+        found = []
+        for covariance, root in factors:
+            if covariance.shape == (noise.shape[1], len(level), len(noise)):
+                size = ((at_one - level)[0] / root[:, 0, 0])[:, None, None]
+                found.append(Affine(level, size * root, size**2 * covariance))
+        return found
 
     def log_events(self, program: "Program", values: Values, function: Array, apart: Sequence[str] = ()) -> tuple[Array, Array]:
         """Log probability of all that is neither noise nor scale, given the values of the functions: of the sites `apart` the sum of
@@ -88,29 +117,33 @@ class Field:
             moved[name] = transform(transform.inv(values[name]) + steps[name])
         return moved
 
-    def prove(self, program: "Program", rng_key: Array) -> None:
-        """Raises StructureError unless the sites are what their names here say."""
-        gaps = once(lambda key: self._gaps(key, program), rng_key)
+    def proved(self, program: "Program", rng_key: Array) -> "Field":
+        """Raises StructureError unless the sites are what their names here say; returns the field with what else was found."""
+        gaps, is_factorised = once(lambda key: self._gaps(key, program), rng_key), True
         for key in random.split(rng_key, NUM_SETTINGS):
-            for what, gap in gaps(key).items():
+            wrong, other = gaps(key)
+            for what, gap in wrong.items():
                 if not gap < TOLERANCE:
                     raise StructureError(f"{what} (relative gap {float(gap):.1g}). {self._wanted(program)}")
+            is_factorised &= bool(other < TOLERANCE)
+        return replace(self, is_factorised=is_factorised)
 
-    def _gaps(self, rng_key: Array, program: "Program") -> dict[str, Array]:
+    def _gaps(self, rng_key: Array, program: "Program") -> tuple[dict[str, Array], Array]:
         start_key, noise_key, step_key = random.split(rng_key, 3)
         start = program.draw_initial(start_key)
         steps = {name: random.normal(random.fold_in(step_key, i), start[name].shape) for i, name in enumerate(self.scales)}
         last = {name: jnp.zeros_like(step).at[-1].set(step[-1]) for name, step in steps.items()}
         noise = random.normal(noise_key, self.noise(start).shape)
         end = self.stretched(program, self.with_noise(program, start, noise), steps)
-        level, root = self.affine(program, start)
+        level, root, covariance = self.affine(program, start)
+        factorised = self._factorised(lambda noise: self.function(program, self.with_noise(program, start, noise)), jnp.zeros_like(noise))
         function, other, moved = (self.function(program, at) for at in (start, self.stretched(program, start, last), end))
 
         before, after = program.log_probs(start), program.log_probs(end)
         change = {name: jnp.sum(after[name]) - jnp.sum(before[name]) for name in before}
         own = (*self.noises, *self.scales)
         events = self.log_events(program, start, moved)[0] - self.log_events(program, start, function)[0]
-        return {
+        wrong = {
             f"sites {list(self.noises)}: found another prior than the standard normal": _gap(
                 sum(change[name] for name in self.noises), 0.5 * jnp.sum(self.noise(start) ** 2 - noise**2)
             ),
@@ -122,6 +155,9 @@ class Field:
                 sum(each for name, each in change.items() if name not in own), events
             ),
         }
+        is_one = len(factorised) == 1
+        other = jnp.maximum(_gap(factorised[0].root, root), _gap(factorised[0].covariance, covariance)) if is_one else jnp.inf
+        return wrong, jnp.asarray(other)
 
     def _parts(self, program: "Program", names: Sequence[str], whole: Array) -> dict[str, Array]:
         sizes = [program.sites[name].shape[0] for name in names]
@@ -135,13 +171,13 @@ class Field:
 
 
 def read_field(program: "Program", noise: str, owned: Sequence[str]) -> Field:
-    """The field that a noise belongs to, of the sites `owned` by a kernel; `Field.prove` shows that it is one."""
+    """The field that a noise belongs to, of the sites `owned` by a kernel; `Field.proved` shows that it is one."""
     sites, width = program.sites, program.sites[noise].shape[1]
     is_noise = lambda name: sites[name].family == "Normal" and len(sites[name].shape) == 2 and sites[name].shape[1] == width
     functions = [name for name in program.deterministic if len(sites[name].shape) == 2 and sites[name].shape[1] == width]
     functions = tuple(name for name in functions if noise in program.parents[name] or any(map(is_noise, program.parents[name])))
     bearing = frozenset().union(*(program.parents[name] for name in functions))
-    noises = (noise, *(name for name in owned if name != noise and is_noise(name) and name in bearing))
+    noises = tuple(name for name in sites if name == noise or (name in owned and is_noise(name) and name in bearing))
     scales = tuple(name for name in owned if name not in noises)
     if others := [name for name in scales if name not in bearing]:
         raise StructureError(

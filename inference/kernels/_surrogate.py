@@ -5,15 +5,20 @@ Between the two are surrogate data: what would be seen of a function at points w
 
     u[i] ~ Normal(function[i], variance).
 
-Given them the noise of a function is Normal in closed form, noise = mean(u, scales) + inverse(root)' rest with rest ~ Normal(0, 1) and
-root root' its precision. The scales move with u and rest held, by Metropolis: as far as the points say how they lie, the function stays,
-elsewhere it follows. All functions propose at once and are accepted one by one. The variance is that of the most that a yes or no can say
-of its log odds.
+Given them the noise of a function is Normal, and a draw of it is made of one from the prior by what that draw would have made of the
+surrogate data (Matheron's rule):
+
+    noise = before + root' inverse(covariance + variance) (u - level - root before - error),    before, error ~ Normal
+
+where function = level + root noise and covariance = root root'. The scales move by Metropolis with u, before and error held: as far as the
+points say how they lie, the function stays, elsewhere it follows. All functions propose at once and are accepted one by one. The variance
+is that of the most that a yes or no can say of its log odds.
 
 With scales held, all noise moves by Hamiltonian Monte Carlo, in coordinates in which noise given surrogate data is standard normal: no yes
 or no bends the density more than that, so that one size of leaps serves everywhere.
 
-Cost of a step of the scales: points^3 for each function, and so of what all trajectories share; of a leap of a trajectory: points^2.
+Cost of a step of the scales: two Cholesky factors of points^3 for each function, and two products of matrices where the model does not
+compute the covariance (`inference.field`); of what all trajectories share: points^3; of a leap of a trajectory: points^2.
 """
 
 from collections.abc import Callable
@@ -37,36 +42,55 @@ SHORTEST, LONGEST = 1.0, 3.0  # leaps, over the fourth root of the number of dim
 
 
 class Map(NamedTuple):
-    """How functions follow from noise, and the root of the precision of the noise given surrogate data."""
+    """How functions follow from noise, and how surrogate data lie."""
 
     level: Array  # [point, function]
-    effect: Array  # [function, point, noise]
-    root: Array  # [function, noise, noise]
+    root: Array  # [function, point, noise]
+    spread: Array  # [function, point, point], the Cholesky factor of the covariance of surrogate data over their variance
+    half: Array  # [point], one over the standard deviation of surrogate data, 0 where there are none
 
     @classmethod
-    def of(cls, field: Field, program: Program, values: dict[str, Any], weight: Array) -> "Map":
-        """`weight` [point]: precision of the surrogate data, 0 where there are none."""
-        level, effect = field.affine(program, values)
-        precision = jnp.einsum("kia,kib->kab", effect * weight[:, None], effect) + jnp.eye(effect.shape[-1])
-        return cls(level, effect, jnp.linalg.cholesky(precision))
+    def of(cls, field: Field, program: Program, values: dict[str, Any], half: Array) -> "Map":
+        """At these values of the scales."""
+        level, root, covariance = field.affine(program, values)
+        spread = jnp.linalg.cholesky(half[:, None] * covariance * half + jnp.eye(len(half)))
+        return cls(level, root, spread, half)
 
     def function(self, noise: Array) -> Array:
         """The values that noise [function, noise] makes."""
-        return self.level + jnp.einsum("kia,ka->ik", self.effect, noise)
+        return self.level + jnp.einsum("kia,ka->ik", self.root, noise)
 
-    def given(self, surrogate: Array, weight: Array) -> tuple[Array, Array]:
-        """Mean of the noise [function, noise] given surrogate data, and the log density of these, by function."""
-        apart = (surrogate - self.level).T
-        half = solve_triangular(self.root, jnp.einsum("kia,ki->ka", self.effect, weight * apart)[..., None], lower=True)
-        mean = solve_triangular(self.root, half, lower=True, trans=1)[..., 0]
-        size = jnp.sum(jnp.log(jnp.diagonal(self.root, 0, 1, 2)), -1)
-        return mean, 0.5 * jnp.sum(half[..., 0] ** 2, -1) - 0.5 * jnp.sum(weight * apart**2, -1) - size
+    def seen(self, noise: Array) -> Array:
+        """What noise adds to surrogate data, over their standard deviation, [function, point]."""
+        return self.half * jnp.einsum("kia,ka->ki", self.root, noise)
 
-    def rest(self, apart: Array) -> Array:
-        """What of the noise, away from its mean, surrogate data leave open."""
-        return jnp.einsum("kba,kb->ka", self.root, apart)
+    def given(self, surrogate: Array, before: Array, error: Array) -> tuple[Array, Array]:
+        """The noise [function, noise] that surrogate data [point, function] make of a draw from the prior, `before` and `error`, and the
+        log density of the surrogate data, by function.
+        """
+        apart = self.half * (surrogate - self.level).T
+        both = solve_triangular(self.spread, jnp.stack([apart, self.seen(before) + error], -1), lower=True)
+        missing = solve_triangular(self.spread, both[..., :1] - both[..., 1:], lower=True, trans=1)[..., 0]
+        log_density = -0.5 * jnp.sum(both[..., 0] ** 2, -1) - jnp.sum(jnp.log(jnp.diagonal(self.spread, 0, 1, 2)), -1)
+        return before + jnp.einsum("kia,ki->ka", self.root, self.half * missing), log_density
 
-    def apart(self, rest: Array) -> Array:
+
+class Axes(NamedTuple):
+    """Coordinates in which noise given surrogate data is standard normal around its mean."""
+
+    root: Array  # [function, noise, noise], of the precision of the noise
+
+    @classmethod
+    def of(cls, here: Map) -> "Axes":
+        """Of the noise at these scales."""
+        seen = here.half[:, None] * here.root
+        return cls(jnp.linalg.cholesky(jnp.einsum("kia,kib->kab", seen, seen) + jnp.eye(seen.shape[-1])))
+
+    def rest(self, noise: Array) -> Array:
+        """Where noise [function, noise] is."""
+        return jnp.einsum("kba,kb->ka", self.root, noise)
+
+    def noise(self, rest: Array) -> Array:
         """And back."""
         return solve_triangular(self.root, rest[..., None], lower=True, trans=1)[..., 0]
 
@@ -96,42 +120,44 @@ def moved(
     :param log_events: log probability of that, given the values of the functions [point, function].
     """
     step_key, flight_key = random.split(rng_key)
-    weight = jnp.where(is_seen, 1 / VARIANCE, 0.0)
     noise = field.noise(values).T
-    here = Map.of(field, program, values, weight)
+    here = Map.of(field, program, values, jnp.where(is_seen, VARIANCE**-0.5, 0.0))
     at = At({name: values[name] for name in field.scales}, noise, here.function(noise), here)
     rescaled, flown = jnp.ones(()), jnp.ones(())
     if field.scales and num_steps:
-        step = lambda at, key: _step(key, field, program, values, weight, log_events, at)
+        step = lambda at, key: _step(key, field, program, values, log_events, at)
         at, taken = lax.scan(step, at, random.split(step_key, num_steps))
         rescaled = jnp.mean(taken, dtype=rescaled.dtype)
     if num_trajectories:
-        at, taken = _flown(flight_key, weight, log_events, at, num_trajectories)
+        at, taken = _flown(flight_key, log_events, at, num_trajectories)
         flown = jnp.mean(taken, dtype=flown.dtype)
     return {**field.with_noise(program, values, at.noise.T), **at.scales}, rescaled, flown
 
 
-def _surrogate(rng_key: Array, weight: Array, function: Array) -> Array:
-    """Where there are none, they are 0 and count nothing."""
-    drawn = function + jnp.sqrt(VARIANCE) * random.normal(rng_key, function.shape)
-    return jnp.where(weight[:, None] > 0, drawn, 0.0)
+def _surrogate(rng_key: Array, at: At) -> tuple[Array, Array, Array, Array]:
+    """Surrogate data, and the draw from the prior of which they make the noise; their log density as well."""
+    data_key, before_key, error_key = random.split(rng_key, 3)
+    surrogate = at.function + jnp.sqrt(VARIANCE) * random.normal(data_key, at.function.shape)
+    surrogate = jnp.where(at.map.half[:, None] > 0, surrogate, at.map.level)
+    before, error = random.normal(before_key, at.noise.shape), random.normal(error_key, at.function.T.shape)
+    drawn, log_density = at.map.given(surrogate, before, error)
+    change = at.noise - drawn  # the same in `before` and, taken back, in what it adds to surrogate data leaves all else as it was
+    return surrogate, before + change, error - at.map.seen(change), log_density
 
 
-def _step(rng_key: Array, field: Field, program: Program, values: dict[str, Any], weight: Array, log_events: Callable, at: At):
+def _step(rng_key: Array, field: Field, program: Program, values: dict[str, Any], log_events: Callable, at: At) -> tuple[At, Array]:
     """Every function proposes other scales."""
     surrogate_key, size_key, step_key, accept_key = random.split(rng_key, 4)
-    surrogate = _surrogate(surrogate_key, weight, at.function)
-    mean, log_density = at.map.given(surrogate, weight)
-    width = len(mean)
+    *told, log_density = _surrogate(surrogate_key, at)
+    width = len(at.noise)
     size = 10.0 ** random.uniform(size_key, (width,), minval=SMALLEST, maxval=LARGEST)
     steps = {}
     for i, (name, scale) in enumerate(at.scales.items()):
         steps[name] = jnp.reshape(size, (width, *(1,) * (scale.ndim - 1))) * random.normal(random.fold_in(step_key, i), scale.shape)
     start = {**values, **at.scales}
     end = field.stretched(program, start, steps)
-    there = Map.of(field, program, end, weight)
-    new_mean, new_log_density = there.given(surrogate, weight)
-    noise = new_mean + there.apart(at.map.rest(at.noise - mean))
+    there = Map.of(field, program, end, at.map.half)
+    noise, new_log_density = there.given(*told)
     proposed = At({name: end[name] for name in at.scales}, noise, there.function(noise), there)
     gain = field.log_scales(program, end) - field.log_scales(program, start) + new_log_density - log_density
     height = jnp.log(random.uniform(accept_key, (width,)))
@@ -147,19 +173,19 @@ def _step(rng_key: Array, field: Field, program: Program, values: dict[str, Any]
     *_, taken = lax.fori_loop(0, width, decide, (at.function, log_events(at.function), none))
     by_row = lambda new, old: jnp.where(jnp.reshape(taken, (-1, *(1,) * (new.ndim - 1))), new, old)
     by_column = lambda new, old: jnp.where(taken, new, old)
-    chosen = Map(by_column(there.level, at.map.level), by_row(there.effect, at.map.effect), by_row(there.root, at.map.root))
+    chosen = Map(by_column(there.level, at.map.level), by_row(there.root, at.map.root), by_row(there.spread, at.map.spread), at.map.half)
     scales = jax.tree.map(by_row, proposed.scales, at.scales)
     return At(scales, by_row(noise, at.noise), by_column(proposed.function, at.function), chosen), taken
 
 
-def _flown(rng_key: Array, weight: Array, log_events: Callable, at: At, num_trajectories: int) -> tuple[At, Array]:
+def _flown(rng_key: Array, log_events: Callable, at: At, num_trajectories: int) -> tuple[At, Array]:
     """The noise at the end of so many trajectories, and which were taken."""
-    here = at.map
-    spread = jnp.moveaxis(solve_triangular(here.root, jnp.moveaxis(here.effect, 1, 2), lower=True), 1, 2)  # [function, point, rest]
+    here, axes = at.map, Axes.of(at.map)
+    effect = jnp.moveaxis(solve_triangular(axes.root, jnp.moveaxis(here.root, 1, 2), lower=True), 1, 2)  # [function, point, rest]
 
     def log_density(rest: Array) -> Array:
-        apart = jnp.einsum("kia,ka->ik", spread, rest)
-        return log_events(here.level + apart) + 0.5 * jnp.sum(weight[:, None] * apart**2) - 0.5 * jnp.sum(rest**2)
+        apart = jnp.einsum("kia,ka->ik", effect, rest)
+        return log_events(here.level + apart) + 0.5 * jnp.sum((here.half[:, None] * apart) ** 2) - 0.5 * jnp.sum(rest**2)
 
     slope = jax.value_and_grad(log_density)
 
@@ -180,7 +206,7 @@ def _flown(rng_key: Array, weight: Array, log_events: Callable, at: At, num_traj
         accepts = jnp.log(random.uniform(accept_key)) < gain  # never of what is not a number
         return tuple(jnp.where(accepts, new, old) for new, old in zip((end, *there), start, strict=True)), accepts
 
-    start = here.rest(at.noise)
+    start = axes.rest(at.noise)
     (rest, *_), taken = lax.scan(trajectory, (start, *slope(start)), random.split(rng_key, num_trajectories))
-    noise = here.apart(rest)
+    noise = axes.noise(rest)
     return at._replace(noise=noise, function=here.function(noise)), taken

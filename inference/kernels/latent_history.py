@@ -115,8 +115,7 @@ class LatentHistory(Block):
                 raise StructureError(f"LatentHistory draws {list(history.sites)}, and {absent} belong to another block of Gibbs.")
             owned = [name for name in program.latent if name not in others]
             own_alone = [name for name in owned if name == history.noise or name not in history.sites]
-            field = self._field = read_field(shown, history.noise, own_alone)
-            field.prove(shown, random.key(0))
+            self._field = read_field(shown, history.noise, own_alone).proved(shown, random.key(0))
         self._least = history.capacity
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}
         values = {**program.draw_initial(start_key), **others, **given}

@@ -1,5 +1,6 @@
 """Functions of standard normal noise, read off a model; and their moves by surrogate data, against closed forms and exact draws."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,7 +15,7 @@ from scipy.stats import multivariate_normal
 
 from inference import LatentHistory, Program, StructureError
 from inference.field import Field, read_field
-from inference.kernels._surrogate import VARIANCE, Map
+from inference.kernels._surrogate import VARIANCE, At, Axes, Map, _surrogate
 from tests.inference.histories import FIELD, drift
 from zoo.archipelago import archipelago, student_t
 
@@ -46,14 +47,48 @@ def test_field_of_a_model_is_read():
     assert set(field.noises) == {"noise", "rejected_noise"}
     assert set(field.functions) == {"function", "rejected_function"}
     assert field.scales == ("amplitude", "lengthscale")
-    field.prove(program, random.key(0))
+    assert field.proved(program, random.key(0)).is_factorised
 
 
 def test_noise_of_others_is_left_alone():
     program = Program(archipelago, X, capacity=2)
     field = read_field(program, "rejected_noise", ("rejected_noise",))
     assert (field.noises, field.scales) == (("rejected_noise",), ())
-    field.prove(program, random.key(0))
+    field.proved(program, random.key(0))
+
+
+def heights(edit=None):
+    """Two functions at four points by a Cholesky factor, in several ways."""
+    apart = jnp.abs(jnp.arange(4.0)[:, None] - jnp.arange(4.0))
+    with numpyro.plate("function", 2):
+        size = numpyro.sample("size", dist.LogNormal(0.0, 0.5))
+        covariance = jnp.exp(-apart / numpyro.sample("length", dist.LogNormal(0.0, 0.5))[:, None, None])
+    with numpyro.plate("point", 4):
+        noise = numpyro.sample("noise", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    factor = jnp.linalg.cholesky(covariance)
+    if edit == "inverse":
+        values = jnp.linalg.solve(jnp.swapaxes(factor, 1, 2), noise.T[..., None])[..., 0].T
+    elif edit == "uneven":
+        values = jnp.arange(1.0, 5.0)[:, None] * jnp.einsum("kij,jk->ik", factor, noise)
+    else:
+        values = jnp.einsum("kij,jk->ik", factor, size * noise) - 1.0
+    if edit == "two":
+        values = values + 0.0 * jnp.linalg.cholesky(2.0 * covariance)[:, 0].T
+    values = numpyro.deterministic("values", values)
+    with numpyro.plate("point", 4):
+        numpyro.sample("y", dist.Normal(values.sum(1), 1.0), obs=jnp.zeros(4))
+
+
+@pytest.mark.parametrize("edit", [None, "inverse", "uneven", "two"], ids=["own", "inverse", "uneven", "two"])
+def test_covariance_is_the_one_that_the_model_factorises(edit):
+    program = Program(partial(heights, edit))
+    scales = ("length",) if edit in ("inverse", "uneven") else ("size", "length")
+    field = read_field(program, "noise", ("noise", *scales)).proved(program, random.key(0))
+    assert field.is_factorised == (edit is None)  # else the functions have another factor, or nobody knows which of them is theirs
+    values = program.draw_initial(random.key(1))
+    found, wanted = (replace(field, is_factorised=flag).affine(program, values) for flag in (field.is_factorised, False))
+    jax.tree.map(partial(assert_allclose, atol=1e-12), found, wanted)
+    assert_allclose(wanted.level + jnp.einsum("kij,jk->ik", wanted.root, values["noise"]), field.function(program, values), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +104,7 @@ def test_noise_of_others_is_left_alone():
 def test_what_is_no_field_is_refused_by_name(edit, named):
     program = Program(partial(curves, edit))
     with pytest.raises(StructureError, match=named):
-        read_field(program, "noise", ("noise", "height")).prove(program, random.key(0))
+        read_field(program, "noise", ("noise", "height")).proved(program, random.key(0))
 
 
 def test_sites_that_are_no_scales_are_named():
@@ -78,38 +113,53 @@ def test_sites_that_are_no_scales_are_named():
         read_field(program, "rejected_noise", (*OWNED, "mean", "scale", "root"))
 
 
+SEEN = [0, 2, 3]
+
+
 def told(seed=0):
-    """The map of a field at some values, and surrogate data at three of four points."""
+    """The map of a field at some values, with surrogate data at three of four points."""
     program = Program(curves)
     field = read_field(program, "noise", ("noise", "height"))
-    weight = jnp.array([1.0, 0.0, 1.0, 1.0]) / VARIANCE
-    at = Map.of(field, program, program.draw_initial(random.key(seed)), weight)
-    return at, weight, 3.0 * random.normal(random.key(9), (4, 2))
+    half = jnp.array([1.0, 0.0, 1.0, 1.0]) / jnp.sqrt(VARIANCE)
+    at = Map.of(field, program, program.draw_initial(random.key(seed)), half)
+    return at, jnp.where(half[:, None] > 0, 3.0 * random.normal(random.key(9), (4, 2)), at.level)
 
 
 def test_surrogate_data_tell_of_the_noise_what_a_normal_does():
-    at, weight, surrogate = told()
-    mean, _ = at.given(surrogate, weight)
-    seen = np.flatnonzero(weight)
+    at, surrogate = told()
+    none = jnp.zeros((2, 4))
+    mean, _ = at.given(surrogate, none, none)
+    of_before, of_error = jax.jacobian(lambda *drawn: at.given(surrogate, *drawn)[0], (0, 1))(none, none)
     for k in range(2):
-        effect = np.asarray(at.effect[k])[seen]
+        effect = np.asarray(at.root[k])[SEEN]
         gain = effect.T @ np.linalg.inv(effect @ effect.T + VARIANCE * np.eye(3))
-        assert_allclose(mean[k], gain @ (surrogate[seen, k] - at.level[seen, k]), atol=1e-10)
-        assert_allclose(at.root[k] @ at.root[k].T, np.linalg.inv(np.eye(4) - gain @ effect), atol=1e-10)
+        assert_allclose(mean[k], gain @ (surrogate[SEEN, k] - at.level[SEEN, k]), atol=1e-10)
+        covariance = np.eye(4) - gain @ effect
+        assert_allclose(sum(each[k, :, k] @ each[k, :, k].T for each in (of_before, of_error)), covariance, atol=1e-10)
+        root = Axes.of(at).root[k]
+        assert_allclose(root @ root.T, np.linalg.inv(covariance), atol=1e-10)
     rest = random.normal(random.key(3), mean.shape)
-    assert_allclose(at.rest(at.apart(rest)), rest, atol=1e-12)
+    assert_allclose(Axes.of(at).rest(Axes.of(at).noise(rest)), rest, atol=1e-12)
+
+
+def test_the_draw_that_surrogate_data_are_told_with_makes_the_noise_that_is_there():
+    at, _ = told()
+    noise = random.normal(random.key(1), (2, 4))
+    *drawn, log_density = _surrogate(random.key(2), At({}, noise, at.function(noise), at))
+    found, again = at.given(*drawn)
+    assert_allclose(found, noise, atol=1e-12)
+    assert_allclose(again, log_density, atol=1e-12)
 
 
 def test_surrogate_data_have_the_density_of_a_normal():
     gaps = []
     for seed in (0, 1):
-        at, weight, surrogate = told(seed)
-        _, log_density = at.given(surrogate, weight)
-        seen = np.flatnonzero(weight)
+        at, surrogate = told(seed)
+        _, log_density = at.given(surrogate, jnp.zeros((2, 4)), jnp.zeros((2, 4)))
         for k in range(2):
-            effect = np.asarray(at.effect[k])[seen]
-            wanted = multivariate_normal(np.asarray(at.level)[seen, k], effect @ effect.T + VARIANCE * np.eye(3))
-            gaps.append(log_density[k] - wanted.logpdf(np.asarray(surrogate)[seen, k]))
+            effect = np.asarray(at.root[k])[SEEN]
+            wanted = multivariate_normal(np.asarray(at.level)[SEEN, k], effect @ effect.T + VARIANCE * np.eye(3))
+            gaps.append(log_density[k] - wanted.logpdf(np.asarray(surrogate)[SEEN, k]))
     assert_allclose(gaps, gaps[0], atol=1e-9)  # one constant, whatever the scales
 
 
@@ -120,21 +170,26 @@ def test_steps_and_trajectories_leave_the_joint_distribution_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slip", ["density", "Jacobian", "nowhere", "coordinates", "old count"])
+@pytest.mark.parametrize("slip", ["density", "Jacobian", "nowhere", "error", "coordinates", "old count"])
 def test_a_slip_moves_it(slip, monkeypatch):
-    given, log_scales, rest, settled, moves = Map.given, Field.log_scales, Map.rest, LatentHistory._settled, {}
+    given, log_scales, rest, settled, moves = Map.given, Field.log_scales, Axes.rest, LatentHistory._settled, {}
     if slip == "density":  # of surrogate data, forgotten
         moves = {"num_steps": 12, "num_trajectories": 0}
         monkeypatch.setattr(Map, "given", lambda *args: (given(*args)[0], jnp.zeros(2)))
     if slip == "Jacobian":
         size = lambda values: jnp.log(values["amplitude"]) + jnp.log(values["lengthscale"][:, 0])
         monkeypatch.setattr(Field, "log_scales", lambda self, program, values: log_scales(self, program, values) - size(values))
-    if slip == "nowhere":  # surrogate data that are not of the functions
-        nothing = lambda rng_key, weight, function: jnp.zeros_like(function)
-        monkeypatch.setattr("inference.kernels._surrogate._surrogate", nothing)
+    if slip in ("nowhere", "error"):  # surrogate data that are not of the functions; a draw that does not make the noise that is there
+
+        def wrong(rng_key, at):
+            surrogate, before, error, _ = _surrogate(rng_key, at)
+            surrogate, error = (jnp.zeros_like(surrogate), error) if slip == "nowhere" else (surrogate, jnp.zeros_like(error))
+            return surrogate, before, error, at.map.given(surrogate, before, error)[1]
+
+        monkeypatch.setattr("inference.kernels._surrogate._surrogate", wrong)
     if slip == "coordinates":  # in which a trajectory does not begin where the noise is
         moves = {"num_steps": 1}
-        monkeypatch.setattr(Map, "rest", lambda self, apart: 1.3 * rest(self, apart))
+        monkeypatch.setattr(Axes, "rest", lambda self, noise: 1.3 * rest(self, noise))
     if slip == "old count":  # kept, where functions and scales have moved with all counts of the window open
         moves = {"num_replicates": 8000, "num_sweeps": 3}
 
