@@ -173,8 +173,9 @@ def test_steps_and_trajectories_leave_the_joint_distribution_alone():
 @pytest.mark.parametrize("slip", ["density", "Jacobian", "nowhere", "error", "coordinates", "old count"])
 def test_a_slip_moves_it(slip, monkeypatch):
     given, log_scales, rest, settled, moves = Map.given, Field.log_scales, Axes.rest, LatentHistory._settled, {}
-    if slip == "density":  # of surrogate data, forgotten
+    if slip in ("density", "error"):
         moves = {"num_steps": 12, "num_trajectories": 0}
+    if slip == "density":  # of surrogate data, forgotten
         monkeypatch.setattr(Map, "given", lambda *args: (given(*args)[0], jnp.zeros(2)))
     if slip == "Jacobian":
         size = lambda values: jnp.log(values["amplitude"]) + jnp.log(values["lengthscale"][:, 0])
