@@ -19,8 +19,8 @@ their scales. NUTS can draw them as well, but the scales then hardly move. A dra
 
 All densities are the model's own. Where the conditional of the count leaves room above the capacity no more than a chance of `SPARE`,
 nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. Where three
-eighths of the slots were enough by the same rule for `PATIENCE` sweeps, the driver halves it, for time grows as its cube. In NumPyro's
-own `MCMC` nothing grows: look at `full`, an extra field, and give more.
+quarters of half as many slots were enough by the same rule for `PATIENCE` sweeps, the driver halves it, for time grows as its cube; from
+`FINE` on by way of three quarters. In NumPyro's own `MCMC` nothing grows: look at `full`, an extra field, and give more.
 
 Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for O(n) births, deaths and relocations,
 so O(K n^2) a move; 2 and a product of matrices for each step of the scales; O(K n^2) for each leap of a trajectory. A gradient of NUTS
@@ -48,7 +48,8 @@ from inference.sites import StructureError
 __all__ = ["HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
-PATIENCE = 25  # sweeps in a row with far too many slots, until there are fewer
+PATIENCE = 10  # sweeps in a row with far too many slots, until there are fewer
+FINE = 256  # slots; above them, and above each double of them, half as many more are a size as well
 WINDOWS = 4  # the count moves within a part of the capacity, so that not all of it need stand ready
 
 
@@ -57,7 +58,7 @@ class HistoryState(NamedTuple):
 
     values: dict[str, Array]  # of the sites that the kernel owns
     full: Array  # whether the draw came near the capacity
-    spare: Array  # for how many sweeps in a row three eighths of the capacity were enough
+    spare: Array  # for how many sweeps in a row three quarters of the next smaller capacity were enough
     moved: Array  # share of the used points that went to a place nearby, in the last sweep
     rescaled: Array  # share of the steps of scales that were taken, in the last sweep
     flown: Array  # share of the trajectories
@@ -146,29 +147,30 @@ class LatentHistory(Block):
             )
         return f"{self._count(state)} points"
 
-    # The driver doubles the capacity of a state that is full, and halves it where most of it is long unused.
+    # The driver gives a state that is full more slots, and fewer where many are long unused.
 
     def is_full(self, state: HistoryState) -> Array:
         """Whether the capacity may have cut something off."""
         return state.full
 
     def grown(self, state: HistoryState) -> HistoryState:
-        """Twice the slots; the new ones are drawn before they serve."""
+        """The next double of the slots at the start; the new ones are drawn before they serve."""
         size = self._size(state)
-        if 2 * size > self.max_capacity:
+        more = 2 * self._double(size)
+        if more > self.max_capacity:
             raise RuntimeError(
                 f"LatentHistory: found {self._count(state)} points that left no data, with {size} slots, and max_capacity is "
                 f"{self.max_capacity}. A base density that is nearer to the data has fewer; or raise max_capacity (time grows as its cube)."
             )
-        return self._with_slots(state, lambda old: jnp.concatenate([old, jnp.zeros_like(old)]))
+        return self._with_slots(state, lambda old: jnp.concatenate([old, jnp.zeros((more - size, *old.shape[1:]), old.dtype)]))
 
     def has_spare(self, state: HistoryState) -> Array:
-        """Whether three eighths of the slots have long been enough; there are never fewer than at the start."""
-        return (state.spare >= PATIENCE) & (self._size(state) >= 2 * self._least)
+        """Whether fewer slots have long been enough; there are never fewer than at the start."""
+        return (state.spare >= PATIENCE) & (self._fewer(self._size(state)) < self._size(state))
 
     def shrunk(self, state: HistoryState) -> HistoryState:
-        """Half the slots; those that are used are in front."""
-        return self._with_slots(state, lambda old: old[: len(old) // 2])
+        """Fewer slots; those that are used are in front."""
+        return self._with_slots(state, lambda old: old[: self._fewer(len(old))])
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
         """What values of the slots say of the model's arguments."""
@@ -180,7 +182,7 @@ class LatentHistory(Block):
         """Which slots are used, and how many: rounds of an exact draw of the count and of swaps, given the functions everywhere."""
         log_count = history.log_count(program, values)
         log_events = history.log_events(program, values, function)
-        counts = jnp.arange(history.capacity + 1)
+        counts, enough = jnp.arange(history.capacity + 1), 3 * self._fewer(history.capacity) // 4
 
         def one_round(key: Array, at: tuple[Array, ...]) -> tuple[Array, ...]:
             order, count, is_full, is_roomy = at
@@ -190,7 +192,7 @@ class LatentHistory(Block):
             logits = jnp.where(is_near, log_count + jnp.append(0.0, jnp.cumsum(log_events[order])), -jnp.inf)
             count = random.categorical(count_key, logits).astype(count.dtype)
             little = jnp.log(SPARE) + logsumexp(logits)
-            is_full, is_roomy = is_full | _is_full(logits), is_roomy & (logsumexp(logits[3 * history.capacity // 8 :]) <= little)
+            is_full, is_roomy = is_full | _is_full(logits), is_roomy & (logsumexp(logits[enough:]) <= little)
             partner = _partners(count, history.capacity)
             gain = log_events[order[partner]] - log_events[order]
             swaps = (jnp.arange(history.capacity) < count) & (jnp.log(random.uniform(swap_key, gain.shape)) < gain)
@@ -263,6 +265,16 @@ class LatentHistory(Block):
         slots = (*self._names().places, self._names().noise)
         changed = {name: change(state.values[name]) for name in slots}
         return state._replace(values={**state.values, **changed}, full=jnp.zeros_like(state.full), spare=jnp.zeros_like(state.spare))
+
+    def _double(self, size: int) -> int:
+        """The slots at the start, doubled as often as is no more than this size."""
+        return self._least << (size // self._least).bit_length() - 1
+
+    def _fewer(self, size: int) -> int:
+        """The next smaller capacity."""
+        double = self._double(size)
+        half = double // 2
+        return double if size > double else size if size == self._least else half + half // 2 * (half >= FINE)
 
     def _size(self, state: HistoryState) -> int:
         return len(state.values[self._names().noise])

@@ -10,6 +10,7 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 from scipy import stats
 
 from inference import Driver, LatentHistory
+from inference.kernels import latent_history
 from tests.inference.histories import ROOM, TOTAL, beads, loss_of_a_bead
 from zoo.archipelago import archipelago
 
@@ -61,30 +62,46 @@ def roomy(num_samples, **options):
 @pytest.mark.slow
 def test_slots_that_are_long_unused_go_and_nothing_is_cut_off(tmp_path):
     whole = roomy(1500, num_chains=2, checkpoint=tmp_path / "whole", groups=("log_likelihood",))
-    tree = whole.run(0, TOTAL, room=128)
-    assert tree.posterior.sizes["bead"] == tree.log_likelihood.sizes["bead"] == 128
+    tree = whole.run(0, TOTAL, room=96)
+    assert tree.posterior.sizes["bead"] == tree.log_likelihood.sizes["bead"] == 96
     last = tree.posterior["where"].isel(draw=-1).values
-    assert not last[:, 64:].any()
-    assert tree.posterior["where"].isel(draw=0).values[:, 64:].all()
+    assert not last[:, 48:].any()
+    assert tree.posterior["where"].isel(draw=0).values[:, 48:].all()
     lost, _ = loss_of_a_bead()
     counts = np.bincount(tree.posterior["lost"].values.ravel(), minlength=60) / 3000
     assert 0.5 * np.abs(counts - stats.nbinom.pmf(np.arange(len(counts)), TOTAL, 1 - lost)).sum() < 0.05
     part = roomy(1500, num_chains=2, checkpoint=tmp_path / "part", max_time=0.0)
-    assert part.run(0, TOTAL, room=128).posterior.sizes["draw"] < 1500
-    resumed = roomy(1500, num_chains=2, checkpoint=tmp_path / "part").run(0, TOTAL, room=128)
+    assert part.run(0, TOTAL, room=96).posterior.sizes["draw"] < 1500
+    resumed = roomy(1500, num_chains=2, checkpoint=tmp_path / "part").run(0, TOTAL, room=96)
     assert resumed.posterior.to_dataset().equals(tree.posterior.to_dataset())
 
 
 def test_slots_that_go_are_the_last():
     kernel = Roomy(beads, capacity="room")
-    state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": 32})
+    state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": 24})
     assert not kernel.has_spare(state)
     state = state._replace(spare=state.spare + 50)
     assert kernel.has_spare(state)
     fewer = kernel.shrunk(state)
-    np.testing.assert_array_equal(fewer.values["where"], state.values["where"][:16])
-    assert kernel.arguments(fewer.values) == {"room": 16}
+    np.testing.assert_array_equal(fewer.values["where"], state.values["where"][:12])
+    assert kernel.arguments(fewer.values) == {"room": 12}
     assert not kernel.has_spare(fewer._replace(spare=state.spare, values=kernel.shrunk(fewer).values))
+
+
+def test_large_capacities_have_one_more_between_them(monkeypatch):
+    monkeypatch.setattr(latent_history, "FINE", 12)
+    kernel = Roomy(beads, capacity="room")
+    state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": 48})
+    sizes = [48]
+    while kernel.has_spare(state._replace(spare=state.spare + 50)):
+        state = kernel.shrunk(state)
+        sizes.append(len(state.values["where"]))
+    assert sizes == [48, 36, 24, 18, 12, 6]
+    for size, wanted in ((6, 12), (18, 24), (36, 48), (48, 96)):
+        state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": size})
+        grown = kernel.grown(state)
+        assert len(grown.values["where"]) == wanted
+        np.testing.assert_array_equal(grown.values["where"][:size], state.values["where"])
 
 
 def test_memory_has_a_limit_that_is_named():
