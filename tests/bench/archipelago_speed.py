@@ -2,19 +2,25 @@
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     uv run python -m tests.bench.archipelago_speed
+    uv run python -m tests.bench.archipelago_speed --growth          # time and memory by the number of points
 
 Side by side, on the same rows of a pinwheel: with hyper-parameters that are known and the same for both, and with learned ones, where ours
 has an amplitude and a length scale for each class and the literal sampler one for all. Seconds are those of the sweeps that are counted,
 compilation and warm-up left out.
 """
 
+import sys
+from resource import RUSAGE_SELF, getrusage
 from time import process_time
 
 import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import random
 from numpyro import handlers
+from numpyro.infer import NUTS, init_to_median
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 from gallery.archipelago import sampler, start
 from inference import Driver, LatentHistory
@@ -46,9 +52,49 @@ def ours(data: str, labels: int, learn: bool, num_warmup: int = 500, num_sweeps:
     return tree.posterior["num_rejected"].values[0, -num_sweeps:], process_time() - before
 
 
-def main() -> None:
-    """Prints the table."""
-    jax.config.update("jax_enable_x64", True)
+def milliseconds(kernel, state, args: tuple, given: dict, num_sweeps: int = 5) -> float:
+    """CPU time of a sweep, compilation left out, the median."""
+    sweep, times = jax.jit(lambda state: kernel.sample(state, args, given)), []
+    state = jax.block_until_ready(sweep(state))
+    for _ in range(num_sweeps):
+        before = process_time()
+        state = jax.block_until_ready(sweep(state))
+        times.append(1e3 * (process_time() - before))
+    return float(np.median(times))
+
+
+def growth(sizes: tuple[int, ...] = (125, 250, 500, 1000), num_classes: int = 3) -> None:
+    """Prints what sweeps of the history alone, of functions and scales as well, and of NUTS cost, and the most memory so far."""
+    print("| points | of them rows | used slots | ms of history | of a move of it, / points^2 | ms of a sweep, / points^3 | NUTS | GiB |")
+    print("|" + "---|" * 8)
+    for size in sizes:
+        num_rows, capacity = size // 5, size - size // 5
+        x = random.normal(random.key(size), (num_rows, 2))
+        y = jnp.where(jnp.arange(num_rows) < 4 * num_classes, jnp.arange(num_rows) % num_classes, -1)
+        values = {
+            "num_rejected": 3 * capacity // 4,
+            "amplitude": jnp.full(num_classes, 2.0),
+            "lengthscale": jnp.full((num_classes, 1), 0.8),
+        }
+        base = {"mean": jnp.zeros(2), "scale": jnp.ones(2), "root": jnp.eye(2)}
+        given = {"num_classes": num_classes, "capacity": capacity}
+        beside, found = {**given, GIBBS_SITES_KWARG: base}, []
+        for options in ({"num_steps": 0, "num_trajectories": 0}, {}):
+            kernel = LatentHistory(archipelago, **options)
+            found.append(milliseconds(kernel, kernel.init(random.key(0), 0, values, (x, y), beside), (x, y), beside))
+        history = random.normal(random.key(1), (capacity, 2)), jnp.zeros((capacity, num_classes)), jnp.zeros((num_rows, num_classes))
+        held = values | dict(zip(("rejected", "rejected_noise", "noise"), history, strict=True))
+        nuts = NUTS(handlers.condition(archipelago, held), init_strategy=init_to_median, max_tree_depth=4)
+        found.append(milliseconds(nuts, nuts.init(random.key(0), 10, None, (x, y), given), (x, y), given))
+        moves = LatentHistory(archipelago).num_rounds * capacity + values["num_rejected"]
+        memory = getrusage(RUSAGE_SELF).ru_maxrss / 2**20
+        told = f"{found[0]:.0f} | {1e9 * found[0] / moves / size**2:.1f}e-9"
+        told += f" | {found[1]:.0f}, {1e6 * found[1] / size**3:.1f}e-6 | {found[2]:.0f}"
+        print(f"| {size} | {num_rows} | {values['num_rejected']} | {told} | {memory:.2f} |", flush=True)
+
+
+def effective() -> None:
+    """Prints the table of effective draws."""
     print("| data, 4 labels a class | hyper-parameters | sampler | mean M | CPU ms a sweep | effective draws of M | per CPU second |")
     print("|" + "---|" * 7)
     for data in ("3 arms", "5 arms"):
@@ -61,4 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    jax.config.update("jax_enable_x64", True)
+    growth() if "--growth" in sys.argv else effective()
