@@ -64,7 +64,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         None: the model's own, as for `lengthscale`, the prior of how far they go straight on, in standard deviations of the columns.
     :param capacity: room for rejected points at the start, which grows; None: as many as there are rows.
     :param max_capacity: the most; a fit that wants more ends with an error that says how many there are.
-    :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it.
+    :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it, base density and all.
     :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains` chains.
     :param max_time: seconds after which a fit ends, with the draws that it has.
     :param progress_bar: shows a bar, with the number of rejected points.
@@ -137,7 +137,10 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             options = self._options() | {"knows_density": self.knows_density}
             draws = self._draws(MOST_DRAWS)
             ask = jax.jit(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options))
-            return np.concatenate([np.asarray(ask(draws, self._x, jnp.asarray(part))) for part in parts])[: len(x)]
+            found = np.concatenate([np.asarray(ask(draws, self._x, jnp.asarray(part))) for part in parts])[: len(x)]
+        if len(nowhere := np.flatnonzero(np.isnan(found).any(1))):
+            raise ValueError(f"X: row {nowhere[0]} lies where the base density has no mass; knows_density=False answers there as well.")
+        return found
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

@@ -269,26 +269,29 @@ def predict(
 ) -> Array:
     """Probabilities of the classes at new points, [row, class], from draws [draw, ...] of the posterior, deterministic sites included.
 
-    Each draw gives softmax(g) at values g of the functions, with the weight (M + Q) / Q x Lambda / (1 + Lambda): how much a draw expects
-    a point where this one lies. The first factor is unbiased for the inverse of the integral that cannot be computed.
+    Each draw gives softmax(g) at values g of the functions, with the weight base density x (M + Q) / Q x Lambda / (1 + Lambda): how much
+    a draw expects a point where this one lies. The second factor is unbiased for the inverse of the integral that cannot be computed.
+    Where no draw expects any, because the base density ends before, there is no answer but NaN.
 
     :param knows_density: whether a new point counts as one more draw from the density; else draws weigh the same, as in the paper.
     :param num_values: values of the functions for each draw.
     :param options: those that the model had.
     """
 
-    def one(at: tuple[Array, dict[str, Array]]) -> tuple[Array, Array]:
+    def one(at: tuple[Array, dict[str, Array]]) -> Array:
         key, draw = at
         found = _process_at(draw, x.shape[1], options)
         mean, spread = found.functions.given(x_new, *_known(draw, x))
         g = mean + spread * random.normal(key, (num_values, *mean.shape))
-        log_mass = logsumexp(g, -1)
-        weight = (1 + draw["num_rejected"] / len(x)) * nn.sigmoid(log_mass) if knows_density else jnp.ones_like(log_mass)
-        return jnp.sum(weight[..., None] * jnp.exp(g - log_mass[..., None]), 0), jnp.sum(weight, 0)
+        if not knows_density:
+            return jnp.asarray(logsumexp(nn.log_softmax(g), 0))
+        expected = found.density.log_prob(x_new) + jnp.log1p(draw["num_rejected"] / len(x))
+        log_claim = g - nn.softplus(logsumexp(g, -1, keepdims=True))  # log(1 + Lambda)
+        return jnp.asarray(expected[:, None] + logsumexp(log_claim, 0))
 
     keys = random.split(rng_key, len(draws["num_rejected"]))
-    shares, weights = lax.map(one, (keys, draws), batch_size=8)
-    return jnp.sum(shares, 0) / jnp.sum(weights, 0)[:, None]
+    claims = logsumexp(lax.map(one, (keys, draws), batch_size=8), 0)
+    return jnp.exp(claims - logsumexp(claims, -1, keepdims=True))
 
 
 def fantasies(

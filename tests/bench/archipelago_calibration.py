@@ -21,10 +21,10 @@ from numpyro.infer import NUTS, Gibbs
 from inference import LatentHistory, Program
 from zoo.archipelago import archipelago, predict, simulate
 
-NUM_SETS, NUM_ROWS, NUM_NEW, LABELLED = 160, 12, 24, 0.4
+NUM_SETS, NUM_ROWS, NUM_NEW, LABELLED = 600, 5, 12, 0.6
 OPTIONS = {"amplitude": dist.LogNormal(0.8, 0.3), "lengthscale": dist.LogNormal(-0.3, 0.3)}
-GIVEN = {"num_classes": 2, "capacity": 48, **OPTIONS}
-WARMUP, DRAWS, THINNING = 100, 50, 4
+GIVEN = {"num_classes": 2, "capacity": 24, **OPTIONS}
+WARMUP, DRAWS, THINNING = 80, 200, 1
 BINS = np.linspace(0, 1, 6)
 
 
@@ -58,7 +58,7 @@ def forecasts(x: Array, y: Array, x_new: Array) -> tuple[Array, Array]:
         return jnp.stack(both, -1), jnp.any(full)
 
     keys = random.split(random.key(1), len(x))
-    return jax.jit(lambda given: jax.lax.map(one, given, batch_size=16))((keys, x, y, x_new))
+    return jax.jit(lambda given: jax.lax.map(one, given, batch_size=50))((keys, x, y, x_new))
 
 
 def main() -> None:

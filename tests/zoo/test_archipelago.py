@@ -182,11 +182,20 @@ def test_predictions_weigh_draws_by_their_density():
     np.testing.assert_allclose(found.sum(-1), 1.0, rtol=1e-12)
     function = np.asarray(draws["function"])[:, :2]
     mass = np.exp(logsumexp(function, -1))
-    weight = (1 + np.asarray(draws["num_rejected"])[:, None] / 5) * mass / (1 + mass)
+    root = np.asarray(draws["scale"])[:, :, None] * np.asarray(draws["root"])
+    base = [stats.multivariate_normal(mean, root @ root.T).pdf(x_new) for mean, root in zip(draws["mean"], root, strict=True)]
+    weight = base * (1 + np.asarray(draws["num_rejected"])[:, None] / 5) * mass / (1 + mass)
     shares = np.exp(function) / mass[..., None]
     np.testing.assert_allclose(found, (weight[..., None] * shares).sum(0) / weight.sum(0)[:, None], atol=0.004)
     np.testing.assert_allclose(flat, shares.mean(0), atol=0.004)
     assert np.abs(found - flat).max() > 0.01
+
+
+def test_points_where_no_draw_has_a_density_get_no_number():
+    draws = jax.vmap(draw_with_functions)(random.split(random.key(0), 4))
+    far = jnp.array([[1e200, 0.0]])  # the log density of a normal is -inf there
+    assert np.isnan(predict(random.key(1), draws, jnp.asarray(X), far)).all()
+    assert np.isfinite(predict(random.key(1), draws, jnp.asarray(X), far, knows_density=False)).all()
 
 
 def draw_with_functions(key):
