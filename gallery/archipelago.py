@@ -66,6 +66,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
     :param max_capacity: the most; a fit that wants more ends with an error that says how many there are.
     :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it, base density and all.
     :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains` chains.
+        Where rows lie close together and labels are few, hundreds of points are rejected, and a draw takes seconds; a quarter of the
+        draws often say as much.
     :param max_time: seconds after which a fit ends, with the draws that it has.
     :param progress_bar: shows a bar, with the number of rejected points.
     :param random_state: integer, `RandomState` or None.
