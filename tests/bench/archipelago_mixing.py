@@ -1,12 +1,12 @@
 """How well Archipelago's sampler mixes: four chains on the pinwheel of five arms, and the autocorrelation of M (Figure 4).
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
-    uv run python -m tests.bench.archipelago_mixing -o FOLDER
+    uv run python -m tests.bench.archipelago_mixing -o FOLDER --draws 4000
 
 The chains start with scales drawn from the prior, so that they are apart, and with functions of 0 and nothing rejected.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from time import process_time
 
@@ -22,17 +22,17 @@ from inference import Driver
 from tests.bench.archipelago_protocols import Cell, draw
 
 LAGS = 100
-CHAINS, WARMUP, DRAWS = 4, 500, 4000
+CHAINS, WARMUP = 4, 300
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, num_draws: int) -> None:
     """Prints a table and draws the picture."""
     folder.mkdir(parents=True, exist_ok=True)
     x, y, *_ = draw(Cell("5 arms", 4), seed=0)
-    started, driver = process_time(), Driver(sampler(), num_warmup=WARMUP, num_samples=DRAWS, num_chains=CHAINS, jit_model_args=True)
+    started, driver = process_time(), Driver(sampler(), num_warmup=WARMUP, num_samples=num_draws, num_chains=CHAINS, jit_model_args=True)
     with jax.enable_x64(True):
         tree = driver.run(0, jnp.asarray(x), jnp.asarray(y), num_classes=5, capacity=64, init_params=start(CHAINS, len(x), 5))
-    print(f"{CHAINS} chains of {WARMUP} + {DRAWS} sweeps: {process_time() - started:.0f} CPU s\n")
+    print(f"{CHAINS} chains of {WARMUP} + {num_draws} sweeps: {process_time() - started:.0f} CPU s\n")
     posterior, unlabelled = tree["posterior"], np.flatnonzero(y < 0)[:20]
     found = {
         "M": posterior["num_rejected"].values[..., None].astype(float),
@@ -60,4 +60,8 @@ def _autocorrelation(chain: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[sys.argv.index("-o") + 1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", type=Path, required=True, help="folder of the picture")
+    parser.add_argument("--draws", type=int, default=4000, help="of each chain")
+    given = parser.parse_args()
+    main(given.o, given.draws)
