@@ -23,8 +23,7 @@ quarters of half as many slots were enough by the same rule for `PATIENCE` sweep
 `FINE` on by way of three quarters. In NumPyro's own `MCMC` nothing grows: look at `full`, an extra field, and give more.
 
 Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for O(n) births, deaths and relocations,
-so O(K n^2) a move; 2 for each step of the scales; O(K n^2) for each leap of a trajectory. A gradient of NUTS
-costs O(K n^3).
+so O(K n^2) a move; 2 for each step of the scales; O(K n^2) for each leap of a trajectory. A gradient of NUTS costs O(K n^3).
 """
 
 from collections.abc import Callable

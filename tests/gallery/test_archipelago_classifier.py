@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from copy import copy
 
 import jax
 import numpy as np
@@ -94,6 +95,10 @@ def test_classes_follow_the_arms(fitted):
     assert_array_equal(fitted.classes_, NAMES)
     assert fitted.n_iter_ == 60
     assert fitted.posterior_.posterior.sizes["draw"] == 30
+    far = [[0.0, 0.0], [1e200, 0.0]]  # the log density of a normal is -inf there
+    with pytest.raises(ValueError, match=r"row 1 lies where the base density has no mass; knows_density=False"):
+        fitted.predict_proba(far)
+    assert_allclose(copy(fitted).set_params(knows_density=False).predict_proba(far).sum(1), 1)
 
 
 @pytest.mark.slow
