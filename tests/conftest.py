@@ -5,6 +5,7 @@ Compiled code is kept between tests, and between runs, in pytest's own cache fol
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
@@ -26,6 +27,18 @@ def pytest_configure(config):
     else:
         os.environ.setdefault("XLA_FLAGS", one_thread)
         jax.config.update("jax_enable_compilation_cache", False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A test marked `slow_after(2)` runs its first two cases by default, the others with the slow set."""
+    quick = Counter()
+    for item in items:
+        mark, name = item.get_closest_marker("slow_after"), item.nodeid.split("[")[0]
+        if mark and not item.get_closest_marker("slow"):
+            quick[name] += 1
+            if quick[name] > mark.args[0]:
+                item.add_marker("slow")
 
 
 STARTED = time.monotonic()

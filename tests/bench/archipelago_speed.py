@@ -5,8 +5,8 @@
     uv run python -m tests.bench.archipelago_speed --growth          # time and memory by the number of points
 
 Side by side, on the same rows of a pinwheel: with hyper-parameters that are known and the same for both, and with learned ones, where ours
-has an amplitude and a length scale for each class and the literal sampler one for all. Seconds are those of the sweeps that are counted,
-compilation and warm-up left out.
+has an amplitude and a length scale for each class and the literal sampler one for all (left out for three arms, where ours then rejects
+500 points and more). Seconds are those of the sweeps that are counted, compilation and warm-up left out.
 """
 
 import sys
@@ -97,13 +97,12 @@ def effective() -> None:
     """Prints the table of effective draws."""
     print("| data, 4 labels a class | hyper-parameters | sampler | mean M | CPU ms a sweep | effective draws of M | per CPU second |")
     print("|" + "---|" * 7)
-    for data in ("3 arms", "5 arms"):
-        for learn in (False, True):
-            literal = trace(pinwheel_chain(data, 4, learn), 300, 2000)
-            for name, (found, seconds) in (("literal", literal), ("LatentHistory", ours(data, 4, learn))):
-                effective = float(az.ess(found[None].astype(float)))
-                told = f"{found.mean():.1f} | {1e3 * seconds / len(found):.1f} | {effective:.0f} | {effective / seconds:.2f}"
-                print(f"| {data} | {'learned' if learn else 'known'} | {name} | {told} |", flush=True)
+    for data, learn in (("3 arms", False), ("5 arms", False), ("5 arms", True)):
+        literal = trace(pinwheel_chain(data, 4, learn), 300, 2000)
+        for name, (found, seconds) in (("literal", literal), ("LatentHistory", ours(data, 4, learn))):
+            effective = float(az.ess(found[None].astype(float)))
+            told = f"{found.mean():.1f} | {1e3 * seconds / len(found):.1f} | {effective:.0f} | {effective / seconds:.2f}"
+            print(f"| {data} | {'learned' if learn else 'known'} | {name} | {told} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def test_few_replicates_are_asked_for_student_s_quantile():
         assert ("within its error" in found["three"]) is ("of three within its error" in found["best"]) is is_tie
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claimed", [True, False])
 def test_equal_evidences_are_ranked_as_seldom_as_two_errors_say(rng, claimed):
     """Two replicates each, with errors of 0.3: one pair in 22 passes two known errors. Of spreads taken as known one in six did."""

@@ -260,6 +260,7 @@ def test_a_run_without_a_partition_is_refused(tree, message):
         partition_of(tree)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("numpyro_promotion")
 def test_the_partition_of_a_real_run_is_that_of_an_enumeration():
     """With a particle for every answer, a label that is missing included."""

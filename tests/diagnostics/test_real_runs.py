@@ -116,6 +116,7 @@ def tilted(x, y=None):
         numpyro.sample("y", dist.Normal(level, 0.5), obs=y)
 
 
+@pytest.mark.slow
 def test_a_factor_counts_in_the_weights():
     """What is left is the likelihood: log p - log q is known but for a constant."""
     svi = SVI(tilted, AutoMultivariateNormal(tilted), numpyro.optim.Adam(0.01), Trace_ELBO(num_particles=10))
@@ -136,6 +137,7 @@ def funnel(y=None):
     numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
+@pytest.mark.slow
 def test_divergences_of_a_second_block():
     kernel = Gibbs([(NUTS(funnel), ["mean"]), (NUTS(funnel), ["v", "x"])])
     tree = Driver(kernel, num_warmup=200, num_samples=300, num_chains=2, progress_bar=False).run(0, y=jnp.array(0.3))
@@ -146,6 +148,7 @@ def test_divergences_of_a_second_block():
     assert page["E-BFMI"].ok is None
 
 
+@pytest.mark.slow
 def test_nested_replicates_that_end_at_different_steps():
     """The rows that one which has finished repeats are no steps of it."""
     kernel = ExactNesting(half_normal)

@@ -246,6 +246,7 @@ def check_drawn_categories(drawn, labels):
     assert stats.chisquare(found, len(drawn) * np.array(wanted)).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_samples_have_the_predictive_distribution(fitted):
     drawn, labels = fitted.sample(4096)
     check_drawn_numbers(drawn["age"])
@@ -303,6 +304,7 @@ def test_one_group_a_class_is_naive_bayes_of_texts():
     np.testing.assert_allclose(ours.predict_proba(names[30:]), peer.predict_proba(x[30:]), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_component_of_ones_own_reads_numbers_as_they_are():
     """Counts, and a number in its own unit beside them: E[rate] = (1 + sum) / (0.1 + n) in one group."""
     x = np.array([[3.0, 210.0], [np.nan, 190.0], [5.0, 200.0]])

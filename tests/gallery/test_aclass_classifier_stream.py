@@ -69,6 +69,7 @@ def at_once():
         return new().fit(X, Y)
 
 
+@pytest.mark.slow
 def test_row_by_row_equals_all_at_once_bit_for_bit(at_once):
     by_row = new()
     for i in range(len(X)):
@@ -193,6 +194,7 @@ def test_a_class_that_comes_later_was_named_at_the_first_call():
         classifier.partial_fit(X[:1], Y[:1], classes=[0, 1])
 
 
+@pytest.mark.slow
 def test_max_time_keeps_the_rows_that_were_seen_and_says_how_to_go_on(at_once):
     classifier = new(max_time=0.0)
     with pytest.warns(ConvergenceWarning, match=r"after 1 of 16 rows; partial_fit\(X\[1:\], y\[1:\]\) goes on"):
@@ -234,6 +236,7 @@ def test_ctrl_c_keeps_the_rows_that_were_seen(monkeypatch, at_once):
     check_same(classifier.partial_fit(X[seen:], Y[seen:]), at_once)
 
 
+@pytest.mark.slow
 def test_pickled_it_goes_on_bit_for_bit():
     classifier = AClassClassifier(num_samples=20, random_state=1).fit(X[:FIRST], Y[:FIRST])
     copy = pickle.loads(pickle.dumps(classifier))

@@ -101,6 +101,7 @@ def test_compiled_programs_are_kept_in_the_users_cache(fitted, room):
     assert any(room.cache.iterdir())
 
 
+@pytest.mark.slow
 def test_no_compile_cache_writes_no_cache(variational):
     assert not list(variational.cache.rglob("*-cache"))
 

@@ -91,6 +91,7 @@ def test_what_draws_cannot_have_is_refused(name):
         IQGMEClassifier(inference="gibbs", **{name: 5}).fit(X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_it_finds_the_factors_behind_many_columns():
     """Forty columns of two factors, a third of the cells missing; the classes are told apart by the sign of one of the factors."""

@@ -24,6 +24,7 @@ def quick(names, chosen):
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", quick(CASES, {"three classes", "bits"}))
 def test_each_block_is_read(name):
     model, data = case(name)
@@ -237,6 +238,7 @@ REFUSALS = {
 PROVED = {"loc of its own", "prior of the rows", "link", "noise", "square", "masked"}
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", quick(REFUSALS, set(REFUSALS) - PROVED))
 def test_what_is_not_conjugate_is_refused_by_name(name):
     change, message = REFUSALS[name]

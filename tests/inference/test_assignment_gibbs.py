@@ -217,6 +217,7 @@ def errors():
     return (each.mean((0, 1)) - exact()) / (each.std((0, 1)) / np.sqrt(ess))
 
 
+@pytest.mark.slow
 def test_a_posterior_that_can_be_enumerated():
     assert abs(errors()).max() < 4
 

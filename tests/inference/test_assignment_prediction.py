@@ -62,6 +62,7 @@ def errors(name, rows):
     return abs(mine - np.array([exact(x, y, drawn) for x, y in zip(rows, labels, strict=True)])).max(0)
 
 
+@pytest.mark.slow
 def test_labels_and_entries_are_sums_over_draws_and_groups():
     assert errors("binary", ROWS).max() < 1e-7
 

@@ -34,6 +34,7 @@ def best_rate(kernel, state):
 # Bounds.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("noise", ["gumbel", "normal", *(pytest.param(name, marks=pytest.mark.slow) for name in NOISES[2:])])
 def test_bound_is_below_the_log_likelihood(noise):
     kernel, program, state = fitted(noise)
@@ -52,6 +53,7 @@ def test_bound_of_softmax_is_tight_at_the_best_rate():
     assert kernel.bound(state, program) == pytest.approx((1 - np.log(rate) - best_rate(kernel, state) / rate).sum(), abs=1e-10)  # eq. 8
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("noise", NOISES[1:])
 def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
     """By draws of eps from SciPy's distribution, put into the model itself."""

@@ -112,6 +112,7 @@ def test_tree_of_a_point():
     assert tree.attrs["ended"] == "budget"
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_the_longer_run(tmp_path):
     driver, _ = run(20)
     driver.extend(20)

@@ -83,6 +83,7 @@ def die_at(monkeypatch, owner, name: str, call: int) -> None:
     monkeypatch.setattr(owner, name, dying)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("run", RUNS)
 def test_checkpointed_run_equals_one_in_memory(run, uninterrupted, tmp_path, small_blocks):
     tree = RUNS[run](checkpoint=tmp_path / "run").run(0, X, LABELS)
@@ -92,6 +93,7 @@ def test_checkpointed_run_equals_one_in_memory(run, uninterrupted, tmp_path, sma
 DEATHS = [(os, "replace", 4), (os, "fsync", 5), (np, "savez", 3), (_store.FolderStore, "_resize_and_write", 3)]
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("owner", "name", "call"), DEATHS)
 @pytest.mark.parametrize("run", ["chain", "importance"])
 def test_death_inside_a_save_loses_nothing(run, owner, name, call, uninterrupted, tmp_path, small_blocks, monkeypatch):

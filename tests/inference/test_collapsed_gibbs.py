@@ -131,6 +131,7 @@ def p_value(name, values):
     return stats.chisquare(pool(count), pool(expected)).pvalue
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
 def test_partitions_have_their_exact_frequencies(name):
     values = drawn(name)
@@ -153,6 +154,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_seen(bug, monkeypatch):
     name, function, planted = PLANTED[bug]

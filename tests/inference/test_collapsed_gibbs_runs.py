@@ -79,6 +79,7 @@ def test_the_tree_has_names_for_everything():
     np.testing.assert_array_equal(tree.sample_stats["num_groups"], opened)
 
 
+@pytest.mark.slow
 def test_arviz_and_the_report_read_the_tree():
     tree = run()
     assert set(az.summary(tree, var_names=["share", "p"]).index) >= {"share[0]", "p[1, 5, 2]"}
@@ -147,6 +148,7 @@ ONE_GROUP = {"z": np.zeros(6, int)}  # there is room at the start
 SEATED = np.array([0, 0, 1, 1, 1, 1])  # class 0 has two rows, and so never more groups
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("start", [None, ONE_GROUP])
 def test_a_full_class_stops_the_driver(start):
     with pytest.raises(ValueError, match=FULL):

@@ -115,6 +115,7 @@ def test_one_site_is_drawn_from_its_exact_posterior():
     assert stats.kstest(draws, stats.norm(mean, 1.2 * deviation).cdf).pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_driver_and_mcmc_draw_the_same():
     tree = Driver(ConditionalGibbs(regression), num_warmup=20, num_samples=50, progress_bar=False).run(3)
     mcmc = MCMC(ConditionalGibbs(regression), num_warmup=20, num_samples=50, progress_bar=False)

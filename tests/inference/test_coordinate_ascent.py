@@ -155,6 +155,7 @@ class Peer(BayesianGaussianMixture):
         return taken + np.hstack([0.0, np.cumsum(left[:-1])])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_complete_data_have_the_optimum_of_another_library(monkeypatch):
     rng = np.random.default_rng(0)

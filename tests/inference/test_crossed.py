@@ -124,6 +124,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_an_edit_is_followed(name):
     found = read(shop(**EDITS[name]))
@@ -157,6 +158,7 @@ def test_factors_that_are_vectors_are_refused():
         read(Program(vectors, READER, BOOK, STARS))
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_model_is_refused(name):
     with pytest.raises(StructureError, match="no crossed predictor"):
@@ -210,6 +212,7 @@ def test_the_kernel_falls_back_where_a_model_takes_no_fewer_entries():
     assert start(few(size=20)).crossed is None
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("edit", "site"),
     [({"bent": jnp.exp}, "level"), ({"fame": dist.Laplace(0.0, 1.0)}, "fame")],

@@ -76,6 +76,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in ("SA", "DiscreteHMCGibbs") else k for k in KERNELS])
 def test_numpyros_kernels_run_unchanged(name):
     kernel, args = KERNELS[name]
@@ -115,6 +116,7 @@ def test_svi_tree_has_chains_draws_and_the_elbo():
     assert set(tree["variational_parameters"].data_vars) == {"mu_auto_loc", "mu_auto_scale"}
 
 
+@pytest.mark.slow
 def test_evidence_of_an_algorithm_meets_the_exact_one():
     tree = Driver(ImportanceSampling(normal_mean, 40, 512), num_samples=2000, num_chains=4, **QUIET).run(0, Y)
     assert tree.attrs["ended"] == "finished"
@@ -339,6 +341,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_parallel_chains_on_two_devices_equal_sequential_ones():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-c", TWO_DEVICES]

@@ -50,6 +50,7 @@ def test_field_of_a_model_is_read():
     assert field.proved(program, random.key(0)).is_factorised
 
 
+@pytest.mark.slow
 def test_noise_of_others_is_left_alone():
     program = Program(archipelago, X, capacity=2)
     field = read_field(program, "rejected_noise", ("rejected_noise",))
@@ -79,6 +80,7 @@ def heights(edit=None):
         numpyro.sample("y", dist.Normal(values.sum(1), 1.0), obs=jnp.zeros(4))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("edit", [None, "inverse", "uneven", "two"], ids=["own", "inverse", "uneven", "two"])
 def test_covariance_is_the_one_that_the_model_factorises(edit):
     program = Program(partial(heights, edit))
@@ -91,6 +93,7 @@ def test_covariance_is_the_one_that_the_model_factorises(edit):
     assert_allclose(wanted.level + jnp.einsum("kij,jk->ik", wanted.root, values["noise"]), field.function(program, values), atol=1e-12)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("edit", "named"),
     [
@@ -203,6 +206,7 @@ def test_a_slip_moves_it(slip, monkeypatch):
     assert max(map(abs, found.values())) > 5, found
 
 
+@pytest.mark.slow
 def test_scales_are_stretched_where_they_are_free():
     program = Program(archipelago, X, capacity=2)
     field = read_field(program, "rejected_noise", OWNED)

@@ -39,6 +39,7 @@ def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
     return 0.5 * np.abs(counts - truth).sum(), np.mean(np.asarray(drawn["where"])[is_used] ** 2) / spread
 
 
+@pytest.mark.slow
 def test_count_is_negative_binomial_and_places_follow_their_density():
     distance, spread = distance_to_truth()
     assert distance < 0.02
@@ -162,6 +163,7 @@ def edited(edit):
     return model
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("edit", "named"),
     [

@@ -76,6 +76,7 @@ def test_slots_that_are_long_unused_go_and_nothing_is_cut_off(tmp_path):
     assert resumed.posterior.to_dataset().equals(tree.posterior.to_dataset())
 
 
+@pytest.mark.slow
 def test_slots_that_go_are_the_last():
     kernel = Roomy(beads, capacity="room")
     state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": 24})
@@ -88,6 +89,7 @@ def test_slots_that_go_are_the_last():
     assert not kernel.has_spare(fewer._replace(spare=state.spare, values=kernel.shrunk(fewer).values))
 
 
+@pytest.mark.slow
 def test_large_capacities_have_one_more_between_them(monkeypatch):
     monkeypatch.setattr(latent_history, "FINE", 12)
     kernel = Roomy(beads, capacity="room")
@@ -122,6 +124,7 @@ def test_history_and_nuts_share_a_model_and_a_history_that_grows():
     assert not tree.sample_stats["diverging"].any()
 
 
+@pytest.mark.slow
 def test_numpyro_runs_it():
     mcmc = MCMC(LatentHistory(partial(beads, room=ROOM), capacity="room"), num_warmup=10, num_samples=200, progress_bar=False)
     mcmc.run(random.key(0), TOTAL, extra_fields=("full",))

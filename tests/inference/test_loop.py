@@ -63,6 +63,7 @@ def test_a_model_that_differs_in_a_constant_is_compiled_again(jit_model_args):
         assert np.abs(run(X, LABELS, model=about(table[7]), jit_model_args=jit_model_args).mean() - place) < 0.1
 
 
+@pytest.mark.slow
 def test_programs_that_were_not_asked_for_the_longest_are_forgotten(built, monkeypatch):
     run(X[:4], LABELS[:4])
     each = len(built)

@@ -36,6 +36,7 @@ def drawn(family, hyper):
     return jax.vmap(lambda key: family.draw(key, hyper))(random.split(random.key(0), DRAWS))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["bits", "reals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("codes", "counts"))])
 def test_columns(name):
     family, hyper, prior = FAMILIES[name]

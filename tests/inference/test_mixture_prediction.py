@@ -90,6 +90,7 @@ def test_prediction_for_a_task_is_an_integral_over_its_shares_too():
     assert abs(np.exp(found.log_group)[0] - np.exp(found.log_group)[1]).max() > 0.02  # or the tasks were not told apart
 
 
+@pytest.mark.slow
 def test_missing_entries_of_correlated_columns_are_covered():
     """Rows from the model's own kind: 1 and 2 standard deviations hold about 68 and 95 of 100, and less than a column's own say."""
     rng = np.random.default_rng(0)

@@ -48,6 +48,7 @@ def test_a_constant_likelihood_is_its_own_evidence():
     assert abs(run(model, *args, num_live=50).attrs["log_evidence"] - exact) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_tree_is_what_diagnostics_read():
     """Posterior, weighted particles, ranks; replicates of other lengths side by side; the page of trust says yes."""
     tree = run(line, X, Y, num_chains=2, num_samples=1000)
@@ -65,6 +66,7 @@ def test_the_tree_is_what_diagnostics_read():
     assert json.loads(tree.attrs["kernel_settings"])["NestedSampler.num_live"] == 200
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("limit", "num_chains", "bug"),
     [({"num_warmup": 4}, 1, False), ({"num_warmup": 4}, 1, True), ({"max_time": 0.0}, 2, False)],
@@ -313,6 +315,7 @@ def test_a_likelihood_without_bound_is_given_up():
         kernel.grown(state, program)
 
 
+@pytest.mark.slow
 def test_fewer_live_points_than_a_mode_needs_are_one_mode():
     """Of 30 latent numbers a mode of its own would need 60 points; there are 20."""
 
@@ -327,6 +330,7 @@ def test_fewer_live_points_than_a_mode_needs_are_one_mode():
     assert np.isfinite(info.log_evidence)
 
 
+@pytest.mark.slow
 def test_a_run_knows_whom_its_points_descend_from():
     """After an e-fold and a half: fewer ancestors the further back."""
     kernel, program = NestedSampler(two_modes, num_live=40, num_sweeps=0.5), Program(two_modes)

@@ -113,6 +113,7 @@ def check_exact(name="beta_bernoulli", alpha=1.5, most=None):
     np.testing.assert_allclose(predictive(kernel, states, program)[0, [0, 4]], wanted, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow_after(1)
 @each_family
 def test_with_room_for_every_partition_everything_is_exact(name):
     check_exact(name)
@@ -135,6 +136,7 @@ def check_unbiased(name="beta_bernoulli", resampling="optimal", num_particles=4)
     return exact, states
 
 
+@pytest.mark.slow_after(1)
 @each_family
 def test_four_particles_are_unbiased(name):
     check_unbiased(name)
@@ -148,6 +150,7 @@ def always(monkeypatch):
 SCHEMES = pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("resampling", "forced"),
     [
@@ -280,6 +283,7 @@ SLIPS = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", SLIPS)
 def test_a_slip_is_seen(name, monkeypatch):
     slip, check = SLIPS[name]

@@ -153,6 +153,7 @@ def check_grid():
     assert total_variation(replace(each[0], log_joint=logsumexp(log_joint, axis=0)), *answers(states)) < 1e-10
 
 
+@pytest.mark.slow
 def test_latent_scalars_are_summed_over_the_grid():
     check_grid()
 

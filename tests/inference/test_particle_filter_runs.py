@@ -60,6 +60,7 @@ def check_growth(patch, later=False, **settings):
     return this.states[0].groups.slot.shape[-1]
 
 
+@pytest.mark.slow
 def test_room_that_grows_changes_nothing(monkeypatch):
     """Of two replicates that need not be full at the same time."""
     assert check_growth(monkeypatch) >= 8  # it has doubled twice
@@ -220,6 +221,7 @@ def resumed(stopped, monkeypatch, tmp_path):
     return partial(run, checkpoint=copy, num_chains=1)
 
 
+@pytest.mark.slow
 def test_a_run_that_grew_and_was_stopped_is_resumed_bit_for_bit(stopped, resumed):
     _, steps, wanted = stopped
     this, found = resumed()

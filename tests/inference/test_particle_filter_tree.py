@@ -145,6 +145,7 @@ def with_latent_alpha():
     return read_partition(Program(aclass, X, Y, **LATENT))
 
 
+@pytest.mark.slow
 def test_a_grid_is_in_the_tree():
     """The points and their posterior: prior density times spacing times evidence."""
     alpha = np.array([0.3, 1.0, 4.0])

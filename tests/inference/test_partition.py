@@ -59,6 +59,7 @@ COMPONENTS = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_every_component_is_read_with_its_numbers(name):
     component, x, priors, numbers = COMPONENTS[name]
@@ -77,6 +78,7 @@ def test_every_component_is_read_with_its_numbers(name):
     np.testing.assert_allclose(parameters.class_weights, [0.7, 0.7])
 
 
+@pytest.mark.slow
 def test_mixed_columns_are_blocks_of_their_own():
     parts = mixed(bits=([0, 2], beta_bernoulli), code=([1], partial(dirichlet_categorical, num_values=2)), size=([3], normal_inverse_chi2))
     x = np.column_stack([BITS, REAL[:, 0]])
@@ -153,6 +155,7 @@ def test_priors_may_differ_by_feature_and_by_class():
     np.testing.assert_allclose(hyper.concentration0, np.full((2, 3), 2.0))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("component", "x", "numbers"),
     [

@@ -155,6 +155,7 @@ COMPONENTS = {
 }
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_that_cannot_be_integrated_out_is_refused(name):
     component, message = COMPONENTS[name]

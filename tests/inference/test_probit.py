@@ -231,6 +231,7 @@ TWINS = {
 }
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", TWINS)
 def test_a_wrong_response_is_seen(name, monkeypatch):
     check, owner, method, planted = TWINS[name]

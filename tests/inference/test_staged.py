@@ -49,6 +49,7 @@ def test_the_density_of_clumps_is_that_of_scipy():
     np.testing.assert_allclose(drawn.mean(0), 0.7 * LOC[1], atol=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_clumps_say_of_new_points_what_the_truth_says(bug):
     """Cross-entropy within .03 nats. The planted bug is the printed one: a variance where the root belongs."""

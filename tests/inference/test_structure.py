@@ -41,6 +41,7 @@ def assert_same_density(found, wanted, points):
         np.testing.assert_allclose(found.log_prob(point), wanted.log_prob(point), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow_after(4)
 @each_case
 def test_conditional_equals_closed_form(case):
     program = Program(case.model)
@@ -91,6 +92,7 @@ def test_event_dims_are_kept():
     assert (found.batch_shape, found.event_shape) == ((2,), (3,))
 
 
+@pytest.mark.slow
 def test_all_elements_of_a_matrix_jointly():
     maps = RNG.normal(size=(ROWS, 6))
 

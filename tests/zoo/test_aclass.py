@@ -124,6 +124,7 @@ def check_formula(component, component_formula, **options):
     np.testing.assert_allclose(found, formula(component_formula, values, data, **options), rtol=1e-9)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_log_joint_equals_its_formula(name):
     check_formula(*COMPONENTS[name])
@@ -310,6 +311,7 @@ def test_simulated_rows_covary_as_the_model_says():
 OTHERS = {"alpha": 2.0, "max_groups": 1, "component": partial(beta_bernoulli, beta=1.0)}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("options", [{name: value} for name, value in OTHERS.items()], ids=OTHERS)
 def test_rows_of_another_model_are_seen(options):
     with pytest.raises(AssertionError):

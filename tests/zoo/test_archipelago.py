@@ -77,6 +77,7 @@ def log_joint_by_hand(v, x, y, capacity, num_classes):
     return total
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("count", [0, 1, 4, 6])
 def test_log_joint_is_the_formula(count):
     values = [draw(seed, count) for seed in (0, 1)]
@@ -147,6 +148,7 @@ def test_conditional_is_that_of_the_joint_normal():
         np.testing.assert_allclose(spread[:, k] ** 2, np.diag(c[7:, 7:] - c[7:, :7] @ weights), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_simulated_data_are_accepted_points():
     """A class that is accepted nearly everywhere, and one that nearly never is."""
     data = simulate(random.key(0), 40, 2, 3, labelled=0.5)
@@ -156,6 +158,7 @@ def test_simulated_data_are_accepted_points():
     assert np.isfinite(Program(archipelago, **data).log_joint(Program(archipelago, **data).draw_prior(random.key(1))))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("base", "num_features"),
     [
@@ -191,6 +194,7 @@ def test_predictions_weigh_draws_by_their_density():
     assert np.abs(found - flat).max() > 0.01
 
 
+@pytest.mark.slow
 def test_points_where_no_draw_has_a_density_get_no_number():
     draws = jax.vmap(draw_with_functions)(random.split(random.key(0), 4))
     far = jnp.array([[1e200, 0.0]])  # the log density of a normal is -inf there

@@ -114,6 +114,7 @@ def check_formula(link, options, changes=()):
     np.testing.assert_allclose(found, formula(values, data, entry, prior, 3.0, data.get("b", 1.0)), rtol=1e-9)
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("link", LINKS)
 def test_log_joint_equals_its_formula(link, options):
@@ -260,6 +261,7 @@ def test_entries_of_another_model_are_seen(name):
         check_entries(**{name: OTHERS[name]})
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("link", ["gaussian", "five levels", "binomial"])
 def test_tables_of_numpy_in_single_precision(link):
     """As the gallery hands them over: float64 and int64, in a session of float32."""

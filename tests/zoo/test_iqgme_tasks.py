@@ -68,6 +68,7 @@ def drawn(name):
     return data, values | {"x_missing": x[holes]}, program
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", CASES)
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
@@ -75,6 +76,7 @@ def test_log_joint_equals_its_formula(name):
     assert set(program.latent) == set(values)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "change",
     [{"alpha": dist.Gamma(2.0, 1.1)}, {"beta": dist.Gamma(2.1, 3.0)}, {"gate": partial(normal_wishart, u0=0.2)}],

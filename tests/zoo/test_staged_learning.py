@@ -77,6 +77,7 @@ def drawn(name):
     return data, {site: found[site]["value"] for site in program.latent}, program
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", CASES, ids=CASES)
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
