@@ -25,6 +25,8 @@ from zoo.iqgme import normal_wishart, soft_probit
 
 __all__ = ["LocalExperts", "concentration"]
 
+PART = 0.3  # the covariance that an expert is expected to have, of that of all rows; tests/bench/iqgme.md compares
+
 
 def concentration(value: Any) -> Any:
     """A distribution as it is, or a number."""
@@ -67,7 +69,8 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         self._learn_units(X)
         x = self._standard(X)
         if "gate" not in settings:
-            settings["gate"] = partial(normal_wishart, covariance=self._spread(x))
+            worth = x.shape[1]  # rows; with few, estimates of missing entries confirm themselves
+            settings["gate"] = partial(normal_wishart, covariance=PART * self._spread(x), nu0=worth + x.shape[1] + 2.0)
         self._settings = {"num_classes": max(len(classes), 2), "expert": partial(soft_probit, sparse=self.sparse), **settings}
         self.classes_, data = classes, ((x, labels), {**by_row, **self._settings})
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
