@@ -25,7 +25,7 @@ from zoo.iqgme import normal_wishart, soft_probit
 
 __all__ = ["LocalExperts", "concentration"]
 
-PART = 0.3  # the covariance that an expert is expected to have, of that of all rows; tests/bench/iqgme.md compares
+PART = 0.3  # of the covariance of all rows, what an expert's is where there are many columns; tests/bench/iqgme.md compares
 
 
 def concentration(value: Any) -> Any:
@@ -69,8 +69,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         self._learn_units(X)
         x = self._standard(X)
         if "gate" not in settings:
-            worth = x.shape[1]  # rows; with few, estimates of missing entries confirm themselves
-            settings["gate"] = partial(normal_wishart, covariance=PART * self._spread(x), nu0=worth + x.shape[1] + 2.0)
+            settings["gate"] = self._gate(x)
         self._settings = {"num_classes": max(len(classes), 2), "expert": partial(soft_probit, sparse=self.sparse), **settings}
         self.classes_, data = classes, ((x, labels), {**by_row, **self._settings})
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -135,6 +134,13 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
         return (X[:, self._kept] - self._mean) / self._deviation
+
+    def _gate(self, x: np.ndarray) -> Callable:
+        """The prior of an expert's covariance is worth one row of that of all rows and, for each column, another with a part of it: with
+        many columns and few rows, estimates of missing entries would confirm themselves else."""
+        columns = x.shape[1]
+        expected = (1 + PART * columns) / (1 + columns) * self._spread(x)
+        return partial(normal_wishart, covariance=expected, nu0=2.0 * columns + 2)
 
     def _spread(self, x: np.ndarray) -> np.ndarray:
         """Covariance of pairs of columns over the rows that have both, drawn towards a diagonal one; no eigenvalue is negative."""
