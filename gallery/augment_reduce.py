@@ -32,15 +32,16 @@ __all__ = ["AugmentReduceClassifier"]
 
 MOST_DENSE = 10**8  # entries of a sparse table that is unpacked: rows of weights are then moved as a whole, which is faster
 ENTRIES = 4 * 10**6  # rows x classes that are predicted at once
+FARTHEST = 10.0  # what the largest number of a column comes to at most
 SMALLEST = 1e-35  # of what a column is divided by; what is smaller is nearly no number of 32 bits
 
 
 class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     """Chooses the class with the largest noisy utility, which is linear in the columns; for a thousand classes or a million.
 
-    Columns are standardised first, those of a sparse table only scaled by their largest entry. Rows labelled -1 say nothing and are left
-    out; where `y` holds -1 and 1 and nothing else, both are classes. A class that was named but never seen gets what the prior and the
-    negatives leave it: a small probability. One class alone is certain.
+    Columns are standardised first, to numbers of 10 at most, those of a sparse table only scaled by their largest entry. Rows labelled -1
+    say nothing and are left out; where `y` holds -1 and 1 and nothing else, both are classes. A class that was named but never seen gets
+    what the prior and the negatives leave it: a small probability. One class alone is certain.
 
     :param noise: "gumbel" (softmax), "normal" (probit), "logistic", "laplace", "student_t", or a NumPyro distribution.
     :param num_classes: labels are 0 .. num_classes - 1, seen or not; None: the labels that are there.
@@ -186,10 +187,13 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     def _learn_units(self, X: Any) -> None:
         if sparse.issparse(X):
             self._mean = np.zeros(X.shape[1], np.float32)
-            scale = np.asarray(abs(X).max(axis=0).todense(), np.float32).ravel()
+            scale = farthest = np.asarray(abs(X).max(axis=0).todense(), np.float32).ravel()
         else:
             self._mean, scale = X.mean(0, dtype=np.float64).astype(np.float32), X.std(0, dtype=np.float64).astype(np.float32)
-        self._scale = np.where((scale > 1e-10 * abs(self._mean)) & (scale > SMALLEST), scale, 1).astype(np.float32)
+            farthest = np.maximum(X.max(0) - self._mean, self._mean - X.min(0))
+        varies = (scale > 1e-10 * abs(self._mean)) & (scale > SMALLEST)
+        # A step is as large as the largest numbers ask for, which may be hundreds of deviations off.
+        self._scale = np.where(varies, np.maximum(scale, farthest / FARTHEST), 1).astype(np.float32)
 
     def _may_pack(self, X: Any) -> bool:
         """Whether entries that are 0 may stay left out, and it is worth it: then columns must not be moved."""

@@ -49,6 +49,7 @@ class ReduceState(NamedTuple):
     optimizer: dict[str, Any]  # what it knows of each site, beside its rows
     local: dict[str, Array]  # parameters of q(eps), [row]
     count: Array  # steps
+    is_lost: Array  # whether the bound of a step was no number
 
 
 class ReduceReport(NamedTuple):
@@ -157,6 +158,7 @@ class AugmentReduce(Algorithm):
             common,
             self.reads.start(self.reduced.sizes[self.reduced.rows][0]) if self.reads is not None else {},
             jnp.zeros((), jnp.int32),
+            jnp.zeros((), bool),
         )
 
     def values(self, state: ReduceState) -> dict[str, Any]:
@@ -189,7 +191,7 @@ class AugmentReduce(Algorithm):
         slopes, elbo = jax.grad(objective, has_aux=True)(view.parameters)
         moved = view.moved(self._update, jax.tree.map(jnp.negative, slopes))
         local = jax.tree.map(lambda whole, part: whole.at[rows].set(part), state.local, local)
-        return moved._replace(local=local), ReduceReport(elbo)
+        return moved._replace(local=local, is_lost=state.is_lost | ~jnp.isfinite(elbo)), ReduceReport(elbo)
 
     def _bound_of_rows(self, terms: Any, local: dict[str, Array], num_rows: int, rng_key: Array | None) -> Array:
         """The bound on the log probability of each row, with what a step draws, or without a key by quadrature in eps."""
@@ -205,6 +207,17 @@ class AugmentReduce(Algorithm):
     def finished(self, state: ReduceState) -> Array:
         """Never by itself: the steps are the budget (`num_warmup`), or `stop` ends them."""
         return jnp.zeros((), bool)
+
+    def is_full(self, state: ReduceState) -> Array:
+        """Whether weights have grown until the bound was no number: no step goes on from there."""
+        return state.is_lost
+
+    def grown(self, state: ReduceState, program: Program) -> ReduceState:
+        """Refuses to go on."""
+        raise ValueError(
+            f"after {int(state.count)} steps the bound is no number: the weights of a step were too large. Give smaller steps, or features "
+            "whose largest numbers are not far beyond their standard deviation."
+        )
 
     def bound(self, state: ReduceState, program: Program, rows_at_once: int = 64) -> float:
         """The bound on the log likelihood of all rows of the program that `state` was fitted to, with all classes, at the means of the
@@ -240,6 +253,8 @@ class AugmentReduce(Algorithm):
 
     def results(self, state: ReduceState, program: Program) -> Results:
         """The parameters of q(eps), and of the weights where they have a distribution."""
+        if state.is_lost:
+            self.grown(state, program)
         found = {f"{self.reduced.local}_{name}": value for name, value in state.local.items()}
         dims: dict[str, tuple[str, ...]] = dict.fromkeys(found, (self.reduced.rows,))
         values = self.values(state) if self.posterior else {}

@@ -100,6 +100,16 @@ def test_units_of_columns_do_not_matter(pack):
     np.testing.assert_allclose(other._draws["weights"], quick(max_iter=30).fit(pack(x), KINDS)._draws["weights"], atol=1e-4)
 
 
+def test_columns_that_are_seldom_anything_but_alike_do_no_harm():
+    """Entries that are hundreds of deviations off, as border pixels are, made weights so large that no number was left."""
+    x, y = load_iris(return_X_y=True)
+    seldom = (np.arange(150)[:, None] == 3 * np.arange(40)[None] + 2).astype(float)  # each is 1 in a single row
+    classifier = AugmentReduceClassifier(max_iter=300, random_state=0).fit(np.column_stack([x, np.repeat(seldom, 10, axis=1)]), y)
+    assert np.isfinite(classifier.elbo_)
+    assert classifier.score(np.column_stack([x, np.zeros((150, 400))]), y) > 0.9
+    assert (np.abs(classifier._scaled(np.column_stack([x, np.repeat(seldom, 10, axis=1)]).astype(np.float32), False)) <= 10.001).all()
+
+
 def test_classes_that_were_not_learned_are_refused():
     found = quick(max_iter=5).fit(FEW, KINDS)
     for unknown in (-1, 3, "u"):

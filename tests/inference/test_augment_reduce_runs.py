@@ -44,6 +44,12 @@ def exact_mode():
     return -found.fun, jax.jit(program.log_joint)
 
 
+def test_a_bound_that_is_no_number_ends_a_run():
+    huge = {**TINY, "x": 1e4 * ROWS["x"]}
+    with pytest.raises(ValueError, match=r"after \d+ steps the bound is no number: .* smaller steps"):
+        run(200, told=huge, optimizer=Adagrad(1.0))
+
+
 @pytest.mark.slow
 def test_all_rows_and_classes_lead_to_the_mode():
     best, log_joint = exact_mode()
