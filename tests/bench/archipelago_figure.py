@@ -50,7 +50,7 @@ def draw_row(axes: np.ndarray, data: str, seed: int = 0) -> None:
 def scatter(axis: Axes, rows: Draw) -> None:
     """The data: dots, and a cross for each label in the colour of its class."""
     hidden = rows.y < 0
-    axis.scatter(*rows.x[hidden].T, s=8, c="black", linewidths=0)
+    axis.scatter(*rows.x[hidden].T, s=12, c="black", linewidths=0.5, edgecolors="white")
     axis.scatter(*rows.x[~hidden].T, s=110, c="white", marker="X", linewidths=0)
     axis.scatter(*rows.x[~hidden].T, s=60, c=[COLOURS[y] for y in rows.y[~hidden]], marker="X", linewidths=0.6, edgecolors="black")
     axis.set_xticks([])
