@@ -232,7 +232,6 @@ def call_everything(family, hyper, x):
     return terms, family.score(cache, x), cache, row, (changed, family.log_prior(hyper, values), family.mean_row(hyper))
 
 
-@pytest.mark.slow_after(6)
 @each_case
 @pytest.mark.parametrize("lead", LEADS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
