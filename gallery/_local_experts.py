@@ -25,7 +25,7 @@ from zoo.iqgme import normal_wishart, soft_probit
 
 __all__ = ["LocalExperts", "concentration"]
 
-PART = 0.3  # of the covariance of all rows, what an expert's is where there are many columns; tests/bench/iqgme.md compares
+PART = 0.3  # of the covariance of all rows, what an expert's is expected to be where there are many columns
 
 
 def concentration(value: Any) -> Any:
