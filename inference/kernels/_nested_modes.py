@@ -1,9 +1,10 @@
-"""Which live points hang together: separated modes become nested runs of their own.
+"""Which live points hang together: separated modes get an account of their volume of their own.
 
 Points that are among each other's nearest, in coordinates in which their mode is round, are joined; what is connected stays together. A
 mode that falls apart is split, once and for good: its parts share its volume as they share its points, and from then on new points of a
-mode are copies of its own. So what separated modes hold cannot drift. That a mode is split which hangs together after all does no harm: two
-runs in one region, each with its share of the volume, are right as well.
+mode are copies of its own. So what separated modes hold cannot drift. That a mode is split which hangs together after all does no harm:
+all walk above one limit, so that two sets of points in one region, each with its share of the volume, are right as well. (Were each above
+the limit of its own mode, the lower set would wander into the places of the higher, which must not come back: volume would grow.)
 
 Cost of a look at n live points: n^2 (size + NEIGHBOURS).
 """
@@ -17,6 +18,7 @@ from jax import Array
 __all__ = ["NEIGHBOURS", "Parts", "parts_of", "roots_of"]
 
 NEIGHBOURS = 7
+ON_A_LINE = 15  # neighbours where there is one latent number: among 7 of 200 such points there are two gaps by chance
 
 
 class Parts(NamedTuple):
@@ -47,7 +49,7 @@ def parts_of(z: Array, mode: Array, roots: Array, num_modes: Array, least: int) 
     num_points, most = len(z), len(roots)
     points = jnp.arange(num_points, dtype=jnp.int32)
     apart = _distances(z, mode, roots)
-    component = _connected(_joined(apart))  # named by the least of its points
+    component = _connected(_joined(apart, NEIGHBOURS if z.shape[1] > 1 else ON_A_LINE))  # named by the least of its points
     size = jnp.zeros(num_points, jnp.int32).at[component].add(1)
     is_large = size[component] >= least
     nearest = jnp.argmin(jnp.where(is_large[None, :], apart, jnp.inf), axis=1)
@@ -78,10 +80,10 @@ def _distances(z: Array, mode: Array, roots: Array) -> Array:
     return jnp.where(is_other, apart, jnp.inf)
 
 
-def _joined(apart: Array) -> Array:
+def _joined(apart: Array, num_neighbours: int) -> Array:
     """[point, point]: whether each is among the nearest of the other."""
     next_one = lambda _, reach: jnp.min(jnp.where(apart > reach[:, None], apart, jnp.inf), axis=1)
-    reach = jax.lax.fori_loop(0, NEIGHBOURS, next_one, jnp.full(len(apart), -jnp.inf, apart.dtype))
+    reach = jax.lax.fori_loop(0, num_neighbours, next_one, jnp.full(len(apart), -jnp.inf, apart.dtype))
     near = (apart <= reach[:, None]) & jnp.isfinite(apart)
     return near & near.T
 

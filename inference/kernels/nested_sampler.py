@@ -2,10 +2,11 @@
 
     evidence  =  sum over dead points of  likelihood x (prior volume that it stands for)
 
-`num_live` points are drawn from the prior. A step takes the lowest of each mode, a batch in all. In their place come copies of points that
-are left (`_nested_lineage`), each of which walks through the prior above the likelihood of the last that died in its mode (`_nested_moves`,
-`_nested_directions`). Twice in an e-fold of volume the modes are looked at (`_nested_modes`): what has come apart is from then on a nested
-run of its own. Volumes are simulated (`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
+`num_live` points are drawn from the prior. A step takes the lowest, a batch of them. In their place come copies of points that are left
+(`_nested_lineage`), each of which walks through the prior above the likelihood of the last that died (`_nested_moves`,
+`_nested_directions`). Twice in an e-fold of volume the modes are looked at (`_nested_modes`): what has come apart has points and an account
+of its volume of its own from then on. Volumes are simulated (`_nested_volumes`), and the spread of the histories is the error of the
+log-evidence.
 
 Prior and likelihood are read off the model and proved (`inference.split`): edit the model, and the sampler follows or refuses. Likelihoods
 that are constant, or flat in places, are no trouble: points of equal likelihood are ordered by a random label.
@@ -198,8 +199,8 @@ class NestedSampler(Algorithm):
         return data if isinstance(data, Program) else self.split.program.with_arguments(**data)
 
     def _shrunk(self, rng_key: Array, state: Nest, densities: Callable) -> tuple[Nest, Shrinkage]:
-        death_key, volume_key, birth_key, mode_key = random.split(rng_key, 4)
-        death = self._death(death_key, state)
+        volume_key, birth_key, mode_key = random.split(rng_key, 3)
+        death = self._death(state)
         lost = jax.tree.map(lambda leaf: leaf[death.chosen], state.live)
         lost_mode = state.mode[death.chosen]
         shells = shrunk(volume_key, state.volumes, lost.log_likelihood, lost_mode, death.rank, death.count[lost_mode])
@@ -240,18 +241,22 @@ class NestedSampler(Algorithm):
     def _count(self, state: Nest) -> Array:
         return jnp.zeros(len(state.volumes.log_volume), jnp.int32).at[state.mode].add(1)
 
-    def _death(self, rng_key: Array, state: Nest) -> Death:
-        """The lowest of each mode, a batch in all: each mode loses the same share, but for a random remainder."""
+    def _death(self, state: Nest) -> Death:
+        """The lowest of all. Modes have one limit: walks may then go from one to another, or a mode be split that hangs together, and
+        the points of all, each with its share of volume, are still draws from the prior above the limit."""
         count = self._count(state)
-        order = jnp.lexsort((state.live.label, state.live.log_likelihood, state.mode))
+        label, log_likelihood = state.live.label, state.live.log_likelihood
+        order = jnp.lexsort((label, log_likelihood, state.mode))
         first = jnp.cumsum(count) - count
-        mode = state.mode[order]
-        rank = jnp.arange(self.num_live) - first[mode]
-        offset = random.uniform(rng_key, count.shape, state.live.z.dtype)
-        share = (rank.astype(offset.dtype) + offset[mode]) / count[mode].astype(offset.dtype)
-        lowest = jnp.argsort(share)[: self.batch]
-        dying = jnp.zeros_like(count).at[mode[lowest]].add(1)
-        return Death(order, first, count, dying, order[lowest], rank[lowest])
+        chosen = jnp.lexsort((label, log_likelihood))[: self.batch]
+        mode = state.mode[chosen]
+        rank = jnp.argsort(order)[chosen] - first[mode]
+        return Death(order, first, count, jnp.zeros_like(count).at[mode].add(1), chosen, rank)
+
+    def _limit(self, state: Nest, death: Death, mode: Array) -> Limit:
+        """The last that died; of births to any mode."""
+        last = death.chosen[-1]
+        return Limit(state.live.log_likelihood[last], state.live.label[last])
 
     def _shared_out(self, rng_key: Array, state: Nest, death: Death) -> Array:
         """[batch]: the mode that each birth goes to. In time a mode gets points as the root of its volume, for a small one may be what
@@ -273,8 +278,7 @@ class NestedSampler(Algorithm):
         """Copies of survivors of the given modes, after their walks; and where they came to lie among the survivors."""
         walk_key, rank_key = random.split(rng_key)
         survivors = death.count - death.dying
-        last = death.order[jnp.maximum(death.first + death.dying - 1, 0)]
-        limit = Limit(state.live.log_likelihood[last][mode], state.live.label[last][mode])
+        limit = self._limit(state, death, mode)
         own = jnp.argsort(death.order)[parent] - death.first[mode]
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
         spread = spread_of(state.live.z, state.mode, len(death.count))[mode]

@@ -190,7 +190,7 @@ def test_the_kernel_takes_the_route_that_it_is_told():
         assert start(few(), route).families == {}
     each = start(few(), "each")
     assert (each.crossed, list(each.families)) == (None, ["level", "mood", "fame"])
-    with pytest.raises(ValueError, match=r"route: found 'both', wanted one of \('auto', 'crossed', 'each'\)"):
+    with pytest.raises(ValueError, match=r"route: found 'both', wanted one of \('auto', 'assignment', 'crossed', 'each'\)"):
         ConditionalGibbs(shelves, route="both")
 
 

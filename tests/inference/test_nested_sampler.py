@@ -13,7 +13,8 @@ from numpyro.handlers import scope
 
 from diagnostics import insertion_rank_test, report
 from inference import Driver, NestedSampler, Program, StructureError
-from inference.kernels import _nested_moves, _nested_volumes
+from inference.kernels import _nested_modes, _nested_moves, _nested_volumes
+from inference.kernels._nested_moves import Limit
 from tests.inference.nests import EXACT, X, Y, line, line_evidence, two_modes
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -40,6 +41,37 @@ def test_claimed_errors_are_those_that_are_made(name):
     z = errors(name, 16)
     assert 0.55 < np.sqrt(np.mean(z**2)) < 1.6
     assert np.abs(z).max() < 3.7
+
+
+def same_share_of_each(self, state, death=NestedSampler._death):
+    """A planted bug: each mode loses its own lowest, and"""
+    found = death(self, state)
+    mode = state.mode[found.order]
+    rank = jnp.arange(len(mode)) - found.first[mode]
+    lowest = jnp.argsort((rank + 0.5) / found.count[mode])[: self.batch]
+    dying = jnp.zeros_like(found.count).at[mode[lowest]].add(1)
+    return found._replace(dying=dying, chosen=found.order[lowest], rank=rank[lowest])
+
+
+def limit_of_its_own(self, state, death, mode):
+    """walks above the limit that it has come to."""
+    last = death.order[jnp.maximum(death.first + death.dying - 1, 0)][mode]
+    return Limit(state.live.log_likelihood[last], state.live.label[last])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["as it is", "planted"])
+def test_modes_that_hang_together_do_not_bias_the_evidence(bug, monkeypatch):
+    """Flat places, split a dozen times where nothing is apart."""
+    monkeypatch.setattr(_nested_modes, "ON_A_LINE", 7)
+    if bug:
+        monkeypatch.setattr(NestedSampler, "_death", same_share_of_each)
+        monkeypatch.setattr(NestedSampler, "_limit", limit_of_its_own)
+    model, args, exact = EXACT["flat places"]
+    attrs = run(model, *args, num_chains=16, num_sweeps=10.0).attrs
+    assert np.mean(attrs["num_modes_of_replicates"]) > 8
+    off = attrs["log_evidence_of_replicates"] - exact
+    assert (abs(off.mean()) < 3.3 * off.std(ddof=1) / 4) is not bug
 
 
 @pytest.mark.slow
