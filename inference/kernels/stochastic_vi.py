@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import SVI, Trace_ELBO
@@ -92,5 +93,12 @@ class StochasticVI(Algorithm):
         return {name: value for name, value in program.kwargs.items() if name not in self.template.static_kwargs}
 
     def results(self, state: SVIState, program: Program) -> Results:
-        """The variational parameters, constrained."""
-        return Results({"variational_parameters": self.svi.get_params(state)}, {}, {})
+        """The variational parameters, constrained; refused where they are lost."""
+        parameters = self.svi.get_params(state)
+        lost = sorted(name for name, value in parameters.items() if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(value)))
+        if lost:
+            raise ValueError(
+                f"parameter {lost[0]!r}: NaN, since the gradient of some step was; wanted a number. Give the optimiser smaller steps, or "
+                f"clipped ones: `numpyro.optim.ClippedAdam`."
+            )
+        return Results({"variational_parameters": parameters}, {}, {})

@@ -92,3 +92,10 @@ def test_names_that_a_tree_cannot_hold_are_refused_before_the_run():
         nuts(twice).run(0, Y)
     with pytest.raises(ValueError, match="plate 'draw': the tree needs this name"):
         nuts(draws).run(0, Y)
+
+
+def test_a_guide_whose_parameters_are_lost_is_refused():
+    """Adam's steps of a thousand: scales overflow, and every bound from then on is no number."""
+    kernel = SVI(normal_mean, AutoNormal(normal_mean), numpyro.optim.Adam(1000.0), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"parameter 'mu_auto_loc': NaN, since the gradient of some step was"):
+        Driver(kernel, num_warmup=50, num_samples=5, **QUIET).run(0, Y)
