@@ -27,9 +27,9 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._nested_directions import Around, direction, spread_of
-from inference.kernels._nested_lineage import Death, parents_of
+from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
-from inference.kernels._nested_moves import Limit, Points, is_above, walk
+from inference.kernels._nested_moves import Limit, Points, walk
 from inference.kernels._nested_volumes import Volumes, evidence, remaining, shared, shrunk, started
 from inference.program import Program
 from inference.protocol import Algorithm, Results
@@ -200,7 +200,7 @@ class NestedSampler(Algorithm):
 
     def _shrunk(self, rng_key: Array, state: Nest, densities: Callable) -> tuple[Nest, Shrinkage]:
         volume_key, birth_key, mode_key = random.split(rng_key, 3)
-        death = self._death(state)
+        death = lowest(state.live, state.mode, self._count(state), self.batch)
         lost = jax.tree.map(lambda leaf: leaf[death.chosen], state.live)
         lost_mode = state.mode[death.chosen]
         shells = shrunk(volume_key, state.volumes, lost.log_likelihood, lost_mode, death.rank, death.count[lost_mode])
@@ -241,18 +241,6 @@ class NestedSampler(Algorithm):
     def _count(self, state: Nest) -> Array:
         return jnp.zeros(len(state.volumes.log_volume), jnp.int32).at[state.mode].add(1)
 
-    def _death(self, state: Nest) -> Death:
-        """The lowest of all. Modes have one limit: walks may then go from one to another, or a mode be split that hangs together, and
-        the points of all, each with its share of volume, are still draws from the prior above the limit."""
-        count = self._count(state)
-        label, log_likelihood = state.live.label, state.live.log_likelihood
-        order = jnp.lexsort((label, log_likelihood, state.mode))
-        first = jnp.cumsum(count) - count
-        chosen = jnp.lexsort((label, log_likelihood))[: self.batch]
-        mode = state.mode[chosen]
-        rank = jnp.argsort(order)[chosen] - first[mode]
-        return Death(order, first, count, jnp.zeros_like(count).at[mode].add(1), chosen, rank)
-
     def _limit(self, state: Nest, death: Death, mode: Array) -> Limit:
         """The last that died; of births to any mode."""
         last = death.chosen[-1]
@@ -277,7 +265,6 @@ class NestedSampler(Algorithm):
     ) -> tuple[Points, Array, Array, Array]:
         """Copies of survivors of the given modes, after their walks; and where they came to lie among the survivors."""
         walk_key, rank_key = random.split(rng_key)
-        survivors = death.count - death.dying
         limit = self._limit(state, death, mode)
         own = jnp.argsort(death.order)[parent] - death.first[mode]
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
@@ -287,15 +274,8 @@ class NestedSampler(Algorithm):
         born, halfway, evaluations = walk(walk_key, densities, start, limit, partial(direction, around=around), num_steps, WIDTH)
         apart = lambda z: jnp.mean(((z - start.z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
         share_walked = apart(halfway) / apart(born.z)
-        survives = jnp.ones(self.num_live, bool).at[death.chosen].set(False)
-        is_lower = ~is_above(
-            state.live.log_likelihood[None], state.live.label[None], Limit(born.log_likelihood[:, None], born.label[:, None])
-        )
-        below = jnp.sum(is_lower & survives[None] & (state.mode[None] == mode[:, None]), axis=1)
-        share = (below.astype(born.z.dtype) + random.uniform(rank_key, (self.batch,), born.z.dtype)) / (survivors[mode] + 1).astype(
-            born.z.dtype
-        )
-        return born, jnp.minimum(jnp.floor(share * self.num_live), self.num_live - 1).astype(jnp.int32), share_walked, evaluations
+        rank = insertion_rank(rank_key, state.live, state.mode, death, born, mode)
+        return born, rank, share_walked, evaluations
 
     def _roots(self, state: Nest) -> Array:
         return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))

@@ -13,7 +13,7 @@ from numpyro.handlers import scope
 
 from diagnostics import insertion_rank_test, report
 from inference import Driver, NestedSampler, Program, StructureError
-from inference.kernels import _nested_modes, _nested_moves, _nested_volumes
+from inference.kernels import _nested_modes, _nested_moves, _nested_volumes, nested_sampler
 from inference.kernels._nested_moves import Limit
 from tests.inference.nests import EXACT, X, Y, line, line_evidence, two_modes
 
@@ -43,14 +43,14 @@ def test_claimed_errors_are_those_that_are_made(name):
     assert np.abs(z).max() < 3.7
 
 
-def same_share_of_each(self, state, death=NestedSampler._death):
+def same_share_of_each(live, mode, count, batch, lowest=nested_sampler.lowest):
     """A planted bug: each mode loses its own lowest, and"""
-    found = death(self, state)
-    mode = state.mode[found.order]
-    rank = jnp.arange(len(mode)) - found.first[mode]
-    lowest = jnp.argsort((rank + 0.5) / found.count[mode])[: self.batch]
-    dying = jnp.zeros_like(found.count).at[mode[lowest]].add(1)
-    return found._replace(dying=dying, chosen=found.order[lowest], rank=rank[lowest])
+    death = lowest(live, mode, count, batch)
+    mode = mode[death.order]
+    rank = jnp.arange(len(mode)) - death.first[mode]
+    chosen = jnp.argsort((rank + 0.5) / count[mode])[:batch]
+    dying = jnp.zeros_like(count).at[mode[chosen]].add(1)
+    return death._replace(dying=dying, chosen=death.order[chosen], rank=rank[chosen])
 
 
 def limit_of_its_own(self, state, death, mode):
@@ -65,7 +65,7 @@ def test_modes_that_hang_together_do_not_bias_the_evidence(bug, monkeypatch):
     """Flat places, split a dozen times where nothing is apart."""
     monkeypatch.setattr(_nested_modes, "ON_A_LINE", 7)
     if bug:
-        monkeypatch.setattr(NestedSampler, "_death", same_share_of_each)
+        monkeypatch.setattr(nested_sampler, "lowest", same_share_of_each)
         monkeypatch.setattr(NestedSampler, "_limit", limit_of_its_own)
     model, args, exact = EXACT["flat places"]
     attrs = run(model, *args, num_chains=16, num_sweeps=10.0).attrs
