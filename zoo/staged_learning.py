@@ -24,7 +24,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from jax.core import Tracer
-from jax.scipy.special import logsumexp
+from jax.nn import softmax
 from numpyro import plate
 from numpyro.handlers import mask, seed
 
@@ -131,10 +131,10 @@ def staged_learning(
     with at.rows:
         x = sample("x", clusters, obs=x, infer={"event_dims": ["feature"]})
         claims = clusters.component_log_probs(x)  # [row, cluster]
-        logits = logsumexp(claims[..., None] + jnp.log(gamma)[None], axis=-2)
+        probs = softmax(claims, axis=-1) @ gamma
         known = True if y is None else jnp.asarray(y) >= 0
         with mask(mask=known):
-            return x, sample("y", dist.Categorical(logits=logits), obs=None if y is None else jnp.maximum(jnp.asarray(y), 0))
+            return x, sample("y", dist.Categorical(probs=probs), obs=None if y is None else jnp.maximum(jnp.asarray(y), 0))
 
 
 def family(order: int, **options: Any) -> Callable:
