@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from inference._built import built
+from inference._built import built, make_room
 from inference._steppers import Stepper
 
 __all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
@@ -67,6 +67,7 @@ class Loop:
         self.capacity = int(np.clip(BUFFER_BYTES // size, 1, 2**18))
         self.buffers = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record)
         self.stepper = stepper
+        make_room()
         self.advance = _compiled(stepper, lift, chain_method, num_chains, states, self.buffers)
         self.seconds_to_compile = perf_counter() - started
         self.pace = 1.0  # records, or warm-up steps, in a chunk; follows the clock

@@ -122,8 +122,9 @@ class Assignment:
         rng, found = np.random.default_rng(seed), {}
         indices = {self.z: self.num_own} | ({self.upper.site: self.num_groups} if self.upper else {})
         for name in (name for name in program.latent if name not in indices):
-            shape = biject_to(program.sites[name].support).inverse_shape(program.sites[name].shape)
-            found[name] = rng.uniform(-1.0, 1.0, shape).astype(program.sites[name].dtype)
+            site = program.sites[name]
+            radius = min(1.0, 3 / np.sqrt(site.shape[-1])) if site.support.event_dim == 2 else 1.0  # so that large matrices can be inverted
+            found[name] = rng.uniform(-radius, radius, biject_to(site.support).inverse_shape(site.shape)).astype(site.dtype)
         drawn = lambda name, most: rng.integers(0, most, program.sites[name].shape).astype(program.sites[name].dtype)
         return found | {name: drawn(name, most) for name, most in indices.items()}
 

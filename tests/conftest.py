@@ -16,6 +16,8 @@ import jax
 import numpyro.infer  # noqa: F401 (before ArviZ, whose lazy modules would load it a second time)
 import pytest
 
+from inference._built import make_room
+
 
 def pytest_configure(config):
     """Most tests compile for longer than they run; those of the slow set run for longer, and hardly one compiles what another did. One
@@ -55,15 +57,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-MAPS, MANY = Path("/proc/self/maps"), 30_000
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_code():
-    """Linux gives a process 65 530 maps of memory; the compiled code of all modules together needs more, and then XLA crashes."""
+    """The compiled code of all modules together is too much for one process."""
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
-        jax.clear_caches()
+    make_room()
 
 
 @pytest.fixture

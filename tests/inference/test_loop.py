@@ -1,5 +1,6 @@
 """The compiled loop: what is compiled once serves runs on other data of the same shapes, and nothing else."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -74,6 +75,20 @@ def test_programs_that_were_not_asked_for_the_longest_are_forgotten(built, monke
     assert len(newest) == 2 * each
     run(X[:4], LABELS[:4])
     assert set(built) == newest  # 4 was asked for later than 5
+
+
+@pytest.mark.parametrize(("num_maps", "is_let_go"), [(40_000, True), (20_000, False)], ids=["many", "few"])
+def test_code_is_let_go_before_memory_has_no_more_maps(num_maps, is_let_go, monkeypatch, tmp_path):
+    """A process dies where they run out, after some hundred runs."""
+    for name, text in (("MAPS", "a map\n" * num_maps), ("MOST_MAPS", "65530\n")):
+        monkeypatch.setattr(_built, name, tmp_path / name)
+        (tmp_path / name).write_text(text)
+    compiled = []
+    code = jax.jit(lambda x: compiled.append(x) or x + 1)
+    code(1.0)
+    run(X, LABELS)
+    code(1.0)
+    assert len(compiled) == 1 + is_let_go
 
 
 @pytest.mark.parametrize("jit_model_args", [True, False])
