@@ -7,20 +7,25 @@ import numpy as np
 import xarray as xr
 
 from diagnostics._evidence import complete, finite_evidence, steps_taken
+from diagnostics._psis import good_k, psis
 from diagnostics._verdict import Verdict, attribute, each_of, finite_draws, group_of
 
 __all__ = ["DECISIVE", "insertion_rank_test", "nested_verdicts"]
 
-DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended")
+DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended", "importance")
 ALPHA, DRAWS = 0.01, 100
 LEFT = 0.35  # correlation of a new point with its origin, in the worst replicate
+LEAST_ESS = 50  # importance draws: the spread of the weights of fewer is no error
+NO_WEIGHT = 700.0  # nats below the largest weight: as good as none
 LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
 
 
 def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a nested sampler."""
     finite = [finite_draws(tree), finite_evidence(tree)]
-    return [*finite, _insertion(tree), _walks(tree), _information(tree), _error_against_spread(tree), _effective(tree), complete(tree)]
+    last = [_importance(tree)] if len(_nested_errors(tree)) else []
+    own = [_insertion(tree), _walks(tree), _information(tree), _error_against_spread(tree), _effective(tree)]
+    return [*finite, *own, *last, complete(tree)]
 
 
 def insertion_rank_test(ranks: np.ndarray, num_live: int) -> float:
@@ -98,8 +103,14 @@ def _walks(tree: xr.DataTree) -> Verdict:
     return Verdict(name, True, figures, f"New points forget where their walks began (correlation at most {LEFT:g}).")
 
 
+def _nested_errors(tree: xr.DataTree) -> np.ndarray:
+    """[replicate]: claimed errors of the nested sampling, of runs that were finished by importance sampling; empty for others."""
+    return each_of(tree, "nested_log_evidence_se")
+
+
 def _information(tree: xr.DataTree) -> Verdict:
-    each, claimed, size = each_of(tree, "information"), each_of(tree, "log_evidence_se"), _num_live(tree)
+    each, size, nested = each_of(tree, "information"), _num_live(tree), _nested_errors(tree)
+    claimed = nested if len(nested) else each_of(tree, "log_evidence_se")
     if not len(each) or size is None:
         return Verdict("information", None, {}, 'attrs["information"] or attrs["num_live"] is not in the tree.')
     if not np.isfinite(each).all():
@@ -155,3 +166,27 @@ def _effective(tree: xr.DataTree) -> Verdict:
             "effective draws", False, {"count": total}, f"Fewer than {DRAWS}: the equally weighted posterior repeats few points."
         )
     return Verdict("effective draws", True, {"count": total}, f"At least {DRAWS} distinct points carry the posterior.")
+
+
+def _importance(tree: xr.DataTree) -> Verdict:
+    """Of a nested sampler that was finished by importance sampling: effective draws and Pareto k-hat of the weights, of the worst
+    replicate. Both see heavy tails of the weights, and neither a mode where no draw is."""
+    from scipy.special import logsumexp
+
+    name = "importance"
+    if not np.isfinite(each_of(tree, "log_evidence_se")).all():
+        return Verdict(name, None, {}, "No importance draws in some replicate, or weights without a sum: see the other checks.")
+    weights = group_of(tree, "particles")["log_weight"].transpose("chain", "particle").values.astype(float)
+    least = float(np.exp(2 * logsumexp(weights, axis=1) - logsumexp(2 * weights, axis=1)).min())
+    lifted = np.maximum(weights, weights.max(axis=1, keepdims=True) - NO_WEIGHT)
+    khat = float(psis(xr.DataArray(lifted, dims=("chain", "particle")), dims=("particle",))[1].values.max())  # NaN stays NaN
+    limit = good_k(weights.shape[1])
+    figures = {"effective": least, "k-hat": khat, "limit": limit}
+    if least >= LEAST_ESS and khat <= limit:
+        return Verdict(name, True, figures, "Importance weights are well behaved: the claimed error is that of their mean.")
+    what = f"Fewer than {LEAST_ESS} effective draws" if least < LEAST_ESS else "Importance weights have heavy tails"
+    reason = (
+        f"{what}: the clumps miss the posterior, and the claimed error of log_evidence is not to be believed. Allow more clumps "
+        f"(num_clumps), draw more (num_draws), or read nested_log_evidence with nested_log_evidence_se instead."
+    )
+    return Verdict(name, False, figures, reason)

@@ -28,7 +28,8 @@ def report(tree: xr.DataTree) -> Report:
     - smc (`ess` over step): finite, finished, and replicates agree on the log-evidence; ESS path and resamplings, without a
       judgement where the best particles are kept as they are; histories that reach the first rows, which are never a judgement;
     - nested (`insertion_rank` over step): finite, finished, insertion ranks uniform, walks long enough (`halfway`, where it is there),
-      information, evidence error against the spread of replicates, effective draws.
+      information, evidence error against the spread of replicates, effective draws; where it was finished by importance sampling
+      (`nested_log_evidence_se`), effective draws and Pareto k-hat of the weights ("importance").
 
     What else is read, where it is there: `sample_stats` `lp`, `diverging`, `energy`, and those of further blocks (`lp_1`);
     `resampled`, `ancestor` (step, particle: the index of the parent), `unique_ancestors`; `num_live` as an attribute; the groups

@@ -22,6 +22,7 @@ from inference._session import Session
 from inference._steppers import Chain, Replicate, Stepper
 from inference.fingerprint import is_arrays
 from inference.program import Program
+from inference.protocol import Algorithm
 
 if TYPE_CHECKING:
     from inference.driver import Driver
@@ -191,7 +192,7 @@ def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
         found |= kernel_settings(part, f"{name}[{i}]/") | {f"{name}[{i}].sites": str(getattr(sites, "__name__", sites))}
     for argument in inspect.signature(type(kernel)).parameters:
         value = vars(kernel).get(argument, vars(kernel).get(f"_{argument}"))
-        if isinstance(value, MCMCKernel):
+        if isinstance(value, MCMCKernel | Algorithm):
             found |= kernel_settings(value, f"{name}/")
         elif value is not None:
             found[f"{name}.{argument}"] = _in_words(value)

@@ -30,6 +30,7 @@ from inference.kernels._nested_directions import Around, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import Limit, Points, walk
+from inference.kernels._nested_particles import particles, resampled
 from inference.kernels._nested_volumes import Volumes, evidence, remaining, shared, shrunk, started
 from inference.program import Program
 from inference.protocol import Algorithm, Results
@@ -322,12 +323,7 @@ class NestedSampler(Algorithm):
     def draw(self, rng_key: Array, state: Nest, program: Program, num_draws: int) -> dict[str, Array]:
         """Points in proportion to their weights, by systematic resampling, in random order."""
         z, log_weight, _, _ = self._points(state)
-        share = np.cumsum(np.exp(np.asarray(log_weight - logsumexp(log_weight), float)))
-        place_key, order_key = random.split(rng_key)
-        places = (np.arange(num_draws) + float(random.uniform(place_key))) / num_draws
-        index = np.minimum(np.searchsorted(share / share[-1], places), len(share) - 1)
-        index = np.asarray(random.permutation(order_key, index))
-        return jax.jit(jax.vmap(self.split.values))(z[index])
+        return jax.jit(jax.vmap(self.split.values))(z[resampled(rng_key, log_weight, num_draws)])
 
     def results(self, state: Nest, program: Program) -> Results:
         """The evidence, and all points with their weights. Before the end nobody knows how far up the likelihood still goes, so that
@@ -347,10 +343,8 @@ class NestedSampler(Algorithm):
             "num_modes": state.num_modes,
             "num_evaluations": state.num_evaluations,
         }
-        values = jax.jit(jax.vmap(self.split.values))(z)
-        named = {name.replace("/", "."): value for name, value in values.items()}
-        groups = {"particles": {"log_weight": log_weight, "log_likelihood": log_likelihood, "mode": mode, **named}}
-        return Results(groups, attrs, dict.fromkeys(groups["particles"], ("particle",)))
+        found = particles(self.split.values, z, log_weight=log_weight, log_likelihood=log_likelihood, mode=mode)
+        return found._replace(attrs=attrs)
 
 
 def _with_room(dead: Dead, room: int) -> Dead:

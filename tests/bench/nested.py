@@ -4,7 +4,8 @@
 
 A line a seed, then a summary: rms z (error over claimed error), the largest |z|, the mean error, evaluations of the likelihood for each
 effective draw, CPU seconds of a run with its compilation, and the mass of the smaller mode (`two`) or the total variation of the six
-labellings (`mixture`).
+labellings (`mixture`). With `--finish` importance sampling from what was found comes behind, of `--draws` draws: evaluations are then
+those of both, and each line says what the draws alone cost, their Pareto k-hat, and what nested sampling had found.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpyro.distributions as dist
 from sklearn.datasets import load_iris
 
 from diagnostics import insertion_rank_test, report
-from inference import Driver, NestedSampler
+from inference import Driver, ImportanceFinish, NestedSampler
 from zoo.staged_learning import staged_learning
 
 
@@ -78,15 +79,22 @@ PROBLEMS: dict[str, tuple[Callable, float]] = {
 }
 
 
-def ours(model: Callable, seed: int, num_live: int, **settings: Any) -> Found:
-    """`NestedSampler` in the driver."""
-    tree = Driver(NestedSampler(model, num_live=num_live, **settings), num_samples=1, progress_bar=False).run(seed)
+def ours(model: Callable, seed: int, num_live: int, num_draws: int | None = None, **settings: Any) -> Found:
+    """`NestedSampler` in the driver; with `num_draws` importance draws behind."""
+    sampler = NestedSampler(model, num_live=num_live, **settings)
+    kernel = sampler if num_draws is None else ImportanceFinish(sampler, num_draws=num_draws)
+    tree = Driver(kernel, num_samples=1, progress_bar=False).run(seed)
     if tree.attrs["ended"] != "finished":
         raise RuntimeError(f"ended by {tree.attrs['ended']} before it had finished")
     p = insertion_rank_test(tree["sample_stats"]["insertion_rank"].values[0], num_live)
-    left = report(tree)["walks"].figures["correlation"]
+    page = report(tree)
+    left = page["walks"].figures["correlation"]
     checks = f"modes {tree.attrs['num_modes']:.0f}, insertion ranks p = {p:.3f}, walks {left:.2f}"
     print(f"  {checks}, compilation {tree.attrs['compile_time']:.1f} s", end="")
+    if num_draws is not None:
+        attrs, khat = tree.attrs, page["importance"].figures["k-hat"]
+        before = f"nested {attrs['nested_log_evidence']:.3f} +- {attrs['nested_log_evidence_se']:.3f}"
+        print(f", {num_draws / attrs['ess']:.1f} evaluations a draw of the finish, k-hat {khat:.2f}, {before}", end="")
     particles = tree["particles"].dataset.isel(chain=0)
     weight = np.exp(particles["log_weight"].values - tree.attrs["log_evidence"])
     values = {str(name): each.values for name, each in particles.data_vars.items()}
@@ -113,25 +121,28 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=500)
     parser.add_argument("--sweeps", type=float, default=3.0)
     parser.add_argument("--memory", type=float, default=0.25)
+    parser.add_argument("--finish", action="store_true")
+    parser.add_argument("--draws", type=int, default=10_000)
     told = parser.parse_args()
+    num_draws = told.draws if told.finish else None
     jax.config.update("jax_enable_x64", True)
     for name in told.problems:
         model, exact = PROBLEMS[name]
         rows = []
         for seed in range(told.seeds):
             started = process_time()
-            found = ours(model, seed, told.live, num_sweeps=told.sweeps, memory=told.memory)
+            found = ours(model, seed, told.live, num_draws, num_sweeps=told.sweeps, memory=told.memory)
             seconds = process_time() - started
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
             rows.append((miss / found.error, miss, found.error, cost, seconds, figure(name, found)))
             print(
-                f"  {name} {seed}: error {miss:+.3f}, claimed {found.error:.3f}, {cost:.0f} a draw, {seconds:.1f} s, {rows[-1][-1]:.3f}",
+                f"  {name} {seed}: error {miss:+.4f}, claimed {found.error:.4f}, {cost:.0f} a draw, {seconds:.1f} s, {rows[-1][-1]:.3f}",
                 flush=True,
             )
         z, miss, claimed, cost, seconds, modes = np.array(rows).T
         print(
-            f"{name}: rms z {np.sqrt(np.mean(z**2)):.2f}, largest {np.abs(z).max():.2f}, mean error {miss.mean():+.3f}, "
-            f"claimed {claimed.mean():.3f}, {cost.mean():.0f} evaluations a draw, {np.median(seconds):.1f} CPU s, "
+            f"{name}: rms z {np.sqrt(np.mean(z**2)):.2f}, largest {np.abs(z).max():.2f}, mean error {miss.mean():+.4f}, "
+            f"claimed {claimed.mean():.4f}, {cost.mean():.0f} evaluations a draw, {np.median(seconds):.1f} CPU s, "
             f"modes {modes.mean():.3f} +- {modes.std():.3f}, from {modes.min():.3f} to {modes.max():.3f}"
         )
 

@@ -1,0 +1,162 @@
+"""Nested sampling that is finished by importance sampling from what it has found.
+
+    q(z)  =  (1 - background) clumps(z)  +  background prior(z),      w(z)  =  prior(z) likelihood(z) / q(z)
+    evidence  =  mean of w over draws from q
+
+The nested sampling runs as it would alone. To its weighted points clumps are fitted (`_clumps`), once, on the host; draws from them with
+the prior in the background are independent of each other, and the error of their mean weight falls with the root of their number, where
+that of nested sampling falls with the root of the live points. The prior in the background bounds the weights wherever the likelihood is
+bounded; how large they are in fact, the check "importance" of `diagnostics.report` says. What no live point has found is missed as
+before.
+
+Hesterberg (1995) for the prior in the background. Cost: `NestedSampler`, a fit of clumps, and `num_draws` evaluations of the model.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.scipy.special import logsumexp
+
+from inference.kernels import _clumps
+from inference.kernels._clumps import Clumps
+from inference.kernels._nested_particles import particles, resampled
+from inference.kernels.nested_sampler import Nest, NestedSampler, Shrinkage
+from inference.kernels.staged import Staged
+from inference.program import Program
+from inference.protocol import Algorithm, Results
+from inference.split import Split
+
+__all__ = ["Finish", "ImportanceFinish"]
+
+BATCH = 1000  # draws that are weighed together
+OWN_KEY = 2**31  # folded into the key of the nested sampling: none of its own
+
+
+class Finish(NamedTuple):
+    """Where a run stands. Until the nested sampling has finished there is room for the draws, with none in it, so that all states have the
+    same shapes and one compiled loop."""
+
+    nest: Nest
+    z: Array  # [draw, size]
+    log_weight: Array  # [draw]; -inf until then
+    log_likelihood: Array  # [draw]
+    is_weighed: Array
+    rng_key: Array
+
+
+class ImportanceFinish(Algorithm):
+    """A nested sampler, and importance sampling from what it has found.
+
+    :param sampler: a `NestedSampler`; what it finds is in the tree as `nested_log_evidence`, with `nested_log_evidence_se`.
+    :param num_draws: independent draws at the end, one evaluation of the model each.
+    :param num_clumps: the most clumps; as many as there are modes will do, where these are Normal.
+    :param background: share of the prior in what is drawn from.
+    """
+
+    def __init__(self, sampler: NestedSampler, *, num_draws: int = 10_000, num_clumps: int = 8, background: float = 0.05):
+        if isinstance(sampler, Staged):
+            raise TypeError(
+                "sampler: found Staged, whose last stage is not the posterior of all rows by itself; wanted a NestedSampler of all rows."
+            )
+        if not isinstance(sampler, NestedSampler):
+            raise TypeError(f"sampler: found {sampler!r}, wanted a NestedSampler: ImportanceFinish(NestedSampler(model)).")
+        for name, value, least in (("num_draws", num_draws, 100), ("num_clumps", num_clumps, 1)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
+        if not 0 < background < 1:
+            raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
+        self.model, self.sampler = sampler.model, sampler
+        self.num_draws, self.num_clumps, self.background = num_draws, num_clumps, background
+
+    def check(self, program: Program) -> None:
+        """As the sampler."""
+        self.sampler.check(program)
+
+    def init(self, rng_key: Array, program: Program) -> Finish:
+        """Where the sampler begins, with room for the draws."""
+        nest = self.sampler.init(rng_key, program)
+        z = nest.live.z
+        none = jnp.full(self.num_draws, -jnp.inf, z.dtype)
+        own = random.key_data(random.fold_in(rng_key, OWN_KEY))
+        return Finish(nest, jnp.zeros((self.num_draws, z.shape[1]), z.dtype), none, none, jnp.zeros((), bool), own)
+
+    def data(self, program: Program) -> dict[str, Array] | None:
+        """As the sampler."""
+        return self.sampler.data(program)
+
+    def step(self, rng_key: Array, state: Finish, program: Any) -> tuple[Finish, Shrinkage]:
+        """One step of the nested sampling."""
+        nest, info = self.sampler.step(rng_key, state.nest, program)
+        return state._replace(nest=nest), info
+
+    def finished(self, state: Finish) -> Array:
+        """After the importance sampling."""
+        return state.is_weighed
+
+    def is_full(self, state: Finish) -> Array:
+        """Whether the host is needed: for room, or for the importance sampling."""
+        return ~state.is_weighed & (self.sampler.is_full(state.nest) | self.sampler.finished(state.nest))
+
+    def grown(self, state: Finish, program: Program) -> Finish:
+        """More room, or the importance sampling."""
+        if self.sampler.finished(state.nest):
+            return self._weighed(state, program)
+        if not self.sampler.is_full(state.nest):
+            raise ValueError("chain_method: replicates finish at different steps; use 'sequential'.")
+        return state._replace(nest=self.sampler.grown(state.nest, program))
+
+    def _weighed(self, state: Finish, program: Program) -> Finish:
+        """Draws, and their weights."""
+        fit_key, draw_key = random.split(random.wrap_key_data(state.rng_key))
+        points, log_weight, _, _ = self.sampler._points(state.nest)
+        clumps = _clumps.fitted(fit_key, points, log_weight, self.num_clumps)
+        split = Split(program)  # the sampler may have seen other data since
+        each = jax.jit(lambda clumps, keys: jax.lax.map(partial(self._drawn, split, clumps), keys, batch_size=BATCH))
+        z, log_weight, log_likelihood = each(clumps, random.split(draw_key, self.num_draws))
+        return state._replace(z=z, log_weight=log_weight, log_likelihood=log_likelihood, is_weighed=jnp.ones((), bool))
+
+    def _drawn(self, split: Split, clumps: Clumps, rng_key: Array) -> tuple[Array, Array, Array]:
+        """A draw from clumps and prior, its log weight and its log likelihood. Where the model has no number, the weight is 0: there no
+        walk goes either."""
+        which_key, draw_key = random.split(rng_key)
+        is_background = random.bernoulli(which_key, self.background)
+        z = jnp.where(is_background, split.draw(draw_key), _clumps.draw(draw_key, clumps))
+        log_prior, log_likelihood = split.densities(z)
+        log_weight = log_prior + log_likelihood - self._log_density(clumps, z, log_prior)
+        return z, jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight), log_likelihood
+
+    def _log_density(self, clumps: Clumps, z: Array, log_prior: Array) -> Array:
+        """Of what is drawn from."""
+        return jnp.logaddexp(np.log1p(-self.background) + _clumps.log_density(clumps, z), np.log(self.background) + log_prior)
+
+    def draw(self, rng_key: Array, state: Finish, program: Program, num_draws: int) -> dict[str, Array]:
+        """Draws in proportion to their weights, by systematic resampling; of a run that was ended early, points of the sampler."""
+        if not state.is_weighed:
+            return self.sampler.draw(rng_key, state.nest, program, num_draws)
+        return jax.jit(jax.vmap(self.sampler.split.values))(state.z[resampled(rng_key, state.log_weight, num_draws)])
+
+    def results(self, state: Finish, program: Program) -> Results:
+        """The evidence by importance sampling and by nested sampling, and the draws with their weights, whose sum is the evidence. A run
+        that was ended early has no draws: what the sampler has found is there in their place, without an error."""
+        nested = self.sampler.results(state.nest, program)
+        before = {f"nested_{name}": nested.attrs[name] for name in ("log_evidence", "log_evidence_se")}
+        if not state.is_weighed:
+            points = {name: value for name, value in nested.groups["particles"].items() if name != "mode"}
+            attrs = nested.attrs | before | {"log_evidence_se": jnp.nan, "ess": jnp.nan}
+            return nested._replace(groups={"particles": points}, attrs=attrs)
+        log_weight = state.log_weight - np.log(self.num_draws)
+        log_evidence = logsumexp(log_weight)
+        ratio, share = jnp.exp(state.log_weight - log_evidence), jnp.exp(log_weight - log_evidence)
+        attrs = before | {
+            "log_evidence": log_evidence,
+            "log_evidence_se": jnp.std(ratio, ddof=1) / np.sqrt(self.num_draws),  # that of the mean weight over the mean weight
+            "ess": 1 / jnp.sum(share**2),
+            "information": jnp.sum(jnp.where(share > 0, share * state.log_likelihood, 0.0)) - log_evidence,
+            "num_evaluations": nested.attrs["num_evaluations"] + self.num_draws,
+        }
+        found = particles(self.sampler.split.values, state.z, log_weight=log_weight, log_likelihood=state.log_likelihood)
+        return found._replace(attrs=nested.attrs | attrs)
