@@ -187,6 +187,47 @@ def test_effective_draws_are_kish(rng):
     assert failed(page) == {"effective draws"}
 
 
+def finished_by_importance(rng, log_weight, replicates=2):
+    """Log weights [replicate, draw] of the importance draws."""
+    each = -30 + 0.01 * rng.normal(size=replicates)
+    attrs = {"nested_log_evidence_se": 0.28, "nested_log_evidence_se_of_replicates": np.full(replicates, 0.28)}
+    attrs |= {"log_evidence_of_replicates": each, "log_evidence_se_of_replicates": np.full(replicates, 0.01)}
+    tree = trees.nested(rng, replicates, **attrs)
+    tree["particles"] = xr.DataTree(xr.Dataset({"log_weight": (["chain", "particle"], log_weight)}))
+    return tree
+
+
+def test_a_finish_by_importance_sampling_is_held_to_its_weights_and_the_steps_to_their_own_error(rng):
+    page = report(finished_by_importance(rng, 0.5 * rng.normal(size=(2, 5000)) - 40))
+    assert page.trusted, page.text
+    assert page["information"].figures["claimed"] == pytest.approx(0.28)
+    assert page["importance"].figures["effective"] == pytest.approx(5000 * np.exp(-0.25), rel=0.05)
+    some_without = np.where(rng.random((2, 5000)) < 0.5, -np.inf, 0.0)
+    assert report(finished_by_importance(rng, some_without)).trusted
+    assert "importance" not in {verdict.name for verdict in report(trees.nested(rng)).verdicts}
+
+
+def test_a_poor_finish_is_said_to_be_one_with_what_to_do(rng):
+    good = 0.5 * rng.normal(size=(1, 5000))
+    tails = 1.2 * rng.exponential(size=(1, 5000))  # of the log weight: k = 1.2
+    page = report(finished_by_importance(rng, np.concatenate([good, tails])))
+    assert "importance" in failed(page)
+    assert page["importance"].figures["k-hat"] > 0.7
+    for words in ("heavy tails", "num_clumps", "nested_log_evidence"):
+        assert words in page["importance"].reason
+    few = np.where(np.arange(5000) < 40, 0.0, -np.inf)[None]
+    page = report(finished_by_importance(rng, np.concatenate([good, few])))
+    assert failed(page) == {"importance"}
+    assert page["importance"].figures["effective"] == pytest.approx(40)
+    assert "Fewer than 50 effective draws" in page["importance"].reason
+
+
+def test_a_finish_that_did_not_come_is_unknown(rng):
+    tree = finished_by_importance(rng, 0.5 * rng.normal(size=(2, 5000)))
+    tree.attrs["log_evidence_se_of_replicates"] = np.array([0.01, np.nan])
+    assert report(tree).unknown == ["importance"]
+
+
 def without_ranks(tree, replicates):
     ranks = tree["sample_stats"]["insertion_rank"].values.copy()
     ranks[replicates] = -1

@@ -1,0 +1,203 @@
+"""Nested sampling with its importance sampling against exact answers; bugs that its tests must see; what it refuses."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+
+from diagnostics import report
+from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged, _store
+from inference._progress import figures
+from inference._steppers import Step
+from inference.kernels import _clumps
+from tests.inference.nests import X, Y, line, line_evidence, two_modes
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+COVARIANCE = np.linalg.inv(np.diag([1.0, 0.25]) + X.T @ X / 0.25)
+MEAN = COVARIANCE @ X.T @ Y / 0.25
+
+
+def finish(model=line, num_live=60, **settings):
+    return ImportanceFinish(NestedSampler(model, num_live=num_live), **({"num_draws": 4000, "num_clumps": 2} | settings))
+
+
+def run(kernel, *args, seed=0, **settings):
+    return Driver(kernel, **({"num_samples": 500, "progress_bar": False} | settings)).run(seed, *args)
+
+
+def weighed(monkeypatch, kernel, *args):
+    """The state and the results of a run whose sampler ended before its first step: its points are draws from the prior."""
+    program = Program(kernel.model, *args)
+    monkeypatch.setattr(NestedSampler, "finished", lambda self, nest: jnp.ones((), bool))
+    state = kernel.init(random.key(0), program)
+    asked = lambda: (bool(kernel.is_full(state)), bool(kernel.finished(state)))
+    assert asked() == (True, False)
+    state = kernel.grown(state, program)
+    assert asked() == (False, True)
+    return state, kernel.results(state, program)
+
+
+def wrong(monkeypatch, bug):
+    """Another density than that of what was drawn from."""
+    others = {
+        "no density": lambda self, clumps, z, log_prior: jnp.zeros(()),
+        "the prior's": lambda self, clumps, z, log_prior: log_prior,
+        "no background": lambda self, clumps, z, log_prior: _clumps.log_density(clumps, z),
+    }
+    if bug != "right":
+        monkeypatch.setattr(ImportanceFinish, "_log_density", others[bug])
+
+
+def is_exact(particles, attrs):
+    """Evidence, mean and covariance of the linear model, each within four of its own errors."""
+    error = attrs["log_evidence_se"]
+    share = np.exp(np.asarray(particles["log_weight"] - attrs["log_evidence"]))
+    away = np.asarray(particles["weight"]) - MEAN
+    second = away[:, :, None] * away[:, None] - COVARIANCE
+    off = [np.abs(share @ each) / np.sqrt(share**2 @ each**2) for each in (away, second.reshape(-1, 4))]
+    return bool(abs(attrs["log_evidence"] - line_evidence()) < 4 * error and (np.concatenate(off) < 4).all())
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("bug", ["right", "no density", "the prior's", "no background"])
+def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
+    """Even where they are fitted to a few draws from the prior."""
+    wrong(monkeypatch, bug)
+    _, found = weighed(monkeypatch, finish(num_clumps=1), X, Y)
+    assert is_exact(found.groups["particles"], found.attrs) == (bug == "right")
+    np.testing.assert_allclose(np.exp(found.groups["particles"]["log_weight"]).sum(), np.exp(found.attrs["log_evidence"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ["right", "no density"])
+def test_the_error_is_far_below_that_of_the_nested_sampling(bug, monkeypatch):
+    wrong(monkeypatch, bug)
+    tree = run(finish(), X, Y)
+    attrs, particles = tree.attrs, tree["particles"].dataset.isel(chain=0)
+    assert (is_exact(particles, attrs) and attrs["ess"] > 2000) == (bug == "right")
+    assert attrs["log_evidence_se"] < attrs["nested_log_evidence_se"] / 10
+    drawn = tree["posterior"]["weight"].values[0]
+    near = np.abs(drawn.mean(0) - MEAN) < 4 * np.sqrt(np.diag(COVARIANCE) / 500)
+    assert near.all() == (bug == "right")
+
+
+@pytest.mark.slow
+def test_claimed_errors_are_those_that_are_made():
+    attrs = run(finish(num_draws=1000), X, Y, num_chains=16).attrs
+    z = (attrs["log_evidence_of_replicates"] - line_evidence()) / attrs["log_evidence_se_of_replicates"]
+    assert 0.55 < np.sqrt(np.mean(z**2)) < 1.6
+    assert np.abs(z).max() < 3.7
+
+
+@pytest.mark.slow
+def test_the_nested_sampling_is_as_it_is_alone_and_the_report_reads_the_whole():
+    """Replicates, each with its importance draws."""
+    tree = run(finish(num_live=200), X, Y, num_chains=2)
+    alone = run(NestedSampler(line, num_live=200), X, Y, num_chains=2)
+    for name, values in alone["sample_stats"].data_vars.items():
+        np.testing.assert_array_equal(tree["sample_stats"][name], values)
+    for name in ("log_evidence", "log_evidence_se"):
+        np.testing.assert_array_equal(tree.attrs[f"nested_{name}_of_replicates"], alone.attrs[f"{name}_of_replicates"])
+    more = tree.attrs["num_evaluations_of_replicates"] - alone.attrs["num_evaluations_of_replicates"]
+    assert more.tolist() == [4000, 4000]
+    page = report(tree)
+    assert all(verdict.ok for verdict in page.verdicts), page
+    assert page["importance"].figures["effective"] > 2000
+    assert json.loads(tree.attrs["kernel_settings"])["ImportanceFinish/NestedSampler.num_live"] == 200
+
+
+@pytest.mark.slow
+def test_separated_modes_have_their_masses():
+    tree = run(finish(two_modes, num_live=200, num_clumps=4))
+    attrs, particles = tree.attrs, tree["particles"].dataset.isel(chain=0)
+    assert abs(attrs["log_evidence"] + 2 * np.log(20)) < 4 * attrs["log_evidence_se"] < 0.2
+    share = np.exp(particles["log_weight"].values - attrs["log_evidence"])
+    is_wide = particles["x"].values[:, 0] > 0
+    assert abs(share @ is_wide - 0.3) < 4 * np.sqrt(share**2 @ (is_wide - 0.3) ** 2)
+
+
+@pytest.mark.slow
+def test_tails_that_the_clumps_miss_fail_the_report():
+    def tails(y=0.0):
+        x = numpyro.sample("x", dist.Uniform(-1e6, 1e6).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Cauchy(x, 1.0).to_event(1), obs=jnp.zeros(4))
+
+    page = report(run(finish(tails, num_live=200, num_clumps=1)))
+    assert page.conclusion == "not trusted"
+    assert page["importance"].ok is False
+    assert "nested_log_evidence" in page["importance"].reason
+
+
+@pytest.mark.slow
+def test_a_run_that_was_ended_early_claims_no_error():
+    tree = run(finish(num_live=40), X, Y, num_warmup=4)
+    attrs = tree.attrs
+    assert attrs["log_evidence"] == attrs["nested_log_evidence"]
+    assert np.isnan([attrs["log_evidence_se"], attrs["nested_log_evidence_se"], attrs["ess"]]).all()
+    assert "weight" in tree["particles"]
+    page = report(tree)
+    assert page.conclusion == "not trusted"
+    assert page["importance"].ok is page["information"].ok is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_run_is_resumed_bit_for_bit(bug, tmp_path, monkeypatch):
+    """In the nested sampling, and between that and the importance draws. The planted bug forgets the key of these."""
+    wanted = run(finish(), X, Y)
+    steps, load = wanted.attrs["steps"], _store.FolderStore.load
+
+    def forgetful(store, states):
+        commit = load(store, states)
+        other = lambda step: step._replace(state=step.state._replace(rng_key=step.state.rng_key + jnp.uint32(1)))
+        return commit and commit._replace(states=jax.tree.map(other, commit.states, is_leaf=lambda node: isinstance(node, Step)))
+
+    if bug:
+        monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+    for stop in (7, steps):
+        folder = tmp_path / str(stop)
+        assert run(finish(), X, Y, num_warmup=stop, checkpoint=folder).attrs["ended"] == "budget"
+        found = run(finish(), X, Y, checkpoint=folder)
+        assert (found.attrs["ended"], found.attrs["steps_run"]) == ("finished", steps - stop)
+        same = [(found["posterior"]["weight"].values == wanted["posterior"]["weight"].values).all()]
+        same += [found.attrs[name] == wanted.attrs[name] for name in ("log_evidence", "ess")]
+        assert all(same) != bug
+        assert found.attrs["nested_log_evidence"] == wanted.attrs["nested_log_evidence"]
+
+
+def test_the_host_may_do_the_last_of_a_run_without_a_step():
+    assert figures({"log_evidence": np.zeros((0, 2))}, 0) == ""
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings", "error", "message"),
+    [
+        (Staged(line), {}, TypeError, "sampler: found Staged, whose last stage is not the posterior of all rows"),
+        (line, {}, TypeError, "sampler: found <function line.*wanted a NestedSampler"),
+        (NestedSampler, {}, TypeError, "sampler: found <class"),
+        (NestedSampler(line), {"num_draws": 10}, ValueError, "num_draws: found 10, wanted an integer, at least 100"),
+        (NestedSampler(line), {"num_draws": 1e4}, ValueError, "num_draws: found 10000.0"),
+        (NestedSampler(line), {"num_clumps": 0}, ValueError, "num_clumps: found 0"),
+        (NestedSampler(line), {"background": 0.0}, ValueError, "background: found 0.0"),
+        (NestedSampler(line), {"background": 1.0}, ValueError, "background: found 1.0"),
+    ],
+    ids=["staged", "model", "class", "few draws", "no integer", "no clump", "no background", "nothing else"],
+)
+def test_refused_by_name(sampler, settings, error, message):
+    with pytest.raises(error, match=message):
+        ImportanceFinish(sampler, **settings)
+
+
+def test_replicates_that_would_end_together_are_refused():
+    kernel, program = finish(), Program(line, X, Y)
+    with pytest.raises(ValueError, match="chain_method: replicates finish at different steps; use 'sequential'"):
+        kernel.grown(kernel.init(random.key(0), program), program)
