@@ -4,8 +4,9 @@
 
 A line a seed, then a summary: rms z (error over claimed error), the largest |z|, the mean error, evaluations of the likelihood for each
 effective draw, CPU seconds of a run with its compilation, and the mass of the smaller mode (`two`) or the total variation of the six
-labellings (`mixture`). With `--finish` importance sampling from what was found comes behind, of `--draws` draws: evaluations are then
-those of both, and each line says what the draws alone cost, their Pareto k-hat, and what nested sampling had found.
+labellings (`mixture`). With `--finish` importance sampling from what was found comes behind, of `--draws` draws and up to `--clumps`
+clumps: evaluations are then those of both, and each line says what the draws alone cost, their Pareto k-hat, and what nested sampling
+had found.
 """
 
 import argparse
@@ -79,10 +80,10 @@ PROBLEMS: dict[str, tuple[Callable, float]] = {
 }
 
 
-def ours(model: Callable, seed: int, num_live: int, num_draws: int | None = None, **settings: Any) -> Found:
-    """`NestedSampler` in the driver; with `num_draws` importance draws behind."""
+def ours(model: Callable, seed: int, num_live: int, finish: dict[str, int] | None = None, **settings: Any) -> Found:
+    """`NestedSampler` in the driver; with importance draws behind by the settings `finish`."""
     sampler = NestedSampler(model, num_live=num_live, **settings)
-    kernel = sampler if num_draws is None else ImportanceFinish(sampler, num_draws=num_draws)
+    kernel = sampler if finish is None else ImportanceFinish(sampler, **finish)
     tree = Driver(kernel, num_samples=1, progress_bar=False).run(seed)
     if tree.attrs["ended"] != "finished":
         raise RuntimeError(f"ended by {tree.attrs['ended']} before it had finished")
@@ -91,10 +92,10 @@ def ours(model: Callable, seed: int, num_live: int, num_draws: int | None = None
     left = page["walks"].figures["correlation"]
     checks = f"modes {tree.attrs['num_modes']:.0f}, insertion ranks p = {p:.3f}, walks {left:.2f}"
     print(f"  {checks}, compilation {tree.attrs['compile_time']:.1f} s", end="")
-    if num_draws is not None:
+    if finish is not None:
         attrs, khat = tree.attrs, page["importance"].figures["k-hat"]
         before = f"nested {attrs['nested_log_evidence']:.3f} +- {attrs['nested_log_evidence_se']:.3f}"
-        print(f", {num_draws / attrs['ess']:.1f} evaluations a draw of the finish, k-hat {khat:.2f}, {before}", end="")
+        print(f", {finish['num_draws'] / attrs['ess']:.2f} evaluations a draw of the finish, k-hat {khat:.2f}, {before}", end="")
     particles = tree["particles"].dataset.isel(chain=0)
     weight = np.exp(particles["log_weight"].values - tree.attrs["log_evidence"])
     values = {str(name): each.values for name, each in particles.data_vars.items()}
@@ -123,15 +124,16 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.25)
     parser.add_argument("--finish", action="store_true")
     parser.add_argument("--draws", type=int, default=10_000)
+    parser.add_argument("--clumps", type=int, default=8)
     told = parser.parse_args()
-    num_draws = told.draws if told.finish else None
+    finish = {"num_draws": told.draws, "num_clumps": told.clumps} if told.finish else None
     jax.config.update("jax_enable_x64", True)
     for name in told.problems:
         model, exact = PROBLEMS[name]
         rows = []
         for seed in range(told.seeds):
             started = process_time()
-            found = ours(model, seed, told.live, num_draws, num_sweeps=told.sweeps, memory=told.memory)
+            found = ours(model, seed, told.live, finish, num_sweeps=told.sweeps, memory=told.memory)
             seconds = process_time() - started
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
             rows.append((miss / found.error, miss, found.error, cost, seconds, figure(name, found)))
