@@ -184,7 +184,7 @@ def _importance(tree: xr.DataTree) -> Verdict:
     figures = {"effective": least, "k-hat": khat, "limit": limit}
     if least >= LEAST_ESS and khat <= limit:
         return Verdict(name, True, figures, "Importance weights are well behaved: the claimed error is that of their mean.")
-    what = f"Fewer than {LEAST_ESS} effective draws" if khat <= limit else "Importance weights have heavy tails"
+    what = f"Fewer than {LEAST_ESS} effective draws" if least < LEAST_ESS and not khat > limit else "Importance weights have heavy tails"
     reason = (
         f"{what}: the clumps miss the posterior, and the claimed error of log_evidence is not to be believed. Allow more clumps "
         f"(num_clumps), draw more (num_draws), or read nested_log_evidence with nested_log_evidence_se instead."
