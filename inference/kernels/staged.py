@@ -22,13 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference.fingerprint import data_hash
 from inference.kernels import _clumps
 from inference.kernels._clumps import Clumps
+from inference.kernels._stages import ByStages, check_counts
 from inference.kernels.nested_sampler import Nest, NestedSampler
 from inference.program import Program
 from inference.protocol import Results
-from inference.sites import StructureError
 from inference.split import Split
 
 __all__ = ["Stage", "StageReport", "Staged"]
@@ -60,7 +59,7 @@ class StageReport(NamedTuple):
     evaluations: Array
 
 
-class Staged(NestedSampler):
+class Staged(ByStages, NestedSampler):
     """Nested sampling of `model` in stages.
 
     :param model: as for `NestedSampler`; its data are rows of one plate.
@@ -72,68 +71,25 @@ class Staged(NestedSampler):
 
     def __init__(self, model: Any, *, num_stages: int = 10, num_clumps: int = 8, background: float = 0.02, **settings: Any):
         super().__init__(model, **settings)
-        for name, value in (("num_stages", num_stages), ("num_clumps", num_clumps)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
+        check_counts(num_stages=num_stages, num_clumps=num_clumps)
         if not 0 < background < 1:
             raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
         self.num_stages, self.num_clumps, self.background = num_stages, num_clumps, background
 
-    def check(self, program: Program) -> None:
-        """The model is read and proved, and there are rows for each stage."""
-        if program.factors:
-            raise StructureError(f"site {program.factors[0]!r}: a factor is in no row, and each stage would count it. Observe it by row.")
-        self._by_row(program)
-        if self._num_rows(program) < self.num_stages:
-            raise ValueError(
-                f"num_stages: found {self.num_stages} for {self._num_rows(program)} rows; wanted a row or more for each stage."
-            )
-        super().check(program)
-
-    def row_dim(self, program: Program) -> str:
-        """The plate that all observed sites are in."""
-        plates = [site.plates for name, site in program.sites.items() if name in program.observed]
-        common = [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
-        if not common:
-            raise StructureError(f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be dealt out to stages.")
-        return common[-1]
-
-    def _by_row(self, program: Program) -> dict[str, Any]:
-        """The arguments that have an entry for each row; refused where the number of rows does not follow from them, or a latent site
-        has a part for each row, of which every stage would have its own."""
-        plate = self.row_dim(program)
-        num_rows = program.plates[plate].size
-        by_row = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == num_rows}
-        half = num_rows - num_rows // 2
-        cut = program.with_arguments(**{name: value[:half] for name, value in by_row.items()})
-        if not by_row or cut.plates[plate].size != half:
-            raise StructureError(
-                f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
-            )
-        for name in program.latent:
-            if cut.sites[name].shape != program.sites[name].shape:
-                raise StructureError(
-                    f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, {cut.sites[name].shape} with {half}; "
-                    f"wanted latent sites that all rows have in common. Integrate it out of the model."
-                )
-        return by_row
-
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
         nest_key, deal_key, rng_key = random.split(rng_key, 3)
-        order = random.permutation(deal_key, self._num_rows(program)).astype(jnp.int32)
-        each = len(order) // self.num_stages  # the first stage takes the remainder
-        first = len(order) - each * (self.num_stages - 1)
+        rows, later = self._dealt(deal_key, program)
         self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
-        own = self._own(program, order[:first])
+        own = self._own(program, rows)
         none = _clumps.nothing(0, self.split.size)
         nest = self._started(nest_key, self.split.draw, self._densities(none, own))
         zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
         return Stage(
             nest=nest,
             clumps=none,
-            rows=order[:first],
-            later=order[first:].reshape(self.num_stages - 1, each),
+            rows=rows,
+            later=later,
             num_left=count + self.num_stages - 1,
             log_evidence=zero,
             variance=zero,
@@ -141,14 +97,6 @@ class Staged(NestedSampler):
             stage=count,
             rng_key=random.key_data(rng_key),
         )
-
-    def _num_rows(self, program: Program) -> int:
-        return program.plates[self.row_dim(program)].size
-
-    def _own(self, program: Program, rows: Array) -> Program:
-        """Some rows of a program."""
-        chosen = np.asarray(rows)
-        return program.with_arguments(**{name: np.asarray(program.arguments[name])[chosen] for name in self.row_arguments})
 
     def data(self, program: Program) -> dict[str, Array]:
         """All rows; a step takes its own."""
@@ -186,30 +134,7 @@ class Staged(NestedSampler):
         """More room, or the next stage."""
         if super().is_full(state.nest):
             return state._replace(nest=super().grown(state.nest, program))
-        if not super().finished(state.nest):
-            raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
-        rows = state.later[len(state.later) - state.num_left]
-        return self._next(state._replace(num_left=state.num_left - 1), program, rows)
-
-    def updated(self, state: Stage, program: Program) -> Stage:
-        """More rows: one more stage. What a stage has not come to yet are rows of the program before, so that all must have finished."""
-        if not self.finished(state):
-            raise ValueError(
-                f"update: the run stands in stage {int(state.stage) + 1} of {int(state.stage + state.num_left) + 1}; wanted one that has "
-                f"finished. Let it go on first: `extend(1_000_000)` ends when it has."
-            )
-        self._check_alike(program)
-        return self._next(state, program, jnp.arange(self._num_rows(program), dtype=jnp.int32))
-
-    def _check_alike(self, program: Program) -> None:
-        """More rows of the same model, and nothing else."""
-        mine, found = self.split.program.arguments, program.arguments
-        rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
-        differ = sorted(name for name in rest if name not in mine or name not in found or data_hash(mine[name]) != data_hash(found[name]))
-        differ += sorted(name for name in rows if name not in found or np.shape(found[name])[1:] != np.shape(mine[name])[1:])
-        if differ:
-            raise ValueError(f"update: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
-        program.check()
+        return self._gone_on(state, program, super().finished(state.nest))
 
     def _next(self, state: Stage, program: Program, rows: Array) -> Stage:
         key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))

@@ -1,0 +1,119 @@
+"""Rows that are dealt out to stages, and what has no such rows: what kernels have in common that learn a stage at a time.
+
+A stage knows its rows by their places in the data of the program. All observed sites are in one plate, the rows; arguments with an entry
+for each row are cut to those of a stage, and the size of the plate must follow from them.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from inference.fingerprint import data_hash
+from inference.program import Program
+from inference.protocol import Algorithm
+from inference.sites import StructureError
+from inference.split import Split
+
+__all__ = ["ByStages", "check_counts"]
+
+
+def check_counts(**counts: Any) -> None:
+    """Settings that are whole numbers, at least 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
+
+
+class ByStages(Algorithm):
+    """An algorithm whose states have `stage`, `later` [stage, row] and `num_left`, and which begins the next stage by `_next`."""
+
+    num_stages: int
+    split: Split
+    row_arguments: tuple[str, ...]
+
+    def check(self, program: Program) -> None:
+        """The model is read and proved, and there are rows for each stage."""
+        if program.factors:
+            raise StructureError(f"site {program.factors[0]!r}: a factor is in no row, and each stage would count it. Observe it by row.")
+        self._by_row(program)
+        if self._num_rows(program) < self.num_stages:
+            raise ValueError(
+                f"num_stages: found {self.num_stages} for {self._num_rows(program)} rows; wanted a row or more for each stage."
+            )
+        super().check(program)
+
+    def row_dim(self, program: Program) -> str:
+        """The plate that all observed sites are in."""
+        plates = [site.plates for name, site in program.sites.items() if name in program.observed]
+        common = [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
+        if not common:
+            raise StructureError(f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be dealt out to stages.")
+        return common[-1]
+
+    def _by_row(self, program: Program) -> dict[str, Any]:
+        """The arguments that have an entry for each row; refused where the number of rows does not follow from them, or a latent site
+        has a part for each row, of which every stage would have its own."""
+        plate = self.row_dim(program)
+        num_rows = program.plates[plate].size
+        by_row = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == num_rows}
+        half = num_rows - num_rows // 2
+        cut = program.with_arguments(**{name: value[:half] for name, value in by_row.items()})
+        if not by_row or cut.plates[plate].size != half:
+            raise StructureError(
+                f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
+            )
+        for name in program.latent:
+            if cut.sites[name].shape != program.sites[name].shape:
+                raise StructureError(
+                    f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, {cut.sites[name].shape} with {half}; "
+                    f"wanted latent sites that all rows have in common. Integrate it out of the model."
+                )
+        return by_row
+
+    def _num_rows(self, program: Program) -> int:
+        return program.plates[self.row_dim(program)].size
+
+    def _dealt(self, rng_key: Array, program: Program) -> tuple[Array, Array]:
+        """Places of the rows of the first stage, which takes the remainder, and of those to come, [stage, row]."""
+        order = random.permutation(rng_key, self._num_rows(program)).astype(jnp.int32)
+        each = len(order) // self.num_stages
+        first = len(order) - each * (self.num_stages - 1)
+        return order[:first], order[first:].reshape(self.num_stages - 1, each)
+
+    def _own(self, program: Program, rows: Array) -> Program:
+        """Some rows of a program."""
+        chosen = np.asarray(rows)
+        return program.with_arguments(**{name: np.asarray(program.arguments[name])[chosen] for name in self.row_arguments})
+
+    def _gone_on(self, state: Any, program: Program, is_over: Array) -> Any:
+        """The next of the stages that were dealt, where the one before is over."""
+        if not is_over:
+            raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
+        rows = state.later[len(state.later) - state.num_left]
+        return self._next(state._replace(num_left=state.num_left - 1), program, rows)
+
+    def updated(self, state: Any, program: Program) -> Any:
+        """More rows: one more stage. What a stage has not come to yet are rows of the program before, so that all must have finished."""
+        if not self.finished(state):
+            raise ValueError(
+                f"update: the run stands in stage {int(state.stage) + 1} of {int(state.stage + state.num_left) + 1}; wanted one that has "
+                f"finished. Let it go on first: `extend(1_000_000)` ends when it has."
+            )
+        self._check_alike(program)
+        return self._next(state, program, jnp.arange(self._num_rows(program), dtype=jnp.int32))
+
+    def _check_alike(self, program: Program) -> None:
+        """More rows of the same model, and nothing else."""
+        mine, found = self.split.program.arguments, program.arguments
+        rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
+        differ = sorted(name for name in rest if name not in mine or name not in found or data_hash(mine[name]) != data_hash(found[name]))
+        differ += sorted(name for name in rows if name not in found or np.shape(found[name])[1:] != np.shape(mine[name])[1:])
+        if differ:
+            raise ValueError(f"update: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
+        program.check()
+
+    def _next(self, state: Any, program: Program, rows: Array) -> Any:
+        """The next stage, of these rows of a program."""
+        raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")
