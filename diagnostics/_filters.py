@@ -1,4 +1,4 @@
-"""Checks of particle filters (SMC).
+"""Checks of particle filters (SMC), and of particles that go from one distribution to the next by exponents.
 
 What decides: the run finished, its numbers are finite, and independent replicates agree on the log-evidence. Few effective
 particles, and few histories among them, are no fault by themselves: a posterior that is concentrated has few.
@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from diagnostics._evidence import complete, finite_evidence, num_particles, steps_taken
+from diagnostics._nested import error_against_spread, walks
 from diagnostics._verdict import Verdict, each_of, finite_draws, group_of
 
 __all__ = ["DECISIVE", "smc_verdicts"]
@@ -20,9 +21,11 @@ SPREAD = 1.0
 
 
 def smc_verdicts(tree: xr.DataTree) -> list[Verdict]:
-    """All checks of a particle filter."""
+    """All checks of a particle filter. Of particles that are resampled at every step and walk, histories say nothing, and walks do."""
     finite = [finite_draws(tree), finite_evidence(tree)]
-    return [*finite, _spread(tree), _ess_path(tree), _resamplings(tree), _histories(tree), complete(tree)]
+    is_tempered = "exponent" in group_of(tree, "sample_stats")
+    own = [walks(tree), error_against_spread(tree)] if is_tempered else [_resamplings(tree), _histories(tree)]
+    return [*finite, _spread(tree), _ess_path(tree), *own, complete(tree)]
 
 
 def _keeps_the_best(tree: xr.DataTree) -> bool:

@@ -10,7 +10,7 @@ from diagnostics._evidence import complete, finite_evidence, steps_taken
 from diagnostics._psis import good_k, psis
 from diagnostics._verdict import Verdict, attribute, each_of, finite_draws, group_of
 
-__all__ = ["DECISIVE", "insertion_rank_test", "nested_verdicts"]
+__all__ = ["DECISIVE", "error_against_spread", "insertion_rank_test", "nested_verdicts", "walks"]
 
 DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended", "importance")
 ALPHA, DRAWS = 0.01, 100
@@ -24,7 +24,7 @@ def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a nested sampler."""
     finite = [finite_draws(tree), finite_evidence(tree)]
     last = [_importance(tree)] if len(_nested_errors(tree)) else []
-    own = [_insertion(tree), _walks(tree), _information(tree), _error_against_spread(tree), _effective(tree)]
+    own = [_insertion(tree), walks(tree), _information(tree), error_against_spread(tree), _effective(tree)]
     return [*finite, *own, *last, complete(tree)]
 
 
@@ -86,7 +86,7 @@ def _insertion(tree: xr.DataTree) -> Verdict:
     return Verdict(name, True, figures, f"Uniform (Kolmogorov-Smirnov, whole run and stretches, p >= {ALPHA:g}).")
 
 
-def _walks(tree: xr.DataTree) -> Verdict:
+def walks(tree: xr.DataTree) -> Verdict:
     """Whether new points forget where their walks began. Squared distances grow as 1 - c, with c the correlation that is left: half of the
     steps over all of them is (1 - sqrt(c)) / (1 - c), which tells c, however far apart points are."""
     name, stats = "walks", group_of(tree, "sample_stats")
@@ -129,7 +129,7 @@ def _information(tree: xr.DataTree) -> Verdict:
     )
 
 
-def _error_against_spread(tree: xr.DataTree) -> Verdict:
+def error_against_spread(tree: xr.DataTree) -> Verdict:
     """Chi-squared of the replicates' log-evidences about their weighted mean, with the errors that they claim."""
     from scipy.stats import chi2
 
@@ -144,7 +144,7 @@ def _error_against_spread(tree: xr.DataTree) -> Verdict:
     p = float(chi2.sf(np.sum(weights * (each - centre) ** 2), len(each) - 1))
     figures = {"claimed": float(errors.mean()), "spread": float(np.std(each, ddof=1)), "p": p}
     if not p >= ALPHA:
-        reason = "Replicates differ by more than the error that they claim: it is too small, or modes were missed. More live points."
+        reason = "Replicates differ by more than the error that they claim: it is too small, or modes were missed. More points."
         return Verdict(name, False, figures, reason)
     return Verdict(name, True, figures, "Replicates differ as much as the claimed error says, or less.")
 

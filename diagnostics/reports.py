@@ -26,7 +26,8 @@ def report(tree: xr.DataTree) -> Report:
     - variational (`sample_stats` has `elbo` over step): draws of a distribution and not of a point, ELBO settled, replicates
       agree in ELBO and means, Pareto k-hat of p / q, which is left undecided where it is above its limit by less than its error;
     - smc (`ess` over step): finite, finished, and replicates agree on the log-evidence; ESS path and resamplings, without a
-      judgement where the best particles are kept as they are; histories that reach the first rows, which are never a judgement;
+      judgement where the best particles are kept as they are; histories that reach the first rows, which are never a judgement; where
+      there is an `exponent`, in place of resamplings and histories, walks and evidence error as of nested samplers;
     - nested (`insertion_rank` over step): finite, finished, insertion ranks uniform, walks long enough (`halfway`, where it is there),
       information, evidence error against the spread of replicates, effective draws; where it was finished by importance sampling
       (`nested_log_evidence_se`), effective draws and Pareto k-hat of the weights ("importance").

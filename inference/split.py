@@ -51,12 +51,16 @@ class Split:
 
     def densities(self, z: Array, program: Program | None = None) -> tuple[Array, Array]:
         """Logarithms of prior and likelihood at a vector; with the data of another program, where one is given."""
+        log_prior, rest = self.terms(z, program)
+        return log_prior, jnp.asarray(sum(map(jnp.sum, rest.values())), log_prior.dtype)
+
+    def terms(self, z: Array, program: Program | None = None) -> tuple[Array, dict[str, Array]]:
+        """The same, with the likelihood term by term: one for each site that is not latent, by its batch dimensions."""
         program = program or self.program
         values, jacobian = self._placed(program, z)
         terms = program.log_probs(values)
         log_prior = jacobian + sum(jnp.sum(terms[name]) for name in program.latent)
-        rest = [jnp.sum(term) for name, term in terms.items() if name not in program.latent]
-        return log_prior, jnp.asarray(sum(rest), log_prior.dtype)
+        return log_prior, {name: term for name, term in terms.items() if name not in program.latent}
 
     def _placed(self, program: Program, z: Array) -> tuple[dict[str, Array], Array]:
         free, values, jacobian = self._unravel(z), {}, jnp.zeros((), z.dtype)

@@ -4,6 +4,7 @@ from inference.kernels.augment_reduce import AugmentReduce
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
 from inference.kernels.conditional_gibbs import ConditionalGibbs
 from inference.kernels.coordinate_ascent import CoordinateAscent
+from inference.kernels.data_tempering import DataTempering
 from inference.kernels.importance_finish import ImportanceFinish
 from inference.kernels.latent_history import LatentHistory
 from inference.kernels.nested_sampler import NestedSampler
@@ -16,6 +17,7 @@ __all__ = [
     "CollapsedGibbs",
     "ConditionalGibbs",
     "CoordinateAscent",
+    "DataTempering",
     "ImportanceFinish",
     "LatentHistory",
     "NestedSampler",

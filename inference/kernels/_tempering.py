@@ -1,0 +1,80 @@
+"""From one distribution to the next by a power of a likelihood: how far a step goes, and the error of the evidence that all steps leave.
+
+    Z  =  product over steps of  mean over particles of w,        w = likelihood ^ (difference of the exponents)
+
+The error of log Z is told from the families that particles are of. A particle adds (w / mean w - 1) / particles, whose mean over particles
+is 0; particles of one ancestor are alike as far as the moves have not made them forget it, those of different ones are independent. So
+
+    variance of log Z  =  sum over families of  (what its members add, over the steps) ^ 2
+
+(Chan and Lai 2013, whose families are those of the first particles; compare Lee and Whiteley 2018). Where moves forget all, it is on
+average the sum of the variances of the steps as if particles were independent; where they forget nothing, a family has added what its
+founder has. Resampling that is less random than the multinomial changes nothing in it, whereas the estimate of Lee and Whiteley, which
+counts pairs of relatives and takes off those that the multinomial makes, comes out too small then. In time families become few, and the
+estimate poor: so every `GENERATIONS` steps all particles found new ones, and what particles remember for longer than that is left out.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.special import logsumexp
+
+from inference.kernels._resampling import effective_size
+
+__all__ = ["GENERATIONS", "Families", "counted", "founded", "next_exponent", "powered", "variance_of"]
+
+GENERATIONS = 8
+HALVINGS = 60
+
+
+class Families(NamedTuple):
+    """What is known of the error of log Z."""
+
+    family: Array  # [particle]
+    added: Array  # [family]: since they were founded
+    variance: Array  # of the families before
+    age: Array
+
+
+def powered(log_likelihood: Array, power: Array) -> Array:
+    """Of a likelihood to a power; to the power 0 it is 1 wherever it is 0."""
+    return jnp.where(power > 0, power * log_likelihood, jnp.zeros_like(log_likelihood))
+
+
+def next_exponent(log_likelihood: Array, exponent: Array, share: float) -> Array:
+    """Up to 1, as far as the weights leave `share` of the particles effective; at least a little, should many have no weight at all."""
+    size, one = len(log_likelihood), jnp.ones_like(exponent)
+
+    def is_even(step: Array) -> Array:
+        log_weight = powered(log_likelihood, step)
+        return effective_size(log_weight - logsumexp(log_weight)) >= share * size
+
+    def halved(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        even = is_even(middle)
+        return jnp.where(even, middle, low), jnp.where(even, high, middle)
+
+    _, step = jax.lax.fori_loop(0, HALVINGS, halved, (jnp.zeros_like(exponent), one - exponent))
+    reached = jnp.maximum(exponent + step, jnp.nextafter(exponent, one))
+    return jnp.where(is_even(one - exponent), one, jnp.minimum(reached, one))
+
+
+def founded(size: int, variance: Array) -> Families:
+    """Each particle a family."""
+    return Families(jnp.arange(size, dtype=jnp.int32), jnp.zeros(size, variance.dtype), variance, jnp.zeros((), jnp.int32))
+
+
+def counted(families: Families, weight: Array, parent: Array) -> Families:
+    """After a step with these weights, which sum to 1, and its resampling."""
+    added = families.added.at[families.family].add(weight - 1 / len(weight))
+    families = Families(families.family[parent], added, families.variance, families.age + 1)
+    new = founded(len(weight), variance_of(families))
+    return jax.tree.map(lambda old, new: jnp.where(families.age < GENERATIONS, old, new), families, new)
+
+
+def variance_of(families: Families) -> Array:
+    """Of log Z so far."""
+    return families.variance + jnp.sum(families.added**2)

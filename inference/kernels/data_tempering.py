@@ -1,0 +1,341 @@
+"""Sequential Monte Carlo over the rows, a stage at a time: the posterior of some rows is where the next ones start from.
+
+    pi(z)  ~  prior(z) x p(rows of earlier stages | z) x p(rows of this stage | z) ^ e,        e from 0 to 1 in every stage
+
+A step takes e as far as the weights of the particles, p(rows of this stage | z) ^ (difference), leave a given share of them effective; then
+it resamples, and every particle walks until it has forgotten where it was. The mean weights of all steps multiply to the evidence. A walk
+looks at all rows so far: with more and more particles the answer is exact. `Staged` looks at the rows of its stage alone, and what its
+summary of the others has lost is lost. The error of the log-evidence is told from the genealogy (`_tempering`).
+
+`Driver(DataTempering(model, num_stages=10)).run(key, x, y)` deals the rows out at random; `driver.update(x, y)` is one more stage, at any
+later time. All rows so far are in the state, so that a run goes on from its state in any process.
+
+Prior and likelihood are read off the model and proved (`inference.split`), and so is that the terms of a row do not depend on other rows.
+
+Cost: evaluations of one row = particles x steps of a walk x about 4 x sum over stages of (rows so far x exponents of the stage). The arrays
+of rows double when they are full, so that up to twice as many are computed and little is compiled.
+
+Chopin (2002), "A sequential particle filter method for static models"; Del Moral, Doucet and Jasra (2006) for the powers; Chan and Lai
+(2013) for the error.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.scipy.special import logsumexp
+
+from inference._once import once
+from inference.kernels._nested_directions import Around, direction, spread_of
+from inference.kernels._nested_moves import Limit, Points, walk
+from inference.kernels._resampling import effective_size, systematic_parents
+from inference.kernels._stages import ByStages, check_counts
+from inference.kernels._tempering import Families, counted, founded, next_exponent, powered, variance_of
+from inference.program import Program
+from inference.protocol import Results
+from inference.sites import StructureError
+from inference.split import NUM_PROOFS, Split
+
+__all__ = ["DataTempering", "Tempered", "TemperingReport"]
+
+WIDTH = 4.0  # of the interval of a walk, in standard deviations
+DOUBLINGS = 5  # of a walk that does not forget
+FEWEST = 20  # particles
+
+
+class Tempered(NamedTuple):
+    """Where a run stands."""
+
+    z: Array  # [particle, size]
+    log_before: Array  # [particle]: prior and rows of earlier stages
+    log_own: Array  # [particle]: rows of this stage, not to a power
+    exponent: Array
+    table: dict[str, Array]  # arguments of all rows so far, those of this stage last; room behind them
+    num_before: Array  # rows of earlier stages
+    num_rows: Array  # rows so far
+    later: Array  # [stage, row]: of the stages to come, places in the data
+    num_left: Array  # stages to come
+    stage: Array
+    log_evidence: Array
+    families: Families
+    num_evaluations: Array  # of one row each
+
+
+class TemperingReport(NamedTuple):
+    """What a step reports."""
+
+    ess: Array  # effective particles before they were resampled
+    log_evidence: Array  # of all rows so far, those of this stage to the exponent
+    exponent: Array
+    stage: Array
+    halfway: Array  # of walks: squared distance from their origins after half of the steps, over that after all
+    sweeps: Array  # of a walk, each of as many steps as there are latent numbers
+    evaluations: Array  # of all rows so far
+
+
+class DataTempering(ByStages):
+    """Sequential Monte Carlo over the rows of `model`, in stages.
+
+    :param model: a NumPyro model whose latent sites are continuous and have proper priors; its data are rows of one plate.
+    :param num_stages: parts into which the rows of a run are dealt at random; an update is one more stage.
+    :param num_particles: the error of the log-evidence is about sqrt(steps / num_particles).
+    :param threshold: share of the particles that a step leaves effective.
+    :param num_sweeps: sweeps of a walk at least, each of as many steps as there are latent numbers.
+    :param memory: the correlation with its origin that a walk may keep: while walks keep more they go on. 1: they do not.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_stages: int = 10,
+        num_particles: int = 500,
+        threshold: float = 0.5,
+        num_sweeps: float = 3.0,
+        memory: float = 0.25,
+    ):
+        check_counts(num_stages=num_stages, num_particles=num_particles)
+        if num_particles < FEWEST:
+            raise ValueError(f"num_particles: found {num_particles}, wanted at least {FEWEST}.")
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold: found {threshold!r}, wanted a number between 0 and 1.")
+        if not num_sweeps > 0:
+            raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
+        if not 0 < memory <= 1:
+            raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
+        self.model, self.num_stages, self.num_particles = model, num_stages, num_particles
+        self.threshold, self.num_sweeps, self.memory = threshold, num_sweeps, memory
+
+    def check(self, program: Program) -> None:
+        """The model is read and proved, and there are rows for each stage."""
+        super().check(program)
+        self._read(program)
+        self.split.prove()
+        self._prove_rows(program)
+
+    def _read(self, program: Program) -> None:
+        self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
+        self.row_axis = program.plates[self.row_dim(program)].dim or -1  # of the batch dimensions
+
+    def _prove_rows(self, program: Program) -> None:
+        """At draws from the prior: other rows beside them, in another order, change no term of a row."""
+        others = jnp.arange(self._num_rows(program))[::-2]
+        keys = random.split(random.key(2), NUM_PROOFS)
+
+        def both(key: Array) -> Any:
+            z = self.split.draw(key)
+            return self._terms(z, program), self._terms(z, self._own(program, others))
+
+        (whole_rest, whole), (rest, part) = jax.tree.map(np.asarray, once(jax.vmap(both), keys)(keys))
+        if not (
+            np.allclose(whole_rest, rest, rtol=1e-4, atol=1e-3) and np.allclose(whole[:, np.asarray(others)], part, rtol=1e-4, atol=1e-3)
+        ):
+            raise StructureError(
+                f"sites {list(program.observed)}: the log probability of a row, or of the latent sites, is another one where other rows "
+                f"are beside it; wanted rows that are independent given the latent sites. Compute what all rows have in common before, and "
+                f"give it to the model as an argument."
+            )
+
+    def _terms(self, z: Array, program: Program) -> tuple[Array, Array]:
+        """log prior, and the log likelihood of each row of a program."""
+        log_prior, rest = self.split.terms(z, program)
+        by_row = jnp.zeros(self._num_rows(program), log_prior.dtype)
+        for name, term in rest.items():
+            if name in program.observed:
+                first = jnp.moveaxis(term, self.row_axis, 0)
+                by_row = by_row + first.reshape(len(first), -1).sum(1)
+            else:
+                log_prior = log_prior + jnp.sum(term)
+        return log_prior, by_row
+
+    def init(self, rng_key: Array, program: Program) -> Tempered:
+        """Draws from the prior, before the first stage."""
+        draw_key, deal_key = random.split(rng_key)
+        self._read(program)
+        rows, later = self._dealt(deal_key, program)
+        keys = random.split(draw_key, self.num_particles)
+        z, log_prior = once(jax.vmap(self._drawn), keys)(keys)
+        zero, count = jnp.zeros((), z.dtype), jnp.zeros((), jnp.int32)
+        return self._begun(
+            Tempered(
+                z=z,
+                log_before=log_prior,
+                log_own=jnp.zeros_like(log_prior),
+                exponent=zero,
+                table={name: jnp.asarray(program.arguments[name])[:0] for name in self.row_arguments},
+                num_before=count,
+                num_rows=count,
+                later=later,
+                num_left=count + self.num_stages - 1,
+                stage=count,
+                log_evidence=zero,
+                families=founded(self.num_particles, zero),
+                num_evaluations=zero,
+            ),
+            program,
+            rows,
+        )
+
+    def _drawn(self, rng_key: Array) -> tuple[Array, Array]:
+        z = self.split.draw(rng_key)
+        return z, self._terms(z, self.split.program)[0]
+
+    def _begun(self, state: Tempered, program: Program, rows: Array) -> Tempered:
+        """A stage of these rows of a program, at exponent 0."""
+        own = self._own(program, rows)
+        log_own = once(jax.vmap(lambda z: self._terms(z, own)[1].sum()), state.z)(state.z)
+        self._check_start(np.asarray(state.z), np.asarray(log_own), int(state.stage))
+        known = int(state.num_rows)
+        every = {name: np.concatenate([np.asarray(leaf)[:known], own.arguments[name]]) for name, leaf in state.table.items()}
+        room = 1 << (known + len(rows) - 1).bit_length()
+        fill = lambda leaf: jnp.asarray(np.concatenate([leaf, np.repeat(leaf[:1], room - len(leaf), axis=0)]))  # rows as they may be
+        return state._replace(
+            log_own=log_own,
+            exponent=jnp.zeros_like(state.exponent),
+            table={name: fill(leaf) for name, leaf in every.items()},
+            num_before=state.num_rows,
+            num_rows=state.num_rows + len(rows),
+            num_evaluations=state.num_evaluations + self.num_particles * len(rows),
+        )
+
+    def _check_start(self, z: np.ndarray, log_own: np.ndarray, stage: int) -> None:
+        sites, count = " and ".join(map(repr, self.split.program.observed)), self.num_particles
+        if not np.isfinite(z).all():
+            known = np.isfinite(z).all(1).sum()
+            raise ValueError(f"{known} of {count} draws from the prior are finite; look for a prior that is too wide for its dtype.")
+        where = "draws from the prior" if not stage else f"particles before stage {stage + 1}"
+        if np.isnan(log_own).any() or np.isposinf(log_own).any():
+            what = "NaN" if np.isnan(log_own).any() else "infinite"
+            raise ValueError(f"site {sites}: its likelihood is {what} at some of {count} {where}; wanted a number.")
+        if not np.isfinite(log_own).any():
+            raise ValueError(f"site {sites}: its likelihood is 0 at all of {count} {where}; wanted some that the data are possible at.")
+
+    def data(self, program: Program) -> dict[str, Array]:
+        """Nothing: rows that count are in the state."""
+        return {}
+
+    def step(self, rng_key: Array, state: Tempered, program: Any) -> tuple[Tempered, TemperingReport]:
+        """One exponent: weights, resampling, moves."""
+        parent_key, walk_key = random.split(rng_key)
+        exponent = next_exponent(state.log_own, state.exponent, self.threshold)
+        log_weight = self._log_weight(state, exponent)
+        log_total = logsumexp(log_weight)
+        weight = jnp.exp(log_weight - log_total)
+        parent = systematic_parents(parent_key, weight)
+        at, walked = self._moved(walk_key, state, parent, exponent)
+        log_evidence = state.log_evidence + log_total - np.log(self.num_particles)
+        rows = state.num_rows.astype(log_evidence.dtype)
+        new = state._replace(
+            z=at.z,
+            log_before=at.log_prior - powered(at.log_likelihood, exponent),
+            log_own=at.log_likelihood,
+            exponent=exponent,
+            log_evidence=log_evidence,
+            families=counted(state.families, weight, parent),
+            num_evaluations=state.num_evaluations + rows * walked.evaluations.astype(rows.dtype),
+        )
+        ess = effective_size(log_weight - log_total)
+        sweeps = walked.num_steps.astype(rows.dtype) / self.split.size
+        return new, TemperingReport(ess, log_evidence, exponent, state.stage, walked.halfway, sweeps, walked.evaluations)
+
+    def _log_weight(self, state: Tempered, exponent: Array) -> Array:
+        """Of each particle, for a step to this exponent."""
+        return powered(state.log_own, exponent - state.exponent)
+
+    def _powers(self, state: Tempered, exponent: Array) -> Array:
+        """[place]: of each row in what a walk leaves as it is."""
+        place = jnp.arange(len(next(iter(state.table.values()))))
+        of_own = jnp.where(place < state.num_rows, exponent, jnp.zeros_like(exponent))
+        return jnp.where(place < state.num_before, jnp.ones_like(exponent), of_own)
+
+    def _densities(self, state: Tempered, exponent: Array) -> Callable:
+        """z to log of what a walk leaves as it is, and the log likelihood of the rows of this stage."""
+        program, power = self.split.program.with_arguments(**state.table), self._powers(state, exponent)
+        place = jnp.arange(len(power))
+        is_own = (place >= state.num_before) & (place < state.num_rows)
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, by_row = self._terms(z, program)
+            return log_prior + powered(by_row, power).sum(), jnp.where(is_own, by_row, 0.0).sum()
+
+        return densities
+
+    def _moved(self, rng_key: Array, state: Tempered, parent: Array, exponent: Array) -> tuple[Points, "_Walked"]:
+        """Copies of parents after walks, of which each pass takes as many steps as all before it. Directions are between the particles
+        before they were resampled: none of them is where the walk begins but the parent, which is left out."""
+        size, count = self.split.size, self.num_particles
+        z, log_own = state.z[parent], state.log_own[parent]
+        start = Points(z, state.log_before[parent] + powered(log_own, exponent), log_own, jnp.zeros_like(log_own))
+        nothing = jnp.zeros(count, jnp.int32)
+        spread = spread_of(z, nothing, 1)[nothing]
+        turn = partial(direction, around=Around(state.z, nothing, nothing + count, parent, spread))
+        limit = Limit(jnp.full_like(log_own, -jnp.inf), jnp.zeros_like(log_own))
+        apart = lambda at: jnp.mean(((at - z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
+        densities = self._densities(state, exponent)
+        least = max(1, round(self.num_sweeps * size / 2))
+
+        def goes_on(carry: tuple[Points, _Walked]) -> Array:
+            """After half of the steps a walk that keeps a correlation c is 1 / (1 + sqrt(c)) as far, in squares, as after all."""
+            _, walked = carry
+            kept = jnp.clip(1 / walked.halfway - 1, 0, 1)
+            return (walked.passes < 2) | ((kept > np.sqrt(self.memory)) & (walked.passes < 2 + DOUBLINGS))
+
+        def one_pass(carry: tuple[Points, _Walked]) -> tuple[Points, _Walked]:
+            at, walked = carry
+            num_steps = jnp.maximum(walked.num_steps, least)
+            new, _, evaluations = walk(random.fold_in(rng_key, walked.passes), densities, at, limit, turn, num_steps, WIDTH)
+            halfway = apart(at.z) / jnp.maximum(apart(new.z), jnp.finfo(z.dtype).tiny)
+            return new, _Walked(halfway, walked.num_steps + num_steps, walked.evaluations + evaluations, walked.passes + 1)
+
+        zero = jnp.zeros((), jnp.int32)
+        return jax.lax.while_loop(goes_on, one_pass, (start, _Walked(jnp.zeros((), z.dtype), zero, zero, zero)))
+
+    def finished(self, state: Tempered) -> Array:
+        """After the last stage."""
+        return (state.exponent >= 1) & (state.num_left == 0)
+
+    def is_full(self, state: Tempered) -> Array:
+        """Whether the host is needed, for the next stage."""
+        return (state.exponent >= 1) & (state.num_left > 0)
+
+    def grown(self, state: Tempered, program: Program) -> Tempered:
+        """The next stage."""
+        return self._gone_on(state, program, state.exponent >= 1)
+
+    def _next(self, state: Tempered, program: Program, rows: Array) -> Tempered:
+        state = state._replace(log_before=state.log_before + state.log_own, stage=state.stage + 1)
+        return self._begun(state, program, rows)
+
+    def draw(self, rng_key: Array, state: Tempered, program: Program, num_draws: int) -> dict[str, Array]:
+        """Particles, each as often as others or once more, in random order."""
+        place_key, order_key = random.split(rng_key)
+        places = (np.arange(num_draws) + float(random.uniform(place_key))) / num_draws
+        index = np.minimum((places * self.num_particles).astype(int), self.num_particles - 1)
+        return jax.jit(jax.vmap(self.split.values))(state.z[np.asarray(random.permutation(order_key, index))])
+
+    def results(self, state: Tempered, program: Program) -> Results:
+        """The evidence, and the particles, which have equal weights. Before the last stage has finished no error is claimed: NaN."""
+        error = jnp.where(self.finished(state), jnp.sqrt(variance_of(state.families)), jnp.nan)
+        attrs = {
+            "log_evidence": state.log_evidence,
+            "log_evidence_se": error,
+            "num_stages": state.stage + 1,
+            "num_row_evaluations": state.num_evaluations,
+        }
+        values = jax.jit(jax.vmap(self.split.values))(state.z)
+        named = {name.replace("/", "."): value for name, value in values.items()}
+        groups = {"particles": {"log_weight": jnp.full_like(state.log_own, -np.log(self.num_particles)), **named}}
+        return Results(groups, attrs, dict.fromkeys(groups["particles"], ("particle",)))
+
+
+class _Walked(NamedTuple):
+    """What the moves of a step took."""
+
+    halfway: Array
+    num_steps: Array  # of each walk
+    evaluations: Array
+    passes: Array
