@@ -122,8 +122,8 @@ class Driver:
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         """Go on with more data, for an algorithm that learns from its rows bit by bit (`ParticleFilter`, where the whole equals one run
-        over all rows, bit for bit; `Staged`, where it is one more stage). `tree` shows it, so that a stream of single rows does not pay
-        for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone."""
+        over all rows, bit for bit; `Staged` and `DataTempering`, where it is one more stage). `tree` shows it, so that a stream of single
+        rows does not pay for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone."""
         session, run = self._finished_run("update")
         run.go_on(*args, **kwargs)
         session.store = session.store.in_memory()

@@ -12,8 +12,8 @@ later time. All rows so far are in the state, so that a run goes on from its sta
 
 Prior and likelihood are read off the model and proved (`inference.split`), and so is that the terms of a row do not depend on other rows.
 
-Cost: evaluations of one row = particles x steps of a walk x about 4 x sum over stages of (rows so far x exponents of the stage). The arrays
-of rows double when they are full, so that up to twice as many are computed and little is compiled.
+Cost: evaluations of one row = particles x steps of a walk x about 2 x sum over stages of (rows so far x exponents of the stage). The arrays
+of rows double when they are full: up to twice as many are computed, and little is compiled.
 
 Chopin (2002), "A sequential particle filter method for static models"; Del Moral, Doucet and Jasra (2006) for the powers; Chan and Lai
 (2013) for the error.

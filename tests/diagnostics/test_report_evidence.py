@@ -126,6 +126,19 @@ def test_evidences_that_spread(rng):
     assert alone["evidence spread"].reason.startswith("Unknown without replicates")
 
 
+def test_particles_that_walk_are_asked_whether_they_forget(rng):
+    """And whether their errors are those that they claim; not for histories."""
+    page = report(trees.tempered(rng))
+    assert (page.kind, page.trusted) == ("smc", True), page.text
+    assert page["walks"].ok
+    assert page["evidence error"].ok
+    assert "unique ancestors" not in {verdict.name for verdict in page.verdicts}
+    assert failed(report(trees.tempered(rng, halfway=0.55))) == {"walks"}
+    assert failed(report(trees.tempered(rng, log_evidence_se_of_replicates=np.full(3, 0.01)))) == {"evidence error"}
+    assert failed(report(trees.tempered(rng, ended="budget"))) == {"ended"}
+    assert report(trees.tempered(rng, replicates=1)).trusted is False
+
+
 def test_good_nested_run_is_trusted(rng):
     page = report(trees.nested(rng))
     assert page.trusted, page.text

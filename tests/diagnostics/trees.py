@@ -78,6 +78,30 @@ def particles(rng, replicates=3, steps=20, size=200, genealogy="mixed", **attrs)
     return tree_of(groups, **(defaults | {"log_evidence_of_replicates": each} | attrs))
 
 
+def tempered(rng, replicates=3, steps=12, size=200, se=0.2, halfway=0.8, **attrs) -> xr.DataTree:
+    """Particles that go from one distribution to the next by exponents, and walk at each."""
+    over = lambda values: (["chain", "step"], np.broadcast_to(values, (replicates, steps)) * np.ones((replicates, 1)))
+    each = -50 + se * rng.normal(size=replicates)
+    groups = {
+        "posterior": {"z": (["chain", "draw"], rng.normal(size=(replicates, 100)))},
+        "sample_stats": {
+            "ess": over(size * 0.5),
+            "exponent": over(np.tile(np.linspace(0.1, 1.0, steps // 2), 2)),
+            "halfway": over(halfway + 0.05 * rng.normal(size=(replicates, steps))),
+            "log_evidence": over(np.linspace(-1, -50, steps)),
+        },
+        "particles": {"log_weight": (["chain", "particle"], np.full((replicates, size), -np.log(size)))},
+    }
+    defaults = {
+        "kernel": "DataTempering",
+        "ended": "finished",
+        "log_evidence": float(each.mean()),
+        "log_evidence_of_replicates": each,
+        "log_evidence_se_of_replicates": np.full(replicates, se),
+    }
+    return tree_of(groups, **(defaults | attrs))
+
+
 def nested(rng, replicates=2, steps=2000, num_live=100, skew=1.0, **attrs) -> xr.DataTree:
     """`skew` above 1 puts new points too low among the live ones, as a sampler that moves too little does."""
     ranks = np.floor(num_live * rng.uniform(size=(replicates, steps)) ** skew).astype(int)

@@ -74,7 +74,7 @@ def simulated(key, remembers, num_steps):
     return log_z, variance_of(families)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("remembers", [False, True], ids=["forgetful", "remembering"])
 def test_the_error_is_told_from_families(remembers, bug, monkeypatch):
@@ -175,7 +175,7 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order(bug, monkeypatch):
     """Evidence and posterior are the exact ones."""
     for name, function in bug.items():
         monkeypatch.setattr(DataTempering, name, function)
-    tree = driver_of(num_chains=12, num_particles=100).run(0, X, Y)
+    tree = driver_of(num_chains=8, num_particles=100).run(0, X, Y)
     assert set(tree.attrs["num_stages_of_replicates"]) == {3}
     assert (log_evidence_is_right(tree) and moments_are_right(tree)) == (not bug)
     if bug:
@@ -197,7 +197,7 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order(bug, monkeypatch):
 def test_claimed_errors_are_those_that_are_made(bug, monkeypatch):
     """In twenty runs, of many steps. The planted bug claims the error of the last families."""
     if bug:
-        monkeypatch.setattr(data_tempering, "variance_of", lambda families: jnp.sum(families.added**2))
+        monkeypatch.setattr(data_tempering, "variance_of", lambda families: 1e-6 + jnp.sum(families.added**2))
     attrs = driver_of(num_chains=20, num_particles=80, threshold=0.8).run(3, X, Y).attrs
     z = (attrs["log_evidence_of_replicates"] - line_evidence(X, Y)) / attrs["log_evidence_se_of_replicates"]
     assert (0.6 < np.sqrt(np.mean(z**2)) < 1.45) != bug
