@@ -38,6 +38,7 @@ class Split:
         shapes = jax.eval_shape(draw, random.key(0))
         flat, self._unravel = ravel_pytree({name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()})
         self.size = flat.size
+        self.blocks = tuple(leaf.size for leaf in jax.tree.leaves(shapes) if leaf.size)  # of each site, in the order of the vector
         if not self.size:
             raise StructureError(f"{sorted(program.latent)}: these latent sites have no free number among them; there is nothing to infer.")
 

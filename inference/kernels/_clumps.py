@@ -2,28 +2,29 @@
 
     pi(z)  =  (1 - background) sum_j a_j Normal(z; mean_j, root_j root_j')  +  background prior(z)
 
-The number of clumps is the one, of 1, 2, 4, ..., whose fit to half of the points says most of the other half; EM from centres that are far
-from each other, covariances drawn to the common one, clumps that claim too little left out. The prior in the background keeps the ratio of
-posterior to approximation bounded, whatever the clumps have missed.
+EM from centres that are far from each other, covariances drawn to the common one, clumps that claim too little left out; as many as say
+most of points held out (`_summary`). The prior in the background keeps the ratio of posterior to approximation bounded, whatever the
+clumps have missed.
 
 Center (2009), "Learning complex classification models from large data sets", with the spread a root, about the new centre; Dempster, Laird
 and Rubin (1977). Cost of a fit: rounds x points x clumps x size^2.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, random
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 
-__all__ = ["Clumps", "draw", "fitted", "log_density", "nothing"]
+from inference.kernels import _summary
+
+__all__ = ["Clumps", "StateClumps"]
 
 NUM_ROUNDS = 40  # of EM
-NUM_POINTS = 2000  # that a fit looks at
 
 
 class Clumps(NamedTuple):
@@ -34,45 +35,35 @@ class Clumps(NamedTuple):
     root: Array  # [clump, size, size], lower triangular
 
 
-def nothing(num_clumps: int, size: int) -> Clumps:
-    """No clump at all: the background is everything."""
-    eye = jnp.broadcast_to(jnp.eye(size), (num_clumps, size, size))
-    return Clumps(jnp.full(num_clumps, -jnp.inf), jnp.zeros((num_clumps, size)), eye)
+@dataclass(frozen=True)
+class StateClumps:
+    """Clumps over vectors of this size."""
 
+    size: int
 
-def log_density(clumps: Clumps, z: Array) -> Array:
-    """Of one vector [size]."""
-    return logsumexp(clumps.log_weight + _each(clumps, z))
+    def nothing(self, num_clumps: int) -> Clumps:
+        """No clump at all: the background is everything."""
+        eye = jnp.broadcast_to(jnp.eye(self.size), (num_clumps, self.size, self.size))
+        return Clumps(jnp.full(num_clumps, -jnp.inf), jnp.zeros((num_clumps, self.size)), eye)
 
+    def log_density(self, clumps: Clumps, z: Array) -> Array:
+        """Of one vector [size]."""
+        return logsumexp(clumps.log_weight + _each(clumps, z))
 
-def draw(rng_key: Array, clumps: Clumps) -> Array:
-    """A vector; there must be a clump."""
-    which_key, noise_key = random.split(rng_key)
-    which = random.categorical(which_key, clumps.log_weight)
-    return clumps.mean[which] + clumps.root[which] @ random.normal(noise_key, clumps.mean.shape[1:], clumps.mean.dtype)
+    def draw(self, rng_key: Array, clumps: Clumps) -> Array:
+        """A vector; there must be a clump."""
+        which_key, noise_key = random.split(rng_key)
+        which = random.categorical(which_key, clumps.log_weight)
+        return clumps.mean[which] + clumps.root[which] @ random.normal(noise_key, clumps.mean.shape[1:], clumps.mean.dtype)
 
+    def fitted(self, rng_key: Array, z: Array, log_weight: Array, num_clumps: int) -> Clumps:
+        """To points [point, size] in proportion to their weights."""
+        room = self.nothing(num_clumps)
 
-def fitted(rng_key: Array, z: Array, log_weight: Array, num_clumps: int) -> Clumps:
-    """To points [point, size] in proportion to their weights."""
-    points = _even(rng_key, np.asarray(z), np.asarray(log_weight, float))
-    half = len(points) // 2
-    count, best, choice = 1, -np.inf, 1
-    while count <= num_clumps:
-        score = float(jnp.mean(jax.vmap(partial(log_density, _em(rng_key, points[:half], count)))(points[half:])))
-        if score > best:
-            best, choice = score, count
-        count *= 2
-    found, empty = _em(rng_key, points, choice), nothing(num_clumps, z.shape[1])
-    return jax.tree.map(lambda room, value: room.at[:choice].set(value), empty, found)
+        def fit(points: Array, count: int) -> Clumps:
+            return jax.tree.map(lambda places, found: places.at[:count].set(found), room, _em(rng_key, points, count))
 
-
-def _even(rng_key: Array, z: np.ndarray, log_weight: np.ndarray) -> Array:
-    """Points of equal weight, by systematic resampling, in random order."""
-    weight = np.exp(log_weight - log_weight.max())
-    share = np.cumsum(weight / weight.sum())
-    rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
-    index = np.minimum(np.searchsorted(share, (np.arange(NUM_POINTS) + rng.random()) / NUM_POINTS), len(z) - 1)
-    return jnp.asarray(z[rng.permutation(index)])
+        return _summary.chosen(rng_key, z, log_weight, num_clumps, fit, self.log_density)
 
 
 def _each(clumps: Clumps, z: Array) -> Array:

@@ -21,9 +21,9 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from inference.kernels import _clumps
-from inference.kernels._clumps import Clumps
+from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_particles import particles, resampled
+from inference.kernels._summary import Backed
 from inference.kernels.nested_sampler import Nest, NestedSampler, Shrinkage
 from inference.kernels.staged import Staged
 from inference.program import Program
@@ -113,25 +113,12 @@ class ImportanceFinish(Algorithm):
         """Draws, and their weights."""
         fit_key, draw_key = random.split(random.wrap_key_data(state.rng_key))
         points, log_weight, _, _ = self.sampler._points(state.nest)
-        clumps = _clumps.fitted(fit_key, points, log_weight, self.num_clumps)
         split = Split(program)  # the sampler may have seen other data since
-        each = jax.jit(lambda clumps, keys: jax.lax.map(partial(self._drawn, split, clumps), keys, batch_size=BATCH))
+        backed = Backed(StateClumps(split.size), self.background)
+        clumps = backed.summary.fitted(fit_key, points, log_weight, self.num_clumps)
+        each = jax.jit(lambda clumps, keys: jax.lax.map(partial(_drawn, split, backed, clumps), keys, batch_size=BATCH))
         z, log_weight, log_likelihood = each(clumps, random.split(draw_key, self.num_draws))
         return state._replace(z=z, log_weight=log_weight, log_likelihood=log_likelihood, is_weighed=jnp.ones((), bool))
-
-    def _drawn(self, split: Split, clumps: Clumps, rng_key: Array) -> tuple[Array, Array, Array]:
-        """A draw from clumps and prior, its log weight and its log likelihood. Where the model has no number, the weight is 0: there no
-        walk goes either."""
-        which_key, draw_key = random.split(rng_key)
-        is_background = random.bernoulli(which_key, self.background)
-        z = jnp.where(is_background, split.draw(draw_key), _clumps.draw(draw_key, clumps))
-        log_prior, log_likelihood = split.densities(z)
-        log_weight = log_prior + log_likelihood - self._log_density(clumps, z, log_prior)
-        return z, jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight), log_likelihood
-
-    def _log_density(self, clumps: Clumps, z: Array, log_prior: Array) -> Array:
-        """Of what is drawn from."""
-        return jnp.logaddexp(np.log1p(-self.background) + _clumps.log_density(clumps, z), np.log(self.background) + log_prior)
 
     def draw(self, rng_key: Array, state: Finish, program: Program, num_draws: int) -> dict[str, Array]:
         """Draws in proportion to their weights, by systematic resampling; of a run that was ended early, points of the sampler."""
@@ -160,3 +147,12 @@ class ImportanceFinish(Algorithm):
         }
         found = particles(self.sampler.split.values, state.z, log_weight=log_weight, log_likelihood=state.log_likelihood)
         return found._replace(attrs=nested.attrs | attrs)
+
+
+def _drawn(split: Split, backed: Backed, clumps: Clumps, rng_key: Array) -> tuple[Array, Array, Array]:
+    """A draw from clumps and prior, its log weight and its log likelihood. Where the model has no number, the weight is 0: there no walk
+    goes either."""
+    z = backed.draw(rng_key, clumps, split.draw)
+    log_prior, log_likelihood = split.densities(z)
+    log_weight = log_prior + log_likelihood - backed.log_density(clumps, z, log_prior)
+    return z, jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight), log_likelihood

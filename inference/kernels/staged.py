@@ -2,10 +2,11 @@
 
     pi_0 = prior,      pi_{s+1}(z)  ~  pi_s(z) p(rows of stage s | z) / Z_s,      log Z = sum over s of log Z_s
 
-A stage is a run of nested sampling that draws from pi_s and looks at its own rows alone; what it finds is summarised by clumps in
-unconstrained space with the prior in the background (`_clumps`), and that is pi_{s+1}. So the likelihood of a row is only ever
-computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good, and the errors of
-the stages add up: the claimed error is that of the nested sampling alone.
+A stage is a run of nested sampling that draws from pi_s and looks at its own rows alone; what it finds is summarised by clumps with the
+prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrained space (`_clumps`), or the paper's own, on the Hilbert
+curves of the sites (`_code_clumps`). So the likelihood of a row is only ever computed where earlier rows have left something to be found
+out. What the clumps cannot say is lost for good, and the errors of the stages add up: the claimed error is that of the nested sampling
+alone.
 
 `Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random; `driver.update(x, y)` is one more stage, at any later
 time. The state says which rows a stage has, the program what is in them: a run goes on from its state in any process. The rest is as in
@@ -19,12 +20,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, random
 
-from inference.kernels import _clumps
-from inference.kernels._clumps import Clumps
+from inference.kernels._clumps import StateClumps
+from inference.kernels._code_clumps import CodeClumps
 from inference.kernels._stages import ByStages, check_counts
+from inference.kernels._summary import Backed, Mixture
 from inference.kernels.nested_sampler import Nest, NestedSampler
 from inference.program import Program
 from inference.protocol import Results
@@ -32,15 +33,19 @@ from inference.split import Split
 
 __all__ = ["Stage", "StageReport", "Staged"]
 
+SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
+NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
+
 
 class Stage(NamedTuple):
     """Where a run stands."""
 
     nest: Nest
-    clumps: Clumps  # what the stages before have found; no place for one in the first
+    clumps: Mixture  # what the stages before have found; no place for one in the first
     rows: Array  # of this stage
     later: Array  # [stage, row]: of all stages but the first
     num_left: Array  # stages to come
+    num_rows: Array  # of all stages so far, this one included
     log_evidence: Array  # of the stages before
     variance: Array  # of its error
     num_evaluations: Array  # of one row each, in the stages before
@@ -64,17 +69,31 @@ class Staged(ByStages, NestedSampler):
 
     :param model: as for `NestedSampler`; its data are rows of one plate.
     :param num_stages: parts into which the rows of a run are dealt at random; an update is one more stage.
-    :param num_clumps: the most clumps between stages.
+    :param summary: between stages: "state", clumps with all correlations in unconstrained space; "code", clumps on the circles of codes,
+        one for each site.
+    :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
     :param settings: of `NestedSampler`.
     """
 
-    def __init__(self, model: Any, *, num_stages: int = 10, num_clumps: int = 8, background: float = 0.02, **settings: Any):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_stages: int = 10,
+        summary: str = "state",
+        num_clumps: int | None = None,
+        background: float = 0.02,
+        **settings: Any,
+    ):
         super().__init__(model, **settings)
+        if summary not in SUMMARIES:
+            raise ValueError(f"summary: found {summary!r}, wanted {' or '.join(map(repr, SUMMARIES))}.")
+        num_clumps = NUM_CLUMPS[summary] if num_clumps is None else num_clumps
         check_counts(num_stages=num_stages, num_clumps=num_clumps)
         if not 0 < background < 1:
             raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
-        self.num_stages, self.num_clumps, self.background = num_stages, num_clumps, background
+        self.num_stages, self.summary, self.num_clumps, self.background = num_stages, summary, num_clumps, background
 
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
@@ -82,7 +101,7 @@ class Staged(ByStages, NestedSampler):
         rows, later = self._dealt(deal_key, program)
         self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
         own = self._own(program, rows)
-        none = _clumps.nothing(0, self.split.size)
+        none = self._backed.summary.nothing(0)
         nest = self._started(nest_key, self.split.draw, self._densities(none, own))
         zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
         return Stage(
@@ -91,12 +110,17 @@ class Staged(ByStages, NestedSampler):
             rows=rows,
             later=later,
             num_left=count + self.num_stages - 1,
+            num_rows=count + len(rows),
             log_evidence=zero,
             variance=zero,
             num_evaluations=zero,
             stage=count,
             rng_key=random.key_data(rng_key),
         )
+
+    @property
+    def _backed(self) -> Backed:
+        return Backed(SUMMARIES[self.summary](self.split), self.background)
 
     def data(self, program: Program) -> dict[str, Array]:
         """All rows; a step takes its own."""
@@ -111,14 +135,12 @@ class Staged(ByStages, NestedSampler):
             info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
         )
 
-    def _densities(self, clumps: Clumps, program: Program) -> Callable:
-        log_share, log_rest = np.log1p(-self.background), np.log(self.background)
-
+    def _densities(self, clumps: Mixture, program: Program) -> Callable:
         def densities(z: Array) -> tuple[Array, Array]:
             log_prior, log_likelihood = self.split.densities(z, program)
             if not len(clumps.log_weight):
                 return log_prior, log_likelihood
-            return jnp.logaddexp(log_share + _clumps.log_density(clumps, z), log_rest + log_prior), log_likelihood
+            return self._backed.log_density(clumps, z, log_prior), log_likelihood
 
         return densities
 
@@ -140,29 +162,25 @@ class Staged(ByStages, NestedSampler):
         key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))
         fit_key, start_key = random.split(key)
         z, log_weight, _, _ = self._points(state.nest)
-        clumps = _clumps.fitted(fit_key, z, log_weight, self.num_clumps)
+        clumps = self._backed.summary.fitted(fit_key, z, log_weight, self.num_clumps)
         log_evidence, error = self._evidence(state.nest)
-        nest = self._started(start_key, self._drawn(clumps), self._densities(clumps, self._own(program, rows)))
+        nest = self._started(start_key, self._draw_from(clumps), self._densities(clumps, self._own(program, rows)))
         return state._replace(
             nest=nest,
             clumps=clumps,
             rows=rows,
+            num_rows=state.num_rows + len(rows),
             log_evidence=state.log_evidence + log_evidence,
             variance=state.variance + error**2,
             num_evaluations=self._row_evaluations(state),
             stage=state.stage + 1,
         )
 
+    def _draw_from(self, clumps: Mixture) -> Callable:
+        return lambda rng_key: self._backed.draw(rng_key, clumps, self.split.draw)
+
     def _row_evaluations(self, state: Stage) -> Array:
         return state.num_evaluations + state.nest.num_evaluations.astype(state.num_evaluations.dtype) * len(state.rows)
-
-    def _drawn(self, clumps: Clumps) -> Callable:
-        def draw(rng_key: Array) -> Array:
-            which_key, draw_key = random.split(rng_key)
-            is_background = random.bernoulli(which_key, self.background)
-            return jnp.where(is_background, self.split.draw(draw_key), _clumps.draw(draw_key, clumps))
-
-        return draw
 
     def draw(self, rng_key: Array, state: Any, program: Program, num_draws: int) -> dict[str, Array]:
         """As `NestedSampler`, of the last stage."""

@@ -14,7 +14,8 @@ from diagnostics import report
 from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged, _store
 from inference._progress import figures
 from inference._steppers import Step
-from inference.kernels import _clumps
+from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels._summary import Backed
 from tests.inference.nests import X, Y, line, line_evidence, two_modes
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -48,10 +49,10 @@ def wrong(monkeypatch, bug):
     others = {
         "no density": lambda self, clumps, z, log_prior: jnp.zeros(()),
         "the prior's": lambda self, clumps, z, log_prior: log_prior,
-        "no background": lambda self, clumps, z, log_prior: _clumps.log_density(clumps, z),
+        "no background": lambda self, clumps, z, log_prior: self.summary.log_density(clumps, z),
     }
     if bug != "right":
-        monkeypatch.setattr(ImportanceFinish, "_log_density", others[bug])
+        monkeypatch.setattr(Backed, "log_density", others[bug])
 
 
 def is_exact(particles, attrs):
@@ -69,8 +70,8 @@ def is_exact(particles, attrs):
 def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
     """Here a single one, beside the posterior and too wide."""
     wrong(monkeypatch, bug)
-    clump = _clumps.Clumps(jnp.zeros(1), jnp.asarray(MEAN)[None] + 0.1, 1.5 * jnp.linalg.cholesky(COVARIANCE)[None])
-    monkeypatch.setattr(_clumps, "fitted", lambda *_: clump)
+    clump = Clumps(jnp.zeros(1), jnp.asarray(MEAN)[None] + 0.1, 1.5 * jnp.linalg.cholesky(COVARIANCE)[None])
+    monkeypatch.setattr(StateClumps, "fitted", lambda *_: clump)
     _, found = weighed(monkeypatch, finish(background=0.3), X, Y)
     assert is_exact(found.groups["particles"], found.attrs) == (bug == "right")
     np.testing.assert_allclose(np.exp(found.groups["particles"]["log_weight"]).sum(), np.exp(found.attrs["log_evidence"]))

@@ -13,7 +13,7 @@ from scipy import stats
 
 from inference import Driver, Program, Staged, StructureError, _store
 from inference._steppers import Step
-from inference.kernels import _clumps
+from inference.kernels._clumps import Clumps, StateClumps
 from tests.inference.nests import line, line_evidence
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -38,14 +38,14 @@ def sampled(size, seed=0):
 
 
 def said(clumps, z):
-    return np.asarray(jax.vmap(lambda z: _clumps.log_density(clumps, z))(jnp.asarray(z)))
+    return np.asarray(jax.vmap(lambda z: StateClumps(z.size).log_density(clumps, z))(jnp.asarray(z)))
 
 
 def test_the_density_of_clumps_is_that_of_scipy():
-    clumps = _clumps.Clumps(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
+    clumps = Clumps(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
     z, exact = sampled(50)
     np.testing.assert_allclose(said(clumps, z), exact)
-    drawn = np.asarray(jax.vmap(lambda key: _clumps.draw(key, clumps))(random.split(random.key(0), 4000)))
+    drawn = np.asarray(jax.vmap(lambda key: StateClumps(2).draw(key, clumps))(random.split(random.key(0), 4000)))
     np.testing.assert_allclose(drawn.mean(0), 0.7 * LOC[1], atol=0.08)
 
 
@@ -54,7 +54,7 @@ def test_the_density_of_clumps_is_that_of_scipy():
 def test_clumps_say_of_new_points_what_the_truth_says(bug):
     """Cross-entropy within .03 nats. The planted bug is the printed one: a variance where the root belongs."""
     z, _ = sampled(5000)
-    clumps = _clumps.fitted(random.key(0), z, np.zeros(5000), 4)
+    clumps = StateClumps(2).fitted(random.key(0), z, np.zeros(5000), 4)
     if bug:
         clumps = clumps._replace(root=clumps.root @ jnp.swapaxes(clumps.root, 1, 2))
     new, exact = sampled(4000, 1)
@@ -65,7 +65,7 @@ def test_clumps_say_of_new_points_what_the_truth_says(bug):
 
 def test_weights_of_points_count():
     z = np.concatenate([RNG.normal(size=(1000, 1)), RNG.normal(size=(1000, 1)) + 40])
-    clumps = _clumps.fitted(random.key(0), z, np.repeat([0.0, np.log(3.0)], 1000), 4)
+    clumps = StateClumps(1).fitted(random.key(0), z, np.repeat([0.0, np.log(3.0)], 1000), 4)
     share = np.exp(np.asarray(clumps.log_weight)) @ (np.asarray(clumps.mean)[:, 0] > 20)
     assert abs(share - 0.75) < 0.01
 
@@ -256,8 +256,9 @@ def weighted(x, y=None):
         (line, {"num_stages": 0}, ValueError, "num_stages: found 0"),
         (line, {"num_clumps": 0}, ValueError, "num_clumps: found 0"),
         (line, {"background": 1.0}, ValueError, "background: found 1.0"),
+        (line, {"summary": "codes"}, ValueError, "summary: found 'codes', wanted 'state' or 'code'"),
     ],
-    ids=["latent by row", "factor", "no plate", "fixed size", "few rows", "no stage", "no clump", "no summary"],
+    ids=["latent by row", "factor", "no plate", "fixed size", "few rows", "no stage", "no clump", "no summary", "no such summary"],
 )
 def test_what_cannot_be_dealt_out_is_refused(model, settings, error, message):
     with pytest.raises(error, match=message):
