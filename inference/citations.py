@@ -182,6 +182,7 @@ _OF_KERNELS = {
     "DataTempering": ("chopin2002sequential", "delmoral2006sequential", "chan2013general"),
     "ImportanceFinish": ("skilling2006nested", "feroz2009multinest", "hesterberg1995weighted"),
     "LatentHistory": ("adams2009archipelago", "murray2010elliptical", "murray2010slice"),
+    "MergedStages": ("center2009learning", "skilling2006nested"),
     "NUTS": ("hoffman2014nuts",),
     "NestedSampler": ("skilling2006nested", "feroz2009multinest"),
     "ParticleFilter": ("mansinghka2007aclass", "fearnhead2004particle"),

@@ -7,6 +7,7 @@ from inference.kernels.coordinate_ascent import CoordinateAscent
 from inference.kernels.data_tempering import DataTempering
 from inference.kernels.importance_finish import ImportanceFinish
 from inference.kernels.latent_history import LatentHistory
+from inference.kernels.merged_stages import MergedStages
 from inference.kernels.nested_sampler import NestedSampler
 from inference.kernels.particle_filter import ParticleFilter
 from inference.kernels.staged import Staged
@@ -20,6 +21,7 @@ __all__ = [
     "DataTempering",
     "ImportanceFinish",
     "LatentHistory",
+    "MergedStages",
     "NestedSampler",
     "ParticleFilter",
     "Staged",

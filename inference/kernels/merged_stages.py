@@ -1,0 +1,111 @@
+"""What workers have learned apart, each from rows of its own, put together.
+
+    p(z | all rows)  ~  prior(z) product over w of  pi_w(z) / prior(z),        log Z = sum over w of log Z_w  +  log Z of this product
+
+Each worker ran `Staged` from the prior; what it has found is summarised as between stages: pi_w, clumps with the prior in the background.
+One more stage draws from pi_1 and takes the others, over the prior, for its likelihood. It looks at no row, so that its cost does not
+depend on their number. What clumps cannot say is lost, once for each worker, and where workers disagree the product lies in the tails of
+all of them, where clumps say the least: for the same rows, stages one after the other lose less. Of a model whose parts may change places
+(clusters of a mixture) every worker must have found all arrangements, or the same: the product is of those that all have.
+
+    drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
+    Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, which are only recorded
+    driver.update(x, y)                                          # from then on stages as ever
+
+Center (2009), "Learning complex classification models from large data sets", of the distribution among processors. Cost: as a stage of
+`Staged` with (workers x clumps x size^2) in place of the rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+
+from inference.kernels._summary import Mixture
+from inference.kernels.staged import Stage, Staged
+from inference.program import Program
+from inference.split import Split
+
+if TYPE_CHECKING:
+    from inference.driver import Driver
+
+__all__ = ["MergedStages"]
+
+
+class MergedStages(Staged):
+    """One posterior of several that were learned in stages from different rows.
+
+    :param parts: drivers of `Staged` that have finished, of one model with the same settings.
+    :param settings: of `Staged`, where they differ from those of the first part.
+    """
+
+    def __init__(self, parts: Sequence["Driver"], **settings: Any):
+        if len(parts) < 2:
+            raise ValueError(f"parts: found {len(parts)}, wanted two or more drivers of Staged.")
+        for number, part in enumerate(parts):
+            kernel = getattr(part, "kernel", None)
+            if not isinstance(kernel, Staged):
+                raise TypeError(f"parts: number {number} is {part!r}; wanted a Driver of Staged.")
+            if len(part.states) > 1 or not kernel.finished(part.states[0]):
+                raise ValueError(f"parts: number {number} has {len(part.states)} replicates, or has not finished; wanted one that has.")
+        first: Any = parts[0].kernel
+        same = ("summary", "num_clumps", "background", "num_live", "batch", "num_sweeps", "memory", "tolerance", "track_modes")
+        super().__init__(first.model, num_stages=1, **{name: getattr(first, name) for name in same} | settings)
+        self.parts = tuple(parts)
+
+    def check(self, program: Program) -> None:
+        """The model is read and proved, and the rows are as many as the parts have learned from."""
+        super().check(program)
+        learned, found = sum(int(part.states[0].num_rows) for part in self.parts), self._num_rows(program)
+        if learned != found:
+            raise ValueError(
+                f"plate {self.row_dim(program)!r}: found {found} rows, and the parts have learned from {learned}; wanted those."
+            )
+
+    def init(self, rng_key: Array, program: Program) -> Any:
+        """The stage that puts the parts together."""
+        fit_key, start_key, rng_key = random.split(rng_key, 3)
+        self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
+        found, fitted = [], []
+        for number, part in enumerate(self.parts):
+            kernel: Any = part.kernel
+            state = part.states[0]
+            kernel._check_alike(program)
+            z, log_weight, _, _ = kernel._points(state.nest)
+            fitted.append(self._backed.summary.fitted(random.fold_in(fit_key, number), z, log_weight, self.num_clumps))
+            log_evidence, error = kernel._evidence(state.nest)
+            found.append((state.log_evidence + log_evidence, state.variance + error**2, kernel._row_evaluations(state), state.num_rows))
+        clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *fitted)
+        log_evidence, variance, num_evaluations, num_rows = (jnp.stack(each).sum(0) for each in zip(*found, strict=True))
+        one = jnp.zeros(1, jnp.int32)  # a program cannot have none
+        own = self._own(program, one)
+        first = jax.tree.map(lambda leaf: leaf[0], clumps)
+        return Stage(
+            nest=self._started(start_key, self._draw_from(first), self._densities(clumps, own)),
+            clumps=clumps,
+            rows=one,
+            later=jnp.zeros((0, 0), jnp.int32),
+            num_left=jnp.zeros((), jnp.int32),
+            num_rows=num_rows,
+            log_evidence=log_evidence,
+            variance=variance,
+            num_evaluations=num_evaluations,
+            stage=sum(part.states[0].stage + 1 for part in self.parts) - 1,
+            rng_key=random.key_data(rng_key),
+        )
+
+    def _densities(self, clumps: Mixture, program: Program) -> Callable:
+        if clumps.log_weight.ndim == 1:  # a stage of rows
+            return super()._densities(clumps, program)
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, _ = self.split.densities(z, program)
+            each = jax.vmap(lambda own: self._backed.log_density(own, z, log_prior))(clumps)
+            return each[0], jnp.sum(each[1:] - log_prior)
+
+        return densities
+
+    def _row_evaluations(self, state: Stage) -> Array:
+        return state.num_evaluations if state.clumps.log_weight.ndim == 2 else super()._row_evaluations(state)

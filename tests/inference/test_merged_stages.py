@@ -1,0 +1,92 @@
+"""What workers have learned apart, put together, against the exact answer; a product that counts the prior too often; what is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from inference import Driver, MergedStages, NestedSampler, Program, Staged
+from tests.inference.nests import line, line_evidence
+from tests.inference.test_staged import DEVIATION, MEAN, X, Y, over
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+PARTS = (slice(0, 30), slice(30, 50), slice(50, 90))
+
+
+def worker(rows, seed=0, num_stages=1, model=line, **settings):
+    driver = Driver(Staged(model, num_stages=num_stages, num_live=100), num_samples=100, progress_bar=False, **settings)
+    driver.run(seed, X[rows], Y[rows])
+    return driver
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return [worker(rows, seed) for seed, rows in enumerate(PARTS)]
+
+
+def with_prior_each(self, clumps, program, densities=MergedStages._densities):
+    """A planted bug: the prior of every worker counts."""
+    if clumps.log_weight.ndim == 1:
+        return densities(self, clumps, program)
+    own = densities(self, clumps, program)
+
+    def too_often(z):
+        first, rest = own(z)
+        return first, rest + (len(clumps.log_weight) - 1) * self.split.densities(z, program)[0]
+
+    return too_often
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_evidence_and_posterior_are_those_of_all_rows(bug, workers, monkeypatch):
+    if bug:
+        monkeypatch.setattr(MergedStages, "_densities", with_prior_each)
+    driver = Driver(MergedStages(workers), num_samples=400, progress_bar=False)
+    tree = driver.run(5, X, Y)
+    z = (tree.attrs["log_evidence"] - line_evidence(X, Y)) / tree.attrs["log_evidence_se"]
+    drawn = tree["posterior"]["weight"].values[0]
+    is_right = abs(z) < 3.5 and (np.abs(drawn.mean(0) - MEAN) < 0.5 * DEVIATION).all()
+    assert is_right != bug
+    if not bug:
+        np.testing.assert_allclose(drawn.std(0), DEVIATION, rtol=0.35)
+        spent = [part.tree().attrs["num_row_evaluations"] for part in workers]
+        assert tree.attrs["num_row_evaluations"] == sum(spent)  # it has looked at no row
+        assert tree.attrs["num_stages"] == 3
+
+
+@pytest.mark.slow
+def test_more_rows_are_one_more_stage(workers):
+    driver = Driver(MergedStages(workers[:2]), num_samples=100, progress_bar=False)
+    driver.run(1, X[:50], Y[:50])
+    driver.update(X[50:], Y[50:])
+    tree = driver.tree()
+    assert tree["observed_data"].sizes["row"] == 90
+    assert tree.attrs["num_row_evaluations"] > 40 * 100
+    assert abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
+
+
+def fake(is_over=True, num_rows=50, model=line, replicates=1):
+    """A driver that stands at its first step, or where it has finished."""
+    kernel = Staged(model, num_stages=1, num_live=40)
+    state = kernel.init(jax.random.key(0), Program(line, X[:num_rows], Y[:num_rows]))
+    driver = Driver(kernel, progress_bar=False)
+    driver.__class__ = type("Fake", (Driver,), {"states": [over(state) if is_over else state] * replicates})
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        (lambda: [fake()], ValueError, "parts: found 1, wanted two or more"),
+        (lambda: [fake(), Driver(NestedSampler(line), progress_bar=False)], TypeError, "parts: number 1 is .*; wanted a Driver of Staged"),
+        (lambda: [fake(), fake(is_over=False)], ValueError, "parts: number 1 has 1 replicates, or has not finished"),
+        (lambda: [fake(), fake(replicates=2)], ValueError, "parts: number 1 has 2 replicates"),
+        (lambda: [fake(), fake(num_rows=30)], ValueError, "plate 'row': found 90 rows, and the parts have learned from 80"),
+    ],
+    ids=["one", "of all rows", "unfinished", "replicates", "other rows"],
+)
+def test_what_cannot_be_merged_is_refused(parts, error, message):
+    with pytest.raises(error, match=message):
+        Driver(MergedStages(parts()), progress_bar=False).run(0, X, Y)
