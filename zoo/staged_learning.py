@@ -46,7 +46,7 @@ CARD = Card(
   year = {2009},
 }""",
     data=("wine", "wdbc"),
-    kernels=("NestedSampler", "Staged", "NUTS"),
+    kernels=("NestedSampler", "Staged", "DataTempering", "NUTS"),
     sites={
         "beta": "weight of each cluster",
         "gamma": "the classes of a cluster",

@@ -17,6 +17,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "AugmentReduce": {"posterior": True},  # a point has no summary
     "NestedSampler": {"num_live": 100, "num_sweeps": 2.0},
     "Staged": {"num_live": 100, "num_sweeps": 2.0, "tolerance": 0.01, "track_modes": True},
+    "DataTempering": {"num_particles": 200},
 }
 DOUBLE = ("CoordinateAscent", "LatentHistory")
 MANY = 500_000  # entries from which on single precision is enough
@@ -105,5 +106,14 @@ def _class(name: str) -> Any:
 
 
 _MADE: dict[str, Callable] = {"SVI": _svi, "LatentHistory": _latent_history}
-_OURS = ("AugmentReduce", "CollapsedGibbs", "ConditionalGibbs", "CoordinateAscent", "NestedSampler", "ParticleFilter", "Staged")
+_OURS = (
+    "AugmentReduce",
+    "CollapsedGibbs",
+    "ConditionalGibbs",
+    "CoordinateAscent",
+    "DataTempering",
+    "NestedSampler",
+    "ParticleFilter",
+    "Staged",
+)
 _WHERE = dict.fromkeys(_OURS, "inference") | {"NUTS": "numpyro.infer"}

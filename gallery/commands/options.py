@@ -24,6 +24,7 @@ OF_KERNELS: Mapping[str, Mapping[str, int | None]] = {  # None: it ends by itsel
     "ParticleFilter": {"num_warmup": None},
     "NestedSampler": {"num_warmup": None, "num_chains": 2},  # each is a whole run
     "Staged": {"num_warmup": None, "num_chains": 2},
+    "DataTempering": {"num_warmup": None, "num_chains": 2},
     "CoordinateAscent": {"num_chains": 1, "num_samples": 200},
     "ConditionalGibbs": {"num_chains": 2, "num_warmup": 200, "num_samples": 300},
     "LatentHistory": {"num_chains": 1, "num_warmup": 300, "num_samples": 400},

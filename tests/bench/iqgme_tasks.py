@@ -93,6 +93,7 @@ def together(make, x, y, task, new, new_task) -> Fitted:
 DATA = {"landmine": (fields, 10**6), "letters": (letters, MOST_NEW)}
 METHODS = {
     "multi-task iQGME": (together, lambda: MultiTaskIQGMEClassifier(random_state=0)),
+    "multi-task iQGME, two groups": (together, lambda: MultiTaskIQGMEClassifier(2, 16, sparse=True, random_state=0)),
     "pooled iQGME": (pooled, lambda: IQGMEClassifier(random_state=0)),
     "single-task iQGME": (alone, lambda: IQGMEClassifier(random_state=0)),
     "pooled LR": (pooled, logistic),

@@ -25,8 +25,23 @@ def test_classes_of_a_table_are_fitted_and_predicted(room):
         ["predict", "points.nc", "new.csv"],
         ["plot", "points.nc", "--kind", "elbo", "-o", "elbo.png"],
         [*fit, *told, "num_stages=50", "--kernel", "staged", "-o", "never.nc"],
+        [
+            *fit,
+            *told[:1],
+            "num_particles=60",
+            *told[2:],
+            "num_stages=2",
+            "--kernel",
+            "datatempering",
+            "-o",
+            "again.nc",
+            "--plot",
+            "again.png",
+        ],
+        ["predict", "again.nc", "new.csv"],
+        ["report", "again.nc"],
     ]
-    (code, out, err), report, (predicted, text, _), elbo, (refused, _, why) = many(room, commands)
+    (code, out, err), report, (predicted, text, _), elbo, (refused, _, why), tempered, again, other = many(room, commands)
     assert (code, err) == (0, "")
     assert "NestedSampler, num_samples 100, num_chains 1" in out
     assert (room.folder / "points.png").stat().st_size > 10_000
@@ -37,3 +52,8 @@ def test_classes_of_a_table_are_fitted_and_predicted(room):
     assert "--kind elbo: the run has no such statistic" in elbo[2]
     assert refused == 2
     assert "num_stages: found 50 for 40 rows" in why
+    assert tempered[0] == 0, tempered[2]
+    assert "DataTempering, num_samples 100" in tempered[1]
+    assert (room.folder / "again.png").stat().st_size > 10_000
+    assert [row[-1] for row in csv.reader(io.StringIO(again[1]))] == ["predicted", "u", "v"]
+    assert "walks" in other[1]
