@@ -106,6 +106,7 @@ def test_no_compile_cache_writes_no_cache(variational):
     assert not list(variational.cache.rglob("*-cache"))
 
 
+@pytest.mark.slow
 def test_raw_features_stay_as_they_are(variational, room):
     tree = az.from_netcdf(variational.path)
     with open(room.folder / "insects.csv") as file:

@@ -71,12 +71,14 @@ def resumed(room, fitted):
     return many(room, commands)
 
 
+@pytest.mark.slow
 def test_run_without_a_draw_is_an_error_that_says_how_to_go_on(resumed):
     code, _, err = resumed[0]
     assert code == 2
     assert re.fullmatch(r"zoo: ended by max_time before the first draw, after \d+ steps: .*; go on with: zoo resume kept\n", err)
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_the_one_that_was_not_stopped(resumed, room, fitted):
     assert resumed[1][0] in (0, 2)  # 2: the limit came again before the first draw
     assert [code for code, _, _ in resumed[3:]] == [0, 0]
@@ -87,6 +89,7 @@ def test_resumed_run_equals_the_one_that_was_not_stopped(resumed, room, fitted):
         np.testing.assert_array_equal(final["posterior"][name], straight["posterior"][name])
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_run_is_refused_and_stays(resumed, room):
     code, _, err = resumed[2]
     assert code == 2

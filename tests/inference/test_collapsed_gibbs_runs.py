@@ -89,6 +89,7 @@ def test_arviz_and_the_report_read_the_tree():
     assert set(np.unique(tree.posterior_predictive["x"])) == {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_a_run_is_gone_on_from(tmp_path):
     settings = {"num_warmup": 10, "num_chains": 2, "checkpoint": tmp_path / "run", **QUIET}
     first, whole = (Driver(kernel(parameters=True), num_samples=n, **settings).run(7, X, Y) for n in (15, 40))

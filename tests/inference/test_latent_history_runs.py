@@ -106,6 +106,7 @@ def test_large_capacities_have_one_more_between_them(monkeypatch):
         np.testing.assert_array_equal(grown.values["where"][:size], state.values["where"])
 
 
+@pytest.mark.slow
 def test_memory_has_a_limit_that_is_named():
     with pytest.raises(RuntimeError, match=r"found \d+ points .* with 6 slots, and max_capacity is 10"):
         driver(kernel={"max_capacity": 10}).run(0, TOTAL, room=SMALL)

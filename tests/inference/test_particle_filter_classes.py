@@ -122,13 +122,11 @@ def check_rejuvenated(y, resampling="optimal", alpha=1.5):
     assert total_variation(exact, *answers(states)) < 0.025
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("y", "resampling"),
-    [
-        pytest.param(FIRST, "optimal", id="optimal"),
-        pytest.param(LATER, "optimal", id="joined", marks=pytest.mark.slow),
-        pytest.param(FIRST, "multinomial", id="multinomial", marks=pytest.mark.slow),
-    ],
+    [(FIRST, "optimal"), (LATER, "optimal"), (FIRST, "multinomial")],
+    ids=["optimal", "joined", "multinomial"],
 )
 def test_rejuvenation_keeps_evidence_and_posterior(y, resampling):
     check_rejuvenated(y, resampling)

@@ -66,6 +66,7 @@ def test_room_that_grows_changes_nothing(monkeypatch):
     assert check_growth(monkeypatch) >= 8  # it has doubled twice
 
 
+@pytest.mark.slow
 def test_what_growth_forgets_is_seen(monkeypatch):
     wider = particle_filter.wider
     slip = lambda groups: groups._replace(count=jnp.zeros_like(groups.count))
