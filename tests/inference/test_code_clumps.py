@@ -15,7 +15,8 @@ from inference.kernels import _code_clumps, _summary
 from inference.kernels._code_clumps import CodeClumps, Codes, spread_of
 from inference.split import Split
 from tests.inference.nests import line_evidence
-from tests.inference.test_staged import DEVIATION, MEAN, X, Y, check_same, driver_of
+from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
+from tests.inference.test_staged import driver_of
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

@@ -9,13 +9,12 @@ import pytest
 from jax import random
 
 from diagnostics import report
-from inference import DataTempering, Driver, Program, StructureError, _store
-from inference._steppers import Step
+from inference import DataTempering, Driver, Program, StructureError
 from inference.kernels import _tempering, data_tempering
 from inference.kernels._resampling import effective_size, systematic_parents
 from inference.kernels._tempering import counted, founded, next_exponent, variance_of
 from tests.inference.nests import line, line_evidence
-from tests.inference.test_staged import DEVIATION, MEAN, X, Y, fixed, lonely, own, weighted
+from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same, fixed, forget, lonely, own, weighted
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -219,14 +218,6 @@ def test_an_update_is_one_more_stage_that_sees_the_rows_before():
     np.testing.assert_array_equal(np.sort(np.asarray(state.table["y"])[:45]), np.sort(Y[:45]))
 
 
-def check_same(found, wanted):
-    for name, values in wanted["sample_stats"].data_vars.items():
-        np.testing.assert_array_equal(found["sample_stats"][name], values)
-    np.testing.assert_array_equal(found["posterior"]["weight"], wanted["posterior"]["weight"])
-    for name in ("log_evidence", "log_evidence_se", "num_stages", "num_row_evaluations"):
-        assert found.attrs[name] == wanted.attrs[name]
-
-
 @pytest.fixture(scope="module")
 def whole():
     """A run of three stages, and at which step each begins."""
@@ -253,14 +244,7 @@ def test_a_run_that_ended_on_its_way_is_resumed_bit_for_bit(whole, stage, after,
 def test_what_a_checkpoint_forgets_of_a_stage_is_seen(whole, field, tmp_path, monkeypatch):
     wanted, begins = whole
     driver_of(checkpoint=tmp_path / "run", num_warmup=begins[1] - 1).run(0, X[:50], Y[:50])
-    load = _store.FolderStore.load
-
-    def forgetful(store, states):
-        commit = load(store, states)
-        without = lambda step: step._replace(state=step.state._replace(**{field: jax.tree.map(jnp.zeros_like, getattr(step.state, field))}))
-        return commit and commit._replace(states=jax.tree.map(without, commit.states, is_leaf=lambda node: isinstance(node, Step)))
-
-    monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+    forget(monkeypatch, field, lambda value: jax.tree.map(jnp.zeros_like, value))
     with pytest.raises(AssertionError):
         check_same(driver_of(checkpoint=tmp_path / "run").run(0, X[:50], Y[:50]), wanted)
 

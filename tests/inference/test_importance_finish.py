@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -11,12 +10,12 @@ import pytest
 from jax import random
 
 from diagnostics import report
-from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged, _store
+from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged
 from inference._progress import figures
-from inference._steppers import Step
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._summary import Backed
 from tests.inference.nests import X, Y, line, line_evidence, two_modes
+from tests.inference.stages import forget
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -154,15 +153,9 @@ def test_a_run_that_was_ended_early_claims_no_error():
 def test_a_run_is_resumed_bit_for_bit(bug, tmp_path, monkeypatch):
     """In the nested sampling, and between that and the importance draws. The planted bug forgets the key of these."""
     wanted = run(finish(), X, Y)
-    steps, load = wanted.attrs["steps"], _store.FolderStore.load
-
-    def forgetful(store, states):
-        commit = load(store, states)
-        other = lambda step: step._replace(state=step.state._replace(rng_key=step.state.rng_key + jnp.uint32(1)))
-        return commit and commit._replace(states=jax.tree.map(other, commit.states, is_leaf=lambda node: isinstance(node, Step)))
-
+    steps = wanted.attrs["steps"]
     if bug:
-        monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+        forget(monkeypatch, "rng_key", lambda key: key + jnp.uint32(1))
     for stop in (7, steps):
         folder = tmp_path / str(stop)
         assert run(finish(), X, Y, num_warmup=stop, checkpoint=folder).attrs["ended"] == "budget"

@@ -6,7 +6,8 @@ import pytest
 
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
 from tests.inference.nests import line, line_evidence
-from tests.inference.test_staged import DEVIATION, MEAN, X, Y, over
+from tests.inference.stages import DEVIATION, MEAN, X, Y
+from tests.inference.test_staged import over
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

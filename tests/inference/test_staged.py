@@ -11,18 +11,12 @@ import pytest
 from jax import random
 from scipy import stats
 
-from inference import Driver, Program, Staged, StructureError, _store
-from inference._steppers import Step
+from inference import Driver, Program, Staged, StructureError
 from inference.kernels._clumps import Clumps, StateClumps
 from tests.inference.nests import line, line_evidence
+from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same, fixed, forget, lonely, own, weighted
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
-
-RNG = np.random.default_rng(5)
-X = RNG.normal(size=(90, 2))
-Y = X @ [1.0, -0.5] + 0.5 * RNG.normal(size=90)
-PRECISION = np.diag([1.0, 0.25]) + X.T @ X / 0.25
-MEAN, DEVIATION = np.linalg.solve(PRECISION, X.T @ Y / 0.25), np.sqrt(np.diag(np.linalg.inv(PRECISION)))
 
 LOC = np.array([[0.0, 0.0], [3.0, 1.0]])
 ROOT = np.array([[[0.5, 0.0], [0.3, 0.2]], [[0.1, 0.0], [0.0, 1.0]]])
@@ -64,7 +58,8 @@ def test_clumps_say_of_new_points_what_the_truth_says(bug):
 
 
 def test_weights_of_points_count():
-    z = np.concatenate([RNG.normal(size=(1000, 1)), RNG.normal(size=(1000, 1)) + 40])
+    rng = np.random.default_rng(0)
+    z = np.concatenate([rng.normal(size=(1000, 1)), rng.normal(size=(1000, 1)) + 40])
     clumps = StateClumps(1).fitted(random.key(0), z, np.repeat([0.0, np.log(3.0)], 1000), 4)
     share = np.exp(np.asarray(clumps.log_weight)) @ (np.asarray(clumps.mean)[:, 0] > 20)
     assert abs(share - 0.75) < 0.01
@@ -102,13 +97,6 @@ def test_an_update_is_one_more_stage():
     assert abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
 
 
-def check_same(found, wanted):
-    for name, values in wanted["sample_stats"].data_vars.items():
-        np.testing.assert_array_equal(found["sample_stats"][name], values)
-    np.testing.assert_array_equal(found["posterior"]["weight"], wanted["posterior"]["weight"])
-    assert (found.attrs["log_evidence"], found.attrs["num_stages"]) == (wanted.attrs["log_evidence"], wanted.attrs["num_stages"])
-
-
 @pytest.fixture(scope="module")
 def whole():
     """A run of three stages, and at which step each begins."""
@@ -135,18 +123,7 @@ def test_a_run_that_ended_in_a_later_stage_is_resumed_bit_for_bit(whole, stage, 
 def test_what_a_checkpoint_forgets_of_a_stage_is_seen(whole, field, tmp_path, monkeypatch):
     wanted, begins = whole
     driver_of(checkpoint=tmp_path / "run", num_warmup=begins[1] + 5, **SMALL).run(0, X[:50], Y[:50])
-    load = _store.FolderStore.load
-    other = {
-        "rows": lambda rows: rows // 2,
-        "later": lambda later: later[:, ::-1],
-    }
-
-    def forgetful(store, states):
-        commit = load(store, states)
-        without = lambda step: step._replace(state=step.state._replace(**{field: other[field](getattr(step.state, field))}))
-        return commit and commit._replace(states=jax.tree.map(without, commit.states, is_leaf=lambda node: isinstance(node, Step)))
-
-    monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+    forget(monkeypatch, field, {"rows": lambda rows: rows // 2, "later": lambda later: later[:, ::-1]}[field])
     with pytest.raises(AssertionError):
         check_same(driver_of(checkpoint=tmp_path / "run", **SMALL).run(0, X[:50], Y[:50]), wanted)
 
@@ -215,34 +192,6 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
     state = over(kernel.init(random.key(0), Program(noisy, x=X, y=Y)))
     with pytest.raises(ValueError, match=message):
         kernel.updated(state, Program(noisy, **arguments))
-
-
-def lonely(x, y=0.0):
-    """Nothing is in a plate."""
-    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
-
-
-def fixed(x, y=None):
-    """Its rows are as many as they are, whatever the data."""
-    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    with numpyro.plate("row", 90):
-        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.zeros(90))
-
-
-def own(x, y=None):
-    """Each row has a level of its own."""
-    with numpyro.plate("row", len(x)):
-        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.asarray(x)[:, 0])
-
-
-def weighted(x, y=None):
-    """A factor beside the rows."""
-    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    numpyro.factor("known", -3.0)
-    with numpyro.plate("row", len(x)):
-        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.asarray(x)[:, 0])
 
 
 @pytest.mark.parametrize(

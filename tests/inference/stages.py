@@ -1,0 +1,65 @@
+"""Rows with an exact posterior, and models that cannot be learned in stages: shared by the tests of kernels that learn so."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from inference import _store
+from inference._steppers import Step
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(90, 2))
+Y = X @ [1.0, -0.5] + 0.5 * RNG.normal(size=90)
+PRECISION = np.diag([1.0, 0.25]) + X.T @ X / 0.25
+MEAN, DEVIATION = np.linalg.solve(PRECISION, X.T @ Y / 0.25), np.sqrt(np.diag(np.linalg.inv(PRECISION)))
+
+
+def check_same(found, wanted):
+    """Two runs, bit for bit."""
+    for name, values in wanted["sample_stats"].data_vars.items():
+        np.testing.assert_array_equal(found["sample_stats"][name], values)
+    np.testing.assert_array_equal(found["posterior"]["weight"], wanted["posterior"]["weight"])
+    for name in ("log_evidence", "log_evidence_se", "num_stages", "num_row_evaluations"):
+        assert found.attrs[name] == wanted.attrs[name]
+
+
+def forget(monkeypatch, field, other):
+    """A planted bug: of a state that is loaded, a field is another."""
+    load = _store.FolderStore.load
+    changed = lambda step: step._replace(state=step.state._replace(**{field: other(getattr(step.state, field))}))
+
+    def forgetful(store, states):
+        commit = load(store, states)
+        return commit and commit._replace(states=jax.tree.map(changed, commit.states, is_leaf=lambda node: isinstance(node, Step)))
+
+    monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+
+
+def lonely(x, y=0.0):
+    """Nothing is in a plate."""
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+def fixed(x, y=None):
+    """Its rows are as many as they are, whatever the data."""
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", 90):
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.zeros(90))
+
+
+def own(x, y=None):
+    """Each row has a level of its own."""
+    with numpyro.plate("row", len(x)):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.asarray(x)[:, 0])
+
+
+def weighted(x, y=None):
+    """A factor beside the rows."""
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.factor("known", -3.0)
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.asarray(x)[:, 0])
