@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_selection import VarianceThreshold
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -70,7 +71,8 @@ def logistic():
 
 
 def boosted():
-    return HistGradientBoostingClassifier(random_state=0)
+    """A column that a task has no entry of stops it: such are left out."""
+    return make_pipeline(VarianceThreshold(), HistGradientBoostingClassifier(random_state=0))
 
 
 def pooled(make, x, y, task, new, new_task) -> Fitted:
@@ -93,6 +95,8 @@ def together(make, x, y, task, new, new_task) -> Fitted:
 DATA = {"landmine": (fields, 10**6), "letters": (letters, MOST_NEW)}
 METHODS = {
     "multi-task iQGME": (together, lambda: MultiTaskIQGMEClassifier(random_state=0)),
+    "multi-task iQGME, one group": (together, lambda: MultiTaskIQGMEClassifier(1, 16, random_state=0)),
+    "multi-task iQGME, one sparse group": (together, lambda: MultiTaskIQGMEClassifier(1, 16, sparse=True, random_state=0)),
     "multi-task iQGME, two groups": (together, lambda: MultiTaskIQGMEClassifier(2, 16, sparse=True, random_state=0)),
     "pooled iQGME": (pooled, lambda: IQGMEClassifier(random_state=0)),
     "single-task iQGME": (alone, lambda: IQGMEClassifier(random_state=0)),

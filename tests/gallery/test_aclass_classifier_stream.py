@@ -165,6 +165,7 @@ def test_a_failed_partial_fit_changes_nothing(half, name):
         np.testing.assert_array_equal(value, before[key], err_msg=key)
 
 
+@pytest.mark.slow
 def test_after_failures_it_goes_on_as_if_they_had_not_been(at_once):
     classifier = new().fit(X[:FIRST], Y[:FIRST])
     for x, y, match in BAD.values():
@@ -207,6 +208,7 @@ def test_max_time_keeps_the_rows_that_were_seen_and_says_how_to_go_on(at_once):
     check_same(classifier, at_once)
 
 
+@pytest.mark.slow
 def test_max_time_may_be_changed_between_calls():
     with pytest.warns(ConvergenceWarning, match="after 1 of 16 rows"):
         classifier = new(max_time=0.0).fit(X, Y)

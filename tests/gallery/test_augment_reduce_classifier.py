@@ -74,6 +74,7 @@ FEW = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32) + 3.0
 KINDS = np.arange(40) % 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "most"), [({"rank": 2}, 10**8), ({}, 10)], ids=["rank", "many entries"])
 def test_columns_that_were_moved_are_moved_in_a_sparse_table(monkeypatch, options, most):
     monkeypatch.setattr("gallery.augment_reduce.MOST_DENSE", most)
@@ -81,6 +82,7 @@ def test_columns_that_were_moved_are_moved_in_a_sparse_table(monkeypatch, option
     np.testing.assert_allclose(found.predict_proba(sparse.csr_matrix(FEW)), found.predict_proba(FEW), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [100, 10**8], ids=["packed first", "unpacked first"])
 def test_further_rows_are_laid_out_as_the_first(monkeypatch, most):
     monkeypatch.setattr("gallery.augment_reduce.MOST_DENSE", most)

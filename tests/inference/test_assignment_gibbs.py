@@ -246,6 +246,7 @@ def bits(**options):
     return Driver(ConditionalGibbs(iqgme), **SHORT | options).run(0, **BITS)
 
 
+@pytest.mark.slow
 def test_tree_of_a_run_that_takes_the_route_by_itself(tmp_path):
     tree = bits(num_chains=2, groups=("log_likelihood",), checkpoint=tmp_path)
     assert tree["posterior"]["p"].dims == ("chain", "draw", "expert", "feature")

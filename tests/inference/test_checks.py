@@ -98,6 +98,7 @@ def test_a_support_that_latent_sites_set_needs_a_start_and_no_other_data():
     Program(_below, y, 10.0).check(start={"top": jnp.array(150.0)})
 
 
+@pytest.mark.slow
 def test_a_start_that_the_kernel_knows_is_enough():
     y, start = jnp.array([3.0, 100.0]), init_to_value(values={"top": 150.0})
     settings = {"num_warmup": 5, "num_samples": 5, "progress_bar": False}

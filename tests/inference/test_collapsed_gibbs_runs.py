@@ -98,6 +98,7 @@ def test_a_run_is_gone_on_from(tmp_path):
         np.testing.assert_array_equal(whole.posterior[name], run().posterior[name])
 
 
+@pytest.mark.slow
 def test_the_structure_is_read_again_where_an_argument_has_another_name(unproved):
     """The numbers are the same; only the names tell that there are now at most two groups."""
     two, one = kernel(), np.zeros(6, int)
@@ -115,6 +116,7 @@ def test_data_that_were_changed_in_place_are_looked_at_again(unproved):
         kernel().init(random.key(0), 0, None, (x, KNOWN), {})
 
 
+@pytest.mark.slow
 def test_a_kernel_that_has_read_a_model_can_be_pickled():
     used = kernel()
     used.init(random.key(0), 0, None, (X, Y), {})
@@ -172,6 +174,7 @@ def test_without_a_bar_the_draws_of_numpyros_mcmc_are_void():
         mcmc.sampler.get_diagnostics_str(mcmc.last_state)
 
 
+@pytest.mark.slow
 def test_a_bounded_number_of_groups_is_never_full():
     tree = Driver(kernel(), num_warmup=0, num_samples=50, **QUIET).run(0, APART, SEATED, alpha=20.0, max_groups=2)
     assert tree.posterior["z"].max() == 1
@@ -319,6 +322,7 @@ def test_bad_models_and_data_are_refused_by_name(name, unproved):
         chain.init(random.key(0), 0, None, (), given)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "message"), [("NaN label", "CRP labels"), ("label 2", "site 'y.*first is 2"), ("latent scalar", "'alpha'")]
 )

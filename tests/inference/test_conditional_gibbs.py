@@ -152,6 +152,7 @@ def test_another_kernel_takes_what_is_refused():
     check_same(run(Gibbs(blocks)), run(NUTS(edited)))
 
 
+@pytest.mark.slow
 def test_names_mean_nothing():
     renamed = numpyro.handlers.scope(regression, prefix="new")
     kernel = ConditionalGibbs(renamed)

@@ -56,6 +56,7 @@ def test_the_zoos_model_is_read_whatever_its_options(name):
     assert set(found.by_entry) == {"row", "column", "value"} | ({"trials"} if "trials" in program.arguments else set())
 
 
+@pytest.mark.slow
 def test_a_known_intercept_is_no_shared_site():
     found = read(small(intercept=0.5))
     assert (found.shared, found.levels) == ((), ())
@@ -66,6 +67,7 @@ def test_names_mean_nothing():
     assert read(shop()) == WHOLE
 
 
+@pytest.mark.slow
 def test_neither_does_the_order_of_the_arguments():
     def swapped(told, book, stars, reader):
         return shelves(reader, book, stars)
@@ -102,6 +104,7 @@ def test_without_shared_sites_rows_and_columns_are_left():
     assert (read(few(level=None)).shared, read(few(level=None)).levels) == ((), ())
 
 
+@pytest.mark.slow
 def test_features_of_entries_have_shared_coefficients():
     found = read(shop(NOTES))
     assert found.by_entry == ("reader", "book", "stars", "notes")
@@ -124,7 +127,7 @@ FOUND = {
 }
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", FOUND)
 def test_an_edit_is_followed(name):
     found = read(shop(**EDITS[name]))
@@ -200,6 +203,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_kernel_falls_back_to_one_site_after_the_other(name):
     program = few(**OTHERS[name])
@@ -223,6 +227,7 @@ def test_what_no_route_can_draw_is_refused_by_name(edit, site):
         start(few(**edit))
 
 
+@pytest.mark.slow
 def test_sites_of_another_kernel_leave_no_crossed_predictor():
     others = {GIBBS_SITES_KWARG: {"fame": jnp.zeros(5)}}
     kernel = start(few(), **others)
@@ -251,6 +256,7 @@ def held_terms(shift=0.0):
     return program.log_probs(values)["y"], held.log_probs(moved)["y"], program.log_probs(moved), held.log_probs(moved)
 
 
+@pytest.mark.slow
 def test_a_held_model_knows_its_predictor_and_all_else_follows():
     before, after, wanted, found = held_terms()
     np.testing.assert_allclose(after, before, rtol=1e-12)

@@ -160,6 +160,7 @@ def test_extend_of_svi_equals_a_longer_run():
     np.testing.assert_array_equal(driver.extend(100).posterior["weight"], svi(num_warmup=300).run(5, X, LABELS).posterior["weight"])
 
 
+@pytest.mark.slow
 def test_the_same_driver_runs_twice_alike():
     for driver in (nuts(num_samples=10), svi(num_warmup=10, num_chains=2)):
         first, _, again = driver.run(5, X, LABELS), driver.run(6, X, LABELS), driver.run(5, X, LABELS)
@@ -349,6 +350,7 @@ def test_parallel_chains_on_two_devices_equal_sequential_ones():
     assert done.stdout == "equal\n", done.stderr
 
 
+@pytest.mark.slow
 def test_svi_of_a_subsampled_plate():
     data = np.linspace(-1.0, 3.0, 60).astype(np.float32)
 

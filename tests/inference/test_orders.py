@@ -57,6 +57,7 @@ def by_importance(model):
     return ImportanceSampling(model, num_batches=40, batch_size=256)
 
 
+@pytest.mark.slow
 def test_orders_that_are_equal_come_out_equal():
     """The same model under every order: the posterior is the prior, and the family's evidence that of the model."""
     same = lambda order: models.normal_mean

@@ -150,15 +150,9 @@ def always(monkeypatch):
 SCHEMES = pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
 
 
-@pytest.mark.slow_after(1)
-@pytest.mark.parametrize(
-    ("resampling", "forced"),
-    [
-        ("multinomial", True),
-        ("systematic", True),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("multinomial", "systematic")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("forced", [True, False])
+@pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
 def test_other_schemes_are_unbiased_and_find_the_posterior(resampling, forced, monkeypatch):
     if forced:
         always(monkeypatch)

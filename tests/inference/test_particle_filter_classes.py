@@ -166,6 +166,7 @@ def by_class_and_feature(x, at):
         return sample("x", Missing(dist.Bernoulli(p[at.z])), obs=x)
 
 
+@pytest.mark.slow
 def test_priors_by_class_and_feature_are_followed():
     mixture = Mixture(lambda x, c: bernoulli(x, ONES[c], 2.0), by_class=True, num_classes=2, gamma=(1.0, 1.0))
     states = filtered(ParticleFilter(aclass, num_particles=300), table(X[:5], FIRST[:5], 2, component=by_class_and_feature))
@@ -183,6 +184,7 @@ def counts(numbers):
         sample("number", Missing(dist.Poisson(pace[crowd])), obs=numbers)
 
 
+@pytest.mark.slow
 def test_a_model_without_classes_is_followed():
     numbers = np.array([1.0, 12.0, np.nan, 2.0, 9.0])
     states = filtered(ParticleFilter(counts, num_particles=52), Program(counts, numbers))

@@ -164,6 +164,7 @@ def test_a_component_that_cannot_be_integrated_out_is_refused(name):
         read(aclass, x, component=component)
 
 
+@pytest.mark.slow
 def test_what_makes_a_group_vary_is_seen_with_a_single_group_too():
     with pytest.raises(StructureError, match=f"site 'x': .* {MISSES}"):
         read(aclass, REAL, component=loc_of_its_own, max_groups=1)

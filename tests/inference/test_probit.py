@@ -187,6 +187,7 @@ def test_response_to_a_level_is_the_normal_in_its_interval():
     check_ordered()
 
 
+@pytest.mark.slow
 def test_response_to_successes_is_the_mean_over_the_trials():
     check_binomial()
 

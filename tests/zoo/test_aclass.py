@@ -174,6 +174,7 @@ def test_a_component_with_one_term_wrong_is_seen(twin, component_formula):
         check_formula(twin, component_formula)
 
 
+@pytest.mark.slow
 def test_one_correlated_feature_is_one_real_feature():
     """normal_inverse_wishart of width 1 is normal_inverse_chi2; the densities of precision and variance differ by the Jacobian."""
     data = simulate(random.key(0), 6, 1, component=normal_inverse_chi2)
@@ -183,6 +184,7 @@ def test_one_correlated_feature_is_one_real_feature():
     np.testing.assert_allclose(found, log_density(aclass, (), data, values)[0] + 2 * jnp.log(values["var"]).sum(), rtol=1e-10)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_gradient_is_finite_beside_missing_entries(name):
     _, values, program = drawn(COMPONENTS[name][0])
@@ -242,6 +244,7 @@ def test_rows_without_a_label_are_latent():
     np.testing.assert_allclose(nothing.log_joint(latent), program.log_joint(values))
 
 
+@pytest.mark.slow
 def test_labels_may_be_traced_when_it_is_said_whether_all_are_there():
     data, values, program = drawn()
     y = data["y"]
@@ -256,6 +259,7 @@ def test_labels_may_be_traced_when_it_is_said_whether_all_are_there():
     assert "all_labelled=True or False" in error.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_hyper_parameters_may_be_latent_sites():
     component = partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0))
     data = simulate(random.key(0), 8, 3, component=component, alpha=dist.Gamma(1.0, 1.0))
@@ -304,6 +308,7 @@ def check_pairs(**options):
     assert abs(product.mean() - 2 / 3 / 2 / 8) < 4 * product.std() / np.sqrt(len(y))
 
 
+@pytest.mark.slow
 def test_simulated_rows_covary_as_the_model_says():
     check_pairs()
 

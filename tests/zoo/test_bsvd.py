@@ -261,7 +261,7 @@ def test_entries_of_another_model_are_seen(name):
         check_entries(**{name: OTHERS[name]})
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("link", ["gaussian", "five levels", "binomial"])
 def test_tables_of_numpy_in_single_precision(link):
     """As the gallery hands them over: float64 and int64, in a session of float32."""
