@@ -4,8 +4,10 @@
     python -m tests.bench.iqgme_single RESULTS.jsonl --splits 10     # goes on where it stopped
     python -m tests.bench.iqgme_single RESULTS.jsonl --table
 
-Ionosphere and WDBC lose a share of their entries at random; horse colic and Pima lack some by nature. Of each, a share of the rows of both
-classes is for training, the rest is for testing. Every method sees the same rows and holes. The SVM (RBF) takes C and gamma by three folds.
+Ionosphere and WDBC lose a share of their entries at random; "wdbc, by sensor" loses them as if its means, errors and extremes were of three
+sensors, each silent for a row at once (but one of them never is where all of them would be); horse colic and Pima lack some by nature. Of
+each, a share of the rows of both classes is for training, the rest is for testing. Every method sees the same rows and holes. The SVM (RBF)
+takes C and gamma by three folds. "3 experts" is the same model with three at most: a finite mixture of experts.
 """
 
 import argparse
@@ -28,10 +30,11 @@ from sklearn.svm import SVC
 
 from gallery import IQGMEClassifier
 from gallery.datasets import load
-from tests.bench.iqgme_tasks import rows_of
+from tests.bench.iqgme_tasks import beside, rows_of
 
-CELLS = [(name, missing, share) for name in ("ionosphere", "wdbc") for missing in (0.25, 0.5) for share in (0.1, 0.5, 0.9)]
-CELLS += [(name, 0.0, share) for name in ("horse_colic", "pima_missing") for share in (0.1, 0.5, 0.9)]
+HOLED, SHARES = ("ionosphere", "wdbc", "wdbc, by sensor"), (0.1, 0.5, 0.9)
+CELLS = [(name, missing, share) for name in HOLED for missing in (0.25, 0.5) for share in SHARES]
+CELLS += [(name, 0.0, share) for name in ("horse_colic", "pima_missing") for share in SHARES]
 GRID = {"svc__C": [0.1, 1, 10, 100], "svc__gamma": [0.003, 0.01, 0.03, 0.1, 0.3]}
 
 
@@ -49,7 +52,17 @@ METHODS = {
     "HistGB": lambda: HistGradientBoostingClassifier(random_state=0),
     "SVM": lambda: searched(SimpleImputer(keep_empty_features=True)),
     "SVM, iterative": lambda: searched(IterativeImputer(max_iter=5, keep_empty_features=True, random_state=0)),
+    **{f"{count} experts": lambda count=count: IQGMEClassifier(count, random_state=0) for count in (2, 3, 5, 10)},
 }
+
+
+def holed(name: str, x: np.ndarray, missing: float, rng: np.random.Generator) -> np.ndarray:
+    """The table without a share of its entries."""
+    if not name.endswith(", by sensor"):
+        return np.where(rng.random(x.shape) < missing, np.nan, x)
+    silent = rng.random((len(x), 3)) < missing
+    silent[np.arange(len(x)), rng.integers(0, 3, len(x))] &= ~silent.all(1)
+    return np.where(silent.repeat(x.shape[1] // 3, 1), np.nan, x)
 
 
 def run(path: Path, splits: int, methods: list[str], sets: list[str]) -> None:
@@ -57,8 +70,8 @@ def run(path: Path, splits: int, methods: list[str], sets: list[str]) -> None:
     done = {(row["data"], row["missing"], row["share"], row["split"], row["method"]) for row in rows_of(path)}
     for split in range(splits):
         for name, missing, share in (cell for cell in CELLS if cell[0] in sets):
-            data, rng = load(name), np.random.default_rng([split, int(100 * missing), int(100 * share)])
-            x = np.where(rng.random(data["x"].shape) < missing, np.nan, data["x"])
+            data, rng = load(name.split(",")[0]), np.random.default_rng([split, int(100 * missing), int(100 * share)])
+            x = holed(name, data["x"], missing, rng)
             train, test = train_test_split(np.arange(len(x)), train_size=share, stratify=data["y"], random_state=split)
             for method in (each for each in methods if (name, missing, share, split, each) not in done):
                 start, model = process_time(), METHODS[method]().fit(x[train], data["y"][train])
@@ -70,23 +83,16 @@ def run(path: Path, splits: int, methods: list[str], sets: list[str]) -> None:
 
 
 def table(path: Path) -> None:
-    """Means over splits; of peers, in parentheses, what iQGME is above them over the same splits, and its standard error."""
+    """Means over splits; of peers what `beside` says."""
     rows = rows_of(path)
-    print("| data | missing | training share | splits | " + " | ".join(METHODS) + " |\n|" + "---|" * (4 + len(METHODS)))
-    for cell in CELLS:
-        auc = {name: {} for name in METHODS}
-        for row in rows:
-            if (row["data"], row["missing"], row["share"]) == cell:
-                auc[row["method"]][row["split"]] = row["auc"]
-        if not auc["iQGME"]:
-            continue
-        told = [f"{np.mean(list(auc['iQGME'].values())):.3f}"]
-        for name in list(METHODS)[1:]:
-            both = sorted(set(auc["iQGME"]) & set(auc[name]))
-            gap = np.array([auc["iQGME"][split] - auc[name][split] for split in both])
-            error = f" ± {gap.std(ddof=1) / np.sqrt(len(gap)):.3f}" if len(gap) > 1 else ""
-            told.append(f"{np.mean([auc[name][split] for split in both]):.3f} ({gap.mean():+.3f}{error})" if both else "-")
-        print(f"| {cell[0]} | {cell[1]:g} | {cell[2]:g} | {len(auc['iQGME'])} | " + " | ".join(told) + " |")
+    peers = [name for name in METHODS if name != "iQGME" and any(row["method"] == name for row in rows)]
+    print("| data | missing | training share | splits | iQGME | " + " | ".join(peers) + " |\n|" + "---|" * (5 + len(peers)))
+    for name, missing, share in CELLS:
+        own = [row for row in rows if (row["data"], row["missing"], row["share"]) == (name, missing, share)]
+        auc = {method: {row["split"]: row["auc"] for row in own if row["method"] == method} for method in METHODS}
+        if mine := auc["iQGME"]:
+            told = [beside(mine, auc[peer]) for peer in peers]
+            print(f"| {name} | {missing:g} | {share:g} | {len(mine)} | {np.mean(list(mine.values())):.3f} | " + " | ".join(told) + " |")
 
 
 def main() -> None:
@@ -94,7 +100,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--sets", nargs="+", default=["ionosphere", "wdbc", "horse_colic", "pima_missing"])
+    parser.add_argument("--sets", nargs="+", default=list(dict.fromkeys(name for name, *_ in CELLS)))
     parser.add_argument("--table", action="store_true")
     told = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)

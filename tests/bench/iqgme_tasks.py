@@ -95,8 +95,6 @@ def together(make, x, y, task, new, new_task) -> Fitted:
 DATA = {"landmine": (fields, 10**6), "letters": (letters, MOST_NEW)}
 METHODS = {
     "multi-task iQGME": (together, lambda: MultiTaskIQGMEClassifier(random_state=0)),
-    "multi-task iQGME, one group": (together, lambda: MultiTaskIQGMEClassifier(1, 16, random_state=0)),
-    "multi-task iQGME, one sparse group": (together, lambda: MultiTaskIQGMEClassifier(1, 16, sparse=True, random_state=0)),
     "multi-task iQGME, two groups": (together, lambda: MultiTaskIQGMEClassifier(2, 16, sparse=True, random_state=0)),
     "pooled iQGME": (pooled, lambda: IQGMEClassifier(random_state=0)),
     "single-task iQGME": (alone, lambda: IQGMEClassifier(random_state=0)),
@@ -142,28 +140,28 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def table(path: Path) -> None:
-    """Means over splits; of peers, in parentheses, what the multi-task model is above them over the same splits, and its standard error."""
+    """Means over splits; of peers what `beside` says."""
     rows = rows_of(path)
     methods = [name for name in METHODS if any(row["method"] == name for row in rows)]
     print("| data | missing | size | splits | " + " | ".join(methods) + " |\n|" + "---|" * (4 + len(methods)))
-    cells = sorted({(row["data"], row["missing"], row["size"]) for row in rows})
+    cells = sorted({(row["data"], row["missing"], row["size"]) for row in rows if row["method"] == "multi-task iQGME"})
     for data, share, size in cells:
         own = [row for row in rows if (row["data"], row["missing"], row["size"]) == (data, share, size)]
         cell = {name: {row["split"]: row["auc"] for row in own if row["method"] == name} for name in methods}
         mine = cell["multi-task iQGME"]
-        told = [_told(mine, cell[name], name == "multi-task iQGME") for name in methods]
-        print(f"| {data} | {share:g} | {size} | {len(mine)} | " + " | ".join(told) + " |")
+        told = [beside(mine, cell[name]) for name in methods if name != "multi-task iQGME"]
+        print(f"| {data} | {share:g} | {size} | {len(mine)} | {np.mean(list(mine.values())):.3f} | " + " | ".join(told) + " |")
 
 
-def _told(mine: dict[int, float], other: dict[int, float], is_mine: bool) -> str:
+def beside(mine: dict[int, float], other: dict[int, float]) -> str:
+    """A peer's mean; in parentheses how far ours is above it over the same splits, and its error; in brackets their number if fewer."""
     both = sorted(set(mine) & set(other))
-    if is_mine or not both:
-        return f"{np.mean(list(mine.values())):.3f}" if is_mine and mine else "-"
+    if not both:
+        return "-"
     gap = np.array([mine[split] - other[split] for split in both])
     error = f" ± {gap.std(ddof=1) / np.sqrt(len(gap)):.3f}" if len(gap) > 1 else ""
-    return f"{np.mean([other[split] for split in both]):.3f} ({gap.mean():+.3f}{error})" + (
-        f" [{len(both)}]" if len(both) < len(mine) else ""
-    )
+    fewer = f" [{len(both)}]" if len(both) < len(mine) else ""
+    return f"{np.mean([other[split] for split in both]):.3f} ({gap.mean():+.3f}{error}){fewer}"
 
 
 def main() -> None:
