@@ -6,8 +6,9 @@
     uv run python -m tests.bench.archipelago_results -o FOLDER --table                  # nothing is run
 
 Each fit leaves a file in FOLDER, so that a run that was cut goes on. `-s 3600` starts no fit after an hour, `-n 1` makes one draw of each
-cell, `-d wine` takes one data set. All methods see the same draws. Beside a method's mean stands how far it is from the first column's,
-with the standard error of the difference over paired draws, and in brackets the number of draws where it has fewer.
+cell, `-d wine` takes one data set, `-l 8` one number of labels. All methods see the same draws. Beside a method's mean stands how far it
+is from the first column's, with the standard error of the difference over paired draws, and in brackets the number of draws where it has
+fewer.
 """
 
 import json
@@ -162,7 +163,7 @@ def _is_near(lead: np.ndarray) -> bool:
 
 def main(words: list[str]) -> None:
     """The command line."""
-    options = {flag: words[words.index(flag) + 1] for flag in ("-o", "-s", "-n", "-d") if flag in words}
+    options = {flag: words[words.index(flag) + 1] for flag in ("-o", "-s", "-n", "-d", "-l") if flag in words}
     names = [word for word in words if word in NAMES] or list(NAMES)
     unknown = [word for word in words if word not in (*NAMES, *options, *options.values(), "--table")]
     if options.get("-d", DATA[0]) not in DATA:
@@ -171,7 +172,8 @@ def main(words: list[str]) -> None:
         raise SystemExit(
             f"{__doc__}\nmethods: {', '.join(NAMES)}; data: {', '.join(DATA)}{'; unknown: ' + ', '.join(unknown) if unknown else ''}"
         )
-    folder, cells = Path(options["-o"]), [cell for cell in CELLS if cell.data == options.get("-d", cell.data)]
+    wanted = lambda cell: (cell.data, str(cell.labels)) == (options.get("-d", cell.data), options.get("-l", str(cell.labels)))
+    folder, cells = Path(options["-o"]), list(filter(wanted, CELLS))
     if "--table" not in words:
         left = run(folder, names, cells, float(options.get("-s", np.inf)), int(options.get("-n", 1000)))
         print(f"{left} fits left", file=sys.stderr)
