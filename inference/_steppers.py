@@ -87,8 +87,9 @@ class Chain:
         if not self.jit_model_args:
             return init(rng_key, init_params)
         state = once(init, rng_key, init_params)(rng_key, init_params)
-        energies = [getattr(part, "potential_energy", 0.0) for part in (state, *getattr(state, "block_states", ()))]
-        return state if np.isfinite(energies).all() else init(rng_key, init_params)  # which says what is wrong
+        energies = [getattr(part, "potential_energy", None) for part in (state, *getattr(state, "block_states", ()))]
+        is_finite = all(np.isfinite(energy).all() for energy in energies if energy is not None)  # exact conditionals know none
+        return state if is_finite else init(rng_key, init_params)  # which says what is wrong
 
     def step(self, state: Any, data: Any) -> Any:
         own = None if data is None else data[0]
