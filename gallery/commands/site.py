@@ -13,12 +13,14 @@ __all__ = ["build", "open_site"]
 
 SITE = Path(__file__).parents[1] / "site"
 BUILD = """
-import sys
+import logging, sys
 from pathlib import Path
 from sphinx.application import Sphinx
 from gallery._site import CONFIG, prepare
 
 work, output, runs = sys.argv[1:]
+for name in ("arviz", "arviz_stats"):  # Sphinx prints what others only note
+    logging.getLogger(name).setLevel(logging.WARNING)
 CONFIG["sphinx_gallery_conf"]["plot_gallery"] = runs
 prepare(Path(work, "source"))
 app = Sphinx(f"{work}/source", None, output, f"{work}/doctrees", "html", confoverrides=CONFIG, warningiserror=True)

@@ -69,19 +69,7 @@ def test_every_page_of_a_model_is_looked_at():
     assert {path.stem for path in PAGES.glob("*.py")} == {*OF_MODELS, "trust_a_run"}
 
 
-LONG = {
-    "bsvd_baseball",
-    "bsvd_ratings",
-    "bsvd_recovery",
-    "comparing_models",
-    "iqgme_factors",
-    "iqgme_tasks",
-    "staged_learning",
-}  # a minute or three, mostly compilation
-ASKED = pytest.mark.skipif("ZOO_ALL_CHECKS" not in os.environ, reason="a page that takes minutes; ZOO_ALL_CHECKS=1 and -m slow run it")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[ASKED] if name in LONG else [], id=name) for name in OF_MODELS])
+@pytest.mark.parametrize("name", OF_MODELS)
 def test_a_page_of_a_model_runs_and_a_kernel_refuses_what_it_cannot_follow(name, tmp_path):
     printed, pictures = run(name, tmp_path, **QUICK)
     assert OF_MODELS[name] in printed
