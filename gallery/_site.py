@@ -58,6 +58,7 @@ def prepare(folder: Path) -> None:
     """Puts the words where Sphinx reads them."""
     shutil.copytree(PAGES / "text", folder)
     (folder / "cards.txt").write_text(cards())
+    (folder / "sessions.txt").write_text(sessions())
 
 
 def pages_of(model: str) -> list[str]:
@@ -91,6 +92,12 @@ def cards() -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def sessions() -> str:
+    """A section for each model: what is typed and what comes back, as `tests/gallery/test_sessions.py` has written it down."""
+    shown = lambda name: f"{name}\n{'-' * len(name)}\n\n.. literalinclude:: sessions/{name}.txt\n   :language: console\n"
+    return "\n".join(map(shown, zoo.names()))
 
 
 # Sphinx calls what follows.
