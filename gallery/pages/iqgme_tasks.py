@@ -114,16 +114,18 @@ ax.barh(list(scores), [area(score) for score in scores.values()], color="C0")
 ax.set(xlabel="area under the ROC curve, mean over fields", xlim=(0.4, 1), title="Rows that had no label")
 
 # %%
-# All 19 fields, two splits (``tests/bench/iqgme.md``; few splits, a first look):
+# All 19 fields, five splits (``tests/bench/iqgme.md``):
 #
-# ========  ===========  ==========  ======  ==============
-# missing   labels each  multi-task  pooled  one for each
-# ========  ===========  ==========  ======  ==============
-# none      20           0.744       0.738   0.677
-# none      100          0.747       0.742   0.724
-# half      20           0.704       0.615   0.578
-# half      100          0.716       0.669   0.614
-# ========  ===========  ==========  ======  ==============
+# =======  ===========  ==========  ======  ==============
+# missing  labels each  multi-task  pooled  one for each
+# =======  ===========  ==========  ======  ==============
+# none     20           0.743       0.737   0.683
+# none     100          0.739       0.741   0.738
+# none     300          0.753       0.739   0.765
+# half     20           0.701       0.648   0.586
+# half     100          0.711       0.666   0.626
+# half     300          0.717       0.682   0.676
+# =======  ===========  ==========  ======  ==============
 #
 # What it costs
 # -------------
