@@ -134,8 +134,7 @@ ax.set(xlabel="area under the ROC curve, mean over fields", xlim=(0.4, 1), title
 #
 # Change this line, expect that
 # -----------------------------
-# *All fields one task* (no ``task``): the same experts in the same shares everywhere. Where few fields are alike in nearly all, as in the
-# small settings of this page, hardly anything is lost.
+# *All fields one task* (no ``task``): the same experts in the same shares everywhere, and what a field has of its own is lost.
 one = MultiTaskIQGMEClassifier(**settings).fit(x, known)
 for name, score in {"tasks": scores["multi-task iQGME"], "one task": one.predict_proba(x)[:, 1]}.items():
     print(f"{name:10}{area(score):.3f}")
