@@ -26,6 +26,7 @@ from tests.inference.importance import ImportanceSampling
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
 
+@pytest.mark.slow
 def test_an_algorithm_is_a_fit():
     few, many = (with_kernel(ImportanceSampling(models.normal_mean, n, 64), None, 7) for n in (1, 16))
     assert sbc(models.normal_mean, many, models.Y).passed

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 QUICK = NOTHING_FITTED | {
     "check_estimator_sparse_array",
     "check_estimator_sparse_tag",
-    "check_estimators_partial_fit_n_features",
     "check_supervised_y_no_nan",
 }
 
@@ -44,6 +43,7 @@ def test_the_room_is_imported_without_the_estimators():
         exec("from gallery import NoClassifier")
 
 
+@pytest.mark.slow
 def test_an_import_after_arviz_leaves_numpyro_whole():
     """NumPyro's submodules must not be imported before NumPyro itself: ArviZ's lazy modules would then load them twice."""
     code = "import arviz; from gallery import AClassClassifier; import numpyro.distributions.distribution"

@@ -97,6 +97,7 @@ def test_fit_begins_anew(at_once):
     check_same(again, at_once)
 
 
+@pytest.mark.slow
 def test_the_work_is_done_by_the_driver_on_the_model_of_the_zoo(monkeypatch):
     calls = []
 

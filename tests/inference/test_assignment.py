@@ -67,6 +67,7 @@ def test_other_names_are_followed():
     assert (found.z, found.sticks, found.features.site, found.experts.label) == ("a/z", "a/V", "a/x", "a/y")
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_read():
     """The proof looks at a few; labels, missing entries and data columns are those of all."""
     rng = np.random.default_rng(0)

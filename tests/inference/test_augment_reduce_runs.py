@@ -169,6 +169,7 @@ def after_an_update(**changed):
     return weights(driver)["weights"]
 
 
+@pytest.mark.slow
 def test_an_update_goes_by_its_own_settings():
     assert np.abs(after_an_update(prior_scale=0.01) - after_an_update()).max() > 1e-4
 

@@ -108,6 +108,7 @@ def test_the_structure_is_read_again_where_an_argument_has_another_name(unproved
     assert two.partition.max_groups == 2
 
 
+@pytest.mark.slow
 def test_data_that_were_changed_in_place_are_looked_at_again(unproved):
     x = X.copy()
     kernel().init(random.key(0), 0, None, (x, KNOWN), {})
@@ -192,6 +193,7 @@ class SecondFails(CollapsedGibbs):
         return state._replace(failed=jnp.full_like(state.failed, (_seating.FULL + 1) * (next(self.chain) == 1)))
 
 
+@pytest.mark.slow
 def test_any_chain_stops_the_driver_and_whatever_it_records():
     with pytest.raises(ValueError, match="class 1 has"):
         Driver(SecondFails(aclass), num_warmup=0, num_samples=5, num_chains=2, extra_fields=("failed",), **QUIET).run(0, X, KNOWN)

@@ -203,7 +203,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_kernel_falls_back_to_one_site_after_the_other(name):
     program = few(**OTHERS[name])

@@ -77,6 +77,7 @@ def test_programs_that_were_not_asked_for_the_longest_are_forgotten(built, monke
     assert set(built) == newest  # 4 was asked for later than 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_maps", "is_let_go"), [(40_000, True), (20_000, False)], ids=["many", "few"])
 def test_code_is_let_go_before_memory_has_no_more_maps(num_maps, is_let_go, monkeypatch, tmp_path):
     """A process dies where they run out, after some hundred runs."""

@@ -119,7 +119,8 @@ def test_with_room_for_every_partition_everything_is_exact(name):
     check_exact(name)
 
 
-@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 2, 3])
 def test_bounded_partitions_are_exact(most):
     check_exact(most=most)
 

@@ -251,6 +251,7 @@ def check_score(distribution_at, values):
         assert (np.abs(told.mean(0) - wanted) < 5 * told.std(0) / np.sqrt(NUM_DRAWS)).all()
 
 
+@pytest.mark.slow
 def test_the_score_is_the_mean_of_what_responses_tell():
     check_score(ordered, range(4))
     check_score(lambda at: BinomialProbit(at, 7), (0, 3))

@@ -276,6 +276,7 @@ def test_hyper_parameters_may_be_latent_sites():
     assert "bits_beta" in Program(aclass, **data | {"component": parts}).latent
 
 
+@pytest.mark.slow
 def test_room_for_groups_changes_no_term():
     data = simulate(random.key(0), 8, 3)
     small, large = (Program(aclass, **data, num_groups=n) for n in (4, None))
@@ -332,6 +333,7 @@ def test_simulate_returns_the_arguments_of_the_model():
     np.testing.assert_array_equal(data["x"], simulate(random.key(0), 50, 20, num_classes=3, missing=0.3, unlabelled=0.4, alpha=2.0)["x"])
 
 
+@pytest.mark.slow
 def test_mixed_simulates_its_columns_in_place():
     x = np.asarray(simulate(random.key(0), 9, 5, component=PARTS)["x"])
     assert set(np.unique(x[:, :2])) == {0.0, 1.0}
