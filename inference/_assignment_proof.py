@@ -18,7 +18,7 @@ from inference.quadratic import CommonPrior, Form, gate_natural
 from inference.sites import StructureError
 
 if TYPE_CHECKING:
-    from inference.assignment import Assignment, Block, Level, Prior
+    from inference._assignment_parts import Assignment, Block, Level, Prior
     from inference.program import Program
 
 __all__ = ["NUM_PROOFS", "entries", "gaps", "numbers_that_hold", "precision_and_loc", "prove", "prove_for", "values_by_group"]

@@ -16,7 +16,7 @@ from inference.mean_field import log_sticks
 from inference.sites import StructureError, unwrap
 
 if TYPE_CHECKING:
-    from inference.assignment import Assignment, Experts
+    from inference._assignment_parts import Assignment, Experts
     from inference.program import Program
 
 __all__ = ["Rows", "by_class", "rows_of"]
