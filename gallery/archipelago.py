@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from numpyro import handlers
 from numpyro.infer import NUTS, Gibbs, init_to_median
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_consistent_length, check_random_state
@@ -28,7 +29,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among
 from inference import Driver, LatentHistory
-from zoo.archipelago import archipelago, fantasies, gaussian, predict, squared_exponential
+from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
 
 __all__ = ["ArchipelagoClassifier", "sampler", "start"]
 
@@ -44,10 +45,31 @@ def sampler(max_capacity: int = 4096, model: Callable = archipelago) -> Gibbs:
     return Gibbs([(LatentHistory(model, max_capacity=max_capacity), (*HISTORY, *FIELD)), (nuts, None)])
 
 
-def start(num_chains: int, num_rows: int, num_classes: int) -> dict[str, np.ndarray]:
-    """Nothing is rejected yet and the functions are 0: a draw of them from the prior may reject very many points."""
-    shape = () if num_chains == 1 else (num_chains,)
-    return {"num_rejected": np.zeros(shape, int), "noise": np.zeros((*shape, num_rows, num_classes))}
+def start(num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **options: Any) -> dict[str, Any]:
+    """Islands around the labels in a sea of rejected points, as many as rows: high functions, and low ones. From functions of 0 and
+    nothing rejected, chains find the classes late, and some of them not at all.
+
+    :param options: of the base density and the functions, see `zoo.archipelago.process`.
+    """
+    num_rows, num_features = x.shape
+    count = min(num_rows, capacity // 2)
+
+    def one(rng_key: jax.Array) -> dict[str, Any]:
+        with handlers.substitute(substitute_fn=init_to_median), handlers.seed(rng_seed=rng_key):
+            density, functions = process(num_features, num_classes, **options)
+        rejected = jnp.asarray(density.sample(rng_key, (capacity,)))
+        high = functions.amplitude * jnp.where(jnp.asarray(y)[:, None] == jnp.arange(num_classes), 1.0, -1.0)
+        low = jnp.broadcast_to(-functions.amplitude, (count, num_classes))
+        is_target = jnp.append(jnp.asarray(y) >= 0, jnp.ones(count, bool))
+        noise = functions.noise_near(jnp.concatenate([x, rejected[:count]]), jnp.concatenate([high, low]), is_target)
+        values = {"amplitude": functions.amplitude, "lengthscale": functions.lengthscale, "noise": noise[:num_rows]}
+        rejected_noise = jnp.zeros((capacity, num_classes)).at[:count].set(noise[num_rows:])
+        return {**values, "num_rejected": jnp.asarray(count), "rejected": rejected, "rejected_noise": rejected_noise}
+
+    with jax.enable_x64(True):
+        x, ask = jnp.asarray(x), jax.jit(one)
+        chains = [jax.tree.map(np.asarray, ask(rng_key)) for rng_key in random.split(random.key(0), num_chains)]
+    return chains[0] if num_chains == 1 else jax.tree.map(lambda *each: np.stack(each), *chains)
 
 
 class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
@@ -62,7 +84,9 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
     :param is_ard: gives each column a length scale of its own.
     :param amplitude: prior of how far the functions go from 0: large where classes do not overlap and the space between them is empty.
         None: the model's own, as for `lengthscale`, the prior of how far they go straight on, in standard deviations of the columns.
-    :param capacity: room for rejected points at the start, which grows; None: as many as there are rows.
+    :param persistence: chance that the process which the rows come from goes on after a rejection; None: the model's own. Near 1, the
+        paper's, classes may be small islands in a wide sea, for very many rejected points.
+    :param capacity: room for rejected points at the start, which grows; None: twice as many as there are rows.
     :param max_capacity: the most; a fit that wants more ends with an error that says how many there are.
     :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it, base density and all.
     :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains` chains.
@@ -83,6 +107,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         is_ard: bool = False,
         amplitude: Any = None,
         lengthscale: Any = None,
+        persistence: float | None = None,
         capacity: int | None = None,
         max_capacity: int = 4096,
         knows_density: bool = True,
@@ -94,7 +119,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         random_state: Any = None,
     ):
         self.base, self.covariance, self.is_ard, self.amplitude, self.lengthscale = base, covariance, is_ard, amplitude, lengthscale
-        self.capacity, self.max_capacity, self.knows_density = capacity, max_capacity, knows_density
+        self.persistence, self.capacity, self.max_capacity, self.knows_density = persistence, capacity, max_capacity, knows_density
         self.num_warmup, self.num_samples, self.num_chains = num_warmup, num_samples, num_chains
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
@@ -107,7 +132,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         classes, labels = coded(y)
         check_consistent_length(X, labels)
         self._learn_units(X)
-        capacity = max(16, len(X)) if self.capacity is None else self.capacity
+        capacity = max(16, 2 * len(X)) if self.capacity is None else self.capacity
         driver = Driver(
             sampler(self.max_capacity),
             num_warmup=self.num_warmup,
@@ -119,10 +144,10 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         )
         with jax.enable_x64(True):
             x, options = jnp.asarray(self._standard(X)), self._options()
-            first = start(self.num_chains, len(x), len(classes))
-            tree = driver.run(
-                self._seed(), x, jnp.asarray(labels), init_params=first, num_classes=len(classes), capacity=capacity, **options
-            )
+            first = start(self.num_chains, x, labels, len(classes), capacity, **options)
+            options |= {} if self.persistence is None else {"persistence": self.persistence}
+            told = {"num_classes": len(classes), "capacity": capacity, **options}
+            tree = driver.run(self._seed(), x, jnp.asarray(labels), init_params=first, **told)
         if not tree.posterior.sizes["draw"]:
             raise ValueError(f"max_time: {self.max_time} seconds were over before the first draw; give more, or a smaller num_warmup.")
         self.classes_, self.posterior_, self._x = classes, tree, np.asarray(x)

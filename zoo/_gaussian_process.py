@@ -58,6 +58,17 @@ class Functions(NamedTuple):
 
         return jax.vmap(one, (0, 0, 1), 1)(self.amplitude, self.lengthscale, noise)
 
+    def noise_near(self, points: Array, targets: Array, is_target: Array, spread: float = 0.3) -> Array:
+        """Noise of smooth functions that come near targets [n, function] at some of the points, to `spread` amplitudes: [n, function]."""
+
+        def one(amplitude, lengthscale, targets):
+            root = self._root(points / lengthscale, jnp.ones(len(points), bool))
+            seen = jnp.where(is_target[:, None], root, 0.0)  # values at the targets are these times the noise
+            variance = seen @ seen.T + spread**2 * jnp.eye(len(points))
+            return seen.T @ jnp.linalg.solve(variance, jnp.where(is_target, targets, 0.0) / amplitude)
+
+        return jax.vmap(one, (0, 0, 1), 1)(self.amplitude, self.lengthscale, targets)
+
     def given(self, new: Array, points: Array, values: Array, is_used: Array) -> tuple[Array, Array]:
         """Mean and standard deviation at each of the points `new` [m, feature] by itself, given values at the points that are used."""
 

@@ -9,12 +9,17 @@ Accepted points are the data, and some of them have labels; class k has the dens
 that is an integral over all x and cannot be computed. It need not be: the points that were rejected on the way are latent sites. There
 are C(M + Q - 1, M) orders in which M rejections and Q acceptances can have come, the last one an acceptance, hence
 
-    num_rejected M ~ C(M + Q - 1, M)                                       on 0 .. capacity
+    num_rejected M ~ C(M + Q - 1, M) persistence^M                         on 0 .. capacity
     rejected[m]    ~ base density                                          for m < M
     function = Cholesky factor x noise                                     at all points, the data first; noise ~ Normal(0, 1)
 
 with the terms Lambda / (1 + Lambda) of each accepted point, exp(g[y]) / Lambda of each label, and 1 / (1 + Lambda) of each rejected
 point. Slots m >= M stand ready and have no term. Priors are those of features with mean 0 and variance 1.
+
+Where Lambda is small the density of the data depends on its logarithm but for a constant: functions that are lower everywhere say the
+same, and only more points are rejected, with no end but the prior's. Hence `persistence`, the chance that a rejection does not end the
+attempt, functions and all: M then has the prior NegativeBinomial(Q, persistence), and an integral Z of the density counts as 1 -
+persistence + persistence Z. With 1 attempts never end, and all is as in the paper.
 
 Adams and Ghahramani (2009), "Archipelago: nonparametric Bayesian semi-supervised learning", whose Eq. 8 leaves the number of orders
 out. It discards labels at random, where a benchmark often gives as many to each class. Cost of a log density: classes x (rows +
@@ -22,6 +27,7 @@ capacity)^3, in float64.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +40,7 @@ from jax.scipy.special import gammaln, logsumexp
 from numpyro import deterministic, plate
 from numpyro.handlers import mask, seed, substitute
 
+from zoo._base_densities import gaussian, mixture, student_t
 from zoo._gaussian_process import Functions, matern32, matern52, squared_exponential
 from zoo.card import Card
 
@@ -91,41 +98,13 @@ CARD = Card(
         "covariance=matern32: rougher functions, and classes with rougher edges",
         "is_ard=True: features differ in how much they say",
         "amplitude=dist.LogNormal(2.0, 0.5): classes that hardly overlap, and emptier space between them",
+        "persistence=1.0: the paper's process; where classes fill little of the base density, thousands of points are rejected",
     ),
 )
 
 AMPLITUDE = dist.LogNormal(1.0, 0.5)
 MOST_PROPOSALS = 8192  # that are waited for: their functions cost the cube of their number
-
-
-def gaussian(num_features: int) -> dist.Distribution:
-    """A normal base density, its mean and covariance learned: the paper's."""
-    location, root = _place_and_shape(num_features)
-    return dist.MultivariateNormal(location, scale_tril=root)
-
-
-def student_t(num_features: int) -> dist.Distribution:
-    """With heavier tails, for data with outlying points."""
-    location, root = _place_and_shape(num_features)
-    df = sample("df", dist.Gamma(2.0, 0.1))
-    return dist.MultivariateStudentT(df, location, root)
-
-
-def mixture(num_features: int, num_parts: int = 3) -> dist.Distribution:
-    """Of normal densities without correlations."""
-    weights = sample("weights", dist.Dirichlet(jnp.full(num_parts, 2.0)))
-    with plate("part", num_parts, dim=-1):
-        location = sample("mean", dist.Normal(0.0, 1.0).expand([num_features]).to_event(1), infer={"event_dims": ["feature"]})
-        scale = sample("scale", dist.LogNormal(-0.5, 0.5).expand([num_features]).to_event(1), infer={"event_dims": ["feature"]})
-    return dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(location, scale).to_event(1))
-
-
-def _place_and_shape(num_features: int) -> tuple[Array, Array]:
-    of_features = {"event_dims": ["feature"]}
-    location = sample("mean", dist.Normal(0.0, 1.0).expand([num_features]).to_event(1), infer=of_features)
-    scale = sample("scale", dist.LogNormal(0.0, 0.5).expand([num_features]).to_event(1), infer=of_features)
-    root = jnp.ones((1, 1)) if num_features == 1 else sample("root", dist.LKJCholesky(num_features))
-    return location, scale[:, None] * root
+MOST_ATTEMPTS = 10_000  # to simulate
 
 
 class Process(NamedTuple):
@@ -156,22 +135,25 @@ def process(
     return Process(density, Functions(covariance, amplitude, lengthscale))
 
 
-def archipelago(x, y=None, *, num_classes: int = 2, capacity: int = 64, **options):
+def archipelago(x, y=None, *, num_classes: int = 2, capacity: int = 64, persistence: float = 0.9, **options):
     """The model; it returns the functions of the classes at the data.
 
     :param x: [row, feature], features of mean 0 and variance 1 or about that.
     :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: no row is labelled.
     :param capacity: room for rejected points; `LatentHistory` makes more when it is used up.
+    :param persistence: chance that the process goes on after a rejection; with .9 there are some nine rejected points a row, or fewer; with
+        1, the paper's, there is no such bound.
     :param options: of the base density and the functions, see `process`: `base`, `covariance`, `is_ard`, and the priors `amplitude` and
         `lengthscale`.
     """
-    _refuse_wrong(x, y, num_classes)
+    _refuse_wrong(x, y, num_classes, persistence)
     num_rows, num_features = x.shape
     rows, slots = plate("row", num_rows, dim=-1), plate("slot", capacity, dim=-1)
     density, functions = process(num_features, num_classes, **options)
 
     orders = jnp.arange(capacity + 1.0)
-    num_rejected = sample("num_rejected", dist.Categorical(logits=gammaln(orders + num_rows) - gammaln(orders + 1)))
+    log_orders = gammaln(orders + num_rows) - gammaln(orders + 1)
+    num_rejected = sample("num_rejected", dist.Categorical(logits=log_orders + orders * jnp.log(persistence)))
     is_used = jnp.arange(capacity) < num_rejected
     standard, of_classes = dist.Normal(0.0, 1.0).expand([num_classes]).to_event(1), {"event_dims": ["class"]}
     with rows:
@@ -197,13 +179,15 @@ def archipelago(x, y=None, *, num_classes: int = 2, capacity: int = 64, **option
     return function
 
 
-def _refuse_wrong(x, y, num_classes: int) -> None:
+def _refuse_wrong(x, y, num_classes: int, persistence: float) -> None:
     if np.ndim(x) != 2:
         raise ValueError(f"archipelago x: found shape {np.shape(x)}, wanted [row, feature].")
     if y is not None and np.shape(y) != np.shape(x)[:1]:
         raise ValueError(f"archipelago y: found shape {np.shape(y)}, wanted {np.shape(x)[:1]}, one for each row of x.")
     if num_classes < 1:
         raise ValueError(f"archipelago num_classes: found {num_classes}, wanted 1 or more.")
+    if not 0 < persistence <= 1:
+        raise ValueError(f"archipelago persistence: found {persistence}, wanted a chance above 0, at most 1.")
 
 
 class Proposals(NamedTuple):
@@ -235,24 +219,49 @@ def propose(rng_key: Array, process: Process, size: int, known: tuple[Array, Arr
 
 
 def simulate(
-    rng_key: Array, num_rows: int = 30, num_features: int = 2, num_classes: int = 2, labelled: float = 0.3, **options
+    rng_key: Array,
+    num_rows: int = 30,
+    num_features: int = 2,
+    num_classes: int = 2,
+    labelled: float = 0.3,
+    persistence: float = 0.9,
+    **options,
 ) -> dict[str, Any]:
     """Data from the model itself, by the process and not by the padded model, as the model's keyword arguments.
 
     :param labelled: chance of a row to keep its label.
+    :param persistence: chance to go on after a rejection; where the process ends, all begins anew, functions and all.
     :param options: other arguments of the model; they are returned beside the data.
     """
-    model_key, run_key, label_key = random.split(rng_key, 3)
-    with seed(rng_seed=model_key):
-        drawn = process(num_features, num_classes, **{name: value for name, value in options.items() if name != "capacity"})
-    run = jax.jit(lambda size: propose(run_key, drawn, size), static_argnums=0)
-    size, accepted = num_rows, np.zeros(0, int)
-    while len(accepted) < num_rows:
+    known = {name: value for name, value in options.items() if name != "capacity"}
+
+    @partial(jax.jit, static_argnums=1)
+    def proposals(attempt: Array, size: int) -> Proposals:
+        model_key, run_key = random.split(attempt)
+        with seed(rng_seed=model_key):
+            return propose(run_key, process(num_features, num_classes, **known), size)
+
+    for attempt in range(MOST_ATTEMPTS):
+        attempt_key, life_key, label_key = random.split(random.fold_in(rng_key, attempt), 3)
+        most_rejected = np.inf if persistence == 1 else float(random.geometric(life_key, 1 - persistence)) - 1
+        found = _first_accepted(partial(proposals, attempt_key), num_rows, num_classes, most_rejected)
+        if found is not None:
+            y = jnp.where(random.bernoulli(label_key, labelled, (num_rows,)), found.outcome, -1)
+            return {"x": found.points, "y": y, "num_classes": num_classes, "persistence": persistence, **options}
+    raise RuntimeError(f"archipelago simulate: all of {MOST_ATTEMPTS} attempts at {num_rows} rows ended; wanted a larger persistence.")
+
+
+def _first_accepted(proposals: Callable[[int], Proposals], num_rows: int, num_classes: int, most_rejected: float) -> Proposals | None:
+    """The first points that were accepted, or None where more were rejected before the last of them."""
+    size, accepted, was_rejected = num_rows, np.zeros(0, int), np.zeros(0, bool)
+    while len(accepted) < num_rows and was_rejected.sum() <= most_rejected:
         size = _twice(size, num_rows)
-        found = run(size)
-        accepted = np.flatnonzero(np.asarray(found.outcome) < num_classes)[:num_rows]
-    y = jnp.where(random.bernoulli(label_key, labelled, (num_rows,)), found.outcome[accepted], -1)
-    return {"x": found.points[accepted], "y": y, "num_classes": num_classes, **options}
+        found = proposals(size)
+        was_rejected = np.asarray(found.outcome) == num_classes
+        accepted = np.flatnonzero(~was_rejected)[:num_rows]
+    if len(accepted) < num_rows or accepted[-1] + 1 - num_rows > most_rejected:
+        return None
+    return Proposals(*(each[accepted] for each in found))
 
 
 def _twice(size: int, wanted: int, of_class: str = "") -> int:

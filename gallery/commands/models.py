@@ -69,8 +69,12 @@ def start_of(kernel: str, model: Callable, num_chains: int, arguments: Mapping[s
     if kernel != "LatentHistory":
         return None
     from gallery.archipelago import start
+    from zoo.archipelago import process
 
-    return start(num_chains, len(arguments["x"]), arguments["num_classes"])
+    defaults = {name: each.default for name, each in inspect.signature(model).parameters.items()}
+    given = {name: arguments.get(name, defaults.get(name)) for name in ("x", "y", "num_classes", "capacity")}
+    of_process = {name: value for name, value in arguments.items() if name in inspect.signature(process).parameters and name not in given}
+    return start(num_chains, **given, **of_process)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

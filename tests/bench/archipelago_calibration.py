@@ -23,14 +23,14 @@ from zoo.archipelago import archipelago, predict, simulate
 
 NUM_SETS, NUM_ROWS, NUM_NEW, LABELLED = 600, 5, 12, 0.6
 OPTIONS = {"amplitude": dist.LogNormal(0.8, 0.3), "lengthscale": dist.LogNormal(-0.3, 0.3)}
-GIVEN = {"num_classes": 2, "capacity": 24, **OPTIONS}
+GIVEN = {"num_classes": 2, "capacity": 24, "persistence": 1.0, **OPTIONS}
 WARMUP, DRAWS, THINNING = 80, 200, 1
 BINS = np.linspace(0, 1, 6)
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray]:
     """Rows and classes of all data sets."""
-    found = [simulate(random.key(seed), NUM_ROWS + NUM_NEW, labelled=1.0, **OPTIONS) for seed in range(NUM_SETS)]
+    found = [simulate(random.key(seed), NUM_ROWS + NUM_NEW, labelled=1.0, persistence=1.0, **OPTIONS) for seed in range(NUM_SETS)]
     return np.stack([each["x"] for each in found]), np.stack([each["y"] for each in found])
 
 

@@ -83,6 +83,7 @@ class Sampler:
     base: Base
     rng: np.random.Generator
     learn: bool = False
+    persistence: float = 1.0  # chance to go on after a rejection; the paper's
     step: float = 0.1  # of the Hamiltonian moves
     accepted: list[float] = field(default_factory=list)  # acceptance probabilities of Hamiltonian moves
 
@@ -115,7 +116,7 @@ class Sampler:
 
     def odds(self, m: int) -> float:
         """Of a history with m + 1 rejections to one with m, but for 1 / (1 + Λ): the orders that end on an acceptance."""
-        return (m + len(self.y)) / (m + 1)
+        return self.persistence * (m + len(self.y)) / (m + 1)
 
     def birth_or_death(self) -> None:
         """Equations 9 and 10, one proposal."""
@@ -232,9 +233,11 @@ def trace(chain: Sampler, num_warmup: int, num_sweeps: int) -> tuple[np.ndarray,
     return np.array(found), process_time() - started
 
 
-def pinwheel_chain(data: str, labels: int, learn: bool) -> Sampler:
-    """A chain on one of the protocol's draws; the base density starts at the moments of its rows."""
+def pinwheel_chain(data: str, labels: int, learn: bool, persistence: float) -> Sampler:
+    """A chain on one of the protocol's draws, of a process that may end as ours; the base density starts at the moments of its rows."""
     from tests.bench.archipelago_protocols import Cell, draw
 
     x, y, *_ = draw(Cell(data, labels), seed=0)
-    return Sampler.start(x, y, Hyper(), Base(x.mean(0), np.cov(x.T)), learn=learn)
+    chain = Sampler.start(x, y, Hyper(), Base(x.mean(0), np.cov(x.T)), learn=learn)
+    chain.persistence = persistence
+    return chain

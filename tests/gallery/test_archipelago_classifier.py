@@ -48,7 +48,7 @@ def call(monkeypatch):
 def test_a_fit_is_the_drivers_run_of_the_zoos_model(call):
     X = np.column_stack([ARMS.x * [10, 0.1] + [5, -3], np.full(30, 7.0)])
     with pytest.raises(Called):
-        ArchipelagoClassifier(num_chains=2, is_ard=True, max_time=9.0, **SHORT).fit(X, Y)
+        ArchipelagoClassifier(num_chains=2, is_ard=True, persistence=0.8, max_time=9.0, **SHORT).fit(X, Y)
     driver, (x, labels), options = call["driver"], call["args"], call["kwargs"]
     assert [type(kernel).__name__ for kernel, _ in driver.kernel.blocks] == ["LatentHistory", "NUTS"]
     assert driver.kernel.model is archipelago
@@ -56,9 +56,17 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(call):
     assert_allclose(x, (ARMS.x - ARMS.x.mean(0)) / ARMS.x.std(0), atol=1e-9)  # the column that is constant is left out
     assert_array_equal(np.asarray(labels)[:4], [0, 0, -1, -1])
     assert (options["num_classes"], options["is_ard"], options["capacity"]) == (3, True, 128)
+    assert options["persistence"] == 0.8
     first = options.pop("init_params")
-    assert_array_equal(first["num_rejected"], [0, 0])
+    assert_array_equal(first["num_rejected"], [30, 30])
     assert first["noise"].shape == (2, 30, 3)
+    assert np.abs(first["rejected"][0] - first["rejected"][1]).max() > 0.1  # chains start apart
+    with jax.enable_x64(True):
+        values = {name: value[0] for name, value in first.items()}
+        program = Program(archipelago, x, labels, **options)
+        function = program.deterministics({**program.draw_initial(jax.random.key(0)), **values})["function"]
+    known = np.asarray(labels) >= 0
+    assert_array_equal(np.asarray(function)[known].argmax(1), np.asarray(labels)[known])  # islands around the labels
     with jax.enable_x64(True):
         assert set(Program(archipelago, x, labels, **options).latent) > {"noise", "num_rejected"}
 

@@ -66,7 +66,7 @@ def run(kernel, model, args, kwargs, num_sweeps, fields):
 
 ROWS, CAPACITY, CLASSES, FEATURES = 3, 24, 2, 2
 SMOOTH = {"lengthscale": dist.LogNormal(1.0, 0.3), "amplitude": dist.LogNormal(2.0, 0.3)}  # many rejections, which say much of each other
-OPTIONS = {"num_classes": CLASSES, "capacity": CAPACITY, **SMOOTH}
+OPTIONS = {"num_classes": CLASSES, "capacity": CAPACITY, "persistence": 1.0, **SMOOTH}
 
 
 def joint(rng_key):

@@ -61,7 +61,7 @@ def log_joint_by_hand(v, x, y, capacity, num_classes):
     total = stats.lognorm.logpdf(v["amplitude"], 0.5, scale=np.e).sum()
     total += stats.lognorm.logpdf(v["lengthscale"], 0.7, scale=np.sqrt(2) * np.exp(-0.5)).sum()
     total += stats.norm.logpdf(v["mean"]).sum() + stats.lognorm.logpdf(v["scale"], 0.5).sum()
-    orders = lambda m: gammaln(m + len(x)) - gammaln(m + 1)
+    orders = lambda m: gammaln(m + len(x)) - gammaln(m + 1) + m * np.log(0.9)
     total += orders(count) - logsumexp(orders(np.arange(capacity + 1)))
     points, noise = np.concatenate([x, v["rejected"]]), np.concatenate([v["noise"], v["rejected_noise"]])
     total += stats.norm.logpdf(noise).sum()
@@ -111,6 +111,38 @@ def _root(values, points, k):
     return float(values["amplitude"][k]) * np.linalg.cholesky(np.exp(-apart / 2) + 1e-6 * np.eye(len(points)))
 
 
+def test_count_of_a_process_that_may_end_is_negative_binomial():
+    traced = handlers.trace(handlers.seed(archipelago, 0)).get_trace(X, Y, num_classes=3, capacity=200, persistence=0.7)
+    np.testing.assert_allclose(
+        traced["num_rejected"]["fn"].log_prob(jnp.arange(60)), stats.nbinom(len(X), 0.3).logpmf(np.arange(60)), atol=1e-8
+    )
+
+
+def chance_of_lasting(num_rows, persistence, amplitude, lengthscale, num_draws=20_000):
+    """That the process lasts until that many rows: the mean of (Z / (1 - persistence (1 - Z)))^rows, Z a sum over nodes."""
+    nodes, mass = np.polynomial.hermite_e.hermegauss(40)
+    correlation = np.exp(-0.5 * ((nodes[:, None] - nodes) / lengthscale) ** 2) + 1e-6 * np.eye(40)
+    g = amplitude * np.random.default_rng(0).normal(size=(num_draws, 2, 40)) @ np.linalg.cholesky(correlation).T
+    z = (1 / (1 + np.exp(-logsumexp(g, 1)))) @ (mass / mass.sum())
+    return np.mean((z / (1 - persistence * (1 - z))) ** num_rows)
+
+
+def test_simulation_begins_anew_as_often_as_the_process_ends(monkeypatch):
+    """Each attempt is noted, and the next one made."""
+    lasted, first_accepted = [], zoo.archipelago._first_accepted
+    monkeypatch.setattr(zoo.archipelago, "_first_accepted", lambda *given: lasted.append(first_accepted(*given) is not None))
+    monkeypatch.setattr(zoo.archipelago, "MOST_ATTEMPTS", 600)
+    given = {"amplitude": dist.LogNormal(np.log(2.0), 1e-3), "lengthscale": dist.LogNormal(np.log(0.7), 1e-3)}
+    standard = lambda num_features: dist.MultivariateNormal(jnp.zeros(num_features), jnp.eye(num_features))
+    with pytest.raises(RuntimeError, match="all of 600 attempts at 3 rows ended"):
+        simulate(random.key(0), 3, 1, 2, persistence=0.5, base=standard, **given)
+    wanted = chance_of_lasting(3, 0.5, 2.0, 0.7)
+    apart = (np.mean(lasted) - wanted) / np.sqrt(wanted * (1 - wanted) / 600)
+    assert abs(apart) < 3.5, (np.mean(lasted), wanted)
+    for slip in (0.25, 0.7):  # one rejection too few or too many would be as these
+        assert abs(np.mean(lasted) - chance_of_lasting(3, slip, 2.0, 0.7)) > 3.5 * np.sqrt(wanted * (1 - wanted) / 600)
+
+
 def test_unlabelled_rows_sum_their_classes_out():
     values = draw()
     terms = PROGRAM.log_likelihood(values)
@@ -146,6 +178,18 @@ def test_conditional_is_that_of_the_joint_normal():
         weights = np.linalg.solve(c[:7, :7], c[:7, 7:])
         np.testing.assert_allclose(mean[:, k], weights.T @ values[:7, k], rtol=1e-6)
         np.testing.assert_allclose(spread[:, k] ** 2, np.diag(c[7:, 7:] - c[7:, :7] @ weights), rtol=1e-4)
+
+
+def test_noise_near_targets_is_the_mean_given_them():
+    """Of noise that is seen through the Cholesky factor, with an error."""
+    functions = Functions(squared_exponential, jnp.array([1.5, 0.7]), jnp.array([[0.8], [1.2]]))
+    points, targets, is_target = RNG.normal(size=(7, 2)), RNG.normal(size=(7, 2)), np.array([1, 0, 1, 1, 0, 0, 1], bool)
+    found = functions.noise_near(jnp.asarray(points), jnp.asarray(targets), jnp.asarray(is_target), spread=0.3)
+    for k, (amplitude, lengthscale) in enumerate([(1.5, 0.8), (0.7, 1.2)]):
+        c = np.exp(-cdist(points / lengthscale, points / lengthscale, "sqeuclidean") / 2) + 1e-6 * np.eye(7)
+        seen = np.linalg.cholesky(c)[is_target]
+        wanted = np.linalg.solve(seen.T @ seen / 0.3**2 + np.eye(7), seen.T @ targets[is_target, k] / amplitude / 0.3**2)
+        np.testing.assert_allclose(found[:, k], wanted, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -229,14 +273,25 @@ def test_more_proposals_begin_with_the_same_ones():
 
 def test_what_never_comes_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(zoo.archipelago, "MOST_PROPOSALS", 64)
+    flat = {"amplitude": dist.LogNormal(4.0, 0.1), "lengthscale": dist.LogNormal(5.0, 0.1)}  # high everywhere, or low everywhere
+
+    def until_one_is_low():
+        for seed in range(20):
+            simulate(random.key(seed), 30, num_classes=1, persistence=1.0, **flat)
+
     with pytest.raises(RuntimeError, match="fewer than 30 points among 60 proposals"):
-        simulate(random.key(1), 30, num_classes=1, amplitude=dist.LogNormal(4.0, 0.1), lengthscale=dist.LogNormal(5.0, 0.1))
+        until_one_is_low()
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"x": X[0]}, "x: found shape"), ({"y": Y[:3]}, r"y: found shape \(3,\)"), ({"num_classes": 0}, "num_classes: found 0")],
-    ids=["x", "y", "num_classes"],
+    [
+        ({"x": X[0]}, "x: found shape"),
+        ({"y": Y[:3]}, r"y: found shape \(3,\)"),
+        ({"num_classes": 0}, "num_classes: found 0"),
+        ({"persistence": 0.0}, "persistence: found 0.0"),
+    ],
+    ids=["x", "y", "num_classes", "persistence"],
 )
 def test_wrong_arguments_are_named(changes, named):
     with pytest.raises(ValueError, match=named):
