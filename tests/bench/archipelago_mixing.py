@@ -31,8 +31,8 @@ def main(folder: Path, num_draws: int) -> None:
     x, y, *_ = draw(Cell("5 arms", 4), seed=0)
     started, driver = process_time(), Driver(sampler(), num_warmup=WARMUP, num_samples=num_draws, num_chains=CHAINS, jit_model_args=True)
     with jax.enable_x64(True):
-        first = {name: values for name, values in start(CHAINS, x, y, 5, 128).items() if name not in ("amplitude", "lengthscale")}
-        tree = driver.run(0, jnp.asarray(x), jnp.asarray(y), num_classes=5, capacity=128, init_params=first)
+        first = {name: values for name, values in start(CHAINS, x, y, 5, 64).items() if name not in ("amplitude", "lengthscale")}
+        tree = driver.run(0, jnp.asarray(x), jnp.asarray(y), num_classes=5, capacity=64, init_params=first)
     print(f"{CHAINS} chains of {WARMUP} + {num_draws} sweeps: {process_time() - started:.0f} CPU s\n")
     posterior, unlabelled = tree["posterior"], np.flatnonzero(y < 0)[:20]
     found = {

@@ -45,7 +45,7 @@ def archipelago(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> 
     """The estimator by default but for fewer sweeps: where many points are rejected, one takes seconds."""
     from gallery import ArchipelagoClassifier
 
-    return ArchipelagoClassifier(num_warmup=30, num_samples=60, num_chains=2, random_state=seed).fit(x, y).predict_proba(x_test)
+    return ArchipelagoClassifier(num_warmup=30, num_samples=60, random_state=seed).fit(x, y).predict_proba(x_test)
 
 
 METHODS: dict[str, Method] = {OURS: archipelago, **PEERS}

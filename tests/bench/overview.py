@@ -176,7 +176,7 @@ TASKS: dict[str, Task] = {
         "60 rows, 10 of them labelled",
         pinwheel,
         {
-            "ArchipelagoClassifier, 60 + 120 sweeps": lambda: gallery.ArchipelagoClassifier(num_warmup=60, num_samples=120, random_state=0),
+            "ArchipelagoClassifier": lambda: gallery.ArchipelagoClassifier(random_state=0),
             "Gaussian process": lambda: Labelled(make_pipeline(StandardScaler(), GaussianProcessClassifier(random_state=0))),
             "label spreading": lambda: make_pipeline(StandardScaler(), LabelSpreading()),
         },

@@ -25,7 +25,7 @@ ARMS = pinwheel(3, 10, tangential_std=0.2, seed=0)
 NAMES = np.array(["left", "right", "up"], object)
 Y = np.where(np.arange(30) % 10 < 2, NAMES[ARMS.y], -1)  # two labels a class
 TAME = dist.LogNormal(0.5, 0.2)  # thin classes and high functions have many rejected points, which take their time
-SHORT = {"num_warmup": 30, "num_samples": 30, "amplitude": TAME, "capacity": 128, "random_state": 0}
+SHORT = {"num_warmup": 30, "num_samples": 30, "num_chains": 1, "amplitude": TAME, "capacity": 128, "random_state": 0}
 
 
 class Called(Exception):
@@ -48,7 +48,7 @@ def call(monkeypatch):
 def test_a_fit_is_the_drivers_run_of_the_zoos_model(call):
     X = np.column_stack([ARMS.x * [10, 0.1] + [5, -3], np.full(30, 7.0)])
     with pytest.raises(Called):
-        ArchipelagoClassifier(num_chains=2, is_ard=True, persistence=0.8, max_time=9.0, **SHORT).fit(X, Y)
+        ArchipelagoClassifier(is_ard=True, persistence=0.8, max_time=9.0, **SHORT | {"num_chains": 2}).fit(X, Y)
     driver, (x, labels), options = call["driver"], call["args"], call["kwargs"]
     assert [type(kernel).__name__ for kernel, _ in driver.kernel.blocks] == ["LatentHistory", "NUTS"]
     assert driver.kernel.model is archipelago
@@ -181,7 +181,8 @@ SLOW, OTHER = (
 
 
 def cases():
-    for estimator, check in estimator_checks_generator(ArchipelagoClassifier(num_warmup=20, num_samples=20, amplitude=TAME, capacity=64)):
+    short = ArchipelagoClassifier(num_warmup=20, num_samples=20, num_chains=1, amplitude=TAME, capacity=64)
+    for estimator, check in estimator_checks_generator(short):
         name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
         marks = [] if name in NO_FIT else [SLOW] if name in FITS else [SLOW, OTHER]
         yield pytest.param(estimator, check, id=name + settings, marks=marks)
