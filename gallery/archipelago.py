@@ -148,7 +148,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             told = {"num_classes": len(classes), "capacity": capacity, **options}
             tree = driver.run(self._seed(), x, jnp.asarray(labels), init_params=first, **told)
         if not tree.posterior.sizes["draw"]:
-            raise ValueError(f"max_time: {self.max_time} seconds were over before the first draw; give more, or a smaller num_warmup.")
+            why = "it was interrupted" if self.max_time is None else f"max_time: {self.max_time} seconds were over, or it was interrupted"
+            raise ValueError(f"{why} before the first draw; give more time, or a smaller num_warmup.")
         self.classes_, self.posterior_, self._x = classes, tree, np.asarray(x)
         self.n_iter_ = int(tree.attrs["steps"])
         return self
