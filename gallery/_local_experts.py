@@ -37,7 +37,10 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     """The common part; `by_row` are arguments of the model that hold one entry a row beside x and y."""
 
     sparse: bool
+    precision: Any
     shrinkage: float
+    gate_rows: float | None
+    init: str = "kmeans"
     restarts: int
     max_iter: int
     tolerance: float
@@ -64,13 +67,16 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     ) -> None:
         if not 0 <= self.shrinkage <= 1:
             raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
+        if self.gate_rows is not None and not 0 < self.gate_rows < np.inf:
+            raise ValueError(f"gate_rows: found {self.gate_rows!r}, wanted a number above 0, or None.")
         classes, labels = coded(y)
         check_consistent_length(X, labels)
         self._learn_units(X)
         x = self._standard(X)
         if "gate" not in settings:
             settings["gate"] = self._gate(x)
-        self._settings = {"num_classes": max(len(classes), 2), "expert": partial(soft_probit, sparse=self.sparse), **settings}
+        expert = partial(soft_probit, sparse=self.sparse, precision=concentration(self.precision))
+        self._settings = {"num_classes": max(len(classes), 2), "expert": expert, **settings}
         self.classes_, data = classes, ((x, labels), {**by_row, **self._settings})
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         if inference == "gibbs":
@@ -80,7 +86,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
 
     def _ascend(self, model: Callable, seed: int, data: Any, batch_size: int | None) -> None:
         """By variational Bayes."""
-        kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
+        kernel = CoordinateAscent(model, init=self.init, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
         # Draws are made when `posterior_` is asked for.
         driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
         args, kwargs = data
@@ -137,8 +143,11 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
 
     def _gate(self, x: np.ndarray) -> Callable:
         """The prior of an expert's covariance is worth one row of that of all rows and, for each column, another with a part of it: with
-        many columns and few rows, estimates of missing entries would confirm themselves else."""
+        many columns and few rows, estimates of missing entries would confirm themselves else. With `gate_rows` that of the whole Gaussian
+        is worth so many rows of the covariance of all."""
         columns = x.shape[1]
+        if self.gate_rows is not None:
+            return partial(normal_wishart, covariance=self._spread(x), u0=float(self.gate_rows), nu0=columns + 1.0 + self.gate_rows)
         expected = (1 + PART * columns) / (1 + columns) * self._spread(x)
         return partial(normal_wishart, covariance=expected, nu0=2.0 * columns + 2)
 
