@@ -86,7 +86,7 @@ def drawn_experts(ax, x, y, centres, covariances, lines):
 
 def predicted(ax, probability, title):
     first, second = np.meshgrid(np.linspace(-6, 8, 90), np.linspace(-4, 4, 60))
-    value = probability(np.column_stack([first.ravel(), second.ravel()])).reshape(first.shape)
+    value = np.clip(probability(np.column_stack([first.ravel(), second.ravel()])).reshape(first.shape), 0, 1)
     ax.contourf(first, second, value, np.linspace(0, 1, 11), cmap="RdBu_r")
     ax.contour(first, second, value, [0.5], colors="k", linewidths=1)
     ax.set(title=title)
@@ -107,7 +107,8 @@ def three(target):
         told = lambda pair: ", ".join(f"{value:.2f}" for value in pair)
         print(f"| {mean[h]:.3f} ± {deviation[h]:.3f} | {told(centres[h])} | {told(lines[h])} | {told(MEANS[true])}; {told(LINES[true])} |")
     print(f"number of experts, prior: {listed(distribution(prior))}\nposterior: {listed(distribution(weight))}")
-    print("alpha, quartiles, prior:", np.quantile(alpha, (0.25, 0.5, 0.75)), "posterior:", np.quantile(draws["alpha"], (0.25, 0.5, 0.75)))
+    for name, values in (("prior", alpha), ("posterior", draws["alpha"])):
+        print(f"quartiles of alpha, {name}: " + ", ".join(f"{each:.2g}" for each in np.quantile(values, (0.25, 0.5, 0.75))))
 
     figure = Figure(figsize=(15, 6), layout="constrained")
     axes = figure.subplots(2, 4)
