@@ -133,6 +133,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         count = np.maximum(seen.sum(0), 1)
         mean = np.where(seen, X, 0).sum(0) / count
         deviation = np.sqrt(np.where(seen, (X - mean) ** 2, 0).sum(0) / count)
+        self._means = np.where(seen.any(0), mean, np.nan)
         self._kept = np.flatnonzero(deviation > 1e-10 * (1 + abs(mean)))
         if not len(self._kept):
             self._kept = np.zeros(1, int)
@@ -180,7 +181,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     def _imputed(self, X: Any, by_row: Mapping[str, np.ndarray], return_std: bool) -> Any:
         found = self._predicted(X, np.array([-1]), by_row)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        mean, deviation = X.copy(), np.zeros(X.shape)
+        mean, deviation = np.where(np.isnan(X), self._means, X), np.zeros(X.shape)
         mean[:, self._kept] = np.where(np.isnan(X[:, self._kept]), found.mean * self._deviation + self._mean, X[:, self._kept])
         deviation[:, self._kept] = found.deviation * self._deviation
         return (mean, deviation) if return_std else mean
