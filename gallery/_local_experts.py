@@ -37,7 +37,10 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     """The common part; `by_row` are arguments of the model that hold one entry a row beside x and y."""
 
     sparse: bool
+    precision: Any
     shrinkage: float
+    gate_rows: float | None
+    init: str = "kmeans"
     restarts: int
     max_iter: int
     tolerance: float
@@ -64,13 +67,16 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     ) -> None:
         if not 0 <= self.shrinkage <= 1:
             raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
+        if self.gate_rows is not None and not 0 < self.gate_rows < np.inf:
+            raise ValueError(f"gate_rows: found {self.gate_rows!r}, wanted a number above 0, or None.")
         classes, labels = coded(y)
         check_consistent_length(X, labels)
         self._learn_units(X)
         x = self._standard(X)
         if "gate" not in settings:
             settings["gate"] = self._gate(x)
-        self._settings = {"num_classes": max(len(classes), 2), "expert": partial(soft_probit, sparse=self.sparse), **settings}
+        expert = partial(soft_probit, sparse=self.sparse, precision=concentration(self.precision))
+        self._settings = {"num_classes": max(len(classes), 2), "expert": expert, **settings}
         self.classes_, data = classes, ((x, labels), {**by_row, **self._settings})
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         if inference == "gibbs":
@@ -80,7 +86,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
 
     def _ascend(self, model: Callable, seed: int, data: Any, batch_size: int | None) -> None:
         """By variational Bayes."""
-        kernel = CoordinateAscent(model, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
+        kernel = CoordinateAscent(model, init=self.init, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
         # Draws are made when `posterior_` is asked for.
         driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
         args, kwargs = data
@@ -127,6 +133,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         count = np.maximum(seen.sum(0), 1)
         mean = np.where(seen, X, 0).sum(0) / count
         deviation = np.sqrt(np.where(seen, (X - mean) ** 2, 0).sum(0) / count)
+        self._means = np.where(seen.any(0), mean, np.nan)
         self._kept = np.flatnonzero(deviation > 1e-10 * (1 + abs(mean)))
         if not len(self._kept):
             self._kept = np.zeros(1, int)
@@ -137,8 +144,11 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
 
     def _gate(self, x: np.ndarray) -> Callable:
         """The prior of an expert's covariance is worth one row of that of all rows and, for each column, another with a part of it: with
-        many columns and few rows, estimates of missing entries would confirm themselves else."""
+        many columns and few rows, estimates of missing entries would confirm themselves else. With `gate_rows` that of the whole Gaussian
+        is worth so many rows of the covariance of all."""
         columns = x.shape[1]
+        if self.gate_rows is not None:
+            return partial(normal_wishart, covariance=self._spread(x), u0=float(self.gate_rows), nu0=columns + 1.0 + self.gate_rows)
         expected = (1 + PART * columns) / (1 + columns) * self._spread(x)
         return partial(normal_wishart, covariance=expected, nu0=2.0 * columns + 2)
 
@@ -171,7 +181,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     def _imputed(self, X: Any, by_row: Mapping[str, np.ndarray], return_std: bool) -> Any:
         found = self._predicted(X, np.array([-1]), by_row)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        mean, deviation = X.copy(), np.zeros(X.shape)
+        mean, deviation = np.where(np.isnan(X), self._means, X), np.zeros(X.shape)
         mean[:, self._kept] = np.where(np.isnan(X[:, self._kept]), found.mean * self._deviation + self._mean, X[:, self._kept])
         deviation[:, self._kept] = found.deviation * self._deviation
         return (mean, deviation) if return_std else mean

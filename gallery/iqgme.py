@@ -21,7 +21,7 @@ import numpy as np
 from sklearn.utils.validation import validate_data
 
 from gallery._local_experts import LocalExperts, concentration
-from zoo.iqgme import FEW_EXPERTS, iqgme
+from zoo.iqgme import FEW_EXPERTS, VAGUE, iqgme
 from zoo.iqgme_factors import iqgme_factors, normal_factors
 
 __all__ = ["IQGMEClassifier"]
@@ -38,10 +38,14 @@ class IQGMEClassifier(LocalExperts):
     :param n_factors: the most factors, of which each expert shows some; None: experts see the columns themselves. Some ten or twenty where
         there are hundreds of columns, or more columns than rows.
     :param inference: "vb", or "gibbs", sampling; without `n_factors` and `batch_size`.
-    :param sparse: weights that nothing asks for go to zero.
+    :param sparse: weights that nothing asks for go to zero. `precision` is that of a weight about what experts have in common, or about
+        zero: a Gamma distribution, or a number.
     :param alpha: concentration: a distribution, or a number; large for many experts.
     :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows (0) to a diagonal one (1);
         without factors.
+    :param gate_rows: rows that the prior of an expert's Gaussian, that of all rows, is worth: with a thousand, experts differ by what they
+        say and hardly by where they are in charge, as they should with hundreds of columns and few rows. None: of the mean a tenth of a
+        row; of the covariance a part of that of all rows, worth a row for each column. Without factors.
     :param restarts: starts, of which the best after a few sweeps goes on; with "gibbs" chains, all of which are kept.
     :param max_iter: the most sweeps; with "gibbs" those before the first draw. `tolerance`: ends when a sweep gains less than this share of
         the bound.
@@ -63,8 +67,10 @@ class IQGMEClassifier(LocalExperts):
         n_factors: int | None = None,
         inference: str = "vb",
         sparse: bool = False,
+        precision: Any = VAGUE,
         alpha: Any = FEW_EXPERTS,
         shrinkage: float = 0.5,
+        gate_rows: float | None = None,
         restarts: int = 1,
         max_iter: int = 500,
         tolerance: float = 1e-6,
@@ -74,7 +80,7 @@ class IQGMEClassifier(LocalExperts):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.n_factors = n_factors
+        self.n_factors, self.precision, self.gate_rows = n_factors, precision, gate_rows
         self.truncation, self.inference, self.sparse, self.alpha, self.shrinkage = truncation, inference, sparse, alpha, shrinkage
         self.restarts, self.max_iter, self.tolerance, self.num_samples = restarts, max_iter, tolerance, num_samples
         self.batch_size, self.max_time, self.progress_bar, self.random_state = batch_size, max_time, progress_bar, random_state

@@ -19,7 +19,7 @@ from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._local_experts import LocalExperts, concentration
-from zoo.iqgme import FEW_EXPERTS
+from zoo.iqgme import FEW_EXPERTS, VAGUE
 from zoo.iqgme_tasks import iqgme_tasks
 
 __all__ = ["MultiTaskIQGMEClassifier"]
@@ -33,9 +33,13 @@ class MultiTaskIQGMEClassifier(LocalExperts):
 
     :param truncation: the most groups of a task.
     :param num_shared: the most experts of all tasks together.
-    :param sparse: weights that nothing asks for go to zero.
+    :param init: where a fit starts: "kmeans", groups of rows that are near each other, whatever their task; "task", an expert for each
+        task, for tasks whose rows are alike and whose labels are not, or so few that groups among them would be chance.
+    :param sparse: weights that nothing asks for go to zero, and experts have none in common: for tasks that may call the same rows by
+        opposite classes. `precision` is that of a weight: a Gamma distribution, or a number.
     :param alpha: concentration within a task: a distribution, or a number; large for many groups. `beta` is that of the experts.
     :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows (0) to a diagonal one (1).
+    :param gate_rows: rows that the prior of an expert's Gaussian is worth, as in `IQGMEClassifier`.
     :param restarts: starts, of which the best after a few sweeps goes on.
     :param max_iter: the most sweeps; `tolerance`: ends when a sweep gains less than this share of the bound.
     :param num_samples: draws in `posterior_`.
@@ -51,10 +55,13 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         truncation: int = 20,
         num_shared: int = 50,
         *,
+        init: str = "kmeans",
         sparse: bool = False,
+        precision: Any = VAGUE,
         alpha: Any = FEW_EXPERTS,
         beta: Any = FEW_EXPERTS,
         shrinkage: float = 0.5,
+        gate_rows: float | None = None,
         restarts: int = 1,
         max_iter: int = 500,
         tolerance: float = 1e-6,
@@ -63,6 +70,7 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
+        self.init, self.precision, self.gate_rows = init, precision, gate_rows
         self.truncation, self.num_shared, self.sparse, self.alpha, self.beta = truncation, num_shared, sparse, alpha, beta
         self.shrinkage, self.restarts, self.max_iter, self.tolerance = shrinkage, restarts, max_iter, tolerance
         self.num_samples, self.max_time, self.progress_bar, self.random_state = num_samples, max_time, progress_bar, random_state

@@ -37,6 +37,7 @@ from zoo.card import Card
 __all__ = [
     "CARD",
     "FEW_EXPERTS",
+    "VAGUE",
     "Axes",
     "checked",
     "drawn",

@@ -20,7 +20,7 @@ from inference.kernels._row_block import Sums
 from inference.mean_field import log_sticks
 from inference.quadratic import common_posterior, known_weights, weights_posterior
 
-__all__ = ["draw_groups_given", "draw_sticks", "reordered"]
+__all__ = ["are_alike", "draw_groups_given", "draw_sticks", "reordered"]
 
 NUM_SWAPS = 2  # pairs of groups that try to change places, for each group
 
@@ -101,11 +101,11 @@ def _orders(rng_key: Array, found: Assignment, prior: Prior, count: Array, conce
     """Of the groups of each task [task, own group]; where tasks do not share groups by an index, the same for all."""
     if found.upper:
         return jax.vmap(lambda key, one: reordered(key, one[None], concentration))(random.split(rng_key, len(count)), count)
-    order = reordered(rng_key, count, concentration) if _are_alike(found) else jnp.arange(count.shape[1])
+    order = reordered(rng_key, count, concentration) if are_alike(found) else jnp.arange(count.shape[1])
     return jnp.broadcast_to(order[None], count.shape)
 
 
-def _are_alike(found: Assignment) -> bool:
+def are_alike(found: Assignment) -> bool:
     """Whether all groups have the same prior, so that they may change their numbers."""
     assert found.prior is not None
     return all(np.allclose(leaf, leaf[:1], rtol=1e-6) for leaf in jax.tree.leaves((found.prior.columns, found.prior.features)))
@@ -140,7 +140,7 @@ def _shared(rng_key: Array, found: Assignment, shape: Shape, prior: Prior, value
     index = random.categorical(index_key, agrees + log_sticks(jnp.log(U), jnp.log1p(-U))[None, None])
     count = jnp.sum(jax.nn.one_hot(index, found.num_groups, dtype=U.dtype), (0, 1))[None]
     order = jnp.arange(found.num_groups)
-    if _are_alike(found):
+    if are_alike(found):
         order = reordered(order_key, count, _concentration(level, prior.upper, values))
     new = _of_level(stick_key, level, prior.upper, values, count[:, order])
     return new | {level.site: jnp.argsort(order)[index].astype(values[level.site].dtype)}, order

@@ -9,9 +9,11 @@ conditional. What can be integrated out is, and is drawn again before anything e
 - what groups are called: two of them change places with their sticks integrated out, several times a sweep;
 - the concentration sees the sticks up to the last group that has rows, what experts have in common those experts whose rows have labels;
   the others would tell of nothing but its last value;
-- soft labels that no label tells of are seen by nothing.
+- soft labels that no label tells of are seen by nothing;
+- groups split and merge with all that belongs to them integrated out (`_assignment_splits`), but for tasks that share groups by an index.
 
-Cost of a sweep over n rows, K groups and D entries of a row: 2 n K D^2, with m holes in a row n K m^3 / 2 more, and K D^3.
+Cost of a sweep over n rows, K groups and D entries of a row: 2 n K D^2, with m holes in a row n K m^3 / 2 more, K D^3, and
+`NUM_SPLITS` R D^3 for R rows of two groups.
 """
 
 from collections.abc import Mapping
@@ -26,17 +28,22 @@ from inference._assignment_proof import gaps
 from inference._assignment_rows import by_class
 from inference._once import once
 from inference.assignment import read_assignment
-from inference.kernels._assignment_groups import draw_groups_given
+from inference.kernels._assignment_groups import are_alike, draw_groups_given
+from inference.kernels._assignment_splits import SeenRows, common_at, log_marginal_at, split_or_merged
 from inference.kernels._clusters import column_means, start_groups
-from inference.kernels._factors import message_at, shape_of, statistics_of
+from inference.kernels._factors import message_at, seen_by_experts, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
-from inference.kernels._mixture_draws import cut, draw_incomplete
+from inference.kernels._levels import gathered
+from inference.kernels._mixture_draws import cut, draw_incomplete, draw_weights
 from inference.kernels._row_block import Message, Sums, asked, message_to, place_complete, place_given
 from inference.program import Program
+from inference.quadratic import weights_posterior
 
 __all__ = ["AssignmentSweep"]
 
 Values = Mapping[str, Array]
+
+NUM_SPLITS = 4  # a sweep
 
 
 class AssignmentSweep:
@@ -71,10 +78,46 @@ class AssignmentSweep:
 
     def draw(self, rng_key: Array, values: Values, data: tuple[Bucket, ...]) -> dict[str, Array]:
         """All sites after a sweep."""
-        group_key, row_key = random.split(rng_key)
-        groups = draw_groups_given(group_key, self.found, self.shape, self.prior, values, self.sums(values, data))
+        split_key, weight_key, group_key, row_key = random.split(rng_key, 4)
+        can_split = self.found.upper is None and are_alike(self.found) and len(self.rows.task) > 1
+        if can_split:
+            values = {**values, self.found.z: self._regrouped(split_key, values, data)}
+        sums = self.sums(values, data)
+        if can_split and self.found.experts:
+            values = {**values, **self._weights_given(weight_key, values, sums)}
+        groups = draw_groups_given(group_key, self.found, self.shape, self.prior, values, sums)
         values = {**values, **groups}
         return values | self._rows_given(row_key, values, self.message(values), data)
+
+    def _regrouped(self, rng_key: Array, values: Values, data: tuple[Bucket, ...]) -> Array:
+        """The groups of the rows after some of them have split or merged."""
+        rows = self._seen(values, data)
+        largest = jnp.argmax(jnp.bincount(values[self.found.z], length=self.found.num_groups))
+        log_marginal = log_marginal_at(self.found, self.shape, self.prior, values, largest)
+
+        def turn(i: Array, z: Array) -> Array:
+            return split_or_merged(random.fold_in(rng_key, i), self.found, self.prior, values, z, rows, log_marginal)
+
+        return lax.fori_loop(0, NUM_SPLITS, turn, values[self.found.z])
+
+    def _seen(self, values: Values, data: tuple[Bucket, ...]) -> SeenRows:
+        """The rows of all buckets side by side."""
+        filled = self._filled(values)
+        by_row = lambda width: jnp.zeros((len(self.rows.task), width))
+        u, statistics, signs = by_row(self.shape.num_entries), by_row(self.statistics.shape[1]), by_row(self.rows.signs.shape[1])
+        for bucket in data:
+            put = lambda whole, part, row=bucket.row: whole.at[row].set(part, mode="drop")
+            u, statistics, signs = put(u, bucket.entries), put(statistics, bucket.statistics), put(signs, bucket.signs)
+        u = u.at[:, : self.shape.num_features].add(filled)
+        return SeenRows(u, statistics, self._soft(values), (signs != 0).astype(u.dtype), jnp.asarray(self.rows.task))
+
+    def _weights_given(self, rng_key: Array, values: Values, sums: Sums) -> dict[str, Array]:
+        """Of the experts, which were integrated out: what they have in common is as it was."""
+        experts, common = self.found.experts, common_at(self.found, self.prior, values)
+        assert experts is not None
+        assert common is not None
+        w, _ = draw_weights(weights_posterior(common, *seen_by_experts(self.shape, gathered(sums, None))), rng_key)
+        return {experts.weights: w.reshape(values[experts.weights].shape)}
 
     def num_groups(self, values: Values) -> Array:
         """How many have rows."""

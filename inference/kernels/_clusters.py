@@ -1,4 +1,4 @@
-"""Where coordinate ascent starts: every row in one group, by k-means or at random, the largest group first."""
+"""Where coordinate ascent starts: every row in one group, by k-means, at random, the largest group first, or by its task."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +35,7 @@ def at_random(points: np.ndarray, num_groups: int, rng: np.random.Generator) -> 
 
 
 STARTS = {"kmeans": kmeans, "random": at_random}
+TOGETHER = "task"  # the start where all rows of a task are together
 
 
 def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -74,9 +75,26 @@ def start_groups(
     points = np.concatenate([filled, statistics], 1)
     scale = points.std(0)
     points = (points - points.mean(0)) / np.where(scale > 0, scale, 1)
+    if init == TOGETHER:
+        return _together(points, rows.task, (num_tasks, found.num_own, num_groups), bool(found.upper), rng)
     group = STARTS[init](points, num_groups, rng)
     group = np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
     return _ranked(points, group, rows.task, (num_tasks, found.num_own, found.num_groups)) if found.upper else (group, None)
+
+
+def _together(
+    points: np.ndarray, task: np.ndarray, shape: tuple[int, int, int], is_shared: bool, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """All rows of a task in its first group, under a shared group of its own; where there are fewer of these, tasks alike are under one."""
+    num_tasks, _, num_groups = shape
+    if not is_shared:
+        return np.zeros(len(points), int), None
+    of_task = np.arange(num_tasks)
+    if num_tasks > num_groups:
+        of_task = kmeans(np.stack([points[task == j].mean(0) for j in of_task]), num_groups, rng)
+    share = np.full(shape, 1 / num_groups)
+    share[:, 0] = np.eye(num_groups)[of_task]
+    return np.zeros(len(points), int), share
 
 
 def _ranked(points: np.ndarray, group: np.ndarray, task: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,13 +10,13 @@ that is not is refused by name, and belongs to another kernel:
 Every reading is checked again while the chain runs: the largest gap met between the log joint and the conditional is the statistic
 `residual`, and a chain that meets one above `MOST` stops, for the model is then not what it looked like at `init`.
 
-Where the observed entries have a crossed predictor (`inference.crossed`: matrix factors, features, row and column effects), its sites
-are drawn jointly: all of a row, all of a column, all components with their number. Where rows are assigned to the groups of a truncated
-mixture of conjugate blocks (`inference.assignment`: sticks, normal-Wishart features, missing entries, probit experts), a sweep is all that
-belongs to groups, then all rows, much of it integrated out meanwhile (`_assignment_sweep`); it reads, proves and computes by the same code
-as `CoordinateAscent`, so that the two may be compared. `route` says which way was taken. These are routes and no kernels of their own
-because nothing but the blocks differs: what is drawn is drawn from complete conditionals that were read off the model, and the residual
-tells how far the model has gone from them.
+Where the observed entries have a crossed predictor (`inference.crossed`: matrix factors, features, row and column effects), its sites are
+drawn jointly: all of a row, all of a column, all components with their number. Where rows are assigned to the groups of a truncated mixture
+of conjugate blocks (`inference.assignment`: sticks, normal-Wishart features, missing entries, probit experts), a sweep is some splits and
+merges of groups, all that belongs to groups, then all rows, much of it integrated out meanwhile (`_assignment_sweep`); it reads, proves and
+computes by the same code as `CoordinateAscent`, so that the two may be compared. `route` says which way was taken. These are routes and no
+kernels of their own because nothing but the blocks differs: what is drawn is drawn from complete conditionals that were read off the model,
+and the residual tells how far the model has gone from them.
 
 Cost of a sweep: for each site 4 gradients of the log joint, K + 3 for elements that are drawn jointly in blocks of K, and as many for
 each column where columns take turns; V log joints for a site of V values. Crossed: O(entries x columns^2 + items x columns^3), where

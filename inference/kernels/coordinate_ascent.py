@@ -36,7 +36,7 @@ from jax import Array, random
 
 from inference.assignment import Level, read_assignment
 from inference.factors import has_factors
-from inference.kernels._clusters import STARTS, start_sums
+from inference.kernels._clusters import STARTS, TOGETHER, start_sums
 from inference.kernels._factor_ascent import FactorAscent
 from inference.kernels._factors import Factors, divergence, factors_of, message_of, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
@@ -85,7 +85,8 @@ class CoordinateAscent(Algorithm):
 
     :param model: a truncated stick-breaking mixture of conjugate blocks, such as `zoo.load("iqgme").model`; or one of common factors behind
         many features, as `zoo.load("iqgme_factors").model` (`_factor_ascent`), then with all rows a step and one dtype.
-    :param init: "kmeans" or "random", the groups of the rows before the first sweep.
+    :param init: the groups of the rows before the first sweep: "kmeans", "random", or "task", one for all rows of a task, under a shared
+        group of its own (one data set is one task).
     :param restarts: starts, of which the best after a few sweeps goes on.
     :param tolerance: ends when a sweep gains less than this share of the bound.
     :param dtype: of the sums over rows: "float32" halves the time of a sweep where JAX runs in float64. None: what JAX runs in.
@@ -105,8 +106,8 @@ class CoordinateAscent(Algorithm):
         batch_size: int | None = None,
         forgetting: float = 0.6,
     ):
-        if init not in STARTS:
-            raise ValueError(f"init: found {init!r}, wanted one of {sorted(STARTS)}.")
+        if init not in (*STARTS, TOGETHER):
+            raise ValueError(f"init: found {init!r}, wanted one of {sorted((*STARTS, TOGETHER))}.")
         if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 1:
             raise ValueError(f"restarts: found {restarts!r}, wanted an integer, at least 1.")
         if not tolerance >= 0:

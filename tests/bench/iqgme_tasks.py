@@ -96,6 +96,11 @@ DATA = {"landmine": (fields, 10**6), "letters": (letters, MOST_NEW)}
 METHODS = {
     "multi-task iQGME": (together, lambda: MultiTaskIQGMEClassifier(random_state=0)),
     "multi-task iQGME, two groups": (together, lambda: MultiTaskIQGMEClassifier(2, 16, sparse=True, random_state=0)),
+    "multi-task iQGME, by task": (together, lambda: MultiTaskIQGMEClassifier(init="task", random_state=0)),
+    "multi-task iQGME, one Gaussian": (
+        together,
+        lambda: MultiTaskIQGMEClassifier(2, 10, init="task", sparse=True, precision=10.0, gate_rows=1000.0, random_state=0),
+    ),
     "pooled iQGME": (pooled, lambda: IQGMEClassifier(random_state=0)),
     "single-task iQGME": (alone, lambda: IQGMEClassifier(random_state=0)),
     "pooled LR": (pooled, logistic),
@@ -105,12 +110,12 @@ METHODS = {
 }
 
 
-def run(path: Path, data: str, missing: list[float], sizes: list[int], splits: int, methods: list[str]) -> None:
+def run(path: Path, data: str, missing: list[float], sizes: list[int], splits: range, methods: list[str]) -> None:
     """A line of the file for each method, cell and split that it lacks."""
     read, most = DATA[data]
     x, y, task = read()
     done = {tuple(row[name] for name in ("data", "missing", "size", "split", "method")) for row in rows_of(path)}
-    for split in range(splits):
+    for split in splits:
         for share in missing:
             for size in sizes:
                 rng = np.random.default_rng([split, size])
@@ -139,17 +144,15 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table(path: Path) -> None:
-    """Means over splits; of peers what `beside` says."""
+def table(path: Path, ours: str) -> None:
+    """Means over splits; of the others what `beside` says."""
     rows = rows_of(path)
-    methods = [name for name in METHODS if any(row["method"] == name for row in rows)]
-    print("| data | missing | size | splits | " + " | ".join(methods) + " |\n|" + "---|" * (4 + len(methods)))
-    cells = sorted({(row["data"], row["missing"], row["size"]) for row in rows if row["method"] == "multi-task iQGME"})
-    for data, share, size in cells:
+    others = [name for name in METHODS if name != ours and any(row["method"] == name for row in rows)]
+    print(f"| data | missing | size | splits | {ours} | " + " | ".join(others) + " |\n|" + "---|" * (5 + len(others)))
+    for data, share, size in sorted({(row["data"], row["missing"], row["size"]) for row in rows if row["method"] == ours}):
         own = [row for row in rows if (row["data"], row["missing"], row["size"]) == (data, share, size)]
-        cell = {name: {row["split"]: row["auc"] for row in own if row["method"] == name} for name in methods}
-        mine = cell["multi-task iQGME"]
-        told = [beside(mine, cell[name]) for name in methods if name != "multi-task iQGME"]
+        cell = {name: {row["split"]: row["auc"] for row in own if row["method"] == name} for name in (ours, *others)}
+        mine, told = cell[ours], [beside(cell[ours], cell[name]) for name in others]
         print(f"| {data} | {share:g} | {size} | {len(mine)} | {np.mean(list(mine.values())):.3f} | " + " | ".join(told) + " |")
 
 
@@ -171,11 +174,16 @@ def main() -> None:
     parser.add_argument("--missing", type=float, nargs="+", default=[0.0, 0.25, 0.5, 0.75])
     parser.add_argument("--sizes", type=int, nargs="+", default=[20, 100, 300])
     parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="split to begin with")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--ours", default="multi-task iQGME", choices=list(METHODS), help="the method that the table compares with others")
     parser.add_argument("--table", action="store_true")
     told = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
-    table(told.results) if told.table else run(told.results, told.data, told.missing, told.sizes, told.splits, told.methods)
+    if told.table:
+        table(told.results, told.ours)
+    else:
+        run(told.results, told.data, told.missing, told.sizes, range(told.first, told.splits), told.methods)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,8 @@ SLOW = {"check_estimators_pickle", "check_n_features_in"}  # of those that compi
 
 def cases():
     drawing = IQGMEClassifier(4, inference="gibbs", max_iter=20, num_samples=20)
-    for prefix, one in (("", IQGMEClassifier(4, max_iter=20)), ("gibbs-", drawing)):
+    among_factors = IQGMEClassifier(3, n_factors=2, max_iter=20)
+    for prefix, one in (("", IQGMEClassifier(4, max_iter=20)), ("gibbs-", drawing), ("factors-", among_factors)):
         for estimator, check in estimator_checks_generator(one):
             name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
             if name in QUICK | (SLOW if one is not drawing else set()) or "ZOO_ALL_CHECKS" in os.environ:
@@ -132,6 +133,30 @@ def test_checks_of_scikit_learn(estimator, check):
 
 def test_every_quick_check_is_there():
     assert {case.values[1].func.__name__ for case in cases()} >= QUICK | SLOW
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_tables_that_say_little():
+    """A row and a column without entries, a constant column; then one class."""
+    x = np.column_stack([HOLED, np.full(90, np.nan), np.full(90, 4.0)])
+    x[0] = np.nan
+    model = IQGMEClassifier(4, max_iter=30, random_state=0).fit(x, Y)
+    found = model.predict_proba(x)
+    assert np.isfinite(found).all()
+    assert abs(found[0, 1] - (Y == "yes").mean()) < 0.15
+    filled = model.impute(x)
+    assert np.isnan(filled[:, 2]).all()
+    assert np.isfinite(filled[:, :2]).all()
+    assert (filled[:, 3] == 4).all()
+    sure = IQGMEClassifier(4, max_iter=30, random_state=0).fit(HOLED, np.repeat("yes", 90))
+    assert (sure.predict(HOLED) == "yes").all()
+    np.testing.assert_array_equal(sure.predict_proba(HOLED), np.ones((90, 1)))
+
+
+def test_infinite_entries_are_refused():
+    with pytest.raises(ValueError, match="infinity"):
+        IQGMEClassifier().fit(np.where(np.isnan(HOLED), np.inf, HOLED), Y)
 
 
 def test_wrong_settings_are_refused():

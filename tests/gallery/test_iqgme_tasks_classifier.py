@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from gallery import MultiTaskIQGMEClassifier
@@ -27,8 +29,10 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(monkeypatch):
 
     monkeypatch.setattr(Driver, "run", run)
     with pytest.raises(Called):
-        MultiTaskIQGMEClassifier(7, 11, max_iter=9, beta=2).fit(HOLED, Y, TASK)
+        MultiTaskIQGMEClassifier(7, 11, max_iter=9, beta=2, init="task", precision=3, gate_rows=50).fit(HOLED, Y, TASK)
     told = seen["kwargs"]
+    assert (seen["driver"].kernel.init_by, told["expert"].keywords["precision"]) == ("task", 3.0)
+    assert (told["gate"].keywords["u0"], told["gate"].keywords["nu0"]) == (50.0, 53.0)
     assert seen["driver"].kernel.model is iqgme_tasks
     assert (seen["driver"].num_warmup, told["num_groups"], told["num_experts"], told["num_tasks"], told["beta"]) == (9, 7, 11, 3, 2.0)
     np.testing.assert_array_equal(told["task"], np.repeat([0, 1, 2], 60))
@@ -56,6 +60,41 @@ def test_tasks_that_are_alike_share_experts():
         model.predict(nothing, ["a", "d"])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_task_without_one_of_the_classes():
+    """It is fitted as the others are, and no class is impossible."""
+    model = MultiTaskIQGMEClassifier(3, 5, max_iter=40, random_state=0).fit(HOLED, np.where(TASK == "b", "no", Y), TASK)
+    assert np.isfinite(model.predict_log_proba(X, TASK)).all()
+
+
+OPPOSITE = np.repeat([1.0, -1.0], 15)  # of two tasks: what is yes in one is no in the other
+MANY = RNG.normal(size=(330, 30))
+MANY_Y = MANY[:, :3].sum(1) * np.concatenate([OPPOSITE, np.repeat([1.0, -1.0], 150)]) > 0
+OF_MANY = np.concatenate([OPPOSITE, np.repeat([1.0, -1.0], 150)]).astype(int)
+
+
+def area_of_opposite_tasks(**options):
+    model = MultiTaskIQGMEClassifier(2, 4, random_state=0, **options).fit(MANY[:30], MANY_Y[:30], OF_MANY[:30])
+    score = model.predict_proba(MANY[30:], OF_MANY[30:])[:, 1]
+    return np.mean([roc_auc_score(MANY_Y[30:][OF_MANY[30:] == j], score[OF_MANY[30:] == j]) for j in (1, -1)])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_tasks_that_oppose_each_other_in_many_columns():
+    """Fifteen rows each in thirty columns: where experts are in charge is chance, but for their task."""
+    alone = np.mean(
+        [
+            roc_auc_score(MANY_Y[new], LogisticRegression().fit(MANY[old], MANY_Y[old]).decision_function(MANY[new]))
+            for old, new in ((slice(0, 15), slice(30, 180)), (slice(15, 30), slice(180, 330)))
+        ]
+    )
+    found = area_of_opposite_tasks(init="task", sparse=True, precision=3.0, gate_rows=1000.0)
+    assert found > alone - 0.02
+    assert found > area_of_opposite_tasks() + 0.1
+
+
 def cases():
     for estimator, check in estimator_checks_generator(MultiTaskIQGMEClassifier(3, 4, max_iter=20)):
         name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
@@ -74,3 +113,7 @@ def test_wrong_settings_are_refused():
         MultiTaskIQGMEClassifier().fit(X, Y, TASK[:5])
     with pytest.raises(ValueError, match="shrinkage: found 2.0"):
         MultiTaskIQGMEClassifier(shrinkage=2.0).fit(X, Y, TASK)
+    with pytest.raises(ValueError, match="gate_rows: found 0, wanted a number above 0, or None"):
+        MultiTaskIQGMEClassifier(gate_rows=0).fit(X, Y, TASK)
+    with pytest.raises(ValueError, match="init: found 'tasks', wanted one of"):
+        MultiTaskIQGMEClassifier(init="tasks").fit(X, Y, TASK)

@@ -19,7 +19,7 @@ from scipy.special import betaln, logsumexp
 from inference import ConditionalGibbs, Driver, Program, StructureError
 from inference._assignment_rows import by_class
 from inference._once import once
-from inference.kernels import _assignment_groups
+from inference.kernels import _assignment_groups, _assignment_splits
 from inference.kernels._assignment_sweep import AssignmentSweep
 from inference.kernels._factors import blocks_of, said_at, seen_by_experts
 from inference.kernels._levels import agreement, concentration_given, gathered, sticks_given
@@ -222,17 +222,28 @@ def test_a_posterior_that_can_be_enumerated():
     assert abs(errors()).max() < 4
 
 
+PLANTED = {
+    "sticks of other groups": (_assignment_groups, "sticks_given", lambda right: lambda count, alpha: right(count[..., ::-1], alpha)),
+    "columns that keep their numbers": (
+        _assignment_groups,
+        "_in_order",
+        lambda right: lambda sums, order: right(sums, order)._replace(columns=sums.columns),
+    ),
+    "a split into one number of several": (_assignment_splits, "_log_ways", lambda right: lambda *at: 0 * right(*at)),
+    "a split that had no choice": (
+        _assignment_splits,
+        "_parted",
+        lambda right: lambda *at: right(*at)._replace(log_choice=jnp.zeros(())),
+    ),
+    "a split that nothing speaks against": (_assignment_splits, "_log_prior", lambda right: lambda *at: 0 * right(*at)),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("attribute", "twin"),
-    [
-        ("sticks_given", lambda right: lambda count, alpha: right(count[..., ::-1], alpha)),
-        ("_in_order", lambda right: lambda sums, order: right(sums, order)._replace(columns=sums.columns)),
-    ],
-    ids=["sticks of other groups", "columns that keep their numbers"],
-)
-def test_a_planted_bug_changes_the_posterior(attribute, twin, monkeypatch):
-    monkeypatch.setattr(_assignment_groups, attribute, twin(getattr(_assignment_groups, attribute)))
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_changes_the_posterior(name, monkeypatch):
+    module, attribute, twin = PLANTED[name]
+    monkeypatch.setattr(module, attribute, twin(getattr(module, attribute)))
     assert abs(errors()).max() > 6
 
 

@@ -13,7 +13,7 @@ from jax import random
 from inference import CoordinateAscent, Driver, Program
 from inference.assignment import Rows
 from inference.kernels import _factors, _levels
-from inference.kernels._clusters import start_sums
+from inference.kernels._clusters import start_groups, start_sums
 from inference.kernels._levels import gathered, spread
 from tests.inference import test_coordinate_ascent_factors as of_one_task
 from tests.inference.mixtures import of_tasks
@@ -194,3 +194,24 @@ def test_tree_of_a_run():
     parameters = tree["variational_parameters"].dataset
     assert {"U_concentration1", "beta_rate", "c_probs", "V_concentration0", "mu_rate"} <= set(parameters.data_vars)
     np.testing.assert_allclose(parameters["c_probs"].sum(parameters["c_probs"].dims[-1]), 1)
+
+
+@pytest.mark.parametrize("most", [5, 2])
+def test_a_start_by_task(most):
+    """Rows of a task are together; each task is under a shared group of its own, or with its like where these are fewer."""
+    rng = np.random.default_rng(0)
+    task = rng.permutation(np.repeat([0, 1, 2], 6))
+    x = np.where(task == 1, 5.0, 0.0)[:, None] + rng.normal(size=(18, 2))
+    found: Any = SimpleNamespace(num_own=2, num_groups=most, upper=True)
+    rows: Any = SimpleNamespace(features=x, task=task)
+    group, share = start_groups(rows, np.zeros((18, 0)), found, 3, "task", rng)
+    assert (group == 0).all()
+    assert share is not None
+    assert share.shape == (3, 2, most)
+    own = share[:, 0].argmax(-1)
+    np.testing.assert_array_equal(share[:, 0], np.eye(most)[own])
+    np.testing.assert_allclose(share[:, 1], 1 / most)
+    if most == 5:
+        np.testing.assert_array_equal(own, np.arange(3))
+    else:
+        assert own[0] == own[2] != own[1]
