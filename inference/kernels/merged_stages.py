@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from inference.kernels._summary import Mixture
+from inference.kernels._nested_names import Unnamed, for_all_places, scattered
+from inference.kernels._summary import Backed, Mixture
 from inference.kernels.staged import Stage, Staged
 from inference.program import Program
-from inference.split import Split
 
 if TYPE_CHECKING:
     from inference.driver import Driver
@@ -67,14 +67,16 @@ class MergedStages(Staged):
     def init(self, rng_key: Array, program: Program) -> Any:
         """The stage that puts the parts together."""
         fit_key, start_key, rng_key = random.split(rng_key, 3)
-        self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
-        found, fitted = [], []
+        self._read(program)
+        self.row_arguments = tuple(self._by_row(program))
+        found, fitted, even = [], [], self._even
         for number, part in enumerate(self.parts):
             kernel: Any = part.kernel
             state = part.states[0]
             kernel._check_alike(program)
-            z, log_weight, _, _ = kernel._points(state.nest)
-            fitted.append(self._backed.summary.fitted(random.fold_in(fit_key, number), z, log_weight, self.num_clumps))
+            z, log_weight = kernel._together(state.nest)
+            z = z if isinstance(even.summary, Unnamed) else scattered(self.exchange, z)
+            fitted.append(even.summary.fitted(random.fold_in(fit_key, number), z, log_weight, self.num_clumps))
             log_evidence, error = kernel._evidence(state.nest)
             found.append((state.log_evidence + log_evidence, state.variance + error**2, kernel._row_evaluations(state), state.num_rows))
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *fitted)
@@ -83,7 +85,7 @@ class MergedStages(Staged):
         own = self._own(program, one)
         first = jax.tree.map(lambda leaf: leaf[0], clumps)
         return Stage(
-            nest=self._started(start_key, self._draw_from(first), self._densities(clumps, own)),
+            nest=self._started(start_key, lambda key: even.draw(key, first, self.split.draw), self._densities(clumps, own)),
             clumps=clumps,
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
@@ -96,13 +98,18 @@ class MergedStages(Staged):
             rng_key=random.key_data(rng_key),
         )
 
+    @property
+    def _even(self) -> Backed:
+        """Summaries of workers, who have named members without names each in a way of their own: spread over all places."""
+        return Backed(for_all_places(self._backed.summary, self.exchange), self.background)
+
     def _densities(self, clumps: Mixture, program: Program) -> Callable:
         if clumps.log_weight.ndim == 1:  # a stage of rows
             return super()._densities(clumps, program)
 
         def densities(z: Array) -> tuple[Array, Array]:
             log_prior, _ = self.split.densities(z, program)
-            each = jax.vmap(lambda own: self._backed.log_density(own, z, log_prior))(clumps)
+            each = jax.vmap(lambda own: self._even.log_density(own, z, log_prior))(clumps)
             return each[0], jnp.sum(each[1:] - log_prior)
 
         return densities
