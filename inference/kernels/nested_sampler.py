@@ -27,14 +27,15 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference._once import once
-from inference.exchangeable import Exchangeable, Reference, exchangeable
+from inference.exchangeable import Exchangeable, exchangeable
 from inference.kernels._nested_directions import Around, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import Limit, Points, walk
 from inference.kernels._nested_names import renamed, shown, together
 from inference.kernels._nested_particles import particles, resampled
-from inference.kernels._nested_volumes import Volumes, evidence, remaining, shared, shrunk, started
+from inference.kernels._nested_state import Dead, Nest, begun_with, points_of, with_room
+from inference.kernels._nested_volumes import evidence, remaining, shared, shrunk
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 from inference.sites import StructureError
@@ -42,39 +43,12 @@ from inference.split import Split
 
 __all__ = ["Dead", "Death", "Nest", "NestedSampler", "Shrinkage"]
 
-NUM_HISTORIES = 200
 WIDTH = 4.0  # of the interval of a walk, in standard deviations of a mode
 FIRST_FOLDS, MOST_FOLDS = 48, 1500  # e-folds of volume: room to begin with, and where a run is given up
 SHARING = 0.25  # power of its volume with which a mode gets points
 LOOKS = 2  # at the modes, in an e-fold
-GENERATIONS = 6  # looks back to the ancestors of live points
 SPARE = 1.1  # draws from the prior for each live point
 PACE, LONGEST = 0.1, 30.0  # how fast walks grow with what they remember; how many times `num_sweeps` they come to be at most
-
-
-class Dead(NamedTuple):
-    """Points that have died, in their order; room for more."""
-
-    z: Array
-    log_likelihood: Array
-    log_volume: Array  # the prior volume that each stands for
-    mode: Array
-
-
-class Nest(NamedTuple):
-    """Where a run stands."""
-
-    live: Points
-    mode: Array  # [live]
-    ancestor: Array  # [generation, live]: the live point that each is a copy of a copy of, one look ago, two, ...
-    num_modes: Array
-    volumes: Volumes
-    dead: Dead
-    num_dead: Array
-    num_steps: Array
-    num_evaluations: Array
-    longer: Array  # logarithm of how many times as long as at first walks are
-    reference: Reference | None  # what members without names are named after; None where all have names
 
 
 class Shrinkage(NamedTuple):
@@ -154,31 +128,14 @@ class NestedSampler(Algorithm):
         log_prior, log_likelihood = once(jax.vmap(densities), z)(z)
         self._check_start(np.asarray(log_likelihood))
         reference = self.exchange.first_reference if self.exchange and is_even else lambda z: None
+        num_modes = max(1, 2 * self.num_live // self._least) if self.track_modes else 1  # a mode that finds no place is left whole
 
         def begun(label_key: Array, z: Array, log_prior: Array, log_likelihood: Array) -> Nest:
             live = Points(z, log_prior, log_likelihood, random.uniform(label_key, (self.num_live,), z.dtype))
-            return self._begun(live, reference(z))
+            return begun_with(live, reference(z), num_modes, FIRST_FOLDS * self.num_live)
 
         given = (label_key, z, log_prior, log_likelihood)
         return once(begun, *given)(*given)
-
-    def _begun(self, live: Points, reference: Reference | None) -> Nest:
-        num_modes = max(1, 2 * self.num_live // self._least) if self.track_modes else 1  # a mode that finds no place is left whole
-        zero, nothing = jnp.zeros((), jnp.int32), jnp.zeros(0, live.z.dtype)
-        dead = Dead(jnp.zeros((0, self.split.size), live.z.dtype), nothing, nothing, jnp.zeros(0, jnp.int32))
-        return Nest(
-            live=live,
-            mode=jnp.zeros(self.num_live, jnp.int32),
-            ancestor=jnp.broadcast_to(jnp.arange(self.num_live, dtype=jnp.int32), (GENERATIONS, self.num_live)),
-            num_modes=zero + 1,
-            volumes=started(num_modes, NUM_HISTORIES),
-            dead=_with_room(dead, FIRST_FOLDS * self.num_live),
-            num_dead=zero,
-            num_steps=zero,
-            num_evaluations=zero + self.num_live,
-            longer=jnp.zeros((), live.z.dtype),
-            reference=reference,
-        )
 
     def data(self, program: Program) -> dict[str, Array] | None:
         """The arrays among the model's arguments, unless the model must look at them."""
@@ -327,31 +284,20 @@ class NestedSampler(Algorithm):
                 f"site {self.split.program.observed}: after {folds // 2} e-folds of prior volume the likelihood still rises, to "
                 f"{float(state.live.log_likelihood.max()):.4g}; wanted one with a bound. Look for a scale that may shrink to 0."
             )
-        return state._replace(dead=_with_room(state.dead, folds * self.num_live))
-
-    def _points(self, state: Nest) -> tuple[Array, Array, Array, Array]:
-        """All points, dead and live: z, log weight, log likelihood, mode."""
-        nest, kept = jax.device_get(state), int(state.num_dead)
-        count = np.bincount(nest.mode, minlength=len(nest.volumes.log_volume))
-        log_each = nest.volumes.log_volume[:, 0] - np.log(np.maximum(count, 1))
-        dead = jax.tree.map(lambda leaf: leaf[:kept], nest.dead)
-        log_likelihood = np.concatenate([dead.log_likelihood, nest.live.log_likelihood])
-        log_volume = np.concatenate([dead.log_volume, log_each[nest.mode]])
-        z, mode = np.concatenate([dead.z, nest.live.z]), np.concatenate([dead.mode, nest.mode])
-        return jnp.asarray(z), jnp.asarray(log_volume + log_likelihood), jnp.asarray(log_likelihood), jnp.asarray(mode)
+        return state._replace(dead=with_room(state.dead, folds * self.num_live))
 
     def _evidence(self, state: Nest) -> tuple[Array, Array]:
         return jax.jit(lambda state: evidence(state.volumes, state.live.log_likelihood, state.mode, self._count(state)))(state)
 
     def draw(self, rng_key: Array, state: Nest, program: Program, num_draws: int) -> dict[str, Array]:
         """Points in proportion to their weights, by systematic resampling, in random order."""
-        z, log_weight, _, _ = self._points(state)
+        z, log_weight, _, _ = points_of(state)
         chosen = np.asarray(z)[resampled(rng_key, log_weight, num_draws)]
         return shown(random.fold_in(rng_key, 1), self.split, self.exchange, jnp.asarray(chosen))
 
     def _together(self, state: Nest) -> tuple[Array, Array]:
         """All points, their members named alike, with log weights: what a summary is fitted to."""
-        z, log_weight, _, _ = self._points(state)
+        z, log_weight, _, _ = points_of(state)
         return together(self.exchange, z, state.reference), log_weight
 
     def results(self, state: Nest, program: Program) -> Results:
@@ -360,7 +306,7 @@ class NestedSampler(Algorithm):
         return self._found(state, self.finished(state))
 
     def _found(self, state: Nest, is_finished: Array) -> Results:
-        z, log_weight, log_likelihood, mode = self._points(state)
+        z, log_weight, log_likelihood, mode = points_of(state)
         log_evidence, error = self._evidence(state)
         weight = np.exp(np.asarray(log_weight) - np.logaddexp.reduce(log_weight))  # on the host, where nothing is to be compiled
         information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - log_evidence
@@ -375,8 +321,3 @@ class NestedSampler(Algorithm):
         values = shown(random.key(0), self.split, self.exchange, z)
         found = particles(values, log_weight=log_weight, log_likelihood=log_likelihood, mode=mode)
         return found._replace(attrs=attrs)
-
-
-def _with_room(dead: Dead, room: int) -> Dead:
-    more = lambda leaf: jnp.concatenate([leaf, jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)])
-    return jax.tree.map(more, dead)
