@@ -14,7 +14,7 @@ from inference.kernels._nested_volumes import Volumes, started
 __all__ = ["Dead", "Nest", "begun_with", "points_of", "with_room"]
 
 NUM_HISTORIES = 200
-GENERATIONS = 6  # looks back to the ancestors of live points
+GENERATIONS = 12  # looks back to the ancestors of live points: modes hang together for long after the last walk went from one to the other
 
 
 class Dead(NamedTuple):

@@ -5,8 +5,9 @@
 Each worker ran `Staged` from the prior; what it has found is summarised as between stages: pi_w, clumps with the prior in the background.
 One more stage draws from pi_1 and takes the others, over the prior, for its likelihood. It looks at no row, so that its cost does not
 depend on their number. What clumps cannot say is lost, once for each worker, and where workers disagree the product lies in the tails of
-all of them, where clumps say the least: for the same rows, stages one after the other lose less. Of a model whose parts may change places
-(clusters of a mixture) every worker must have found all arrangements, or the same: the product is of those that all have.
+all of them, where clumps say the least: for the same rows, stages one after the other lose less. Where members may change places (clusters
+of a mixture, `inference.exchangeable`), workers have each named them in a way of their own, so what they have found is spread over all m!
+places. With more than five members the workers must have found all arrangements, or the same: the product is of those that all have.
 
     drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
     Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, which are only recorded
@@ -51,7 +52,7 @@ class MergedStages(Staged):
             if len(part.states) > 1 or not kernel.finished(part.states[0]):
                 raise ValueError(f"parts: number {number} has {len(part.states)} replicates, or has not finished; wanted one that has.")
         first: Any = parts[0].kernel
-        same = ("summary", "num_clumps", "background", "num_live", "batch", "num_sweeps", "memory", "tolerance", "track_modes")
+        same = ("summary", "num_clumps", "background", "num_live", "batch", "num_sweeps", "memory", "tolerance", "track_modes", "rename")
         super().__init__(first.model, num_stages=1, **{name: getattr(first, name) for name in same} | settings)
         self.parts = tuple(parts)
 
