@@ -44,7 +44,7 @@ from inference.split import Split
 __all__ = ["Dead", "Death", "Nest", "NestedSampler", "Shrinkage"]
 
 WIDTH = 4.0  # of the interval of a walk, in standard deviations of a mode
-FIRST_FOLDS, MOST_FOLDS = 48, 1500  # e-folds of volume: room to begin with, and where a run is given up
+FIRST_FOLDS, MOST_FOLDS = 96, 1500  # e-folds of volume: room to begin with, and where a run is given up
 SHARING = 0.25  # power of its volume with which a mode gets points
 LOOKS = 2  # at the modes, in an e-fold
 SPARE = 1.1  # draws from the prior for each live point
