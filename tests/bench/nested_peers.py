@@ -115,7 +115,7 @@ SAMPLERS = {
 def main() -> None:
     """The table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("problems", nargs="+", choices=[name for name in PROBLEMS if name != "iris"])
+    parser.add_argument("problems", nargs="+", choices=[name for name in PROBLEMS if name not in ("iris", "wine")])
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--live", type=int, default=500)
