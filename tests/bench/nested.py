@@ -155,7 +155,8 @@ def main() -> None:
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
             rows.append((miss / found.error, miss, found.error, cost, figure(name, found)))
             print(
-                f"  {name} {seed}: error {miss:+.4f}, claimed {found.error:.4f}, {found.evaluations} evaluations, {cost:.0f} a draw, {rows[-1][-1]:.3f}",
+                f"  {name} {seed}: error {miss:+.4f}, claimed {found.error:.4f}, {found.evaluations} evaluations, {cost:.0f} a draw, "
+                f"{rows[-1][-1]:.3f}",
                 flush=True,
             )
         z, miss, claimed, cost, modes = np.array(rows).T
