@@ -37,7 +37,7 @@ class Split:
         draw = lambda key: program.unconstrain(program.draw_prior(key))
         shapes = jax.eval_shape(draw, random.key(0))
         flat, self._unravel = ravel_pytree({name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()})
-        self.size = flat.size
+        self.size, self.dtype = flat.size, flat.dtype
         self.blocks = tuple(leaf.size for leaf in jax.tree.leaves(shapes) if leaf.size)  # of each site, in the order of the vector
         if not self.size:
             raise StructureError(f"{sorted(program.latent)}: these latent sites have no free number among them; there is nothing to infer.")
@@ -49,6 +49,10 @@ class Split:
     def values(self, z: Array) -> dict[str, Array]:
         """The latent sites at a vector, constrained."""
         return self._placed(self.program, z)[0]
+
+    def free(self, z: Array) -> dict[str, Array]:
+        """The latent sites at a vector, without bounds."""
+        return self._unravel(z)
 
     def densities(self, z: Array, program: Program | None = None) -> tuple[Array, Array]:
         """Logarithms of prior and likelihood at a vector; with the data of another program, where one is given."""
@@ -118,11 +122,24 @@ def _refuse(program: Program) -> None:
             )
     for name in program._subsampled:
         raise StructureError(f"plate {name!r}: it shows a part of its rows at a time; wanted the whole likelihood. Drop subsample_size.")
-    trace = program.trace(program.draw_prior(random.key(0)))  # where a prior cannot be drawn from, the program says so by its site
-    for name in program.latent:
-        is_masked = isinstance(trace[name]["fn"], dist.MaskedDistribution)
-        if trace[name]["scale"] is not None or is_masked:
-            raise StructureError(
-                f"site {name!r}: its prior is {'masked' if is_masked else 'scaled'}, so that draws from it are not draws of its density; "
-                f"wanted a prior as it is. Take the handler away from it."
-            )
+    for name, how in _changed(program).items():
+        raise StructureError(
+            f"site {name!r}: its prior is {how}, so that draws from it are not draws of its density; wanted a prior as it is. Take the "
+            f"handler away from it."
+        )
+
+
+def _changed(program: Program) -> dict[str, str]:
+    """Latent sites whose priors are scaled or masked; found without a number being computed."""
+    found: dict[str, str] = {}
+
+    def look(rng_key: Array) -> None:
+        trace = program.trace(program.draw_prior(rng_key))  # where a prior cannot be drawn from, the program says so by its site
+        for name in program.latent:
+            if isinstance(trace[name]["fn"], dist.MaskedDistribution):
+                found[name] = "masked"
+            elif trace[name]["scale"] is not None:
+                found[name] = "scaled"
+
+    jax.eval_shape(look, random.key(0))
+    return found

@@ -40,28 +40,28 @@ def spread_of(z: Array, mode: Array, num_modes: int) -> Array:
 
 def direction(rng_key: Array, around: Around) -> Array:
     """[lane, size], as long as the standard deviation of the mode along it."""
-    pair_key, which_key, normal_key, part_key = random.split(rng_key, 4)
-    normal = around.spread * random.normal(normal_key, around.spread.shape, around.spread.dtype)
-    is_pair = random.bernoulli(which_key, 0.5, around.count.shape) & (around.count > 2)
-    whole = jnp.where(is_pair[:, None], _difference(pair_key, around) / np.sqrt(2), normal)
-    part = _part(part_key, whole)
-    return jnp.where(part, whole, 0.0) / jnp.sqrt(part.sum(1, keepdims=True).astype(whole.dtype))
+    normal_key, uniform_key = random.split(rng_key)
+    (num_lanes, size), dtype = around.spread.shape, around.spread.dtype
+    share = random.uniform(uniform_key, (5 + size, num_lanes), dtype)  # at once: each call is code that takes long to compile
+    normal = around.spread * random.normal(normal_key, (num_lanes, size), dtype)
+    is_pair = (share[0] < 0.5) & (around.count > 2)
+    whole = jnp.where(is_pair[:, None], _difference(share[1:3], around) / np.sqrt(2), normal)
+    part = _part(share[3:], size)
+    return jnp.where(part, whole, 0.0) / jnp.sqrt(part.sum(1, keepdims=True).astype(dtype))
 
 
-def _difference(rng_key: Array, around: Around) -> Array:
-    """Of two points of the mode, neither of them the origin."""
+def _difference(share: Array, around: Around) -> Array:
+    """Of two points of the mode, neither of them the origin, by numbers [2, lane] from 0 to 1."""
     others = jnp.maximum(around.count - 1, 1)
-    share = random.uniform(rng_key, (2, len(others)), around.points.dtype)
     one = (share[0] * others).astype(jnp.int32)
     other = (one + 1 + (share[1] * (others - 1)).astype(jnp.int32)) % others
     at = lambda place: around.points[around.first + (around.own + 1 + place) % around.count]
     return at(one) - at(other)
 
 
-def _part(rng_key: Array, whole: Array) -> Array:
-    """Which latent numbers change: one that is given, and others, so that their number is as often small as large."""
-    number_key, other_key, one_key = random.split(rng_key, 3)
-    num_lanes, size = whole.shape
-    number = jnp.exp(random.uniform(number_key, (num_lanes, 1), whole.dtype) * np.log(size))
-    one = random.randint(one_key, (num_lanes, 1), 0, size)
-    return (random.uniform(other_key, whole.shape, whole.dtype) < number / size) | (jnp.arange(size) == one)
+def _part(share: Array, size: int) -> Array:
+    """Which latent numbers change [lane, size]: one that is given, and others, so that their number is as often small as large; by numbers
+    [2 + size, lane] from 0 to 1."""
+    number = jnp.exp(share[0] * np.log(size))
+    one = (share[1] * size).astype(jnp.int32)
+    return (share[2:].T * size < number[:, None]) | (jnp.arange(size) == one[:, None])

@@ -95,9 +95,11 @@ def walk(
             state.round + 1,
         )
 
-    key, turn_key = random.split(random.fold_in(loop_key, 0))
-    first = opened(random.uniform(key, (2, num_lanes), dtype, minval=jnp.finfo(dtype).tiny), start.log_prior)
-    state = Walk(start, start.z, turn(turn_key), jnp.zeros(num_lanes, jnp.int32), *first, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
+    # The first round finds the start itself, and opens the first interval: so the loop alone has code for directions.
+    zero = jnp.zeros(num_lanes, dtype)
+    before = jnp.full(num_lanes, -1, jnp.int32)
+    counts = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    state = Walk(start, start.z, jnp.zeros_like(start.z), before, zero, zero, jnp.full(num_lanes, -jnp.inf, dtype), *counts)
     state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
     lowest = jnp.where(state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label))
     label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)

@@ -3,15 +3,19 @@
     q(z)  =  (1 - background) clumps(z)  +  background prior(z),      w(z)  =  prior(z) likelihood(z) / q(z)
     evidence  =  mean of w over draws from q
 
-The nested sampling runs as it would alone. To its weighted points clumps are fitted (`_clumps`), once, on the host; draws from them with
-the prior in the background are independent of each other, and the error of their mean weight falls with the root of their number, where
-that of nested sampling falls with the root of the live points. The prior in the background bounds the weights wherever the likelihood is
-bounded; how large they are in fact, the check "importance" of `diagnostics.report` says. What no live point has found is missed as
-before.
+The nested sampling runs as it would alone. To its weighted points clumps are fitted (`_clumps`), on the host; draws from them with the
+prior in the background are independent of each other, and the error of their mean weight falls with the root of their number, where that
+of nested sampling falls with the root of the live points. As long as too few of the draws are effective, clumps are fitted again, to the
+points and to the weighted draws, up to twice as many as before, and drawn from anew; only the last draws count. Members that may change
+places (`inference.exchangeable`) do so in what is drawn from as well. The prior in the background bounds the weights wherever the
+likelihood is bounded; how large they are in fact, the check "importance" of `diagnostics.report` says. What no live point has found is
+missed as before.
 
-Hesterberg (1995) for the prior in the background. Cost: `NestedSampler`, a fit of clumps, and `num_draws` evaluations of the model.
+Hesterberg (1995) for the prior in the background; Cappe, Guillin, Marin and Robert (2004), "Population Monte Carlo". Cost: `NestedSampler`,
+and each round a fit of clumps and `num_draws` evaluations of the model, with m! evaluations of the clumps for m members without names.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +26,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels._nested_names import Unnamed, for_all_places, scattered, shown, together
 from inference.kernels._nested_particles import particles, resampled
 from inference.kernels._summary import Backed
 from inference.kernels.nested_sampler import Nest, NestedSampler, Shrinkage
@@ -44,7 +49,7 @@ class Finish(NamedTuple):
     z: Array  # [draw, size]
     log_weight: Array  # [draw]; -inf until then
     log_likelihood: Array  # [draw]
-    is_weighed: Array
+    num_rounds: Array  # 0 until then
     rng_key: Array
 
 
@@ -53,24 +58,37 @@ class ImportanceFinish(Algorithm):
 
     :param sampler: a `NestedSampler`; what it finds is in the tree as `nested_log_evidence`, with `nested_log_evidence_se`.
     :param num_draws: independent draws at the end, one evaluation of the model each.
-    :param num_clumps: the most clumps; as many as there are modes will do, where these are Normal.
+    :param num_clumps: the most clumps of the first fit; as many as there are modes will do, where these are Normal.
+    :param num_rounds: the most fits; each after the first may have twice as many clumps as the one before.
+    :param enough: share of the draws that are effective, with which the rounds end.
     :param background: share of the prior in what is drawn from.
     """
 
-    def __init__(self, sampler: NestedSampler, *, num_draws: int = 10_000, num_clumps: int = 8, background: float = 0.05):
+    def __init__(
+        self,
+        sampler: NestedSampler,
+        *,
+        num_draws: int = 10_000,
+        num_clumps: int = 8,
+        background: float = 0.05,
+        num_rounds: int = 4,
+        enough: float = 0.3,
+    ):
         if isinstance(sampler, Staged):
             raise TypeError(
                 "sampler: found Staged, whose last stage is not the posterior of all rows by itself; wanted a NestedSampler of all rows."
             )
         if not isinstance(sampler, NestedSampler):
             raise TypeError(f"sampler: found {sampler!r}, wanted a NestedSampler: ImportanceFinish(NestedSampler(model)).")
-        for name, value, least in (("num_draws", num_draws, 100), ("num_clumps", num_clumps, 1)):
+        for name, value, least in (("num_draws", num_draws, 100), ("num_clumps", num_clumps, 1), ("num_rounds", num_rounds, 1)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
-        if not 0 < background < 1:
-            raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
+        for name, value in (("background", background), ("enough", enough)):
+            if not 0 < value < 1:
+                raise ValueError(f"{name}: found {value!r}, wanted a number between 0 and 1.")
         self.model, self.sampler = sampler.model, sampler
         self.num_draws, self.num_clumps, self.background = num_draws, num_clumps, background
+        self.num_rounds, self.enough = num_rounds, enough
 
     def check(self, program: Program) -> None:
         """As the sampler."""
@@ -82,7 +100,7 @@ class ImportanceFinish(Algorithm):
         z = nest.live.z
         none = jnp.full(self.num_draws, -jnp.inf, z.dtype)
         own = random.key_data(random.fold_in(rng_key, OWN_KEY))
-        return Finish(nest, jnp.zeros((self.num_draws, z.shape[1]), z.dtype), none, none, jnp.zeros((), bool), own)
+        return Finish(nest, jnp.zeros((self.num_draws, z.shape[1]), z.dtype), none, none, jnp.zeros((), jnp.int32), own)
 
     def data(self, program: Program) -> dict[str, Array] | None:
         """As the sampler."""
@@ -95,11 +113,11 @@ class ImportanceFinish(Algorithm):
 
     def finished(self, state: Finish) -> Array:
         """After the importance sampling."""
-        return state.is_weighed
+        return state.num_rounds > 0
 
     def is_full(self, state: Finish) -> Array:
         """Whether the host is needed: for room, or for the importance sampling."""
-        return ~state.is_weighed & (self.sampler.is_full(state.nest) | self.sampler.finished(state.nest))
+        return (state.num_rounds == 0) & (self.sampler.is_full(state.nest) | self.sampler.finished(state.nest))
 
     def grown(self, state: Finish, program: Program) -> Finish:
         """More room, or the importance sampling."""
@@ -111,27 +129,44 @@ class ImportanceFinish(Algorithm):
 
     def _weighed(self, state: Finish, program: Program) -> Finish:
         """Draws, and their weights."""
-        fit_key, draw_key = random.split(random.wrap_key_data(state.rng_key))
-        points, log_weight, _, _ = self.sampler._points(state.nest)
-        split = Split(program)  # the sampler may have seen other data since
-        backed = Backed(StateClumps(split.size), self.background)
-        clumps = backed.summary.fitted(fit_key, points, log_weight, self.num_clumps)
+        split, exchange = Split(program), self.sampler.exchange  # the sampler may have seen other data since
+        backed = Backed(for_all_places(StateClumps(split.size), exchange), self.background)
+        points, point_weight, named = self._learnt(state.nest, backed)
+        z, weight = points, point_weight
         each = jax.jit(lambda clumps, keys: jax.lax.map(partial(_drawn, split, backed, clumps), keys, batch_size=BATCH))
-        z, log_weight, log_likelihood = each(clumps, random.split(draw_key, self.num_draws))
-        return state._replace(z=z, log_weight=log_weight, log_likelihood=log_likelihood, is_weighed=jnp.ones((), bool))
+        for number in range(1, self.num_rounds + 1):
+            fit_key, draw_key = random.split(random.fold_in(random.wrap_key_data(state.rng_key), number))
+            clumps = backed.summary.fitted(fit_key, z, weight, self.num_clumps * 2 ** (number - 1))
+            drawn, log_weight, log_likelihood = each(clumps, random.split(draw_key, self.num_draws))
+            share = np.exp(log_weight - logsumexp(log_weight))
+            if 1 / np.sum(share**2) >= self.enough * self.num_draws:
+                break
+            z = jnp.concatenate([points, named(drawn)])
+            weight = jnp.concatenate([point_weight, _cut(log_weight)])
+        return state._replace(z=drawn, log_weight=log_weight, log_likelihood=log_likelihood, num_rounds=jnp.asarray(number, jnp.int32))
+
+    def _learnt(self, nest: Nest, backed: Backed) -> tuple[Array, Array, Callable]:
+        """Points of the sampler with log weights of sum 1, and what names the members of others in the same way."""
+        exchange, reference = self.sampler.exchange, nest.reference
+        z, log_weight = self.sampler._together(nest)
+        log_weight = log_weight - logsumexp(log_weight)
+        if isinstance(backed.summary, Unnamed):
+            return z, log_weight, lambda drawn: together(exchange, drawn, reference)
+        return scattered(exchange, z), log_weight, lambda drawn: drawn
 
     def draw(self, rng_key: Array, state: Finish, program: Program, num_draws: int) -> dict[str, Array]:
         """Draws in proportion to their weights, by systematic resampling; of a run that was ended early, points of the sampler."""
-        if not state.is_weighed:
+        if not state.num_rounds:
             return self.sampler.draw(rng_key, state.nest, program, num_draws)
-        return jax.jit(jax.vmap(self.sampler.split.values))(state.z[resampled(rng_key, state.log_weight, num_draws)])
+        chosen = state.z[resampled(rng_key, state.log_weight, num_draws)]
+        return shown(rng_key, self.sampler.split, None, chosen)
 
     def results(self, state: Finish, program: Program) -> Results:
         """The evidence by importance sampling and by nested sampling, and the draws with their weights, whose sum is the evidence. A run
         that was ended early has no draws: what the sampler has found is there in their place, without an error."""
         nested = self.sampler.results(state.nest, program)
         before = {f"nested_{name}": nested.attrs[name] for name in ("log_evidence", "log_evidence_se")}
-        if not state.is_weighed:
+        if not state.num_rounds:
             points = {name: value for name, value in nested.groups["particles"].items() if name != "mode"}
             attrs = nested.attrs | before | {"log_evidence_se": jnp.nan, "ess": jnp.nan}
             return nested._replace(groups={"particles": points}, attrs=attrs)
@@ -143,10 +178,18 @@ class ImportanceFinish(Algorithm):
             "log_evidence_se": jnp.std(ratio, ddof=1) / np.sqrt(self.num_draws),  # that of the mean weight over the mean weight
             "ess": 1 / jnp.sum(share**2),
             "information": jnp.sum(jnp.where(share > 0, share * state.log_likelihood, 0.0)) - log_evidence,
-            "num_evaluations": nested.attrs["num_evaluations"] + self.num_draws,
+            "num_evaluations": nested.attrs["num_evaluations"] + state.num_rounds * self.num_draws,
+            "num_rounds": state.num_rounds,
         }
-        found = particles(self.sampler.split.values, state.z, log_weight=log_weight, log_likelihood=state.log_likelihood)
+        values = shown(random.key(0), self.sampler.split, None, state.z)
+        found = particles(values, log_weight=log_weight, log_likelihood=state.log_likelihood)
         return found._replace(attrs=nested.attrs | attrs)
+
+
+def _cut(log_weight: Array) -> Array:
+    """Log weights of sum 1 at most, none above 1 / sqrt(number): a fit shall not go to a single draw (Ionides, 2008)."""
+    log_share = log_weight - logsumexp(log_weight)
+    return jnp.minimum(log_share, -0.5 * np.log(len(log_share)))
 
 
 def _drawn(split: Split, backed: Backed, clumps: Clumps, rng_key: Array) -> tuple[Array, Array, Array]:

@@ -5,8 +5,9 @@
 Each worker ran `Staged` from the prior; what it has found is summarised as between stages: pi_w, clumps with the prior in the background.
 One more stage draws from pi_1 and takes the others, over the prior, for its likelihood. It looks at no row, so that its cost does not
 depend on their number. What clumps cannot say is lost, once for each worker, and where workers disagree the product lies in the tails of
-all of them, where clumps say the least: for the same rows, stages one after the other lose less. Of a model whose parts may change places
-(clusters of a mixture) every worker must have found all arrangements, or the same: the product is of those that all have.
+all of them, where clumps say the least: for the same rows, stages one after the other lose less. Where members may change places (clusters
+of a mixture, `inference.exchangeable`), workers have each named them in a way of their own, so what they have found is spread over all m!
+places. With more than five members the workers must have found all arrangements, or the same: the product is of those that all have.
 
     drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
     Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, which are only recorded
@@ -23,10 +24,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from inference.kernels._summary import Mixture
+from inference.kernels._nested_names import Unnamed, for_all_places, scattered
+from inference.kernels._summary import Backed, Mixture
 from inference.kernels.staged import Stage, Staged
 from inference.program import Program
-from inference.split import Split
 
 if TYPE_CHECKING:
     from inference.driver import Driver
@@ -51,7 +52,7 @@ class MergedStages(Staged):
             if len(part.states) > 1 or not kernel.finished(part.states[0]):
                 raise ValueError(f"parts: number {number} has {len(part.states)} replicates, or has not finished; wanted one that has.")
         first: Any = parts[0].kernel
-        same = ("summary", "num_clumps", "background", "num_live", "batch", "num_sweeps", "memory", "tolerance", "track_modes")
+        same = ("summary", "num_clumps", "background", "num_live", "batch", "num_sweeps", "memory", "tolerance", "track_modes", "rename")
         super().__init__(first.model, num_stages=1, **{name: getattr(first, name) for name in same} | settings)
         self.parts = tuple(parts)
 
@@ -67,14 +68,16 @@ class MergedStages(Staged):
     def init(self, rng_key: Array, program: Program) -> Any:
         """The stage that puts the parts together."""
         fit_key, start_key, rng_key = random.split(rng_key, 3)
-        self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
-        found, fitted = [], []
+        self._read(program)
+        self.row_arguments = tuple(self._by_row(program))
+        found, fitted, even = [], [], self._even
         for number, part in enumerate(self.parts):
             kernel: Any = part.kernel
             state = part.states[0]
             kernel._check_alike(program)
-            z, log_weight, _, _ = kernel._points(state.nest)
-            fitted.append(self._backed.summary.fitted(random.fold_in(fit_key, number), z, log_weight, self.num_clumps))
+            z, log_weight = kernel._together(state.nest)
+            z = z if isinstance(even.summary, Unnamed) else scattered(self.exchange, z)
+            fitted.append(even.summary.fitted(random.fold_in(fit_key, number), z, log_weight, self.num_clumps))
             log_evidence, error = kernel._evidence(state.nest)
             found.append((state.log_evidence + log_evidence, state.variance + error**2, kernel._row_evaluations(state), state.num_rows))
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *fitted)
@@ -83,7 +86,7 @@ class MergedStages(Staged):
         own = self._own(program, one)
         first = jax.tree.map(lambda leaf: leaf[0], clumps)
         return Stage(
-            nest=self._started(start_key, self._draw_from(first), self._densities(clumps, own)),
+            nest=self._started(start_key, lambda key: even.draw(key, first, self.split.draw), self._densities(clumps, own)),
             clumps=clumps,
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
@@ -96,13 +99,18 @@ class MergedStages(Staged):
             rng_key=random.key_data(rng_key),
         )
 
+    @property
+    def _even(self) -> Backed:
+        """Summaries of workers, who have named members without names each in a way of their own: spread over all places."""
+        return Backed(for_all_places(self._backed.summary, self.exchange), self.background)
+
     def _densities(self, clumps: Mixture, program: Program) -> Callable:
         if clumps.log_weight.ndim == 1:  # a stage of rows
             return super()._densities(clumps, program)
 
         def densities(z: Array) -> tuple[Array, Array]:
             log_prior, _ = self.split.densities(z, program)
-            each = jax.vmap(lambda own: self._backed.log_density(own, z, log_prior))(clumps)
+            each = jax.vmap(lambda own: self._even.log_density(own, z, log_prior))(clumps)
             return each[0], jnp.sum(each[1:] - log_prior)
 
         return densities

@@ -5,8 +5,8 @@
 `num_live` points are drawn from the prior. A step takes the lowest, a batch of them. In their place come copies of points that are left
 (`_nested_lineage`), each of which walks through the prior above the likelihood of the last that died (`_nested_moves`,
 `_nested_directions`). Twice in an e-fold of volume the modes are looked at (`_nested_modes`): what has come apart has points and an account
-of its volume of its own from then on. Volumes are simulated (`_nested_volumes`), and the spread of the histories is the error of the
-log-evidence.
+of its volume of its own from then on. Modes that are copies of each other, for members of a plate have no names, are one
+(`_nested_names`). Volumes are simulated (`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
 
 Prior and likelihood are read off the model and proved (`inference.split`): edit the model, and the sampler follows or refuses. Likelihoods
 that are constant, or flat in places, are no trouble: points of equal likelihood are ordered by a random label.
@@ -26,12 +26,16 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from inference._once import once
+from inference.exchangeable import Exchangeable, exchangeable
 from inference.kernels._nested_directions import Around, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import Limit, Points, walk
+from inference.kernels._nested_names import renamed, shown, together
 from inference.kernels._nested_particles import particles, resampled
-from inference.kernels._nested_volumes import Volumes, evidence, remaining, shared, shrunk, started
+from inference.kernels._nested_state import Dead, Nest, begun_with, points_of, with_room
+from inference.kernels._nested_volumes import evidence, remaining, shared, shrunk
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 from inference.sites import StructureError
@@ -39,38 +43,12 @@ from inference.split import Split
 
 __all__ = ["Dead", "Death", "Nest", "NestedSampler", "Shrinkage"]
 
-NUM_HISTORIES = 200
 WIDTH = 4.0  # of the interval of a walk, in standard deviations of a mode
-FIRST_FOLDS, MOST_FOLDS = 48, 1500  # e-folds of volume: room to begin with, and where a run is given up
+FIRST_FOLDS, MOST_FOLDS = 96, 1500  # e-folds of volume: room to begin with, and where a run is given up
 SHARING = 0.25  # power of its volume with which a mode gets points
 LOOKS = 2  # at the modes, in an e-fold
-GENERATIONS = 6  # looks back to the ancestors of live points
 SPARE = 1.1  # draws from the prior for each live point
 PACE, LONGEST = 0.1, 30.0  # how fast walks grow with what they remember; how many times `num_sweeps` they come to be at most
-
-
-class Dead(NamedTuple):
-    """Points that have died, in their order; room for more."""
-
-    z: Array
-    log_likelihood: Array
-    log_volume: Array  # the prior volume that each stands for
-    mode: Array
-
-
-class Nest(NamedTuple):
-    """Where a run stands."""
-
-    live: Points
-    mode: Array  # [live]
-    ancestor: Array  # [generation, live]: the live point that each is a copy of a copy of, one look ago, two, ...
-    num_modes: Array
-    volumes: Volumes
-    dead: Dead
-    num_dead: Array
-    num_steps: Array
-    num_evaluations: Array
-    longer: Array  # logarithm of how many times as long as at first walks are
 
 
 class Shrinkage(NamedTuple):
@@ -96,6 +74,8 @@ class NestedSampler(Algorithm):
         `diagnostics.report` asks for. 1: they do not grow.
     :param tolerance: ends when the live points hold less than this share of the evidence.
     :param track_modes: whether modes that come apart become runs of their own.
+    :param rename: whether members of a plate that may change places (`inference.exchangeable`), such as the clusters of a mixture, are put
+        in the places of those of other points, so that modes which are copies of each other are one.
     """
 
     def __init__(
@@ -108,6 +88,7 @@ class NestedSampler(Algorithm):
         memory: float = 0.25,
         tolerance: float = 0.01,
         track_modes: bool = True,
+        rename: bool = True,
     ):
         if not isinstance(num_live, int) or isinstance(num_live, bool) or num_live < 20:
             raise ValueError(f"num_live: found {num_live!r}, wanted an integer, at least 20.")
@@ -121,7 +102,7 @@ class NestedSampler(Algorithm):
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number between 0 and 1.")
         self.model, self.num_live, self.batch, self.num_sweeps = model, num_live, batch, num_sweeps
-        self.memory, self.tolerance, self.track_modes = memory, tolerance, track_modes
+        self.memory, self.tolerance, self.track_modes, self.rename = memory, tolerance, track_modes, rename
 
     def check(self, program: Program) -> None:
         """The model is read, and the reading proved."""
@@ -131,36 +112,30 @@ class NestedSampler(Algorithm):
 
     def init(self, rng_key: Array, program: Program) -> Nest:
         """Draws from the prior."""
-        self.split = Split(program)
+        self._read(program)
         return self._started(rng_key, self.split.draw, self.split.densities)
 
-    def _started(self, rng_key: Array, draw: Callable, densities: Callable) -> Nest:
-        """Live points by `draw`, and nothing dead."""
+    def _read(self, program: Program) -> None:
+        self.split = Split(program)
+        self.exchange: Exchangeable | None = exchangeable(self.split) if self.rename else None
+
+    def _started(self, rng_key: Array, draw: Callable, densities: Callable, is_even: bool = True) -> Nest:
+        """Live points by `draw`, and nothing dead. `is_even`: members that may change places in the model may do so in `draw` as well."""
         draw_key, label_key = random.split(rng_key)
         keys = random.split(draw_key, int(SPARE * self.num_live) + 1)
-        z = np.asarray(jax.jit(jax.vmap(draw))(keys))
-        z = jnp.asarray(z[np.isfinite(z).all(1)][: self.num_live])
-        log_prior, log_likelihood = jax.jit(jax.vmap(densities))(z)
+        drawn = np.asarray(once(jax.vmap(draw), keys)(keys))
+        z = jnp.asarray(drawn[np.isfinite(drawn).all(1)][: self.num_live])
+        log_prior, log_likelihood = once(jax.vmap(densities), z)(z)
         self._check_start(np.asarray(log_likelihood))
-        live = Points(z, log_prior, log_likelihood, random.uniform(label_key, (self.num_live,), z.dtype))
+        reference = self.exchange.first_reference if self.exchange and is_even else lambda z: None
         num_modes = max(1, 2 * self.num_live // self._least) if self.track_modes else 1  # a mode that finds no place is left whole
-        zero = jnp.zeros((), jnp.int32)
-        mode = jnp.zeros(self.num_live, jnp.int32)
-        dead = Dead(jnp.zeros((0, self.split.size), z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, z.dtype), jnp.zeros(0, jnp.int32))
-        ancestor = jnp.broadcast_to(jnp.arange(self.num_live, dtype=jnp.int32), (GENERATIONS, self.num_live))
-        nest = Nest(
-            live,
-            mode,
-            ancestor,
-            zero + 1,
-            started(num_modes, NUM_HISTORIES),
-            dead,
-            zero,
-            zero,
-            zero + self.num_live,
-            jnp.zeros((), z.dtype),
-        )
-        return nest._replace(dead=_with_room(dead, FIRST_FOLDS * self.num_live))
+
+        def begun(label_key: Array, z: Array, log_prior: Array, log_likelihood: Array) -> Nest:
+            live = Points(z, log_prior, log_likelihood, random.uniform(label_key, (self.num_live,), z.dtype))
+            return begun_with(live, reference(z), num_modes, FIRST_FOLDS * self.num_live)
+
+        given = (label_key, z, log_prior, log_likelihood)
+        return once(begun, *given)(*given)
 
     def data(self, program: Program) -> dict[str, Array] | None:
         """The arrays among the model's arguments, unless the model must look at them."""
@@ -222,10 +197,9 @@ class NestedSampler(Algorithm):
             num_evaluations=state.num_evaluations + evaluations,
             longer=self._lengthened(state.longer, halfway),
         )
-        if self.track_modes:
-            state = jax.lax.cond(
-                state.num_steps % (max(1, self.num_live // self.batch // LOOKS)) == 0, self._looked, lambda _, at: at, mode_key, state
-            )
+        if self.track_modes or state.reference is not None:
+            is_time = state.num_steps % (max(1, self.num_live // self.batch // LOOKS)) == 0
+            state = jax.lax.cond(is_time, partial(self._looked, densities), lambda _, at: at, mode_key, state)
         log_evidence = jnp.logaddexp(state.volumes.log_evidence[0], self._left(state))
         log_volume = logsumexp(state.volumes.log_volume[:, 0])
         return state, Shrinkage(ranks, log_volume, log_evidence, lost.log_likelihood.max(), state.num_modes, halfway, evaluations)
@@ -281,7 +255,13 @@ class NestedSampler(Algorithm):
     def _roots(self, state: Nest) -> Array:
         return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))
 
-    def _looked(self, rng_key: Array, state: Nest) -> Nest:
+    def _looked(self, densities: Callable, rng_key: Array, state: Nest) -> Nest:
+        if state.reference is not None:
+            assert self.exchange is not None
+            live, reference = renamed(self.exchange, state.live, state.reference, densities)
+            state = state._replace(live=live, reference=reference)
+        if not self.track_modes:
+            return state
         parts = parts_of(state.live.z, state.mode, self._roots(state), state.num_modes, self._least)
         state = state._replace(mode=parts.mode, num_modes=parts.num_modes)
         volumes = shared(rng_key, state.volumes, parts.mode, parts.origin, state.ancestor[-1])
@@ -304,26 +284,21 @@ class NestedSampler(Algorithm):
                 f"site {self.split.program.observed}: after {folds // 2} e-folds of prior volume the likelihood still rises, to "
                 f"{float(state.live.log_likelihood.max()):.4g}; wanted one with a bound. Look for a scale that may shrink to 0."
             )
-        return state._replace(dead=_with_room(state.dead, folds * self.num_live))
-
-    def _points(self, state: Nest) -> tuple[Array, Array, Array, Array]:
-        """All points, dead and live: z, log weight, log likelihood, mode."""
-        count = self._count(state)
-        log_each = state.volumes.log_volume[:, 0] - jnp.log(jnp.maximum(count, 1))
-        kept = int(state.num_dead)
-        dead = jax.tree.map(lambda leaf: leaf[:kept], state.dead)
-        log_likelihood = jnp.concatenate([dead.log_likelihood, state.live.log_likelihood])
-        log_volume = jnp.concatenate([dead.log_volume, log_each[state.mode]])
-        z, mode = jnp.concatenate([dead.z, state.live.z]), jnp.concatenate([dead.mode, state.mode])
-        return z, log_volume + log_likelihood, log_likelihood, mode
+        return state._replace(dead=with_room(state.dead, folds * self.num_live))
 
     def _evidence(self, state: Nest) -> tuple[Array, Array]:
-        return evidence(state.volumes, state.live.log_likelihood, state.mode, self._count(state))
+        return jax.jit(lambda state: evidence(state.volumes, state.live.log_likelihood, state.mode, self._count(state)))(state)
 
     def draw(self, rng_key: Array, state: Nest, program: Program, num_draws: int) -> dict[str, Array]:
         """Points in proportion to their weights, by systematic resampling, in random order."""
-        z, log_weight, _, _ = self._points(state)
-        return jax.jit(jax.vmap(self.split.values))(z[resampled(rng_key, log_weight, num_draws)])
+        z, log_weight, _, _ = points_of(state)
+        chosen = np.asarray(z)[resampled(rng_key, log_weight, num_draws)]
+        return shown(random.fold_in(rng_key, 1), self.split, self.exchange, jnp.asarray(chosen))
+
+    def _together(self, state: Nest) -> tuple[Array, Array]:
+        """All points, their members named alike, with log weights: what a summary is fitted to."""
+        z, log_weight, _, _ = points_of(state)
+        return together(self.exchange, z, state.reference), log_weight
 
     def results(self, state: Nest, program: Program) -> Results:
         """The evidence, and all points with their weights. Before the end nobody knows how far up the likelihood still goes, so that
@@ -331,10 +306,10 @@ class NestedSampler(Algorithm):
         return self._found(state, self.finished(state))
 
     def _found(self, state: Nest, is_finished: Array) -> Results:
-        z, log_weight, log_likelihood, mode = self._points(state)
+        z, log_weight, log_likelihood, mode = points_of(state)
         log_evidence, error = self._evidence(state)
-        weight = jnp.exp(log_weight - logsumexp(log_weight))
-        information = jnp.sum(weight * jnp.where(weight > 0, log_likelihood, 0.0)) - log_evidence
+        weight = np.exp(np.asarray(log_weight) - np.logaddexp.reduce(log_weight))  # on the host, where nothing is to be compiled
+        information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - log_evidence
         attrs = {
             "log_evidence": log_evidence,
             "log_evidence_se": jnp.where(is_finished, error, jnp.nan),
@@ -343,10 +318,6 @@ class NestedSampler(Algorithm):
             "num_modes": state.num_modes,
             "num_evaluations": state.num_evaluations,
         }
-        found = particles(self.split.values, z, log_weight=log_weight, log_likelihood=log_likelihood, mode=mode)
+        values = shown(random.key(0), self.split, self.exchange, z)
+        found = particles(values, log_weight=log_weight, log_likelihood=log_likelihood, mode=mode)
         return found._replace(attrs=attrs)
-
-
-def _with_room(dead: Dead, room: int) -> Dead:
-    more = lambda leaf: jnp.concatenate([leaf, jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)])
-    return jax.tree.map(more, dead)

@@ -29,7 +29,6 @@ from inference.kernels._summary import Backed, Mixture
 from inference.kernels.nested_sampler import Nest, NestedSampler
 from inference.program import Program
 from inference.protocol import Results
-from inference.split import Split
 
 __all__ = ["Stage", "StageReport", "Staged"]
 
@@ -99,7 +98,8 @@ class Staged(ByStages, NestedSampler):
         """The first stage, from the prior."""
         nest_key, deal_key, rng_key = random.split(rng_key, 3)
         rows, later = self._dealt(deal_key, program)
-        self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
+        self._read(program)
+        self.row_arguments = tuple(self._by_row(program))
         own = self._own(program, rows)
         none = self._backed.summary.nothing(0)
         nest = self._started(nest_key, self.split.draw, self._densities(none, own))
@@ -161,10 +161,10 @@ class Staged(ByStages, NestedSampler):
     def _next(self, state: Stage, program: Program, rows: Array) -> Stage:
         key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))
         fit_key, start_key = random.split(key)
-        z, log_weight, _, _ = self._points(state.nest)
+        z, log_weight = self._together(state.nest)
         clumps = self._backed.summary.fitted(fit_key, z, log_weight, self.num_clumps)
         log_evidence, error = self._evidence(state.nest)
-        nest = self._started(start_key, self._draw_from(clumps), self._densities(clumps, self._own(program, rows)))
+        nest = self._started(start_key, self._draw_from(clumps), self._densities(clumps, self._own(program, rows)), False)
         return state._replace(
             nest=nest,
             clumps=clumps,

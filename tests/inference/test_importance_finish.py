@@ -76,6 +76,23 @@ def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
     np.testing.assert_allclose(np.exp(found.groups["particles"]["log_weight"]).sum(), np.exp(found.attrs["log_evidence"]))
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_clumps_are_fitted_again_to_the_weighted_draws(rounds, monkeypatch):
+    """A first fit to draws from the prior, as the sampler ended before its first step: too wide; the others find the posterior."""
+    _, found = weighed(monkeypatch, finish(num_rounds=rounds, enough=0.8, background=0.1), X, Y)
+    assert found.attrs["num_rounds"] == rounds
+    assert (found.attrs["ess"] > 1200) == (rounds == 3)
+    assert is_exact(found.groups["particles"], found.attrs)
+    assert found.attrs["num_evaluations"] == 60 + 4000 * rounds
+
+
+def test_rounds_end_with_draws_that_are_effective_enough(monkeypatch):
+    clump = Clumps(jnp.zeros(1), jnp.asarray(MEAN)[None], jnp.linalg.cholesky(COVARIANCE)[None])
+    monkeypatch.setattr(StateClumps, "fitted", lambda *_: clump)
+    _, found = weighed(monkeypatch, finish(), X, Y)
+    assert found.attrs["num_rounds"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", ["right", "no density"])
 def test_the_error_is_far_below_that_of_the_nested_sampling(bug, monkeypatch):
@@ -185,8 +202,10 @@ def test_the_host_may_do_the_last_of_a_run_without_a_step():
         (NestedSampler(line), {"num_clumps": 0}, ValueError, "num_clumps: found 0"),
         (NestedSampler(line), {"background": 0.0}, ValueError, "background: found 0.0"),
         (NestedSampler(line), {"background": 1.0}, ValueError, "background: found 1.0"),
+        (NestedSampler(line), {"num_rounds": 0}, ValueError, "num_rounds: found 0"),
+        (NestedSampler(line), {"enough": 1.0}, ValueError, "enough: found 1.0"),
     ],
-    ids=["staged", "model", "class", "few draws", "no integer", "no clump", "no background", "nothing else"],
+    ids=["staged", "model", "class", "few draws", "no integer", "no clump", "no background", "nothing else", "no round", "all"],
 )
 def test_refused_by_name(sampler, settings, error, message):
     with pytest.raises(error, match=message):

@@ -1,0 +1,122 @@
+"""Members without names: plates whose members may change places in every latent site, and the model says the same.
+
+The clusters of a mixture, the nodes of a layer: with m of them the posterior has m! parts that are copies of each other. Such a plate is
+read off the names of the dimensions of the latent sites (`Program.dims`), and proved at vectors drawn at random: prior and likelihood
+must stay as they are when its members change places. A vector and the same with other places are then as good as each other, and a
+kernel may take whichever it likes: `alike` gives each vector the places in which its members are nearest to those of a reference.
+
+Cost of a vector: swaps until none is better, members^2 (features + swaps).
+"""
+
+from itertools import permutations
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.flatten_util import ravel_pytree
+
+from inference._once import once
+from inference.split import NUM_PROOFS, Split
+
+__all__ = ["MOST_NAMED", "Exchangeable", "Reference", "exchangeable"]
+
+MOST_NAMED = 5  # members of which all m! places are looked at, where all are
+
+
+class Reference(NamedTuple):
+    """What members are named after."""
+
+    place: Array  # [member, feature]
+    spread: Array  # [feature]: variance about it
+
+
+class Exchangeable:
+    """The members of `plate` in the vectors of a split."""
+
+    def __init__(self, split: Split, plate: str):
+        self.split, self.plate, self.count = split, plate, split.program.plates[plate].size
+        dims = {name: split.program.dims[name] for name in split.program.latent}
+        self._axis = {name: each.index(plate) for name, each in dims.items() if plate in each}
+        self._by_member = [name for name in self._axis if plate in split.program.sites[name].plates]
+
+    def features(self, z: Array) -> Array:
+        """[member, feature]: the free numbers that each member has of its own, and its entries of what they share."""
+        free, values = self.split.free(z), self.split.values(z)
+        parts = {name: (free if name in self._by_member else values)[name] for name in self._axis}
+        return jnp.concatenate([jnp.moveaxis(part, self._axis[name], 0).reshape(self.count, -1) for name, part in parts.items()], axis=1)
+
+    def placed(self, z: Array, order: Array) -> Array:
+        """The vector in which place j has the member `order[j]`."""
+        return ravel_pytree(self.split.program.unconstrain(self._ordered(self.split.values(z), order)))[0]
+
+    def shuffled(self, rng_key: Array, values: dict[str, Array]) -> dict[str, Array]:
+        """Values of the latent sites, their members in random places."""
+        return self._ordered(values, random.permutation(rng_key, self.count))
+
+    def _ordered(self, values: dict[str, Array], order: Array) -> dict[str, Array]:
+        return values | {name: jnp.take(values[name], order, axis=axis) for name, axis in self._axis.items()}
+
+    def reference(self, z: Array) -> Reference:
+        """Of vectors [point, size]."""
+        features = jax.vmap(self.features)(z)
+        place = features.mean(0)
+        return Reference(place, jnp.mean((features - place) ** 2, (0, 1)))
+
+    def first_reference(self, z: Array) -> Reference:
+        """One of the vectors [point, size]: in the mean of all, none of whose members has a name, members are alike."""
+        features = jax.vmap(self.features)(z)
+        return Reference(features[0], jnp.mean((features - features[0]) ** 2, (0, 1)))
+
+    def alike(self, z: Array, reference: Reference) -> Array:
+        """The vector with its members where those of the reference are, as near as swaps of two can bring them."""
+        apart = self.features(z)[:, None] - reference.place[None]
+        tiny = jnp.finfo(z.dtype).tiny
+        distance = jnp.sum(apart**2 / jnp.maximum(reference.spread, tiny), -1)  # [member, place]
+
+        def gains(order: Array) -> Array:
+            at = distance[order]  # [place of a member, place]
+            own = jnp.diagonal(at)
+            return own[:, None] + own[None, :] - at - at.T
+
+        def swapped(order: Array) -> Array:
+            one, other = jnp.divmod(jnp.argmax(gains(order)), self.count)
+            return order.at[one].set(order[other]).at[other].set(order[one])
+
+        least = jnp.sqrt(jnp.finfo(z.dtype).eps) * (1 + jnp.max(distance))  # rounding is no gain
+        order = jax.lax.while_loop(lambda order: jnp.max(gains(order)) > least, swapped, jnp.arange(self.count))
+        return jnp.where((order == jnp.arange(self.count)).all(), z, self.placed(z, order))
+
+    def every(self, z: Array) -> Array:
+        """[m!, size]: the vector with its members in all places."""
+        orders = jnp.array(list(permutations(range(self.count))))
+        return jax.vmap(lambda order: self.placed(z, order))(orders)
+
+    def proved(self) -> bool:
+        """Whether members may change places: at Normal vectors, prior and likelihood stay what they are."""
+
+        def both(rng_key: Array) -> Array:
+            draw_key, order_key = random.split(rng_key)
+            values = self.split.values(random.normal(draw_key, (self.split.size,), self.split.dtype))
+            return jnp.stack([self._log_joint(values), self._log_joint(self.shuffled(order_key, values))])
+
+        keys = random.split(random.key(3), NUM_PROOFS)
+        before, after = np.moveaxis(np.asarray(once(jax.vmap(both), keys)(keys), float), 1, 0)
+        is_known = np.isfinite(before).all(1)
+        scale = np.sqrt(np.finfo(self.split.dtype).eps)
+        return bool(is_known.any() and np.allclose(before, after, rtol=scale, atol=scale, equal_nan=True))
+
+    def _log_joint(self, values: dict[str, Array]) -> Array:
+        """Prior, likelihood."""
+        terms = self.split.program.log_probs(values)
+        latent = [name for name in terms if name in self.split.program.latent]
+        return jnp.stack([sum(jnp.sum(terms[name]) for name in names) for names in (latent, [n for n in terms if n not in latent])])
+
+
+def exchangeable(split: Split) -> Exchangeable | None:
+    """The plate of the latent sites whose members have no names; the one with the most members where there are several."""
+    program = split.program
+    names = {dim for name in program.latent for dim in program.dims[name]} & set(program.plates)
+    found = [Exchangeable(split, name) for name in sorted(names, key=lambda name: (-program.plates[name].size, name))]
+    return next((each for each in found if each.count > 1 and each.proved()), None)

@@ -1,0 +1,80 @@
+"""Where a nested sampling stands: live points, dead ones, and what is known of them."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from inference.exchangeable import Reference
+from inference.kernels._nested_moves import Points
+from inference.kernels._nested_volumes import Volumes, started
+
+__all__ = ["Dead", "Nest", "begun_with", "points_of", "with_room"]
+
+NUM_HISTORIES = 200
+GENERATIONS = 12  # looks back to the ancestors of live points: modes hang together for long after the last walk went from one to the other
+
+
+class Dead(NamedTuple):
+    """Points that have died, in their order; room for more."""
+
+    z: Array
+    log_likelihood: Array
+    log_volume: Array  # the prior volume that each stands for
+    mode: Array
+
+
+class Nest(NamedTuple):
+    """Where a run stands."""
+
+    live: Points
+    mode: Array  # [live]
+    ancestor: Array  # [generation, live]: the live point that each is a copy of a copy of, one look ago, two, ...
+    num_modes: Array
+    volumes: Volumes
+    dead: Dead
+    num_dead: Array
+    num_steps: Array
+    num_evaluations: Array
+    longer: Array  # logarithm of how many times as long as at first walks are
+    reference: Reference | None  # what members without names are named after; None where all have names
+
+
+def begun_with(live: Points, reference: Reference | None, num_modes: int, room: int) -> Nest:
+    """Live points in one mode of up to `num_modes`, nothing dead, and room for those that die."""
+    (num_live, size), dtype = live.z.shape, live.z.dtype
+    zero, nothing = jnp.zeros((), jnp.int32), jnp.zeros(0, dtype)
+    dead = Dead(jnp.zeros((0, size), dtype), nothing, nothing, jnp.zeros(0, jnp.int32))
+    return Nest(
+        live=live,
+        mode=jnp.zeros(num_live, jnp.int32),
+        ancestor=jnp.broadcast_to(jnp.arange(num_live, dtype=jnp.int32), (GENERATIONS, num_live)),
+        num_modes=zero + 1,
+        volumes=started(num_modes, NUM_HISTORIES),
+        dead=with_room(dead, room),
+        num_dead=zero,
+        num_steps=zero,
+        num_evaluations=zero + num_live,
+        longer=jnp.zeros((), dtype),
+        reference=reference,
+    )
+
+
+def with_room(dead: Dead, room: int) -> Dead:
+    """Room for as many dead in all."""
+    more = lambda leaf: jnp.concatenate([leaf, jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)])
+    return jax.tree.map(more, dead)
+
+
+def points_of(state: Nest) -> tuple[Array, Array, Array, Array]:
+    """All points, dead and live: z, log weight, log likelihood, mode."""
+    nest, kept = jax.device_get(state), int(state.num_dead)
+    count = np.bincount(nest.mode, minlength=len(nest.volumes.log_volume))
+    log_each = nest.volumes.log_volume[:, 0] - np.log(np.maximum(count, 1))
+    dead = jax.tree.map(lambda leaf: leaf[:kept], nest.dead)
+    log_likelihood = np.concatenate([dead.log_likelihood, nest.live.log_likelihood])
+    log_volume = np.concatenate([dead.log_volume, log_each[nest.mode]])
+    z, mode = np.concatenate([dead.z, nest.live.z]), np.concatenate([dead.mode, nest.mode])
+    return jnp.asarray(z), jnp.asarray(log_volume + log_likelihood), jnp.asarray(log_likelihood), jnp.asarray(mode)

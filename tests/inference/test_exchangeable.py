@@ -1,0 +1,194 @@
+"""Members without names: which plates have such, told from the model; vectors with other places are the same; and what nested sampling
+makes of them."""
+
+from math import lgamma
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+
+from inference import Driver, NestedSampler, Program
+from inference.exchangeable import Exchangeable, exchangeable
+from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels._nested_names import Unnamed
+from inference.split import Split
+from zoo.staged_learning import family, full
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+RNG = np.random.default_rng(1)
+X, Y = RNG.normal(size=(20, 2)), RNG.integers(0, 3, 20)
+ORDER = 4
+
+
+def found(order=ORDER, model=family, **options):
+    return exchangeable(Split(Program(model(order, num_classes=3, **options), X, Y)))
+
+
+def heights(names=("node", "height", "slope"), first=0.0):
+    """A layer of nodes under other names; with `first` the prior of the first node is another."""
+
+    def model(x, y):
+        with numpyro.plate(names[0], 3):
+            loc = jnp.zeros(3).at[0].set(first)
+            height, slope = numpyro.sample(names[1], dist.Normal(loc, 1.0)), numpyro.sample(names[2], dist.Normal(0.0, 2.0))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("y", dist.Normal(jnp.tanh(jnp.outer(x, slope)) @ height, 0.5), obs=y)
+
+    return model
+
+
+def of_nodes(model):
+    return exchangeable(Split(Program(model, X[:, 0], X[:, 1])))
+
+
+def test_the_plate_is_told_from_the_model():
+    """Clusters are such, features and rows are not; a single cluster has no other to change places with."""
+    assert getattr(found(), "plate", None) == "cluster"
+    assert getattr(found(cluster=full), "plate", None) == "cluster"
+    assert found(1) is None
+    assert getattr(of_nodes(heights()), "plate", None) == "node"
+    assert getattr(of_nodes(heights(("a", "b", "c"))), "plate", None) == "a"
+
+
+@pytest.mark.parametrize("first", [0.0, 0.3])
+def test_an_edit_that_gives_a_member_a_name_is_followed(first):
+    assert (of_nodes(heights(first=first)) is None) is (first != 0.0)
+
+
+def test_a_weight_that_is_not_said_to_be_of_the_clusters_is_none_of_them():
+    """Without its name among the dimensions of beta, the plate's members cannot change places in beta."""
+
+    def nameless(x, y):
+        beta = numpyro.sample("beta", dist.Dirichlet(jnp.ones(3)))
+        with numpyro.plate("cluster", 3):
+            mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=beta), dist.Normal(mu, 1.0)), obs=x)
+
+    assert exchangeable(Split(Program(nameless, X[:, 0], Y))) is None
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+@pytest.mark.parametrize("options", [{}, {"cluster": full}], ids=["diagonal", "full"])
+def test_a_vector_and_the_same_with_other_places_are_alike(options, bug, monkeypatch):
+    """The same likelihood, and values whose members have moved. Planted: one site is left behind."""
+    exchange = found(**options)
+    assert exchange is not None
+    if bug:
+        monkeypatch.delitem(exchange._axis, "mu")
+    order = jnp.array([2, 0, 3, 1])
+    for key in random.split(random.key(0), 5):
+        z = exchange.split.draw(key)
+        moved = exchange.placed(z, order)
+        one, other = exchange.split.densities(z), exchange.split.densities(moved)
+        assert np.allclose(one[1], other[1]) != bug
+        np.testing.assert_allclose(exchange.split.values(moved)["beta"], exchange.split.values(z)["beta"][order])
+        np.testing.assert_allclose(exchange.placed(moved, jnp.argsort(order)), z, atol=1e-9)
+
+
+def test_places_are_found_again():
+    """Whatever the places of a vector, they become those of the reference, of which it is a noisy copy; all places give one."""
+    exchange = found()
+    assert exchange is not None
+    z = exchange.split.draw(random.key(2))
+    near = z + 0.02 * random.normal(random.key(3), (30, exchange.split.size))
+    reference = jax.vmap(exchange.features)(near[:1])
+    reference = exchange.first_reference(near)._replace(place=reference[0])
+    for number, order in enumerate(RNG.permuted(np.tile(np.arange(ORDER), (10, 1)), axis=1)):
+        again = exchange.alike(exchange.placed(near[number], jnp.asarray(order)), reference)
+        np.testing.assert_allclose(again, near[number], atol=1e-6)
+    every = exchange.every(z)
+    assert len(every) == 24
+    assert len(np.unique(np.round(np.asarray(every), 6), axis=0)) == 24
+
+
+def test_shuffled_values_keep_members_whole():
+    exchange = found()
+    assert exchange is not None
+    values = exchange.split.values(exchange.split.draw(random.key(2)))
+    orders = set()
+    for seed in range(20):
+        other = exchange.shuffled(random.key(seed), values)
+        order = [int(np.flatnonzero(np.asarray(values["beta"]) == weight)[0]) for weight in np.asarray(other["beta"])]
+        orders.add(tuple(order))
+        for name in values:
+            np.testing.assert_array_equal(other[name], values[name][np.array(order)])
+    assert len(orders) > 8
+
+
+def bumps(y):
+    """Two places on a line, of equal rank: Normal data about each, weights alike. Its evidence is known by a grid."""
+    with numpyro.plate("bump", 2):
+        place = numpyro.sample("place", dist.Normal(0.0, 3.0))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=jnp.ones(2) / 2), dist.Normal(place, 0.5)), obs=y)
+
+
+BUMPS = np.array([-1.3, -1.0, -0.8, 0.9, 1.2, 1.4])
+
+
+def bumps_evidence():
+    grid = np.linspace(-8, 8, 801)
+    normal = lambda x, scale: np.exp(-0.5 * (x / scale) ** 2) / scale / np.sqrt(2 * np.pi)
+    of = normal(BUMPS[:, None] - grid, 0.5)
+    likelihood = np.prod(0.5 * (of[:, :, None] + of[:, None, :]), axis=0)
+    prior = normal(grid, 3.0)
+    return np.log((likelihood * prior[:, None] * prior).sum() * (grid[1] - grid[0]) ** 2)
+
+
+BUGS = ["right", "half of the places", "one place"]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_clumps_in_all_places_are_a_density_and_what_is_drawn(bug, monkeypatch):
+    """The mean over draws of any other density over theirs is 1. The other is that of the clumps in one of the other places, its volumes by
+    differentiation; it is at most m! times theirs. Planted: half of the places are left out, or draws are in one."""
+    exchange = found(3)
+    assert exchange is not None
+    size = exchange.split.size
+    mean = 1.5 * random.normal(random.key(5), (1, size))
+    clumps, named = Clumps(jnp.zeros(1), mean, 0.4 * jnp.eye(size)[None]), StateClumps(size)
+    even = Unnamed(named, exchange)
+    if bug == "half of the places":
+        monkeypatch.setattr(exchange, "every", lambda z, every=exchange.every: every(z)[::2])
+    draw = named.draw if bug == "one place" else even.draw
+    z = jax.jit(jax.vmap(lambda key: draw(key, clumps)))(random.split(random.key(1), 4000))
+    back = lambda z: exchange.placed(z, jnp.array([1, 2, 0]))
+    log_other = lambda z: named.log_density(clumps, back(z)) + jnp.linalg.slogdet(jax.jacfwd(back)(z))[1]
+    ratio = np.exp(np.asarray(jax.jit(jax.vmap(lambda z: log_other(z) - even.log_density(clumps, z)))(z)))
+    is_mean = abs(ratio.mean() - 1) < 4 * max(ratio.std(), 1e-3) / np.sqrt(4000)
+    assert (is_mean and ratio.max() < 6.0001) == (bug == "right")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_the_evidence_is_that_of_all_places(bug, monkeypatch):
+    """Planted: as if points that are given names were draws from one of two copies, of half the prior."""
+    attrs = Driver(NestedSampler(bumps, num_live=200), num_samples=400, num_chains=8, progress_bar=False).run(0, BUMPS).attrs
+    off = attrs["log_evidence_of_replicates"] - bumps_evidence() - (lgamma(3) if bug else 0.0)
+    z = off / attrs["log_evidence_se_of_replicates"]
+    assert (abs(z.mean()) < 3.3 / np.sqrt(8)) != bug
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rename", [True, False])
+def test_draws_are_from_all_places_though_live_points_are_in_one(rename):
+    driver = Driver(NestedSampler(bumps, num_live=200, rename=rename, track_modes=False), num_samples=2000, progress_bar=False)
+    place = driver.run(0, BUMPS)["posterior"]["place"].values[0]
+    assert rename is False or abs(((place[:, 0] < place[:, 1]).mean()) - 0.5) < 0.06
+    live = np.asarray(driver.states[0].live.z)
+    assert (len(np.unique(live[:, 0] < live[:, 1])) == 1) or not rename
+
+
+def test_the_setting_is_taken():
+    """And a plate whose members have names leaves the sampler as it was."""
+    kernel = NestedSampler(bumps, num_live=30, rename=False)
+    assert kernel.init(random.key(0), Program(bumps, BUMPS)).reference is None
+    kernel = NestedSampler(bumps, num_live=30)
+    assert kernel.init(random.key(0), Program(bumps, BUMPS)).reference is not None
+    assert isinstance(kernel.exchange, Exchangeable)
