@@ -97,12 +97,12 @@ CARD = Card(
         "base=student_t, or base=mixture: a density that is nearer to the data has fewer points rejected",
         "covariance=matern32: rougher functions, and classes with rougher edges",
         "is_ard=True: features differ in how much they say",
-        "amplitude=dist.LogNormal(2.0, 0.5): classes that hardly overlap, and emptier space between them",
+        "amplitude=dist.LogNormal(1.0, 0.5): classes that overlap, and space between them that is not empty",
         "persistence=1.0: the paper's process; where classes fill little of the base density, thousands of points are rejected",
     ),
 )
 
-AMPLITUDE = dist.LogNormal(1.0, 0.5)
+AMPLITUDE = dist.LogNormal(2.0, 0.5)
 MOST_PROPOSALS = 8192  # that are waited for: their functions cost the cube of their number
 MOST_ATTEMPTS = 10_000  # to simulate
 

@@ -58,7 +58,7 @@ def log_joint_by_hand(v, x, y, capacity, num_classes):
     """Priors, then one term a point in the order of the module's text."""
     v = {name: np.asarray(value) for name, value in v.items()}
     count = int(v["num_rejected"])
-    total = stats.lognorm.logpdf(v["amplitude"], 0.5, scale=np.e).sum()
+    total = stats.lognorm.logpdf(v["amplitude"], 0.5, scale=np.exp(2.0)).sum()
     total += stats.lognorm.logpdf(v["lengthscale"], 0.7, scale=np.sqrt(2) * np.exp(-0.5)).sum()
     total += stats.norm.logpdf(v["mean"]).sum() + stats.lognorm.logpdf(v["scale"], 0.5).sum()
     orders = lambda m: gammaln(m + len(x)) - gammaln(m + 1) + m * np.log(0.9)
