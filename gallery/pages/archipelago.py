@@ -104,9 +104,9 @@ for name, found in scores.items():
 # ========  ===========  ===============  =============  ================  =====
 # arms      Archipelago  label spreading  GP classifier  self-training GP  paper
 # ========  ===========  ===============  =============  ================  =====
-# 4         0.014        0.004            0.018          0.012
+# 4         0.008        0.004            0.018          0.012
 # 5         0.029        0.012            0.100          0.060             0.124
-# 5, wide   0.071        0.066            0.101          0.168
+# 5, wide   0.077        0.066            0.101          0.168
 # ========  ===========  ===============  =============  ================  =====
 #
 # Label spreading is hard to beat here; it has no density, draws no rows, and knows no doubt of its own.
