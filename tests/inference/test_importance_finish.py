@@ -147,7 +147,7 @@ def test_tails_that_the_clumps_miss_fail_the_report():
         x = numpyro.sample("x", dist.Uniform(-1e6, 1e6).expand([4]).to_event(1))
         numpyro.sample("y", dist.Cauchy(x, 1.0).to_event(1), obs=jnp.zeros(4))
 
-    page = report(run(finish(tails, num_live=200, num_clumps=1)))
+    page = report(run(finish(tails, num_live=200, num_clumps=1, num_rounds=1)))
     assert page.conclusion == "not trusted"
     assert page["importance"].ok is False
     assert "nested_log_evidence" in page["importance"].reason
