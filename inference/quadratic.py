@@ -41,6 +41,7 @@ __all__ = [
     "inverse_of",
     "known_weights",
     "precision_of",
+    "weights_log_density",
     "weights_posterior",
     "weights_term",
 ]
@@ -158,6 +159,15 @@ def weights_posterior(common: Common, moments: Array, products: Array) -> Weight
     root = jnp.linalg.cholesky(moments + (precision[:, None, :, None] * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]))
     covariance = inverse_of(root)
     return Weights(jnp.einsum("ckij,ckj->cki", covariance, products + (precision * common.loc)[:, None]), covariance)
+
+
+def weights_log_density(common: Common, moments: Array, products: Array, w: Array) -> Array:
+    """log q(w) of `weights_posterior`, [class, group]; its covariance is not worked out."""
+    precision = precision_of(common)
+    root = jnp.linalg.cholesky(moments + (precision[:, None, :, None] * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]))
+    loc = solve_triangular(root, (products + (precision * common.loc)[:, None])[..., None], lower=True)[..., 0]
+    gap = jnp.einsum("ckij,cki->ckj", root, w) - loc
+    return half_log_det(root) - (jnp.sum(gap**2, -1) + w.shape[-1] * math.log(2 * math.pi)) / 2
 
 
 def common_posterior(prior: CommonPrior, weights: Weights, is_told: Array | None = None) -> Common:

@@ -15,13 +15,13 @@ R D^3.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.scipy.special import betaln
-from jax.scipy.stats import multivariate_normal, norm
+from jax.scipy.stats import norm
 
 from inference._assignment_proof import values_by_group
 from inference._assignment_rows import by_class
@@ -29,7 +29,7 @@ from inference.assignment import Assignment, Prior
 from inference.kernels._factors import Shape, blocks_of, said_at, seen_by_experts
 from inference.kernels._levels import agreement, sticks_given
 from inference.kernels._row_block import Message, Sums
-from inference.quadratic import Common, precision_of, weights_posterior
+from inference.quadratic import Common, precision_of, weights_log_density
 
 __all__ = ["SeenRows", "common_at", "log_marginal_at", "split_or_merged"]
 
@@ -137,18 +137,21 @@ def log_marginal_at(found: Assignment, shape: Shape, prior: Prior, values: Value
     w = by_class(values[found.experts.weights], 3)[:, group] if found.experts else None
     common = common_at(found, prior, values)
 
+    def of_blocks(of_columns: Any, of_features: Any) -> Any:
+        """log p(phi), experts left out."""
+        hypers = [*of_columns, *([of_features] if found.features else [])]
+        return sum(jnp.sum(block.family.log_prior(hyper, at)) for block, hyper, at in zip(blocks, hypers, phi, strict=True))
+
+    log_before = of_blocks(own.columns, own.features)
+    if w is not None and common is not None:
+        log_before = log_before + jnp.sum(norm.logpdf(w, common.loc, 1 / jnp.sqrt(precision_of(common))))
+
     def log_marginal(sums: Sums) -> Array:
         each = jax.tree.map(lambda leaf: leaf[None], sums)
-        total = agreement(said, each, shape.num_features).sum()
-        of_columns, of_features = blocks_of(found, shape, own, sums)
-        before, after = ([*of[0], *([of[1]] if found.features else [])] for of in ((own.columns, own.features), (of_columns, of_features)))
-        for block, at, hyper0, hyper in zip(blocks, phi, before, after, strict=True):
-            total = total + jnp.sum(block.family.log_prior(hyper0, at) - block.family.log_prior(hyper, at))
-        if w is None or common is None:
-            return total
-        mean, covariance = weights_posterior(common, *seen_by_experts(shape, sums))
-        log_after = jax.vmap(multivariate_normal.logpdf)(w, mean[:, 0], covariance[:, 0])
-        return total + jnp.sum(norm.logpdf(w, common.loc, 1 / jnp.sqrt(precision_of(common)))) - jnp.sum(log_after)
+        log_after = of_blocks(*blocks_of(found, shape, own, sums))
+        if w is not None and common is not None:
+            log_after = log_after + jnp.sum(weights_log_density(common, *seen_by_experts(shape, sums), w[:, None]))
+        return agreement(said, each, shape.num_features).sum() + log_before - log_after
 
     return log_marginal
 

@@ -1,10 +1,9 @@
-"""How many experts iQGME finds, as in Figures 3.2 to 3.4 and 3.8 of the thesis:
+"""How many experts iQGME finds in three Gaussians, each cut by a line of its own, as in Figures 3.2 to 3.4 of the thesis:
 
-    python -m tests.bench.iqgme_experts three FIGURE.png                       # three Gaussians, each cut by a line of its own
-    python -m tests.bench.iqgme_experts ionosphere FIGURE.png --splits 3       # by share of rows to learn from, and of entries missing
+    python -m tests.bench.iqgme_experts FIGURE.png
 
 An expert counts where its weight is more than .005, as in the thesis; the number is that of draws of the weights from the prior or from the
-posterior that variational Bayes fits. Ionosphere has the rows and holes of `iqgme_single`; of each fit the most probable number is taken.
+posterior that variational Bayes fits.
 """
 
 import argparse
@@ -15,14 +14,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import multivariate_normal, norm
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import train_test_split
 
 from gallery import IQGMEClassifier
 from gallery.datasets import load
 from gallery.generators import COVARIANCES, LINES, MEANS
 
 LEAST, TRUNCATION, DRAWS = 0.005, 20, 2000
-MISSING, SHARES = (0.25, 0.5), (0.1, 0.5, 0.9)
 
 
 def weights(V):
@@ -52,9 +49,6 @@ def fitted(x, y, **options):
 
 def listed(share):
     return ", ".join(f"{k}: {each:.2f}" for k, each in enumerate(share) if each >= 0.005)
-
-
-# Three Gaussians.
 
 
 def in_own_units(model, draws):
@@ -141,51 +135,12 @@ def three(target):
     figure.savefig(target, dpi=110)
 
 
-# Ionosphere.
-
-
-def ionosphere(target, splits):
-    """The most probable number of each fit, and the whole distribution of the first with a tenth of the rows."""
-    data, found, shown = load("ionosphere"), {}, None
-    for missing in MISSING:
-        for share in SHARES:
-            for split in range(splits):
-                rng = np.random.default_rng([split, int(100 * missing), int(100 * share)])
-                x = np.where(rng.random(data["x"].shape) < missing, np.nan, data["x"])
-                train, _ = train_test_split(np.arange(len(x)), train_size=share, stratify=data["y"], random_state=split)
-                _, draws = fitted(x[train], data["y"][train])
-                posterior = distribution(weights(draws["V"]))
-                shown = posterior if shown is None else shown
-                found.setdefault((missing, share), []).append(int(posterior.argmax()))
-    prior = distribution(of_prior()[1])
-    print(f"prior: {listed(prior)}\nposterior, {MISSING[0]} missing, share {SHARES[0]}: {listed(shown)}")
-    print("| missing | share | most probable number, of each split |\n|---|---|---|")
-    for (missing, share), numbers in found.items():
-        print(f"| {missing} | {share} | {', '.join(map(str, numbers))} |")
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    axes = figure.subplots(1, 3)
-    for name, each, offset in (("prior", prior, -0.2), ("posterior", shown, 0.2)):
-        axes[0].bar(np.arange(len(each)) + offset, each, 0.4, label=name)
-    axes[0].set(title=f"{MISSING[0]:.0%} missing, {SHARES[0]:.0%} of the rows", xlabel="number of experts")
-    axes[0].legend()
-    for ax, missing in zip(axes[1:], MISSING, strict=True):
-        ax.boxplot([found[missing, share] for share in SHARES])
-        ax.set_xticklabels(SHARES)
-        ax.set(title=f"{missing:.0%} missing", xlabel="share of rows to learn from", ylim=(0, TRUNCATION + 1))
-    figure.savefig(target, dpi=110)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", choices=("three", "ionosphere"))
     parser.add_argument("figure", type=Path)
-    parser.add_argument("--splits", type=int, default=3)
     told = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
-    if told.data == "three":
-        three(told.figure)
-    else:
-        ionosphere(told.figure, told.splits)
+    three(told.figure)
 
 
 if __name__ == "__main__":

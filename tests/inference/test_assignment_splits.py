@@ -49,7 +49,7 @@ def test_the_marginal_is_the_same_at_any_parameters(name):
 @pytest.mark.parametrize(
     ("attribute", "twin"),
     [
-        ("weights_posterior", lambda right: lambda common, moments, products: right(common, moments, 0.9 * products)),
+        ("weights_log_density", lambda right: lambda common, moments, products, w: right(common, moments, 0.9 * products, w)),
         ("blocks_of", lambda right: lambda found, shape, prior, sums: right(found, shape, prior, sums.times(0.9))),
     ],
     ids=["soft labels", "features"],
