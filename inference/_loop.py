@@ -5,7 +5,6 @@ Both numbers are arguments of the compiled function, so warm-up, thinning and ch
 and the numbers that come out do not depend on how a run is cut into chunks.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -24,11 +23,8 @@ __all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
 
 BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
 # The operations of an algorithm's step are short: the order that saves memory is nearly a chain, and no second thread wakes up for each
-# of them. The first level of LLVM's optimisation gives code that is about as fast as the third's, in two thirds of the time; a level that
-# XLA_FLAGS name is kept. A chain is compiled as NumPyro compiles it, for its draws are NumPyro's, bit for bit.
-IN_ORDER: dict[str, str | int] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
-    IN_ORDER["xla_backend_optimization_level"] = 1
+# of them. A chain is compiled as NumPyro compiles it, for its draws are NumPyro's, bit for bit.
+IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 CHUNK_SECONDS = 0.25  # how often the host gets its turn: short for a live bar and Ctrl-C, long against the 0.1 ms of a call
 
 
