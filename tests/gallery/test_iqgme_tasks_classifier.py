@@ -63,9 +63,15 @@ def test_tasks_that_are_alike_share_experts():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_task_without_one_of_the_classes():
-    """It is fitted as the others are, and no class is impossible."""
-    model = MultiTaskIQGMEClassifier(3, 5, max_iter=40, random_state=0).fit(HOLED, np.where(TASK == "b", "no", Y), TASK)
+    """It spoils no other task, whose rows lie where its own do; a task without labels at all is like those whose rows it shares."""
+    of_a, of_b = TASK == "a", TASK == "b"
+    model = MultiTaskIQGMEClassifier(3, 5, max_iter=40, random_state=0).fit(HOLED, np.where(of_b, "no", Y), TASK)
     assert np.isfinite(model.predict_log_proba(X, TASK)).all()
+    assert (model.predict(X[of_a], TASK[of_a]) == Y[of_a]).mean() > 0.8
+    assert (model.predict(X[of_b], TASK[of_b]) == "no").all()
+    codes = np.where(of_b, -1, (Y == "yes").astype(int))
+    unlabelled = MultiTaskIQGMEClassifier(3, 5, max_iter=40, random_state=0).fit(HOLED, codes, TASK)
+    assert (unlabelled.predict(X[of_b], TASK[of_b]) == (Y[of_b] == "yes")).mean() > 0.8
 
 
 OPPOSITE = np.repeat([1.0, -1.0], 15)  # of two tasks: what is yes in one is no in the other
