@@ -3,6 +3,7 @@
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false JAX_COMPILATION_CACHE_DIR=COMPILED
     python -m tests.bench.iqgme_single RESULTS.jsonl --splits 10     # goes on where it stopped
     python -m tests.bench.iqgme_single RESULTS.jsonl --table
+    python -m tests.bench.iqgme_single RESULTS.jsonl --experts       # how many have rows (Figure 3.8 of the thesis)
 
 Ionosphere and WDBC lose a share of their entries at random; "wdbc, by sensor" loses them as if its means, errors and extremes were of three
 sensors, each silent for a row at once (but one of them never is where all of them would be); horse colic and Pima lack some by nature. Of
@@ -78,6 +79,8 @@ def run(path: Path, splits: int, methods: list[str], sets: list[str]) -> None:
                 score = model.predict_proba(x[test])[:, 1] if hasattr(model, "predict_proba") else model.decision_function(x[test])
                 area, seconds = roc_auc_score(data["y"][test], score), round(process_time() - start, 1)
                 row = {"data": name, "missing": missing, "share": share, "split": split, "method": method, "auc": area, "seconds": seconds}
+                if isinstance(model, IQGMEClassifier):
+                    row["experts"] = model.n_experts_
                 with path.open("a") as file:
                     file.write(json.dumps(row) + "\n")
 
@@ -95,6 +98,16 @@ def table(path: Path) -> None:
             print(f"| {name} | {missing:g} | {share:g} | {len(mine)} | {np.mean(list(mine.values())):.3f} | " + " | ".join(told) + " |")
 
 
+def experts(path: Path) -> None:
+    """How many experts have a row or more, over splits: extremes, quartiles and the median."""
+    print("| data | missing | training share | splits | least | quarter | median | three quarters | most |\n|" + "---|" * 9)
+    for cell in CELLS:
+        rows = [row for row in rows_of(path) if (row["data"], row["missing"], row["share"], row["method"]) == (*cell, "iQGME")]
+        if numbers := [row["experts"] for row in rows if "experts" in row]:
+            told = (f"{each:g}" for each in (*cell[1:], len(numbers), *np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1])))
+            print(f"| {cell[0]} | " + " | ".join(told) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
@@ -102,9 +115,15 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--sets", nargs="+", default=list(dict.fromkeys(name for name, *_ in CELLS)))
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--experts", action="store_true")
     told = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
-    table(told.results) if told.table else run(told.results, told.splits, told.methods, told.sets)
+    if told.table:
+        table(told.results)
+    elif told.experts:
+        experts(told.results)
+    else:
+        run(told.results, told.splits, told.methods, told.sets)
 
 
 if __name__ == "__main__":
