@@ -72,7 +72,7 @@ def main(words: list[str]) -> None:
         panels[0], ("Archipelago: most probable class", "softmax GP: most probable class", "Archipelago: entropy"), strict=True
     ):
         axis.set_title(title, fontsize=10)
-    figure.savefig(folder / "archipelago_figure_3.png", dpi=150)
+    figure.savefig(folder / "archipelago_figure_3.png", dpi=150, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""Nested samplers of others beside ours, on the problems of `tests.bench.nested`, in one process:
+
+    export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
+    uv run --with dynesty --with blackjax python -m tests.bench.nested_peers gaussian two eggbox mixture --seeds 3
+
+dynesty and blackjax are no dependencies of the project; `--with` lends them to this one run. All have the same number of live points and
+end when these hold a hundredth of the evidence; the rest is at its defaults (blackjax: twice as many slice steps as latent numbers, as
+its documentation asks for, and a tenth of the points in a step). Each looks at the same compiled likelihood, read off the model; that of
+dynesty is called point by point. A line a problem and sampler: rms of error over claimed error and the largest of these, mean error and
+claimed error, evaluations of the likelihood for each effective draw, CPU seconds of the first seed (with what it compiles) and of the
+others, the mass of the smaller mode or the total variation of labellings.
+"""
+
+import argparse
+from collections.abc import Callable
+from time import process_time
+from typing import Any
+
+import blackjax
+import dynesty
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from blackjax.ns.utils import finalise, log_weights
+from jax import random
+from scipy.special import logsumexp
+
+from inference import Driver, ImportanceFinish, NestedSampler, Program
+from inference.split import Split
+from tests.bench.nested import PROBLEMS, Found, figure
+
+TOLERANCE = 0.01
+
+
+def found_by(kernel: Any, seed: int) -> Found:
+    """Ours, in the driver."""
+    tree = Driver(kernel, num_samples=1, progress_bar=False).run(seed)
+    points = tree["particles"].dataset.isel(chain=0)
+    weight = np.exp(points["log_weight"].values - tree.attrs["log_evidence"])
+    values = {str(name): each.values for name, each in points.data_vars.items()}
+    attrs = tree.attrs
+    return Found(attrs["log_evidence"], attrs["log_evidence_se"], int(attrs["num_evaluations"]), weight / weight.sum(), values)
+
+
+def nss(model: Callable, seed: int, num_live: int) -> Found:
+    """blackjax's nested slice sampling, in the unconstrained space that ours walks in."""
+    split = Split(Program(model))
+    kernel = blackjax.nss(
+        lambda z: split.densities(z)[0], lambda z: split.densities(z)[1], max(5, 2 * split.size), num_delete=num_live // 10
+    )
+    start_key, key, weight_key = random.split(random.key(seed), 3)
+    state = kernel.init(jax.jit(jax.vmap(split.draw))(random.split(start_key, num_live)))
+    step, dead, evaluations = jax.jit(kernel.step), [], num_live
+    while state.integrator.logZ_live - state.integrator.logZ > np.log(TOLERANCE):
+        key, own = random.split(key)
+        state, info = step(own, state)
+        walked = info.update_info
+        evaluations += int(np.sum(2 + walked.num_expansions + walked.num_shrink))
+        dead.append(info)
+    whole = finalise(state, dead, update_info=False)
+    log_weight = np.asarray(log_weights(weight_key, whole))
+    each = logsumexp(log_weight, axis=0)
+    mean = log_weight.mean(1)
+    values = jax.jit(jax.vmap(split.values))(whole.particles.position)
+    share = np.exp(mean - logsumexp(mean))
+    return Found(each.mean(), each.std(), evaluations, share, {name: np.asarray(value) for name, value in values.items()})
+
+
+def by_dynesty(model: Callable, seed: int, num_live: int) -> Found:
+    """dynesty's static sampler, over the unit cube."""
+    program = Program(model)
+    values = from_cube(program)
+    likelihood = jax.jit(lambda u: sum(jnp.sum(term) for term in program.log_likelihood(values(u)).values()))
+    size = sum(int(np.prod(program.sites[name].shape)) for name in program.latent) - ("beta" in program.latent)
+    on_cube = lambda u: float(likelihood(np.clip(u, 1e-12, 1 - 1e-12)))
+    sampler = dynesty.NestedSampler(on_cube, lambda u: u, size, nlive=num_live, rstate=np.random.default_rng(seed))
+    sampler.run_nested(dlogz=TOLERANCE, print_progress=False)
+    told = sampler.results
+    share = np.exp(told.logwt - logsumexp(told.logwt))
+    drawn = jax.jit(jax.vmap(values))(np.clip(told.samples_u, 1e-12, 1 - 1e-12))
+    return Found(
+        told.logz[-1], told.logzerr[-1], int(np.sum(told.ncall)), share, {name: np.asarray(value) for name, value in drawn.items()}
+    )
+
+
+def from_cube(program: Program) -> Callable:
+    """Numbers from 0 to 1 as values of the latent sites: by the quantiles of their priors, of a flat Dirichlet by broken sticks."""
+    trace = program.trace({}, random.key(0))
+
+    def values(u: Any) -> dict[str, Any]:
+        found, at = {}, 0
+        for name in program.latent:
+            shape = program.sites[name].shape
+            size = int(np.prod(shape)) - (name == "beta")
+            own, at = u[at : at + size], at + size
+            if name == "beta":
+                left = jnp.cumprod((1 - own) ** (1 / jnp.arange(size, 0, -1)))  # of the stick, after each break
+                found[name] = jnp.concatenate([1 - left[:1], left[:-1] - left[1:], left[-1:]])
+            else:
+                fn = trace[name]["fn"]
+                while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+                    fn = fn.base_dist
+                found[name] = fn.icdf(own.reshape(shape))
+        return found
+
+    return values
+
+
+SAMPLERS = {
+    "ours": lambda model, seed, live: found_by(NestedSampler(model, num_live=live), seed),
+    "ours, importance finish": lambda model, seed, live: found_by(ImportanceFinish(NestedSampler(model, num_live=live)), seed),
+    "blackjax nss": nss,
+    "dynesty": by_dynesty,
+}
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="+", choices=[name for name in PROBLEMS if name not in ("iris", "wine")])
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--live", type=int, default=500)
+    told = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    print(
+        "| problem | sampler | rms z | largest | mean error | claimed | evaluations a draw | CPU s, first | others | modes |\n|"
+        + "---|" * 10
+    )
+    for name in told.problems:
+        model, exact = PROBLEMS[name]
+        for sampler in told.samplers:
+            rows = []
+            for seed in range(told.seeds):
+                started = process_time()
+                found = SAMPLERS[sampler](model, seed, told.live)
+                seconds = process_time() - started
+                miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
+                rows.append((miss / found.error, miss, found.error, cost, seconds, figure(name, found)))
+            z, miss, claimed, cost, seconds, modes = np.array(rows).T
+            cells = f"{np.sqrt(np.mean(z**2)):.2f} | {np.abs(z).max():.2f} | {miss.mean():+.4f} | {claimed.mean():.4f} | {cost.mean():.0f}"
+            later = f"{np.median(seconds[1:]):.1f}" if len(seconds) > 1 else ""
+            mass = "" if np.isnan(modes).all() else f"{modes.mean():.3f}, from {modes.min():.3f} to {modes.max():.3f}"
+            print(f"| {name} | {sampler} | {cells} | {seconds[0]:.1f} | {later} | {mass} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
