@@ -131,9 +131,9 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         classes, labels = coded(y)
         check_consistent_length(X, labels)
         self._learn_units(X)
-        capacity = max(16, 2 * len(X)) if self.capacity is None else self.capacity
+        kernel, capacity = sampler(self.max_capacity), self._first_capacity(len(X))
         driver = Driver(
-            sampler(self.max_capacity),
+            kernel,
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
             num_chains=self.num_chains,
@@ -175,7 +175,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def sample(self, n: int = 1, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """New rows, each from a draw of the posterior, and their classes: the process that made the data goes on.
+        """New rows and their classes, each as if it came next: from the density whose classes `predict_proba` tells.
 
         :param label: the class of the new rows; None: of any class.
         """
@@ -187,17 +187,23 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("label: found -1, which means unlabelled; None gives rows of any class.")
         rng = check_random_state(self.random_state)
         with jax.enable_x64(True):
-            draws = self._draws(MOST_DRAWS)
-            counts = np.bincount(rng.choice(len(draws["num_rejected"]), n))
-            x, codes = fantasies(random.key(rng.randint(2**31 - 1)), draws, jnp.asarray(self._x), counts, code, **self._options())
-        order = rng.permutation(n)
-        return self._in_units(x[order]), self.classes_[codes[order]]
+            draws, rng_key = self._draws(MOST_DRAWS), random.key(rng.randint(2**31 - 1))
+            x, codes = fantasies(rng_key, draws, jnp.asarray(self._x), int(n), code, **self._options())
+        return self._in_units(x), self.classes_[codes]
+
+    def _first_capacity(self, num_rows: int) -> int:
+        if self.capacity is None:
+            return min(max(16, 2 * num_rows), self.max_capacity)
+        if not isinstance(self.capacity, Integral) or not 1 <= self.capacity <= self.max_capacity:
+            raise ValueError(f"capacity: found {self.capacity!r}, wanted a whole number from 1 to max_capacity, {self.max_capacity}.")
+        return self.capacity
 
     # Units: the model's features have mean 0 and variance 1.
 
     def _learn_units(self, X: np.ndarray) -> None:
-        self._mean, spread = X.mean(0), X.std(0)
-        self._varies = spread > 1e-12 * (1 + np.abs(self._mean))
+        unit = np.maximum(np.abs(X).max(0), np.finfo(float).tiny)  # squares of large numbers overflow
+        self._mean, spread = unit * (X / unit).mean(0), unit * (X / unit).std(0)
+        self._varies = spread > 10 * np.finfo(float).eps * np.abs(self._mean)  # or it is what rounding makes of a constant
         if not self._varies.any():
             raise ValueError(f"X: found {len(X)} row(s) of constant columns, wanted at least one column (feature) that varies.")
         self._spread = spread[self._varies]

@@ -5,6 +5,7 @@ Cost over the bare compiled loop: a few host milliseconds each quarter of a seco
 """
 
 from collections.abc import Callable
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -184,7 +185,7 @@ class Driver:
         for name, number in (least | {"num_chains": 1, "thinning": 1}).items():
             _check_count(name, getattr(self, name), number)
         for name in ("save_every", "max_time"):
-            if (value := getattr(self, name)) is not None and not value >= 0:
+            if (value := getattr(self, name)) is not None and not (isinstance(value, Real) and value >= 0):
                 raise ValueError(f"{name}: seconds, at least 0; got {value!r}.")
         if unknown := sorted(set(self.groups) - set(GROUPS)):
             raise ValueError(f"groups: {unknown} unknown; choose from {list(GROUPS)}.")

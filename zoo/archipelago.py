@@ -14,7 +14,7 @@ are C(M + Q - 1, M) orders in which M rejections and Q acceptances can have come
     function = Cholesky factor x noise                                     at all points, the data first; noise ~ Normal(0, 1)
 
 with the terms Lambda / (1 + Lambda) of each accepted point, exp(g[y]) / Lambda of each label, and 1 / (1 + Lambda) of each rejected
-point. Slots m >= M stand ready and have no term. Priors are those of features with mean 0 and variance 1.
+point. Slots m >= M stand ready and have no term but that of their noise. Priors are those of features with mean 0 and variance 1.
 
 Where Lambda is small the density of the data depends on its logarithm but for a constant: functions that are lower everywhere say the
 same, and only more points are rejected, with no end but the prior's. Hence `persistence`, the chance that a rejection does not end the
@@ -40,6 +40,7 @@ from jax.scipy.special import gammaln, logsumexp
 from numpyro import deterministic, plate
 from numpyro.handlers import mask, seed, substitute
 
+from zoo._archipelago_checks import refuse_wrong_data, refuse_wrong_numbers, refuse_wrong_parts
 from zoo._base_densities import gaussian, mixture, student_t
 from zoo._gaussian_process import Functions, matern32, matern52, squared_exponential
 from zoo.card import Card
@@ -105,6 +106,7 @@ CARD = Card(
 AMPLITUDE = dist.LogNormal(2.0, 0.5)
 MOST_PROPOSALS = 8192  # that are waited for: their functions cost the cube of their number
 MOST_ATTEMPTS = 10_000  # to simulate
+AT_ONCE, MOST_BARREN = 64, 40  # new rows that each draw proposes at once; how often in vain
 
 
 class Process(NamedTuple):
@@ -124,9 +126,10 @@ def process(
     lengthscale: Any = None,
 ) -> Process:
     """The base density and the functions, with all their parameters."""
-    density = base(num_features)
     if lengthscale is None:
         lengthscale = dist.LogNormal(0.5 * np.log(num_features) - 0.5, 0.7)  # distances grow as the root of the features
+    refuse_wrong_parts({"base": base, "covariance": covariance}, is_ard, {"amplitude": amplitude, "lengthscale": lengthscale})
+    density = base(num_features)
     width = num_features if is_ard else 1
     with plate("class", num_classes, dim=-1):
         amplitude = sample("amplitude", amplitude)
@@ -146,7 +149,8 @@ def archipelago(x, y=None, *, num_classes: int = 2, capacity: int = 64, persiste
     :param options: of the base density and the functions, see `process`: `base`, `covariance`, `is_ard`, and the priors `amplitude` and
         `lengthscale`.
     """
-    _refuse_wrong(x, y, num_classes, persistence)
+    refuse_wrong_numbers(persistence, num_classes=num_classes, capacity=capacity)
+    refuse_wrong_data(x, y, num_classes)
     num_rows, num_features = x.shape
     rows, slots = plate("row", num_rows, dim=-1), plate("slot", capacity, dim=-1)
     density, functions = process(num_features, num_classes, **options)
@@ -179,17 +183,6 @@ def archipelago(x, y=None, *, num_classes: int = 2, capacity: int = 64, persiste
     return function
 
 
-def _refuse_wrong(x, y, num_classes: int, persistence: float) -> None:
-    if np.ndim(x) != 2:
-        raise ValueError(f"archipelago x: found shape {np.shape(x)}, wanted [row, feature].")
-    if y is not None and np.shape(y) != np.shape(x)[:1]:
-        raise ValueError(f"archipelago y: found shape {np.shape(y)}, wanted {np.shape(x)[:1]}, one for each row of x.")
-    if num_classes < 1:
-        raise ValueError(f"archipelago num_classes: found {num_classes}, wanted 1 or more.")
-    if not 0 < persistence <= 1:
-        raise ValueError(f"archipelago persistence: found {persistence}, wanted a chance above 0, at most 1.")
-
-
 class Proposals(NamedTuple):
     """What the process proposed, in order, and what became of it."""
 
@@ -198,12 +191,9 @@ class Proposals(NamedTuple):
     outcome: Array  # [proposal]: 0 .. num_classes - 1, or num_classes for a rejection
 
 
-def propose(rng_key: Array, process: Process, size: int, known: tuple[Array, Array, Array] | None = None) -> Proposals:
-    """The first `size` points that the process proposes. Of more of them, the first are the same.
-
-    :param known: points, the noise by which the functions have their values there, and which of them are used; None: nothing is known.
-    """
-    num_features, num_classes = process.density.event_shape[0], len(process.functions.amplitude)
+def propose(rng_key: Array, process: Process, size: int) -> Proposals:
+    """The first `size` points that the process proposes. Of more of them, the first are the same."""
+    num_classes = len(process.functions.amplitude)
 
     def one(i: Array) -> tuple[Array, Array, Array]:
         point_key, noise_key, luck_key = random.split(random.fold_in(rng_key, i), 3)
@@ -211,11 +201,12 @@ def propose(rng_key: Array, process: Process, size: int, known: tuple[Array, Arr
         return jnp.asarray(process.density.sample(point_key)), random.normal(noise_key, (num_classes,)), luck
 
     points, noise, luck = jax.vmap(one)(jnp.arange(size))
-    if known is None:
-        known = jnp.zeros((0, num_features)), jnp.zeros((0, num_classes)), jnp.zeros(0, bool)
-    each = (jnp.concatenate(pair) for pair in zip(known, (points, noise, jnp.ones(size, bool)), strict=True))
-    new = process.functions.values(*each)[-size:]
-    return Proposals(points, noise, jnp.argmax(jnp.pad(new, ((0, 0), (0, 1))) + luck, -1))
+    return Proposals(points, noise, _outcome(process.functions.values(points, noise), luck))
+
+
+def _outcome(function: Array, luck: Array) -> Array:
+    """The class that a point is accepted as, or, in place of one more class, its rejection."""
+    return jnp.argmax(jnp.pad(function, ((0, 0), (0, 1))) + luck, -1)
 
 
 def simulate(
@@ -227,12 +218,15 @@ def simulate(
     persistence: float = 0.9,
     **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, by the process and not by the padded model, as the model's keyword arguments.
+    """Data from the model itself, by the process and not by the padded model, as the model's keyword arguments; in float64.
 
     :param labelled: chance of a row to keep its label.
     :param persistence: chance to go on after a rejection; where the process ends, all begins anew, functions and all.
     :param options: other arguments of the model; they are returned beside the data.
     """
+    refuse_wrong_numbers(persistence, num_rows=num_rows, num_features=num_features, num_classes=num_classes)
+    if not 0 <= labelled <= 1:
+        raise ValueError(f"archipelago labelled: found {labelled!r}, wanted a chance, from 0 to 1.")
     known = {name: value for name, value in options.items() if name != "capacity"}
 
     @partial(jax.jit, static_argnums=1)
@@ -241,13 +235,14 @@ def simulate(
         with seed(rng_seed=model_key):
             return propose(run_key, process(num_features, num_classes, **known), size)
 
-    for attempt in range(MOST_ATTEMPTS):
-        attempt_key, life_key, label_key = random.split(random.fold_in(rng_key, attempt), 3)
-        most_rejected = np.inf if persistence == 1 else float(random.geometric(life_key, 1 - persistence)) - 1
-        found = _first_accepted(partial(proposals, attempt_key), num_rows, num_classes, most_rejected)
-        if found is not None:
-            y = jnp.where(random.bernoulli(label_key, labelled, (num_rows,)), found.outcome, -1)
-            return {"x": found.points, "y": y, "num_classes": num_classes, "persistence": persistence, **options}
+    with jax.enable_x64(True):
+        for attempt in range(MOST_ATTEMPTS):
+            attempt_key, life_key, label_key = random.split(random.fold_in(rng_key, attempt), 3)
+            most_rejected = np.inf if persistence == 1 else float(random.geometric(life_key, 1 - persistence)) - 1
+            found = _first_accepted(partial(proposals, attempt_key), num_rows, num_classes, most_rejected)
+            if found is not None:
+                y = jnp.where(random.bernoulli(label_key, labelled, (num_rows,)), found.outcome, -1)
+                return {"x": found.points, "y": y, "num_classes": num_classes, "persistence": persistence, **options}
     raise RuntimeError(f"archipelago simulate: all of {MOST_ATTEMPTS} attempts at {num_rows} rows ended; wanted a larger persistence.")
 
 
@@ -255,7 +250,12 @@ def _first_accepted(proposals: Callable[[int], Proposals], num_rows: int, num_cl
     """The first points that were accepted, or None where more were rejected before the last of them."""
     size, accepted, was_rejected = num_rows, np.zeros(0, int), np.zeros(0, bool)
     while len(accepted) < num_rows and was_rejected.sum() <= most_rejected:
-        size = _twice(size, num_rows)
+        size *= 2
+        if size > MOST_PROPOSALS:
+            raise RuntimeError(
+                f"archipelago: found fewer than {num_rows} points among {size // 2} proposals, too rare to wait for; "
+                "a base density that is nearer to the data has fewer rejected."
+            )
         found = proposals(size)
         was_rejected = np.asarray(found.outcome) == num_classes
         accepted = np.flatnonzero(~was_rejected)[:num_rows]
@@ -264,22 +264,13 @@ def _first_accepted(proposals: Callable[[int], Proposals], num_rows: int, num_cl
     return Proposals(*(each[accepted] for each in found))
 
 
-def _twice(size: int, wanted: int, of_class: str = "") -> int:
-    if 2 * size > MOST_PROPOSALS:
-        raise RuntimeError(
-            f"archipelago: found fewer than {wanted} points{of_class} among {size} proposals, too rare to wait for; "
-            "a base density that is nearer to the data has fewer rejected."
-        )
-    return 2 * size
-
-
 def predict(
     rng_key: Array, draws: dict[str, Array], x: Array, x_new: Array, *, knows_density: bool = True, num_values: int = 8, **options
 ) -> Array:
     """Probabilities of the classes at new points, [row, class], from draws [draw, ...] of the posterior, deterministic sites included.
 
     Each draw gives softmax(g) at values g of the functions, with the weight base density x (M + Q) / Q x Lambda / (1 + Lambda): how much
-    a draw expects a point where this one lies. The second factor is unbiased for the inverse of the integral that cannot be computed.
+    a draw expects a point where this one lies. The second factor is unbiased for what an integral Z counts as, inverted, see above.
     Where no draw expects any, because the base density ends before, there is no answer but NaN.
 
     :param knows_density: whether a new point counts as one more draw from the density; else draws weigh the same, as in the paper.
@@ -304,29 +295,41 @@ def predict(
 
 
 def fantasies(
-    rng_key: Array, draws: dict[str, Any], x: Array, counts: np.ndarray, label: int | None = None, **options
+    rng_key: Array, draws: dict[str, Any], x: Array, num_rows: int, label: int | None = None, **options
 ) -> tuple[np.ndarray, np.ndarray]:
-    """New points and their classes, `counts[i]` of draw i: after each draw the process goes on, until enough points of the class are there.
+    """New rows and their classes, each as if it came next, whatever the others: from the density whose classes `predict` tells.
+
+    Each draw proposes as many points; what it accepts counts (M + Q) / Q, as in `predict`, and is kept by that in relation to the most.
 
     :param label: the class, None for all of them.
     """
+    weight = 1 + draws["num_rejected"] / len(x)
 
-    def one(key: Array, draw: dict[str, Array], size: int) -> Proposals:
-        points, _, is_used = _known(draw, x)
-        noise = jnp.concatenate([draw["noise"], draw["rejected_noise"]])
-        return propose(key, _process_at(draw, x.shape[1], options), size, (points, noise, is_used))
+    @jax.jit
+    def proposals(keys: Array) -> tuple[Array, Array]:
+        def one(at: tuple[Array, dict[str, Array], Array]) -> tuple[Array, Array]:
+            key, draw, is_kept = at
+            point_key, noise_key, luck_key, kept_key = random.split(key, 4)
+            found = _process_at(draw, x.shape[1], options)
+            points = jnp.asarray(found.density.sample(point_key, (AT_ONCE,)))
+            mean, spread = found.functions.given(points, *_known(draw, x))
+            g = mean + spread * random.normal(noise_key, mean.shape)
+            outcome = _outcome(g, random.gumbel(luck_key, (AT_ONCE, mean.shape[1] + 1)))
+            return points, jnp.where(random.bernoulli(kept_key, is_kept, (AT_ONCE,)), outcome, mean.shape[1])
 
-    run = jax.jit(lambda keys, draws, size: lax.map(lambda at: one(*at, size), (keys, draws)), static_argnums=2)
-    keys, done, size = random.split(rng_key, len(counts)), {}, 32
-    while len(pending := np.array([i for i in np.flatnonzero(counts) if i not in done])):
-        size = _twice(size, counts[pending[0]], "" if label is None else f" of class {label}")
-        points, _, outcome = map(np.asarray, run(keys[pending], {name: values[pending] for name, values in draws.items()}, size))
-        is_wanted = outcome < draws["amplitude"].shape[-1] if label is None else outcome == label
-        for i, *found, wanted in zip(pending, points, outcome, is_wanted, strict=True):
-            if np.sum(wanted) >= counts[i]:
-                done[i] = [each[wanted][: counts[i]] for each in found]
-    points, classes = zip(*(done[i] for i in sorted(done)), strict=True)
-    return np.concatenate(points), np.concatenate(classes)
+        return lax.map(one, (keys, draws, weight / weight.max()), batch_size=8)
+
+    rows, classes, barren, num_classes = [], [], 0, draws["amplitude"].shape[-1]
+    while sum(map(len, rows)) < num_rows:
+        rng_key, key, order_key = random.split(rng_key, 3)
+        points, outcome = (np.concatenate(each) for each in proposals(random.split(key, len(weight))))
+        is_wanted = outcome < num_classes if label is None else outcome == label
+        taken = np.asarray(random.permutation(order_key, np.flatnonzero(is_wanted)))
+        rows, classes, barren = [*rows, points[taken]], [*classes, outcome[taken]], 0 if len(taken) else barren + 1
+        if barren == MOST_BARREN:
+            of_class = "" if label is None else f" of class {label}"
+            raise RuntimeError(f"archipelago: found no point{of_class} among {barren * len(outcome)} proposals, too rare to wait for.")
+    return np.concatenate(rows)[:num_rows], np.concatenate(classes)[:num_rows]
 
 
 def _process_at(draw: dict[str, Array], num_features: int, options: dict[str, Any]) -> Process:

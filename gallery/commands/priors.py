@@ -4,7 +4,6 @@ A parameter that is a constant prints as its number, one that is another site's 
 model computes as f(the sites it is computed from).
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,20 +20,21 @@ from inference.sites import unwrap
 __all__ = ["site_lines"]
 
 
-def site_lines(entry: zoo.Entry) -> Iterator[tuple[str, str]]:
+def site_lines(entry: zoo.Entry) -> list[tuple[str, str]]:
     """A line for each site of the model on simulated data, with the card's words for it."""
-    program = Program(entry.model, **entry.simulate(random.key(0)))
-    values = program.draw_initial(random.key(1))
-    trace = program.trace(values)
-    sources = _sources(program)
+    with jax.enable_x64(True):  # some models refuse less
+        program = Program(entry.model, **entry.simulate(random.key(0)))
+        values = program.draw_initial(random.key(1))
+        trace, sources = program.trace(values), _sources(program)
+    lines = []
     for name, site in program.sites.items():
         dims = f" [{', '.join(site.dims)}]" if site.dims else ""
-        if trace[name]["type"] == "deterministic":
-            text = f"= f({', '.join(sources[name, ''])})"
-        else:
-            text = f"~ {_distribution(trace[name]['fn'], {p: s for (n, p), s in sources.items() if n == name}, values)}"
+        own = {parameter: found for (at, parameter), found in sources.items() if at == name}
+        is_computed = trace[name]["type"] == "deterministic"
+        text = f"= f({', '.join(own[''])})" if is_computed else f"~ {_distribution(trace[name]['fn'], own, values)}"
         observed = ", observed" if site.kind == "observed" else ""
-        yield f"{name}{dims} {text}{observed}", entry.card.sites.get(name, "")
+        lines.append((f"{name}{dims} {text}{observed}", entry.card.sites.get(name, "")))
+    return lines
 
 
 def _sources(program: Program) -> dict[tuple[str, str], list[str]]:

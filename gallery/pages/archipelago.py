@@ -80,7 +80,7 @@ right.plot(posterior.posterior["num_rejected"].values[0], lw=0.9)
 right.set(xlabel="draw", ylabel="rejected points", ylim=(0, None))
 
 # %%
-# Because the process goes on, it draws new rows, here of one class.
+# It draws new rows as well, here of one class.
 rows, _ = classifier.sample(3, label=0)
 print("new rows of the first class", rows.round(2).tolist())
 

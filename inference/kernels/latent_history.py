@@ -28,6 +28,7 @@ so O(K n^2) a move; 2 for each step of the scales; O(K n^2) for each leap of a t
 
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +90,8 @@ class LatentHistory(Block):
     ):
         self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
         self.num_rounds, self.num_steps, self.num_trajectories = num_rounds, num_steps, num_trajectories
+        if not isinstance(max_capacity, Integral) or max_capacity < 1:
+            raise ValueError(f"max_capacity: found {max_capacity!r}, wanted a whole number, 1 or more.")
         self._history: History | None = None  # by `init`
         self._field: Field | None = None
         self._scale: dict[str, Any] = {}  # how far the prior spreads the places
@@ -117,6 +120,10 @@ class LatentHistory(Block):
             own_alone = [name for name in owned if name == history.noise or name not in history.sites]
             self._field = read_field(shown, history.noise, own_alone).proved(shown, random.key(0))
         self._least = history.capacity
+        if self._least > self.max_capacity:
+            raise ValueError(
+                f"LatentHistory: found {self._least} slots at the start, wanted no more than max_capacity, {self.max_capacity}."
+            )
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}
         values = {**program.draw_initial(start_key), **others, **given}
         zero = jnp.zeros((), jnp.result_type(float))

@@ -88,6 +88,31 @@ def test_wrong_data_are_refused_before_anything_runs(X, y, named, call):
     assert not call
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"capacity": 0}, "capacity: found 0, wanted a whole number from 1 to max_capacity, 4096"),
+        ({"capacity": 32, "max_capacity": 8}, "capacity: found 32, wanted a whole number from 1 to max_capacity, 8"),
+        ({"max_capacity": "a"}, "max_capacity: found 'a'"),
+        ({"max_time": "a"}, "max_time: seconds, at least 0; got 'a'"),
+        ({"persistence": 2.0}, "persistence: found 2.0"),
+        ({"amplitude": 2.0}, "amplitude: found 2.0, wanted a distribution"),
+        ({"covariance": "rbf"}, "covariance: found 'rbf'"),
+    ],
+)
+def test_wrong_settings_are_named(settings, named):
+    with pytest.raises(ValueError, match=named):
+        ArchipelagoClassifier(**settings).fit(ARMS.x, Y)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-13, 1e200])
+def test_no_unit_is_too_small_or_too_large(unit, call):
+    for X in (ARMS.x, ARMS.x * [1, unit], ARMS.x * [unit, 1] + [3 * unit, 0]):
+        with pytest.raises(Called):
+            ArchipelagoClassifier().fit(X, Y)
+        assert_allclose(call["args"][0], (ARMS.x - ARMS.x.mean(0)) / ARMS.x.std(0), atol=1e-9)
+
+
 @pytest.fixture(scope="module")
 def fitted():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -55,10 +55,11 @@ def quantities(values, x, y):
 
 
 @cache
-def exact(num_replicates, seed=1):
-    """Exact draws of the joint whose history has room."""
+def exact(num_replicates, seed=1, persistence=1.0):
+    """Exact draws of the joint whose history has room, and did not end at one of its rejections."""
     values, x, y, enough = jax.jit(jax.vmap(joint))(random.split(random.key(seed), num_replicates))
-    return jax.tree.map(lambda leaf: leaf[np.flatnonzero(enough)], (values, x, y))
+    lasts = np.random.default_rng(seed).random(num_replicates) < persistence ** np.asarray(values["num_rejected"])
+    return jax.tree.map(lambda leaf: leaf[np.flatnonzero(enough & lasts)], (values, x, y))
 
 
 def drift(num_replicates=4000, num_sweeps=4):
@@ -100,17 +101,20 @@ def test_a_count_without_its_orders_moves_it(monkeypatch):
 # Simulation-based calibration: chains that start at the values of another data set forget them, and rank those that made their own.
 
 
-def ranked(num_replicates=300, num_warmup=60, num_draws=15, thinning=20):
-    """Ranks of what made the data among draws of a chain given them."""
-    values, x, y = exact(num_replicates)
-    kernel = sampler(0.15)
-    state = kernel.init(random.key(0), 0, None, (x[0], y[0]), OPTIONS)
+def ranked(num_replicates=300, num_warmup=60, num_draws=15, thinning=20, persistence=1.0, told=None):
+    """Ranks of what made the data among draws of a chain given them.
+
+    :param told: what the chain takes for the persistence, if not the right one.
+    """
+    values, x, y = exact(num_replicates, persistence=persistence)
+    kernel, options = sampler(0.15), OPTIONS | {"persistence": persistence if told is None else told}
+    state = kernel.init(random.key(0), 0, None, (x[0], y[0]), options)
 
     def replicate(key, start, truth, x, y):
-        program = Program(archipelago, x, y, **OPTIONS)
+        program = Program(archipelago, x, y, **options)
         names = ("log amplitude", "log lengthscale", "log scale", "mean", "correlation", "log count", "functions and data")
         look = lambda values: jnp.stack([quantities(values, x, y)[name] for name in names])
-        sweep = lambda _, at: kernel.sample(at, (x, y), OPTIONS)
+        sweep = lambda _, at: kernel.sample(at, (x, y), options)
         at = jax.lax.fori_loop(0, num_warmup, sweep, started(kernel, state, key, start, program))
 
         def draw(at, _):
@@ -138,6 +142,16 @@ def ranked(num_replicates=300, num_warmup=60, num_draws=15, thinning=20):
 def test_chains_rank_what_made_their_data_evenly():
     found = ranked()
     assert found.passed, found.text
+
+
+def test_chains_rank_evenly_what_a_process_made_that_may_end():
+    found = ranked(500, persistence=0.9)
+    assert found.passed, found.text
+
+
+def test_ranks_see_that_a_process_was_taken_for_one_without_end():
+    found = ranked(500, persistence=0.9, told=1.0)
+    assert not found.passed, found.text
 
 
 def test_ranks_see_a_count_without_its_orders(monkeypatch):

@@ -255,10 +255,46 @@ def draw_with_functions(key):
 @pytest.mark.slow
 def test_fantasies_are_of_the_wanted_class():
     draws = jax.vmap(draw_with_functions)(random.split(random.key(2), 3))
-    points, classes = fantasies(random.key(0), draws, jnp.asarray(X), np.array([5, 0, 2]), label=1)
+    points, classes = fantasies(random.key(0), draws, jnp.asarray(X), 7, label=1)
     assert points.shape == (7, 2)
     assert (classes == 1).all()
-    assert set(fantasies(random.key(0), draws, jnp.asarray(X), np.array([20, 20]))[1]) == {0, 1, 2}
+    assert set(fantasies(random.key(0), draws, jnp.asarray(X), 40)[1]) == {0, 1, 2}
+
+
+def two_kinds_of_draws(seed=0, num_draws=400, persistence=0.9):
+    """Functions that are the same everywhere, of one kind or the other; and, exactly, how likely it is that the next row is of class 0."""
+    kinds, rng = np.array([[3.0, -3.0], [-8.0, -4.0]]), np.random.default_rng(seed)
+    mass = np.exp(kinds) / (1 + np.exp(kinds).sum(1, keepdims=True))  # [kind, class]
+    told = mass / (1 - persistence + persistence * mass.sum(1, keepdims=True))
+    kind = np.repeat([0, 1], num_draws // 2)
+    lost = rng.negative_binomial(len(X), 1 - persistence * (1 - mass[kind].sum(1)))
+    rejected = rng.normal(size=(num_draws, 1 + lost.max(), 2))
+    values = {"amplitude": np.full((num_draws, 2), 1e-3), "lengthscale": np.full((num_draws, 2, 1), 5.0)}
+    values |= {"mean": np.zeros((num_draws, 2)), "scale": np.ones((num_draws, 2)), "root": np.tile(np.eye(2), (num_draws, 1, 1))}
+    values |= {"num_rejected": lost, "rejected": rejected, "function": np.repeat(kinds[kind, None], len(X), 1)}
+    return values | {"rejected_function": np.repeat(kinds[kind, None], rejected.shape[1], 1)}, told.sum(0)[0] / told.sum()
+
+
+def share_of_the_first_class(draws, num_rows=1500):
+    return np.mean(fantasies(random.key(1), jax.tree.map(jnp.asarray, draws), jnp.asarray(X), num_rows)[1] == 0)
+
+
+def test_fantasies_are_from_the_density_that_predictions_are_of():
+    draws, exact = two_kinds_of_draws()
+    assert abs(share_of_the_first_class(draws) - exact) < 0.05, exact
+
+
+def test_fantasies_of_draws_that_weigh_the_same_are_not():
+    draws, exact = two_kinds_of_draws()
+    assert abs(share_of_the_first_class(draws | {"num_rejected": np.full_like(draws["num_rejected"], 5)}) - exact) > 0.1
+
+
+def test_a_class_that_never_comes_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(zoo.archipelago, "MOST_BARREN", 2)
+    draws, _ = two_kinds_of_draws()
+    few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:4]), draws | {"function": draws["function"] - 100})
+    with pytest.raises(RuntimeError, match="no point of class 1 among 512 proposals"):
+        fantasies(random.key(1), few | {"num_rejected": jnp.zeros(4, int)}, jnp.asarray(X), 3, label=1)
 
 
 @pytest.mark.slow
@@ -287,19 +323,54 @@ def test_what_never_comes_is_not_waited_for(monkeypatch):
     ("changes", "named"),
     [
         ({"x": X[0]}, "x: found shape"),
+        ({"x": X[:0], "y": Y[:0]}, r"x: found shape \(0, 2\)"),
+        ({"x": np.where(X > 0, np.nan, X)}, "x: found nan"),
         ({"y": Y[:3]}, r"y: found shape \(3,\)"),
+        ({"y": np.array([0, 2, -3, -1, 1])}, "y: found .*, wanted integers: 0 .. 2, or -1"),
+        ({"y": np.array([0, 3, -1, -1, 1])}, "y: found .*, wanted integers: 0 .. 2"),
+        ({"y": Y.astype(float)}, "y: found .*, wanted integers"),
         ({"num_classes": 0}, "num_classes: found 0"),
+        ({"capacity": 2.5}, "capacity: found 2.5"),
         ({"persistence": 0.0}, "persistence: found 0.0"),
+        ({"persistence": "a"}, "persistence: found 'a'"),
+        ({"base": "gaussian"}, "base: found 'gaussian', wanted a function"),
+        ({"covariance": "rbf"}, "covariance: found 'rbf', wanted a function"),
+        ({"amplitude": 2.0}, "amplitude: found 2.0, wanted a distribution"),
+        ({"lengthscale": dist.Normal(0.0, 1.0)}, "lengthscale: found .*, wanted a distribution of a positive number"),
+        ({"is_ard": "yes"}, "is_ard: found 'yes'"),
     ],
-    ids=["x", "y", "num_classes", "persistence"],
 )
 def test_wrong_arguments_are_named(changes, named):
+    with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=named):
+        archipelago(**({"x": X, "y": Y, "num_classes": 3} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"persistence": 2.0}, "persistence: found 2.0"),
+        ({"persistence": 0.0}, "persistence: found 0.0"),
+        ({"num_rows": 0}, "num_rows: found 0"),
+        ({"num_classes": 0}, "num_classes: found 0"),
+        ({"labelled": 2.0}, "labelled: found 2.0"),
+    ],
+)
+def test_wrong_arguments_of_a_simulation_are_named(changes, named):
     with pytest.raises(ValueError, match=named):
-        archipelago(**({"x": X, "y": Y} | changes))
+        simulate(random.key(0), **changes)
+
+
+def test_the_model_wants_float64_and_a_simulation_sees_to_it():
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="found float32, wanted float64"):
+            archipelago(X.astype(np.float32), Y, num_classes=3)
+        narrow = simulate(random.key(0), 20, num_classes=2)
+    assert narrow["x"].dtype == np.float64
+    np.testing.assert_array_equal(narrow["x"], simulate(random.key(0), 20, num_classes=2)["x"])
 
 
 def test_card_names_the_sites_and_data_sets():
     assert set(CARD.data) <= set(names())
-    sites = {name for base in (gaussian,) for name in Program(archipelago, X, Y, base=base).sites}
+    sites = {name for base in (gaussian,) for name in Program(archipelago, X, Y, base=base, num_classes=3).sites}
     assert set(CARD.sites) == sites
     assert "archipelago" in zoo.names()

@@ -1,0 +1,50 @@
+"""What Archipelago refuses, and in what words."""
+
+from numbers import Integral, Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from jax.core import Tracer
+
+__all__ = ["refuse_wrong_data", "refuse_wrong_numbers", "refuse_wrong_parts"]
+
+
+def refuse_wrong_parts(functions: dict[str, Any], is_ard: Any, priors: dict[str, Any]) -> None:
+    """What the process is made of."""
+    if not isinstance(is_ard, bool | np.bool_):
+        raise ValueError(f"archipelago is_ard: found {is_ard!r}, wanted True or False.")
+    for name, value in functions.items():
+        if not callable(value):
+            raise ValueError(f"archipelago {name}: found {value!r}, wanted a function like those of zoo.archipelago.")
+    for name, value in priors.items():
+        if not isinstance(value, dist.Distribution) or value.support is dist.constraints.real:
+            raise ValueError(f"archipelago {name}: found {value!r}, wanted a distribution of a positive number.")
+
+
+def refuse_wrong_numbers(persistence: Any, **counts: Any) -> None:
+    """The chance to go on after a rejection, and how many there are of something."""
+    for name, value in counts.items():
+        if not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"archipelago {name}: found {value!r}, wanted a whole number, 1 or more.")
+    if not isinstance(persistence, Tracer) and not (isinstance(persistence, Real | Array) and 0 < persistence <= 1):
+        raise ValueError(f"archipelago persistence: found {persistence!r}, wanted a chance above 0, at most 1.")
+
+
+def refuse_wrong_data(x: Any, y: Any, num_classes: int) -> None:
+    """Rows and labels, as far as they are known before the program runs."""
+    if not jax.config.jax_enable_x64:
+        raise ValueError("archipelago: found float32, wanted float64, for Cholesky factors of smooth functions: jax.enable_x64(True).")
+    if np.ndim(x) != 2 or 0 in np.shape(x):
+        raise ValueError(f"archipelago x: found shape {np.shape(x)}, wanted [row, feature], at least one of each.")
+    if not isinstance(x, Tracer) and not np.isfinite(x).all():
+        raise ValueError(f"archipelago x: found {np.asarray(x)[~np.isfinite(x)][0]}, wanted finite numbers.")
+    if y is None:
+        return
+    if np.shape(y) != np.shape(x)[:1]:
+        raise ValueError(f"archipelago y: found shape {np.shape(y)}, wanted {np.shape(x)[:1]}, one for each row of x.")
+    if not jnp.issubdtype(jnp.result_type(y), jnp.integer) or not (isinstance(y, Tracer) or np.isin(y, np.arange(-1, num_classes)).all()):
+        raise ValueError(f"archipelago y: found {y}, wanted integers: 0 .. {num_classes - 1}, or -1 where unlabelled.")
