@@ -90,7 +90,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
     :param max_capacity: the most; a fit that wants more ends with an error that says how many there are.
     :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it, base density and all.
     :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains` chains.
-        Chains may find other classes for an island without a label, and are averaged. A quarter of the draws often says as much.
+        Chains may find other classes for an island without a label, and stay with them: many short ones say more than few long ones.
     :param max_time: seconds after which a fit ends, with the draws that it has.
     :param progress_bar: shows a bar, with the number of rejected points.
     :param random_state: integer, `RandomState` or None.
@@ -110,9 +110,9 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         capacity: int | None = None,
         max_capacity: int = 4096,
         knows_density: bool = True,
-        num_warmup: int = 100,
-        num_samples: int = 200,
-        num_chains: int = 2,
+        num_warmup: int = 40,
+        num_samples: int = 40,
+        num_chains: int = 8,
         max_time: float | None = None,
         progress_bar: bool = False,
         random_state: Any = None,

@@ -44,7 +44,7 @@ from inference import Driver, LatentHistory
 from zoo.archipelago import simulate
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
-PER_CLASS, LABELS, SWEEPS = (17, 2, 300) if FULL else (6, 2, 25)
+PER_CLASS, LABELS, SWEEPS, CHAINS = (17, 2, 60, 8) if FULL else (6, 2, 25, 2)
 
 # %%
 # Data
@@ -62,7 +62,7 @@ print(f"{len(y)} rows, {np.sum(y >= 0)} of them labelled")
 # :class:`~gallery.ArchipelagoClassifier` runs :class:`~inference.LatentHistory`, which moves the rejected points by births, deaths and
 # relocations, and the functions with their scales by surrogate data, and NUTS for the base density, in turn, as blocks of NumPyro's
 # ``Gibbs``.
-classifier = ArchipelagoClassifier(num_warmup=SWEEPS, num_samples=SWEEPS, random_state=0).fit(x, y)
+classifier = ArchipelagoClassifier(num_warmup=SWEEPS, num_samples=SWEEPS, num_chains=CHAINS, random_state=0).fit(x, y)
 posterior = classifier.posterior_
 print(az.summary(posterior, var_names=["num_rejected", "amplitude", "lengthscale"]))
 
