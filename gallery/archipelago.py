@@ -91,7 +91,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
     :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it, base density and all.
     :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains` chains.
         Chains may find other classes for an island without a label, and stay with them: many short ones say more than few long ones.
-    :param max_time: seconds after which a fit ends, with the draws that it has.
+    :param max_time: seconds after which a fit ends, with the draws that it has; compiling, some ten seconds and more, is not cut short.
     :param progress_bar: shows a bar, with the number of rejected points.
     :param random_state: integer, `RandomState` or None.
 
