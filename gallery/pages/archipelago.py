@@ -98,7 +98,8 @@ for name, found in scores.items():
 
 # %%
 # On the paper's pinwheels with 50 rows and two labels a class, mean errors over three draws (``tests/bench/archipelago.md``), of
-# Archipelago over the first two, where label spreading has .004, .008 and .057; "paper" is what the paper prints for Archipelago, on pinwheels whose noise it does not state:
+# Archipelago over the first two, where label spreading has .004, .008 and .057; "paper" is what the paper prints for it, on pinwheels whose
+# noise it does not state:
 #
 # ========  ===========  ===============  =============  ================  =====
 # arms      Archipelago  label spreading  GP classifier  self-training GP  paper
