@@ -112,6 +112,14 @@ def test_memory_has_a_limit_that_is_named():
         driver(kernel={"max_capacity": 10}).run(0, TOTAL, room=SMALL)
 
 
+@pytest.mark.parametrize(
+    ("most", "named"), [(0, "max_capacity: found 0"), ("a", "max_capacity: found 'a'"), (4, "found 6 slots at the start")]
+)
+def test_a_limit_that_cannot_be_kept_is_refused(most, named):
+    with pytest.raises(ValueError, match=named):
+        driver(kernel={"max_capacity": most}).run(0, TOTAL, room=SMALL)
+
+
 @pytest.mark.slow
 def test_history_and_nuts_share_a_model_and_a_history_that_grows():
     rng = np.random.default_rng(0)
