@@ -110,7 +110,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         capacity: int | None = None,
         max_capacity: int = 4096,
         knows_density: bool = True,
-        num_warmup: int = 40,
+        num_warmup: int = 80,
         num_samples: int = 40,
         num_chains: int = 8,
         max_time: float | None = None,
