@@ -1,6 +1,8 @@
-"""A folder with tables and runs, shared by the tests of the command."""
+"""A folder with tables and runs, shared by the tests of the command; and the site, by those of it."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,3 +76,14 @@ def variational(room, tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(path=room.folder / "svi.nc", out=done.stdout, cache=home)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The site, with pages that were not run."""
+    pytest.importorskip("sphinx_gallery", reason="the site is built by the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "gallery.cli", "gallery", "build", "--no-run", "-o", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
