@@ -5,8 +5,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
-
 import zoo
 from gallery._site import PAGES, _literal_blocks, cards, pages_of
 from gallery.cli import main
