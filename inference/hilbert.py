@@ -86,17 +86,22 @@ def difference(first: Array, second: Array) -> Array:
 
 
 def shifted(code: Array, step: Array, num_dims: int, bits: int) -> Array:
-    """`code + step` around the circle, the step [...] a fraction of the curve, rounded to a cell."""
+    """`code + step` around the circle, the step [...] a fraction of the curve, rounded to the nearest cell."""
     rest, words = jnp.abs(step), []  # of a small negative step, 1 + step would keep next to nothing
     rest = rest - jnp.floor(rest)
     for _ in range(code.shape[-1]):
         whole = jnp.floor(rest * 2.0**WORD)  # below 2^32: a float below 1 is at least its own precision away from 1
         words.append(whole.astype(jnp.uint32))
         rest = rest * 2.0**WORD - whole
-    size, zero = jnp.stack(words, -1), jnp.zeros(code.shape[:-1], jnp.uint32)
-    total = jnp.where((step < 0)[..., None], _added(code, ~size, zero + 1), _added(code, size, zero))
-    unused = WORD * code.shape[-1] - num_dims * bits
-    return total.at[..., -1].set(total[..., -1] >> unused << unused)
+    size, unused = jnp.stack(words, -1), WORD * code.shape[-1] - num_dims * bits
+    zero = jnp.zeros(code.shape[:-1], jnp.uint32)
+    if unused:  # the half of a cell, then what is left of the cell that is reached
+        half = jnp.zeros_like(size).at[..., -1].set(1 << (unused - 1))
+        size = _added(size, half, zero)
+        size = size.at[..., -1].set(size[..., -1] >> unused << unused)
+    else:
+        size = _added(size, jnp.zeros_like(size), (rest >= 0.5).astype(jnp.uint32))
+    return jnp.where((step < 0)[..., None], _added(code, ~size, zero + 1), _added(code, size, zero))
 
 
 def _exchanged(axes: Array, axis: Array, level: Array) -> Array:

@@ -107,7 +107,7 @@ class CodeClumps:
         spread = clumps.spread[which]
         share = random.uniform(code_key, spread.shape, spread.dtype, minval=-1.0)
         away = jnp.clip(np.sqrt(2) * spread * erfinv(share * erf(0.5 / np.sqrt(2) / spread)), -0.5, 0.5)
-        code = self._moved(clumps.centre[which], away + self._cell.astype(away.dtype) / 2)  # a move ends at the cell below
+        code = self._moved(clumps.centre[which], away)
         places = [hilbert.decode(code[i, : self._words[i]], size, self.bits) for i, size in enumerate(self.blocks)]
         return self._within(cell_key, jnp.concatenate(places), spread.dtype)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-__all__ = ["Around", "direction", "spread_of"]
+__all__ = ["Around", "centre_of", "direction", "spread_of"]
 
 
 class Around(NamedTuple):
@@ -30,12 +30,16 @@ class Around(NamedTuple):
     spread: Array  # [lane, size]: standard deviations of the mode
 
 
+def centre_of(z: Array, mode: Array, num_modes: int) -> Array:
+    """Means [mode, size] of the points of each mode."""
+    count = jnp.zeros((num_modes, 1), z.dtype).at[mode].add(1)
+    return jnp.zeros((num_modes, z.shape[1]), z.dtype).at[mode].add(z) / jnp.maximum(count, 1)
+
+
 def spread_of(z: Array, mode: Array, num_modes: int) -> Array:
     """Standard deviations [mode, size] of the points of each mode."""
-    sums = lambda values: jnp.zeros((num_modes, *values.shape[1:]), z.dtype).at[mode].add(values)
-    count = jnp.maximum(sums(jnp.ones((len(z), 1), z.dtype)), 1)
-    away = z - (sums(z) / count)[mode]
-    return jnp.sqrt(sums(away**2) / count)
+    away = z - centre_of(z, mode, num_modes)[mode]
+    return jnp.sqrt(centre_of(away**2, mode, num_modes))
 
 
 def direction(rng_key: Array, around: Around) -> Array:

@@ -1,8 +1,9 @@
 """Moves of nested sampling: a walk of slice samplings that leaves the prior above a limit of the likelihood as it is.
 
-Each lane goes from its own point along directions of its own. An interval of fixed width is laid at random over the point, a place in it is
-drawn, and where that is not in the slice (prior above its height, likelihood above the limit) the interval is cut there. Lanes do not
-wait for each other: one that has found its place goes on to its next direction at once, so a round is one evaluation of every lane.
+Each lane goes from its own point along directions of its own, straight ones or those of another chart. An interval of fixed width is laid
+at random over the point, a place in it is drawn, and where that is not in the slice (prior above its height, likelihood above the limit)
+the interval is cut there. Lanes do not wait for each other: one that has found its place goes on to its next direction at once, so a round
+is one evaluation of every lane.
 
 Neal (2003), "Slice sampling", without stepping out; Skilling (2006) for the label that orders points of equal likelihood.
 """
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-__all__ = ["Limit", "Points", "is_above", "walk"]
+__all__ = ["STRAIGHT", "Chart", "Limit", "Points", "is_above", "walk"]
 
 
 class Points(NamedTuple):
@@ -33,16 +34,26 @@ class Limit(NamedTuple):
     label: Array
 
 
+class Chart(NamedTuple):
+    """Lines through points, which may bend: a step along one keeps volume in coordinates of the chart's own."""
+
+    at: Callable[[Array, Array, Array], Array]  # points [lane, size] that are steps [lane] from others, along directions
+    log_stretch: Callable[[Array], Array]  # of points [lane, size]: log of the volume of z that a volume in the chart comes to
+
+
+STRAIGHT = Chart(lambda z, along, step: z + step[:, None] * along, lambda z: jnp.zeros(len(z), z.dtype))
+
+
 class Walk(NamedTuple):
     """Where the lanes are."""
 
     at: Points
     halfway: Array  # [lane, size]: z after half of the steps
-    along: Array  # [lane, size]: the direction
+    along: Array  # [lane, size], or what the chart takes for it: the direction
     place: Array  # steps that are done
     low: Array
     high: Array
-    height: Array  # of the slice, under the log prior
+    height: Array  # of the slice, under the log prior in the chart
     num_evaluations: Array
     round: Array
 
@@ -53,7 +64,14 @@ def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
 
 
 def walk(
-    rng_key: Array, densities: Callable, start: Points, limit: Limit, turn: Callable, num_steps: int | Array, width: float
+    rng_key: Array,
+    densities: Callable,
+    start: Points,
+    limit: Limit,
+    turn: Callable,
+    num_steps: int | Array,
+    width: float,
+    chart: Chart = STRAIGHT,
 ) -> tuple[Points, Array, Array]:
     """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; also where the
     lanes were after half of them, and how many evaluations it took."""
@@ -70,9 +88,9 @@ def walk(
         uniform = random.uniform(key, (3, num_lanes), dtype, minval=jnp.finfo(dtype).tiny)
         is_active = state.place < num_steps
         step = state.low + (state.high - state.low) * uniform[2]
-        z = state.at.z + step[:, None] * state.along
+        z = chart.at(state.at.z, state.along, step)
         log_prior, log_likelihood = jax.vmap(densities)(z)
-        found = (log_prior >= state.height) & is_above(log_likelihood, state.at.label, limit) & is_active
+        found = (log_prior + chart.log_stretch(z) >= state.height) & is_above(log_likelihood, state.at.label, limit) & is_active
         at = Points(
             jnp.where(found[:, None], z, state.at.z),
             jnp.where(found, log_prior, state.at.log_prior),
@@ -81,7 +99,7 @@ def walk(
         )
         low, high = jnp.where(step < 0, step, state.low), jnp.where(step < 0, state.high, step)
         goes_on = found | (is_active & (high - low < least))
-        new_low, new_high, new_height = opened(uniform[:2], at.log_prior)
+        new_low, new_high, new_height = opened(uniform[:2], at.log_prior + chart.log_stretch(at.z))
         place = state.place + goes_on.astype(state.place.dtype)
         return Walk(
             at,
@@ -99,7 +117,8 @@ def walk(
     zero = jnp.zeros(num_lanes, dtype)
     before = jnp.full(num_lanes, -1, jnp.int32)
     counts = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    state = Walk(start, start.z, jnp.zeros_like(start.z), before, zero, zero, jnp.full(num_lanes, -jnp.inf, dtype), *counts)
+    along = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(turn, rng_key))
+    state = Walk(start, start.z, along, before, zero, zero, jnp.full(num_lanes, -jnp.inf, dtype), *counts)
     state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
     lowest = jnp.where(state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label))
     label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)

@@ -28,7 +28,8 @@ from jax.scipy.special import logsumexp
 
 from inference._once import once
 from inference.exchangeable import Exchangeable, exchangeable
-from inference.kernels._nested_directions import Around, direction, spread_of
+from inference.kernels._nested_curve import curve, reach
+from inference.kernels._nested_directions import Around, centre_of, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import Limit, Points, walk
@@ -72,6 +73,7 @@ class NestedSampler(Algorithm):
     :param num_sweeps: sweeps of a walk at first, and at least, each of as many steps as there are latent numbers.
     :param memory: the correlation with its origin that a walk may keep: as long as walks keep more they grow, to what the check "walks" of
         `diagnostics.report` asks for. 1: they do not grow.
+    :param along_curve: steps of a walk along a Hilbert curve through its mode, before the straight ones and as a share of them. 0: none.
     :param tolerance: ends when the live points hold less than this share of the evidence.
     :param track_modes: whether modes that come apart become runs of their own.
     :param rename: whether members of a plate that may change places (`inference.exchangeable`), such as the clusters of a mixture, are put
@@ -86,6 +88,7 @@ class NestedSampler(Algorithm):
         batch: int | None = None,
         num_sweeps: float = 3.0,
         memory: float = 0.25,
+        along_curve: float = 0.0,
         tolerance: float = 0.01,
         track_modes: bool = True,
         rename: bool = True,
@@ -99,10 +102,13 @@ class NestedSampler(Algorithm):
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
         if not 0 < memory <= 1:
             raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
+        if not 0 <= along_curve < np.inf:
+            raise ValueError(f"along_curve: found {along_curve!r}, wanted a number, 0 or more.")
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number between 0 and 1.")
         self.model, self.num_live, self.batch, self.num_sweeps = model, num_live, batch, num_sweeps
-        self.memory, self.tolerance, self.track_modes, self.rename = memory, tolerance, track_modes, rename
+        self.memory, self.along_curve, self.tolerance = memory, along_curve, tolerance
+        self.track_modes, self.rename = track_modes, rename
 
     def check(self, program: Program) -> None:
         """The model is read, and the reading proved."""
@@ -245,12 +251,27 @@ class NestedSampler(Algorithm):
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
         spread = spread_of(state.live.z, state.mode, len(death.count))[mode]
         around = Around(state.live.z[death.order], death.first[mode], death.count[mode], own, spread)
-        num_steps = jnp.round(max(1.0, self.num_sweeps * self.split.size) * jnp.exp(state.longer)).astype(jnp.int32)
-        born, halfway, evaluations = walk(walk_key, densities, start, limit, partial(direction, around=around), num_steps, WIDTH)
+        num_steps = max(1.0, self.num_sweeps * self.split.size) * jnp.exp(state.longer)
+        before = jnp.zeros((), jnp.int32)
+        if self.along_curve:
+            start, before = self._round_the_curve(walk_key, densities, state, start, limit, mode, spread, num_steps)
+        turn, num_steps = partial(direction, around=around), jnp.round(num_steps).astype(jnp.int32)
+        born, halfway, evaluations = walk(walk_key, densities, start, limit, turn, num_steps, WIDTH)
         apart = lambda z: jnp.mean(((z - start.z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
         share_walked = apart(halfway) / apart(born.z)
         rank = insertion_rank(rank_key, state.live, state.mode, death, born, mode)
-        return born, rank, share_walked, evaluations
+        return born, rank, share_walked, before + evaluations
+
+    def _round_the_curve(
+        self, rng_key: Array, densities: Callable, state: Nest, start: Points, limit: Limit, mode: Array, spread: Array, num_steps: Array
+    ) -> tuple[Points, Array]:
+        """Points after steps along the curve, and evaluations."""
+        centre = centre_of(state.live.z, state.mode, len(state.volumes.log_volume))[mode]
+        turn = partial(reach, num_lanes=self.batch, size=self.split.size, dtype=start.z.dtype)
+        count = jnp.ceil(self.along_curve * num_steps).astype(jnp.int32)
+        chart = curve(centre, spread, WIDTH)
+        moved, _, evaluations = walk(random.fold_in(rng_key, 1), densities, start, limit, turn, count, WIDTH, chart)
+        return moved, evaluations
 
     def _roots(self, state: Nest) -> Array:
         return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))

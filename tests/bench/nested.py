@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=500)
     parser.add_argument("--sweeps", type=float, default=3.0)
     parser.add_argument("--memory", type=float, default=0.25)
+    parser.add_argument("--curve", type=float, default=0.0)
     parser.add_argument("--apart", action="store_true", help="members without names stay in the places that they have")
     parser.add_argument("--finish", action="store_true")
     parser.add_argument("--draws", type=int, default=10_000)
@@ -150,7 +151,9 @@ def main() -> None:
     for name in told.problems:
         model, exact = PROBLEMS[name]
         rows = []
-        runs, seconds = ours(model, told.seeds, told.live, finish, num_sweeps=told.sweeps, memory=told.memory, rename=not told.apart)
+        runs, seconds = ours(
+            model, told.seeds, told.live, finish, num_sweeps=told.sweeps, memory=told.memory, along_curve=told.curve, rename=not told.apart
+        )
         for seed, found in enumerate(runs):
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
             rows.append((miss / found.error, miss, found.error, cost, figure(name, found)))

@@ -113,7 +113,8 @@ def test_a_shift_is_undone_by_its_difference(dims, bits):
     for size in (1.0, 1e-3, 1e-9):
         steps = jnp.asarray(np.random.default_rng(2).uniform(-0.5, 0.5, len(codes)) * size)
         there = hilbert.shifted(codes, steps, dims, bits)
-        np.testing.assert_allclose(hilbert.difference(there, codes), steps, rtol=1e-13, atol=2.0 ** -(dims * bits))
+        np.testing.assert_allclose(hilbert.difference(there, codes), steps, rtol=1e-13, atol=0.5 * 2.0 ** -(dims * bits))
+        np.testing.assert_array_equal(hilbert.shifted(there, -steps, dims, bits), codes)
         assert (np.asarray(hilbert.decode(there, dims, bits)) <= 2**bits - 1).all()
 
 
