@@ -63,6 +63,7 @@ def test_a_walk_leaves_the_prior_above_the_limit_alone(bug):
 
 
 @pytest.mark.usefixtures("x64", "numpyro_promotion")
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["line", "two modes"])
 def test_nested_sampling_with_them_finds_the_evidence(name):
     model, args, exact = EXACT[name]
