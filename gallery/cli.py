@@ -113,7 +113,7 @@ def _parser() -> _Parser:
 
     add("list", "browse:list_models", "the models")
     add("show", "browse:show", "a model: its paper, its sites and their priors, edits to try").add_argument("model", metavar="MODEL")
-    add("data", "browse:data", "the data sets, or one of them").add_argument("name", metavar="NAME", nargs="?")
+    _add_data(add("data", "browse:data", "the data sets, or one of them"))
     _add_fit(add("fit", "fit:fit", "fit a model to data and save the run"))
     _add_run(add("summary", "reports:summary", "means, intervals, effective sample sizes of a run"), names=True)
     _add_run(add("report", "reports:report", "whether to trust a run; exit code 1 if not"))
@@ -124,6 +124,12 @@ def _parser() -> _Parser:
     add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument("folder", metavar="FOLDER")
     _add_site(add("gallery", "site:build", "the pages of the gallery as a site"))
     return parser
+
+
+def _add_data(parser: _Parser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?")
+    parser.add_argument("-o", dest="output", metavar="OUT.csv", help="write it there, as a table that `zoo fit` and `zoo predict` read")
+    parser.add_argument("--force", action="store_true", help="replace the file of -o")
 
 
 def _add_fit(parser: _Parser) -> None:

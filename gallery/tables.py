@@ -20,7 +20,7 @@ import numpy as np
 
 from gallery._dataset import Dataset
 
-__all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_matrix", "read_table"]
+__all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_matrix", "read_table", "write_csv"]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
@@ -69,6 +69,30 @@ def read_csv(path: str | Path, target: str | None = None, like: Dataset | None =
     data = encode(table, target, drop=(task,), like=like)
     codes, names = _tasks(table, task, None if like is None else like.categories[task])
     return replace(data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names})
+
+
+def write_csv(data: Dataset, path: str | Path) -> None:
+    """A file that `read_csv` reads as `data`: a column for each feature, for the task where there are several, and at last for the class.
+
+    Codes are by the order of names there; which names they stand for is the same.
+    """
+    if not {"x", "y"} <= set(data.arrays) or not data.feature_names:
+        raise TableError(f"data set {data.name!r}: arrays {', '.join(data.arrays)}; wanted a table, x with names of its columns, and y")
+    target = data.target_name or "class"
+    columns = {name: _texts(column, data.categories.get(name, ())) for name, column in zip(data.feature_names, data.x.T, strict=True)}
+    if "task" in data.arrays:
+        columns["task"] = _texts(data.task, data.categories.get("task", ()))
+    if target in columns or len(columns) < len(data.feature_names):
+        raise TableError(f"data set {data.name!r}: two of its columns have one name")
+    columns[target] = _texts(np.where(data.y == -1, np.nan, data.y) if data.class_names else data.y, data.class_names)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
+
+
+def _texts(column: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Cells of a column; nothing where it is NaN, and the names of codes that have them."""
+    each = column.tolist()
+    return ["" if value != value else names[int(value)] if names else repr(value) for value in each]
 
 
 def read_matrix(path: str | Path, target: str | None = None) -> Dataset:

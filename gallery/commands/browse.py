@@ -1,11 +1,13 @@
 """`zoo list`, `zoo show`, `zoo data`: what there is."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import zoo
 from gallery.commands.models import find_model
+from gallery.commands.request import check_writable
 
 __all__ = ["data", "list_models", "show"]
 
@@ -46,14 +48,23 @@ def show(args: Any) -> int:
 
 
 def data(args: Any) -> int:
-    """The data sets, a line each; or all that is known of one."""
+    """The data sets, a line each; or all that is known of one, which `-o` writes to a file."""
     from gallery.datasets import describe, load, names
+    from gallery.tables import write_csv
 
     if args.name is None:
+        if args.output is not None:
+            raise ValueError(f"-o {args.output}: say which data set")
         _print_columns([(name, describe(name).title, describe(name).where.split()[0]) for name in names()])
         print("\nOptions of those that are generated: gallery.datasets.load(name, ...). Your own: zoo fit MODEL --data table.csv")
         return 0
+    if args.output is not None:
+        check_writable(Path(args.output), "-o", args.force)
     summary, found = describe(args.name), load(args.name)  # before the first line: it may fail
+    if args.output is not None:
+        write_csv(found, args.output)
+        print(f"saved {args.output}: {len(found.x)} rows")
+        return 0
     print(f"{summary.name}: {summary.title}")
     for title, words in (("From", summary.where), ("Licence", summary.licence), ("Cite", summary.citation)):
         if words:

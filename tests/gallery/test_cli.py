@@ -42,7 +42,7 @@ def test_no_command_prints_the_help(capsys):
 
 @pytest.fixture(scope="session")
 def browsed(room):
-    return many(room, [["list"], ["show", "softmax"], ["data"], ["data", "wine"]])
+    return many(room, [["list"], ["show", "softmax"], ["data"], ["data", "wine"], ["data", "wine", "-o", "copy.csv"]])
 
 
 def test_list_has_a_line_for_each_model(browsed):
@@ -66,6 +66,14 @@ def test_data_lists_and_describes(browsed):
     assert "pinwheel" in browsed[2][1]
     assert re.search(r"x +\[178, 13\] +float64", browsed[3][1])
     assert "Classes: class_0, class_1, class_2" in browsed[3][1]
+
+
+def test_data_writes_a_table(browsed, room):
+    assert tuple(browsed[4]) == (0, "saved copy.csv: 178 rows\n", "")
+    header, first = (room.folder / "copy.csv").read_text().splitlines()[:2]
+    assert header.startswith("alcohol,malic_acid,")
+    assert first.startswith("14.23,1.71,")
+    assert (header.rpartition(",")[2], first.rpartition(",")[2]) == ("class", "class_0")
 
 
 # A fit, and what it leaves.

@@ -46,6 +46,8 @@ ERRORS = {
     "unknown model to fit": (["fit", "xyz", "--data", "wine"], "no model 'xyz'; there"),
     "unknown data": (["fit", "softmax", "--data", "wne"], "no data set 'wne'; did you mean 'wine'"),
     "unknown data to describe": (["data", "wne"], "no data set 'wne'"),
+    "data to write that have no name": (["data", "-o", "never.csv"], "-o never.csv: say which data set"),
+    "data over a file": (["data", "wine", "-o", "insects.csv"], "-o insects.csv: the file exists"),
     "no file": (["fit", "softmax", "--data", "no.csv"], "no.csv: no such file"),
     "no target column": ([*FIT, "--target", "kind"], "no column 'kind'.*length, wings, mm/width, species"),
     "target of a named set": (["fit", "softmax", "--data", "wine", "--target", "y"], "--target y: only a CSV file"),

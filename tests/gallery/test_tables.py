@@ -5,7 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from gallery.tables import TableError, read_csv, read_features
+from gallery.datasets import load
+from gallery.tables import TableError, read_csv, read_features, write_csv
 
 PATIENTS = """age,city,smokes,blood pressure,outcome
 31,Rome,True,120.5,well
@@ -134,3 +135,43 @@ def test_what_cannot_be_read_is_said(write, text, message):
 def test_unknown_target_lists_the_columns(write):
     with pytest.raises(TableError, match="no column 'label' for target=; the columns are age, city, smokes, blood pressure, outcome"):
         read_csv(write(PATIENTS), target="label")
+
+
+def told(data):
+    """What a data set says, whatever the order of its codes."""
+    names = np.array([*data.class_names, ""])  # the last is that of -1
+    return data.feature_names, names[data.y].tolist() if data.class_names else data.y.tolist()
+
+
+@pytest.mark.parametrize("name", ["wine", "wdbc", "pinwheel", "crp_mixture"])
+def test_what_is_written_is_read(name, tmp_path):
+    data = load(name)
+    write_csv(data, tmp_path / "copy.csv")
+    copy = read_csv(tmp_path / "copy.csv")
+    assert told(copy) == told(data)
+    np.testing.assert_array_equal(copy.x, data.x)
+
+
+def test_holes_categories_tasks_and_rows_without_a_class_are_written(write, tmp_path):
+    data = read_csv(
+        write(
+            PATIENTS.replace("age", "age,task", 1)
+            .replace("31,", "31,a,")
+            .replace("NA,Oslo", "NA,b,Oslo")
+            .replace("57,", "57,a,")
+            .replace("44,", "44,b,")
+        ),
+        task="task",
+    )
+    write_csv(data, tmp_path / "copy.csv")
+    copy = read_csv(tmp_path / "copy.csv", task="task")
+    assert told(copy) == told(data)
+    assert copy.categories == data.categories
+    for name in ("x", "task", "y"):
+        np.testing.assert_array_equal(copy[name], data[name])
+
+
+def test_what_is_no_table_is_not_written(tmp_path):
+    with pytest.raises(TableError, match="data set 'low_rank_matrix': arrays rows, cols, values.* wanted a table"):
+        write_csv(load("low_rank_matrix"), tmp_path / "copy.csv")
+    assert not list(tmp_path.iterdir())
