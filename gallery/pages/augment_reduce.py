@@ -17,7 +17,6 @@ Titsias, Dieng and Blei 2018, *Augment and reduce: stochastic inference for larg
 #
 # .. model-source:: zoo.augment_reduce.augment_reduce
 import os
-from time import process_time
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -28,7 +27,7 @@ from gallery import AugmentReduceClassifier
 from gallery.datasets import load
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
-STEPS, CLASSES = (10_000, (100, 1000, 10_000, 100_000)) if FULL else (2000, (100, 1000, 10_000))
+STEPS, CLASSES, TIMED = (10_000, (100, 1000, 10_000, 100_000), 20_000) if FULL else (2000, (100, 1000, 10_000), 1000)
 
 # %%
 # Fit
@@ -69,16 +68,12 @@ for number in CLASSES:
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(4096, 20)).astype(np.float32), rng.integers(0, min(number, 1000), 4096)
     told = {"num_classes": number, "num_negatives": min(100, number - 1), "random_state": 0}
-    spent = []
-    for steps in (200, 1200):
-        started = process_time()
-        AugmentReduceClassifier(max_iter=steps, **told).fit(features, labels)
-        spent.append(process_time() - started)
-    seconds.append((spent[1] - spent[0]) / 1000)
+    spent = AugmentReduceClassifier(max_iter=TIMED, **told).fit(features, labels).posterior_.attrs
+    seconds.append((spent["sampling_time"] - spent["compile_time"]) / TIMED)
 figure, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
 ax.plot(CLASSES, np.array(seconds) * 1e6, "o-")
 ax.set(
-    xscale="log", xlabel="classes", ylabel="CPU time of a step (µs)", ylim=(0, None), title="A step does not see how many classes there are"
+    xscale="log", xlabel="classes", ylabel="time of a step (µs)", ylim=(0, None), title="A step does not see how many classes there are"
 )
 
 # %%
