@@ -72,9 +72,7 @@ for number in CLASSES:
     seconds.append((spent["sampling_time"] - spent["compile_time"]) / TIMED)
 figure, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
 ax.plot(CLASSES, np.array(seconds) * 1e6, "o-")
-ax.set(
-    xscale="log", xlabel="classes", ylabel="time of a step (µs)", ylim=(0, None), title="A step does not see how many classes there are"
-)
+ax.set(xscale="log", xlabel="classes", ylabel="time of a step (µs)", ylim=(0, None), title="A step does not see how many classes there are")
 
 # %%
 # Change this line, expect that
