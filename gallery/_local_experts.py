@@ -7,6 +7,7 @@ A subclass has the parameters that are declared and says in `fit` which model of
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -23,14 +24,22 @@ from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
 from inference.kernels.conditional_gibbs import AssignmentDraws
 from zoo.iqgme import normal_wishart, soft_probit
 
-__all__ = ["LocalExperts", "concentration"]
+__all__ = ["LocalExperts", "check_whole", "concentration"]
 
+FAR = 1e50  # deviations from the mean: what is further is as far, for its square must be a number
 PART = 0.3  # of the covariance of all rows, what an expert's is expected to be where there are many columns
 
 
 def concentration(value: Any) -> Any:
     """A distribution as it is, or a number."""
     return value if isinstance(value, dist.Distribution) else float(value)
+
+
+def check_whole(**numbers: Any) -> None:
+    """Parameters that count something."""
+    for name, value in numbers.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
 
 
 class LocalExperts(ClassifierMixin, BaseEstimator):
@@ -69,6 +78,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
         if self.gate_rows is not None and not 0 < self.gate_rows < np.inf:
             raise ValueError(f"gate_rows: found {self.gate_rows!r}, wanted a number above 0, or None.")
+        check_whole(num_samples=self.num_samples, max_iter=self.max_iter)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
         self._learn_units(X)
@@ -130,17 +140,20 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     def _learn_units(self, X: np.ndarray) -> None:
         """A column that says nothing is left out, but for the last one that there is."""
         seen = ~np.isnan(X)
-        count = np.maximum(seen.sum(0), 1)
-        mean = np.where(seen, X, 0).sum(0) / count
-        deviation = np.sqrt(np.where(seen, (X - mean) ** 2, 0).sum(0) / count)
+        count, filled = np.maximum(seen.sum(0), 1), np.where(seen, X, 0)
+        unit = np.maximum(np.abs(filled).max(0), np.finfo(float).tiny)  # squares of large and of small numbers are none
+        mean = unit * ((filled / unit).sum(0) / count)
+        deviation = unit * np.sqrt((np.where(seen, filled / unit - mean / unit, 0) ** 2).sum(0) / count)
+        differs = np.where(seen, X, -np.inf).max(0) > np.where(seen, X, np.inf).min(0)
         self._means = np.where(seen.any(0), mean, np.nan)
-        self._kept = np.flatnonzero(deviation > 1e-10 * (1 + abs(mean)))
+        self._kept = np.flatnonzero(differs & (deviation > 10 * np.finfo(float).eps * abs(mean)))  # or it is a rounded constant
         if not len(self._kept):
             self._kept = np.zeros(1, int)
         self._mean, self._deviation = mean[self._kept], np.where(deviation[self._kept] > 0, deviation[self._kept], 1)
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
-        return (X[:, self._kept] - self._mean) / self._deviation
+        with np.errstate(over="ignore"):
+            return np.clip((X[:, self._kept] - self._mean) / self._deviation, -FAR, FAR)
 
     def _gate(self, x: np.ndarray) -> Callable:
         """The prior of an expert's covariance is worth one row of that of all rows and, for each column, another with a part of it: with

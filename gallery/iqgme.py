@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import validate_data
 
-from gallery._local_experts import LocalExperts, concentration
+from gallery._local_experts import LocalExperts, check_whole, concentration
 from zoo.iqgme import FEW_EXPERTS, VAGUE, iqgme
 from zoo.iqgme_factors import iqgme_factors, normal_factors
 
@@ -32,7 +32,9 @@ class IQGMEClassifier(LocalExperts):
 
     Labels: -1 is a row of unknown class; where `y` holds -1 and 1 and nothing else, both are classes. With more than two classes the
     first is the reference, and an expert answers for each of the others in turn. A column that is missing altogether or constant says
-    nothing and is left out; a row that is missing altogether is told by the shares of the classes. One class alone is certain.
+    nothing and is left out; a row that is missing altogether is told by the shares of the classes. One class alone is certain. With more
+    than two classes and missing entries probabilities are approximate: the scores of the classes are taken for independent, though they
+    share what is missing (columns x1 ~ N(0, 1), classes by x1 < -1 and x1 > 0: .43, .47, .10 in place of .35, .46, .19).
 
     :param truncation: the most experts.
     :param n_factors: the most factors, of which each expert shows some; None: experts see the columns themselves. Some ten or twenty where
@@ -99,6 +101,7 @@ class IQGMEClassifier(LocalExperts):
         if self.n_factors is not None and (not isinstance(self.n_factors, Integral) or self.n_factors < 2):
             raise ValueError(f"n_factors: found {self.n_factors!r}, wanted an integer, 2 or more, or None.")
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
+        check_whole(truncation=self.truncation)
         model = iqgme if self.n_factors is None else iqgme_factors
         among = {} if self.n_factors is None else {"num_factors": int(self.n_factors), "gate": normal_factors}
         self._fit(model, X, y, {}, self.batch_size, self.inference, num_experts=self.truncation, alpha=concentration(self.alpha), **among)

@@ -11,6 +11,7 @@ more; of a prediction: n S D^3.
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 4.
 """
 
+from math import isfinite
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from gallery._local_experts import LocalExperts, concentration
+from gallery._local_experts import LocalExperts, check_whole, concentration
 from zoo.iqgme import FEW_EXPERTS, VAGUE
 from zoo.iqgme_tasks import iqgme_tasks
 
@@ -85,6 +86,7 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
         task = _checked(task, len(X))
         self.tasks_, codes = np.unique(task, return_inverse=True)
+        check_whole(truncation=self.truncation, num_shared=self.num_shared)
         settings: dict[str, Any] = {"num_groups": self.truncation, "num_experts": self.num_shared, "num_tasks": len(self.tasks_)}
         concentrations = {"alpha": concentration(self.alpha), "beta": concentration(self.beta)}
         self._fit(iqgme_tasks, X, y, {"task": codes.astype(np.int32)}, **settings, **concentrations)
@@ -131,4 +133,9 @@ class MultiTaskIQGMEClassifier(LocalExperts):
 def _checked(task: Any, num_rows: int) -> np.ndarray:
     task = np.zeros(num_rows, int) if task is None else column_or_1d(task)
     check_consistent_length(np.empty(num_rows), task)
+    each = task.tolist()
+    if unclear := [one for one in each if one is None or (isinstance(one, float) and not isfinite(one))]:
+        raise ValueError(f"task: found {unclear[0]!r}, wanted the name or the number of the task of each row.")
+    if len({isinstance(one, str) for one in each}) > 1:
+        raise ValueError("task: found texts and numbers, wanted all of one kind.")
     return task

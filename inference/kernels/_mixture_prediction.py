@@ -3,7 +3,8 @@
 A row's group is h with probability proportional to E pi_h times the predictive density of what the row shows: of normal features, with
 (loc m, kappa, nu, rate R) of a normal-Wishart factor of width P, a Student t of nu + 1 - P degrees of freedom, centre m_o and scale
 (kappa + 1) / (kappa (nu + 1 - P)) R_oo. Given the group the missing features are a Student t again; only what a probit expert then says is
-approximate: its score is taken for normal, with the mean and variance that it has under q(w) and that Student t.
+approximate: its score is taken for normal, with the mean and variance that it has under q(w) and that Student t, and the scores of several
+classes for independent, which they are not where features are missing that both depend on.
 
 Cost of a row: K P^3 for K groups.
 """

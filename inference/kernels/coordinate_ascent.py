@@ -27,6 +27,7 @@ Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.4
 """
 
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -108,13 +109,13 @@ class CoordinateAscent(Algorithm):
     ):
         if init not in (*STARTS, TOGETHER):
             raise ValueError(f"init: found {init!r}, wanted one of {sorted((*STARTS, TOGETHER))}.")
-        if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 1:
+        if not isinstance(restarts, Integral) or isinstance(restarts, bool) or restarts < 1:
             raise ValueError(f"restarts: found {restarts!r}, wanted an integer, at least 1.")
         if not tolerance >= 0:
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number, at least 0.")
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype: found {dtype!r}, wanted 'float32', 'float64' or None.")
-        if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+        if batch_size is not None and (not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1):
             raise ValueError(f"batch_size: found {batch_size!r}, wanted an integer, at least 1, or None.")
         if not 0.5 < forgetting <= 1:
             raise ValueError(f"forgetting: found {forgetting!r}, wanted a number above 0.5, at most 1.")

@@ -154,6 +154,27 @@ def test_tables_that_say_little():
     np.testing.assert_array_equal(sure.predict_proba(HOLED), np.ones((90, 1)))
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("units", [1e-12, 1e-200, 1e200])
+def test_units_do_not_matter(units):
+    """Nor are columns in small ones taken for constant, and rows that are far away have classes."""
+    scale = np.array([units, 1.0])
+    fit = lambda x: IQGMEClassifier(4, max_iter=30, random_state=0).fit(x, Y)
+    one, other = fit(HOLED), fit(HOLED * scale)
+    np.testing.assert_allclose(other.predict_proba(HOLED * scale), one.predict_proba(HOLED), atol=1e-6)
+    for found, wanted in zip(other.impute(HOLED * scale, return_std=True), one.impute(HOLED, return_std=True), strict=True):
+        np.testing.assert_allclose(found / scale, wanted, atol=1e-6)
+    far = one.predict_proba(np.array([[1e155, 1e155], [-1e300, 1e300], [1.7e308, np.nan]]))
+    np.testing.assert_allclose(far.sum(1), 1)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_constant_that_rounding_changes_stays_one():
+    x = np.column_stack([HOLED, np.where(np.arange(90) % 2, 0.1 + 0.2, 0.3)])
+    found = IQGMEClassifier(4, max_iter=30, random_state=0).fit(x, Y).impute(x[:2] * [[1, 1, np.nan]], return_std=True)
+    np.testing.assert_allclose([found[0][:, 2], found[1][:, 2]], [[0.3] * 2, [0] * 2])
+
+
 def test_infinite_entries_are_refused():
     with pytest.raises(ValueError, match="infinity"):
         IQGMEClassifier().fit(np.where(np.isnan(HOLED), np.inf, HOLED), Y)
@@ -164,5 +185,8 @@ def test_wrong_settings_are_refused():
         IQGMEClassifier(inference="mcmc").fit(X, Y)
     with pytest.raises(ValueError, match="n_factors: found 1, wanted an integer, 2 or more, or None"):
         IQGMEClassifier(n_factors=1).fit(X, Y)
+    for name, value in {"num_samples": -1, "truncation": 2.5, "max_iter": 0}.items():
+        with pytest.raises(ValueError, match=f"{name}: found {value}, wanted an integer, at least 1"):
+            IQGMEClassifier(**{name: value}).fit(X, Y)
     with pytest.raises(ValueError, match="shrinkage: found 2.0"):
         IQGMEClassifier(shrinkage=2.0).fit(X, Y)

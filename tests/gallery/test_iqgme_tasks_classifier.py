@@ -123,3 +123,18 @@ def test_wrong_settings_are_refused():
         MultiTaskIQGMEClassifier(gate_rows=0).fit(X, Y, TASK)
     with pytest.raises(ValueError, match="init: found 'tasks', wanted one of"):
         MultiTaskIQGMEClassifier(init="tasks").fit(X, Y, TASK)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ([1.0, np.nan], "found nan, wanted the name or the number"),
+        (["a", None], "found None, wanted"),
+        (["a", 1], "found texts and numbers"),
+    ],
+    ids=["no number", "nothing", "both kinds"],
+)
+def test_a_row_without_a_clear_task_is_refused(task, words):
+    told = np.array(task, dtype=float if task[0] == 1 else object)[np.arange(len(Y)) % 2]
+    with pytest.raises(ValueError, match=f"task: {words}"):
+        MultiTaskIQGMEClassifier(3, 5).fit(HOLED, Y, told)
