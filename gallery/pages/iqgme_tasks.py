@@ -84,7 +84,7 @@ for ax, image, across in ((left, classifier.shares_, "expert"), (right, classifi
     shown = ax.imshow(image, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     ax.set(xlabel=across, ylabel="field", yticks=range(len(image)), yticklabels=[field + 1 for field in FIELDS])
     figure.colorbar(shown, ax=ax, label="share" if ax is left else "similarity")
-right.set(xticks=range(len(FIELDS)), xticklabels=[field + 1 for field in FIELDS])
+right.set_xticks(range(len(FIELDS)), [field + 1 for field in FIELDS], rotation=90 if FULL else 0)
 
 # %%
 # Next to one model for all, and one for each
