@@ -23,7 +23,7 @@ from inference._once import once
 from inference.crossed import Components, Crossed, Level, Side, chunks
 from inference.latent_normal import LINKS, hold, predictor, rebuilt
 from inference.program import Program
-from inference.sites import Site, StructureError
+from inference.sites import Site, StructureError, is_real
 
 __all__ = ["read_crossed"]
 
@@ -76,7 +76,7 @@ def _proposals(program: Program, observed: str, size: int, missed: list[str]):
             missed.append(f"with rows of {', '.join(by_entry)} for two entries alone, the model says: {error}")
             continue
         about = [program.sites[name] for name in program.latent if name in parents]
-        plates = list(dict.fromkeys(site.dims[0] for site in about if site.shape and site.dims[0] in program.plates and _is_real(site)))
+        plates = list(dict.fromkeys(site.dims[0] for site in about if site.shape and site.dims[0] in program.plates and is_real(site)))
         for pair in permutations(plates, 2):
             for index in permutations(indices, 2):
                 sides = _side(program, about, pair[0], index[0]), _side(program, about, pair[1], index[1])
@@ -95,14 +95,14 @@ def _parents(few: Program, observed: str) -> frozenset[str]:
 
 
 def _side(program: Program, about: list[Site], plate: str, index: str) -> Side:
-    sites = tuple(site.name for site in about if site.shape and site.dims[0] == plate and _is_real(site))
+    sites = tuple(site.name for site in about if site.shape and site.dims[0] == plate and is_real(site))
     return Side(plate, program.sites[sites[0]].shape[0], index, sites)
 
 
 def _of_the_rest(rest: list[Site], sides: tuple[Side, Side], program: Program):
     """What the other sites of the predictor may be: switches with amplitudes and factors, and shared sites."""
     switches = [site for site in rest if site.support is constraints.boolean and len(site.shape) == 1]
-    if not switches and all(map(_is_real, rest)):
+    if not switches and all(map(is_real, rest)):
         yield None, tuple(site.name for site in rest)
     if len(switches) != 1:
         return
@@ -112,19 +112,12 @@ def _of_the_rest(rest: list[Site], sides: tuple[Side, Side], program: Program):
     for amplitude in rest:
         others = [site for site in rest if site is not switch and site is not amplitude]
         is_one = amplitude.dims == switch.dims and amplitude.event_dim == 0 and _is_amplitude(amplitude)
-        if is_one and all(len(names) == 1 for names in factors) and all(map(_is_real, others)):
+        if is_one and all(len(names) == 1 for names in factors) and all(map(is_real, others)):
             yield Components(switch.name, amplitude.name, (factors[0][0], factors[1][0])), tuple(site.name for site in others)
 
 
-def _is_real(site: Site) -> bool:
-    support = site.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
-
-
 def _is_amplitude(site: Site) -> bool:
-    return _is_real(site) or site.support in (constraints.positive, constraints.nonnegative)
+    return is_real(site) or site.support in (constraints.positive, constraints.nonnegative)
 
 
 def _is_apart(crossed: Crossed, few: Program) -> bool:

@@ -28,7 +28,7 @@ from inference._some_rows import arguments_by_row, on_rows
 from inference.conjugate import describe, family_of
 from inference.mean_field import COLUMNS
 from inference.program import Program
-from inference.sites import StructureError, model_name
+from inference.sites import StructureError, is_real, model_name
 
 __all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "assignment_site", "read_assignment", "some_rows"]
 
@@ -112,6 +112,10 @@ def _holes(few: Program) -> str | None:
     found = [name for name in few.latent if few.sites[name].family == "ImproperUniform"]
     if len(found) > 1:
         raise StructureError(f"site {found[1]!r}: beside {found[0]!r} a second site of missing entries; wanted one. {WAY_OUT}")
+    if found and not is_real(few.sites[found[0]]):
+        raise StructureError(
+            f"site {found[0]!r}: missing entries with bounds, {few.sites[found[0]].support}; wanted any numbers. {WAY_OUT}"
+        )
     return found[0] if found else None
 
 

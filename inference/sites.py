@@ -13,11 +13,12 @@ import numpyro.distributions as dist
 from jax import random
 from jax.core import Tracer
 from numpyro import handlers
+from numpyro.distributions import constraints
 from numpyro.infer.initialization import init_to_uniform
 
 from inference.distributions import Missing
 
-__all__ = ["Inspection", "Plate", "Site", "StructureError", "initial_value", "inspect_model", "is_data", "model_name", "unwrap"]
+__all__ = ["Inspection", "Plate", "Site", "StructureError", "initial_value", "inspect_model", "is_data", "is_real", "model_name", "unwrap"]
 
 WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution, Missing)
 
@@ -47,6 +48,14 @@ class Site(NamedTuple):
     support: Any  # constraint; bounds that the model computes are jax.ShapeDtypeStruct. None for numpyro.deterministic
     is_discrete: bool
     dims: tuple[str, ...]  # a name for each dimension
+
+
+def is_real(site: Site) -> bool:
+    """Whether it may be any number, or a vector of any."""
+    support = site.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
 
 
 class Inspection(NamedTuple):

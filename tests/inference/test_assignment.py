@@ -250,6 +250,14 @@ def test_what_is_not_conjugate_is_refused_by_name(name):
         read_assignment(Program(iqgme, **told))
 
 
+def test_missing_entries_with_bounds_are_refused(monkeypatch):
+    """What a mixture says of them are Normals."""
+    bounded = lambda: dist.ImproperUniform(dist.constraints.positive, (), ())
+    monkeypatch.setattr("zoo.iqgme.sample", lambda name, fn, **told: sample(name, bounded() if name == "x_missing" else fn, **told))
+    with pytest.raises(StructureError, match="site 'x_missing': missing entries with bounds, Positive"):
+        read_assignment(Program(iqgme, HOLES, num_experts=3, expert=None))
+
+
 def test_missing_entries_beside_independent_columns_are_summed_out():
     """Not latent: then nothing sees them but their own column."""
     found = read_assignment(Program(iqgme, HOLES, num_experts=3, expert=None, gate=normal_columns))
