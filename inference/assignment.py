@@ -113,9 +113,7 @@ def _holes(few: Program) -> str | None:
     if len(found) > 1:
         raise StructureError(f"site {found[1]!r}: beside {found[0]!r} a second site of missing entries; wanted one. {WAY_OUT}")
     if found and not is_real(few.sites[found[0]]):
-        raise StructureError(
-            f"site {found[0]!r}: missing entries with bounds, {few.sites[found[0]].support}; wanted any numbers. {WAY_OUT}"
-        )
+        raise StructureError(f"site {found[0]!r}: missing entries that have bounds; wanted any real numbers. {WAY_OUT}")
     return found[0] if found else None
 
 
