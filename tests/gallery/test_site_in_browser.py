@@ -39,6 +39,9 @@ const faults = (view, scheme, width) => {
   for (const image of page.images) {
     if (image.complete && image.naturalWidth === 0) found.push(`picture ${image.getAttribute("src")} is broken`);
   }
+  for (const node of page.querySelectorAll("div.math")) {
+    if (node.scrollHeight > node.clientHeight) found.push(`formula "${node.textContent.trim().slice(0, 20)}" is higher than its place`);
+  }
   for (const node of page.querySelectorAll("article *")) {
     const says = [...node.childNodes].some(part => part.nodeType === 3 && part.data.trim());
     if (!says || !node.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
@@ -101,6 +104,7 @@ def test_every_page_can_be_read(shown):
         ('<img src="nowhere.png" alt="x">', "picture nowhere.png is broken"),
         ('<p style="color: #eee; background: #fff">pale</p>', '"pale"'),
         ('<p style="width: 2000px">wide</p>', "pixels too wide"),
+        ('<div class="math" style="height: 5px">x</div>', "higher than its place"),
         ("<script>nothing.there()</script>", "nothing is not defined"),
     ],
 )
