@@ -78,21 +78,22 @@ def write_csv(data: Dataset, path: str | Path) -> None:
     """
     if not {"x", "y"} <= set(data.arrays) or not data.feature_names:
         raise TableError(f"data set {data.name!r}: arrays {', '.join(data.arrays)}; wanted a table, x with names of its columns, and y")
-    target = data.target_name or "class"
-    columns = {name: _texts(column, data.categories.get(name, ())) for name, column in zip(data.feature_names, data.x.T, strict=True)}
-    if "task" in data.arrays:
-        columns["task"] = _texts(data.task, data.categories.get("task", ()))
-    if target in columns or len(columns) < len(data.feature_names):
-        raise TableError(f"data set {data.name!r}: two of its columns have one name")
-    columns[target] = _texts(np.where(data.y == -1, np.nan, data.y) if data.class_names else data.y, data.class_names)
+    columns = [(name, column, data.categories.get(name, ())) for name, column in zip(data.feature_names, data.x.T, strict=True)]
+    columns += [("task", data.task, data.categories.get("task", ()))] if "task" in data.arrays else []
+    columns.append((data.target_name or "class", data.y, data.class_names))
+    header = [name for name, _, _ in columns]
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise TableError(f"data set {data.name!r}: two columns are called {twice[0]!r}")
     with open(path, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
+        cells = zip(*(_texts(column, names) for _, column, names in columns), strict=True)
+        csv.writer(file, lineterminator="\n").writerows([header, *cells])
 
 
 def _texts(column: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Cells of a column; nothing where it is NaN, and the names of codes that have them."""
-    each = column.tolist()
-    return ["" if value != value else names[int(value)] if names else repr(value) for value in each]
+    """Cells of a column; nothing where a number is NaN or a code is -1, and the names of codes that have them."""
+    missing = column == -1 if np.issubdtype(column.dtype, np.integer) else np.isnan(column)
+    told = lambda value: names[int(value)] if names else repr(value)
+    return ["" if gone else told(value) for value, gone in zip(column.tolist(), missing, strict=True)]
 
 
 def read_matrix(path: str | Path, target: str | None = None) -> Dataset:

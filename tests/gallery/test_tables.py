@@ -1,6 +1,7 @@
 """CSV files: what is read, and the words of every refusal."""
 
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,13 +140,13 @@ def test_unknown_target_lists_the_columns(write):
 
 def told(data):
     """What a data set says, whatever the order of its codes."""
-    names = np.array([*data.class_names, ""])  # the last is that of -1
-    return data.feature_names, names[data.y].tolist() if data.class_names else data.y.tolist()
+    names = np.array([*(data.class_names or map(str, range(data.y.max() + 1))), ""])  # the last is that of -1
+    return data.feature_names, names[data.y].tolist()
 
 
-@pytest.mark.parametrize("name", ["wine", "wdbc", "pinwheel", "crp_mixture"])
+@pytest.mark.parametrize("name", ["wine", "wdbc", "pinwheel", "crp_mixture", "large_categorical"])
 def test_what_is_written_is_read(name, tmp_path):
-    data = load(name)
+    data = load(name, **({"num_rows": 200} if name == "large_categorical" else {}))
     write_csv(data, tmp_path / "copy.csv")
     copy = read_csv(tmp_path / "copy.csv")
     assert told(copy) == told(data)
@@ -175,3 +176,10 @@ def test_what_is_no_table_is_not_written(tmp_path):
     with pytest.raises(TableError, match="data set 'low_rank_matrix': arrays rows, cols, values.* wanted a table"):
         write_csv(load("low_rank_matrix"), tmp_path / "copy.csv")
     assert not list(tmp_path.iterdir())
+
+
+def test_two_columns_of_one_name_are_not_written(write, tmp_path):
+    data = read_csv(write("a,task,class\n1,u,x\n2,v,y\n"), task="task")
+    with pytest.raises(TableError, match="two columns are called 'task'"):
+        write_csv(replace(data, feature_names=("task",)), tmp_path / "copy.csv")
+    assert not (tmp_path / "copy.csv").exists()
