@@ -76,6 +76,21 @@ right.plot(tree.sample_stats["ess"].values[0], lw=0.8)
 right.set(xlabel="rows read", ylabel="effective number of particles")
 
 # %%
+# Does it fit? In groups features hang together. Their correlations, two at a time, in rows that nobody has seen, all of whose cells are
+# known, and in rows that are drawn by AClass, and by a model with one group a class, for which features are alike only where the classes
+# are.
+whole = load("crp_mixture", seed=3, num_per_class=1500, missing=0.0).x[order][test]
+pairs = np.triu_indices(whole.shape[1], 1)
+figure, ax = plt.subplots(figsize=(4.5, 3.6), layout="constrained")
+classifier = AClassClassifier(num_particles=40, random_state=0).fit(x[train], y[train])
+single = AClassClassifier(num_particles=40, max_groups=1, random_state=0).fit(x[train], y[train])
+for name, fitted, marker in (("AClass", classifier, "."), ("one group a class", single, "x")):
+    ax.plot(np.corrcoef(whole.T)[pairs], np.corrcoef(fitted.sample(1000)[0].T)[pairs], marker, ms=3, alpha=0.5, label=name)
+ax.axline((0, 0), slope=1, color="black", lw=0.8)
+ax.set(xlabel="in new rows", ylabel="in rows that are drawn", title="Correlations of two features")
+ax.legend()
+
+# %%
 # Next to today's methods
 # -----------------------
 # Errors on the same 1000 new rows, by the number of rows learned from, as in the paper's Figures 6 to 8 (which are in
@@ -112,7 +127,6 @@ ax.legend()
 
 # %%
 # Because the whole row has a density, holes can be filled, and new rows drawn.
-classifier = AClassClassifier(num_particles=40, random_state=0).fit(x[train], y[train])
 row, column = np.argwhere(np.isnan(x[test]))[3]
 print(f"row {row}, column {column} is missing; its chance to be 1: {classifier.impute(x[test])[row, column]:.2f}")
 rows, codes = classifier.sample(3)
@@ -127,9 +141,8 @@ print("new rows of the classes", codes, rows[:, :12], sep="\n")
 # Change this line, expect that
 # -----------------------------
 # *One group a class* (``max_groups=1``) is naive Bayes. The log-evidence says what the groups are worth.
-for groups in (None, 1):
-    changed = AClassClassifier(num_particles=40, max_groups=groups, random_state=0).fit(x[train], y[train])
-    print(f"max_groups={groups}: log evidence {changed.log_evidence_:8.1f}, error {1 - changed.score(x[test], y[test]):.3f}")
+for groups, fitted in ((None, classifier), (1, single)):
+    print(f"max_groups={groups}: log evidence {fitted.log_evidence_:8.1f}, error {1 - fitted.score(x[test], y[test]):.3f}")
 
 # %%
 # *A distribution in place of a number* is learned: how many groups to expect, over a grid of values.

@@ -22,15 +22,18 @@ import arviz as az
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro.distributions as dist
+import xarray as xr
+from jax import random
 from jax.scipy.stats import norm
 from numpyro import sample
+from numpyro.infer import Predictive
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import OneHotEncoder
 
 from gallery import BSVDCompleter
 from gallery.datasets import DataNotFoundError, load
 from inference import ConditionalGibbs, Driver
-from zoo.bsvd import bsvd
+from zoo.bsvd import binomial_probit, bsvd
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
 BATTERS, PITCHERS, COMPONENTS = (400, 400, 20) if FULL else (40, 40, 3)
@@ -86,6 +89,12 @@ completer = BSVDCompleter(link="binomial", **settings).fit(train)
 print(az.summary(completer.posterior_, var_names=["rank", "intercept", "row_precision", "column_precision"], kind="stats"))
 
 # %%
+# Effects alone, or matches of batters and pitchers as well? The first is rank 0, and how much more probable the data have made it is its
+# evidence against all others together.
+before, after = (1 - 1 / COMPONENTS) ** COMPONENTS, float((completer.posterior_.posterior["rank"] == 0).mean())
+print(f"effects alone: probability {before:.2f} before the data, {after:.2f} after them")
+
+# %%
 # How sure it is of a batter hangs on how often he was seen: his deviation against all pitchers.
 mean, deviation = (part.reshape(BATTERS, PITCHERS) for part in completer.predict(*map(np.ravel, np.indices((BATTERS, PITCHERS))), True))
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
@@ -95,6 +104,27 @@ left.set(xlabel="plate appearances of a batter", ylabel="deviation of his rate",
 image = right.imshow(mean, aspect="auto", interpolation="nearest")
 right.set(xlabel="pitcher", ylabel="batter")
 figure.colorbar(image, ax=right, label="expected share of hits")
+
+# %%
+# Does it fit? Hits in the pairs that were held out, as the model draws them and as they came. Heights are square roots, so that
+# rare counts are seen as well as frequent ones.
+of_draws = {
+    str(name): values.values[0]
+    for group in ("posterior", "not_identified")
+    for name, values in completer.posterior_[group].data_vars.items()
+}
+met_again = batter[test], pitcher[test]
+told = {"trials": trials[test], "shape": (BATTERS, PITCHERS), "num_components": COMPONENTS, "link": binomial_probit}
+drawn = Predictive(bsvd, of_draws)(random.key(0), *met_again, **told)["y"]
+hit = xr.DataTree.from_dict(
+    {
+        "posterior_predictive": xr.Dataset({"hits": (("chain", "draw", "pair"), np.asarray(drawn, int)[None])}),
+        "observed_data": xr.Dataset({"hits": ("pair", hits[test])}),
+    }
+)
+picture = az.plot_ppc_rootogram(hit, visuals={"title": False}, figure_kwargs={"figsize": (6, 3.2), "layout": "constrained"})
+figure = picture.viz["figure"].item()
+figure.suptitle("Pairs by hits: drawn (blue) and observed (black)")
 
 # %%
 # The thesis' Figure 5.8 has 0.25 where a batter was seen once and 0.05 at the best known; from all seasons we find 0.05 and 0.015

@@ -64,7 +64,7 @@ print(f"{holes.mean():.0%} of the cells and {holes.all(1).sum()} whole rows are 
 # ---
 # :class:`~inference.CoordinateAscent` reads sticks, Gaussians, holes and experts off the model, and climbs the bound of the log-evidence,
 # in closed form, until a sweep gains nothing.
-driver = Driver(CoordinateAscent(iqgme), num_warmup=300, num_samples=200, progress_bar=False)
+driver = Driver(CoordinateAscent(iqgme), num_warmup=300, num_samples=200, groups=("posterior_predictive",), progress_bar=False)
 tree = driver.run(0, x[train], y[train], num_experts=EXPERTS)
 print(report(tree).text)
 print(az.summary(tree, var_names=["alpha"]))
@@ -79,6 +79,21 @@ left.plot(elbo)
 left.set(xlabel="sweep", ylabel="bound of the log-evidence (nats)", ylim=(np.quantile(elbo, 0.05), None))
 right.plot(tree.sample_stats["num_groups"].values[0])
 right.set(xlabel="sweep", ylabel="experts with a row or more", ylim=(0, EXPERTS + 0.5))
+
+# %%
+# Does it fit? The first column as it was seen, and in tables that the model draws after the fit.
+picture = az.plot_ppc_dist(
+    tree,
+    var_names=["x"],
+    coords={"feature": 0},
+    num_samples=50,
+    visuals={"observed_dist": {"color": "black"}, "title": False, "remove_axis": False},
+    figure_kwargs={"figsize": (6, 3), "layout": "constrained"},
+)
+figure = picture.viz["figure"].item()
+figure.suptitle("First column: drawn (blue) and observed (black)")
+figure.supxlabel("standard deviations", fontsize="medium")
+figure.supylabel("density", fontsize="medium")
 
 # %%
 # What was learned: colour is the more probable class, paler where the model is less sure.
@@ -130,6 +145,13 @@ print(f"within one deviation {np.mean(away < 1):.2f}, within two {np.mean(away <
 #
 # Change this line, expect that
 # -----------------------------
+# *Fewer experts than there are Gaussians* (``num_experts=2``). The bound stands in for the evidence, and says by how many nats two are too
+# few.
+two = driver.run(0, x[train], y[train], num_experts=2)
+for name, found in {f"{EXPERTS} experts": tree, "2 experts": two}.items():
+    print(f"{name:12}bound {float(found.sample_stats['elbo'][0, -1]):8.1f}")
+
+# %%
 # *Without the label site* (``expert=None``) the same model is a Dirichlet process mixture of Gaussians for rows with holes; the kernel
 # follows. Next to what it was, the bound is higher by what the labels cost.
 mixture = Driver(CoordinateAscent(iqgme), num_warmup=300, num_samples=10, progress_bar=False).run(

@@ -30,6 +30,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import xarray as xr
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -90,7 +91,7 @@ print(f"{SOURCE}: {train.sum()} rows to learn from, {x.shape[1]} columns, {np.is
 # :class:`~inference.CoordinateAscent` sees that the features are linear in sites that are themselves a mixture, and has closed forms for
 # loadings, factors and what an expert shows.
 told = {"num_experts": EXPERTS, "num_factors": FACTORS}
-driver = Driver(CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=100, progress_bar=False)
+driver = Driver(CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=100, groups=("posterior_predictive",), progress_bar=False)
 tree = driver.run(0, scaled[train], y[train], **told)
 elbo = tree.sample_stats["elbo"].values[0]
 print(f"{len(elbo)} sweeps; the last ten gained {elbo[-1] - elbo[-11]:.1f} of {elbo[-1]:.0f} nats")
@@ -112,6 +113,23 @@ for ax, factor in zip(right.subplots(2, 3).ravel(), strongest, strict=False):
     shown = ax.imshow(image.reshape(SIDE, SIDE), cmap="RdBu_r", vmin=-abs(A).max(), vmax=abs(A).max())
     ax.set_axis_off()
 right.colorbar(shown, ax=right.axes, label="change (standard deviations)")
+
+# %%
+# Does it fit? Pixels that are lit together make whole images brighter or darker. The mean of the pixels that an image still has, for the
+# images that were seen and for those that the model draws after the fit; pixels on their own would all have means near 0.
+kept = ~np.isnan(scaled[train])
+brightness = {group: tree[group].to_dataset()[["x"]].where(kept).mean("feature") for group in ("posterior_predictive", "observed_data")}
+picture = az.plot_ppc_dist(
+    xr.DataTree.from_dict(brightness),
+    kind="ecdf",
+    num_samples=50,
+    visuals={"observed_dist": {"color": "black"}, "title": False, "remove_axis": False},
+    figure_kwargs={"figsize": (6, 3), "layout": "constrained"},
+)
+figure = picture.viz["figure"].item()
+figure.suptitle("Brightness of images: drawn (blue) and observed (black)")
+figure.supxlabel("mean of the pixels (standard deviations)", fontsize="medium")
+figure.supylabel("share of the images below", fontsize="medium")
 
 # %%
 # The estimator scales columns by itself, and fills the holes. An image that it has not learned from, with half of its pixels lost, as the

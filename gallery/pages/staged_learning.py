@@ -25,6 +25,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import xarray as xr
+from jax import random
+from numpyro.infer import Predictive
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -33,7 +36,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from diagnostics import plot_evidence, report
 from gallery import StagedMixtureClassifier
 from inference import Driver, NestedSampler, Staged, StructureError
-from zoo.staged_learning import order_prior
+from zoo.staged_learning import family, order_prior
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
 LIVE, SWEEPS, ORDERS = (200, 3.0, 5) if FULL else (60, 1.5, 3)
@@ -98,6 +101,26 @@ print(report(best).text)
 figure, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
 plot_evidence(best, ax=ax)
 ax.set_title("The evidence of the best order over the shrinkage of its prior")
+
+# %%
+# Does it fit? The model of the best order draws tables after the fit; the first column of them, and of the rows learned from.
+order = int(fitted.orders_[fitted.order_posterior_.argmax()])
+of_draws = {str(name): values.values[0] for name, values in best["posterior"].data_vars.items()}
+drawn = Predictive(family(order), of_draws)(random.key(0), shape=x[train].shape)
+seen = best["observed_data"].to_dataset()[["x"]]
+tables = xr.Dataset({"x": (("chain", "draw", "row", "feature"), np.asarray(drawn["x"])[None])})
+picture = az.plot_ppc_dist(
+    xr.DataTree.from_dict({"posterior_predictive": tables, "observed_data": seen}),
+    coords={"feature": 0},
+    kind="kde",
+    num_samples=50,
+    visuals={"observed_dist": {"color": "black"}, "title": False, "remove_axis": False},
+    figure_kwargs={"figsize": (6, 3), "layout": "constrained"},
+)
+figure = picture.viz["figure"].item()
+figure.suptitle("First column: drawn (blue) and observed (black)")
+figure.supxlabel("standard deviations", fontsize="medium")
+figure.supylabel("density", fontsize="medium")
 
 # %%
 # What it costs
