@@ -115,6 +115,13 @@ class Assignment:
         return {name for name in (self.z, self.holes, self.experts.soft if self.experts else None) if name}
 
     @property
+    def by_row(self) -> set[str]:
+        """The sites that say something of each row, or of each group of a task."""
+        observed = {block.site for block in (*self.columns, *([self.features] if self.features else []))}
+        labels = {self.experts.soft, self.experts.label} if self.experts else set()
+        return {self.z, *([self.upper.site] if self.upper else [])} | observed | labels
+
+    @property
     def by_number(self) -> set[str]:
         """The latent sites whose values depend on what groups are called."""
         blocks = (*self.columns, *([self.features] if self.features else []))

@@ -1,15 +1,19 @@
 """The proof that a mixture was read right: each site's log probability, written down from what was read by the functions that a kernel
-uses, equals the model's own at random values; and what was read on some rows holds for others."""
+uses, equals the model's own at random values, row by row; and what was read on some rows holds for others.
+
+A model may be another one on some rows, or at large values: `mu[z] + 5 * (arange(rows) >= 100)`, `clip(score, -5, 5)`. So all rows are
+compared, at values of several magnitudes, the last beyond what the data hold."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import betaln, gammaln
+from numpyro.distributions import constraints
 
 from inference._assignment_rows import Rows, by_class
 from inference._once import once
@@ -21,35 +25,73 @@ if TYPE_CHECKING:
     from inference._assignment_parts import Assignment, Block, Level, Prior
     from inference.program import Program
 
-__all__ = ["NUM_PROOFS", "entries", "gaps", "numbers_that_hold", "precision_and_loc", "prove", "prove_for", "values_by_group"]
+__all__ = [
+    "NUM_PROOFS",
+    "entries",
+    "gaps",
+    "magnified",
+    "numbers_that_hold",
+    "precision_and_loc",
+    "prove",
+    "prove_for",
+    "row_sums",
+    "sizes_beyond",
+    "values_by_group",
+    "worst_gap",
+]
 
 NUM_PROOFS = 3
+FAR = 1000.0  # times the largest number of the data, or times 1: the magnitude of values in the last proof
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
+ROUNDING = 100.0  # machine epsilons of the terms of a sum, which may be much larger than it is
 
 
-def prove(found: "Assignment") -> "Prior":
-    """The numbers of the priors; raises StructureError, by the name of the site, where a block is not what it looks like."""
-    program, rows = found.few, found.rows(found.few)
+def prove(found: "Assignment", program: "Program") -> "Prior":
+    """The numbers of the priors; raises StructureError, by the name of the site, where a block is not what it looks like on the rows of
+    `program`."""
+    rows = found.rows(program)
 
-    def compared(first: Any, second: Any) -> tuple["Prior", dict[str, Array]]:
+    def compared(first: Any, second: Any, size: Array) -> tuple["Prior", dict[str, Array]]:
         prior = found.prior_at(program, program.constrain(first))
-        return prior, gaps(found, program, rows, prior, program.constrain(second))
+        return prior, gaps(found, program, rows, prior, magnified(program, program.constrain(second), size))
 
     def refusal(site: str, gap: float) -> str:
         return (
             f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the log probability of the model "
-            f"misses that by {gap:.2g} (relative). Look for a parameter that is transformed, scaled, shared, masked, or indexed by "
-            f"something else than {found.z!r}. Use SVI with an autoguide for this model, or put a conjugate site there."
+            f"misses that by {gap:.2g} (relative), in some row or at some value. Look for a parameter that is transformed, scaled, "
+            f"clipped, shared, masked, or indexed by something else than {found.z!r}. Use SVI with an autoguide for this model, or put a "
+            f"conjugate site there."
         )
 
-    return numbers_that_hold(compared, [found.start(program, seed) for seed in range(NUM_PROOFS + 1)], refusal)
+    starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
+    return numbers_that_hold(compared, starts, sizes_beyond(rows.features, *rows.columns), refusal)
 
 
-def numbers_that_hold(compared: Callable, starts: Sequence[Any], refusal: Callable[[str, float], str]) -> Any:
+def sizes_beyond(*data: np.ndarray) -> list[float]:
+    """Magnitudes for the values of each proof; the last is far beyond the data, but its fourth power is a number."""
+    largest = max((np.abs(part[np.isfinite(part)]).max(initial=1.0) for part in data), default=1.0)
+    most = float(jnp.finfo(jnp.result_type(float)).max) ** 0.2
+    return [*np.geomspace(1.0, 10.0, NUM_PROOFS - 1).tolist(), max(min(FAR * largest, most / largest), 1.0)]
+
+
+def magnified(program: "Program", values: dict[str, Array], size: Array) -> dict[str, Array]:
+    """Values so many times as large, of those sites whose values may be as large as you like."""
+    is_free = lambda site: site.kind == "latent" and not site.is_discrete and _is_scalable(site.support)
+    return {name: value * size.astype(value.dtype) if is_free(program.sites[name]) else value for name, value in values.items()}
+
+
+def _is_scalable(support: Any) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support in (constraints.real, constraints.positive, constraints.positive_definite)
+
+
+def numbers_that_hold(compared: Callable, starts: Sequence[Any], sizes: Sequence[float], refusal: Callable[[str, float], str]) -> Any:
     """The numbers `compared` reads at the first start; raises StructureError where they miss the model, a gap of a site, at another."""
-    compiled = once(compared, starts[0], starts[1])
-    for start in starts[1:]:
-        numbers, missed = jax.device_get(compiled(starts[0], start))
+    each = [jnp.asarray(size, float) for size in sizes]
+    compiled = once(compared, starts[0], starts[1], each[0])
+    for start, size in zip(starts[1:], each, strict=True):
+        numbers, missed = jax.device_get(compiled(starts[0], start, size))
         for site, gap in missed.items():
             if not gap < TOLERANCE[gap.dtype.name]:
                 raise StructureError(refusal(site, gap))
@@ -81,47 +123,62 @@ def _role(found: "Assignment", site: str) -> str:
 
 
 def gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", values: dict[str, Array]) -> dict[str, Array]:
-    """Of each site, or of the first of several that are one block, how far what was read is from the model."""
+    """Of each site, or of the first of several that are one block, how far what was read is from the model, in the worst row."""
     if found.experts:  # half of the soft labels on the side where they have to be, others likely on the wrong one
         soft = values[found.experts.soft]
         signs = by_class(jnp.asarray(rows.signs.T, soft.dtype), soft.ndim) if soft.ndim == 2 else jnp.asarray(rows.signs[:, 0], soft.dtype)
         right = jnp.where(signs == 0, soft, signs * jnp.abs(soft))
         values[found.experts.soft] = jnp.where(jnp.arange(soft.shape[-1]) % 2 == 0, right, soft)
     each = program.log_probs(values)
-    model = {name: jnp.sum(term) for name, term in each.items()}
-    if found.experts:  # a sum over rows would be -inf whichever row is impossible
-        model[found.experts.label] = each[found.experts.label]
+    model = {name: each[name] if name in found.by_row else jnp.sum(each[name]) for name in each}
     group = found.group_of_rows(values, rows.task)
-    own = lambda by_group: jnp.sum(jnp.take_along_axis(by_group, group[:, None], 1))  # of [row, group]
     read = _of_level(found.lower, prior.concentration, values, rows.task)
     if found.upper:
         read |= _of_level(found.upper, prior.upper, values, 0)
     for block, x, hyper in zip(found.columns, rows.columns, prior.columns, strict=True):
-        field, x = COLUMNS[block.family], jnp.asarray(x, float)
-        by_group = jnp.einsum("ncs,kcs->nk", field.statistics(x, hyper), field.natural(values_by_group(found, block, values)))
-        read[block.site] = own(by_group + field.log_base(x)[:, None])
+        model[block.site] = row_sums(model[block.site], len(group))
+        read[block.site] = _of_columns(block, jnp.asarray(x, float), hyper, values_by_group(found, block, values), group)
         read |= _of_priors(found, block, hyper, values, model)
     u = entries(found, rows, values)
     if found.features:
         hyper = jax.tree.map(jnp.asarray, prior.features)
-        read[found.features.site] = own(_form_at(gate_natural(*precision_and_loc(found.features, values)), u[:, : _width(rows) + 1]))
+        read[found.features.site] = _form_at(gate_natural(*precision_and_loc(found.features, values)), u[:, : _width(rows) + 1], group)
         read |= _of_priors(found, found.features, hyper, values, model)
     if found.experts:
         read |= _of_experts(found, rows, prior.experts, values, u, group)
     if found.holes:
-        read[found.holes] = jnp.zeros(())
-    return {name: _relative(model[name], value) for name, value in read.items()}
+        model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), Read(jnp.zeros(()))
+    return {name: worst_gap(model[name], *own) for name, own in read.items()}
 
 
-def _of_level(level: "Level", prior: Any, values: Any, row: Any) -> dict[str, Array]:
+class Read(NamedTuple):
+    """A log probability from what was read, and how large the terms are that it is a sum of."""
+
+    value: Array
+    size: Any = 0.0  # [row], or one for all
+
+
+def row_sums(term: Array, num_rows: int) -> Array:
+    """Of a site whose rows come first; one sum where the site does not tell them apart."""
+    return term.reshape(num_rows, -1).sum(1) if term.shape[:1] == (num_rows,) else term
+
+
+def _of_columns(block: "Block", x: Array, hyper: Any, values: tuple[Array, ...], group: Array) -> Read:
+    """[row]."""
+    field = COLUMNS[block.family]
+    terms = field.statistics(x, hyper) * field.natural(values)[group]
+    return Read(terms.sum((1, 2)) + field.log_base(x), jnp.abs(terms).sum((1, 2)))
+
+
+def _of_level(level: "Level", prior: Any, values: Any, row: Any) -> dict[str, Read]:
     """`row` of the sticks draws each index."""
     V, alpha = values[level.sticks], values[level.concentration] if level.concentration else prior[0]
     weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
     read = {
-        level.site: jnp.sum(weights[row, values[level.site]]),
-        level.sticks: jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha)),
+        level.site: Read(weights[row, values[level.site]]),
+        level.sticks: Read(jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))),
     }
-    return read | ({level.concentration: _log_gamma(alpha, *prior)} if level.concentration else {})
+    return read | ({level.concentration: Read(_log_gamma(alpha, *prior))} if level.concentration else {})
 
 
 def _width(rows: Rows) -> int:
@@ -141,14 +198,14 @@ def values_by_group(found: "Assignment", block: "Block", values: Any) -> tuple[A
     return tuple(found.by_column(values[name], block) for name in block.priors)
 
 
-def _of_priors(found: "Assignment", block: "Block", hyper: Any, values: Any, model: dict[str, Array]) -> dict[str, Array]:
+def _of_priors(found: "Assignment", block: "Block", hyper: Any, values: Any, model: dict[str, Array]) -> dict[str, Read]:
     """The terms of a block's parameters, together under the name of the last."""
     parameters = tuple(values[name] for name in block.priors)
     if block in found.columns:
         parameters = values_by_group(found, block, values)
     *others, last = block.priors
     model[last] = sum((model[name] for name in others), start=model[last])
-    return {last: jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters))}
+    return {last: Read(jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)))}
 
 
 def precision_and_loc(block: "Block", values: Any) -> tuple[Array, Array]:
@@ -157,29 +214,31 @@ def precision_and_loc(block: "Block", values: Any) -> tuple[Array, Array]:
     return (jnp.linalg.inv(matrix) if block.family.priors[0] == "InverseWishart" else matrix), loc
 
 
-def _form_at(form: Form, u: Array) -> Array:
-    """[row, group]."""
-    return form.const[None] - jnp.einsum("ni,kij,nj->nk", u, form.matrix, u) / 2
+def _form_at(form: Form, u: Array, group: Array) -> Read:
+    """[row]."""
+    terms = u[:, :, None] * form.matrix[group] * u[:, None] / 2
+    return Read(form.const[group] - terms.sum((1, 2)), jnp.abs(form.const[group]) + jnp.abs(terms).sum((1, 2)))
 
 
-def _of_experts(found: "Assignment", rows: Rows, prior: CommonPrior | None, values: Any, u: Array, group: Array) -> dict[str, Array]:
+def _of_experts(found: "Assignment", rows: Rows, prior: CommonPrior | None, values: Any, u: Array, group: Array) -> dict[str, Read]:
     assert found.experts is not None
     assert prior is not None
     soft, label, weights, loc, precision = found.experts
     w, t = by_class(values[weights], 3), by_class(values[soft], 2)
-    score = jnp.sum(w[:, group] * u[:, jnp.asarray(rows.design)][None], -1)
+    terms = w[:, group] * u[:, jnp.asarray(rows.design)][None]
+    score = terms.sum(-1)
     is_wrong = ((jnp.asarray(rows.signs.T, t.dtype) * t) < 0).any(0)
     common = by_class(values[precision], 2) if precision else prior.concentration
     centre = by_class(values[loc], 2) if loc else prior.loc
     read = {
-        soft: jnp.sum(_log_normal(t, score, jnp.ones_like(t))),
-        label: jnp.where(is_wrong, -jnp.inf, 0.0),
-        weights: jnp.sum(_log_normal(w, centre[:, None], common[:, None])),
+        soft: Read(_log_normal(t, score, jnp.ones_like(t)), jnp.abs(terms).sum(-1) * (1 + jnp.abs(t - score))),
+        label: Read(jnp.where(is_wrong, -jnp.inf, 0.0)),
+        weights: Read(jnp.sum(_log_normal(w, centre[:, None], common[:, None]))),
     }
     if precision:
-        read[precision] = jnp.sum(_log_gamma(common, prior.concentration, prior.rate))
+        read[precision] = Read(jnp.sum(_log_gamma(common, prior.concentration, prior.rate)))
     if loc:
-        read[loc] = jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common))
+        read[loc] = Read(jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common)))
     return read
 
 
@@ -191,6 +250,11 @@ def _log_gamma(x: Any, concentration: Any, rate: Any) -> Array:
     return concentration * jnp.log(rate) - gammaln(concentration) + (concentration - 1) * jnp.log(x) - rate * x
 
 
-def _relative(model: Array, read: Array) -> Array:
-    """0 where both are the same infinity."""
-    return jnp.max(jnp.where(model == read, 0.0, jnp.abs(model - read) / (1 + jnp.abs(model))))
+def worst_gap(model: Array, read: Array, size: Any) -> Array:
+    """The largest of all rows, or that of their sum where the model has no more; 0 where both are the same infinity."""
+    if model.size != read.size:
+        model, read, size = jnp.sum(model), jnp.sum(read), jnp.sum(size)
+    model, read = jnp.ravel(model), jnp.ravel(read)
+    rounding = ROUNDING * float(jnp.finfo(read.dtype).eps) / TOLERANCE[read.dtype.name]
+    of = 1 + jnp.abs(model) + rounding * jnp.ravel(size)
+    return jnp.max(jnp.where(model == read, 0.0, jnp.abs(model - read) / of))

@@ -12,12 +12,17 @@
     experts:  t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t lies
 
 Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to mean is proved by writing each site's log
-probability down from what was read, by the functions that a kernel then uses, and comparing with the model's own at random values; the
-numbers of the priors are read at other values than those. See `inference._assignment_proof`.
+probability down from what was read, by the functions that a kernel then uses, and comparing with the model's own at random values, in each
+row; the numbers of the priors are read at other values than those. See `inference._assignment_proof`.
 
-Cost: a few traces of the model on at most `FEW` rows; the whole data are only looked at.
+Of data whose log density takes more than `MOST` numbers at once, 1e4 rows of 44 correlated features, rows spread evenly over all are
+compared: so many that what happens to a part of the rows, by their data, is seen, but not what follows the place of a row in the table and
+begins only beyond as many places as there are rows compared.
+
+Cost: some traces of the model on at most `FEW` rows; and a few evaluations of its log density on all rows, at most `MOST` numbers each.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -30,9 +35,22 @@ from inference.mean_field import COLUMNS
 from inference.program import Program
 from inference.sites import StructureError, is_real, model_name
 
-__all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "assignment_site", "read_assignment", "some_rows"]
+__all__ = [
+    "Assignment",
+    "Block",
+    "Experts",
+    "Level",
+    "Prior",
+    "Rows",
+    "assignment_site",
+    "many_rows",
+    "numbers_of_a_row",
+    "read_assignment",
+    "some_rows",
+]
 
-FEW = 12  # rows on which the reading is proved; those of another number, on which the priors must be the same
+FEW = 12  # rows that are looked at to tell sites apart, and on which the priors must be those of all rows
+MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
 WAY_OUT = "Use SVI with an autoguide for this model, or put a conjugate site there."
 
 
@@ -57,10 +75,18 @@ def read_assignment(program: Program) -> Assignment:
                 f"parameters of groups, rows that depend on {z!r}, and soft labels. {WAY_OUT}"
             )
     _refuse_other_children(found)
-    found = replace(found, prior=prove(found))
-    if program.sites[z].shape[0] > FEW:
-        prove_for(some_rows(program, z, FEW + 3), found)
+    compared = many_rows(program, z, MOST // numbers_of_a_row(few, features.site if features else None))
+    found = replace(found, prior=prove(found, compared))
+    for others in (few, program):
+        if others is not compared:
+            prove_for(others, found)
     return found
+
+
+def numbers_of_a_row(few: Program, correlated: str | None) -> int:
+    """That its log density takes at once, about; `correlated` are normal numbers whose covariance differs from row to row."""
+    sizes = [int(np.prod(few.sites[name].shape[1:])) for name in few.observed]
+    return max([1, *sizes, (few.sites[correlated].shape[1] + 1) ** 2 if correlated else 1])
 
 
 def assignment_site(program: Program) -> str:
@@ -201,9 +227,24 @@ def some_rows(program: Program, z: str, size: int) -> Program:
     if num_rows <= size:
         return program
     by_row = arguments_by_row(program, num_rows)
+    return on_rows(program, z, by_row, np.sort(_different_rows(by_row, num_rows, size)))
+
+
+def many_rows(program: Program, z: str, size: int) -> Program:
+    """The model on about `size` of its rows, or on all if there are no more: `FEW` different ones, and others spread evenly."""
+    num_rows = program.sites[z].shape[0]
+    if num_rows <= max(size, FEW):
+        return program
+    by_row = arguments_by_row(program, num_rows)
+    return on_rows(program, z, by_row, np.union1d(_different_rows(by_row, num_rows, FEW), _spread(num_rows, size)))
+
+
+def _different_rows(by_row: Mapping[str, np.ndarray], num_rows: int, size: int) -> list[int]:
     firsts = [i for value in by_row.values() if value.ndim == 1 for i in np.unique(value, return_index=True)[1][: size // 2]]
     reals = [value for value in by_row.values() if value.ndim == 2 and value.dtype.kind == "f"]
     holed = [i for value in reals for i in np.flatnonzero(np.isnan(value).any(1))[: size // 3]]
-    spread = ((np.arange(size) + 0.5) * num_rows // size).astype(int)
-    chosen = np.sort(list(dict.fromkeys([*firsts, *holed, *spread]))[:size])
-    return on_rows(program, z, by_row, chosen)
+    return list(dict.fromkeys([*firsts, *holed, *_spread(num_rows, size)]))[:size]
+
+
+def _spread(num_rows: int, size: int) -> np.ndarray:
+    return ((np.arange(size) + 0.5) * num_rows // size).astype(int)

@@ -10,9 +10,10 @@
     A, c, b, psi as `inference.loadings` has them; there may be no c and no b; priors conjugate, or numbers that are known
 
 Given the factors everything above the features is a mixture of what would be data, and is read and proved as such, by the same code. The
-rest is read by types, shapes and dependencies, and proved by comparing each site's log probability with the model's own at random values.
+rest is read by types, shapes and dependencies, and proved by comparing each site's log probability with the model's own at random values,
+in each row.
 
-Cost: that of reading a mixture, and a few traces more of the model on some rows.
+Cost: that of reading a mixture, and a few evaluations more of the model on all rows, or on many.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,9 +29,9 @@ from jax.scipy.stats import beta, gamma, norm
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from inference._assignment_proof import NUM_PROOFS, numbers_that_hold
+from inference._assignment_proof import NUM_PROOFS, magnified, numbers_that_hold, row_sums, sizes_beyond, worst_gap
 from inference._once import once
-from inference.assignment import FEW, WAY_OUT, Assignment, assignment_site, read_assignment, some_rows
+from inference.assignment import FEW, MOST, WAY_OUT, Assignment, assignment_site, many_rows, numbers_of_a_row, read_assignment, some_rows
 from inference.loadings import LinearPrior, of_rows, told_at
 from inference.program import Program
 from inference.sites import StructureError, unwrap
@@ -148,17 +149,21 @@ def read_factors(program: Program) -> FactorMixture:
     given = read_assignment(_given_scores(program, linked, values))
     _refuse_other_parts(given, linked)
     found = FactorMixture(few, linked, given)
-    found = replace(found, prior=_proved(found))
-    if program.sites[z].shape[0] > FEW:
-        others = some_rows(program, z, FEW + 3)
-        theirs = jax.device_get(_prior_by(found, others)(found.start(others, 0)))
-        same = all(np.allclose(a, b, rtol=1e-4) for a, b in zip(jax.tree.leaves(found.prior), jax.tree.leaves(theirs), strict=True))
-        if not same:
-            raise StructureError(
-                f"site {linked.site!r}: the numbers of the priors of its loadings follow the rows; wanted numbers that hold for any rows. "
-                f"Compute them outside of the model, and give them as arguments."
-            )
+    compared = many_rows(program, z, MOST // numbers_of_a_row(few, linked.scores))
+    found = replace(found, prior=_proved(found, compared))
+    for others in (few, program):
+        if others is not compared:
+            _prove_for(others, found)
     return found
+
+
+def _prove_for(others: Program, found: FactorMixture) -> None:
+    theirs = jax.device_get(_prior_by(found, others)(found.start(others, 0)))
+    if not all(np.allclose(a, b, rtol=1e-4) for a, b in zip(jax.tree.leaves(found.prior), jax.tree.leaves(theirs), strict=True)):
+        raise StructureError(
+            f"site {found.linked.site!r}: the numbers of the priors of its loadings follow the rows; wanted numbers that hold for any "
+            f"rows. Compute them outside of the model, and give them as arguments."
+        )
 
 
 def _linked(few: Program, z: str) -> Linked:
@@ -261,43 +266,35 @@ def _prior_by(found: FactorMixture, program: Program) -> Any:
     return once(lambda start: found.prior_at(program, program.constrain(start)), found.start(program, 0))
 
 
-def _proved(found: FactorMixture) -> LinearPrior:
-    """The numbers of the priors; raises StructureError, by the name of the site, where a part is not what it looks like."""
-    program, x = found.few, jnp.asarray(found.rows(found.few).features, float)
+def _proved(found: FactorMixture, program: Program) -> LinearPrior:
+    """The numbers of the priors; raises StructureError, by the name of the site, where a part is not what it looks like on the rows of
+    `program`."""
+    x = jnp.asarray(found.rows(program).features, float)
 
-    def compared(first: Any, second: Any) -> tuple[LinearPrior, dict[str, Array]]:
+    def compared(first: Any, second: Any, size: Array) -> tuple[LinearPrior, dict[str, Array]]:
         prior = found.prior_at(program, program.constrain(first))
-        return prior, _gaps(found, prior, x, program.constrain(second))
+        return prior, _gaps(found, program, prior, x, magnified(program, program.constrain(second), size))
 
     def refusal(site: str, gap: float) -> str:
         return (
             f"site {site!r} ({program.sites[site].family}): read as part of Normal features that are sums of the factors "
             f"{found.linked.scores!r} that the group of the row shows, but the log probability of the model misses that by "
-            f"{gap:.2g} (relative). Look for a parameter that is transformed, scaled, shared or masked. {WAY_OUT}"
+            f"{gap:.2g} (relative), in some row or at some value. Look for a parameter that is transformed, scaled, clipped, shared or "
+            f"masked. {WAY_OUT}"
         )
 
-    return numbers_that_hold(compared, [found.start(program, seed) for seed in range(NUM_PROOFS + 1)], refusal)
+    starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
+    return numbers_that_hold(compared, starts, sizes_beyond(np.asarray(x)), refusal)
 
 
-def _gaps(found: FactorMixture, prior: LinearPrior, x: Array, values: dict[str, Array]) -> dict[str, Array]:
-    """Of each site how far what was read is from the model."""
-    linked, model = found.linked, {name: jnp.sum(term) for name, term in found.few.log_probs(values).items()}
+def _gaps(found: FactorMixture, program: Program, prior: LinearPrior, x: Array, values: dict[str, Array]) -> dict[str, Array]:
+    """Of each site how far what was read is from the model; of the features in the worst row."""
+    linked, each = found.linked, program.log_probs(values)
     number = lambda name, pair: values[name] if name else pair[0]
     precision, noise = number(linked.beta, prior.beta), number(linked.noise, prior.noise)
     centre = values[linked.centre] if linked.centre else jnp.zeros(x.shape[1])
-    shown = values[linked.shown].astype(float) if linked.shown else jnp.ones_like(prior.share)
-    loadings = jnp.concatenate([values[linked.loadings].T, centre[:, None]], 1)
-    told = told_at(loadings, noise, jnp.concatenate([shown, jnp.ones((len(shown), 1))], 1))
-    seen = ~jnp.isnan(x)
-    const, matrix, slope = of_rows(told, jnp.where(seen, x, 0), seen.astype(float))
-    z, scores = values[found.given.z], values[linked.scores]
-    u = jnp.concatenate([scores, jnp.ones((len(scores), 1))], 1)
-    of_x = const + jnp.sum(told.shown[z] * slope * u, 1) - jnp.einsum("ni,nij,nj->n", u, told.both[z] * matrix, u) / 2
     loc = prior.loc.T
-    read = {
-        linked.site: jnp.sum(of_x),
-        linked.loadings: jnp.sum(norm.logpdf(values[linked.loadings], loc[:-1], 1 / jnp.sqrt(precision)[:, None])),
-    }
+    read = {linked.loadings: jnp.sum(norm.logpdf(values[linked.loadings], loc[:-1], 1 / jnp.sqrt(precision)[:, None]))}
     for name, pair in ((linked.beta, prior.beta), (linked.noise, prior.noise)):
         if name:
             read[name] = jnp.sum(gamma.logpdf(values[name], pair[0], scale=1 / pair[1]))
@@ -306,6 +303,24 @@ def _gaps(found: FactorMixture, prior: LinearPrior, x: Array, values: dict[str, 
     if linked.share and prior.counts:
         read[linked.share] = jnp.sum(beta.logpdf(values[linked.share], *prior.counts))
     if linked.shown:
-        share = values[linked.share] if linked.share else prior.share
+        shown, share = values[linked.shown].astype(float), values[linked.share] if linked.share else prior.share
         read[linked.shown] = jnp.sum(xlogy(shown, share) + xlog1py(1 - shown, -share))
-    return {name: jnp.abs(model[name] - value) / (1 + jnp.abs(model[name])) for name, value in read.items()}
+    gaps = {name: worst_gap(jnp.sum(each[name]), value, 0.0) for name, value in read.items()}
+    return gaps | {linked.site: worst_gap(row_sums(each[linked.site], len(x)), *_of_features(found, prior, x, centre, noise, values))}
+
+
+def _of_features(
+    found: FactorMixture, prior: LinearPrior, x: Array, centre: Array, noise: Array, values: dict[str, Array]
+) -> tuple[Array, Array]:
+    """Log probability of what each row shows, and how large the terms are that it is a sum of."""
+    linked = found.linked
+    shown = values[linked.shown].astype(float) if linked.shown else jnp.ones_like(prior.share)
+    loadings = jnp.concatenate([values[linked.loadings].T, centre[:, None]], 1)
+    told = told_at(loadings, noise, jnp.concatenate([shown, jnp.ones((len(shown), 1))], 1))
+    seen = ~jnp.isnan(x)
+    const, matrix, slope = of_rows(told, jnp.where(seen, x, 0), seen.astype(float))
+    z, scores = values[found.given.z], values[linked.scores]
+    u = jnp.concatenate([scores, jnp.ones((len(scores), 1))], 1)
+    linear, square = told.shown[z] * slope * u, u[:, :, None] * told.both[z] * matrix * u[:, None] / 2
+    size = jnp.abs(const) + jnp.abs(linear).sum(1) + jnp.abs(square).sum((1, 2))
+    return const + linear.sum(1) - square.sum((1, 2)), size

@@ -9,7 +9,7 @@ import pytest
 from numpyro import handlers, plate
 from numpyro.handlers import scope
 
-from inference import Program, StructureError, _assignment_proof, _assignment_rows
+from inference import Program, StructureError, _assignment_proof, _assignment_rows, assignment
 from inference.assignment import read_assignment
 from inference.distributions import Missing
 from tests.inference.mixtures import CASES, GATE, TASKS, beta_bernoulli, case, columns_of, normal_columns, of_tasks
@@ -155,6 +155,23 @@ def by_the_rows(x, z, at):
     return normal_wishart(x, z, at, centre=x.mean(0))
 
 
+def moved(x, z, at, loc):
+    with at.experts:
+        Lambda = sample("Lambda", dist.Wishart(4.0, rate_matrix=jnp.eye(2)))
+        mu = sample("mu", dist.MultivariateNormal(jnp.zeros(2), precision_matrix=Lambda))
+    with at.rows:
+        return sample("x", dist.MultivariateNormal(loc(mu[z]), precision_matrix=Lambda[z]), obs=x)
+
+
+def by_their_number(x, z, at):
+    """The same for all tables of fewer than 25 rows."""
+    return normal_wishart(x, z, at, centre=0.0 if len(x) < 25 else 1.0)
+
+
+def masked_last(x, z, at):
+    return beta_bernoulli(x, z, at, wrap=lambda fn: Missing(fn).mask(jnp.arange(at.rows.size)[:, None] < 29))
+
+
 def beside(x, z, at):
     x = GATE(x, z, at)
     sample("side", dist.Normal(x.sum(), 1.0), obs=0.0)
@@ -234,6 +251,45 @@ REFUSALS = {
     "argmax": ({"expert": best_of_all}, "site 'y' .Delta.: read as the signs of 't'"),
     "cauchy weights": ({"expert": soft_with(prior=dist.Cauchy(jnp.zeros(2), 1.0).to_event(1))}, "site 't': its loc is computed from .'w'."),
 }
+
+
+SILENT = {
+    "other rows": ({"gate": lambda x, z, at: moved(x, z, at, lambda mu: mu + 5.0 * (jnp.arange(at.rows.size) >= 20)[:, None])}, "site 'x'"),
+    "rows by their data": ({"gate": lambda x, z, at: moved(x, z, at, lambda mu: mu + 1.0 * (x[:, :1] > X[:, 0].max() - 1e-9))}, "site 'x'"),
+    "clipped loc": ({"gate": lambda x, z, at: moved(x, z, at, lambda mu: jnp.clip(mu, -500.0, 500.0))}, "site 'x'"),
+    "clipped score": ({"expert": soft_with(score=lambda w, x: jnp.clip(jnp.sum(w * x, -1), -5.0, 5.0))}, "site 't'"),
+    "masked last row": ({"gate": masked_last, "x": BITS, "expert": None}, "site 'x'"),
+    "number of rows": ({"gate": by_their_number}, "site 'z': the numbers of the priors of its groups follow the rows"),
+}
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", ["clipped loc", "other rows", *sorted(set(SILENT) - {"clipped loc", "other rows"})])
+def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
+    """It is seen in all rows, and at large values; not, and so the case has power, in twelve rows at values below 1."""
+    change, message = SILENT[name]
+    told = {"x": X, "y": Y, "num_experts": 3, "alpha": 1.0} | change
+    if told.get("expert", soft_probit) is None:
+        told.pop("y")
+    with pytest.raises(StructureError, match=message):
+        read_assignment(Program(iqgme, **told))
+    monkeypatch.setattr(assignment, "many_rows", lambda program, z, _: assignment.some_rows(program, z, 12))
+    monkeypatch.setattr(assignment, "prove_for", lambda *_: None)
+    monkeypatch.setattr(_assignment_proof, "sizes_beyond", lambda *_: [1.0] * _assignment_proof.NUM_PROOFS)
+    read_assignment(Program(iqgme, **told))
+
+
+@pytest.mark.slow
+def test_of_more_rows_than_are_compared_at_once_some_of_all_places_are(monkeypatch):
+    monkeypatch.setattr(assignment, "MOST", 20 * 9)
+    told = {"num_experts": 3, "alpha": 1.0, "expert": None}
+    found = read_assignment(Program(iqgme, np.tile(X, (4, 1)), **told))
+    assert found.prior is not None
+    late = lambda x, z, at: moved(x, z, at, lambda mu: mu + 5.0 * (x[:, :1] > 9.0))
+    with pytest.raises(StructureError, match="site 'x'"):
+        read_assignment(Program(iqgme, np.tile(X, (4, 1)) + 10.0 * (np.arange(120) >= 90)[:, None], gate=late, **told))
+    with pytest.raises(StructureError, match="site 'z': the numbers of the priors"):
+        read_assignment(Program(iqgme, np.tile(X, (4, 1)), gate=by_their_number, **told))
 
 
 PROVED = {"loc of its own", "prior of the rows", "link", "noise", "square", "masked"}

@@ -109,6 +109,25 @@ def test_what_is_not_conjugate_is_refused_by_name(name):
         read_factors(Program(iqgme_factors, x, num_experts=3, num_factors=2, alpha=1.0, expert=None, features=features))
 
 
+SILENT = {
+    "other rows": lambda s, A: s @ A + 5.0 * (jnp.arange(len(s)) >= 20)[:, None],
+    "clipped mean": lambda s, A: jnp.clip(s @ A, -50.0, 50.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SILENT)
+def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
+    """Not, and so the case has power, where twelve rows are compared at values below 1."""
+    x = np.random.default_rng(0).normal(size=(30, 5))
+    program = Program(iqgme_factors, x, num_experts=3, num_factors=2, alpha=1.0, expert=None, features=features_with(mean=SILENT[name]))
+    with pytest.raises(StructureError, match="site 'x' .Normal.: read as part of .* in some row or at some value"):
+        read_factors(program)
+    monkeypatch.setattr(factors, "many_rows", lambda program, z, _: factors.some_rows(program, z, 12))
+    monkeypatch.setattr(factors, "sizes_beyond", lambda *_: [1.0] * factors.NUM_PROOFS)
+    read_factors(program)
+
+
 def test_what_it_cannot_do_is_refused():
     _, data = factor_case("no labels")
     with pytest.raises(ValueError, match="batch_size: found 100 for a model whose rows have latent factors; wanted None"):
