@@ -33,8 +33,7 @@ class IQGMEClassifier(LocalExperts):
     Labels: -1 is a row of unknown class; where `y` holds -1 and 1 and nothing else, both are classes. With more than two classes the
     first is the reference, and an expert answers for each of the others in turn. A column that is missing altogether or constant says
     nothing and is left out; a row that is missing altogether is told by the shares of the classes. One class alone is certain. With more
-    than two classes and missing entries probabilities are approximate: the scores of the classes are taken for independent, though they
-    share what is missing (columns x1 ~ N(0, 1), classes by x1 < -1 and x1 > 0: .43, .47, .10 in place of .35, .46, .19).
+    than two classes and missing entries probabilities are integrals over what is missing, which the scores of the classes have in common.
 
     :param truncation: the most experts.
     :param n_factors: the most factors, of which each expert shows some; None: experts see the columns themselves. Some ten or twenty where

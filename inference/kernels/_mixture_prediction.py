@@ -3,16 +3,17 @@
 A row's group is h with probability proportional to E pi_h times the predictive density of what the row shows: of normal features, with
 (loc m, kappa, nu, rate R) of a normal-Wishart factor of width P, a Student t of nu + 1 - P degrees of freedom, centre m_o and scale
 (kappa + 1) / (kappa (nu + 1 - P)) R_oo. Given the group the missing features are a Student t again; only what a probit expert then says is
-approximate: its score is taken for normal, with the mean and variance that it has under q(w) and that Student t, and the scores of several
-classes for independent, which they are not where features are missing that both depend on.
+approximate: scores are taken for normal, with the means and covariances that they have under q(w) and that Student t. Those of several
+classes depend on each other where features are missing that both depend on (`inference.orthants`).
 
-Cost of a row: K P^3 for K groups.
+Cost of a row: K P^3 for K groups; with C > 2 classes and missing features K C^2 more for each of some points, `NUM_POINTS`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import gammaln, log_ndtr
@@ -22,11 +23,14 @@ from inference._conjugate_normal import WishartHyper
 from inference.assignment import Assignment
 from inference.kernels._factors import Factors
 from inference.mean_field import log_sticks
+from inference.orthants import log_orthant, points_of
 from inference.quadratic import Weights
 
 __all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
 
 AT_ONCE = 64  # rows
+NUM_POINTS = {2: 16}  # by the number of scores that depend on each other
+MOST_POINTS = 256  # of three scores and more
 
 
 class Prediction(NamedTuple):
@@ -40,9 +44,17 @@ class Prediction(NamedTuple):
 
 def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
     """Of rows other than those that were fitted, or the same ones as if they were new."""
+    given = jax.tree.map(lambda part: jnp.asarray(part, factors.sticks[0].dtype), (rows.features, rows.extras, rows.signs, rows.columns))
+    given, has_holes = (given, jnp.asarray(rows.task)), np.isnan(rows.features).any(1) & (rows.signs.shape[1] > 1)
+    places = [at for at in (np.flatnonzero(~has_holes), np.flatnonzero(has_holes)) if len(at)]  # scores that depend on each other cost more
+    parts = [_predicted(found, factors, rows.design, jax.tree.map(lambda leaf, at=at: leaf[at], given), has_holes[at[0]]) for at in places]
+    order = np.argsort(np.concatenate(places))
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
+
+
+def _predicted(found: Assignment, factors: Factors, design: tuple[int, ...], given: Any, is_joint: bool) -> Prediction:
     log_weight = log_weights(factors)
     dtype = log_weight.dtype
-    given = jax.tree.map(lambda part: jnp.asarray(part, dtype), (rows.features, rows.extras, rows.signs, rows.columns))
 
     def of_row(row: tuple[tuple[Array, Array, Array, tuple[Array, ...]], Array]) -> Prediction:
         (x, extras, signs, columns), task = row
@@ -58,13 +70,13 @@ def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
         if factors.weights is not None:
             beside = jnp.concatenate([jnp.ones(1, dtype), extras])
             entries = jnp.concatenate([mean, jnp.broadcast_to(beside, (len(mean), len(beside)))], 1)
-            log_probability = jax.nn.logsumexp(log_group + log_label(factors.weights, signs, rows.design, entries, covariance))
+            log_probability = jax.nn.logsumexp(log_group + log_label(factors.weights, signs, design, entries, covariance, is_joint))
         rho = jnp.exp(log_group)
         whole = jnp.where(jnp.isnan(x), rho @ mean, x) if mean.shape[1] else mean[0]
         variance = rho @ (jnp.diagonal(covariance, axis1=1, axis2=2) + (mean - whole[None]) ** 2)
         return Prediction(log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0)))
 
-    return jax.jit(lambda given: lax.map(of_row, given, batch_size=AT_ONCE))((given, jnp.asarray(rows.task)))
+    return jax.jit(lambda given: lax.map(of_row, given, batch_size=AT_ONCE))(given)
 
 
 def log_weights(factors: Factors) -> Array:
@@ -95,17 +107,22 @@ def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:
     return log_density, mean, rest * spread[:, None, None]
 
 
-def log_label(weights: Weights, signs: Array, design: tuple[int, ...], entries: Array, covariance: Array) -> Array:
-    """Log probability that the soft labels lie on these sides of 0 [group]."""
+def log_label(weights: Weights, signs: Array, design: tuple[int, ...], entries: Array, covariance: Array, is_joint: bool = True) -> Array:
+    """Log probability that the soft labels lie on these sides of 0 [group]; not `is_joint`: they share no entry that is uncertain."""
     size, width = entries.shape[1], covariance.shape[1]
     padded = jnp.zeros((len(entries), size, size), entries.dtype).at[:, :width, :width].set(covariance)
     at = jnp.array(design)
     seen, spread = entries[:, at], padded[:, at][:, :, at]
-    score = jnp.einsum("ckj,kj->ck", weights.mean, seen)
-    variance = jnp.einsum("cki,kij,ckj->ck", weights.mean, spread, weights.mean)
-    variance = variance + jnp.einsum("ckij,kij->ck", weights.covariance, spread + _outer(seen))
-    log_side = log_ndtr(signs[:, None] * score / jnp.sqrt(1 + variance))
-    return jnp.sum(jnp.where(signs[:, None] == 0, 0, log_side), 0)
+    score = jnp.einsum("ckj,kj->kc", weights.mean, seen)
+    own = 1 + jnp.einsum("ckij,kij->kc", weights.covariance, spread + _outer(seen))
+    signs = jnp.broadcast_to(signs[None], score.shape)
+    if is_joint and score.shape[1] > 1:
+        shared = jnp.einsum("cki,kij,dkj->kcd", weights.mean, spread, weights.mean)
+        identity = jnp.eye(score.shape[1], dtype=score.dtype)[None]
+        points = points_of(score.shape[1], NUM_POINTS.get(score.shape[1], MOST_POINTS))
+        return log_orthant(score, shared + own[:, None] * identity, signs, points)
+    variance = own + jnp.einsum("cki,kij,ckj->kc", weights.mean, spread, weights.mean)
+    return jnp.sum(jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance))), 1)
 
 
 def _outer(vectors: Array) -> Array:

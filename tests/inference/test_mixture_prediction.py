@@ -9,6 +9,8 @@ from jax.scipy.special import log_ndtr
 from jax.scipy.stats import multivariate_normal
 
 from inference import Program
+from inference.kernels._mixture_prediction import log_label
+from inference.quadratic import Weights
 from tests.inference.mixtures import case, of_tasks
 from tests.inference.test_coordinate_ascent import ascended
 from zoo.iqgme import iqgme, sticks
@@ -59,6 +61,27 @@ def test_prediction_is_an_integral_over_the_posterior():
     np.testing.assert_allclose(found.deviation[1, 0] ** 2, variance[1], rtol=0.3)
     np.testing.assert_array_equal(found.deviation[0], 0)
     np.testing.assert_array_equal(found.mean[0], NEW[0])
+
+
+@pytest.mark.parametrize("num_classes", [3, 5])
+def test_scores_have_missing_features_in_common(num_classes):
+    """Of three groups, each label by draws of the features, the weights and the noise; as if scores were independent, the error is seen."""
+    rng, answers, size = np.random.default_rng(num_classes), num_classes - 1, 200_000
+    root = rng.normal(size=(3, 3, 3))
+    root[:, 0] = 0  # the first feature is seen
+    mean, covariance = rng.normal(size=(3, 3)), root @ root.mT
+    weights = Weights(rng.normal(size=(answers, 3, 4)), np.broadcast_to(0.003 * np.eye(4), (answers, 3, 4, 4)))
+    x = mean[:, None] + np.einsum("kij,knj->kni", root, rng.normal(size=(3, size, 3)))
+    w = weights.mean[:, :, None] + np.sqrt(0.003) * rng.normal(size=(answers, 3, size, 4))
+    t = np.einsum("ckni,kni->ckn", w, np.concatenate([x, np.ones((3, size, 1))], 2)) + rng.normal(size=(answers, 3, size))
+    label = np.where((t > 0).any(0), 1 + (t > 0).argmax(0), 0)
+    exact = np.stack([(label == y).mean(1) for y in range(num_classes)])
+    given = jax.tree.map(jnp.asarray, (np.concatenate([mean, np.ones((3, 1))], 1), covariance))
+    signs = jnp.array([[0 if 0 < y < c else 1 if c == y else -1 for c in range(1, num_classes)] for y in range(num_classes)], float)
+    found = lambda is_joint: np.exp([log_label(jax.tree.map(jnp.asarray, weights), s, (0, 1, 2, 3), *given, is_joint) for s in signs])
+    np.testing.assert_allclose(found(True).sum(0), 1, atol=1e-9)
+    assert abs(found(True) - exact).max() < 6e-3
+    assert abs(found(False) - exact).max() > 3e-2
 
 
 @pytest.mark.slow
