@@ -17,7 +17,7 @@ from inference.program import Program
 from inference.quadratic import CommonPrior
 from inference.sites import unwrap
 
-__all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows"]
+__all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "event_dim"]
 
 
 class Block(NamedTuple):
@@ -155,7 +155,7 @@ class Assignment:
     def by_column(self, leaf: Array, block: Block) -> Array:
         """A parameter [group, ...] without an axis of columns gets one."""
         first = self.few.sites[block.priors[0]]
-        return leaf if len(first.shape) - _event_dim(self.few, block.priors[0]) > 1 else leaf[:, None]
+        return leaf if len(first.shape) - event_dim(self.few, block.priors[0]) > 1 else leaf[:, None]
 
     def _experts_prior(self, fn: Any, values: Mapping[str, Array]) -> CommonPrior | None:
         if self.experts is None:
@@ -184,6 +184,6 @@ class Assignment:
         return rows
 
 
-def _event_dim(program: Program, name: str) -> int:
+def event_dim(program: Program, name: str) -> int:
     """Dimensions of one event of a site, those that `to_event` declared not counted."""
     return {"Dirichlet": 1, "MultivariateNormal": 1, "Wishart": 2, "InverseWishart": 2}.get(program.sites[name].family, 0)

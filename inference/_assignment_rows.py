@@ -170,13 +170,13 @@ def _design(experts: "Experts", seen: Mapping[str, Any], num_features: int) -> t
             raise StructureError(
                 f"site {experts.soft!r}: weight {j} sees another column for each class; wanted one design for all classes."
             )
-        same = [np.isclose(filled, each[0][:, None]).all(0) for filled, each in zip(seen["filled"], (first, second), strict=True)]
+        same = [_equal(filled, each[0][:, None]).all(0) for filled, each in zip(seen["filled"], (first, second), strict=True)]
         is_feature = np.flatnonzero(same[0] & same[1])
-        if np.allclose(first, 1) and np.allclose(second, 1):
+        if _equal(first, np.ones_like(first)).all() and _equal(second, np.ones_like(second)).all():
             design.append(num_features)
         elif len(is_feature):
             design.append(int(is_feature[0]))
-        elif np.allclose(first, second):
+        elif _equal(first, second).all():
             design.append(num_features + 1 + len(extras))
             extras.append(first[0])
         else:
@@ -185,6 +185,11 @@ def _design(experts: "Experts", seen: Mapping[str, Any], num_features: int) -> t
                 f"the features as they are, or data. Use SVI with an autoguide for this model."
             )
     return np.stack(extras, 1) if extras else np.zeros((seen["design"][0].shape[-1], 0)), tuple(design)
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """But for rounding, whatever the units."""
+    return np.isclose(one, other, rtol=100 * np.finfo(one.dtype).eps, atol=0)
 
 
 def _tried_labels(experts: "Experts", at: Any, values: Mapping[str, Array]) -> dict[str, Array]:

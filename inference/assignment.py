@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from inference._assignment_parts import Assignment, Block, Experts, Level, Prior, Rows
+from inference._assignment_parts import Assignment, Block, Experts, Level, Prior, Rows, event_dim
 from inference._assignment_proof import prove, prove_for
 from inference._some_rows import arguments_by_row, on_rows
 from inference.conjugate import describe, family_of
@@ -75,6 +75,7 @@ def read_assignment(program: Program) -> Assignment:
                 f"parameters of groups, rows that depend on {z!r}, and soft labels. {WAY_OUT}"
             )
     _refuse_other_children(found)
+    _refuse_shared(found)
     compared = many_rows(program, z, MOST // numbers_of_a_row(few, features.site if features else None))
     found = replace(found, prior=prove(found, compared))
     for others in (few, program):
@@ -219,6 +220,29 @@ def _refuse_other_children(found: Assignment) -> None:
                     f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which was read as part of "
                     f"{sorted(allowed[parent])}. {WAY_OUT}"
                 )
+
+
+def _refuse_shared(found: Assignment) -> None:
+    """Each group, column and weight has parameters of its own."""
+    few, wanted = found.few, {}
+    for block in found.columns:
+        sizes = (found.num_groups, *few.sites[block.site].shape[1:])
+        wanted |= {name: (*sizes, *few.sites[name].shape[-1:][: event_dim(few, name)]) for name in block.priors}
+    if found.features:
+        width = few.sites[found.features.site].shape[1:]
+        for name in found.features.priors:
+            wanted[name] = (found.num_groups, *width * (1 + (event_dim(few, name) == 2)))
+    if found.experts:
+        soft, _, weights, loc, precision = found.experts
+        classes, of_weights = few.sites[soft].shape[:-1], few.sites[weights].shape[-1:]
+        wanted[weights] = (*classes, found.num_groups, *of_weights)
+        wanted |= {name: (*classes, *of_weights) for name in (loc, precision) if name}
+    for name, shape in wanted.items():
+        if few.sites[name].shape != shape:
+            raise StructureError(
+                f"site {name!r} ({few.sites[name].family}): its shape is {few.sites[name].shape}, wanted {shape}: no parameter that "
+                f"groups, columns, classes or weights share. {WAY_OUT}"
+            )
 
 
 def some_rows(program: Program, z: str, size: int) -> Program:

@@ -99,6 +99,19 @@ def with_age(x, y, age):
     return iqgme(x, y, num_classes=3, num_experts=4, alpha=1.0, expert=expert)
 
 
+@pytest.mark.parametrize("units", [1e-9, 1e9])
+def test_columns_are_told_apart_in_any_units(units):
+    found = read_assignment(program := Program(iqgme, units * HOLES, Y, num_experts=3, alpha=1.0))
+    assert found.rows(program).design == (0, 1, 2)
+
+
+@pytest.mark.slow
+def test_columns_in_small_units_are_not_told_apart_by_an_absolute_tolerance(monkeypatch):
+    monkeypatch.setattr(_assignment_rows, "_equal", np.isclose)
+    found = read_assignment(program := Program(iqgme, 1e-9 * X, Y, num_experts=3, alpha=1.0))
+    assert found.rows(program).design == (0, 0, 2)
+
+
 @pytest.mark.parametrize("name", quick(["three classes", "bits", "binary tasks"], {"bits"}))
 def test_many_rows_are_looked_at_in_parts(name, monkeypatch):
     model, data = of_tasks(name) if name in TASKS else case(name)
@@ -170,6 +183,31 @@ def by_their_number(x, z, at):
 
 def masked_last(x, z, at):
     return beta_bernoulli(x, z, at, wrap=lambda fn: Missing(fn).mask(jnp.arange(at.rows.size)[:, None] < 29))
+
+
+def shared_spread(x, z, at):
+    Lambda = sample("Lambda", dist.Wishart(4.0, rate_matrix=jnp.eye(2)))
+    with at.experts:
+        mu = sample("mu", dist.MultivariateNormal(jnp.zeros(2), precision_matrix=Lambda))
+    with at.rows:
+        return sample("x", dist.MultivariateNormal(mu[z], precision_matrix=Lambda), obs=x)
+
+
+def shared_chance(x, z, at):
+    with at.experts:
+        p = sample("p", dist.Beta(1.0, 1.0))
+    _, rows, columns = columns_of(at)
+    with rows, columns:
+        return sample("x", Missing(dist.Bernoulli(p[z][:, None])), obs=x)
+
+
+def shared_precision(x, y, z, at):
+    spread = sample("lambda", dist.Gamma(2.0, 2.0)) ** -0.5
+    with at.experts:
+        w = sample("w", dist.Normal(jnp.zeros(2), spread).to_event(1))
+    with at.rows:
+        t = sample("t", dist.Normal(jnp.sum(w[z] * x, -1), 1.0))
+        return sample("y", dist.Delta((t > 0).astype(int)), obs=y)
 
 
 def beside(x, z, at):
@@ -249,6 +287,12 @@ REFUSALS = {
     ),
     "threshold": ({"expert": soft_with(label=lambda t: t > 3.0)}, "site 'y': no signs of 't' make its value possible"),
     "argmax": ({"expert": best_of_all}, "site 'y' .Delta.: read as the signs of 't'"),
+    "one p for all columns": (
+        {"gate": shared_chance, "x": BITS, "expert": None},
+        "site 'p' .Beta.: its shape is .3,., wanted .3, 2.: no parameter that .* columns, .* share. Use SVI",
+    ),
+    "one Lambda for all groups": ({"gate": shared_spread}, "site 'Lambda' .Wishart.: its shape is .2, 2., wanted .3, 2, 2."),
+    "one lambda for all weights": ({"expert": shared_precision}, "site 'lambda' .Gamma.: its shape is .., wanted .2,.: .* Use SVI"),
     "cauchy weights": ({"expert": soft_with(prior=dist.Cauchy(jnp.zeros(2), 1.0).to_event(1))}, "site 't': its loc is computed from .'w'."),
 }
 
