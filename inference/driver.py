@@ -49,7 +49,8 @@ class Driver:
         resumed, bit for bit. None keeps everything in memory.
     :param save_every: seconds between two commits to the checkpoint.
     :param stop: a predicate over the tree so far, such as `converged()` or `settled()`.
-    :param max_time: seconds after which the run ends with what it has.
+    :param max_time: seconds after which the run ends with what it has, those of its start not counted. Nothing that is being compiled is
+        cut short.
     :param extra_fields: fields of the kernel's state to record as well, dots for parts: "adapt_state.step_size".
     :param groups: groups that cost another pass through the model: "log_likelihood", "log_prior", "posterior_predictive",
         "prior" (with its "prior_predictive").
@@ -107,6 +108,8 @@ class Driver:
         # As in NumPyro, the steps that are left over from thinning come before the first draw.
         num_warmup = (self.num_warmup or 0) + self.num_samples % self.thinning if self.is_chain else 0
         session = Session(stepper, store, num_warmup=num_warmup, thinning=self.thinning, chain_method=self.chain_method)
+        if isinstance(self.kernel, Algorithm):
+            self.kernel.max_time = self.max_time
         session.start(keys, init_params)
         run = _outcome.Run(self, program, stepper, session, keys)
         self._last = (session, run)
