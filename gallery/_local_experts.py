@@ -7,7 +7,7 @@ A subclass has the parameters that are declared and says in `fit` which model of
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import jax
@@ -24,22 +24,26 @@ from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
 from inference.kernels.conditional_gibbs import AssignmentDraws
 from zoo.iqgme import normal_wishart, soft_probit
 
-__all__ = ["LocalExperts", "check_whole", "concentration"]
+__all__ = ["LocalExperts", "check_whole", "positive"]
 
 FAR = 1e50  # deviations from the mean: what is further is as far, for its square must be a number
 PART = 0.3  # of the covariance of all rows, what an expert's is expected to be where there are many columns
 
 
-def concentration(value: Any) -> Any:
-    """A distribution as it is, or a number."""
-    return value if isinstance(value, dist.Distribution) else float(value)
+def positive(name: str, value: Any) -> Any:
+    """A distribution as it is, or a number above 0."""
+    if isinstance(value, dist.Distribution):
+        return value
+    if not isinstance(value, Real) or not 0 < value < np.inf:
+        raise ValueError(f"{name}: found {value!r}, wanted a number above 0, or a distribution.")
+    return float(value)
 
 
-def check_whole(**numbers: Any) -> None:
+def check_whole(least: int = 1, **numbers: Any) -> None:
     """Parameters that count something."""
     for name, value in numbers.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
 
 
 class LocalExperts(ClassifierMixin, BaseEstimator):
@@ -74,18 +78,15 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         inference: str = "vb",
         **settings: Any,
     ) -> None:
-        if not 0 <= self.shrinkage <= 1:
-            raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
-        if self.gate_rows is not None and not 0 < self.gate_rows < np.inf:
-            raise ValueError(f"gate_rows: found {self.gate_rows!r}, wanted a number above 0, or None.")
-        check_whole(num_samples=self.num_samples, max_iter=self.max_iter)
+        self._check_numbers(batch_size)
+        precision = positive("precision", self.precision)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
         self._learn_units(X)
         x = self._standard(X)
         if "gate" not in settings:
             settings["gate"] = self._gate(x)
-        expert = partial(soft_probit, sparse=self.sparse, precision=concentration(self.precision))
+        expert = partial(soft_probit, sparse=self.sparse, precision=precision)
         self._settings = {"num_classes": max(len(classes), 2), "expert": expert, **settings}
         self.classes_, data = classes, ((x, labels), {**by_row, **self._settings})
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -93,6 +94,21 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             self._draw(model, seed, data)
         else:
             self._ascend(model, seed, data, batch_size)
+
+    def _check_numbers(self, batch_size: Any) -> None:
+        """Those that all subclasses have."""
+        check_whole(num_samples=self.num_samples, max_iter=self.max_iter, restarts=self.restarts)
+        if batch_size is not None:
+            check_whole(batch_size=batch_size)
+        is_number = lambda value, most=np.inf: isinstance(value, Real) and 0 <= value <= most
+        if not is_number(self.shrinkage, 1):
+            raise ValueError(f"shrinkage: found {self.shrinkage!r}, wanted a number from 0 to 1.")
+        if not is_number(self.tolerance):
+            raise ValueError(f"tolerance: found {self.tolerance!r}, wanted a number, at least 0.")
+        if self.max_time is not None and not is_number(self.max_time):
+            raise ValueError(f"max_time: found {self.max_time!r}, wanted seconds, at least 0, or None.")
+        if self.gate_rows is not None and not (is_number(self.gate_rows) and 0 < self.gate_rows < np.inf):
+            raise ValueError(f"gate_rows: found {self.gate_rows!r}, wanted a number above 0, or None.")
 
     def _ascend(self, model: Callable, seed: int, data: Any, batch_size: int | None) -> None:
         """By variational Bayes."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import validate_data
 
-from gallery._local_experts import LocalExperts, check_whole, concentration
+from gallery._local_experts import LocalExperts, check_whole, positive
 from zoo.iqgme import FEW_EXPERTS, VAGUE, iqgme
 from zoo.iqgme_factors import iqgme_factors, normal_factors
 
@@ -53,7 +53,8 @@ class IQGMEClassifier(LocalExperts):
     :param batch_size: about as many rows a sweep, drawn anew each time, for more rows than a sweep should visit: then `max_iter` sweeps are
         made, and `elbo_` is an estimate. None: all rows.
     :param num_samples: draws in `posterior_`; with "gibbs" of each chain, a sweep each, and predictions are means over them.
-    :param max_time: seconds after which a fit ends, with what it has.
+    :param max_time: seconds after which a fit ends, with what it has; with "vb" trying `restarts`, of which the first is always tried, has
+        as many for itself. Reading the model and compiling are not cut short.
     :param progress_bar: shows a bar, with the bound.
     :param random_state: integer, `RandomState` or None.
 
@@ -100,10 +101,11 @@ class IQGMEClassifier(LocalExperts):
         if self.n_factors is not None and (not isinstance(self.n_factors, Integral) or self.n_factors < 2):
             raise ValueError(f"n_factors: found {self.n_factors!r}, wanted an integer, 2 or more, or None.")
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
-        check_whole(truncation=self.truncation)
+        check_whole(2, truncation=self.truncation)
+        alpha = positive("alpha", self.alpha)
         model = iqgme if self.n_factors is None else iqgme_factors
         among = {} if self.n_factors is None else {"num_factors": int(self.n_factors), "gate": normal_factors}
-        self._fit(model, X, y, {}, self.batch_size, self.inference, num_experts=self.truncation, alpha=concentration(self.alpha), **among)
+        self._fit(model, X, y, {}, self.batch_size, self.inference, num_experts=self.truncation, alpha=alpha, **among)
         return self
 
     def predict_log_proba(self, X: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from gallery._local_experts import LocalExperts, check_whole, concentration
+from gallery._local_experts import LocalExperts, check_whole, positive
 from zoo.iqgme import FEW_EXPERTS, VAGUE
 from zoo.iqgme_tasks import iqgme_tasks
 
@@ -44,7 +44,8 @@ class MultiTaskIQGMEClassifier(LocalExperts):
     :param restarts: starts, of which the best after a few sweeps goes on.
     :param max_iter: the most sweeps; `tolerance`: ends when a sweep gains less than this share of the bound.
     :param num_samples: draws in `posterior_`.
-    :param max_time: seconds after which a fit ends, with what it has.
+    :param max_time: seconds after which a fit ends, with what it has; trying `restarts`, of which the first is always tried, has as many
+        for itself. Reading the model and compiling are not cut short.
     :param progress_bar: shows a bar, with the bound.
     :param random_state: integer, `RandomState` or None.
 
@@ -86,9 +87,9 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
         task = _checked(task, len(X))
         self.tasks_, codes = np.unique(task, return_inverse=True)
-        check_whole(truncation=self.truncation, num_shared=self.num_shared)
+        check_whole(2, truncation=self.truncation, num_shared=self.num_shared)
         settings: dict[str, Any] = {"num_groups": self.truncation, "num_experts": self.num_shared, "num_tasks": len(self.tasks_)}
-        concentrations = {"alpha": concentration(self.alpha), "beta": concentration(self.beta)}
+        concentrations = {name: positive(name, getattr(self, name)) for name in ("alpha", "beta")}
         self._fit(iqgme_tasks, X, y, {"task": codes.astype(np.int32)}, **settings, **concentrations)
         with jax.enable_x64(True):
             self.shares_ = np.exp(jax.device_get(self._kernel.log_weights(self._state)))

@@ -185,8 +185,26 @@ def test_wrong_settings_are_refused():
         IQGMEClassifier(inference="mcmc").fit(X, Y)
     with pytest.raises(ValueError, match="n_factors: found 1, wanted an integer, 2 or more, or None"):
         IQGMEClassifier(n_factors=1).fit(X, Y)
-    for name, value in {"num_samples": -1, "truncation": 2.5, "max_iter": 0}.items():
-        with pytest.raises(ValueError, match=f"{name}: found {value}, wanted an integer, at least 1"):
-            IQGMEClassifier(**{name: value}).fit(X, Y)
-    with pytest.raises(ValueError, match="shrinkage: found 2.0"):
-        IQGMEClassifier(shrinkage=2.0).fit(X, Y)
+
+
+WRONG = {
+    "num_samples": (-1, "an integer, at least 1"),
+    "truncation": (2.5, "an integer, at least 2"),
+    "max_iter": (0, "an integer, at least 1"),
+    "restarts": (0, "an integer, at least 1"),
+    "batch_size": (1.5, "an integer, at least 1"),
+    "shrinkage": (2.0, "a number from 0 to 1"),
+    "tolerance": (-1.0, "a number, at least 0"),
+    "max_time": (-1.0, "seconds, at least 0, or None"),
+    "gate_rows": (0, "a number above 0, or None"),
+    "precision": (0, "a number above 0, or a distribution"),
+    "alpha": (-1, "a number above 0, or a distribution"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_numbers_and_texts_for_numbers_are_refused_by_name(name):
+    value, wanted = WRONG[name]
+    for found in (value, "a few", np.nan):
+        with pytest.raises(ValueError, match=f"{name}: found {found!r}, wanted {wanted}"):
+            IQGMEClassifier(**{name: found}).fit(X, Y)

@@ -121,6 +121,10 @@ def test_wrong_settings_are_refused():
         MultiTaskIQGMEClassifier(shrinkage=2.0).fit(X, Y, TASK)
     with pytest.raises(ValueError, match="gate_rows: found 0, wanted a number above 0, or None"):
         MultiTaskIQGMEClassifier(gate_rows=0).fit(X, Y, TASK)
+    with pytest.raises(ValueError, match="beta: found -1, wanted a number above 0, or a distribution"):
+        MultiTaskIQGMEClassifier(beta=-1).fit(X, Y, TASK)
+    with pytest.raises(ValueError, match="num_shared: found 1, wanted an integer, at least 2"):
+        MultiTaskIQGMEClassifier(num_shared=1).fit(X, Y, TASK)
     with pytest.raises(ValueError, match="init: found 'tasks', wanted one of"):
         MultiTaskIQGMEClassifier(init="tasks").fit(X, Y, TASK)
 
