@@ -108,8 +108,6 @@ class Driver:
         # As in NumPyro, the steps that are left over from thinning come before the first draw.
         num_warmup = (self.num_warmup or 0) + self.num_samples % self.thinning if self.is_chain else 0
         session = Session(stepper, store, num_warmup=num_warmup, thinning=self.thinning, chain_method=self.chain_method)
-        if isinstance(self.kernel, Algorithm):
-            self.kernel.max_time = self.max_time
         session.start(keys, init_params)
         run = _outcome.Run(self, program, stepper, session, keys)
         self._last = (session, run)

@@ -32,7 +32,6 @@ class Algorithm(ABC):
     """
 
     model: Any  # the NumPyro model that it was built on
-    max_time: float | None = None  # the driver's: seconds after which an `init` that makes several starts is content with those it has
 
     @abstractmethod
     def init(self, rng_key: Array, program: Program) -> Any:

@@ -28,7 +28,6 @@ Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.4
 
 from functools import partial
 from numbers import Integral
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
@@ -89,8 +88,7 @@ class CoordinateAscent(Algorithm):
         many features, as `zoo.load("iqgme_factors").model` (`_factor_ascent`), then with all rows a step and one dtype.
     :param init: the groups of the rows before the first sweep: "kmeans", "random", or "task", one for all rows of a task, under a shared
         group of its own (one data set is one task).
-    :param restarts: starts, of which the best after a few sweeps goes on. With `Driver(max_time=)` no further start is tried once so many
-        seconds are over, and the run that goes on has as many for itself; the first one, whose sweeps are compiled, is always tried.
+    :param restarts: starts, of which the best after a few sweeps goes on; `Driver(max_time=)` begins to count after those.
     :param tolerance: ends when a sweep gains less than this share of the bound.
     :param dtype: of the sums over rows: "float32" halves the time of a sweep where JAX runs in float64. None: what JAX runs in.
     :param batch_size: about as many rows a step, a few hundred at least, drawn anew each time; None: all of them.
@@ -157,17 +155,13 @@ class CoordinateAscent(Algorithm):
     def init(self, rng_key: Array, program: Program) -> Any:
         """The factors that the groups of a start imply; the best of several after a few sweeps."""
         self.check(program)
-        first, *others = random.split(rng_key, self.restarts)
-        if not others:
-            return self._start(first)
+        starts = [self._start(key) for key in random.split(rng_key, self.restarts)]
+        if self.restarts == 1:
+            return starts[0]
         turn = lambda data: lambda i, at: self._moved(random.fold_in(rng_key, i), at, data)
         advance = jax.jit(lambda state, data: jax.lax.fori_loop(0, NUM_TRIAL, turn(data), state))
-        began, best = perf_counter(), jax.block_until_ready(advance(self._start(first), self._data))
-        for key in others:
-            if self.max_time is not None and perf_counter() - began > self.max_time:
-                break
-            best = max(best, advance(self._start(key), self._data), key=lambda state: float(state.elbo))
-        return best
+        ends = [advance(start, self._data) for start in starts]
+        return max(ends, key=lambda state: float(state.elbo))
 
     def _start(self, rng_key: Array) -> Any:
         rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))

@@ -235,17 +235,6 @@ def test_best_of_several_starts_is_no_worse_than_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("max_time", "tried"), [(0.0, 1), (1000.0, 3), (None, 3)])
-def test_no_start_is_tried_when_time_is_over(max_time, tried, monkeypatch):
-    kernel, starts = CoordinateAscent(iqgme, init="random", restarts=3), []
-    right = kernel._start
-    monkeypatch.setattr(kernel, "_start", lambda key: starts.append(key) or right(key))
-    tree = Driver(kernel, num_warmup=5, num_samples=0, max_time=max_time, progress_bar=False).run(0, **case("no labels")[1])
-    assert len(starts) == tried
-    assert tree["sample_stats"].sizes["step"] > 0
-
-
-@pytest.mark.slow
 def test_experts_that_differ_are_found(monkeypatch):
     """Three Gaussians, each cut by its own line, a quarter of the cells missing: what experts have in common, learned early, is a trap."""
     told = three_gaussians(num_rows=600, seed=1)
