@@ -14,19 +14,26 @@ counts pairs of relatives and takes off those that the multinomial makes, comes 
 estimate poor: so every `GENERATIONS` steps all particles found new ones, and what particles remember for longer than that is left out.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from inference.kernels._nested_directions import Around, direction, spread_of
+from inference.kernels._nested_moves import Limit, Points, walk
 from inference.kernels._resampling import effective_size
 
-__all__ = ["GENERATIONS", "Families", "counted", "founded", "next_exponent", "powered", "variance_of"]
+__all__ = ["GENERATIONS", "Families", "Walked", "counted", "founded", "moved", "next_exponent", "powered", "variance_of"]
 
 GENERATIONS = 8
 HALVINGS = 60
+WIDTH = 4.0  # of the interval of a walk, in standard deviations
+DOUBLINGS = 5  # of a walk that does not forget
 
 
 class Families(NamedTuple):
@@ -78,3 +85,42 @@ def counted(families: Families, weight: Array, parent: Array) -> Families:
 def variance_of(families: Families) -> Array:
     """Of log Z so far."""
     return families.variance + jnp.sum(families.added**2)
+
+
+class Walked(NamedTuple):
+    """What the moves of a step took."""
+
+    halfway: Array
+    num_steps: Array  # of each walk
+    evaluations: Array
+    passes: Array
+
+
+def moved(rng_key: Array, before: Points, parent: Array, densities: Callable, *, num_sweeps: float, memory: float) -> tuple[Points, Walked]:
+    """Copies of parents after walks, of which each pass takes as many steps as all before it. `densities` are the log of what a walk leaves
+    as it is, and the log likelihood that goes with it. Directions are between the points before they were resampled: none of them is where
+    the walk begins but the parent, which is left out."""
+    (count, size), dtype = before.z.shape, before.z.dtype
+    start = jax.tree.map(lambda leaf: leaf[parent], before)
+    nothing = jnp.zeros(count, jnp.int32)
+    spread = spread_of(start.z, nothing, 1)[nothing]
+    turn = partial(direction, around=Around(before.z, nothing, nothing + count, parent, spread))
+    limit = Limit(jnp.full_like(before.log_likelihood, -jnp.inf), jnp.zeros_like(before.label))
+    apart = lambda at: jnp.mean(((at - start.z) / jnp.maximum(spread, jnp.finfo(dtype).tiny)) ** 2)
+    least = max(1, round(num_sweeps * size / 2))
+
+    def goes_on(carry: tuple[Points, Walked]) -> Array:
+        """After half of the steps a walk that keeps a correlation c is 1 / (1 + sqrt(c)) as far, in squares, as after all."""
+        _, walked = carry
+        kept = jnp.clip(1 / walked.halfway - 1, 0, 1)
+        return (walked.passes < 2) | ((kept > np.sqrt(memory)) & (walked.passes < 2 + DOUBLINGS))
+
+    def one_pass(carry: tuple[Points, Walked]) -> tuple[Points, Walked]:
+        at, walked = carry
+        num_steps = jnp.maximum(walked.num_steps, least)
+        new, _, evaluations = walk(random.fold_in(rng_key, walked.passes), densities, at, limit, turn, num_steps, WIDTH)
+        halfway = apart(at.z) / jnp.maximum(apart(new.z), jnp.finfo(dtype).tiny)
+        return new, Walked(halfway, walked.num_steps + num_steps, walked.evaluations + evaluations, walked.passes + 1)
+
+    zero = jnp.zeros((), jnp.int32)
+    return jax.lax.while_loop(goes_on, one_pass, (start, Walked(jnp.zeros((), dtype), zero, zero, zero)))

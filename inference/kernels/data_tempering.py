@@ -20,7 +20,6 @@ Chopin (2002), "A sequential particle filter method for static models"; Del Mora
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,11 +29,10 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference._once import once
-from inference.kernels._nested_directions import Around, direction, spread_of
-from inference.kernels._nested_moves import Limit, Points, walk
+from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import effective_size, systematic_parents
 from inference.kernels._stages import ByStages, check_counts
-from inference.kernels._tempering import Families, counted, founded, next_exponent, powered, variance_of
+from inference.kernels._tempering import Families, counted, founded, moved, next_exponent, powered, variance_of
 from inference.program import Program
 from inference.protocol import Results
 from inference.sites import StructureError
@@ -42,8 +40,6 @@ from inference.split import NUM_PROOFS, Split
 
 __all__ = ["DataTempering", "Tempered", "TemperingReport"]
 
-WIDTH = 4.0  # of the interval of a walk, in standard deviations
-DOUBLINGS = 5  # of a walk that does not forget
 FEWEST = 20  # particles
 
 
@@ -226,7 +222,9 @@ class DataTempering(ByStages):
         log_total = logsumexp(log_weight)
         weight = jnp.exp(log_weight - log_total)
         parent = systematic_parents(parent_key, weight)
-        at, walked = self._moved(walk_key, state, parent, exponent)
+        start = Points(state.z, state.log_before + powered(state.log_own, exponent), state.log_own, jnp.zeros_like(state.log_own))
+        densities = self._densities(state, exponent)
+        at, walked = moved(walk_key, start, parent, densities, num_sweeps=self.num_sweeps, memory=self.memory)
         log_evidence = state.log_evidence + log_total - np.log(self.num_particles)
         rows = state.num_rows.astype(log_evidence.dtype)
         new = state._replace(
@@ -264,36 +262,6 @@ class DataTempering(ByStages):
 
         return densities
 
-    def _moved(self, rng_key: Array, state: Tempered, parent: Array, exponent: Array) -> tuple[Points, "_Walked"]:
-        """Copies of parents after walks, of which each pass takes as many steps as all before it. Directions are between the particles
-        before they were resampled: none of them is where the walk begins but the parent, which is left out."""
-        size, count = self.split.size, self.num_particles
-        z, log_own = state.z[parent], state.log_own[parent]
-        start = Points(z, state.log_before[parent] + powered(log_own, exponent), log_own, jnp.zeros_like(log_own))
-        nothing = jnp.zeros(count, jnp.int32)
-        spread = spread_of(z, nothing, 1)[nothing]
-        turn = partial(direction, around=Around(state.z, nothing, nothing + count, parent, spread))
-        limit = Limit(jnp.full_like(log_own, -jnp.inf), jnp.zeros_like(log_own))
-        apart = lambda at: jnp.mean(((at - z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
-        densities = self._densities(state, exponent)
-        least = max(1, round(self.num_sweeps * size / 2))
-
-        def goes_on(carry: tuple[Points, _Walked]) -> Array:
-            """After half of the steps a walk that keeps a correlation c is 1 / (1 + sqrt(c)) as far, in squares, as after all."""
-            _, walked = carry
-            kept = jnp.clip(1 / walked.halfway - 1, 0, 1)
-            return (walked.passes < 2) | ((kept > np.sqrt(self.memory)) & (walked.passes < 2 + DOUBLINGS))
-
-        def one_pass(carry: tuple[Points, _Walked]) -> tuple[Points, _Walked]:
-            at, walked = carry
-            num_steps = jnp.maximum(walked.num_steps, least)
-            new, _, evaluations = walk(random.fold_in(rng_key, walked.passes), densities, at, limit, turn, num_steps, WIDTH)
-            halfway = apart(at.z) / jnp.maximum(apart(new.z), jnp.finfo(z.dtype).tiny)
-            return new, _Walked(halfway, walked.num_steps + num_steps, walked.evaluations + evaluations, walked.passes + 1)
-
-        zero = jnp.zeros((), jnp.int32)
-        return jax.lax.while_loop(goes_on, one_pass, (start, _Walked(jnp.zeros((), z.dtype), zero, zero, zero)))
-
     def finished(self, state: Tempered) -> Array:
         """After the last stage."""
         return (state.exponent >= 1) & (state.num_left == 0)
@@ -330,12 +298,3 @@ class DataTempering(ByStages):
         named = {name.replace("/", "."): value for name, value in values.items()}
         groups = {"particles": {"log_weight": jnp.full_like(state.log_own, -np.log(self.num_particles)), **named}}
         return Results(groups, attrs, dict.fromkeys(groups["particles"], ("particle",)))
-
-
-class _Walked(NamedTuple):
-    """What the moves of a step took."""
-
-    halfway: Array
-    num_steps: Array  # of each walk
-    evaluations: Array
-    passes: Array

@@ -52,7 +52,19 @@ class MergedStages(Staged):
             if len(part.states) > 1 or not kernel.finished(part.states[0]):
                 raise ValueError(f"parts: number {number} has {len(part.states)} replicates, or has not finished; wanted one that has.")
         first: Any = parts[0].kernel
-        same = ("summary", "num_clumps", "background", "num_live", "batch", "num_sweeps", "memory", "tolerance", "track_modes", "rename")
+        same = (
+            "summary",
+            "num_clumps",
+            "background",
+            "num_live",
+            "batch",
+            "num_sweeps",
+            "memory",
+            "tolerance",
+            "track_modes",
+            "rename",
+            "num_walkers",
+        )
         super().__init__(first.model, num_stages=1, **{name: getattr(first, name) for name in same} | settings)
         self.parts = tuple(parts)
 
@@ -88,6 +100,7 @@ class MergedStages(Staged):
         return Stage(
             nest=self._started(start_key, lambda key: even.draw(key, first, self.split.draw), self._densities(clumps, own)),
             clumps=clumps,
+            sampled=self._backed.summary.nothing(0),
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
@@ -104,9 +117,9 @@ class MergedStages(Staged):
         """Summaries of workers, who have named members without names each in a way of their own: spread over all places."""
         return Backed(for_all_places(self._backed.summary, self.exchange), self.background)
 
-    def _densities(self, clumps: Mixture, program: Program) -> Callable:
+    def _densities(self, clumps: Mixture, program: Program, sampled: Mixture | None = None) -> Callable:
         if clumps.log_weight.ndim == 1:  # a stage of rows
-            return super()._densities(clumps, program)
+            return super()._densities(clumps, program, sampled)
 
         def densities(z: Array) -> tuple[Array, Array]:
             log_prior, _ = self.split.densities(z, program)

@@ -132,7 +132,7 @@ class NestedSampler(Algorithm):
         drawn = np.asarray(once(jax.vmap(draw), keys)(keys))
         z = jnp.asarray(drawn[np.isfinite(drawn).all(1)][: self.num_live])
         log_prior, log_likelihood = once(jax.vmap(densities), z)(z)
-        self._check_start(np.asarray(log_likelihood))
+        self._check_start(np.asarray(log_likelihood), self.num_live)
         reference = self.exchange.first_reference if self.exchange and is_even else lambda z: None
         num_modes = max(1, 2 * self.num_live // self._least) if self.track_modes else 1  # a mode that finds no place is left whole
 
@@ -157,13 +157,11 @@ class NestedSampler(Algorithm):
         """Points of the smallest part that is a mode of its own."""
         return max(10, 2 * self.split.size)
 
-    def _check_start(self, log_likelihood: np.ndarray) -> None:
+    def _check_start(self, log_likelihood: np.ndarray, wanted: int) -> None:
         sites = " and ".join(map(repr, self.split.program.observed)) or "none observed"
         count = len(log_likelihood)
-        if count < self.num_live:
-            raise ValueError(
-                f"{count} of {self.num_live} draws from the prior are finite; look for a prior that is too wide for its dtype."
-            )
+        if count < wanted:
+            raise ValueError(f"{count} of {wanted} draws from the prior are finite; look for a prior that is too wide for its dtype.")
         if np.isnan(log_likelihood).any() or np.isposinf(log_likelihood).any():
             what = "NaN" if np.isnan(log_likelihood).any() else "infinite"
             raise ValueError(f"site {sites}: its likelihood is {what} at some of {count} draws from the prior; wanted a number.")

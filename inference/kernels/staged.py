@@ -8,6 +8,10 @@ curves of the sites (`_code_clumps`). So the likelihood of a row is only ever co
 out. What the clumps cannot say is lost for good, and the errors of the stages add up: the claimed error is that of the nested sampling
 alone.
 
+With `num_walkers` a stage explores before: walkers go from pi_s to where its rows are likely (`_exploration`), what they have found is
+summarised as q_s, and nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as
+from pi_s, with less to find out, and so a smaller claimed error. What clumps lose between stages is not made smaller by it.
+
 `Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random; `driver.update(x, y)` is one more stage, at any later
 time. The state says which rows a stage has, the program what is in them: a run goes on from its state in any process. The rest is as in
 `NestedSampler`.
@@ -19,21 +23,53 @@ the information that they add to those before; between stages a fit of clumps.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 
+from inference._once import once
+from inference.exchangeable import MOST_NAMED
 from inference.kernels._clumps import StateClumps
 from inference.kernels._code_clumps import CodeClumps
+from inference.kernels._exploration import Walkers, explored
+from inference.kernels._nested_moves import Points
+from inference.kernels._nested_names import for_all_places, together
 from inference.kernels._stages import ByStages, check_counts
 from inference.kernels._summary import Backed, Mixture
 from inference.kernels.nested_sampler import Nest, NestedSampler
 from inference.program import Program
 from inference.protocol import Results
+from inference.split import Split
 
 __all__ = ["Stage", "StageReport", "Staged"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
+FEWEST = 20  # walkers
+BEHIND_SEARCH = 0.2  # share of what a stage starts from in what its walkers have found: a fifth of an e-fold, should they miss something
+SEARCH_SWEEPS = 1.0  # of a walker at each exponent: it need not forget where it was
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
+
+
+class Start(NamedTuple):
+    """What a stage starts from; equal where split and summary are."""
+
+    split: Split
+    backed: Backed
+
+    def __call__(self, given: tuple[Mixture, dict[str, Array]]) -> Callable:
+        """At clumps, with the rows of a stage."""
+        clumps, rows = given
+        return self.densities(clumps, self.split.program.with_arguments(**rows))
+
+    def densities(self, clumps: Mixture, program: Program) -> Callable:
+        """The logarithms of pi_s, and of the likelihood."""
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, log_likelihood = self.split.densities(z, program)
+            return (self.backed.log_density(clumps, z, log_prior) if len(clumps.log_weight) else log_prior), log_likelihood
+
+        return densities
 
 
 class Stage(NamedTuple):
@@ -41,6 +77,7 @@ class Stage(NamedTuple):
 
     nest: Nest
     clumps: Mixture  # what the stages before have found; no place for one in the first
+    sampled: Mixture  # what walkers have found in this stage; no place for one where there are none
     rows: Array  # of this stage
     later: Array  # [stage, row]: of all stages but the first
     num_left: Array  # stages to come
@@ -72,6 +109,8 @@ class Staged(ByStages, NestedSampler):
         one for each site.
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
+    :param num_walkers: that explore each stage; a few for each latent number, or clumps cannot follow them. 0: none. The first stage of a
+        model with more than five members without names is not explored.
     :param settings: of `NestedSampler`.
     """
 
@@ -83,6 +122,7 @@ class Staged(ByStages, NestedSampler):
         summary: str = "state",
         num_clumps: int | None = None,
         background: float = 0.02,
+        num_walkers: int = 0,
         **settings: Any,
     ):
         super().__init__(model, **settings)
@@ -92,7 +132,10 @@ class Staged(ByStages, NestedSampler):
         check_counts(num_stages=num_stages, num_clumps=num_clumps)
         if not 0 < background < 1:
             raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
+        if type(num_walkers) is not int or not (num_walkers == 0 or num_walkers >= FEWEST):
+            raise ValueError(f"num_walkers: found {num_walkers!r}, wanted 0, or an integer, at least {FEWEST}.")
         self.num_stages, self.summary, self.num_clumps, self.background = num_stages, summary, num_clumps, background
+        self.num_walkers = num_walkers
 
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
@@ -100,13 +143,13 @@ class Staged(ByStages, NestedSampler):
         rows, later = self._dealt(deal_key, program)
         self._read(program)
         self.row_arguments = tuple(self._by_row(program))
-        own = self._own(program, rows)
         none = self._backed.summary.nothing(0)
-        nest = self._started(nest_key, self.split.draw, self._densities(none, own))
+        nest, sampled = self._begun(nest_key, none, self._own(program, rows))
         zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
         return Stage(
             nest=nest,
             clumps=none,
+            sampled=sampled,
             rows=rows,
             later=later,
             num_left=count + self.num_stages - 1,
@@ -129,20 +172,71 @@ class Staged(ByStages, NestedSampler):
     def step(self, rng_key: Array, state: Any, program: Any) -> tuple[Any, Any]:
         """One step of the nested sampling of this stage."""
         own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
-        nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own))
+        nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own, state.sampled))
         log_evidence = state.log_evidence + info.log_evidence
         return state._replace(nest=nest), StageReport(
             info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
         )
 
-    def _densities(self, clumps: Mixture, program: Program) -> Callable:
+    def _begun(self, rng_key: Array, clumps: Mixture, program: Program) -> tuple[Nest, Mixture]:
+        """Live points of a stage, and what its walkers have found."""
+        walk_key, fit_key, start_key = random.split(rng_key, 3)
+        sampled, evaluations = self._backed.summary.nothing(0), 0
+        if self._size_of_search(clumps):
+            found = self._searched(walk_key, clumps, program)
+            sampled = self._backed.summary.fitted(fit_key, self._alike(found.at.z, clumps), jnp.zeros(len(found.at.z)), self.num_clumps)
+            evaluations = found.evaluations
+        draw, densities = self._draw_from(clumps, sampled), self._densities(clumps, program, sampled)
+        nest = self._started(start_key, draw, densities, not len(clumps.log_weight))
+        return nest._replace(num_evaluations=nest.num_evaluations + evaluations), sampled
+
+    def _size_of_search(self, clumps: Mixture) -> int:
+        """Walkers of a stage; none where members in all places are too many to be looked at."""
+        if self.exchange and not len(clumps.log_weight) and self.exchange.count > MOST_NAMED:
+            return 0
+        return self.num_walkers
+
+    def _searched(self, rng_key: Array, clumps: Mixture, program: Program) -> Walkers:
+        draw_key, walk_key = random.split(rng_key)
+        keys = random.split(draw_key, self._size_of_search(clumps))
+        drawn, densities = once(jax.vmap(self._draw_from(clumps)), keys)(keys), self._densities(clumps, program)
+        z = drawn[jnp.isfinite(drawn).all(1)]
+        log_prior, log_likelihood = once(jax.vmap(densities), z)(z)
+        self._check_start(np.asarray(log_likelihood), min(self.num_live, len(keys)))
+        start = Points(z, log_prior, log_likelihood, jnp.zeros_like(log_prior))
+        rows = {name: program.arguments[name] for name in self.row_arguments}
+        return explored(walk_key, start, Start(self.split, self._backed), (clumps, rows), SEARCH_SWEEPS)
+
+    def _alike(self, z: Array, clumps: Mixture) -> Array:
+        """Members in the same places: in the first stage they have no names."""
+        if not self.exchange or len(clumps.log_weight):
+            return z
+        for reference in (self.exchange.first_reference, self.exchange.reference):
+            z = together(self.exchange, z, reference(z))
+        return z
+
+    def _densities(self, clumps: Mixture, program: Program, sampled: Mixture | None = None) -> Callable:
+        """What nested sampling draws from, and the rest of prior times likelihood."""
+        start = Start(self.split, self._backed).densities(clumps, program)
+        if sampled is None or not len(sampled.log_weight):
+            return start
+
         def densities(z: Array) -> tuple[Array, Array]:
-            log_prior, log_likelihood = self.split.densities(z, program)
-            if not len(clumps.log_weight):
-                return log_prior, log_likelihood
-            return self._backed.log_density(clumps, z, log_prior), log_likelihood
+            log_prior, log_likelihood = start(z)
+            log_sampled = self._behind(clumps).log_density(sampled, z, log_prior)
+            return log_sampled, log_likelihood + log_prior - log_sampled
 
         return densities
+
+    def _behind(self, clumps: Mixture) -> Backed:
+        """Of what walkers find: in the first stage members of a plate may change places."""
+        own = self._backed.summary
+        return Backed(own if len(clumps.log_weight) else for_all_places(own, self.exchange), BEHIND_SEARCH)
+
+    def _draw_from(self, clumps: Mixture, sampled: Mixture | None = None) -> Callable:
+        has_clumps, has_sampled = len(clumps.log_weight), sampled is not None and len(sampled.log_weight)
+        before = (lambda key: self._backed.draw(key, clumps, self.split.draw)) if has_clumps else self.split.draw
+        return (lambda key: self._behind(clumps).draw(key, sampled, before)) if has_sampled else before
 
     def finished(self, state: Any) -> Array:
         """After the last stage."""
@@ -164,10 +258,11 @@ class Staged(ByStages, NestedSampler):
         z, log_weight = self._together(state.nest)
         clumps = self._backed.summary.fitted(fit_key, z, log_weight, self.num_clumps)
         log_evidence, error = self._evidence(state.nest)
-        nest = self._started(start_key, self._draw_from(clumps), self._densities(clumps, self._own(program, rows)), False)
+        nest, sampled = self._begun(start_key, clumps, self._own(program, rows))
         return state._replace(
             nest=nest,
             clumps=clumps,
+            sampled=sampled,
             rows=rows,
             num_rows=state.num_rows + len(rows),
             log_evidence=state.log_evidence + log_evidence,
@@ -175,9 +270,6 @@ class Staged(ByStages, NestedSampler):
             num_evaluations=self._row_evaluations(state),
             stage=state.stage + 1,
         )
-
-    def _draw_from(self, clumps: Mixture) -> Callable:
-        return lambda rng_key: self._backed.draw(rng_key, clumps, self.split.draw)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.num_evaluations + state.nest.num_evaluations.astype(state.num_evaluations.dtype) * len(state.rows)

@@ -26,10 +26,10 @@ def workers():
         return [worker(rows, seed) for seed, rows in enumerate(PARTS)]
 
 
-def with_prior_each(self, clumps, program, densities=MergedStages._densities):
+def with_prior_each(self, clumps, program, sampled=None, densities=MergedStages._densities):
     """A planted bug: the prior of every worker counts."""
     if clumps.log_weight.ndim == 1:
-        return densities(self, clumps, program)
+        return densities(self, clumps, program, sampled)
     own = densities(self, clumps, program)
 
     def too_often(z):
