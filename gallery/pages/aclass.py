@@ -151,7 +151,7 @@ learned.fit(x[train], y[train])
 print(learned.posterior_.posterior["alpha"].to_series().value_counts(normalize=True).sort_index().round(2).to_dict())
 
 # %%
-# *Another likelihood*: coins with a known bias cannot be integrated out by any table of conjugate pairs if their prior is a Kumaraswamy.
+# *Another likelihood*: coins whose bias has a Kumaraswamy for its prior cannot be integrated out by any table of conjugate pairs.
 # The kernel does not guess; it refuses, with the site's name.
 
 

@@ -119,7 +119,7 @@ for name, found in scores.items():
 # 5, wide   0.084        0.059            0.101          0.168             0.091
 # ========  ===========  ===============  =============  ================  ==========  =====
 #
-# Label spreading is hard to beat here; it has no density, draws no rows, and knows no doubt of its own.
+# Label spreading is hard to beat here, in log score as well; it has no density and draws no rows.
 #
 # What it costs
 # -------------

@@ -88,8 +88,8 @@ for data in SETS:
 # LOO
 # ---
 # Two variants of one model of labels, a softmax and a model with normal noise, run by NUTS with the log-likelihood of each row kept.
-# :func:`~diagnostics.compare` ranks them by the expected log predictive density, and says in the column ``unsafe`` where not to trust
-# that: after the few draws of this page's small settings, nowhere.
+# :func:`~diagnostics.compare` ranks them by the expected log predictive density, and says in the column ``unsafe`` which places are not to
+# be trusted: after the few draws of this page's small settings, none is.
 x, y, *_ = halves(SETS[0])
 driver = Driver(NUTS(augment_reduce), num_warmup=DRAWS, num_samples=2 * DRAWS, groups=("log_likelihood",), progress_bar=False)
 trees = {noise: driver.run(0, x, y, num_classes=int(y.max()) + 1, noise=noise, augmented=False) for noise in ("gumbel", "normal")}

@@ -131,9 +131,8 @@ figure.suptitle("Brightness of images: drawn (blue) and observed (black)")
 figure.supxlabel("mean of the pixels (standard deviations)", fontsize="medium")
 figure.supylabel("share of the images below", fontsize="medium")
 
-# %%
-# The estimator scales columns by itself, and fills the holes. An image that it has not learned from, with half of its pixels lost, as the
-# factors fill it, and as it was.
+# %% The estimator scales columns by itself, and fills the holes (from a few dozen images, as on a quick page, no better than the mean
+# does). An image that it has not learned from, with half of its pixels lost, as the factors fill it, and as it was.
 classifier = IQGMEClassifier(EXPERTS, n_factors=FACTORS, max_iter=1000, random_state=0).fit(x[train], y[train])
 filled = classifier.impute(x[~train])
 figure, axes = plt.subplots(3, 6, figsize=(7.5, 4), layout="constrained")
@@ -187,7 +186,7 @@ for name, found in areas.items():
 # *Every expert shows all factors* (``select=False``): no switches, so a factor that one expert alone needs is everybody's. The bounds
 # say which the images ask for.
 plain = partial(linear_features, select=False)
-everywhere = Driver(CoordinateAscent(iqgme_factors), num_warmup=300, num_samples=10, progress_bar=False).run(
+everywhere = Driver(CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=10, progress_bar=False).run(
     0, scaled[train], y[train], features=plain, **told
 )
 for name, found in {"experts choose": tree, "all show all": everywhere}.items():

@@ -91,9 +91,9 @@ right.legend(frameon=False)
 # Inspect
 # -------
 # The run of each order is a tree for ArviZ. Labels of clusters are arbitrary, so look at what does not depend on them, such as the largest
-# share of all; and read the report: one replicate cannot show that it has missed a mode, which is the line with the question mark.
-# ``walks`` says whether new points forget where they began. Those of a quick page are too short for that, so that the evidence may be off
-# by some claimed errors. A mode that no live point has found leaves no trace in any check: fit with two seeds and compare.
+# share of all; and read the report. The line with the question mark wants replicates: one run cannot show by how much runs differ.
+# ``walks`` says whether new points forget where they began; where they do not, the evidence may be off by some claimed errors. A mode that
+# no live point has found leaves no trace in any check: fit with two seeds and compare.
 posterior = best["posterior"].to_dataset()
 largest = posterior.assign(largest_share=posterior["beta"].max("cluster"))
 print(az.summary(largest, var_names=["largest_share"], kind="stats"))
@@ -125,8 +125,8 @@ figure.supylabel("density", fontsize="medium")
 # %%
 # What it costs
 # -------------
-# Each point walks some steps for each latent number, and each step looks at all rows: time goes with the square of the order. Likelihoods
-# of one model that each order has taken:
+# Each point walks some steps for each latent number, there is more to find out, and each step looks at all rows and all clusters:
+# likelihoods go with the square of the order or faster, time with its third power. Likelihoods of one model that each order has taken:
 number = [int(fitted.posterior_[f"order_{m}"].attrs["num_evaluations"]) for m in fitted.orders_]
 print(f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:", dict(zip(fitted.orders_.tolist(), number, strict=True)))
 

@@ -42,7 +42,7 @@ from inference.program import Program
 from inference.protocol import Results
 from inference.split import Split
 
-__all__ = ["Stage", "StageReport", "Staged"]
+__all__ = ["Stage", "StageReport", "Staged", "Start"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST = 20  # walkers
