@@ -307,14 +307,18 @@ SILENT = {
 }
 
 
+def with_change(change):
+    """What the model is told; without experts there are no labels."""
+    told = {"x": X, "y": Y, "num_experts": 3, "alpha": 1.0} | change
+    return {name: value for name, value in told.items() if name != "y" or told.get("expert", soft_probit) is not None}
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["clipped loc", "other rows", *sorted(set(SILENT) - {"clipped loc", "other rows"})])
 def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
     """It is seen in all rows, and at large values; not, and so the case has power, in twelve rows at values below 1."""
     change, message = SILENT[name]
-    told = {"x": X, "y": Y, "num_experts": 3, "alpha": 1.0} | change
-    if told.get("expert", soft_probit) is None:
-        told.pop("y")
+    told = with_change(change)
     with pytest.raises(StructureError, match=message):
         read_assignment(Program(iqgme, **told))
     monkeypatch.setattr(assignment, "many_rows", lambda program, z, _: assignment.some_rows(program, z, 12))
@@ -343,9 +347,7 @@ PROVED = {"loc of its own", "prior of the rows", "link", "noise", "square", "mas
 @pytest.mark.parametrize("name", quick(REFUSALS, set(REFUSALS) - PROVED))
 def test_what_is_not_conjugate_is_refused_by_name(name):
     change, message = REFUSALS[name]
-    told = {"x": X, "y": Y, "num_experts": 3, "alpha": 1.0} | change
-    if told.get("expert", soft_probit) is None:
-        told.pop("y")
+    told = with_change(change)
     with pytest.raises(StructureError, match=message):
         read_assignment(Program(iqgme, **told))
 
