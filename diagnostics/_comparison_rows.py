@@ -70,7 +70,7 @@ def _other_data(who: str, first: str, mine: xr.Dataset, name: str, theirs: xr.Da
     why = "the values differ" if sorted(map(str, shapes[0].values())) == sorted(map(str, shapes[1].values())) else "the shapes differ"
     return ValueError(
         f"{who}: {first!r} and {name!r} observe different data ({why} at {site}): {first!r} has {shapes[0]}, {name!r} has {shapes[1]}. "
-        "Only runs on the same data can be compared."
+        "Only runs on the same data can be compared; forecasts of the same new rows can, by `diagnostics.log_score` and its like."
     )
 
 
@@ -108,5 +108,9 @@ def _matched(first: xr.DataTree, tree: xr.DataTree) -> list[Any]:
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """In the lower of two precisions: kernels that differ in it may have been given the same table."""
     floats = one.dtype.kind == "f" and other.dtype.kind == "f"
+    if floats:
+        lower = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+        one, other = one.astype(lower), other.astype(lower)
     return one.shape == other.shape and bool(np.array_equal(one, other, equal_nan=floats))

@@ -3,6 +3,7 @@
 import inspect
 import json
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,7 @@ class Run:
             "created_at": datetime.now(UTC).isoformat(),
             "inference_library": "numpyro",
             "inference_library_version": versions["numpyro"],
-            "model": "" if self.program is None else getattr(self.program.model, "__name__", type(self.program.model).__name__),
+            "model": "" if self.program is None else _function_name(self.program.model),
             "factors": json.dumps([] if self.program is None else list(self.program.factors)),
             "kernel": _kernel_name(driver.kernel),
             "kernel_settings": json.dumps(driver._settings),
@@ -245,6 +246,12 @@ def _settings(program: Program) -> dict[str, Any]:
     """The arguments that are no arrays, in a form that is the same only where they are."""
     plain = lambda value: (type(value), value if isinstance(value, int | float | str | None) else id(value))
     return {name: plain(value) for name, value in program.arguments.items() if not is_arrays(value)}
+
+
+def _function_name(function: Any) -> str:
+    """That of the function whose arguments a `functools.partial` has filled in."""
+    function = function.func if isinstance(function, partial) else function
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _kernel_name(kernel: Any) -> str:

@@ -53,7 +53,7 @@ CARD = Card(
   volume = {2},
   year = {2007},
 }""",
-    data=("house_votes", "20news_w100", "mnist_pca50", "crp_mixture"),
+    data=("house_votes", "20news_w100", "mnist_pca50", "crp_mixture", "wine"),
     kernels=("ParticleFilter", "CollapsedGibbs"),
     sites={
         "share": "how common each class is",

@@ -14,7 +14,7 @@ from gallery.commands.entries import entry_unit
 from gallery.commands.inputs import bind, read_data, scale_features
 from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, start_of
 from gallery.commands.request import Request, check_picture, check_writable, keep, recall
-from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, summary_text
+from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, scores_text, summary_text
 
 __all__ = ["fit", "resume"]
 
@@ -105,6 +105,8 @@ def _tell(tree: xr.DataTree, request: Request, folder: Path | None, seconds: flo
         print(text)
         return EXIT[ended]
     print(summary_text(tree, main_variables(tree), limit=ROWS))
+    if scores := scores_text(tree):
+        print(scores)
     if request.plot:
         from gallery.commands.pictures import draw
 

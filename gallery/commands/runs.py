@@ -16,7 +16,7 @@ from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model, unknown
 from gallery.commands.request import Request
 
-__all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "save", "select", "summary_text"]
+__all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "save", "scores_text", "select", "summary_text"]
 
 
 def annotate(
@@ -119,6 +119,18 @@ def summary_text(tree: xr.DataTree, names: list[str], limit: int | None = None) 
     text = table.head(limit).to_string() if limit else table.to_string()
     more = len(table) - limit if limit else 0
     return f"{text}\n... and {more} more" if more > 0 else text
+
+
+def scores_text(tree: xr.DataTree) -> str:
+    """What a run says of the model as a whole: its evidence or a bound of it, and the groups in use; empty where it says neither."""
+    found, stats = [], tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
+    if "log_evidence" in tree.attrs:
+        error = float(tree.attrs.get("log_evidence_se", np.nan))
+        found.append(f"log-evidence {float(tree.attrs['log_evidence']):.1f}" + (f" +- {error:.1f}" if np.isfinite(error) else ""))
+    if {"elbo", "num_groups"} <= set(stats):  # in closed form; other bounds are estimates, and of other things
+        last = stats.isel(chain=int(stats["elbo"].values[:, -1].argmax()), step=-1)
+        found.append(f"bound of the log-evidence {float(last['elbo']):.1f}, groups with a row or more {int(last['num_groups'])}")
+    return ", ".join(found)
 
 
 def _named(dataset: xr.Dataset, names: Mapping[str, tuple[str, ...]]) -> xr.Dataset:

@@ -84,8 +84,10 @@ right.plot(posterior.posterior["num_rejected"].values[0], lw=0.9)
 right.set(xlabel="draw", ylabel="rejected points", ylim=(0, None))
 
 # %%
-# Does it fit? It draws new rows of each class, which should lie where those of the class do. Where few rows are labelled and few draws
-# made they lie wider: the model does not know better.
+# Does it fit?
+# ------------
+# It draws new rows of each class, which should lie where those of the class do. Where few rows are labelled and few draws made they lie
+# wider: the model does not know better.
 rows, labels = classifier.sample(60)
 figure, axes = plt.subplots(1, 2, figsize=(7.5, 3.4), sharex=True, sharey=True, layout="constrained")
 figure.suptitle("Rows that came, and rows that the model draws")

@@ -89,8 +89,10 @@ right.errorbar(np.arange(1, values.shape[1] + 1), values.mean(0), values.std(0),
 right.set(xlabel="component", ylabel="singular value", ylim=(0, None))
 
 # %%
-# Does it fit? Held-out ratings that the model draws after the fit, and those that came. Its ratings are numbers, with normal noise: it
-# gives some that no user could, between the stars and beyond them.
+# Does it fit?
+# ------------
+# Held-out ratings that the model draws after the fit, and those that came. Its ratings are numbers, with normal noise: it gives some that
+# no user could, between the stars and beyond them.
 of_draws = {
     str(name): values.values[0]
     for group in ("posterior", "not_identified")
@@ -164,7 +166,8 @@ for name, found in {"learned": completer, "mean 0": plain}.items():
 # %%
 # Without held-out ratings: the fit keeps the log-likelihood of each user's, and users are left out one at a time. A user has as many
 # numbers of his own as there are tastes, for which a posterior that has seen him is no stand-in for one that has not: the column ``unsafe``
-# says so where that is the case.
+# says so where that is the case. By this score the order may be another than by the RMSE of ratings held out, for it asks for a whole new
+# user in place of another rating of a known one.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says what the column says
     table = compare({"learned": completer.posterior_, "mean 0": plain.posterior_})

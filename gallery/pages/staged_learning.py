@@ -103,7 +103,9 @@ plot_evidence(best, ax=ax)
 ax.set_title("The evidence of the best order over the shrinkage of its prior")
 
 # %%
-# Does it fit? The model of the best order draws tables after the fit; the first column of them, and of the rows learned from.
+# Does it fit?
+# ------------
+# The model of the best order draws tables after the fit; the first column of them, and of the rows learned from.
 order = int(fitted.orders_[fitted.order_posterior_.argmax()])
 of_draws = {str(name): values.values[0] for name, values in best["posterior"].data_vars.items()}
 drawn = Predictive(family(order), of_draws)(random.key(0), shape=x[train].shape)

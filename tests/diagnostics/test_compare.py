@@ -119,6 +119,18 @@ def test_several_sites_are_joined_and_matched_by_their_data(rng):
     assert table["dse"].to_list() == [0.0, 0.0]  # a wrong order would give the pairs a spread
 
 
+def test_a_table_in_another_precision_is_the_same_table(rng):
+    y = rng.normal(size=ROWS)
+    one, exact = gaussian(rng, y)
+    other = gaussian(rng, y.astype(np.float32))[0]
+    assert other["observed_data"]["y"].dtype == np.float32
+    with pytest.warns(UserWarning, match="within two standard errors"):
+        table = compare({"one": one, "other": other})
+    np.testing.assert_allclose(table["elpd"], exact, atol=0.1)
+    with pytest.raises(ValueError, match="'one' and 'other' observe different data"):
+        compare({"one": one, "other": gaussian(rng, (y * (1 + 1e-6)).astype(np.float32))[0]})
+
+
 def test_other_data_are_refused_naming_both(rng):
     y = rng.normal(size=ROWS)
     one = gaussian(rng, y)[0]

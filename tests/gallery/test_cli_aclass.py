@@ -62,6 +62,7 @@ def test_fit_keeps_partitions_evidence_and_names(done, room):
     assert tree["posterior"]["z"].dims == ("chain", "draw", "row")
     assert json.loads(tree.attrs["partition"]) == ["z", "y"]
     assert np.isfinite([tree.attrs["log_evidence"], tree.attrs["log_evidence_se"]]).all()
+    assert f"log-evidence {tree.attrs['log_evidence']:.1f} +- {tree.attrs['log_evidence_se']:.1f}\n" in out
     assert json.loads(tree.attrs["categories"]) == {"colour": ["blue", "red"]}
     assert (room.folder / "plants.png").stat().st_size > 5000
 

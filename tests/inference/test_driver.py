@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import arviz as az
@@ -93,6 +94,11 @@ def test_potential_function_without_a_model():
     tree = Driver(kernel, num_warmup=200, num_samples=500, **QUIET).run(0, init_params={"a": np.zeros(2, np.float32)})
     assert tree.posterior["a"].shape == (1, 500, 2)
     assert abs(float(tree.posterior["a"].mean()) - 3.0) < 0.2
+
+
+def test_a_model_with_arguments_filled_in_keeps_its_name():
+    tree = Driver(NUTS(partial(normal_mean, spread=1.0)), num_warmup=1, num_samples=1, **QUIET).run(0, Y)
+    assert tree.attrs["model"] == "normal_mean"
 
 
 def test_nuts_meets_the_exact_posterior():
