@@ -23,7 +23,6 @@ each column where columns take turns; V log joints for a site of V values. Cross
 columns are the sites' numbers for each row or column. Assignment: as in `_assignment_sweep`, and one log joint, for the record.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -236,7 +235,9 @@ def draw_items(rng_key: Array, program: Program, draws: Mapping[str, Any], plate
 
 
 def _same(arguments: list[Any], others: list[Any]) -> bool:
-    return len(arguments) == len(others) and all(map(operator.is_, arguments, others))
+    """The very arrays; names and numbers may be equal ones."""
+    same = lambda one, other: one is other or (isinstance(one, str | int | float) and type(one) is type(other) and one == other)
+    return len(arguments) == len(others) and all(map(same, arguments, others))
 
 
 def _checked(program: Program, owned: list[str], init_params: Mapping[str, Any]) -> dict[str, Array]:

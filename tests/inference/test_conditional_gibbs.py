@@ -207,3 +207,21 @@ def test_nothing_is_compiled_twice():
     for _ in range(3):
         state = step(state)
     assert step._cache_size() == 1
+
+
+def test_a_model_is_read_once_for_all_chains(monkeypatch):
+    """Names of sites may be made anew each time that the model runs; other data are read again."""
+    counted = []
+    identify = conditional_gibbs.identify_among
+    monkeypatch.setattr(conditional_gibbs, "identify_among", lambda *given: counted.append(given[1]) or identify(*given))
+
+    def model(y):
+        mu = numpyro.sample("_".join(["mean", str(len(y))]), dist.Normal(0.0, 1.0))
+        with numpyro.plate("row", len(y)):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    kernel = ConditionalGibbs(model)
+    kernel.init(random.split(random.key(0), 3), 0, None, (Y,), {})
+    assert counted == [f"mean_{len(Y)}"]
+    kernel.init(random.key(0), 0, None, (Y + 1,), {})
+    assert len(counted) == 2
