@@ -28,7 +28,8 @@ def coded(y: Any, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
         is_two_classes = y.dtype.kind in "if" and np.array_equal(np.unique(y), [-1, 1])
         classes = y if is_two_classes else y[[label != UNLABELLED for label in y.tolist()]]
         if not len(classes):
-            raise ValueError("y: every row is unlabelled (-1), so no class is known. Label some, or name all: partial_fit(classes=[...]).")
+            way = "Label some, or name all classes where there is a `partial_fit`, which takes them."
+            raise ValueError(f"y: every row is unlabelled (-1), so no class is known. {way}")
     classes = declared(classes)
     return classes, codes_among(y, classes)
 

@@ -150,6 +150,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         flat = posterior.stack(both=("chain", "draw")).transpose("both", ...)
         self._state = {str(name): values.values for name, values in flat.data_vars.items() if name not in found.of_rows}
         self._kernel = AssignmentDraws(model, found)
+        vars(self).pop("elbo_", None)  # of a fit before this one
         self.n_iter_ = int(self._tree.attrs["steps"])
         self.n_experts_ = int(np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax())
 

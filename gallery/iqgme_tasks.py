@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from sklearn.metrics import accuracy_score
 from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -30,7 +31,11 @@ class MultiTaskIQGMEClassifier(LocalExperts):
     """Classifies the rows of several tasks by local linear experts; tasks share those that hold for more than one of them.
 
     All tasks have the same columns and classes, though a task may lack some classes, or all labels. Labels, missing entries and columns
-    that say nothing are as in `IQGMEClassifier`. Without `task` all rows are of one.
+    that say nothing are as in `IQGMEClassifier`. Without `task` all rows are of one, in `fit`; the other methods ask for it where several
+    were fitted. scikit-learn's tools hand it on with `sklearn.set_config(enable_metadata_routing=True)`:
+
+        model = MultiTaskIQGMEClassifier().set_fit_request(task=True).set_score_request(task=True)
+        cross_val_score(model, X, y, params={"task": task})
 
     :param truncation: the most groups of a task.
     :param num_shared: the most experts of all tasks together.
@@ -115,6 +120,10 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         best = self.predict_log_proba(X, task).argmax(1)
         return self.classes_[best]
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
+        """Share of the rows whose class is predicted."""
+        return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
+
     def impute(self, X: Any, task: Any = None, *, return_std: bool = False) -> Any:
         """A copy of X, each missing entry filled with its mean given those that its row has; and its standard deviation, 0 where seen."""
         return self._imputed(X, self._codes(X, task), return_std)
@@ -122,7 +131,9 @@ class MultiTaskIQGMEClassifier(LocalExperts):
     def _codes(self, X: Any, task: Any) -> dict[str, np.ndarray]:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        task = _checked(task, len(X))
+        if task is None and len(self.tasks_) > 1:
+            raise ValueError(f"task: found None, wanted the task of each row; the tasks that were fitted are {self.tasks_.tolist()}.")
+        task = np.repeat(self.tasks_, len(X)) if task is None else _checked(task, len(X))
         unknown = np.flatnonzero(~np.isin(task, self.tasks_))
         if len(unknown):
             raise ValueError(

@@ -1,8 +1,9 @@
 """The proof that a mixture was read right: each site's log probability, written down from what was read by the functions that a kernel
 uses, equals the model's own at random values, row by row; and what was read on some rows holds for others.
 
-A model may be another one on some rows, or at large values: `mu[z] + 5 * (arange(rows) >= 100)`, `clip(score, -5, 5)`. So all rows are
-compared, at values of several magnitudes, the last beyond what the data hold."""
+A model may be another one on some rows, at large values, or at small ones: `mu[z] + 5 * (arange(rows) >= 100)`, `clip(score, -5, 5)`,
+`maximum(alpha, 0.1)`, `clip(p, 0.1, 0.9)`. So all rows are compared, at values of several magnitudes, from a thousandth to beyond what the
+data hold, and probabilities from about .0025 to .9975."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,21 +28,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NUM_PROOFS",
+    "Magnitude",
+    "at_magnitude",
     "entries",
     "gaps",
-    "magnified",
+    "magnitudes",
     "numbers_that_hold",
     "precision_and_loc",
     "prove",
     "prove_for",
     "row_sums",
-    "sizes_beyond",
     "values_by_group",
     "worst_gap",
 ]
 
-NUM_PROOFS = 3
-FAR = 1000.0  # times the largest number of the data, or times 1: the magnitude of values in the last proof
+NUM_PROOFS = 5
+FAR = 1000.0  # times the largest number of the data, or times 1: the largest magnitude of values
+SOME = 8
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 ROUNDING = 100.0  # machine epsilons of the terms of a sum, which may be much larger than it is
 
@@ -51,33 +54,52 @@ def prove(found: "Assignment", program: "Program") -> "Prior":
     `program`."""
     rows = found.rows(program)
 
-    def compared(first: Any, second: Any, size: Array) -> tuple["Prior", dict[str, Array]]:
+    def compared(first: Any, second: Any, size: "Magnitude") -> tuple["Prior", dict[str, Array]]:
         prior = found.prior_at(program, program.constrain(first))
-        return prior, gaps(found, program, rows, prior, magnified(program, program.constrain(second), size))
+        return prior, gaps(found, program, rows, prior, at_magnitude(program, second, size))
 
     def refusal(site: str, gap: float) -> str:
+        first = "First look at the numbers of the priors, for a log probability is no number. " if math.isnan(gap) else ""
         return (
             f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the log probability of the model "
-            f"misses that by {gap:.2g} (relative), in some row or at some value. Look for a parameter that is transformed, scaled, "
+            f"misses that by {gap:.2g} (relative), in some row or at some value. {first}Look for a parameter that is transformed, scaled, "
             f"clipped, shared, masked, or indexed by something else than {found.z!r}. Use SVI with an autoguide for this model, or put a "
             f"conjugate site there."
         )
 
     starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
-    return numbers_that_hold(compared, starts, sizes_beyond(rows.features, *rows.columns), refusal)
+    return numbers_that_hold(compared, starts, magnitudes(rows.features, *rows.columns), refusal)
 
 
-def sizes_beyond(*data: np.ndarray) -> list[float]:
-    """Magnitudes for the values of each proof; the last is far beyond the data, but its fourth power is a number."""
+class Magnitude(NamedTuple):
+    """Of values without bounds how many times as large they are made, of others how far they are spread towards their bounds."""
+
+    size: Any
+    spread: Any
+
+
+def magnitudes(*data: np.ndarray) -> list[Magnitude]:
+    """One for each proof; the largest is far beyond the data, but its fourth power is a number."""
     largest = max((np.abs(part[np.isfinite(part)]).max(initial=1.0) for part in data), default=1.0)
     most = float(jnp.finfo(jnp.result_type(float)).max) ** 0.2
-    return [*np.geomspace(1.0, 10.0, NUM_PROOFS - 1).tolist(), max(min(FAR * largest, most / largest), 1.0)]
+    far = max(min(FAR * largest, most / largest), 1.0)
+    return [Magnitude(1.0, 1.0), Magnitude(10.0, 3.0), Magnitude(far, 6.0), Magnitude(0.03, 6.0), Magnitude(1e-3, 3.0)]
 
 
-def magnified(program: "Program", values: dict[str, Array], size: Array) -> dict[str, Array]:
-    """Values so many times as large, of those sites whose values may be as large as you like."""
-    is_free = lambda site: site.kind == "latent" and not site.is_discrete and _is_scalable(site.support)
-    return {name: value * size.astype(value.dtype) if is_free(program.sites[name]) else value for name, value in values.items()}
+def at_magnitude(program: "Program", unconstrained: dict[str, Array], magnitude: Magnitude) -> dict[str, Array]:
+    """Values of all latent sites."""
+    latent = {name: program.sites[name] for name in unconstrained if not program.sites[name].is_discrete}
+    bounded = {name for name, site in latent.items() if not _is_scalable(site.support)}
+    stretched = {name: _some_times(value, magnitude.spread) if name in bounded else value for name, value in unconstrained.items()}
+    scaled = lambda name, value: value * magnitude.size.astype(value.dtype) if name in latent and name not in bounded else value
+    return {name: scaled(name, value) for name, value in program.constrain(stretched).items()}
+
+
+def _some_times(value: Array, factor: Array) -> Array:
+    """Some eight along the last axis: of many sticks all near a bound the weights would be too small for a number."""
+    length = value.shape[-1] if value.ndim else 1
+    some = jnp.arange(length) % max(1, length // SOME) == 0
+    return jnp.where(some if value.ndim else True, value * factor.astype(value.dtype), value)
 
 
 def _is_scalable(support: Any) -> bool:
@@ -86,9 +108,9 @@ def _is_scalable(support: Any) -> bool:
     return support in (constraints.real, constraints.positive, constraints.positive_definite)
 
 
-def numbers_that_hold(compared: Callable, starts: Sequence[Any], sizes: Sequence[float], refusal: Callable[[str, float], str]) -> Any:
+def numbers_that_hold(compared: Callable, starts: Sequence[Any], sizes: Sequence[Magnitude], refusal: Callable[[str, float], str]) -> Any:
     """The numbers `compared` reads at the first start; raises StructureError where they miss the model, a gap of a site, at another."""
-    each = [jnp.asarray(size, float) for size in sizes]
+    each = [Magnitude(*(jnp.asarray(part, float) for part in size)) for size in sizes]
     compiled = once(compared, starts[0], starts[1], each[0])
     for start, size in zip(starts[1:], each, strict=True):
         numbers, missed = jax.device_get(compiled(starts[0], start, size))

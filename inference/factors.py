@@ -29,7 +29,7 @@ from jax.scipy.stats import beta, gamma, norm
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from inference._assignment_proof import NUM_PROOFS, magnified, numbers_that_hold, row_sums, sizes_beyond, worst_gap
+from inference._assignment_proof import NUM_PROOFS, Magnitude, at_magnitude, magnitudes, numbers_that_hold, row_sums, worst_gap
 from inference._once import once
 from inference.assignment import FEW, MOST, WAY_OUT, Assignment, assignment_site, many_rows, numbers_of_a_row, read_assignment, some_rows
 from inference.loadings import LinearPrior, of_rows, told_at
@@ -271,9 +271,9 @@ def _proved(found: FactorMixture, program: Program) -> LinearPrior:
     `program`."""
     x = jnp.asarray(found.rows(program).features, float)
 
-    def compared(first: Any, second: Any, size: Array) -> tuple[LinearPrior, dict[str, Array]]:
+    def compared(first: Any, second: Any, size: Magnitude) -> tuple[LinearPrior, dict[str, Array]]:
         prior = found.prior_at(program, program.constrain(first))
-        return prior, _gaps(found, program, prior, x, magnified(program, program.constrain(second), size))
+        return prior, _gaps(found, program, prior, x, at_magnitude(program, second, size))
 
     def refusal(site: str, gap: float) -> str:
         return (
@@ -284,7 +284,7 @@ def _proved(found: FactorMixture, program: Program) -> LinearPrior:
         )
 
     starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
-    return numbers_that_hold(compared, starts, sizes_beyond(np.asarray(x)), refusal)
+    return numbers_that_hold(compared, starts, magnitudes(np.asarray(x)), refusal)
 
 
 def _gaps(found: FactorMixture, program: Program, prior: LinearPrior, x: Array, values: dict[str, Array]) -> dict[str, Array]:

@@ -226,6 +226,17 @@ class CoordinateAscent(Algorithm):
             return stands  # nothing is held
         return stands & (state.step > NUM_HELD + 1)
 
+    def is_full(self, state: Any) -> Array:
+        """Whether the bound is no number: no sweep goes on from there."""
+        return jnp.isnan(state.elbo)
+
+    def grown(self, state: Any, program: Program) -> Any:
+        """Refuses to go on."""
+        raise ValueError(
+            "the bound is no number. Features whose mean is many times their standard deviation leave no digits: standardise them, or "
+            "compute in double precision (`numpyro.enable_x64()`)."
+        )
+
     def predict(self, state: Any, program: Program) -> Prediction:
         """What q says of the rows of a program as if they were new: groups, missing features, and how probable their labels are."""
         if self._among_factors is not None:

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from gallery import IQGMEClassifier
@@ -72,8 +73,11 @@ def test_it_learns_by_batches():
 def test_it_learns_by_draws():
     """Predictions and what is filled in are much as by variational Bayes; two chains, pickled and back."""
     settings = {"inference": "gibbs", "max_iter": 150, "num_samples": 100, "restarts": 2}
-    model = IQGMEClassifier(6, random_state=0, **settings).fit(HOLED, Y)
+    with pytest.warns(ConvergenceWarning):
+        model = IQGMEClassifier(6, max_iter=3, random_state=0).fit(HOLED, Y)
+    model.set_params(**settings).fit(HOLED, Y)
     assert model.n_iter_ == 250
+    assert not hasattr(model, "elbo_")  # that of the fit before
     assert model.score(X, Y) > 0.85
     assert model.posterior_["posterior"].sizes["chain"] == 2
     assert {"lp", "num_groups"} <= set(model.posterior_["sample_stats"].data_vars)

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import sklearn
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from gallery import MultiTaskIQGMEClassifier
@@ -99,6 +101,27 @@ def test_tasks_that_oppose_each_other_in_many_columns():
     found = area_of_opposite_tasks(init="task", sparse=True, precision=3.0, gate_rows=1000.0)
     assert found > alone - 0.02
     assert found > area_of_opposite_tasks() + 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_what_fits_several_tasks_asks_for_the_task():
+    """And scikit-learn's tools hand it on, to rows of two tasks that call opposite things by one name."""
+    task = np.tile([0, 1], 60)
+    x = np.random.default_rng(0).normal(size=(120, 2))
+    y = ((x[:, 0] > 0) ^ (task == 1)).astype(int)
+    settings = {"max_iter": 60, "random_state": 0, "init": "task", "sparse": True, "precision": 1.0}
+    model = MultiTaskIQGMEClassifier(2, 4, **settings).fit(x, y, task)
+    assert model.score(x, y, task=task) > 0.9
+    assert model.score(x, y, model.predict(x, task) == y, task) == 1
+    for method in (model.predict, model.predict_proba, model.impute, lambda rows: model.score(rows, y, task)):
+        with pytest.raises(ValueError, match=r"task: found None, wanted the task of each row; the tasks that were fitted are \[0, 1\]"):
+            method(x)
+    with sklearn.config_context(enable_metadata_routing=True):
+        asking = MultiTaskIQGMEClassifier(2, 4, **settings).set_fit_request(task=True).set_score_request(task=True)
+        assert min(cross_val_score(asking, x, y, cv=2, params={"task": task})) > 0.9
+    only = MultiTaskIQGMEClassifier(2, 4, **settings).fit(x[::2], y[::2], task[::2] + 5)
+    np.testing.assert_array_equal(only.predict(x), only.predict(x, np.full(120, 5)))
 
 
 def cases():

@@ -124,7 +124,7 @@ def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
     with pytest.raises(StructureError, match="site 'x' .Normal.: read as part of .* in some row or at some value"):
         read_factors(program)
     monkeypatch.setattr(factors, "many_rows", lambda program, z, _: factors.some_rows(program, z, 12))
-    monkeypatch.setattr(factors, "sizes_beyond", lambda *_: [1.0] * factors.NUM_PROOFS)
+    monkeypatch.setattr(factors, "magnitudes", lambda *_: [(1.0, 1.0)] * factors.NUM_PROOFS)
     read_factors(program)
 
 
