@@ -18,16 +18,18 @@ from inference.sites import initial_value, unwrap
 __all__ = ["by_class", "columns", "kinds", "labelled", "labels_of", "sites_of_labels", "started", "term"]
 
 
-def started(program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None) -> dict[str, dict]:
+def started(program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None, spread: Any = 1.0) -> dict[str, dict]:
     """The trace with every latent site at a start: `given`, or the partition of one group in each class, or drawn; without a key at 0
-    in unconstrained space, so that what is computed from it is the same to the last bit whatever the number of rows."""
+    in unconstrained space, so that what is computed from it is the same to the last bit whatever the number of rows. What is drawn lies
+    within `spread` / 2 of that, but for matrices: a spread of many columns is to be inverted."""
     one_group = jnp.zeros(program.sites[z].shape, jnp.int32)  # asked before the model runs, which may be a first time
 
     def start(message):
         name = message["name"]
         if name in given or name == z:
             return given.get(name, one_group)
-        value = initial_value(message, radius=0.5)  # so that a spread of many columns can be inverted
+        is_matrix = message["type"] == "sample" and unwrap(message["fn"]).event_dim > 1
+        value = initial_value(message, radius=0.5 if is_matrix else 0.5 * spread)
         return value if value is None or rng_key is not None else init_to_feasible(message)
 
     seeded = handlers.seed(program.model, random.key(0) if rng_key is None else rng_key)

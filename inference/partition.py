@@ -96,9 +96,9 @@ class Partition:
                 words.append(f"argument {name!r} is {new!r}, was {old!r}")
         return words
 
-    def trace(self, program: Program, given: Mapping[str, Any], rng_key: Array | None = None) -> dict[str, dict]:
+    def trace(self, program: Program, given: Mapping[str, Any], rng_key: Array | None = None, spread: Any = 1.0) -> dict[str, dict]:
         """The trace with latent sites at `given`, the rest at a start, the rows of each class in one group."""
-        return started(program, self.z, given, rng_key)
+        return started(program, self.z, given, rng_key, spread)
 
     def parameters(self, scalars: Mapping[str, Any]) -> Parameters:
         """The numbers of the priors at values of the latent scalars; may be traced."""

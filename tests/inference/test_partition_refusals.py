@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers, plate
 
-from inference import Program, StructureError
+from inference import Program, StructureError, _mixture_proof
 from inference.conjugate import BetaBernoulli, NormalInverseGamma
 from inference.distributions import CRP, Missing
 from inference.partition import read_partition
@@ -292,6 +292,22 @@ def test_a_family_with_one_wrong_term_fails_the_proof(family, component, x, monk
     monkeypatch.setattr("inference.partition.family_of", lambda priors, likelihood: family)
     with pytest.raises(StructureError, match=MISSES):
         read(aclass, x, component=component)
+
+
+SILENT = {
+    "clipped chance": with_chance(half, lambda p, at: dist.Bernoulli(jnp.clip(p[at.z], 0.1, 0.9))),
+    "floored rate": with_chance(lambda at: dist.Gamma(2.0, 1.0), lambda rate, at: dist.Poisson(jnp.maximum(rate[at.z], 0.3))),
+}
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", SILENT)
+def test_what_acts_at_some_values_is_refused(name, monkeypatch):
+    """It is seen near the bounds of a parameter; not, and so the case has power, in the middle."""
+    with pytest.raises(StructureError, match=f"site 'x': .* {MISSES}"):
+        read(aclass, component=SILENT[name])
+    monkeypatch.setattr(_mixture_proof, "SPREADS", (1.0, 1.0))
+    read(aclass, component=SILENT[name])
 
 
 @pytest.mark.slow
