@@ -189,7 +189,7 @@ def _design(experts: "Experts", seen: Mapping[str, Any], num_features: int) -> t
 
 def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """But for rounding, whatever the units."""
-    return np.isclose(one, other, rtol=100 * np.finfo(one.dtype).eps, atol=0)
+    return np.isclose(one, other, rtol=100 * np.finfo(np.result_type(one, np.float32)).eps, atol=0)  # whole numbers are features too
 
 
 def _tried_labels(experts: "Experts", at: Any, values: Mapping[str, Array]) -> dict[str, Array]:

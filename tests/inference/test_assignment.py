@@ -109,6 +109,14 @@ def test_columns_are_told_apart_in_any_units(units):
 
 
 @pytest.mark.slow
+def test_whole_numbers_are_features_too():
+    whole = np.round(10 * X).astype(int)
+    one, other = (read_assignment(Program(iqgme, x, Y, num_experts=3, alpha=1.0)) for x in (whole, whole.astype(float)))
+    assert one.rows(Program(iqgme, whole, Y, num_experts=3, alpha=1.0)).design == (0, 1, 2)
+    np.testing.assert_allclose(one.prior.features.rate, other.prior.features.rate)
+
+
+@pytest.mark.slow
 def test_columns_in_small_units_are_not_told_apart_by_an_absolute_tolerance(monkeypatch):
     monkeypatch.setattr(_assignment_rows, "_equal", np.isclose)
     found = read_assignment(program := Program(iqgme, 1e-9 * X, Y, num_experts=3, alpha=1.0))
