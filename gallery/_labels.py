@@ -40,8 +40,8 @@ def codes_among(y: Any, classes: np.ndarray) -> np.ndarray:
     labels = _labels(y).tolist()
     if unknown := [row for row, label in enumerate(labels) if label not in codes]:
         raise ValueError(
-            f"y: row {unknown[0]} has the class {labels[unknown[0]]!r}; the classes of the first call are {_few(classes)}. A class that "
-            "comes later must be named then: partial_fit(X, y, classes=[...])."
+            f"y: row {unknown[0]} has the class {labels[unknown[0]]!r}; the classes of the first call are {_few(classes)}. What learns by "
+            "`partial_fit` is told then of classes that come later."
         )
     return np.array([codes[label] for label in labels], np.int32)
 
@@ -63,7 +63,7 @@ def _labels(y: Any) -> np.ndarray:
     y = column_or_1d(y, warn=True)
     if y.dtype.kind == "f":
         assert_all_finite(y, input_name="y")
-    if y.dtype.kind in "US" and (y == str(UNLABELLED)).any():
+    if y.dtype.kind not in "biuf" and str(UNLABELLED) in y.tolist():
         raise ValueError("y: found the text '-1' among texts. An unlabelled row is the number -1: give an array of dtype object.")
     if y.dtype != object:
         return y

@@ -150,7 +150,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         if not tree.posterior.sizes["draw"]:
             why = "it was interrupted" if self.max_time is None else f"max_time: {self.max_time} seconds were over, or it was interrupted"
             raise ValueError(f"{why} before the first draw; give more time, or a smaller num_warmup.")
-        self.classes_, self.posterior_, self._x = classes, tree, np.asarray(x)
+        self.classes_, self.posterior_, self._x, self._told = classes, tree, np.asarray(x), self._options()
         self.n_iter_ = int(tree.attrs["steps"])
         return self
 
@@ -161,7 +161,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         parts = np.array_split(x, range(AT_ONCE, len(x), AT_ONCE))
         parts[-1] = np.pad(parts[-1], ((0, min(AT_ONCE, -(-len(x) // 32) * 32) - len(parts[-1])), (0, 0)))  # few shapes are compiled
         with jax.enable_x64(True):
-            options = self._options() | {"knows_density": self.knows_density}
+            options = self._told | {"knows_density": self.knows_density}
             draws = self._draws(MOST_DRAWS)
             ask = jax.jit(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options))
             found = np.concatenate([np.asarray(ask(draws, self._x, jnp.asarray(part))) for part in parts])[: len(x)]
@@ -188,7 +188,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         rng = check_random_state(self.random_state)
         with jax.enable_x64(True):
             draws, rng_key = self._draws(MOST_DRAWS), random.key(rng.randint(2**31 - 1))
-            x, codes = fantasies(rng_key, draws, jnp.asarray(self._x), int(n), code, **self._options())
+            x, codes = fantasies(rng_key, draws, jnp.asarray(self._x), int(n), code, **self._told)
         return self._in_units(x), self.classes_[codes]
 
     def _first_capacity(self, num_rows: int) -> int:

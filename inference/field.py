@@ -190,6 +190,11 @@ def read_field(program: "Program", noise: str, owned: Sequence[str]) -> Field:
                 f"site {name!r}: found shape {sites[name].shape}, wanted a real scale with an entry for each of {width} functions; give it "
                 "to NUTS: Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
             )
+        if parents := program.support_parents.get(name):
+            raise StructureError(
+                f"site {name!r}: its support depends on {sorted(parents)}, and its steps need one that stays; give it to NUTS: "
+                "Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
+            )
     return Field(noises, functions, scales)
 
 

@@ -183,6 +183,11 @@ def read_history(program: Program) -> History:
         functions = [name for name in program.deterministic if sites[name].plates == (plate,) and set(noise) & program.parents[name]]
         events = tuple(name for name in program.observed if name in follow)
         rest = [name for name in own if name not in noise and name not in places]
+        if bearing := sorted(program.parents[count] - {count}):
+            raise StructureError(
+                f"site {count!r}: its prior depends on {bearing}. It ends at the capacity, so that this would be learned as if no more "
+                f"points could be rejected; wanted a prior of numbers."
+            )
         if events and len(noise) == len(functions) == 1 and not rest and sites[noise[0]].shape == sites[functions[0]].shape:
             return History(count, plate, program.plates[plate].size, places, noise[0], functions[0], events)
     raise StructureError(f"found no latent history; discrete scalar sites are {counts}. {_wanted(program)}")

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.core import Tracer
 
-__all__ = ["refuse_wrong_data", "refuse_wrong_numbers", "refuse_wrong_parts"]
+__all__ = ["refuse_no_covariance", "refuse_wrong_data", "refuse_wrong_numbers", "refuse_wrong_parts"]
 
 
 def refuse_wrong_parts(functions: dict[str, Any], is_ard: Any, priors: dict[str, Any]) -> None:
@@ -23,6 +23,25 @@ def refuse_wrong_parts(functions: dict[str, Any], is_ard: Any, priors: dict[str,
     for name, value in priors.items():
         if not isinstance(value, dist.Distribution) or value.support is dist.constraints.real:
             raise ValueError(f"archipelago {name}: found {value!r}, wanted a distribution of a positive number.")
+
+
+def refuse_no_covariance(covariance: Any, num_features: int) -> None:
+    """A function that is not positive definite, at points near and far. What follows from latent numbers is not looked at."""
+    rng = np.random.default_rng(0)
+    plane = np.pad(np.indices((8, 8)).reshape(2, -1).T * 0.3, ((0, 0), (0, max(num_features - 2, 0))))[:, :num_features]
+    points = np.concatenate([plane, *(size * rng.normal(size=(20, num_features)) for size in (0.3, 1.0, 3.0))])
+    with jax.ensure_compile_time_eval():
+        found = covariance(jnp.asarray(points), jnp.asarray(points))
+    if np.shape(found) != (len(points),) * 2:
+        raise ValueError(f"archipelago covariance: found shape {np.shape(found)} for {len(points)} and {len(points)} points.")
+    if isinstance(found, Tracer):
+        return
+    least, largest = np.linalg.eigvalsh(np.asarray(found))[[0, -1]]
+    if not least > -1e-7 * largest:
+        raise ValueError(
+            f"archipelago covariance: found an eigenvalue of {least:.2g} beside one of {largest:.2g} at {len(points)} points, wanted a "
+            "positive definite function. tinygp's kernels of a distance take `distance=tinygp.kernels.distance.L2Distance()`."
+        )
 
 
 def refuse_wrong_numbers(persistence: Any, **counts: Any) -> None:

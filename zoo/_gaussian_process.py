@@ -1,8 +1,10 @@
 """Gaussian processes: covariance functions, and values at points.
 
-A covariance function takes points [m, feature] and [n, feature] that are already divided by a length scale and gives correlations
-[m, n]; every kernel of tinygp is one as well. Values come from standard normal noise through the Cholesky factor, so the value at a
-point depends on the noise of that point and of those before it, and points may be appended without changing what was there.
+A covariance function takes points [m, feature] and [n, feature] that are already divided by a length scale and gives covariances [m, n],
+which an amplitude multiplies. A kernel of tinygp is one as well where it is positive definite in several columns: most are with
+`distance=tinygp.kernels.distance.L2Distance()`, which is not their default. Values come from standard normal noise through the Cholesky
+factor, so the value at a point depends on the noise of that point and of those before it, and points may be appended without changing what
+was there.
 
 Cost of values at n points: n^3 for each function.
 """
@@ -71,13 +73,16 @@ class Functions(NamedTuple):
 
     def given(self, new: Array, points: Array, values: Array, is_used: Array) -> tuple[Array, Array]:
         """Mean and standard deviation at each of the points `new` [m, feature] by itself, given values at the points that are used."""
+        middle = jnp.zeros((1, new.shape[1]))
 
         def one(amplitude, lengthscale, values):
             root = self._root(points / lengthscale, is_used)
             across = jnp.where(is_used[:, None], self.covariance(points / lengthscale, new / lengthscale), 0.0)
             known = solve_triangular(root, jnp.column_stack([values, across]), lower=True)
             explained = jnp.sum(known[:, 1:] ** 2, 0)
-            return known[:, 0] @ known[:, 1:], amplitude * jnp.sqrt(jnp.maximum(1 + JITTER - explained, JITTER))
+            own = jax.vmap(lambda point: self.covariance(point[None], point[None])[0, 0])(new / lengthscale)
+            own = jnp.where(jnp.isnan(own), self.covariance(middle, middle)[0, 0], own)  # so far away that a square is no number
+            return known[:, 0] @ known[:, 1:], amplitude * jnp.sqrt(jnp.maximum(own + JITTER - explained, JITTER))
 
         return jax.vmap(one, (0, 0, 1), 1)(self.amplitude, self.lengthscale, jnp.where(is_used[:, None], values, 0.0))
 

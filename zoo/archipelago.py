@@ -40,7 +40,7 @@ from jax.scipy.special import gammaln, logsumexp
 from numpyro import deterministic, plate
 from numpyro.handlers import mask, seed, substitute
 
-from zoo._archipelago_checks import refuse_wrong_data, refuse_wrong_numbers, refuse_wrong_parts
+from zoo._archipelago_checks import refuse_no_covariance, refuse_wrong_data, refuse_wrong_numbers, refuse_wrong_parts
 from zoo._base_densities import gaussian, mixture, student_t
 from zoo._gaussian_process import Functions, matern32, matern52, squared_exponential
 from zoo.card import Card
@@ -129,6 +129,7 @@ def process(
     if lengthscale is None:
         lengthscale = dist.LogNormal(0.5 * np.log(num_features) - 0.5, 0.7)  # distances grow as the root of the features
     refuse_wrong_parts({"base": base, "covariance": covariance}, is_ard, {"amplitude": amplitude, "lengthscale": lengthscale})
+    refuse_no_covariance(covariance, num_features)
     density = base(num_features)
     width = num_features if is_ard else 1
     with plate("class", num_classes, dim=-1):
@@ -282,7 +283,7 @@ def predict(
         key, draw = at
         found = _process_at(draw, x.shape[1], options)
         mean, spread = found.functions.given(x_new, *_known(draw, x))
-        g = mean + spread * random.normal(key, (num_values, *mean.shape))
+        g = mean + spread * random.normal(key, (num_values, 1, mean.shape[1]))  # for all points: an answer hangs on no other
         if not knows_density:
             return jnp.asarray(logsumexp(nn.log_softmax(g), 0))
         expected = found.density.log_prob(x_new) + jnp.log1p(draw["num_rejected"] / len(x))

@@ -17,7 +17,7 @@ from gallery import ArchipelagoClassifier
 from gallery.generators import pinwheel
 from inference import Driver, Program
 from tests.gallery.estimator_checks import NOTHING_FITTED
-from zoo.archipelago import archipelago, mixture
+from zoo.archipelago import archipelago, matern32, mixture
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
@@ -137,6 +137,19 @@ def test_classes_follow_the_arms(fitted):
 @pytest.mark.slow
 def test_a_pickle_answers_the_same(fitted):
     assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(ARMS.x), fitted.predict_proba(ARMS.x))
+
+
+@pytest.mark.slow
+def test_an_answer_hangs_on_no_other_row(fitted):
+    p = fitted.predict_proba(ARMS.x)
+    assert_allclose(fitted.predict_proba(ARMS.x[::-1])[::-1], p, atol=1e-7)
+    assert_allclose(np.concatenate([fitted.predict_proba(ARMS.x[i : i + 1]) for i in range(5)]), p[:5], atol=1e-7)
+
+
+@pytest.mark.slow
+def test_the_model_of_a_fit_stays(fitted):
+    other = copy(fitted).set_params(covariance=matern32, amplitude=dist.LogNormal(0.0, 1.0))
+    assert_array_equal(other.predict_proba(ARMS.x), fitted.predict_proba(ARMS.x))
 
 
 @pytest.mark.slow

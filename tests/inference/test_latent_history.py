@@ -13,6 +13,7 @@ from numpyro import handlers
 from scipy import stats
 
 from inference import LatentHistory, Program, StructureError
+from inference.field import read_field
 from inference.history import History, read_history
 from inference.kernels.latent_history import _partners
 from tests.inference.histories import ROOM, TOTAL, beads, drift, loss_of_a_bead, orders, run
@@ -180,6 +181,27 @@ def test_other_models_are_refused_by_name(edit, named):
     program = Program(edited(edit), TOTAL)
     with pytest.raises(StructureError, match=named):
         read_history(program).prove(program, random.key(0))
+
+
+def test_a_count_whose_prior_is_learned_is_refused():
+    """It ends at the capacity, and there what it depends on would be learned from that."""
+
+    def learned(x, y, capacity=6):
+        return archipelago(x, y, capacity=capacity, persistence=numpyro.sample("stay", dist.Beta(9.0, 1.0)))
+
+    with pytest.raises(StructureError, match=r"site 'num_rejected': its prior depends on \['stay'\]"):
+        read_history(Program(learned, X, Y))
+
+
+def test_a_scale_whose_support_moves_is_refused():
+    def bounded(x, y, capacity=6):
+        most = numpyro.sample("most", dist.Gamma(2.0, 1.0))
+        return archipelago(x, y, capacity=capacity, amplitude=dist.Uniform(0.0, most))
+
+    names = ["rejected_noise", "noise", "amplitude", "lengthscale"]
+    program = Program(bounded, X, Y)
+    with pytest.raises(StructureError, match=r"site 'amplitude': its support depends on \['most'\]"):
+        read_field(program, "rejected_noise", names)
 
 
 def test_sites_of_nobody_are_named():

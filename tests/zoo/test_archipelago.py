@@ -167,14 +167,16 @@ def test_covariances_are_their_formulas(covariance, wanted):
     assert np.isfinite(jax.jacobian(lambda p: covariance(p, p))(points)).all()
 
 
-def test_conditional_is_that_of_the_joint_normal():
-    functions = Functions(squared_exponential, jnp.array([1.5, 0.7]), jnp.array([[0.8], [1.2]]))
+@pytest.mark.parametrize("variance", [1.0, 4.0])
+def test_conditional_is_that_of_the_joint_normal(variance):
+    """A covariance function may have a variance of its own."""
+    functions = Functions(lambda *at: variance * squared_exponential(*at), jnp.array([1.5, 0.7]), jnp.array([[0.8], [1.2]]))
     points, is_used = np.concatenate([X, RNG.normal(size=(2, 2)), [[9.0, 9.0]]]), np.array([1, 1, 1, 1, 1, 1, 1, 0], bool)
     values, new = RNG.normal(size=(8, 2)), RNG.normal(size=(3, 2))
     mean, spread = functions.given(jnp.asarray(new), jnp.asarray(points), jnp.asarray(values), jnp.asarray(is_used))
     for k, (amplitude, lengthscale) in enumerate([(1.5, 0.8), (0.7, 1.2)]):
         both = np.concatenate([points[:7], new]) / lengthscale
-        c = amplitude**2 * (np.exp(-cdist(both, both, "sqeuclidean") / 2) + 1e-6 * np.eye(10))
+        c = amplitude**2 * (variance * np.exp(-cdist(both, both, "sqeuclidean") / 2) + 1e-6 * np.eye(10))
         weights = np.linalg.solve(c[:7, :7], c[:7, 7:])
         np.testing.assert_allclose(mean[:, k], weights.T @ values[:7, k], rtol=1e-6)
         np.testing.assert_allclose(spread[:, k] ** 2, np.diag(c[7:, 7:] - c[7:, :7] @ weights), rtol=1e-4)
@@ -319,6 +321,11 @@ def test_what_never_comes_is_not_waited_for(monkeypatch):
         until_one_is_low()
 
 
+def cone(first, second):
+    """A covariance along a line and not in a plane."""
+    return jnp.maximum(0.0, 1 - jnp.sqrt(jnp.sum((first[:, None] - second) ** 2, -1) + 1e-12))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -335,6 +342,8 @@ def test_what_never_comes_is_not_waited_for(monkeypatch):
         ({"persistence": "a"}, "persistence: found 'a'"),
         ({"base": "gaussian"}, "base: found 'gaussian', wanted a function"),
         ({"covariance": "rbf"}, "covariance: found 'rbf', wanted a function"),
+        ({"covariance": cone}, "covariance: found an eigenvalue of -0.07 .* wanted a positive definite function"),
+        ({"covariance": lambda first, _: jnp.ones(len(first))}, r"covariance: found shape \(124,\)"),
         ({"amplitude": 2.0}, "amplitude: found 2.0, wanted a distribution"),
         ({"lengthscale": dist.Normal(0.0, 1.0)}, "lengthscale: found .*, wanted a distribution of a positive number"),
         ({"is_ard": "yes"}, "is_ard: found 'yes'"),
