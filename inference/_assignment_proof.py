@@ -44,7 +44,7 @@ __all__ = [
 
 NUM_PROOFS = 5
 FAR = 1000.0  # times the largest number of the data, or times 1: the largest magnitude of values
-SOME = 8
+SOME = 8  # entries along an axis that are spread
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 ROUNDING = 100.0  # machine epsilons of the terms of a sum, which may be much larger than it is
 

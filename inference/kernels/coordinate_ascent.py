@@ -257,6 +257,8 @@ class CoordinateAscent(Algorithm):
 
     def results(self, state: Any, program: Program) -> Results:
         """The parameters of q, but for the rows."""
+        if self.is_full(state):
+            self.grown(state, program)
         found, factors = self.assignment, state.factors
         named: dict[str, Array] = {}
         if found.concentration:

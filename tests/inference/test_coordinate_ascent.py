@@ -205,10 +205,11 @@ def cut_short():
     return Driver(CoordinateAscent(iqgme), num_warmup=4, num_samples=10, progress_bar=False).run(0, **case("binary")[1])
 
 
-def test_a_bound_that_is_no_number_ends_the_run():
+@pytest.mark.parametrize("num_sweeps", [1, 20], ids=["in its last sweep", "on its way"])
+def test_a_bound_that_is_no_number_ends_the_run(num_sweeps):
     """Single precision has no digits left for what is 1e-4 of its mean."""
     x, labels = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30) % 2
-    driver = Driver(CoordinateAscent(iqgme), num_warmup=20, num_samples=1, progress_bar=False)
+    driver = Driver(CoordinateAscent(iqgme), num_warmup=num_sweeps, num_samples=1, progress_bar=False)
     with jax.enable_x64(False), pytest.raises(ValueError, match="the bound is no number.*standardise them"):
         driver.run(0, np.float32(x + 1e4), labels, num_experts=4)
     assert np.isfinite(driver.run(0, x + 1e4, labels, num_experts=4).sample_stats["elbo"]).all()
