@@ -43,7 +43,10 @@ def elbo_settled(trace: np.ndarray) -> Verdict:
     if np.any(np.abs(gain) > np.maximum(tolerance, 3 * error)):
         way = "still rises" if gain[worst] > 0 else "falls"
         return Verdict(
-            "ELBO settled", False, figures, f"The ELBO {way} over the last half of the run: take more steps, or a smaller step size."
+            "ELBO settled",
+            False,
+            figures,
+            f"The ELBO {way} over the last half of the run: take more steps (num_warmup), or, of SVI, a smaller step size.",
         )
     if np.any(3 * error > 10 * tolerance):
         return Verdict("ELBO settled", None, figures, "Too noisy to say: take more steps or more particles an estimate.")
@@ -122,6 +125,7 @@ def _same_means(tree: xr.DataTree) -> Verdict:
     """Largest distance of a replicate's posterior mean from the mean of all, in standard deviations within a replicate."""
     name = "replicates: means"
     draws, left_out = identified(tree)
+    whole = {key for key, values in draws.data_vars.items() if values.dtype.kind in "iub"}
     draws = draws.astype(float)
     if draws.sizes.get("chain", 0) < 2 or not draws.data_vars:
         return Verdict(name, None, {}, "Needs two replicates and a quantity that is identified.")
@@ -129,7 +133,7 @@ def _same_means(tree: xr.DataTree) -> Verdict:
     largest, of = -1.0, ""
     for key, values in ((key, values) for key, values in draws.data_vars.items() if values.size):
         apart = xr.DataArray(abs(values.mean("draw") - values.mean(("chain", "draw")))).max("chain")
-        sd = np.sqrt(values.var("draw").mean("chain"))
+        sd = np.maximum(np.sqrt(values.var("draw").mean("chain")), 0.5 if key in whole else 0.0)  # of whole numbers: half a step at least
         rounding = 1e-12 * abs(values).max(("chain", "draw"))  # of the means of a constant
         ratio = xr.where(apart > rounding, apart / np.maximum(sd, 1e-300), 0.0).rename(key)
         if float(ratio.max()) > largest:

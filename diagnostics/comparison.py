@@ -64,7 +64,7 @@ def _key(table: Any, trees: dict[str, xr.DataTree]) -> str:
         raise ValueError(
             "trees: nothing to rank by. Every run needs the group `log_likelihood` (`Driver(groups=('log_likelihood',))`), "
             f"or every one a log-evidence, or every one a `test`; found {_inventory(trees)}. Without these, compare forecasts "
-            "of the same new rows, by `diagnostics.log_score` and its like."
+            "of the same new rows, by `diagnostics.log_score` and its like (at the command line: `zoo predict` by each run)."
         )
     return key
 

@@ -31,6 +31,7 @@ CONFIG: dict[str, Any] = {
     "default_role": "code",  # single backticks are code in this project's docstrings
     "autodoc_member_order": "bysource",
     "autodoc_typehints": "none",
+    "autodoc_preserve_defaults": True,  # as they are written, not as objects show themselves
     "autodoc_use_type_comments": False,  # it stumbles over named tuples
     "exclude_patterns": ["**/GALLERY_HEADER.rst"],
     "sphinx_gallery_conf": {

@@ -23,6 +23,7 @@ from gallery._dataset import Dataset
 __all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_matrix", "read_table", "write_csv"]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
+MARKS = frozenset({"?", "-", "--", ".", "*", "x", "X", "na", "n/a", "N/A", "#N/A", "null", "NULL", "None", "none", "missing", "unknown"})
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 MANY_VALUES = 10  # numbers with decimals and more values than this are a quantity, not class labels
 
@@ -63,7 +64,7 @@ def read_csv(path: str | Path, target: str | None = None, like: Dataset | None =
         target = [name for name in table.header if name != task][-1] if like is None else like.target_name
     for option, name in (("target", target), ("task", task)):
         if name is not None and name not in table.header:
-            raise TableError(f"{path}: no column {name!r} for {option}=; the columns are {', '.join(table.header)}")
+            raise TableError(f"{path}: no column {name!r} to be the {option}; the columns are {', '.join(table.header)}")
     if task is None:
         return encode(table, target, like=like)
     data = encode(table, target, drop=(task,), like=like)
@@ -222,14 +223,16 @@ def _number(cell: str) -> float | None:
 def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     """The categories of a column, none if it holds numbers or booleans.
 
-    A text among more than nine times as many numbers is taken for a slip of the pen, and is an error.
+    A text among more than nine times as many numbers is taken for a slip of the pen, and is an error; so is a usual mark of what is
+    missing, where all other cells are numbers.
     """
     cells = table.column(name)
     present = [cell for cell in cells if cell not in MISSING]
     texts = [cell for cell in present if _number(cell) is None]
     if not categorical and (not texts or all(cell in BOOLEANS for cell in present)):
         return ()
-    if not categorical and len(present) - len(texts) > 9 * len(texts):
+    is_slip = len(present) - len(texts) > 9 * len(texts) or (len(texts) < len(present) and MARKS.issuperset(texts))
+    if not categorical and is_slip:
         raise TableError(
             f"{table.place(cells.index(texts[0]), name)}: {texts[0]!r} is not a number, but {len(present) - len(texts)} other cells "
             "of the column are; correct it, or leave it empty if it is missing"
@@ -264,7 +267,8 @@ def _coded(table: Table, name: str, categories: Sequence[str]) -> np.ndarray:
         if cell in MISSING:
             continue
         if cell not in codes:
-            raise TableError(f"{table.place(row, name)}: category {cell!r} was not seen in training; known are {', '.join(categories)}")
+            known = f"known are {', '.join(categories)}; leave it empty to count it as missing"
+            raise TableError(f"{table.place(row, name)}: category {cell!r} was not seen in training; {known}")
         values[row] = codes[cell]
     return values
 

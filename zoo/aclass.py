@@ -63,7 +63,7 @@ CARD = Card(
         "x": "the features of a row, NaN where missing",
     },
     edits=(
-        "alpha=dist.Gamma(1.0, 1.0): learn how many groups the data ask for",
+        "alpha=dist.Gamma(1.0, 1.0), with ParticleFilter(aclass, grid={'alpha': [0.1, 0.3, 1.0]}): learn how many groups the data ask for",
         "component=partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0)): learn how sure of its features a group is",
         "component=normal_inverse_chi2, or mixed(...): real features, or columns of several kinds",
         "max_groups=1: one group a class, naive Bayes",

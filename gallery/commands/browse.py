@@ -18,8 +18,12 @@ def list_models(args: Any) -> int:
     """The models, a line each."""
     rows = []
     for name in zoo.names():
-        card = find_model(name).card
-        rows.append((name, card.title, ", ".join(card.kernels), card.paper))
+        try:
+            card = find_model(name).card
+        except Exception as error:  # of a file that is being written: it hides no other model, and says itself what it lacks
+            rows.append((name, f"cannot be read: {type(error).__name__}: {error}"))
+            continue
+        rows.append((name, card.title, ", ".join(card.kernels)))
     _print_columns(rows)
     return 0
 
@@ -41,7 +45,7 @@ def show(args: Any) -> int:
         if items:
             print(f"\n{title}: {', '.join(items)}")
     if card.edits:
-        print("\nEdits to try")
+        print(f"\nEdits to try, in zoo/{entry.name}.py or as arguments in Python; numbers and names of functions by --option as well")
         for edit in card.edits:
             _print_wrapped(edit, "    ", "  - ")
     return 0
@@ -83,9 +87,10 @@ def _some(items: tuple[str, ...], most: int = 40) -> str:
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    most = max(map(len, rows))
+    widths = [max((len(row[column]) for row in rows if len(row) == most), default=0) for column in range(most)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
 
 
 def _print_wrapped(text: str, indent: str = "", first: str | None = None) -> None:

@@ -13,7 +13,7 @@ __all__ = ["cite", "entries_of"]
 def cite(args: Any) -> int:
     """The model's paper, those of its kernels, NumPyro and ArviZ; what is outside of an entry BibTeX passes over."""
     tree = open_run(args.run)
-    print(f"Model {tree.attrs.get('model')}, kernel {tree.attrs.get('kernel')}, on {tree.attrs.get('data', 'data of your own')}.\n")
+    print(f"% Model {tree.attrs.get('model')}, kernel {tree.attrs.get('kernel')}, on {tree.attrs.get('data', 'data of your own')}.\n")
     print("\n\n".join(entries_of(tree)))
     return 0
 

@@ -13,7 +13,7 @@ from gallery.commands import options
 from gallery.commands.entries import entry_unit
 from gallery.commands.inputs import bind, read_data, scale_features
 from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, start_of
-from gallery.commands.request import Request, check_picture, check_writable, keep, recall
+from gallery.commands.request import Request, check_picture, check_writable, is_table, keep, recall
 from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, scores_text, summary_text
 
 __all__ = ["fit", "resume"]
@@ -65,7 +65,7 @@ def _run(request: Request, folder: Path | None) -> int:
     driver = Driver(make_kernel(kernel, entry.model, **told.kernel), **told.driver, checkpoint=folder, groups=groups)
     if folder is not None:
         keep(request, folder)
-    print(_headline(entry, data, kernel, told.driver, request.seed), flush=True)
+    print(_headline(entry, data, kernel, told.driver, request.seed), *_columns(data, request), sep="\n", flush=True)
     try:
         with in_precision(kernel, arguments):
             tree = driver.run(request.seed, init_params=start, **arguments)
@@ -92,6 +92,25 @@ def _headline(entry: zoo.Entry, data: Dataset, kernel: str, settings: dict[str, 
     rows = [f"{len(data.arrays[name])} {words}" for name, words in {"y": "rows", "values": "entries"}.items() if name in data.arrays]
     plan = ", ".join(f"{key} {value}" for key, value in settings.items())
     return f"{entry.name} on {data.name} ({', '.join(rows + sizes)}): {kernel}, {plan}, seed {seed}"
+
+
+def _columns(data: Dataset, request: Request) -> list[str]:
+    """How a table of one's own was read: what may have been meant otherwise."""
+    x, y = data.arrays.get("x"), data.arrays.get("y")
+    if not is_table(request.data) or x is None or y is None:
+        return []
+    names = [(name, data.categories.get(name)) for name in data.feature_names]
+    numbers = [name for name, texts in names if not texts]
+    found = [f"numbers: {_few(numbers)}"] if numbers else []
+    found += [f"texts: {_few([f'{name} ({len(texts)})' for name, texts in names if texts])}"] if data.categories else []
+    missing, unlabelled = int(np.isnan(x).sum()), int((y == -1).sum()) if data.class_names else int(np.isnan(y).sum())
+    found += [f"{missing} cells empty"] if missing else []
+    found += [f"{unlabelled} rows without {data.target_name!r}"] if unlabelled else []
+    return [f"read {'; '.join(found)}; {data.target_name!r} is " + ("the class" if data.class_names else "a quantity")]
+
+
+def _few(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _tell(tree: xr.DataTree, request: Request, folder: Path | None, seconds: float) -> int:

@@ -77,13 +77,28 @@ def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, key
             raise ValueError(f"--option {key}: {name} takes {key!r} from the data set {data.name!r}; leave it out")
     named = {p.name: _function(p, keywords[p.name], model) for p in parameters if p.name in keywords and inspect.isfunction(p.default)}
     arguments = {p.name: given[p.name] for p in parameters if p.name in given} | dict(keywords) | named
+    if "component" not in (names := [p.name for p in parameters]):
+        _refuse_texts(name, data)
+    if "task" in names and "task" not in arguments:
+        raise ValueError(f"model {name} wants the task of each row: name its column with --task, or choose a data set that has tasks")
     lacking = [p.name for p in parameters if p.name not in arguments and p.default is p.empty]
     if lacking:
         raise ValueError(
             f"model {name} needs {', '.join(map(repr, lacking))}, which the data set {data.name!r} lacks: it has "
-            f"{', '.join(given)}. Choose other data, or give numbers with --option"
+            f"{', '.join(given)}. A CSV file comes as x and y. Choose other data, or give numbers with --option"
         )
     return arguments
+
+
+def _refuse_texts(name: str, data: Dataset) -> None:
+    """Of more than two kinds: where there is no component for categories, their codes would count as quantities."""
+    for column in data.feature_names:
+        if len(texts := data.categories.get(column, ())) > 2:
+            shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
+            raise ValueError(
+                f"--data {data.name}: column {column!r} holds texts ({shown}), which {name} would take for numbers, in the order of the "
+                "alphabet. Write a column of 0 and 1 for each text, or choose a model of texts: aclass"
+            )
 
 
 def _component(data: Dataset, x: np.ndarray) -> Callable:

@@ -5,6 +5,7 @@ draws of all that belongs to groups are in the run.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from gallery.commands import options
 from gallery.commands.entries import draws_of
 from gallery.commands.inputs import bind, read_data, scale_features
 from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel
-from gallery.commands.request import Request
+from gallery.commands.request import Request, is_table
 from inference import CoordinateAscent, Driver, ParticleFilter, Program
 from inference.assignment import read_assignment
 from inference.kernels.conditional_gibbs import AssignmentDraws
@@ -38,7 +39,7 @@ def refitted_probabilities(tree: xr.DataTree, x: np.ndarray, by_row: Mapping[str
         again = driver.run(request.seed, **arguments)
         if not np.isclose(_evidence(again), _evidence(tree), rtol=1e-5, atol=0):
             changed = "the run ended early, or the data or the model have changed"
-            raise ValueError(f"predict: fitting {request.data_name} again gives another evidence: {changed}. Fit anew.")
+            raise ValueError(f"predict: it fits {request.data_name} again, which gives another evidence: {changed}. Fit anew.")
         return _normalised(_joint(kernel, driver.states, Program(entry.model, **arguments), x, by_row))
 
 
@@ -59,6 +60,8 @@ def _again(tree: xr.DataTree) -> tuple[Any, str, options.Options, Request, dict[
     entry = find_model(request.model)
     name = kernel_name(entry, request.kernel)
     told = options.split(options.parse(request.options), entry.model, name)
+    if is_table(request.data) and not Path(request.data).is_file():
+        raise ValueError(f"predict: it fits the run's model again, for which the table of the fit, {request.data}, must be where it was.")
     data = read_data(request, entry.model)
     return entry, name, told, request, bind(entry.model, entry.name, data, scale_features(data, request.raw), told.model)
 

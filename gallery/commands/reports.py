@@ -37,5 +37,5 @@ def compare(args: Any) -> int:
     print(table.drop(columns="unsafe").to_string(float_format="{:.2f}".format))
     for name, reasons in table["unsafe"].items():
         if reasons:
-            print(f"{name} is unsafe: {reasons}")
+            print(f"do not rely on the place of {name}: {reasons}")
     return 0

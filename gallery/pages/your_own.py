@@ -30,7 +30,7 @@ from inference import Driver, Program, StructureError
 from inference.sites import unwrap
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
-REPLICATES, DRAWS = (500, 8000) if FULL else (100, 4000)
+REPLICATES, DRAWS = (500, 8000) if FULL else (100, 6000)
 
 
 def goals(games, scored=None):

@@ -32,6 +32,9 @@ def room(tmp_path_factory):
     write(folder / "unknown.csv", [["mm/width", "length", "wings"], ["1", "100", "perhaps"]])
     write(folder / "holes.csv", [["a", "label"], ["1", "u"], ["", "v"], ["2.5", "u"]])
     write(folder / "quantity.csv", [["a", "cost"], *([str(i), f"{i / 7:.3f}"] for i in range(20))])
+    colours = ["blue", "red", "green", "", "red", "blue", "green"]
+    write(folder / "texts.csv", [["colour", "label"], *([c, k] for c, k in zip(colours, ["u", "v", "u", "v", "", "u", ""], strict=True))])
+    write(folder / "marks.csv", [["a", "label"], ["1", "u"], ["?", "v"], ["3", "u"]])
     (folder / "semi.csv").write_text("a;label\n1;u\n2;v\n")
     (folder / "text.nc").write_text("not a run")
     (folder / "full").mkdir()

@@ -52,6 +52,12 @@ ERRORS = {
     "no target column": ([*FIT, "--target", "kind"], "no column 'kind'.*length, wings, mm/width, species"),
     "target of a named set": (["fit", "softmax", "--data", "wine", "--target", "y"], "--target y: only a CSV file"),
     "missing features": (["fit", "softmax", "--data", "holes.csv", "-o", "never.nc"], "argument 'x': 1 entries are NaN"),
+    "texts as numbers": (
+        ["fit", "softmax", "--data", "texts.csv", "-o", "never.nc"],
+        "column 'colour' holds texts \\('blue', 'green', 'red'\\), which softmax would take for numbers.*a column of 0 and 1",
+    ),
+    "a mark among numbers": (["fit", "softmax", "--data", "marks.csv", "-o", "never.nc"], "line 3, column 'a': '\\?' is not a number"),
+    "no tasks": (["fit", "iqgme_tasks", "--data", "insects.csv", "-o", "never.nc"], "wants the task of each row: .*--task"),
     "a quantity": (["fit", "softmax", "--data", "quantity.csv"], "model softmax needs 'num_classes', which the data set 'quantity' lacks"),
     "no table": (
         ["fit", "softmax", "--data", "low_rank_matrix"],
@@ -108,6 +114,23 @@ def test_errors_leave_no_file(refused, room):
     assert not (room.folder / "softmax-quantity.nc").exists()
     assert [path.name for path in (room.folder / "full").iterdir()] == ["thesis.txt"]
     assert not [path for path in room.folder.iterdir() if "partial" in path.name]
+
+
+def test_texts_that_a_model_makes_categories_of_are_taken(room, here, monkeypatch, capsys):
+    failing(monkeypatch, RuntimeError("it ran"))
+    assert here("fit", "aclass", "--data", "texts.csv", "-o", "never.nc") == 2
+    told = capsys.readouterr()
+    assert "it ran" in told.err
+    assert "read texts: colour (3); 1 cells empty; 2 rows without 'label'; 'label' is the class" in told.out
+
+
+def test_a_model_that_cannot_be_read_hides_no_other(monkeypatch, tmp_path, capsys):
+    (tmp_path / "unfinished.py").write_text("CARD = (")
+    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(tmp_path)])
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted([*zoo.names()])
+    assert any(re.match(r"unfinished +cannot be read: SyntaxError: ", line) for line in lines)
 
 
 def test_exit_code_and_streams_of_the_process(room):

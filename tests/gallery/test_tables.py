@@ -98,7 +98,7 @@ def test_missing_columns_and_unseen_categories_are_named(write):
     train = read_csv(write(PATIENTS))
     with pytest.raises(TableError, match=r"new.csv: no column 'smokes', 'blood pressure'.*found age, city"):
         read_features(write("age,city\n1,Rome\n", "new.csv"), train.feature_names, train.categories)
-    with pytest.raises(TableError, match=r"new.csv, line 3, column 'city': category 'Paris' was not seen.*Oslo, Rome"):
+    with pytest.raises(TableError, match=r"new.csv, line 3, column 'city': category 'Paris' was not seen.*Oslo, Rome; leave it empty"):
         read_features(write("age,city\n1,Rome\n1,Paris\n", "new.csv"), ("age", "city"), train.categories)
     with pytest.raises(TableError, match=r"line 2, column 'age': 'old' is not a finite number"):
         read_features(write("age,city\nold,Rome\n", "new.csv"), ("age", "city"), train.categories)
@@ -122,6 +122,7 @@ def test_missing_columns_and_unseen_categories_are_named(write):
         ("a,y\n1,\n2,NA\n", "class column 'y' is empty in every row"),
         ("a,y\ninf,1\n2,2\n", "line 2, column 'a': 'inf' is not a finite number"),
         ("a,y\n" + "1,b\n" * 20 + "1O,b\n", "line 22, column 'a': '1O' is not a number, but 20 other cells"),
+        ("a,y\n1,b\n2,b\n?,b\n", "line 4, column 'a': '\\?' is not a number, but 2 other cells .*leave it empty if it is missing"),
         ("a,y\n1,-1\n2,0\n", "line 2, column 'y': -1 may be a class or mean that there is no label; leave the cell empty"),
         (b"a,y\n\xff,1\n", "not UTF-8 text"),
         ('a,y\n"1"2,b\n', "not a CSV file"),
@@ -134,7 +135,7 @@ def test_what_cannot_be_read_is_said(write, text, message):
 
 
 def test_unknown_target_lists_the_columns(write):
-    with pytest.raises(TableError, match="no column 'label' for target=; the columns are age, city, smokes, blood pressure, outcome"):
+    with pytest.raises(TableError, match="no column 'label' to be the target; the columns are age, city, smokes, blood pressure, outcome"):
         read_csv(write(PATIENTS), target="label")
 
 
