@@ -183,3 +183,11 @@ def test_khat_decides_nothing_within_its_own_error_of_the_limit(rng, monkeypatch
     """Of 4000 draws 189 are the tail: 0.7 + 1.7 / sqrt(189) = 0.824."""
     monkeypatch.setattr(_variational, "pareto_k", lambda tree: (np.array([0.1, khat]), 0.7))
     assert report(trees.variational(rng, draws=4000))["Pareto k-hat"].ok is ok
+
+
+def test_labels_that_stand_still_in_each_replicate_are_told_apart_in_half_steps(rng):
+    tree = trees.variational(rng).to_dict()
+    label = xr.DataArray(np.repeat([[0], [0], [3]], tree["/posterior"].sizes["draw"], axis=1), dims=("chain", "draw"))
+    page = report(xr.DataTree.from_dict({**tree, "/posterior": tree["/posterior"].assign(k=label)}))
+    assert page["replicates: means"].ok is False
+    assert page["replicates: means"].figures["furthest"] == pytest.approx(4.0)  # 3 - mean(0, 0, 3), in halves

@@ -16,6 +16,7 @@ import xarray as xr
 import zoo
 from gallery import cli
 from gallery.commands.options import parse
+from gallery.commands.request import Request
 from inference import CheckpointError
 from tests.gallery.command import MODELS, many, run, write
 
@@ -231,6 +232,17 @@ def test_a_quantity_is_predicted_by_mean_and_deviation(here, room, monkeypatch, 
     found = np.array(rows, dtype=float)  # x = 0 and 2 after scaling; 4000 draws
     np.testing.assert_allclose(found[:, 0], [0, 6], atol=0.05)
     np.testing.assert_allclose(found[:, 1], [0.5, np.hypot(0.5, 0.2)], rtol=0.06)
+
+
+def test_predict_says_that_it_needs_the_table_of_the_fit(here, room, capsys):
+    run_of(room.folder / "moved.nc", {"share": np.full((1, 4, 2), 0.5)}, {"y": ("row", np.zeros(5, int))})
+    tree = xr.load_datatree(room.folder / "moved.nc", engine="h5netcdf")
+    command = Request("aclass", str(room.folder / "gone.csv"), None, None, (), 0, False, "moved.nc", None)
+    tree.attrs |= {"model": "aclass", "kernel": "ParticleFilter", "command": command.to_json()}
+    tree.to_netcdf(room.folder / "moved.nc", engine="h5netcdf")
+    write(room.folder / "line.csv", [["a"], ["1"], ["5"]])
+    assert here("predict", "moved.nc", "line.csv") == 2
+    assert re.search("the table of the fit, .*gone.csv, must be where it was", capsys.readouterr().err)
 
 
 def test_a_model_of_the_features_is_refused(here, room, monkeypatch, capsys, numpyro_promotion):
