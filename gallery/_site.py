@@ -31,7 +31,6 @@ CONFIG: dict[str, Any] = {
     "default_role": "code",  # single backticks are code in this project's docstrings
     "autodoc_member_order": "bysource",
     "autodoc_typehints": "none",
-    "autodoc_preserve_defaults": True,  # as they are written, not as objects show themselves
     "autodoc_use_type_comments": False,  # it stumbles over named tuples
     "exclude_patterns": ["**/GALLERY_HEADER.rst"],
     "sphinx_gallery_conf": {
@@ -70,12 +69,12 @@ def pages_of(model: str) -> list[str]:
 
 
 def cards() -> str:
-    """The models, a card each, as reStructuredText; a thumbnail leads to each of its pages."""
+    """The models, a card each, as reStructuredText, with a thumbnail of the first of its pages."""
     lines = [".. container:: zoo-cards", ""]
     for name in zoo.names():
         card = zoo.load(name).card
         lines += ["   .. container:: zoo-card", ""]
-        for page in pages_of(name):
+        for page in pages_of(name)[:1]:
             thumbnail = f"/pages/images/thumb/sphx_glr_{page}_thumb.png"
             lines += [
                 f"      .. image:: {thumbnail}",
@@ -85,7 +84,7 @@ def cards() -> str:
             ]
         links = ", ".join(f":doc:`{page.replace('_', ' ')} <pages/{page}>`" for page in pages_of(name)) or "no page yet"
         lines += [
-            f"      **{card.title}**",
+            f"      **{name}: {card.title}**",
             "",
             f"      {card.paper}",
             "",

@@ -85,7 +85,7 @@ def test_each_page_is_of_the_model_that_its_name_begins_with():
 def test_every_model_has_a_card_a_page_and_a_place_on_the_landing_page(site):
     landing, written = (site / "index.html").read_text(), cards()
     for name in zoo.names():
-        assert f"**{zoo.load(name).card.title}**" in written
+        assert f"**{name}: {zoo.load(name).card.title}**" in written
         pages = pages_of(name)
         assert pages, f"zoo/{name}.py has no page: write gallery/pages/{name}.py, or one whose name begins so"
         assert all(f"pages/{page}.html" in landing for page in pages)
