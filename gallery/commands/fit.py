@@ -102,7 +102,8 @@ def _columns(data: Dataset, request: Request) -> list[str]:
     names = [(name, data.categories.get(name)) for name in data.feature_names]
     numbers = [name for name, texts in names if not texts]
     found = [f"numbers: {_few(numbers)}"] if numbers else []
-    found += [f"texts: {_few([f'{name} ({len(texts)})' for name, texts in names if texts])}"] if data.categories else []
+    categories = [f"{name} ({len(texts)})" for name, texts in names if texts]
+    found += [f"texts: {_few(categories)}"] if categories else []
     missing, unlabelled = int(np.isnan(x).sum()), int((y == -1).sum()) if data.class_names else int(np.isnan(y).sum())
     found += [f"{missing} cells empty"] if missing else []
     found += [f"{unlabelled} rows without {data.target_name!r}"] if unlabelled else []

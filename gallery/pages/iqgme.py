@@ -25,6 +25,7 @@ one more unknown, and is integrated out (Wang 2010, *Bayesian approaches to lear
 import os
 
 import arviz as az
+import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
@@ -64,16 +65,15 @@ print(f"{holes.mean():.0%} of the cells and {holes.all(1).sum()} whole rows are 
 # ---
 # :class:`~inference.CoordinateAscent` reads sticks, Gaussians, holes and experts off the model, and climbs the bound of the log-evidence,
 # in closed form, until a sweep gains nothing.
-driver = Driver(CoordinateAscent(iqgme), num_warmup=300, num_samples=200, groups=("posterior_predictive",), progress_bar=False)
-tree = driver.run(0, x[train], y[train], num_experts=EXPERTS)
+driver = Driver(CoordinateAscent(iqgme), num_warmup=4000, num_samples=200, groups=("posterior_predictive",), progress_bar=False)
+with jax.enable_x64(True):  # the last sweeps gain less than single precision tells
+    tree = driver.run(0, x[train], y[train], num_experts=EXPERTS)
 print(report(tree).text)
 print(az.summary(tree, var_names=["alpha"]))
 
 # %%
-# The report compares the two halves of the run, and the leap of the bound at sweep forty, of which the picture below says more, lies in the
-# second half of a short run: then it does not call the bound settled, though the last sweeps gain next to nothing.
-gained = np.diff(tree.sample_stats["elbo"].values[0][-11:])
-print(f"the last ten sweeps gained {gained.sum():.4f} nats")
+# One start cannot show whether there is a better optimum, and nothing here compares the approximation with the model: so the report leaves
+# it undecided. ``num_chains=4`` starts four times.
 
 # %%
 # The bound, and how many experts have a row or more. For the first forty sweeps the prior that experts have in common is held; then it is
@@ -82,9 +82,9 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrain
 figure.suptitle("The bound rises, and experts that nothing asks for fall away")
 elbo = tree.sample_stats["elbo"].values[0]
 left.plot(elbo)
-left.set(xlabel="sweep", ylabel="bound of the log-evidence (nats)", ylim=(np.quantile(elbo, 0.05), None))
+left.set(xlabel="sweep", xscale="log", ylabel="bound of the log-evidence (nats)", ylim=(elbo[5], None))
 right.plot(tree.sample_stats["num_groups"].values[0])
-right.set(xlabel="sweep", ylabel="experts with a row or more", ylim=(0, EXPERTS + 0.5))
+right.set(xlabel="sweep", xscale="log", ylabel="experts with a row or more", ylim=(0, EXPERTS + 0.5))
 
 # %%
 # Does it fit?

@@ -6,7 +6,8 @@ A stage is a run of nested sampling that draws from pi_s and looks at its own ro
 prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrained space (`_clumps`), or the paper's own, on the Hilbert
 curves of the sites (`_code_clumps`). So the likelihood of a row is only ever computed where earlier rows have left something to be found
 out. What the clumps cannot say is lost for good, and the errors of the stages add up: the claimed error is that of the nested sampling
-alone.
+alone. So the first stage must have rows enough to show what there is to find: an arrangement that it settles for by chance, such as two
+clusters taken for one, stays (`tests/bench/nested.md` has a table where that happens).
 
 With `num_walkers` a stage explores before: walkers go from pi_s to where its rows are likely (`_exploration`), what they have found is
 summarised as q_s, and nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as
