@@ -69,7 +69,10 @@ def _labels(y: Any) -> np.ndarray:
         return y
     if pd.isna(y).any():
         row = int(np.argmax(pd.isna(y)))
-        raise ValueError(f"y: row {row} has the label {y[row]!r}; the label of a row of unknown class is -1.")
+        raise ValueError(
+            f"y: row {row} has the label {y[row]!r}; the label of a row of unknown class is -1: y.astype(object).fillna(-1) of a "
+            "pandas column."
+        )
     if all(isinstance(label, Real | np.bool_) for label in y):
         return np.array(y.tolist())
     for row, label in enumerate(y):
