@@ -26,8 +26,7 @@ def elbo_settled(trace: np.ndarray) -> Verdict:
     trend does not inflate. Settled: |gain| <= max(0.1 nat, 3 standard errors), in every replicate; for large ELBOs, whose own
     digits are fewer, 1e-4 |ELBO| takes the place of the 0.1, up to one nat. A coordinate ascent that stops by itself may have
     jumped shortly before its last quarter: a trace without noise is settled as well where the second half of the last quarter
-    gains no more than half of the tolerance over the first half, which is the same slope; and one that has only risen for a
-    quarter, where as many steps as it has of the size of the last would gain no more than the tolerance.
+    gains no more than half of the tolerance over the first half, which is the same slope.
     """
     if not np.isfinite(trace).all():
         return Verdict("ELBO settled", False, {"NaN or infinite": int((~np.isfinite(trace)).sum())}, "The ELBO is not finite.")
@@ -39,9 +38,6 @@ def elbo_settled(trace: np.ndarray) -> Verdict:
     late_gain, late_error = (2 * each for each in _gain(trace, quarter // 2))
     at_rest = (np.abs(late_gain) <= tolerance) & (3 * late_error <= tolerance)
     gain, error = np.where(at_rest, late_gain, gain), np.where(at_rest, late_error, error)
-    to_come = _to_come(trace, max(quarter, 8))
-    ascended = to_come <= tolerance
-    gain, error = np.where(ascended, to_come, gain), np.where(ascended, 0.0, error)
     worst = int(np.argmax(np.abs(gain) / np.maximum(tolerance, 3 * error)))
     figures = {"gain": gain[worst], "error": error[worst], "tolerance": tolerance[worst]}
     if np.any(np.abs(gain) > np.maximum(tolerance, 3 * error)):
@@ -98,14 +94,6 @@ def _points(tree: xr.DataTree) -> dict[str, list] | None:
     still = {str(name): _stands_still(values) for name, values in posterior.data_vars.items()}
     replicates = np.flatnonzero(np.all(list(still.values()), axis=0)).tolist()
     return {"replicates": replicates, "sites": [name for name in floats if name in latent and still[name].any()]}
-
-
-def _to_come(trace: np.ndarray, window: int) -> np.ndarray:
-    """[replicate]: what the last step gained, times the steps of the trace; infinite where the trace has not only risen."""
-    steps = np.diff(trace[:, -window:], axis=1)
-    rounding = 1e-6 * np.abs(trace[:, -1])  # of single precision
-    has_risen = (steps >= -rounding[:, None]).all(1)
-    return np.where(has_risen, np.abs(steps[:, -1]) * trace.shape[1], np.inf)
 
 
 def _stands_still(values: xr.DataArray) -> np.ndarray:

@@ -23,7 +23,7 @@ from gallery._dataset import Dataset
 __all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_matrix", "read_table", "write_csv"]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
-MARKS = frozenset({"?", "-", "--", ".", "*", "x", "X", "na", "n/a", "N/A", "#N/A", "null", "NULL", "None", "none", "missing", "unknown"})
+MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})  # in small letters: of what is missing, elsewhere
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 MANY_VALUES = 10  # numbers with decimals and more values than this are a quantity, not class labels
 
@@ -50,11 +50,14 @@ class Table(NamedTuple):
         return f"{self.where}, line {self.lines[row]}, column {name!r}"
 
 
-def read_csv(path: str | Path, target: str | None = None, like: Dataset | None = None, task: str | None = None) -> Dataset:
+def read_csv(
+    path: str | Path, target: str | None = None, like: Dataset | None = None, task: str | None = None, classes: bool = True
+) -> Dataset:
     """A data set from a CSV file with a header.
 
     `target` names the class column (by default the last one); its cells may be text, whole numbers or booleans, and an
-    empty one is an unlabelled row, -1. Decimal numbers of many values are a quantity: `y` is then float. With `like`, the
+    empty one is an unlabelled row, -1. Decimal numbers of many values are a quantity, without `classes` all numbers are: `y` is
+    then float, and NaN where the cell is empty. With `like`, the
     data set that a model was fitted to, the target, features, categories and classes are those of `like`: a test file is
     coded as the training file was, and a class or category that `like` lacks is an error. `task` names a column that is no
     feature: it says of which of several tasks a row is, and becomes the array `task`.
@@ -66,8 +69,8 @@ def read_csv(path: str | Path, target: str | None = None, like: Dataset | None =
         if name is not None and name not in table.header:
             raise TableError(f"{path}: no column {name!r} to be the {option}; the columns are {', '.join(table.header)}")
     if task is None:
-        return encode(table, target, like=like)
-    data = encode(table, target, drop=(task,), like=like)
+        return encode(table, target, like=like, classes=classes)
+    data = encode(table, target, drop=(task,), like=like, classes=classes)
     codes, names = _tasks(table, task, None if like is None else like.categories[task])
     return replace(data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names})
 
@@ -162,7 +165,9 @@ def read_table(path: str | Path) -> Table:
     return Table(str(path), header, [row for _, row in lines[1:]], [number for number, _ in lines[1:]])
 
 
-def encode(table: Table, target: str, categorical: bool = False, drop: Sequence[str] = (), like: Dataset | None = None) -> Dataset:
+def encode(
+    table: Table, target: str, categorical: bool = False, drop: Sequence[str] = (), like: Dataset | None = None, classes: bool = True
+) -> Dataset:
     """The table as `x` and `y`. `categorical` takes every feature for a category, also those written as numbers."""
     if like is None:
         names = tuple(name for name in table.header if name != target and name not in drop)
@@ -174,7 +179,7 @@ def encode(table: Table, target: str, categorical: bool = False, drop: Sequence[
         names, categories = like.feature_names, dict(like.categories)
         _require(table, names)
     x = np.column_stack([_coded(table, name, categories[name]) if name in categories else _numbers(table, name) for name in names])
-    y, class_names = _target(table, target, like)
+    y, class_names = _target(table, target, like, classes)
     stem = Path(table.where).name.removesuffix(".gz").removesuffix(".csv")
     return Dataset(
         name=stem,
@@ -228,16 +233,20 @@ def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     """
     cells = table.column(name)
     present = [cell for cell in cells if cell not in MISSING]
-    texts = [cell for cell in present if _number(cell) is None]
-    if not categorical and (not texts or all(cell in BOOLEANS for cell in present)):
+    texts = [cell for cell in present if _number(cell) is None and cell not in BOOLEANS]
+    if not categorical and (not any(_number(cell) is None for cell in present) or all(cell in BOOLEANS for cell in present)):
         return ()
-    is_slip = len(present) - len(texts) > 9 * len(texts) or (len(texts) < len(present) and MARKS.issuperset(texts))
-    if not categorical and is_slip:
+    is_slip = len(present) - len(texts) > 9 * len(texts) or (len(texts) < len(present) and _are_marks(texts))
+    if not categorical and texts and is_slip:
         raise TableError(
             f"{table.place(cells.index(texts[0]), name)}: {texts[0]!r} is not a number, but {len(present) - len(texts)} other cells "
-            "of the column are; correct it, or leave it empty if it is missing"
+            "of the column are; correct it, or leave it empty if it is missing; where these are categories, write them with a letter"
         )
     return _in_order(present)
+
+
+def _are_marks(texts: Sequence[str]) -> bool:
+    return all(text.casefold() in MARKS for text in texts)
 
 
 def _in_order(values: Sequence[str]) -> tuple[str, ...]:
@@ -282,13 +291,13 @@ def _tasks(table: Table, name: str, known: tuple[str, ...] | None) -> tuple[np.n
     return codes.astype(np.int64), names
 
 
-def _target(table: Table, target: str, like: Dataset | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def _target(table: Table, target: str, like: Dataset | None, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
     """`y`, and the names of its classes (none for a quantity)."""
     cells = table.column(target) if target in table.header else []
     present = [cell for cell in cells if cell not in MISSING]
     if like is None and not present:
         raise TableError(f"{table.where}: the class column {target!r} is empty in every row; name another with target=")
-    quantity = _is_quantity(present) if like is None else like["y"].dtype.kind == "f"
+    quantity = (not classes or _is_quantity(present)) if like is None else like["y"].dtype.kind == "f"
     if quantity:
         return _numbers(table, target), ()
     class_names = _in_order(present) if like is None else like.class_names
@@ -296,6 +305,11 @@ def _target(table: Table, target: str, like: Dataset | None) -> tuple[np.ndarray
         raise TableError(
             f"{table.place(cells.index('-1'), target)}: -1 may be a class or mean that there is no label; leave the cell empty where the "
             "class is unknown, or give the class another name"
+        )
+    if like is None and (marks := [name for name in class_names if name.casefold() in MARKS]):
+        raise TableError(
+            f"{table.place(cells.index(marks[0]), target)}: {marks[0]!r} may be a class or mean that there is no label; leave the cell "
+            "empty where the class is unknown, or give the class another name"
         )
     codes = {name: code for code, name in enumerate(class_names)}
     y = np.full(len(table.rows), -1, dtype=np.int64)

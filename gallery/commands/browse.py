@@ -88,7 +88,7 @@ def _some(items: tuple[str, ...], most: int = 40) -> str:
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     most = max(map(len, rows))
-    widths = [max((len(row[column]) for row in rows if len(row) == most), default=0) for column in range(most)]
+    widths = [max(len(row[column]) for row in rows if len(row) == most or not column) for column in range(most)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
 

@@ -39,7 +39,8 @@ def read_data(request: Request, model: Callable) -> Dataset:
             raise ValueError(f"--data {path}: no such file")
         if takes_entries(model):
             return read_matrix(request.data, target=request.target)
-        return read_csv(request.data, target=request.target, task=request.task)
+        has_classes = "num_classes" in inspect.signature(model).parameters
+        return read_csv(request.data, target=request.target, task=request.task, classes=has_classes)
     from gallery.datasets import load, names
 
     if request.data not in names() and Path(request.data).is_dir():  # such as "."
@@ -93,12 +94,21 @@ def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, key
 def _refuse_texts(name: str, data: Dataset) -> None:
     """Of more than two kinds: where there is no component for categories, their codes would count as quantities."""
     for column in data.feature_names:
-        if len(texts := data.categories.get(column, ())) > 2:
+        texts = data.categories.get(column, ())
+        if len(texts) > 2 and not all(map(_is_number, texts)):
             shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
             raise ValueError(
                 f"--data {data.name}: column {column!r} holds texts ({shown}), which {name} would take for numbers, in the order of the "
                 "alphabet. Write a column of 0 and 1 for each text, or choose a model of texts: aclass"
             )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _component(data: Dataset, x: np.ndarray) -> Callable:

@@ -72,8 +72,8 @@ print(report(tree).text)
 print(az.summary(tree, var_names=["alpha"]))
 
 # %%
-# One start cannot show whether there is a better optimum, and nothing here compares the approximation with the model: so the report leaves
-# it undecided. ``num_chains=4`` starts four times.
+# Nothing here compares the approximation with the model: so the report leaves it undecided. Nor can one start show whether there is a
+# better optimum; ``num_chains=4`` starts four times.
 
 # %%
 # The bound, and how many experts have a row or more. For the first forty sweeps the prior that experts have in common is held; then it is

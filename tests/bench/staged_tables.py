@@ -109,7 +109,10 @@ def groupings(order: int, x: np.ndarray) -> list[np.ndarray]:
     """By k-means, and by mixtures from other beginnings; those with rows in all groups."""
     mixture = lambda seed: GaussianMixture(order, covariance_type="diag", init_params="random_from_data", random_state=seed)
     found = [KMeans(order, n_init=5, random_state=0).fit_predict(x), *(mixture(seed).fit_predict(x) for seed in range(STARTS))]
-    return [each for each in found if len(np.unique(each)) == order]
+    whole = [each for each in found if len(np.unique(each)) == order]
+    if not whole:
+        raise ValueError(f"order: no start has rows in all of {order} clusters; give fewer.")
+    return whole
 
 
 def all_rows(model: Callable, order: int, x: np.ndarray, y: np.ndarray) -> Learned:
@@ -120,7 +123,8 @@ def all_rows(model: Callable, order: int, x: np.ndarray, y: np.ndarray) -> Learn
     in_numpy = lambda z: tuple(np.asarray(each, float) for each in slope(jnp.asarray(z)))
     climb = lambda z, steps: minimize(in_numpy, z, jac=True, method="L-BFGS-B", options={"maxiter": steps})
     begun = [climb(start(split, found, x, y), 100) for found in groupings(order, x)]
-    mode = climb(min(begun, key=lambda each: each.fun).x, 2000).x
+    ended = climb(min(begun, key=lambda each: each.fun).x, 2000)
+    mode, climbed = ended.x, ended.nfev + sum(each.nfev for each in begun)
     row = lambda e: jax.jvp(jax.grad(potential), (jnp.asarray(mode),), (e,))[1]  # one at a time: all rows are in each
     curvature = np.asarray(jax.lax.map(row, jnp.eye(split.size)))
     covariance = np.linalg.inv(curvature)
@@ -131,7 +135,7 @@ def all_rows(model: Callable, order: int, x: np.ndarray, y: np.ndarray) -> Learn
     log_evidence, error = evidence(lambda z: -potential(z), z, multivariate_t(mode, covariance, df=TAIL, seed=0))
     steps = float(chain.get_extra_fields()["num_steps"].mean()) * (DRAWS + WARMUP)  # those of the warm-up are not told
     draws = {name: np.asarray(value) for name, value in jax.vmap(split.values)(jnp.asarray(z)).items()}
-    return Learned(draws, log_evidence + lgamma(order + 1), error, (3 * (steps + split.size) + DRAWS) * len(x))
+    return Learned(draws, log_evidence + lgamma(order + 1), error, (3 * (climbed + steps + split.size) + DRAWS) * len(x))
 
 
 def evidence(log_joint: Callable, z: np.ndarray, proposal: Any) -> tuple[float, float]:

@@ -59,18 +59,6 @@ def test_a_jump_of_an_ascent_that_has_come_to_rest(rng):
     assert failed(report(xr.DataTree.from_dict({**tree.to_dict(), "/sample_stats": rising}))) == {"ELBO settled"}
 
 
-@pytest.mark.parametrize(("last", "settled"), [(1e-4, True), (2e-3, False)])
-def test_an_ascent_that_leapt_late_is_settled_if_its_last_steps_gain_nothing(rng, last, settled):
-    """As of a coordinate ascent that ends by itself soon after a leap; the windows of means see the leap."""
-    step = np.arange(120)
-    trace = np.where(step < 100, -900.0, -700.0 - 5 * 0.3 ** (step - 100.0)) + last * np.arange(120)
-    tree = trees.variational(rng)
-    leapt = xr.Dataset({"elbo": (["chain", "step"], np.tile(trace, (3, 1)))})
-    assert report(xr.DataTree.from_dict({**tree.to_dict(), "/sample_stats": leapt}))["ELBO settled"].ok is settled
-    fallen = leapt - 0.5 * (xr.DataArray(step, dims="step") == 110)  # which no ascent does
-    assert report(xr.DataTree.from_dict({**tree.to_dict(), "/sample_stats": fallen}))["ELBO settled"].ok is False
-
-
 def test_noise_alone_is_no_drift_and_much_noise_no_answer(rng):
     flat = np.zeros((1, 400)) - 20
     alarms = sum(

@@ -117,7 +117,7 @@ REFUSED = {
     "unknown component": "no component 'gama_poisson'; did you mean 'gamma_poisson'",
     "wrong kind": "--option num_particles: wanted a whole number, found 'few'",
     "predict by gibbs": "observes",
-    "predict from other data": "again gives another evidence: the run ended early, or the data or the model have changed",
+    "predict from other data": "again, which gives another evidence: the run ended early, or the data or the model have changed",
 }
 
 

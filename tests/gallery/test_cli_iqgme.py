@@ -96,8 +96,8 @@ def test_report_and_summary_read_the_run(done):
 
 REFUSED = {
     "predict unknown": "category 'west' was not seen in training; known are north, south",
-    "no task": r"task: found shape \(\), wanted the number of the task",
-    "no such task": "no column 'farm' for task=",
+    "no task": "wants the task of each row: name its column with --task",
+    "no such task": "no column 'farm' to be the task",
     "compare": "nothing to rank by",
 }
 

@@ -69,6 +69,18 @@ def test_a_quantity_stays_a_number(write):
     np.testing.assert_array_equal(data.y, values)
 
 
+def test_whole_numbers_are_a_quantity_where_there_are_no_classes(write):
+    data = read_csv(write("a,y\n1,50\n2,-1\n3,\n"), classes=False)
+    np.testing.assert_array_equal(data.y, [50.0, -1.0, np.nan])
+    assert data.class_names == ()
+    with pytest.raises(TableError, match=r"line 3, column 'y': '\?' is not a finite number"):
+        read_csv(write("a,y\n1,50\n2,?\n"), classes=False)
+
+
+def test_texts_beside_numbers_may_be_categories(write):
+    assert read_csv(write("a,y\n1,u\nnone,u\n2,v\nnone,v\n")).categories["a"] == ("1", "2", "none")
+
+
 def test_byte_order_mark_blank_lines_quotes_and_gzip(write):
     text = '\ufeffname,y\n"Smith, J.",a\n\n"Doe ""D""",b\n'
     for path in (write(text), write(gzip.compress(text.encode()), "table.csv.gz")):
@@ -123,6 +135,8 @@ def test_missing_columns_and_unseen_categories_are_named(write):
         ("a,y\ninf,1\n2,2\n", "line 2, column 'a': 'inf' is not a finite number"),
         ("a,y\n" + "1,b\n" * 20 + "1O,b\n", "line 22, column 'a': '1O' is not a number, but 20 other cells"),
         ("a,y\n1,b\n2,b\n?,b\n", "line 4, column 'a': '\\?' is not a number, but 2 other cells .*leave it empty if it is missing"),
+        ("a,y\nTrue,b\nFalse,b\nMissing,b\n", "line 4, column 'a': 'Missing' is not a number"),
+        ("a,y\n1,1.5\n2,?\n", "line 3, column 'y': '\\?' may be a class or mean that there is no label"),
         ("a,y\n1,-1\n2,0\n", "line 2, column 'y': -1 may be a class or mean that there is no label; leave the cell empty"),
         (b"a,y\n\xff,1\n", "not UTF-8 text"),
         ('a,y\n"1"2,b\n', "not a CSV file"),
