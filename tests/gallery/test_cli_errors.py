@@ -15,6 +15,7 @@ import xarray as xr
 
 import zoo
 from gallery import cli
+from gallery.commands.inputs import read_data
 from gallery.commands.options import parse
 from gallery.commands.request import Request
 from inference import CheckpointError
@@ -123,6 +124,15 @@ def test_texts_that_a_model_makes_categories_of_are_taken(room, here, monkeypatc
     told = capsys.readouterr()
     assert "it ran" in told.err
     assert "read texts: colour (3); 1 cells empty; 2 rows without 'label'; 'label' is the class" in told.out
+
+
+@pytest.mark.parametrize("has_classes", [True, False])
+def test_whole_numbers_are_classes_only_for_a_model_that_has_classes(has_classes, tmp_path):
+    write(tmp_path / "whole.csv", [["a", "cost"], ["1", "70"], ["2", "90"], ["3", "70"]])
+    model = (lambda x, y=None, num_classes=2: None) if has_classes else (lambda x, y=None: None)
+    data = read_data(Request("mine", str(tmp_path / "whole.csv"), None, None, (), 0, False, "m.nc", None), model)
+    np.testing.assert_array_equal(data.y, [0, 1, 0] if has_classes else [70.0, 90.0, 70.0])
+    assert data.class_names == (("70", "90") if has_classes else ())
 
 
 def test_a_model_that_cannot_be_read_hides_no_other(monkeypatch, tmp_path, capsys):
