@@ -20,7 +20,7 @@ import numpy as np
 
 from gallery._dataset import Dataset
 
-__all__ = ["Table", "TableError", "encode", "read_csv", "read_features", "read_matrix", "read_table", "write_csv"]
+__all__ = ["Table", "TableError", "encode", "number_of", "read_csv", "read_features", "read_matrix", "read_table", "write_csv"]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
 MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})  # in small letters: of what is missing, elsewhere
@@ -194,7 +194,7 @@ def encode(
 
 
 def _check_header(path: Path, header: tuple[str, ...]) -> None:
-    if all(_number(cell) is not None or cell in MISSING for cell in header):
+    if all(number_of(cell) is not None or cell in MISSING for cell in header):
         raise TableError(f"{path}, line 1: no header, only numbers; write the column names in the first line")
     if "" in header:
         raise TableError(f"{path}, line 1: column {header.index('') + 1} has no name; name every column")
@@ -217,7 +217,8 @@ def _require(table: Table, names: Sequence[str]) -> None:
         raise TableError(f"{table.where}: no column {', '.join(map(repr, missing))}, which the model was fitted to; found {found}")
 
 
-def _number(cell: str) -> float | None:
+def number_of(cell: str) -> float | None:
+    """The number that a cell says, or none."""
     try:
         value = float(cell)
     except ValueError:
@@ -233,8 +234,8 @@ def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     """
     cells = table.column(name)
     present = [cell for cell in cells if cell not in MISSING]
-    texts = [cell for cell in present if _number(cell) is None and cell not in BOOLEANS]
-    if not categorical and (not any(_number(cell) is None for cell in present) or all(cell in BOOLEANS for cell in present)):
+    texts = [cell for cell in present if number_of(cell) is None and cell not in BOOLEANS]
+    if not categorical and (not any(number_of(cell) is None for cell in present) or all(cell in BOOLEANS for cell in present)):
         return ()
     is_slip = len(present) - len(texts) > 9 * len(texts) or (len(texts) < len(present) and _are_marks(texts))
     if not categorical and texts and is_slip:
@@ -252,7 +253,7 @@ def _are_marks(texts: Sequence[str]) -> bool:
 def _in_order(values: Sequence[str]) -> tuple[str, ...]:
     """Distinct values, sorted as numbers where all are numbers."""
     distinct = sorted(set(values))
-    if all(_number(value) is not None for value in distinct):
+    if all(number_of(value) is not None for value in distinct):
         distinct.sort(key=float)
     return tuple(distinct)
 
@@ -262,7 +263,7 @@ def _numbers(table: Table, name: str) -> np.ndarray:
     for row, cell in enumerate(table.column(name)):
         if cell in MISSING:
             continue
-        value = BOOLEANS.get(cell, _number(cell))
+        value = BOOLEANS.get(cell, number_of(cell))
         if value is None or math.isinf(value):
             raise TableError(f"{table.place(row, name)}: {cell!r} is not a finite number; correct it, or leave it empty if it is missing")
         values[row] = value
@@ -323,6 +324,6 @@ def _target(table: Table, target: str, like: Dataset | None, classes: bool) -> t
 
 
 def _is_quantity(cells: Sequence[str]) -> bool:
-    values = [_number(cell) for cell in cells]
+    values = [number_of(cell) for cell in cells]
     numbers = {value for value in values if value is not None}
     return None not in values and len(numbers) > MANY_VALUES and any(value % 1 for value in numbers)

@@ -6,7 +6,7 @@ from textwrap import wrap
 from typing import Any
 
 import zoo
-from gallery.commands.models import find_model
+from gallery.commands.models import find_model, some
 from gallery.commands.request import check_writable
 
 __all__ = ["data", "list_models", "show"]
@@ -78,12 +78,8 @@ def data(args: Any) -> int:
     _print_columns([(f"  {name}", str(list(array.shape)), str(array.dtype)) for name, array in found.arrays.items()])
     for title, items in (("Features", found.feature_names), ("Classes", found.class_names)):
         if items:
-            _print_wrapped(_some(items), "  ", f"{title}: ")
+            _print_wrapped(some(items), "  ", f"{title}: ")
     return 0
-
-
-def _some(items: tuple[str, ...], most: int = 40) -> str:
-    return ", ".join(items[:most]) + (f", ... {len(items) - most} more" if len(items) > most else "")
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:

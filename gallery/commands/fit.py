@@ -12,7 +12,7 @@ from gallery._dataset import Dataset
 from gallery.commands import options
 from gallery.commands.entries import entry_unit
 from gallery.commands.inputs import bind, read_data, scale_features
-from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, start_of
+from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, some, start_of
 from gallery.commands.request import Request, check_picture, check_writable, is_table, keep, recall
 from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, scores_text, summary_text
 
@@ -101,17 +101,13 @@ def _columns(data: Dataset, request: Request) -> list[str]:
         return []
     names = [(name, data.categories.get(name)) for name in data.feature_names]
     numbers = [name for name, texts in names if not texts]
-    found = [f"numbers: {_few(numbers)}"] if numbers else []
+    found = [f"numbers: {some(numbers, 8)}"] if numbers else []
     categories = [f"{name} ({len(texts)})" for name, texts in names if texts]
-    found += [f"texts: {_few(categories)}"] if categories else []
+    found += [f"texts: {some(categories, 8)}"] if categories else []
     missing, unlabelled = int(np.isnan(x).sum()), int((y == -1).sum()) if data.class_names else int(np.isnan(y).sum())
     found += [f"{missing} cells empty"] if missing else []
     found += [f"{unlabelled} rows without {data.target_name!r}"] if unlabelled else []
     return [f"read {'; '.join(found)}; {data.target_name!r} is " + ("the class" if data.class_names else "a quantity")]
-
-
-def _few(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _tell(tree: xr.DataTree, request: Request, folder: Path | None, seconds: float) -> int:

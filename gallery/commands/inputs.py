@@ -93,22 +93,16 @@ def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, key
 
 def _refuse_texts(name: str, data: Dataset) -> None:
     """Of more than two kinds: where there is no component for categories, their codes would count as quantities."""
+    from gallery.tables import number_of
+
     for column in data.feature_names:
         texts = data.categories.get(column, ())
-        if len(texts) > 2 and not all(map(_is_number, texts)):
+        if len(texts) > 2 and any(number_of(text) is None for text in texts):
             shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
             raise ValueError(
                 f"--data {data.name}: column {column!r} holds texts ({shown}), which {name} would take for numbers, in the order of the "
                 "alphabet. Write a column of 0 and 1 for each text, or choose a model of texts: aclass"
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _component(data: Dataset, x: np.ndarray) -> Callable:

@@ -2,14 +2,14 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
 import zoo
 
-__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "start_of", "unknown"]
+__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "some", "start_of", "unknown"]
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ConditionalGibbs": {"num_births": 1.0},  # few sweeps must do
@@ -75,6 +75,11 @@ def start_of(kernel: str, model: Callable, num_chains: int, arguments: Mapping[s
     given = {name: arguments.get(name, defaults.get(name)) for name in ("x", "y", "num_classes", "capacity")}
     of_process = {name: value for name, value in arguments.items() if name in inspect.signature(process).parameters and name not in given}
     return start(num_chains, **given, **of_process)
+
+
+def some(items: Sequence[str], most: int = 40) -> str:
+    """The first of many names."""
+    return ", ".join(items[:most]) + (f", ... {len(items) - most} more" if len(items) > most else "")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
