@@ -194,7 +194,7 @@ class Replicate:
 
     def updated(self, program: Program, state: Step) -> Step:
         """The state that goes on with the data of another program."""
-        return state._replace(state=self.algorithm.updated(state.state, program))
+        return state._replace(state=self.algorithm.updated(state.state, program, self.program))
 
     def step(self, state: Step, data: Any) -> Step:
         new, info = self.algorithm.step(random.fold_in(state.rng_key, state.count), state.state, self._given(data))

@@ -140,6 +140,11 @@ class Driver:
         """Where each replicate of an algorithm stands: the algorithm's own states, for its own methods."""
         return self._finished_run("states")[1].replicates()
 
+    @property
+    def program(self) -> Program | None:
+        """The model with the data of the last run or update; None where the kernel has no model."""
+        return self._finished_run("program")[1].program
+
     def _finished_run(self, asked: str) -> tuple[Session, _outcome.Run]:
         if self._last is None:
             raise ValueError(f"{asked}: nothing has run yet; call `run` first.")

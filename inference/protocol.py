@@ -70,8 +70,8 @@ class Algorithm(ABC):
         same shapes compile nothing. None: it is given the program."""
         return None
 
-    def updated(self, state: Any, program: Program) -> Any:
-        """The state that goes on with the data of another program, where it stopped: `Driver.update`."""
+    def updated(self, state: Any, program: Program, before: Program) -> Any:
+        """The state that goes on with the data of another program than the one before, where it stopped: `Driver.update`."""
         raise TypeError(f"update: {type(self).__name__} learns from one data set; call `run` with all of the data.")
 
     def row_dim(self, program: Program) -> str | None:

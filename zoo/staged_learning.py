@@ -28,7 +28,7 @@ from jax.nn import softmax
 from numpyro import plate
 from numpyro.handlers import mask, seed
 
-from inference.distributions import PositivePoisson, Zeta
+from inference.distributions import DiagonalNormal, PositivePoisson, Zeta
 from zoo.card import Card
 
 __all__ = ["CARD", "Axes", "diagonal", "family", "full", "order_prior", "simulate", "staged_learning"]
@@ -58,7 +58,7 @@ CARD = Card(
     edits=(
         "cluster=full: features that are correlated within a cluster",
         "num_classes=0: no classes, the density of x alone",
-        "dist.StudentT(4.0, mu, sigma) in `diagonal`: clusters with far outliers",
+        "dist.StudentT(4.0, mu, sigma).to_event(1) in `diagonal`: clusters with far outliers",
     ),
 )
 
@@ -84,7 +84,7 @@ class Axes(NamedTuple):
 def diagonal(at: Axes, loc: Any = 0.0, scale: Any = 3.0, log_width: float = -0.5, log_range: float = 0.6) -> dist.Distribution:
     """The density of x in each cluster, features independent of each other."""
     mu, sigma = at.where(loc, scale), at.width(log_width, log_range)
-    return dist.Normal(mu, sigma).to_event(1)
+    return DiagonalNormal(mu, sigma)
 
 
 def full(

@@ -1,6 +1,8 @@
-"""Distributions that NumPyro lacks: partitions, data with holes, integers with a Normal behind them, orders, choices among utilities."""
+"""Distributions that NumPyro lacks: partitions, data with holes, integers with a Normal behind them, orders, choices among utilities; and a
+faster one."""
 
 from inference.distributions._crp import CRP
+from inference.distributions._diagonal import DiagonalNormal
 from inference.distributions._missing import Missing
 from inference.distributions._noise import Below, Choice, expectation_nodes, log_cdf
 from inference.distributions._orders import PositivePoisson, Zeta
@@ -11,6 +13,7 @@ __all__ = [
     "Below",
     "BinomialProbit",
     "Choice",
+    "DiagonalNormal",
     "Missing",
     "OrderedProbit",
     "PositivePoisson",

@@ -89,6 +89,7 @@ class CodeClumps:
 
     blocks: tuple[int, ...]
     bits: int = BITS
+    asks_for_slopes = False  # a curve has none
 
     def nothing(self, num_clumps: int) -> Codes:
         """No clump at all: the background is everything."""
@@ -111,10 +112,11 @@ class CodeClumps:
         places = [hilbert.decode(code[i, : self._words[i]], size, self.bits) for i, size in enumerate(self.blocks)]
         return self._within(cell_key, jnp.concatenate(places), spread.dtype)
 
-    def fitted(self, rng_key: Array, z: Array, log_weight: Array, num_clumps: int) -> Codes:
-        """To points [point, size] in proportion to their weights."""
-        fit = lambda points, count: self._em(rng_key, self.codes(points), count, num_clumps)
-        return _summary.chosen(rng_key, z, log_weight, num_clumps, fit, self.log_density)
+    def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int) -> Codes:
+        """To points in proportion to their weights; slopes are of no use on a circle of codes."""
+        fit = lambda told, count: self._em(rng_key, self.codes(told.z), count, num_clumps)
+        fits = [partial(fit, count=count) for count in _summary.counts(num_clumps)]
+        return _summary.chosen(rng_key, told, log_weight, fits, self.log_density)
 
     @partial(jax.jit, static_argnums=0)
     def codes(self, z: Array) -> Array:

@@ -18,7 +18,7 @@ from jax.scipy.special import logsumexp
 from inference._once import once
 from inference.exchangeable import MOST_NAMED, Exchangeable, Reference
 from inference.kernels._nested_moves import Points
-from inference.kernels._summary import Summary
+from inference.kernels._summary import Summary, Told
 from inference.split import Split
 
 __all__ = ["Unnamed", "for_all_places", "renamed", "scattered", "shown", "together"]
@@ -64,6 +64,11 @@ class Unnamed:
     named: Summary
     exchange: Exchangeable
 
+    @property
+    def asks_for_slopes(self) -> bool:
+        """As the other does."""
+        return self.named.asks_for_slopes
+
     def nothing(self, num_clumps: int) -> Any:
         """No clump."""
         return self.named.nothing(num_clumps)
@@ -79,9 +84,9 @@ class Unnamed:
         draw_key, order_key = random.split(rng_key)
         return self.exchange.placed(self.named.draw(draw_key, clumps), random.permutation(order_key, self.exchange.count))
 
-    def fitted(self, rng_key: Array, z: Array, log_weight: Array, num_clumps: int) -> Any:
+    def fitted(self, rng_key: Array, told: Told, log_weight: Array, num_clumps: int) -> Any:
         """To vectors whose members are named."""
-        return self.named.fitted(rng_key, z, log_weight, num_clumps)
+        return self.named.fitted(rng_key, told, log_weight, num_clumps)
 
 
 def for_all_places(summary: Summary, exchange: Exchangeable | None) -> Summary | Unnamed:

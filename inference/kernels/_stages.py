@@ -92,9 +92,9 @@ class ByStages(Algorithm):
         if not is_over:
             raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
         rows = state.later[len(state.later) - state.num_left]
-        return self._next(state._replace(num_left=state.num_left - 1), program, rows)
+        return self._next(state._replace(num_left=state.num_left - 1), program, rows, program)
 
-    def updated(self, state: Any, program: Program) -> Any:
+    def updated(self, state: Any, program: Program, before: Program) -> Any:
         """More rows: one more stage. What a stage has not come to yet are rows of the program before, so that all must have finished."""
         if not self.finished(state):
             raise ValueError(
@@ -102,7 +102,7 @@ class ByStages(Algorithm):
                 f"finished. Let it go on first: `extend(1_000_000)` ends when it has."
             )
         self._check_alike(program)
-        return self._next(state, program, jnp.arange(self._num_rows(program), dtype=jnp.int32))
+        return self._next(state, program, jnp.arange(self._num_rows(program), dtype=jnp.int32), before)
 
     def _check_alike(self, program: Program) -> None:
         """More rows of the same model, and nothing else."""
@@ -114,6 +114,6 @@ class ByStages(Algorithm):
             raise ValueError(f"update: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
         program.check()
 
-    def _next(self, state: Any, program: Program, rows: Array) -> Any:
-        """The next stage, of these rows of a program."""
+    def _next(self, state: Any, program: Program, rows: Array, before: Program) -> Any:
+        """The next stage, of these rows of a program; those of the stage that is over are in the program before."""
         raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")

@@ -1,10 +1,10 @@
 """What a summary of weighted points is, whatever its form; how many clumps it has; and the prior behind it.
 
-The number of clumps is the one, of 1, 2, 4, ..., whose fit to half of the points says most of the other half. A point with much weight is
-in one half only, so that a clump which sits on it says nothing of the other.
+Of several fits, such as with 1, 2, 4, ... clumps, the one is taken that, fitted to half of the points, says most of the other half. A point
+with much weight is in one half only, so that a clump which sits on it says nothing of the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-__all__ = ["Backed", "Mixture", "Summary", "chosen"]
+__all__ = ["Backed", "Mixture", "Summary", "Told", "chosen", "counts"]
 
 NUM_POINTS = 2000  # that a fit looks at
 
@@ -29,6 +29,11 @@ class Mixture(Protocol):
 class Summary(Protocol):
     """A family of densities over vectors [size] without bounds."""
 
+    @property
+    def asks_for_slopes(self) -> bool:
+        """Whether a fit is better for them."""
+        ...
+
     def nothing(self, num_clumps: int) -> Any:
         """No clump at all: the background is everything."""
         ...
@@ -41,9 +46,16 @@ class Summary(Protocol):
         """A vector; there must be a clump."""
         ...
 
-    def fitted(self, rng_key: Array, z: Array, log_weight: Array, num_clumps: int) -> Any:
-        """To points [point, size] in proportion to their weights."""
+    def fitted(self, rng_key: Array, told: "Told", log_weight: Array, num_clumps: int) -> Any:
+        """To points in proportion to their weights."""
         ...
+
+
+class Told(NamedTuple):
+    """What is known of a density at points."""
+
+    z: Array  # [point, size]
+    slope: Array | None = None  # [point, size]: the gradient of the log density
 
 
 class Backed(NamedTuple):
@@ -63,27 +75,29 @@ class Backed(NamedTuple):
         return jnp.where(is_background, draw_prior(draw_key), self.summary.draw(draw_key, clumps))
 
 
-def chosen(rng_key: Array, z: Array, log_weight: Array, num_clumps: int, fit: Callable, log_density: Callable) -> Any:
-    """`fit(points, count)` to all points, with the count that says most of points that a fit has not seen."""
+def counts(most: int) -> list[int]:
+    """1, 2, 4, ..., of clumps."""
+    return [2**power for power in range(most.bit_length())]
+
+
+def chosen(rng_key: Array, told: Told, log_weight: Array, fits: Sequence[Callable[[Told], Any]], log_density: Callable) -> Any:
+    """The fit to all points that says most of points that it has not seen; of those of equal merit the first."""
     rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
-    points, weight = np.asarray(z), np.exp(np.asarray(log_weight - jnp.max(log_weight), float))
-    order = rng.permutation(len(points))
-    learnt, asked = (_even(rng, points[half], weight[half], NUM_POINTS // 2) for half in (order[::2], order[1::2]))
-    count, best, choice = 1, -np.inf, 1
-    while count <= num_clumps:
-        score = float(_score(log_density, fit(learnt, count), asked))
-        if score > best:
-            best, choice = score, count
-        count *= 2
-    return fit(_even(rng, points, weight, NUM_POINTS), choice)
+    points, weight = jax.tree.map(np.asarray, told), np.exp(np.asarray(log_weight - jnp.max(log_weight), float))
+    order = rng.permutation(len(weight))
+    learnt, asked = (_even(rng, points, weight, half, NUM_POINTS // 2) for half in (order[::2], order[1::2]))
+    scores = [float(_score(log_density, fit(learnt), asked.z)) for fit in fits]
+    best = int(np.argmax([-np.inf if np.isnan(score) else score for score in scores]))
+    return fits[best](_even(rng, points, weight, order, NUM_POINTS))
 
 
 def _score(log_density: Callable, clumps: Any, points: Array) -> Array:
     return jnp.mean(jax.vmap(lambda z: log_density(clumps, z))(points))
 
 
-def _even(rng: np.random.Generator, z: np.ndarray, weight: np.ndarray, size: int) -> Array:
-    """Points of equal weight, by systematic resampling, in random order."""
-    share = np.cumsum(weight / weight.sum())
-    index = np.minimum(np.searchsorted(share, (np.arange(size) + rng.random()) / size), len(z) - 1)
-    return jnp.asarray(z[rng.permutation(index)])
+def _even(rng: np.random.Generator, told: Told, weight: np.ndarray, among: np.ndarray, size: int) -> Told:
+    """Points of equal weight, by systematic resampling of some, in random order."""
+    share = np.cumsum(weight[among] / weight[among].sum())
+    place = np.minimum(np.searchsorted(share, (np.arange(size) + rng.random()) / size), len(among) - 1)
+    index = among[rng.permutation(place)]
+    return jax.tree.map(lambda each: jnp.asarray(each[index]), told)

@@ -265,14 +265,14 @@ class AugmentReduce(Algorithm):
         groups = {"variational_parameters": {dotted(name): value for name, value in found.items()}} if found else {}
         return Results(groups, {}, {dotted(name): tuple(map(dotted, own)) for name, own in dims.items()})
 
-    def updated(self, state: ReduceState, program: Program) -> ReduceState:
+    def updated(self, state: ReduceState, program: Program, before: Program) -> ReduceState:
         """Goes on with other rows: the weights stay, q(eps) starts anew."""
-        before = dict(vars(self))
+        read = dict(vars(self))
         try:
             self.check(program)
-            self._must_be_as(before)
+            self._must_be_as(read)
         except Exception:
-            vars(self).update(before)  # for what is refused changes nothing
+            vars(self).update(read)  # for what is refused changes nothing
             raise
         return state._replace(local=self.reads.start(self.reduced.sizes[self.reduced.rows][0]) if self.reads is not None else {})
 

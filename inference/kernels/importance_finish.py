@@ -28,7 +28,7 @@ from jax.scipy.special import logsumexp
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import Unnamed, for_all_places, scattered, shown, together
 from inference.kernels._nested_particles import particles, resampled
-from inference.kernels._summary import Backed
+from inference.kernels._summary import Backed, Told
 from inference.kernels.nested_sampler import Nest, NestedSampler, Shrinkage
 from inference.kernels.staged import Staged
 from inference.program import Program
@@ -136,7 +136,7 @@ class ImportanceFinish(Algorithm):
         each = jax.jit(lambda clumps, keys: jax.lax.map(partial(_drawn, split, backed, clumps), keys, batch_size=BATCH))
         for number in range(1, self.num_rounds + 1):
             fit_key, draw_key = random.split(random.fold_in(random.wrap_key_data(state.rng_key), number))
-            clumps = backed.summary.fitted(fit_key, z, weight, self.num_clumps * 2 ** (number - 1))
+            clumps = backed.summary.fitted(fit_key, Told(z), weight, self.num_clumps * 2 ** (number - 1))
             drawn, log_weight, log_likelihood = each(clumps, random.split(draw_key, self.num_draws))
             share = np.exp(log_weight - logsumexp(log_weight))
             if 1 / np.sum(share**2) >= self.enough * self.num_draws:

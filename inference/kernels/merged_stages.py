@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from inference.kernels._nested_names import Unnamed, for_all_places, scattered
-from inference.kernels._summary import Backed, Mixture
+from inference.kernels._summary import Backed, Mixture, Told
 from inference.kernels.staged import Stage, Staged
 from inference.program import Program
 
@@ -87,11 +87,11 @@ class MergedStages(Staged):
             kernel: Any = part.kernel
             state = part.states[0]
             kernel._check_alike(program)
-            z, log_weight = kernel._together(state.nest)
-            z = z if isinstance(even.summary, Unnamed) else scattered(self.exchange, z)
-            fitted.append(even.summary.fitted(random.fold_in(fit_key, number), z, log_weight, self.num_clumps))
+            told, log_weight, num_evaluations = kernel._found_out(state, part.program)
+            told = told if isinstance(even.summary, Unnamed) else Told(scattered(self.exchange, told.z))
+            fitted.append(even.summary.fitted(random.fold_in(fit_key, number), told, log_weight, self.num_clumps))
             log_evidence, error = kernel._evidence(state.nest)
-            found.append((state.log_evidence + log_evidence, state.variance + error**2, kernel._row_evaluations(state), state.num_rows))
+            found.append((state.log_evidence + log_evidence, state.variance + error**2, num_evaluations, state.num_rows))
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *fitted)
         log_evidence, variance, num_evaluations, num_rows = (jnp.stack(each).sum(0) for each in zip(*found, strict=True))
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none

@@ -257,7 +257,7 @@ class ParticleFilter(Algorithm):
         num_rows, num_groups = 2 * groups.count.shape[-1], self._bounded(2 * groups.slot.shape[-1])
         return state._replace(groups=jax.vmap(lambda one: wider(one, num_rows, num_groups))(groups))
 
-    def updated(self, state: FilterState, program: Program) -> FilterState:
+    def updated(self, state: FilterState, program: Program, before: Program) -> FilterState:
         """The same filter before the first row of other data."""
         if differences := self.partition.differences(program):
             raise ValueError(f"update: more rows of the same model are wanted, but {'; '.join(differences)}.")

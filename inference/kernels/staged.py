@@ -3,11 +3,11 @@
     pi_0 = prior,      pi_{s+1}(z)  ~  pi_s(z) p(rows of stage s | z) / Z_s,      log Z = sum over s of log Z_s
 
 A stage is a run of nested sampling that draws from pi_s and looks at its own rows alone; what it finds is summarised by clumps with the
-prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrained space (`_clumps`), or the paper's own, on the Hilbert
-curves of the sites (`_code_clumps`). So the likelihood of a row is only ever computed where earlier rows have left something to be found
-out. What the clumps cannot say is lost for good, and the errors of the stages add up: the claimed error is that of the nested sampling
-alone. So the first stage must have rows enough to show what there is to find: an arrangement that it settles for by chance, such as two
-clusters taken for one, stays (`tests/bench/nested.md` has a table where that happens).
+prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrained space (`_clumps`), fitted to the points and to the slopes
+of their posterior, or the paper's own, on the Hilbert curves of the sites (`_code_clumps`). So the likelihood of a row is only ever
+computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good, and the errors of the stages
+add up: the claimed error is that of the nested sampling alone. So the first stage must have rows enough to show what there is to find: an
+arrangement that it settles for by chance, such as two clusters taken for one, stays (`tests/bench/nested.md` has a table where that happens).
 
 With `num_walkers` a stage explores before: walkers go from pi_s to where its rows are likely (`_exploration`), what they have found is
 summarised as q_s, and nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as
@@ -18,10 +18,11 @@ time. The state says which rows a stage has, the program what is in them: a run 
 `NestedSampler`.
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
-the information that they add to those before; between stages a fit of clumps.
+the information that they add to those before; between stages a gradient for each point, and a fit of clumps.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +38,7 @@ from inference.kernels._exploration import Walkers, explored
 from inference.kernels._nested_moves import Points
 from inference.kernels._nested_names import for_all_places, together
 from inference.kernels._stages import ByStages, check_counts
-from inference.kernels._summary import Backed, Mixture
+from inference.kernels._summary import Backed, Mixture, Told
 from inference.kernels.nested_sampler import Nest, NestedSampler
 from inference.program import Program
 from inference.protocol import Results
@@ -49,6 +50,8 @@ SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda spli
 FEWEST = 20  # walkers
 BEHIND_SEARCH = 0.2  # share of what a stage starts from in what its walkers have found: a fifth of an e-fold, should they miss something
 SEARCH_SWEEPS = 1.0  # of a walker at each exponent: it need not forget where it was
+GRADIENT = 3  # evaluations, which one costs
+CHUNK = 500  # points, whose slopes are computed in one go
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
 
 
@@ -185,8 +188,9 @@ class Staged(ByStages, NestedSampler):
         sampled, evaluations = self._backed.summary.nothing(0), 0
         if self._size_of_search(clumps):
             found = self._searched(walk_key, clumps, program)
-            sampled = self._backed.summary.fitted(fit_key, self._alike(found.at.z, clumps), jnp.zeros(len(found.at.z)), self.num_clumps)
-            evaluations = found.evaluations
+            told, spent = self._told(self._alike(found.at.z, clumps), clumps, program)
+            sampled = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(told.z)), self.num_clumps)
+            evaluations = found.evaluations + spent
         draw, densities = self._draw_from(clumps, sampled), self._densities(clumps, program, sampled)
         nest = self._started(start_key, draw, densities, not len(clumps.log_weight))
         return nest._replace(num_evaluations=nest.num_evaluations + evaluations), sampled
@@ -253,11 +257,11 @@ class Staged(ByStages, NestedSampler):
             return state._replace(nest=super().grown(state.nest, program))
         return self._gone_on(state, program, super().finished(state.nest))
 
-    def _next(self, state: Stage, program: Program, rows: Array) -> Stage:
+    def _next(self, state: Stage, program: Program, rows: Array, before: Program) -> Stage:
         key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))
         fit_key, start_key = random.split(key)
-        z, log_weight = self._together(state.nest)
-        clumps = self._backed.summary.fitted(fit_key, z, log_weight, self.num_clumps)
+        told, log_weight, num_evaluations = self._found_out(state, before)
+        clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         log_evidence, error = self._evidence(state.nest)
         nest, sampled = self._begun(start_key, clumps, self._own(program, rows))
         return state._replace(
@@ -268,9 +272,31 @@ class Staged(ByStages, NestedSampler):
             num_rows=state.num_rows + len(rows),
             log_evidence=state.log_evidence + log_evidence,
             variance=state.variance + error**2,
-            num_evaluations=self._row_evaluations(state),
+            num_evaluations=num_evaluations,
             stage=state.stage + 1,
         )
+
+    def _found_out(self, state: Stage, program: Program) -> tuple[Told, Array, Array]:
+        """All points of a stage with what is told of them, their log weights, and evaluations so far, of one row each."""
+        z, log_weight = self._together(state.nest)
+        told, spent = self._told(z, state.clumps, self._own(program, state.rows))
+        return told, log_weight, self._row_evaluations(state) + spent * len(state.rows)
+
+    def _told(self, z: Array, clumps: Mixture, program: Program) -> tuple[Told, int]:
+        """Points with the slopes of the posterior, for a summary that asks for them; and evaluations that these took."""
+        if not self._backed.summary.asks_for_slopes:
+            return Told(z), 0
+        rows = {name: program.arguments[name] for name in self.row_arguments}
+        parts = [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
+        parts[-1] = jnp.pad(parts[-1], ((0, CHUNK - len(parts[-1])), (0, 0)), mode="edge")  # what is compiled serves for all
+        slope = jnp.concatenate([self._slopes(part, clumps, rows) for part in parts])
+        return Told(z, slope[: len(z)]), GRADIENT * len(z)
+
+    @partial(jax.jit, static_argnums=0)
+    def _slopes(self, z: Array, clumps: Mixture, rows: dict[str, Array]) -> Array:
+        """Gradients of the log posterior at vectors, one at a time: all rows are in each."""
+        densities = self._densities(clumps, self.split.program.with_arguments(**rows))
+        return jax.lax.map(jax.grad(lambda z: sum(densities(z))), z)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.num_evaluations + state.nest.num_evaluations.astype(state.num_evaluations.dtype) * len(state.rows)

@@ -13,6 +13,7 @@ from scipy import optimize, stats
 from inference import Program, hilbert
 from inference.kernels import _code_clumps, _summary
 from inference.kernels._code_clumps import CodeClumps, Codes, spread_of
+from inference.kernels._summary import Told
 from inference.split import Split
 from tests.inference.nests import line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
@@ -159,7 +160,7 @@ def test_a_fit_says_of_new_points_what_the_truth_says(planted):
     shape = CodeClumps(SIDES)
     truth = some(shape, ((1e-4, 0.003), (0.05, 0.02), (10.0, 0.2)))
     z = drawn(shape, truth, 9000)
-    clumps = shape.fitted(random.key(0), z[:5000], np.zeros(5000), 8)
+    clumps = shape.fitted(random.key(0), Told(z[:5000]), np.zeros(5000), 8)
     with pytest.MonkeyPatch.context() as patch:  # what was fitted is judged by the right density
         patch.setattr(_code_clumps, "log_mass", lambda s: jnp.log(s) + 0.5 * np.log(2 * np.pi) + jnp.log(erf(0.5 / np.sqrt(2) / s)))
         lost = (said(shape, truth, z[5000:]) - said(shape, clumps, z[5000:])).mean()
@@ -172,7 +173,7 @@ def test_weights_of_points_count():
     """And clumps move around the circle to where they belong."""
     shape, rng = CodeClumps((1,)), np.random.default_rng(5)
     z = 0.1 * rng.normal(size=(2000, 1)) + np.repeat([-1.0, 2.0], 1000)[:, None]
-    clumps = shape.fitted(random.key(0), z, np.repeat([0.0, np.log(3.0)], 1000), 8)
+    clumps = shape.fitted(random.key(0), Told(z), np.repeat([0.0, np.log(3.0)], 1000), 8)
     found = drawn(shape, clumps, 4000)[:, 0]
     assert abs((found > 0.5).mean() - 0.75) < 0.03
     assert abs(np.median(found[found > 0.5]) - 2) < 0.02
@@ -185,9 +186,9 @@ def test_a_point_of_much_weight_is_not_on_both_sides(bug):
     z, log_weight = rng.normal(size=(40, 1)), np.zeros(40)
     if bug:
         z, log_weight = z[rng.integers(0, 40, 2000)], np.zeros(2000)
-    fit = lambda points, count: (points, 0.3 / count**4)
+    fits = [lambda told, width=0.3 / count**4: (told.z, width) for count in (1, 2, 4, 8)]
     log_density = lambda kernel, z: jax.scipy.special.logsumexp(jax.scipy.stats.norm.logpdf(z, kernel[0], kernel[1]))
-    _, width = _summary.chosen(random.key(0), z, log_weight, 8, fit, log_density)
+    _, width = _summary.chosen(random.key(0), Told(z), log_weight, fits, log_density)
     assert (width == 0.3) != bug
 
 

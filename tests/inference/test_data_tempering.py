@@ -290,7 +290,7 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
     kernel = DataTempering(line, num_stages=1, num_particles=20)
     state = over(kernel.init(random.key(0), Program(line, X, Y)))
     with pytest.raises(ValueError, match=message):
-        kernel.updated(state, Program(line, **arguments))
+        kernel.updated(state, Program(line, **arguments), kernel.split.program)
 
 
 def centred(x, y):

@@ -11,6 +11,7 @@ from inference import Driver, Program, Staged
 from inference.kernels import _exploration, staged
 from inference.kernels._exploration import explored
 from inference.kernels._nested_moves import Points
+from inference.kernels._summary import Told
 from inference.split import Split
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
@@ -99,7 +100,7 @@ def test_members_without_names_may_change_places_in_what_is_sampled(bug, monkeyp
     kernel, program = Staged(pair, num_stages=1), Program(pair, TWO)
     kernel._read(program)
     summary = kernel._backed.summary
-    sampled = summary.fitted(random.key(0), jnp.array([-2.0, 2.5]) + random.normal(random.key(1), (200, 2)), jnp.zeros(200), 1)
+    sampled = summary.fitted(random.key(0), Told(jnp.array([-2.0, 2.5]) + random.normal(random.key(1), (200, 2))), jnp.zeros(200), 1)
     densities = kernel._densities(summary.nothing(0), program, sampled)
     one, other = np.array([-1.7, 2.2]), np.array([2.2, -1.7])
     assert np.allclose(densities(one), densities(other)) != bug

@@ -13,6 +13,7 @@ from scipy import stats
 
 from inference import Driver, Program, Staged, StructureError
 from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels._summary import Told
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same, fixed, forget, lonely, own, weighted
 
@@ -48,7 +49,7 @@ def test_the_density_of_clumps_is_that_of_scipy():
 def test_clumps_say_of_new_points_what_the_truth_says(bug):
     """Cross-entropy within .03 nats. The planted bug is the printed one: a variance where the root belongs."""
     z, _ = sampled(5000)
-    clumps = StateClumps(2).fitted(random.key(0), z, np.zeros(5000), 4)
+    clumps = StateClumps(2).fitted(random.key(0), Told(z), np.zeros(5000), 4)
     if bug:
         clumps = clumps._replace(root=clumps.root @ jnp.swapaxes(clumps.root, 1, 2))
     new, exact = sampled(4000, 1)
@@ -60,7 +61,7 @@ def test_clumps_say_of_new_points_what_the_truth_says(bug):
 def test_weights_of_points_count():
     rng = np.random.default_rng(0)
     z = np.concatenate([rng.normal(size=(1000, 1)), rng.normal(size=(1000, 1)) + 40])
-    clumps = StateClumps(1).fitted(random.key(0), z, np.repeat([0.0, np.log(3.0)], 1000), 4)
+    clumps = StateClumps(1).fitted(random.key(0), Told(z), np.repeat([0.0, np.log(3.0)], 1000), 4)
     share = np.exp(np.asarray(clumps.log_weight)) @ (np.asarray(clumps.mean)[:, 0] > 20)
     assert abs(share - 0.75) < 0.01
 
@@ -191,7 +192,7 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
     kernel = Staged(noisy, num_stages=1, num_live=40)
     state = over(kernel.init(random.key(0), Program(noisy, x=X, y=Y)))
     with pytest.raises(ValueError, match=message):
-        kernel.updated(state, Program(noisy, **arguments))
+        kernel.updated(state, Program(noisy, **arguments), kernel.split.program)
 
 
 @pytest.mark.parametrize(
