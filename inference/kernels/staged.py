@@ -7,7 +7,7 @@ prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrain
 of their posterior, or the paper's own, on the Hilbert curves of the sites (`_code_clumps`). So the likelihood of a row is only ever
 computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good, and the errors of the stages
 add up: the claimed error is that of the nested sampling alone. So the first stage must have rows enough to show what there is to find: an
-arrangement that it settles for by chance, such as two clusters taken for one, stays (`tests/bench/nested.md` has a table where that happens).
+arrangement that it settles for by chance, such as two clusters taken for one, stays (such a table is in `tests/bench/nested.md`).
 
 With `num_walkers` a stage explores before: walkers go from pi_s to where its rows are likely (`_exploration`), what they have found is
 summarised as q_s, and nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as
