@@ -149,8 +149,8 @@ for part in (slice(0, 40), slice(40, 80)):
 # Change this line, expect that
 # -----------------------------
 # *Clusters with far outliers*: ``cluster`` is the density of a cluster, a function of the model's plates. In place of
-# ``DiagonalNormal(mu, sigma)`` a Student's t: the sampler follows, and the evidence says whether these data asked for it (they are normal: it
-# should not be higher by much).
+# ``DiagonalNormal(mu, sigma)`` a Student's t: the sampler follows, and the evidence says whether these data asked for it (they are normal:
+# it should not be higher by much).
 
 
 def heavy(at, loc=0.0, scale=3.0):

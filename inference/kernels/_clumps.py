@@ -41,7 +41,12 @@ class Clumps(NamedTuple):
 
     log_weight: Array  # [clump], of all clumps together 1
     mean: Array  # [clump, size]
-    root: Array  # [clump, size, size], lower triangular
+    inverse: Array  # [clump, size, size], lower triangular: of the root of its covariance, for densities are asked more often than draws
+
+    @classmethod
+    def of(cls, log_weight: Array, mean: Array, root: Array) -> "Clumps":
+        """With roots [clump, size, size], lower triangular, of the covariances."""
+        return cls(log_weight, mean, jax.vmap(lambda root: solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True))(root))
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,23 @@ class StateClumps:
         return Clumps(jnp.full(num_clumps, -jnp.inf), jnp.zeros((num_clumps, self.size)), eye)
 
     def log_density(self, clumps: Clumps, z: Array) -> Array:
-        """Of one vector [size]."""
-        return logsumexp(clumps.log_weight + _each(clumps, z))
+        """Of one vector [size]. Clumps behind the last that is there take no time."""
+        place = jnp.arange(1, len(clumps.log_weight) + 1)
+        last = jnp.max(jnp.where(jnp.isfinite(clumps.log_weight), place, 1))
+        sizes = [*_summary.counts(len(place) - 1), len(place)]
+
+        def of_first(count: int, z: Array) -> Array:
+            first = jax.tree.map(lambda leaf: leaf[:count], clumps)
+            return logsumexp(first.log_weight + _each(first, z))
+
+        return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), last), [partial(of_first, count) for count in sizes], z)
 
     def draw(self, rng_key: Array, clumps: Clumps) -> Array:
         """A vector; there must be a clump."""
         which_key, noise_key = random.split(rng_key)
         which = random.categorical(which_key, clumps.log_weight)
-        return clumps.mean[which] + clumps.root[which] @ random.normal(noise_key, clumps.mean.shape[1:], clumps.mean.dtype)
+        noise = random.normal(noise_key, clumps.mean.shape[1:], clumps.mean.dtype)
+        return clumps.mean[which] + solve_triangular(clumps.inverse[which], noise, lower=True)
 
     def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int) -> Clumps:
         """To points in proportion to their weights."""
@@ -83,9 +97,9 @@ class StateClumps:
 
 def _each(clumps: Clumps, z: Array) -> Array:
     """Log density of each clump at one vector."""
-    standard = jax.vmap(lambda mean, root: solve_triangular(root, z - mean, lower=True))(clumps.mean, clumps.root)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(clumps.root, axis1=1, axis2=2)), -1)
-    return -0.5 * jnp.sum(standard**2, -1) - log_det - 0.5 * len(z) * jnp.log(2 * jnp.pi)
+    standard = jnp.einsum("jde,je->jd", clumps.inverse, z - clumps.mean)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(clumps.inverse, axis1=1, axis2=2)), -1)
+    return -0.5 * jnp.sum(standard**2, -1) + log_det - 0.5 * len(z) * jnp.log(2 * jnp.pi)
 
 
 @partial(jax.jit, static_argnames="count")
@@ -94,7 +108,7 @@ def _em(rng_key: Array, points: Array, count: int) -> Clumps:
     away = points - points.mean(0)
     spread = away.T @ away / num_points
     spread = spread + 1e-9 * jnp.diag(jnp.diagonal(spread) + jnp.finfo(points.dtype).tiny)
-    start = Clumps(
+    start = Clumps.of(
         jnp.full(count, -jnp.log(count)), _centres(rng_key, points, spread, count), jnp.stack([jnp.linalg.cholesky(spread)] * count)
     )
 
@@ -108,7 +122,7 @@ def _em(rng_key: Array, points: Array, count: int) -> Clumps:
         scatter = jnp.einsum("nj,jnd,jne->jde", claim, apart, apart)
         common = scatter.sum(0) / num_points + 1e-6 * spread
         root = jnp.linalg.cholesky((scatter + size * common) / (total + size)[:, None, None])
-        return Clumps(jnp.log(total) - jnp.log(total.sum()), mean, root)
+        return Clumps.of(jnp.log(total) - jnp.log(total.sum()), mean, root)
 
     return jax.lax.fori_loop(0, NUM_ROUNDS, improved, start)
 
@@ -134,7 +148,7 @@ def _sharpened(clumps: Clumps, points: Array, slope: Array) -> Clumps:
     value, vector = jnp.linalg.eigh(jnp.swapaxes(root, 1, 2) @ curvature @ root)
     half = root @ vector * value[:, None, :] ** -0.25
     covariance = half @ jnp.swapaxes(half, 1, 2)
-    return Clumps(clumps.log_weight, place + jnp.einsum("jde,je->jd", covariance, steepness), jnp.linalg.cholesky(covariance))
+    return Clumps.of(clumps.log_weight, place + jnp.einsum("jde,je->jd", covariance, steepness), jnp.linalg.cholesky(covariance))
 
 
 def _lifted(covariance: Array) -> Array:

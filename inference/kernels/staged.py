@@ -9,9 +9,9 @@ computed where earlier rows have left something to be found out. What the clumps
 add up: the claimed error is that of the nested sampling alone. So the first stage must have rows enough to show what there is to find: an
 arrangement that it settles for by chance, such as two clusters taken for one, stays (such a table is in `tests/bench/nested.md`).
 
-With `num_walkers` a stage explores before: walkers go from pi_s to where its rows are likely (`_exploration`), what they have found is
-summarised as q_s, and nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as
-from pi_s, with less to find out, and so a smaller claimed error. What clumps lose between stages is not made smaller by it.
+A stage explores before: walkers go from pi_s to where its rows are likely (`_exploration`), what they have found is summarised as q_s, and
+nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
+find out, and so a smaller error: what walkers have missed is found as ever, by a fifth of the live points.
 
 `Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random; `driver.update(x, y)` is one more stage, at any later
 time. The state says which rows a stage has, the program what is in them: a run goes on from its state in any process. The rest is as in
@@ -47,7 +47,7 @@ from inference.split import Split
 __all__ = ["Stage", "StageReport", "Staged", "Start"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
-FEWEST = 20  # walkers
+FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number
 BEHIND_SEARCH = 0.2  # share of what a stage starts from in what its walkers have found: a fifth of an e-fold, should they miss something
 SEARCH_SWEEPS = 1.0  # of a walker at each exponent: it need not forget where it was
 GRADIENT = 3  # evaluations, which one costs
@@ -113,8 +113,8 @@ class Staged(ByStages, NestedSampler):
         one for each site.
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
-    :param num_walkers: that explore each stage; a few for each latent number, or clumps cannot follow them. 0: none. The first stage of a
-        model with more than five members without names is not explored.
+    :param num_walkers: that explore each stage; None: four for each latent number, at least 50; 0: none. The first stage of a model with
+        more than five members without names is not explored.
     :param settings: of `NestedSampler`.
     """
 
@@ -126,7 +126,7 @@ class Staged(ByStages, NestedSampler):
         summary: str = "state",
         num_clumps: int | None = None,
         background: float = 0.02,
-        num_walkers: int = 0,
+        num_walkers: int | None = None,
         **settings: Any,
     ):
         super().__init__(model, **settings)
@@ -136,8 +136,8 @@ class Staged(ByStages, NestedSampler):
         check_counts(num_stages=num_stages, num_clumps=num_clumps)
         if not 0 < background < 1:
             raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
-        if type(num_walkers) is not int or not (num_walkers == 0 or num_walkers >= FEWEST):
-            raise ValueError(f"num_walkers: found {num_walkers!r}, wanted 0, or an integer, at least {FEWEST}.")
+        if num_walkers is not None and (type(num_walkers) is not int or not (num_walkers == 0 or num_walkers >= FEWEST)):
+            raise ValueError(f"num_walkers: found {num_walkers!r}, wanted None, 0, or an integer, at least {FEWEST}.")
         self.num_stages, self.summary, self.num_clumps, self.background = num_stages, summary, num_clumps, background
         self.num_walkers = num_walkers
 
@@ -199,7 +199,7 @@ class Staged(ByStages, NestedSampler):
         """Walkers of a stage; none where members in all places are too many to be looked at."""
         if self.exchange and not len(clumps.log_weight) and self.exchange.count > MOST_NAMED:
             return 0
-        return self.num_walkers
+        return max(USUAL, EACH * self.split.size) if self.num_walkers is None else self.num_walkers
 
     def _searched(self, rng_key: Array, clumps: Mixture, program: Program) -> Walkers:
         draw_key, walk_key = random.split(rng_key)

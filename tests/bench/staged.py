@@ -139,8 +139,8 @@ def ascended(split: Split, before: MultivariateNormal | None, q: Any, rng_key: j
 
 METHODS = {
     "all rows at once": driven(lambda stages, points: NestedSampler(MODEL, num_live=points)),
-    "stages, clumps in state space": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points)),
-    "stages, explored first": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points, num_walkers=points)),
+    "stages": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points)),
+    "stages, not explored": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points, num_walkers=0)),
     "stages, clumps in code space": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points, summary="code")),
     f"{WORKERS} workers, merged": apart,
     "data tempering (IBIS)": driven(lambda stages, points: DataTempering(MODEL, num_stages=stages, num_particles=2 * points)),

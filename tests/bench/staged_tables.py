@@ -3,7 +3,7 @@
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     uv run --with plotnine python -m tests.bench.staged_tables diamonds --stages 25 --order 3
     uv run python -m tests.bench.staged_tables digits --stages 10 --order 5
-    uv run python -m tests.bench.staged_tables synthetic --stages 20 --order 4 [--rows 100000] [--walkers 200] [--seeds 0 1]
+    uv run python -m tests.bench.staged_tables synthetic --stages 20 --order 4 [--rows 100000] [--walkers 0] [--seeds 0 1]
 
 `diamonds`, 53,940 stones with five cuts, come with plotnine; `digits`, the first eight principal components, with scikit-learn; `synthetic`
 are rows of four clusters in ten dimensions with two classes. All rows at once are NUTS from the highest posterior mode that k-means and ten
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=25)
     parser.add_argument("--order", type=int, default=3)
     parser.add_argument("--points", type=int, default=50, help="live points; half as many as particles")
-    parser.add_argument("--walkers", type=int, default=0, help="that explore each stage")
+    parser.add_argument("--walkers", type=int, help="that explore each stage; left out: as `Staged` has them")
     parser.add_argument("--methods", nargs="*", default=["stages"], help="stages, data tempering (IBIS)")
     parser.add_argument("--rows", type=int, default=100_000, help="at most")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -112,7 +112,7 @@ def test_less_is_left_to_find_out():
     assert evidence()[1] < 0.7 * evidence(num_walkers=0)[1]
 
 
-@pytest.mark.parametrize("num_walkers", [-1, 5, True, 30.0, None, "many"])
+@pytest.mark.parametrize("num_walkers", [-1, 5, True, 30.0, "many"])
 def test_a_wrong_number_of_walkers_is_refused(num_walkers):
-    with pytest.raises(ValueError, match=r"num_walkers: found .*, wanted 0, or an integer, at least 20"):
+    with pytest.raises(ValueError, match=r"num_walkers: found .*, wanted None, 0, or an integer, at least 20"):
         Staged(line, num_walkers=num_walkers)

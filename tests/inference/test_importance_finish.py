@@ -69,7 +69,7 @@ def is_exact(particles, attrs):
 def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
     """Here a single one, beside the posterior and too wide."""
     wrong(monkeypatch, bug)
-    clump = Clumps(jnp.zeros(1), jnp.asarray(MEAN)[None] + 0.1, 1.5 * jnp.linalg.cholesky(COVARIANCE)[None])
+    clump = Clumps.of(jnp.zeros(1), jnp.asarray(MEAN)[None] + 0.1, 1.5 * jnp.linalg.cholesky(COVARIANCE)[None])
     monkeypatch.setattr(StateClumps, "fitted", lambda *_: clump)
     _, found = weighed(monkeypatch, finish(background=0.3), X, Y)
     assert is_exact(found.groups["particles"], found.attrs) == (bug == "right")
@@ -87,7 +87,7 @@ def test_clumps_are_fitted_again_to_the_weighted_draws(rounds, monkeypatch):
 
 
 def test_rounds_end_with_draws_that_are_effective_enough(monkeypatch):
-    clump = Clumps(jnp.zeros(1), jnp.asarray(MEAN)[None], jnp.linalg.cholesky(COVARIANCE)[None])
+    clump = Clumps.of(jnp.zeros(1), jnp.asarray(MEAN)[None], jnp.linalg.cholesky(COVARIANCE)[None])
     monkeypatch.setattr(StateClumps, "fitted", lambda *_: clump)
     _, found = weighed(monkeypatch, finish(), X, Y)
     assert found.attrs["num_rounds"] == 1

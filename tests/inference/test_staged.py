@@ -37,7 +37,7 @@ def said(clumps, z):
 
 
 def test_the_density_of_clumps_is_that_of_scipy():
-    clumps = Clumps(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
+    clumps = Clumps.of(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
     z, exact = sampled(50)
     np.testing.assert_allclose(said(clumps, z), exact)
     drawn = np.asarray(jax.vmap(lambda key: StateClumps(2).draw(key, clumps))(random.split(random.key(0), 4000)))
@@ -51,7 +51,7 @@ def test_clumps_say_of_new_points_what_the_truth_says(bug):
     z, _ = sampled(5000)
     clumps = StateClumps(2).fitted(random.key(0), Told(z), np.zeros(5000), 4)
     if bug:
-        clumps = clumps._replace(root=clumps.root @ jnp.swapaxes(clumps.root, 1, 2))
+        clumps = clumps._replace(inverse=jnp.swapaxes(clumps.inverse, 1, 2) @ clumps.inverse)
     new, exact = sampled(4000, 1)
     lost = exact.mean() - said(clumps, new).mean()
     assert (lost < 0.03) != bug
