@@ -33,7 +33,7 @@ from inference.kernels import _summary
 
 __all__ = ["Clumps", "StateClumps"]
 
-NUM_ROUNDS = 40  # of EM
+NUM_ROUNDS, NO_GAIN = 40, 1e-4  # of EM, and nats a point by which a round must still move what clumps say
 
 
 class Clumps(NamedTuple):
@@ -82,17 +82,11 @@ class StateClumps:
 
     def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int) -> Clumps:
         """To points in proportion to their weights."""
-        room = self.nothing(num_clumps)
-
-        def by_moments(told: _summary.Told, count: int) -> Clumps:
-            return jax.tree.map(lambda places, found: places.at[:count].set(found), room, _em(rng_key, told.z, count))
-
-        def by_slopes(told: _summary.Told, count: int) -> Clumps:
-            return _sharpened(by_moments(told, count), told.z, told.slope)
-
+        by_moments = lambda told, count: _em(rng_key, told.z, count, num_clumps)
+        by_slopes = lambda told, count: _sharpened(by_moments(told, count), told.z, told.slope)
         ways = (by_moments,) if told.slope is None else (by_moments, by_slopes)
         fits = [partial(way, count=count) for count in _summary.counts(num_clumps) for way in ways]
-        return _summary.chosen(rng_key, told, log_weight, fits, self.log_density)
+        return _summary.chosen(rng_key, told, log_weight, fits, self)
 
 
 def _each(clumps: Clumps, z: Array) -> Array:
@@ -102,19 +96,30 @@ def _each(clumps: Clumps, z: Array) -> Array:
     return -0.5 * jnp.sum(standard**2, -1) + log_det - 0.5 * len(z) * jnp.log(2 * jnp.pi)
 
 
-@partial(jax.jit, static_argnames="count")
-def _em(rng_key: Array, points: Array, count: int) -> Clumps:
+class _Round(NamedTuple):
+    """Of EM."""
+
+    clumps: Clumps
+    said: Array  # of the points by the clumps before
+    gain: Array
+    number: Array
+
+
+@partial(jax.jit, static_argnames="num_clumps")
+def _em(rng_key: Array, points: Array, count: Array, num_clumps: int) -> Clumps:
+    """`count` clumps in `num_clumps` places."""
     num_points, size = points.shape
     away = points - points.mean(0)
     spread = away.T @ away / num_points
     spread = spread + 1e-9 * jnp.diag(jnp.diagonal(spread) + jnp.finfo(points.dtype).tiny)
-    start = Clumps.of(
-        jnp.full(count, -jnp.log(count)), _centres(rng_key, points, spread, count), jnp.stack([jnp.linalg.cholesky(spread)] * count)
-    )
+    root = jnp.broadcast_to(jnp.linalg.cholesky(spread), (num_clumps, size, size))
+    log_weight = jnp.where(jnp.arange(num_clumps) < count, 0.0, -jnp.inf) - jnp.log(count)
+    start = Clumps.of(log_weight, _centres(rng_key, points, spread, num_clumps), root)
 
-    def improved(_, clumps: Clumps) -> Clumps:
-        log_joint = jax.vmap(lambda z: clumps.log_weight + _each(clumps, z))(points)
-        claim = jnp.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))
+    def improved(last: _Round) -> _Round:
+        log_joint = jax.vmap(lambda z: last.clumps.log_weight + _each(last.clumps, z))(points)
+        log_density = logsumexp(log_joint, axis=1, keepdims=True)
+        claim = jnp.exp(log_joint - log_density)
         claim = jnp.where(claim.sum(0) > size / 2, claim, 0.0)  # a clump of fewer points than it has directions is left out
         total = claim.sum(0)
         mean = claim.T @ points / jnp.maximum(total, 1)[:, None]
@@ -122,9 +127,12 @@ def _em(rng_key: Array, points: Array, count: int) -> Clumps:
         scatter = jnp.einsum("nj,jnd,jne->jde", claim, apart, apart)
         common = scatter.sum(0) / num_points + 1e-6 * spread
         root = jnp.linalg.cholesky((scatter + size * common) / (total + size)[:, None, None])
-        return Clumps.of(jnp.log(total) - jnp.log(total.sum()), mean, root)
+        said = log_density.mean()
+        return _Round(Clumps.of(jnp.log(total) - jnp.log(total.sum()), mean, root), said, jnp.abs(said - last.said), last.number + 1)
 
-    return jax.lax.fori_loop(0, NUM_ROUNDS, improved, start)
+    goes_on = lambda last: (last.number < NUM_ROUNDS) & ~(last.gain < NO_GAIN)
+    never = jnp.array(-jnp.inf, points.dtype)
+    return jax.lax.while_loop(goes_on, improved, _Round(start, never, -never, jnp.zeros((), jnp.int32))).clumps
 
 
 @jax.jit

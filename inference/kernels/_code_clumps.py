@@ -116,7 +116,7 @@ class CodeClumps:
         """To points in proportion to their weights; slopes are of no use on a circle of codes."""
         fit = lambda told, count: self._em(rng_key, self.codes(told.z), count, num_clumps)
         fits = [partial(fit, count=count) for count in _summary.counts(num_clumps)]
-        return _summary.chosen(rng_key, told, log_weight, fits, self.log_density)
+        return _summary.chosen(rng_key, told, log_weight, fits, self)
 
     @partial(jax.jit, static_argnums=0)
     def codes(self, z: Array) -> Array:

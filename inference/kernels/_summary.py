@@ -5,6 +5,7 @@ with much weight is in one half only, so that a clump which sits on it says noth
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -80,19 +81,20 @@ def counts(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length())]
 
 
-def chosen(rng_key: Array, told: Told, log_weight: Array, fits: Sequence[Callable[[Told], Any]], log_density: Callable) -> Any:
+def chosen(rng_key: Array, told: Told, log_weight: Array, fits: Sequence[Callable[[Told], Any]], summary: Summary) -> Any:
     """The fit to all points that says most of points that it has not seen; of those of equal merit the first."""
     rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
     points, weight = jax.tree.map(np.asarray, told), np.exp(np.asarray(log_weight - jnp.max(log_weight), float))
     order = rng.permutation(len(weight))
     learnt, asked = (_even(rng, points, weight, half, NUM_POINTS // 2) for half in (order[::2], order[1::2]))
-    scores = [float(_score(log_density, fit(learnt), asked.z)) for fit in fits]
+    scores = [float(_score(summary, fit(learnt), asked.z)) for fit in fits]
     best = int(np.argmax([-np.inf if np.isnan(score) else score for score in scores]))
     return fits[best](_even(rng, points, weight, order, NUM_POINTS))
 
 
-def _score(log_density: Callable, clumps: Any, points: Array) -> Array:
-    return jnp.mean(jax.vmap(lambda z: log_density(clumps, z))(points))
+@partial(jax.jit, static_argnums=0)
+def _score(summary: Summary, clumps: Any, points: Array) -> Array:
+    return jnp.mean(jax.vmap(lambda z: summary.log_density(clumps, z))(points))
 
 
 def _even(rng: np.random.Generator, told: Told, weight: np.ndarray, among: np.ndarray, size: int) -> Told:

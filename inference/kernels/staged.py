@@ -11,7 +11,8 @@ arrangement that it settles for by chance, such as two clusters taken for one, s
 
 A stage explores before: walkers go from pi_s to where its rows are likely (`_exploration`), what they have found is summarised as q_s, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
-find out, and so a smaller error: what walkers have missed is found as ever, by a fifth of the live points.
+find out, and so a smaller error: what walkers have missed is found as ever, by a fifth of the live points. Where draws from q_s show that
+clumps cannot say what was found (a quarter of them must be effective), nested sampling goes from pi_s.
 
 `Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random; `driver.update(x, y)` is one more stage, at any later
 time. The state says which rows a stage has, the program what is in them: a run goes on from its state in any process. The rest is as in
@@ -49,6 +50,7 @@ __all__ = ["Stage", "StageReport", "Staged", "Start"]
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number
 BEHIND_SEARCH = 0.2  # share of what a stage starts from in what its walkers have found: a fifth of an e-fold, should they miss something
+BELIEVED = 0.25  # share of draws from what walkers have found that must be effective: walks over a bad approximation are long
 SEARCH_SWEEPS = 1.0  # of a walker at each exponent: it need not forget where it was
 GRADIENT = 3  # evaluations, which one costs
 CHUNK = 500  # points, whose slopes are computed in one go
@@ -183,17 +185,23 @@ class Staged(ByStages, NestedSampler):
         )
 
     def _begun(self, rng_key: Array, clumps: Mixture, program: Program) -> tuple[Nest, Mixture]:
-        """Live points of a stage, and what its walkers have found."""
+        """Live points of a stage, and what its walkers have found, where that is what nested sampling goes over."""
         walk_key, fit_key, start_key = random.split(rng_key, 3)
-        sampled, evaluations = self._backed.summary.nothing(0), 0
-        if self._size_of_search(clumps):
-            found = self._searched(walk_key, clumps, program)
-            told, spent = self._told(self._alike(found.at.z, clumps), clumps, program)
-            sampled = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(told.z)), self.num_clumps)
-            evaluations = found.evaluations + spent
-        draw, densities = self._draw_from(clumps, sampled), self._densities(clumps, program, sampled)
-        nest = self._started(start_key, draw, densities, not len(clumps.log_weight))
-        return nest._replace(num_evaluations=nest.num_evaluations + evaluations), sampled
+
+        def start(sampled: Mixture) -> Nest:
+            draw, densities = self._draw_from(clumps, sampled), self._densities(clumps, program, sampled)
+            return self._started(start_key, draw, densities, not len(clumps.log_weight))
+
+        nothing = self._backed.summary.nothing(0)
+        if not self._size_of_search(clumps):
+            return start(nothing), nothing
+        found = self._searched(walk_key, clumps, program)
+        told, spent = self._told(self._alike(found.at.z, clumps), clumps, program)
+        sampled = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(told.z)), self.num_clumps)
+        nest, searched = start(sampled), found.evaluations + spent
+        if _effective_share(nest.live.log_likelihood) < BELIEVED:
+            searched, sampled, nest = searched + nest.num_evaluations, nothing, start(nothing)
+        return nest._replace(num_evaluations=nest.num_evaluations + searched), sampled
 
     def _size_of_search(self, clumps: Mixture) -> int:
         """Walkers of a stage; none where members in all places are too many to be looked at."""
@@ -318,3 +326,9 @@ class Staged(ByStages, NestedSampler):
             "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),
         }
         return found._replace(attrs=found.attrs | attrs)
+
+
+def _effective_share(log_weight: Array) -> float:
+    """Of draws with these weights, how many count."""
+    weight = np.exp(np.asarray(log_weight) - np.max(log_weight))
+    return weight.sum() ** 2 / np.sum(weight**2) / len(weight)

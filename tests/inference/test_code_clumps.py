@@ -1,5 +1,8 @@
 """Clumps on Hilbert curves: a density whose integral is 1, draws of it, fits against scipy and against the truth; stages that use them."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -179,6 +182,12 @@ def test_weights_of_points_count():
     assert abs(np.median(found[found > 0.5]) - 2) < 0.02
 
 
+class Kernels(NamedTuple):
+    """A summary of which the density alone is asked."""
+
+    log_density: Callable
+
+
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_point_of_much_weight_is_not_on_both_sides(bug):
     """Kernel densities, ever narrower. The planted bug: halves of what was drawn by weight, which have copies of the same points."""
@@ -188,7 +197,8 @@ def test_a_point_of_much_weight_is_not_on_both_sides(bug):
         z, log_weight = z[rng.integers(0, 40, 2000)], np.zeros(2000)
     fits = [lambda told, width=0.3 / count**4: (told.z, width) for count in (1, 2, 4, 8)]
     log_density = lambda kernel, z: jax.scipy.special.logsumexp(jax.scipy.stats.norm.logpdf(z, kernel[0], kernel[1]))
-    _, width = _summary.chosen(random.key(0), Told(z), log_weight, fits, log_density)
+    kernels: Any = Kernels(log_density)
+    _, width = _summary.chosen(random.key(0), Told(z), log_weight, fits, kernels)
     assert (width == 0.3) != bug
 
 
