@@ -53,6 +53,8 @@ def test_what_walkers_have_missed_changes_no_evidence(bug, monkeypatch):
     is not the prior."""
     lost = lambda *given: (found := explored(*given))._replace(at=found.at._replace(z=found.at.z + 3 * DEVIATION))
     monkeypatch.setattr(staged, "explored", lost)
+    monkeypatch.setattr(staged, "BELIEVED", 0.0)
+    monkeypatch.setattr(Staged, "_told", lambda self, z, *given: (Told(z), 0))  # slopes would tell where the posterior is
     if bug:
         right = Staged._densities
 
@@ -110,6 +112,21 @@ def test_members_without_names_may_change_places_in_what_is_sampled(bug, monkeyp
 def test_less_is_left_to_find_out():
     """Claimed errors with walkers are smaller than without."""
     assert evidence()[1] < 0.7 * evidence(num_walkers=0)[1]
+
+
+@pytest.mark.parametrize(("believed", "places"), [(0.0, 8), (1.1, 0)], ids=["always", "never"])
+def test_what_clumps_cannot_say_is_not_gone_over(believed, places, monkeypatch):
+    """A state keeps what walkers have found where it is believed; their evaluations count in any case."""
+    monkeypatch.setattr(staged, "BELIEVED", believed)
+    kernel = Staged(line, num_stages=1, num_live=40, num_walkers=50)
+    state = kernel.init(random.key(0), Program(line, X, Y))
+    assert len(state.sampled.log_weight) == places
+    assert int(state.nest.num_evaluations) > 50
+
+
+def test_the_effective_share_of_draws():
+    assert staged._effective_share(jnp.zeros(10)) == 1
+    np.testing.assert_allclose(staged._effective_share(jnp.array([0.0, 0.0, -jnp.inf, -800.0])), 0.5)
 
 
 @pytest.mark.parametrize("num_walkers", [-1, 5, True, 30.0, "many"])
