@@ -15,7 +15,7 @@ PARTS = (slice(0, 30), slice(30, 50), slice(50, 90))
 
 
 def worker(rows, seed=0, num_stages=1, model=line, **settings):
-    driver = Driver(Staged(model, num_stages=num_stages, num_live=100), num_samples=100, progress_bar=False, **settings)
+    driver = Driver(Staged(model, num_stages=num_stages, num_live=100, num_walkers=0), num_samples=100, progress_bar=False, **settings)
     driver.run(seed, X[rows], Y[rows])
     return driver
 

@@ -135,7 +135,9 @@ def test_no_order_is_refused():
 def test_more_data_are_one_more_stage_of_each_order():
     """Probabilities after two parts are those of all data at once, exactly known; orders that were not tried stay untried."""
     prior = Zeta()
-    orders = Orders(polynomial, prior, kernel=lambda model: Staged(model, num_stages=1, num_live=60), least=2, most=3, settings=QUIET)
+    orders = Orders(
+        polynomial, prior, kernel=lambda model: Staged(model, num_stages=1, num_live=60, num_walkers=0), least=2, most=3, settings=QUIET
+    )
     orders.run(0, X[::2], Y[::2])
     orders.update(X[1::2], Y[1::2])
     found = orders.tree()["orders"].dataset

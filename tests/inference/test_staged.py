@@ -66,11 +66,11 @@ def test_weights_of_points_count():
     assert abs(share - 0.75) < 0.01
 
 
-SMALL = {"num_live": 40}
+SMALL = {"num_live": 40, "num_walkers": 20}
 
 
 def driver_of(checkpoint=None, num_warmup=None, **settings):
-    kernel = Staged(line, **({"num_stages": 3, "num_live": 60} | settings))
+    kernel = Staged(line, **({"num_stages": 3, "num_live": 60, "num_walkers": 0} | settings))
     return Driver(kernel, num_samples=400, num_warmup=num_warmup, checkpoint=checkpoint, progress_bar=False)
 
 
