@@ -108,6 +108,7 @@ def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     assert np.allclose(told.slope, right) != bug
 
 
+@pytest.mark.slow
 def test_an_update_tells_of_the_rows_before():
     """The driver knows them, after another update as well."""
     driver, seen = driver_of(num_stages=1, num_live=40), []
