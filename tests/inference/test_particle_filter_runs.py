@@ -157,8 +157,8 @@ def test_three_batches_equal_one_run_for_other_settings(settings, monkeypatch):
 def test_what_a_batch_forgets_is_seen(field, monkeypatch):
     updated = ParticleFilter.updated
 
-    def forgetful(self, state, given):
-        new = updated(self, state, given)
+    def forgetful(self, state, *programs):
+        new = updated(self, state, *programs)
         return new._replace(**{field: jnp.zeros_like(getattr(new, field))})
 
     monkeypatch.setattr(ParticleFilter, "updated", forgetful)
