@@ -7,8 +7,8 @@
 
 The model is `zoo.staged_learning`; `Staged` runs nested sampling on each order, with the evidence that weighs the orders. Columns are
 standardised first. Cost of a fit of order m: with d = m (2 columns + classes), num_live (information in nats + 5) num_sweeps d 2
-likelihoods of rows x m x (columns + classes) each, the information some nats for each of the d; so tables of a few columns. Of a
-prediction: rows x draws x m x columns for each order.
+likelihoods of rows x m x (columns + classes) each, the information some nats for each of the d, or a nat or two where walkers have found
+what there is (`Staged`); so tables of a few columns. Of a prediction: rows x draws x m x columns for each order.
 
 Center (2009), "Learning complex classification models from large data sets".
 """

@@ -100,7 +100,7 @@ print(az.summary(largest, var_names=["largest_share"], kind="stats"))
 print(report(best).text)
 figure, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
 plot_evidence(best, ax=ax)
-ax.set_title("The evidence of the best order over the shrinkage of its prior")
+ax.set_title("The evidence of the best order over the shrinkage of where it starts")
 
 # %%
 # Does it fit?
