@@ -297,13 +297,14 @@ class Staged(ByStages, NestedSampler):
         rows = {name: program.arguments[name] for name in self.row_arguments}
         parts = [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
         parts[-1] = jnp.pad(parts[-1], ((0, CHUNK - len(parts[-1])), (0, 0)), mode="edge")  # what is compiled serves for all
-        slope = jnp.concatenate([self._slopes(part, clumps, rows) for part in parts])
+        slope = jnp.concatenate([self._slopes(self.split, part, clumps, rows) for part in parts])
         return Told(z, slope[: len(z)]), GRADIENT * len(z)
 
-    @partial(jax.jit, static_argnums=0)
-    def _slopes(self, z: Array, clumps: Mixture, rows: dict[str, Array]) -> Array:
-        """Gradients of the log posterior at vectors, one at a time: all rows are in each."""
-        densities = self._densities(clumps, self.split.program.with_arguments(**rows))
+    @partial(jax.jit, static_argnums=(0, 1))
+    def _slopes(self, split: Split, z: Array, clumps: Mixture, rows: dict[str, Array]) -> Array:
+        """Gradients of the log posterior at vectors, one at a time: all rows are in each. Compiled anew where another run has read the
+        model with other settings, which are constants of the code: `split` is that of the kernel."""
+        densities = self._densities(clumps, split.program.with_arguments(**rows))
         return jax.lax.map(jax.grad(lambda z: sum(densities(z))), z)
 
     def _row_evaluations(self, state: Stage) -> Array:

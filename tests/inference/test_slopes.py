@@ -11,7 +11,6 @@ from scipy import stats
 from inference import Driver, Program, Staged
 from inference.kernels._clumps import StateClumps
 from inference.kernels._summary import Told
-from inference.kernels.staged import Staged as Kernel
 from tests.inference.nests import line
 from tests.inference.stages import MEAN, PRECISION, X, Y
 from tests.inference.test_staged import driver_of, over, said
@@ -87,6 +86,28 @@ def slopes_of(state, program, kernel):
     return np.asarray(told.slope), np.asarray(told.z)
 
 
+def noisy(x, y, noise):
+    """`line`, of a noise that is told."""
+    weight = numpyro.sample("weight", dist.Normal(0.0, jnp.array([1.0, 2.0])).to_event(1))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("y", dist.Normal(x @ weight, noise), obs=y)
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_kernel_that_has_read_other_settings_has_their_slopes(bug):
+    """The planted bug: the code of the run before."""
+    kernel = Staged(noisy, num_stages=1, num_live=40, num_walkers=0)
+    first = Program(noisy, X, Y, 2.0)
+    before = kernel.init(random.key(0), first)
+    kernel._found_out(before, first)
+    split, second = kernel.split, Program(noisy, X, Y, 0.5)
+    state = kernel.init(random.key(0), second)
+    if bug:
+        kernel.split = split
+    slope, z = slopes_of(state, second, kernel)
+    assert np.allclose(slope, (MEAN - z) @ PRECISION) != bug
+
+
 def test_slopes_of_a_stage_are_those_of_its_posterior():
     program, kernel = Program(line, X, Y), Staged(line, num_stages=1, num_live=40)
     slope, z = slopes_of(kernel.init(random.key(0), program), program, kernel)
@@ -97,8 +118,8 @@ def test_slopes_of_a_stage_are_those_of_its_posterior():
 def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     """The planted bug: of the rows that are new."""
     kernel, seen = Staged(line, num_stages=1, num_live=40), []
-    found_out = Kernel._found_out
-    monkeypatch.setattr(Kernel, "_found_out", lambda self, state, program: seen.append(found_out(self, state, program)) or seen[-1])
+    found_out = Staged._found_out
+    monkeypatch.setattr(Staged, "_found_out", lambda self, state, program: seen.append(found_out(self, state, program)) or seen[-1])
     old, new = Program(line, X[:50], Y[:50]), Program(line, X[40:], Y[40:])
     state = over(kernel.init(random.key(0), old))
     kernel.updated(state, new, new if bug else old)
