@@ -31,7 +31,7 @@ from jax.scipy.special import logsumexp
 
 from inference.kernels import _summary
 
-__all__ = ["Clumps", "StateClumps"]
+__all__ = ["Clumps", "StateClumps", "sharpened"]
 
 NUM_ROUNDS, NO_GAIN = 40, 1e-4  # of EM, and nats a point by which a round must still move what clumps say
 
@@ -80,13 +80,13 @@ class StateClumps:
         noise = random.normal(noise_key, clumps.mean.shape[1:], clumps.mean.dtype)
         return clumps.mean[which] + solve_triangular(clumps.inverse[which], noise, lower=True)
 
-    def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int) -> Clumps:
+    def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int, known: Clumps | None = None) -> Clumps:
         """To points in proportion to their weights."""
         by_moments = lambda told, count: _em(rng_key, told.z, count, num_clumps)
-        by_slopes = lambda told, count: _sharpened(by_moments(told, count), told.z, told.slope)
+        by_slopes = lambda told, count: sharpened(by_moments(told, count), told.z, told.slope)
         ways = (by_moments,) if told.slope is None else (by_moments, by_slopes)
         fits = [partial(way, count=count) for count in _summary.counts(num_clumps) for way in ways]
-        return _summary.chosen(rng_key, told, log_weight, fits, self)
+        return _summary.chosen(rng_key, told, log_weight, fits, self, known)
 
 
 def _each(clumps: Clumps, z: Array) -> Array:
@@ -136,7 +136,7 @@ def _em(rng_key: Array, points: Array, count: Array, num_clumps: int) -> Clumps:
 
 
 @jax.jit
-def _sharpened(clumps: Clumps, points: Array, slope: Array) -> Clumps:
+def sharpened(clumps: Clumps, points: Array, slope: Array) -> Clumps:
     """Clumps fitted to slopes as well, of the points that each claims."""
     size, is_known = points.shape[1], jnp.isfinite(slope).all(1)
     slope = jnp.where(is_known[:, None], slope, 0.0)

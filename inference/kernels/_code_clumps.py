@@ -112,11 +112,11 @@ class CodeClumps:
         places = [hilbert.decode(code[i, : self._words[i]], size, self.bits) for i, size in enumerate(self.blocks)]
         return self._within(cell_key, jnp.concatenate(places), spread.dtype)
 
-    def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int) -> Codes:
+    def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int, known: Codes | None = None) -> Codes:
         """To points in proportion to their weights; slopes are of no use on a circle of codes."""
         fit = lambda told, count: self._em(rng_key, self.codes(told.z), count, num_clumps)
         fits = [partial(fit, count=count) for count in _summary.counts(num_clumps)]
-        return _summary.chosen(rng_key, told, log_weight, fits, self)
+        return _summary.chosen(rng_key, told, log_weight, fits, self, known)
 
     @partial(jax.jit, static_argnums=0)
     def codes(self, z: Array) -> Array:

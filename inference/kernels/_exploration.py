@@ -1,13 +1,11 @@
 """Exploration: several walkers look for what a stage has to go over.
 
-    pi_e(z)  ~  pi(z) likelihood(z) ^ e,        e from 0 to 1
+Walkers begin as draws from what the stage starts from, and climb to peaks of its posterior, each to one nearby. From a peak and the
+curvature there `_climbing` finds a Normal, and what it holds of the evidence. Where Normals will not do, walkers slice sample outwards from
+draws of them; what they come to is told by clumps of any form.
 
-Walkers begin as draws from pi, what the stage starts from. The exponent grows as far as it leaves half of them effective; then those that
-lie low give way to copies of others, and all of them slice sample. In the end they are about where the posterior is, and a summary of
-them is what nested sampling may draw from. Nothing else of them is used: where they have missed something, nested sampling takes longer.
-
-Center (2009), "Learning complex classification models from large data sets", whose search and outward sampling this is, with annealing for
-the search. Cost: walkers x exponents x steps of a walk x about 2.
+Center (2009), "Learning complex classification models from large data sets": a multistate search, and slice sampling outwards from the
+peaks. Cost: a gradient for each step of a climb; then walkers x latent numbers x about 10.
 """
 
 from collections.abc import Callable
@@ -16,53 +14,101 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
+from scipy.optimize import minimize
 
+from inference.kernels._climbing import GRADIENT
+from inference.kernels._clumps import Clumps
 from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import systematic_parents
 from inference.kernels._tempering import moved, next_exponent, powered
 
-__all__ = ["Walkers", "explored"]
+__all__ = ["Peaks", "apart", "around", "outwards", "peaks", "worthwhile"]
 
-SHARE = 0.5  # of the walkers, which a step leaves effective
-
-
-class Walkers(NamedTuple):
-    """Where they are."""
-
-    at: Points
-    exponent: Array
-    exponents: Array  # how many there were
-    evaluations: Array
+LEAST, FOUND = 20, 5  # walkers; and how many must have come to the highest peak, for others to stay where they are
+LEVEL, NEAR = 0.5, 0.05  # nats, and standard deviations of what walkers began as, within which peaks are one
+MOST_STEPS = 1000  # of a climb
+DOUBT = 30.0  # nats, by which the evidence of a peak may be wrong that its curvature tells
+SHARE, SWEEPS, MEMORY = 0.5, 2.0, 0.25  # of walkers, which are effective when they go outwards; how far at least, and until they forget
 
 
-def explored(rng_key: Array, start: Points, densities_of: Callable, given: Any, num_sweeps: float) -> Walkers:
-    """From draws of pi whose likelihoods are numbers, or 0, to the exponent 1; on the host, so that it may be interrupted.
+class Peaks(NamedTuple):
+    """Where walkers have come to."""
 
-    :param densities_of: `densities_of(given)` are the logarithms of pi and of the likelihood. What compares equal is compiled once.
-    :param num_sweeps: of a walk at each exponent. Walks need not forget where they began, so that they keep their length.
+    z: Array  # [walker, size]
+    height: np.ndarray  # [walker]: log density
+    evaluations: int
+
+
+def peaks(start: Array, densities_of: Callable, given: Any) -> Peaks:
+    """From starts [walker, size], one walker after the other, until the highest peak has been found again and again.
+
+    :param densities_of: the sum of `densities_of(given)` is the log density. What compares equal is compiled once.
     """
-    none = jnp.zeros((), jnp.int32)
-    walkers = Walkers(start, jnp.zeros((), start.z.dtype), none, none + len(start.z))
-    while not walkers.exponent >= 1:
-        walkers = _step(random.fold_in(rng_key, int(walkers.exponents)), walkers, given, densities_of, num_sweeps)
-    return walkers
+
+    def lost(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _slope(jnp.asarray(z, start.dtype), given, densities_of)
+        return -float(value), -np.asarray(slope, float)
+
+    z, height, evaluations = [], [], 0
+    for walker in np.asarray(start, float):
+        end = minimize(lost, walker, jac=True, method="L-BFGS-B", options={"maxiter": MOST_STEPS})
+        evaluations += GRADIENT * end.nfev
+        z, height = [*z, end.x], [*height, -end.fun if np.isfinite(end.fun) else -np.inf]
+        if len(z) >= LEAST and np.sum(np.array(height) > max(height) - LEVEL) >= FOUND:
+            break
+    return Peaks(jnp.asarray(np.array(z), start.dtype), np.array(height), evaluations)
 
 
-@partial(jax.jit, static_argnames=("densities_of", "num_sweeps"))
-def _step(rng_key: Array, walkers: Walkers, given: Any, densities_of: Callable, num_sweeps: float) -> Walkers:
+@partial(jax.jit, static_argnames="densities_of")
+def _slope(z: Array, given: Any, densities_of: Callable) -> tuple[Array, Array]:
+    return jax.value_and_grad(lambda z: sum(densities_of(given)(z)))(z)
+
+
+def apart(found: Peaks, spread: Array, most: int) -> Peaks:
+    """The highest peaks that are not the same."""
+    kept: list[int] = []
+    z, height = np.asarray(found.z), found.height
+    near = lambda one, other: (
+        abs(height[one] - height[other]) < LEVEL and bool(np.all(np.abs(z[one] - z[other]) < NEAR * np.asarray(spread)))
+    )
+    for number in np.argsort(-height):
+        if np.isfinite(height[number]) and len(kept) < most and not any(near(number, other) for other in kept):
+            kept.append(int(number))
+    return found._replace(z=found.z[np.array(kept, int)], height=height[kept])
+
+
+def worthwhile(curved: list[Clumps], height: np.ndarray) -> list[Clumps]:
+    """Of peaks with their curvatures, those that may hold a part of the evidence, as Laplace's approximation has it."""
+    log_det = [float(jnp.sum(jnp.log(jnp.diagonal(clump.inverse[0])))) for clump in curved]
+    log_evidence = height - np.array(log_det)
+    return [clump for clump, each in zip(curved, log_evidence, strict=True) if each > log_evidence.max() - DOUBT]
+
+
+@partial(jax.jit, static_argnames="densities_of")
+def around(peak: Array, start: Array, given: Any, densities_of: Callable) -> Clumps:
+    """A clump with the curvature of a peak, in no direction wider than the starts [walker, size]."""
+    slope = jax.grad(lambda z: sum(densities_of(given)(z)))
+    curvature = -jax.lax.map(lambda along: jax.jvp(slope, (peak,), (along,))[1], jnp.eye(len(peak), dtype=peak.dtype))
+    known = jnp.where(jnp.isfinite(curvature).all(), curvature, 0.0)
+    value, vector = jnp.linalg.eigh((known + known.T) / 2)
+    away = (start - start.mean(0)) @ vector
+    value = jnp.maximum(jnp.abs(value), 1 / jnp.maximum(jnp.mean(away**2, 0), jnp.finfo(peak.dtype).tiny))
+    covariance = (vector / value) @ vector.T
+    return Clumps.of(jnp.zeros(1, peak.dtype), peak[None], jnp.linalg.cholesky(covariance)[None])
+
+
+@partial(jax.jit, static_argnames="densities_of")
+def outwards(rng_key: Array, z: Array, log_weight: Array, given: Any, densities_of: Callable) -> tuple[Array, Array]:
+    """Draws [walker, size] from something near to the density, with the logarithms of their weights, after walks that leave it as it is;
+    and evaluations."""
     parent_key, walk_key = random.split(rng_key)
-    at, exponent = walkers.at, next_exponent(walkers.at.log_likelihood, walkers.exponent, SHARE)
-    log_weight = powered(at.log_likelihood, exponent - walkers.exponent)
-    parent = systematic_parents(parent_key, jnp.exp(log_weight - logsumexp(log_weight)))
-    densities = densities_of(given)
-
-    def annealed(z: Array) -> tuple[Array, Array]:
-        log_prior, log_likelihood = densities(z)
-        return log_prior + powered(log_likelihood, exponent), log_likelihood
-
-    start = at._replace(log_prior=at.log_prior + powered(at.log_likelihood, exponent))
-    new, walked = moved(walk_key, start, parent, annealed, num_sweeps=num_sweeps, memory=1.0)
-    new = new._replace(log_prior=new.log_prior - powered(new.log_likelihood, exponent))
-    return Walkers(new, exponent, walkers.exponents + 1, walkers.evaluations + walked.evaluations)
+    log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
+    some = powered(log_weight, next_exponent(log_weight, jnp.zeros((), z.dtype), SHARE))
+    parent = systematic_parents(parent_key, jnp.exp(some - logsumexp(some)))
+    densities = lambda z: (sum(densities_of(given)(z)), jnp.zeros((), z.dtype))
+    log_density, nothing = jax.vmap(densities)(z)
+    at, walked = moved(walk_key, Points(z, log_density, nothing, nothing), parent, densities, num_sweeps=SWEEPS, memory=MEMORY)
+    return at.z, walked.evaluations

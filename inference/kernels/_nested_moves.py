@@ -5,6 +5,9 @@ at random over the point, a place in it is drawn, and where that is not in the s
 the interval is cut there. Lanes do not wait for each other: one that has found its place goes on to its next direction at once, so a round
 is one evaluation of every lane.
 
+Before it walks a lane may be offered draws of the prior itself. The first above the limit is what it wants, with no memory of where it
+began; while the limit is low that is cheaper than a walk.
+
 Neal (2003), "Slice sampling", without stepping out; Skilling (2006) for the label that orders points of equal likelihood.
 """
 
@@ -50,7 +53,7 @@ class Walk(NamedTuple):
     at: Points
     halfway: Array  # [lane, size]: z after half of the steps
     along: Array  # [lane, size], or what the chart takes for it: the direction
-    place: Array  # steps that are done
+    place: Array  # steps that are done; below -1 while there are offers left
     low: Array
     high: Array
     height: Array  # of the slice, under the log prior in the chart
@@ -72,9 +75,12 @@ def walk(
     num_steps: int | Array,
     width: float,
     chart: Chart = STRAIGHT,
+    offer: Callable | None = None,
+    num_offers: int | Array = 0,
 ) -> tuple[Points, Array, Array]:
     """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; also where the
-    lanes were after half of them, and how many evaluations it took."""
+    lanes were after half of them, and how many evaluations it took. A lane that finds one of `num_offers` draws by `offer(key)` above the
+    limit takes it instead, all at once and with nothing halfway."""
     num_lanes, dtype = len(start.z), start.z.dtype
     loop_key, label_key = random.split(rng_key)
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
@@ -83,14 +89,23 @@ def walk(
         low = -width * uniform[0]
         return low, low + width, log_prior + jnp.log(uniform[1])
 
+    def offered(rng_key: Array, is_offer: Array, z: Array) -> Array:
+        """Draws, for lanes that are offered some."""
+        if offer is None:
+            return z
+        drawn = lambda: jax.vmap(offer)(random.split(rng_key, num_lanes))
+        return jax.lax.cond(is_offer.any(), lambda: jnp.where(is_offer[:, None], drawn(), z), lambda: z)
+
     def round_of_all(state: Walk) -> Walk:
-        key, turn_key = random.split(random.fold_in(loop_key, state.round))
+        key, turn_key, offer_key = random.split(random.fold_in(loop_key, state.round), 3)
         uniform = random.uniform(key, (3, num_lanes), dtype, minval=jnp.finfo(dtype).tiny)
-        is_active = state.place < num_steps
+        is_active, is_offer = state.place < num_steps, state.place < -1
         step = state.low + (state.high - state.low) * uniform[2]
-        z = chart.at(state.at.z, state.along, step)
+        z = offered(offer_key, is_offer, chart.at(state.at.z, state.along, step))
         log_prior, log_likelihood = jax.vmap(densities)(z)
-        found = (log_prior + chart.log_stretch(z) >= state.height) & is_above(log_likelihood, state.at.label, limit) & is_active
+        in_slice = jnp.where(is_offer, jnp.isfinite(log_prior), log_prior + chart.log_stretch(z) >= state.height)
+        label = jnp.where(is_offer, uniform[2], state.at.label)
+        found = in_slice & is_above(log_likelihood, label, limit) & is_active
         at = Points(
             jnp.where(found[:, None], z, state.at.z),
             jnp.where(found, log_prior, state.at.log_prior),
@@ -98,12 +113,12 @@ def walk(
             state.at.label,
         )
         low, high = jnp.where(step < 0, step, state.low), jnp.where(step < 0, state.high, step)
-        goes_on = found | (is_active & (high - low < least))
+        goes_on, taken = found | (is_active & ~is_offer & (high - low < least)), found & is_offer
         new_low, new_high, new_height = opened(uniform[:2], at.log_prior + chart.log_stretch(at.z))
-        place = state.place + goes_on.astype(state.place.dtype)
+        place = jnp.where(taken, num_steps, state.place + (goes_on | is_offer).astype(state.place.dtype))
         return Walk(
             at,
-            jnp.where((place <= num_steps // 2)[:, None], at.z, state.halfway),
+            jnp.where(((place <= num_steps // 2) | taken)[:, None], at.z, state.halfway),
             jnp.where(goes_on[:, None], turn(turn_key), state.along),
             place,
             jnp.where(goes_on, new_low, low),
@@ -115,7 +130,7 @@ def walk(
 
     # The first round finds the start itself, and opens the first interval: so the loop alone has code for directions.
     zero = jnp.zeros(num_lanes, dtype)
-    before = jnp.full(num_lanes, -1, jnp.int32)
+    before = jnp.full(num_lanes, -1, jnp.int32) - num_offers
     counts = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
     along = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(turn, rng_key))
     state = Walk(start, start.z, along, before, zero, zero, jnp.full(num_lanes, -jnp.inf, dtype), *counts)

@@ -8,6 +8,7 @@ of nested sampling changes. What a run leaves behind is shuffled again: draws ar
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from inference.kernels._nested_moves import Points
 from inference.kernels._summary import Summary, Told
 from inference.split import Split
 
-__all__ = ["Unnamed", "for_all_places", "renamed", "scattered", "shown", "together"]
+__all__ = ["Unnamed", "for_all_places", "named_alike", "renamed", "scattered", "shown", "together"]
 
 
 def renamed(exchange: Exchangeable, live: Points, reference: Reference, densities: Callable) -> tuple[Points, Reference]:
@@ -35,7 +36,20 @@ def together(exchange: Exchangeable | None, z: Array, reference: Reference | Non
     """Vectors [point, size] with the places of a reference, where there is one."""
     if exchange is None or reference is None:
         return z
-    return jax.jit(jax.vmap(lambda z: exchange.alike(z, reference)))(z)
+    return _alike(exchange, z, reference)
+
+
+@partial(jax.jit, static_argnums=0)
+def _alike(exchange: Exchangeable, z: Array, reference: Reference) -> Array:
+    return jax.vmap(lambda z: exchange.alike(z, reference))(z)
+
+
+@partial(jax.jit, static_argnums=0)
+def named_alike(exchange: Exchangeable, z: Array) -> Array:
+    """Vectors [point, size] with their members named in one way, which is that of the first, and then that of all."""
+    for reference in (exchange.first_reference, exchange.reference):
+        z = _alike(exchange, z, reference(z))
+    return z
 
 
 def scattered(exchange: Exchangeable | None, z: Array) -> Array:
@@ -84,9 +98,9 @@ class Unnamed:
         draw_key, order_key = random.split(rng_key)
         return self.exchange.placed(self.named.draw(draw_key, clumps), random.permutation(order_key, self.exchange.count))
 
-    def fitted(self, rng_key: Array, told: Told, log_weight: Array, num_clumps: int) -> Any:
+    def fitted(self, rng_key: Array, told: Told, log_weight: Array, num_clumps: int, known: Any = None) -> Any:
         """To vectors whose members are named."""
-        return self.named.fitted(rng_key, told, log_weight, num_clumps)
+        return self.named.fitted(rng_key, told, log_weight, num_clumps, known)
 
 
 def for_all_places(summary: Summary, exchange: Exchangeable | None) -> Summary | Unnamed:

@@ -47,8 +47,8 @@ class Summary(Protocol):
         """A vector; there must be a clump."""
         ...
 
-    def fitted(self, rng_key: Array, told: "Told", log_weight: Array, num_clumps: int) -> Any:
-        """To points in proportion to their weights."""
+    def fitted(self, rng_key: Array, told: "Told", log_weight: Array, num_clumps: int, known: Any = None) -> Any:
+        """To points in proportion to their weights; or what is known of them, if that says as much."""
         ...
 
 
@@ -81,8 +81,12 @@ def counts(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length())]
 
 
-def chosen(rng_key: Array, told: Told, log_weight: Array, fits: Sequence[Callable[[Told], Any]], summary: Summary) -> Any:
-    """The fit to all points that says most of points that it has not seen; of those of equal merit the first."""
+def chosen(
+    rng_key: Array, told: Told, log_weight: Array, fits: Sequence[Callable[[Told], Any]], summary: Summary, known: Any = None
+) -> Any:
+    """The fit to all points that says most of points that it has not seen, what is known among them; of those of equal merit the first."""
+    if known is not None and len(known.log_weight):
+        fits = [*fits, lambda told: known]
     rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
     points, weight = jax.tree.map(np.asarray, told), np.exp(np.asarray(log_weight - jnp.max(log_weight), float))
     order = rng.permutation(len(weight))

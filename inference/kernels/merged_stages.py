@@ -96,9 +96,8 @@ class MergedStages(Staged):
         log_evidence, variance, num_evaluations, num_rows = (jnp.stack(each).sum(0) for each in zip(*found, strict=True))
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
         own = self._own(program, one)
-        first = jax.tree.map(lambda leaf: leaf[0], clumps)
         return Stage(
-            nest=self._started(start_key, lambda key: even.draw(key, first, self.split.draw), self._densities(clumps, own)),
+            nest=self._started(start_key, self._draw_from(clumps), self._densities(clumps, own)),
             clumps=clumps,
             sampled=self._backed.summary.nothing(0),
             rows=one,
@@ -127,6 +126,12 @@ class MergedStages(Staged):
             return each[0], jnp.sum(each[1:] - log_prior)
 
         return densities
+
+    def _draw_from(self, clumps: Mixture, sampled: Mixture | None = None) -> Callable:
+        if clumps.log_weight.ndim == 1:
+            return super()._draw_from(clumps, sampled)
+        first = jax.tree.map(lambda leaf: leaf[0], clumps)
+        return lambda key: self._even.draw(key, first, self.split.draw)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.num_evaluations if state.clumps.log_weight.ndim == 2 else super()._row_evaluations(state)

@@ -4,9 +4,10 @@
 
 `num_live` points are drawn from the prior. A step takes the lowest, a batch of them. In their place come copies of points that are left
 (`_nested_lineage`), each of which walks through the prior above the likelihood of the last that died (`_nested_moves`,
-`_nested_directions`). Twice in an e-fold of volume the modes are looked at (`_nested_modes`): what has come apart has points and an account
-of its volume of its own from then on. Modes that are copies of each other, for members of a plate have no names, are one
-(`_nested_names`). Volumes are simulated (`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
+`_nested_directions`); or draws from the prior, as long as these reach above it in fewer evaluations than a walk has steps. Twice in an
+e-fold of volume the modes are looked at (`_nested_modes`): what has come apart has points and an account of its volume of its own from then
+on. Modes that are copies of each other, for members of a plate have no names, are one (`_nested_names`). Volumes are simulated
+(`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
 
 Prior and likelihood are read off the model and proved (`inference.split`): edit the model, and the sampler follows or refuses. Likelihoods
 that are constant, or flat in places, are no trouble: points of equal likelihood are ordered by a random label.
@@ -32,7 +33,7 @@ from inference.kernels._nested_curve import curve, reach
 from inference.kernels._nested_directions import Around, centre_of, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
-from inference.kernels._nested_moves import Limit, Points, walk
+from inference.kernels._nested_moves import STRAIGHT, Limit, Points, walk
 from inference.kernels._nested_names import renamed, shown, together
 from inference.kernels._nested_particles import particles, resampled
 from inference.kernels._nested_state import Dead, Nest, begun_with, points_of, with_room
@@ -49,6 +50,7 @@ FIRST_FOLDS, MOST_FOLDS = 96, 1500  # e-folds of volume: room to begin with, and
 SHARING = 0.25  # power of its volume with which a mode gets points
 LOOKS = 2  # at the modes, in an e-fold
 SPARE = 1.1  # draws from the prior for each live point
+OFFERS = 4  # for each step of a walk: all fail where one in e^4 births should
 PACE, LONGEST = 0.1, 30.0  # how fast walks grow with what they remember; how many times `num_sweeps` they come to be at most
 
 
@@ -172,13 +174,13 @@ class NestedSampler(Algorithm):
 
     def step(self, rng_key: Array, state: Nest, program: Any) -> tuple[Nest, Shrinkage]:
         """One batch of deaths and births; twice in an e-fold a look at the modes."""
-        return self._shrunk(rng_key, state, lambda z: self.split.densities(z, self._program(program)))
+        return self._shrunk(rng_key, state, self.split.draw, lambda z: self.split.densities(z, self._program(program)))
 
     def _program(self, data: Any) -> Program:
         """What a step is given, as a program."""
         return data if isinstance(data, Program) else self.split.program.with_arguments(**data)
 
-    def _shrunk(self, rng_key: Array, state: Nest, densities: Callable) -> tuple[Nest, Shrinkage]:
+    def _shrunk(self, rng_key: Array, state: Nest, draw: Callable, densities: Callable) -> tuple[Nest, Shrinkage]:
         volume_key, birth_key, mode_key = random.split(rng_key, 3)
         death = lowest(state.live, state.mode, self._count(state), self.batch)
         lost = jax.tree.map(lambda leaf: leaf[death.chosen], state.live)
@@ -189,7 +191,7 @@ class NestedSampler(Algorithm):
         share_key, parent_key, birth_key = random.split(birth_key, 3)
         mode = self._shared_out(share_key, state._replace(volumes=shells.volumes), death)
         parent = parents_of(parent_key, state.live.z, state.mode, death, mode)
-        born, ranks, halfway, evaluations = self._births(birth_key, state, death, mode, parent, densities)
+        born, ranks, halfway, evaluations = self._births(birth_key, state, death, mode, parent, draw, densities)
         state = state._replace(
             live=jax.tree.map(lambda old, new: old.at[death.chosen].set(new), state.live, born),
             mode=state.mode.at[death.chosen].set(mode),
@@ -240,9 +242,9 @@ class NestedSampler(Algorithm):
         return jnp.searchsorted(jnp.cumsum(missing), places, side="right").astype(state.mode.dtype)
 
     def _births(
-        self, rng_key: Array, state: Nest, death: Death, mode: Array, parent: Array, densities: Callable
+        self, rng_key: Array, state: Nest, death: Death, mode: Array, parent: Array, draw: Callable, densities: Callable
     ) -> tuple[Points, Array, Array, Array]:
-        """Copies of survivors of the given modes, after their walks; and where they came to lie among the survivors."""
+        """Copies of survivors of the given modes, after their walks, or draws; and where they came to lie among the survivors."""
         walk_key, rank_key = random.split(rng_key)
         limit = self._limit(state, death, mode)
         own = jnp.argsort(death.order)[parent] - death.first[mode]
@@ -254,11 +256,23 @@ class NestedSampler(Algorithm):
         if self.along_curve:
             start, before = self._round_the_curve(walk_key, densities, state, start, limit, mode, spread, num_steps)
         turn, num_steps = partial(direction, around=around), jnp.round(num_steps).astype(jnp.int32)
-        born, halfway, evaluations = walk(walk_key, densities, start, limit, turn, num_steps, WIDTH)
+        offers = self._named(state, draw), self._num_offers(state, num_steps)
+        born, halfway, evaluations = walk(walk_key, densities, start, limit, turn, num_steps, WIDTH, STRAIGHT, *offers)
         apart = lambda z: jnp.mean(((z - start.z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
         share_walked = apart(halfway) / apart(born.z)
         rank = insertion_rank(rank_key, state.live, state.mode, death, born, mode)
         return born, rank, share_walked, before + evaluations
+
+    def _named(self, state: Nest, draw: Callable) -> Callable:
+        """Draws whose members are named as those of the live points."""
+        exchange, reference = self.exchange, state.reference
+        return draw if exchange is None or reference is None else lambda key: exchange.alike(draw(key), reference)
+
+    def _num_offers(self, state: Nest, num_steps: Array) -> Array:
+        """Draws that each birth may be, before it walks: some, while they lie above the limit more often than a walk has steps. Of modes
+        that have come apart, a draw would not know which it is in."""
+        is_cheap = (state.num_modes == 1) & (state.volumes.log_volume[0, 0] > -jnp.log(num_steps.astype(state.live.z.dtype)))
+        return jnp.where(is_cheap, OFFERS * num_steps, 0)
 
     def _round_the_curve(
         self, rng_key: Array, densities: Callable, state: Nest, start: Points, limit: Limit, mode: Array, spread: Array, num_steps: Array

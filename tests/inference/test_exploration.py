@@ -1,4 +1,6 @@
-"""Walkers of a stage end where the posterior is; and whatever they find, the evidence is right."""
+"""Walkers of a stage come to where the posterior is; and whatever they find, the evidence is right."""
+
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,37 +8,91 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from scipy import stats
 
 from inference import Driver, Program, Staged
-from inference.kernels import _exploration, staged
-from inference.kernels._exploration import explored
-from inference.kernels._nested_moves import Points
+from inference.kernels import _exploration, _search
+from inference.kernels._clumps import Clumps
+from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
 from inference.kernels._summary import Told
-from inference.split import Split
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, MEAN, X, Y
+from tests.inference.stages import DEVIATION, X, Y
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
+RNG = np.random.default_rng(4)
 
-def ends(size=400):
-    """Where walkers are in the end; they began as draws from the prior."""
-    split = Split(Program(line, X, Y))
-    z = jnp.stack([split.draw(key) for key in random.split(random.key(0), size)])
-    start = Points(z, *map(jnp.stack, zip(*map(split.densities, z), strict=True)), jnp.zeros(size))
-    return explored(random.key(1), start, lambda _: split.densities, None, 1.0)
+
+def hills(centres):
+    """Round hills, each a nat lower than the one before, in two parts as a stage has them."""
+    each = lambda z: -0.5 * jnp.sum((z - centres) ** 2, -1) - jnp.arange(len(centres))
+    return lambda z: (jnp.zeros(()), jnp.max(each(z)))
+
+
+CENTRES = np.array([[0.0, 0.0], [6.0, 0.0], [0.0, -9.0]])
+
+
+def test_walkers_come_to_the_peaks_nearby():
+    start = jnp.asarray(CENTRES[[2, 0, 1, 1]] + 0.8 * RNG.normal(size=(4, 2)))
+    found = peaks(start, hills, CENTRES)
+    np.testing.assert_allclose(found.z, CENTRES[[2, 0, 1, 1]], atol=1e-4)
+    np.testing.assert_allclose(found.height, [-2, 0, -1, -1], atol=1e-8)
+    assert found.evaluations >= 3 * 4
+
+
+def test_walkers_stay_when_the_highest_peak_has_been_found_often():
+    """Of a hundred; where the highest is found by few, all climb."""
+    start = lambda often: jnp.asarray(CENTRES[[0] * often + [1] * (100 - often)] + 0.1)
+    assert len(peaks(start(20), hills, CENTRES).z) == _exploration.LEAST
+    assert len(peaks(start(4), hills, CENTRES).z) == 100
+
+
+@pytest.mark.parametrize("value", [jnp.nan, -jnp.inf, jnp.inf])
+def test_a_density_that_is_no_number_ends_a_climb(value):
+    found = peaks(jnp.ones((3, 2)), lambda value: lambda z: (jnp.sum(z), value), value)
+    assert not np.isfinite(found.height).any()
+    assert len(apart(found, jnp.ones(2), 8).z) == 0
+
+
+def test_peaks_that_are_the_same_are_one():
+    """The same place and height; not where only one of the two is alike."""
+    z = jnp.array([[1.0, 1.0], [1.001, 1.0], [-1.0, 1.0], [1.0, 1.0], [5.0, 5.0]])
+    kept = apart(Peaks(z, np.array([3.0, 3.01, 3.0, 1.0, -np.inf]), 0), jnp.ones(2), 8)
+    np.testing.assert_allclose(kept.z, [[1.001, 1.0], [-1.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_allclose(kept.height, [3.01, 3.0, 1.0])
+    assert len(apart(Peaks(z, np.arange(5.0), 0), jnp.ones(2), 2).z) == 2
+
+
+def test_a_clump_has_the_curvature_of_its_peak():
+    """Wide ridges are cut to how far walkers began from each other."""
+    precision = np.array([[4.0, 1.0], [1.0, 2.0]])
+    densities_of = lambda precision: lambda z: (-0.5 * z @ precision @ z, jnp.zeros(()))
+    start = jnp.asarray(100 * RNG.normal(size=(50, 2)))
+    found = around(jnp.zeros(2), start, precision, densities_of)
+    np.testing.assert_allclose(found.inverse[0].T @ found.inverse[0], precision, rtol=1e-9)
+    flat = around(jnp.zeros(2), start, 0 * precision, densities_of)
+    np.testing.assert_allclose(np.diag(flat.inverse[0]) ** -2, start.var(0), rtol=1e-6)
+
+
+def test_peaks_that_are_narrow_and_low_are_not_worth_a_climb():
+    """A wide one is that is as low: it may hold as much as a high one."""
+    clump = lambda scale: Clumps.of(jnp.zeros(1), jnp.zeros((1, 4)), scale * jnp.eye(4)[None])
+    kept = worthwhile([clump(1.0), clump(1.0), clump(1e6)], np.array([0.0, -40.0, -40.0]))
+    assert [float(each.inverse[0, 0, 0]) for each in kept] == [1.0, 1e-6]
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-def test_walkers_end_where_the_posterior_is(bug, monkeypatch):
-    """The planted bug: walks look at the prior alone, and go back to it."""
+def test_walkers_that_go_outwards_come_to_what_is_not_normal(bug, monkeypatch):
+    """Exponential to one side, from draws of a narrow Normal. The planted bug: they stay where they are."""
     if bug:
-        monkeypatch.setattr(_exploration, "powered", lambda log_likelihood, power: 0.0 * log_likelihood)
-        monkeypatch.setattr(_exploration, "next_exponent", lambda log_likelihood, exponent, share: exponent + 0.5)
-    found = ends()
-    assert float(found.exponent) == 1
-    off = np.abs(np.asarray(found.at.z).mean(0) - MEAN) / DEVIATION
-    assert (off.max() < 0.3 and np.allclose(np.asarray(found.at.z).std(0), DEVIATION, rtol=0.2)) != bug
+        stay = lambda key, at, parent, *given, **settings: (at, SimpleNamespace(evaluations=1000))
+        monkeypatch.setattr(_exploration, "moved", stay)
+    z = jnp.asarray(np.abs(0.5 * RNG.normal(size=(600, 1))))
+    log_weight = -z[:, 0] - np.asarray(stats.halfnorm(scale=0.5).logpdf(z[:, 0]))
+    density = lambda z: jnp.where(z[0] > 0, -z[0], -jnp.inf)
+    found, evaluations = outwards(random.key(0), z, log_weight, None, lambda _: lambda z: (density(z), jnp.zeros(())))
+    assert (stats.kstest(np.asarray(found)[:, 0], "expon").pvalue > 1e-3) != bug
+    assert evaluations > 600
 
 
 def evidence(model=line, data=(X, Y), **settings):
@@ -48,13 +104,13 @@ def evidence(model=line, data=(X, Y), **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-def test_what_walkers_have_missed_changes_no_evidence(bug, monkeypatch):
-    """They are told to be three deviations from where they are. The planted bug: the likelihood is left as it is, though what is drawn from
-    is not the prior."""
-    lost = lambda *given: (found := explored(*given))._replace(at=found.at._replace(z=found.at.z + 3 * DEVIATION))
-    monkeypatch.setattr(staged, "explored", lost)
-    monkeypatch.setattr(staged, "BELIEVED", 0.0)
-    monkeypatch.setattr(Staged, "_told", lambda self, z, *given: (Told(z), 0))  # slopes would tell where the posterior is
+def test_what_is_missed_changes_no_evidence(bug, monkeypatch):
+    """What is gone over lies three deviations from the posterior. The planted bug: the likelihood is left as it is, though what is drawn
+    from is not the prior."""
+    joined = _search.joined
+    lost = lambda found, most: (clumps := joined(found, most))._replace(mean=clumps.mean + 3 * DEVIATION)
+    monkeypatch.setattr(_search, "joined", lost)
+    monkeypatch.setattr(_search, "LITTLE", np.inf)
     if bug:
         right = Staged._densities
 
@@ -65,6 +121,27 @@ def test_what_walkers_have_missed_changes_no_evidence(bug, monkeypatch):
         monkeypatch.setattr(Staged, "_densities", wrong)
     found, error = evidence()
     assert (abs(found - line_evidence(X, Y)) < 3.5 * error) != bug
+
+
+def square(y):
+    """The sign of the latent site is not known, and draws from the prior do not tell that it has two."""
+    root = numpyro.sample("root", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Normal(5 * root**2, 1.0), obs=y)
+
+
+SQUARES = 5 + RNG.normal(size=20)
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_both_of_two_modes_are_found(bug, monkeypatch):
+    """The planted bug: one peak alone is gone on from."""
+    if bug:
+        monkeypatch.setattr(_search, "MOST_PEAKS", 1)
+    kernel, program = Staged(square, num_stages=1, num_live=40), Program(square, SQUARES)
+    state = kernel.init(random.key(0), program)
+    weight, mean = np.exp(np.asarray(state.sampled.log_weight)), np.asarray(state.sampled.mean)[:, 0]
+    assert (abs(weight[mean > 0].sum() - 0.5) < 0.05) != bug
 
 
 def pair(x):
@@ -98,7 +175,7 @@ def test_the_evidence_of_members_without_names_is_that_of_all_places():
 def test_members_without_names_may_change_places_in_what_is_sampled(bug, monkeypatch):
     """The planted bug: what walkers have found is of one arrangement, where the model has two."""
     if bug:
-        monkeypatch.setattr(staged, "for_all_places", lambda summary, exchange: summary)
+        monkeypatch.setattr(_search, "for_all_places", lambda summary, exchange: summary)
     kernel, program = Staged(pair, num_stages=1), Program(pair, TWO)
     kernel._read(program)
     summary = kernel._backed.summary
@@ -114,19 +191,20 @@ def test_less_is_left_to_find_out():
     assert evidence()[1] < 0.7 * evidence(num_walkers=0)[1]
 
 
-@pytest.mark.parametrize(("believed", "places"), [(0.0, 8), (1.1, 0)], ids=["always", "never"])
-def test_what_clumps_cannot_say_is_not_gone_over(believed, places, monkeypatch):
-    """A state keeps what walkers have found where it is believed; their evaluations count in any case."""
-    monkeypatch.setattr(staged, "BELIEVED", believed)
+@pytest.mark.parametrize(("little", "places"), [(np.inf, 8), (-1.0, 0)], ids=["always", "never"])
+def test_what_clumps_cannot_say_is_not_gone_over(little, places, monkeypatch):
+    """A state keeps what was found where it is believed; evaluations of the search count in any case."""
+    monkeypatch.setattr(_search, "LITTLE", little)
+    monkeypatch.setattr(_search, "PART", 0.0)
     kernel = Staged(line, num_stages=1, num_live=40, num_walkers=50)
     state = kernel.init(random.key(0), Program(line, X, Y))
     assert len(state.sampled.log_weight) == places
-    assert int(state.nest.num_evaluations) > 50
+    assert int(state.nest.num_evaluations) > 500
 
 
 def test_the_effective_share_of_draws():
-    assert staged._effective_share(jnp.zeros(10)) == 1
-    np.testing.assert_allclose(staged._effective_share(jnp.array([0.0, 0.0, -jnp.inf, -800.0])), 0.5)
+    assert _search.effective_share(jnp.zeros(10)) == 1
+    np.testing.assert_allclose(_search.effective_share(jnp.array([0.0, 0.0, -jnp.inf, -800.0])), 0.5)
 
 
 @pytest.mark.parametrize("num_walkers", [-1, 5, True, 30.0, "many"])

@@ -1,0 +1,252 @@
+"""What a stage of learning may go over, in place of what it starts from: a mixture q, with pi_s in the background.
+
+Nested sampling of likelihood x pi_s / q from q is as right as that of the likelihood from pi_s, with less to find out. Candidates for q
+come one after the other, the cheapest first:
+
+ 1. from each clump of pi_s, the Normal nearby that the slopes of the posterior tell (`_climbing`);
+ 2. the same from the peaks that walkers come to, which begin as draws from pi_s (`_exploration`);
+ 3. clumps fitted to walkers that slice sample outwards from those.
+
+The first is taken of whose draws enough are effective, or what is fitted to these draws in proportion to their weights, if that is better;
+none of them, where clumps cannot say what was found, and walks would be long. What q misses is found as ever, by live points that begin in
+the background; but walks take long to find it.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.typing import ArrayLike
+
+from inference._once import once
+from inference.exchangeable import MOST_NAMED, Exchangeable
+from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined
+from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels._code_clumps import CodeClumps
+from inference.kernels._exploration import apart, around, outwards, peaks, worthwhile
+from inference.kernels._nested_names import for_all_places, named_alike
+from inference.kernels._stages import ByStages
+from inference.kernels._summary import Backed, Mixture, Told
+from inference.program import Program
+from inference.split import Split
+
+__all__ = ["FEWEST", "SUMMARIES", "Searching", "Start", "effective_share"]
+
+SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
+FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
+BEHIND_SEARCH = 0.2  # share of what a stage starts from in what it goes over: a fifth of an e-fold, should a search miss something
+LITTLE, PART = 1.4, 0.01  # nats that are left, or part of what pi_s leaves: walks over a bad approximation are long
+TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
+MOST_PEAKS = 8  # from which one climbs
+CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
+
+
+class Start(NamedTuple):
+    """What a stage starts from; equal where split and summary are."""
+
+    split: Split
+    backed: Backed
+
+    def __call__(self, given: tuple[Mixture, dict[str, Array]]) -> Callable:
+        """At clumps, with the rows of a stage."""
+        clumps, rows = given
+        return self.densities(clumps, self.split.program.with_arguments(**rows))
+
+    def densities(self, clumps: Mixture, program: Program) -> Callable:
+        """The logarithms of pi_s, and of the likelihood."""
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, log_likelihood = self.split.densities(z, program)
+            return (self.backed.log_density(clumps, z, log_prior) if len(clumps.log_weight) else log_prior), log_likelihood
+
+        return densities
+
+
+class Candidate(NamedTuple):
+    """What may be gone over, and evaluations that it took."""
+
+    mixture: Mixture
+    evaluations: float
+
+
+class Tried(NamedTuple):
+    """What draws from a candidate say."""
+
+    share: float  # of them that are effective
+    information: float  # nats, that the rows of the stage tell
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether it leaves little to find out, or little of what pi_s does."""
+        return self.share > 0 and bool(-np.log(self.share) <= max(LITTLE, PART * self.information))
+
+
+class Searching(ByStages):
+    """A kernel whose stages go over what they have searched for."""
+
+    exchange: Exchangeable | None
+    num_walkers: int | None
+    num_clumps: int
+    summary: str
+    background: float
+
+    @property
+    def _backed(self) -> Backed:
+        return Backed(SUMMARIES[self.summary](self.split), self.background)
+
+    def _searched(self, rng_key: Array, clumps: Mixture, program: Program) -> tuple[Mixture, float]:
+        """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage."""
+        spent = 0.0
+        for number, candidate in enumerate(self._candidates(rng_key, clumps, program) if self._size_of_search(clumps) else ()):
+            try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 3)
+            tried = self._tried(try_key, candidate.mixture, clumps, program)
+            spent += candidate.evaluations + TRIED
+            if tried.is_believed:
+                finer = self._refined(fit_key, candidate.mixture, clumps, program)
+                is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
+                return (finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED
+        return self._backed.summary.nothing(0), spent
+
+    def _refined(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
+        """Clumps fitted to draws from a mixture in proportion to their weights."""
+        draw_key, fit_key = random.split(rng_key)
+        z, log_weight = drawn_from(draw_key, near, (clumps, self._rows(program)), self._start, FINER * self._usual)
+        told, cost = self._told(z, clumps, program)
+        log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
+        return Candidate(self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps), float(len(z) + cost))
+
+    def _size_of_search(self, clumps: Mixture) -> int:
+        """Walkers of a stage; none where members in all places are too many to be looked at, or summaries have no slopes."""
+        is_unnamed = self.exchange and not len(clumps.log_weight) and self.exchange.count > MOST_NAMED
+        if is_unnamed or not self._backed.summary.asks_for_slopes:
+            return 0
+        return self._usual if self.num_walkers is None else self.num_walkers
+
+    @property
+    def _usual(self) -> int:
+        return max(USUAL, EACH * self.split.size)
+
+    def _candidates(self, rng_key: Array, clumps: Mixture, program: Program) -> Iterator[Candidate]:
+        given = clumps, self._rows(program)
+        first_key, draw_key, climb_key, walk_key = random.split(rng_key, 4)
+        if len(clumps.log_weight):
+            yield self._climbs(first_key, _apart(clumps), given)
+        keys = random.split(draw_key, self._size_of_search(clumps))
+        drawn = once(jax.vmap(self._draw_from(clumps)), keys)(keys)
+        start = drawn[jnp.isfinite(drawn).all(1)]
+        found = peaks(start, self._start, given)
+        highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
+        curved = [around(peak, start, given, self._start) for peak in highest.z]
+        near = self._climbs(climb_key, worthwhile(curved, highest.height), given)
+        yield near._replace(evaluations=near.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size)
+        if np.isfinite(np.asarray(near.mixture.log_weight)).any():
+            yield self._outwards(walk_key, near.mixture, clumps, program)
+
+    def _outwards(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
+        """Clumps fitted to what walkers come to that begin as draws from a mixture."""
+        draw_key, walk_key, fit_key = random.split(rng_key, 3)
+        given, summary = (clumps, self._rows(program)), self._backed.summary
+        z, log_weight = drawn_from(draw_key, near, given, self._start, self._usual)
+        z, cost = outwards(walk_key, z, log_weight, given, self._start)
+        told, more = self._told(self._alike(z, clumps), clumps, program)
+        return Candidate(summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps), float(cost) + more + 2 * len(z))
+
+    @property
+    def _start(self) -> Start:
+        return Start(self.split, self._backed)
+
+    def _rows(self, program: Program) -> dict[str, Array]:
+        return {name: jnp.asarray(program.arguments[name]) for name in self.row_arguments}
+
+    def _climbs(self, rng_key: Array, starts: list[Clumps], given: Any) -> Candidate:
+        """From clumps, but those that a climb before has come to."""
+        each: list[Climbed] = []
+        for number, start in enumerate(starts):
+            if not any(is_within(start.mean[0], before.clump) for before in each):
+                each.append(climbed(random.fold_in(rng_key, number), start, self._start, given, self._usual))
+        mixture = joined(each, self.num_clumps) if each else self._backed.summary.nothing(self.num_clumps)
+        return Candidate(mixture, float(sum(climb.evaluations for climb in each)))
+
+    def _tried(self, rng_key: Array, sampled: Mixture, clumps: Mixture, program: Program) -> Tried:
+        """Draws from what may be gone over, with pi_s behind it."""
+        keys = random.split(rng_key, TRIED)
+        log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, keys, sampled, clumps, self._rows(program)))
+        log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
+        if not np.isfinite(log_weight).any():
+            return Tried(0.0, 0.0)
+        weight = np.exp(log_weight - np.logaddexp.reduce(log_weight))
+        information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - np.logaddexp.reduce(log_weight) + np.log(TRIED)
+        return Tried(effective_share(log_weight), float(information))
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def _weighed(self, split: Split, keys: Array, sampled: Mixture, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
+        """Log weights of draws, and their log likelihoods."""
+        program, draw = split.program.with_arguments(**rows), self._draw_from(clumps, sampled)
+        densities, rest = self._start.densities(clumps, program), self._densities(clumps, program, sampled)
+
+        def one(key: Array) -> tuple[Array, Array]:
+            z = draw(key)
+            return rest(z)[1], densities(z)[1]
+
+        return jax.lax.map(one, keys, batch_size=BATCH)
+
+    def _alike(self, z: Array, clumps: Mixture) -> Array:
+        """Members in the same places: in the first stage they have no names."""
+        return z if not self.exchange or len(clumps.log_weight) else named_alike(self.exchange, z)
+
+    def _told(self, z: Array, clumps: Mixture, program: Program) -> tuple[Told, int]:
+        """Points with the slopes of the posterior, for a summary that asks for them; and evaluations that these took."""
+        if not self._backed.summary.asks_for_slopes:
+            return Told(z), 0
+        parts = [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
+        parts[-1] = jnp.pad(parts[-1], ((0, CHUNK - len(parts[-1])), (0, 0)), mode="edge")  # what is compiled serves for all
+        slope = jnp.concatenate([self._slopes(self.split, part, clumps, self._rows(program)) for part in parts])
+        return Told(z, slope[: len(z)]), GRADIENT * len(z)
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def _slopes(self, split: Split, z: Array, clumps: Mixture, rows: dict[str, Array]) -> Array:
+        """Gradients of the log posterior at vectors, one at a time: all rows are in each. Compiled anew where another run has read the
+        model with other settings, which are constants of the code: `split` is that of the kernel."""
+        densities = self._densities(clumps, split.program.with_arguments(**rows))
+        return jax.lax.map(jax.grad(lambda z: sum(densities(z))), z)
+
+    def _densities(self, clumps: Mixture, program: Program, sampled: Mixture | None = None) -> Callable:
+        """What nested sampling draws from, and the rest of prior times likelihood."""
+        start = self._start.densities(clumps, program)
+        if sampled is None or not len(sampled.log_weight):
+            return start
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, log_likelihood = start(z)
+            log_sampled = self._behind(clumps).log_density(sampled, z, log_prior)
+            return log_sampled, log_likelihood + log_prior - log_sampled
+
+        return densities
+
+    def _draw_from(self, clumps: Mixture, sampled: Mixture | None = None) -> Callable:
+        has_clumps, has_sampled = len(clumps.log_weight), sampled is not None and len(sampled.log_weight)
+        before = (lambda key: self._backed.draw(key, clumps, self.split.draw)) if has_clumps else self.split.draw
+        return (lambda key: self._behind(clumps).draw(key, sampled, before)) if has_sampled else before
+
+    def _behind(self, clumps: Mixture) -> Backed:
+        """Of what is gone over: in the first stage members of a plate may change places."""
+        own = self._backed.summary
+        return Backed(own if len(clumps.log_weight) else for_all_places(own, self.exchange), BEHIND_SEARCH)
+
+
+def _apart(clumps: Mixture) -> list[Clumps]:
+    """Each clump that is there by itself, the heaviest first."""
+    log_weight = np.asarray(clumps.log_weight)
+    there = [place for place in np.argsort(-log_weight) if np.isfinite(log_weight[place])]
+    one = lambda place: jax.tree.map(lambda leaf: leaf[place][None], clumps)._replace(log_weight=jnp.zeros(1))
+    return [one(place) for place in there]
+
+
+def effective_share(log_weight: ArrayLike) -> float:
+    """Of draws with these weights, how many count."""
+    weight = np.exp(np.asarray(log_weight) - np.max(log_weight))
+    return weight.sum() ** 2 / np.sum(weight**2) / len(weight)
