@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import random
 from scipy.sparse.csgraph import connected_components
-from scipy.stats import kstest, truncnorm
+from scipy.stats import kstest, norm, truncnorm
 
 from inference.kernels import _nested_modes, _nested_moves
 from inference.kernels._nested_modes import parts_of, roots_of
@@ -88,6 +88,30 @@ def test_a_walk_leaves_the_prior_above_the_limit_alone(bug):
     assert (before != after).any(1).mean() > 0.99
     p = min(kstest(after[:, 1], "norm").pvalue, kstest(after[:, 0], truncnorm(0.5, np.inf).cdf).pvalue)
     assert (p > 1e-3) == (not bug)
+
+
+@pytest.mark.parametrize("bug", ["", "below the limit", "no label"], ids=["right", "planted limit", "planted label"])
+def test_offers_above_the_limit_are_taken(bug, monkeypatch):
+    """From a place where it could not stay: a likelihood that is flat beyond 1, with the limit on that plateau at the label .5, leaves half
+    of the plateau and all of the hill behind it. The planted bugs: any offer is taken, or each of the plateau."""
+    count = 8000
+    if bug:
+        above = _nested_moves.is_above
+        at_least = lambda log_likelihood, label, limit: log_likelihood >= limit.log_likelihood
+        monkeypatch.setattr(_nested_moves, "is_above", at_least if bug == "no label" else lambda *given: above(*given) | True)
+    likelihood = lambda z: jnp.where(z < 1, z, jnp.where(z < 2, 1.0, z))
+    densities = lambda z: (-0.5 * jnp.sum(z**2), likelihood(z[0]))
+    start = _nested_moves.Points(jnp.full((count, 1), 3.0), jnp.full(count, -4.5), jnp.full(count, 3.0), jnp.full(count, 0.9))
+    limit = _nested_moves.Limit(jnp.ones(count), jnp.full(count, 0.5))
+    turn, offer = lambda key: jnp.ones((count, 1)), lambda key: random.normal(key, (1,))
+    given = (densities, start, limit, turn, 5, 3.0, _nested_moves.STRAIGHT, offer)
+    found, halfway, evaluations = _nested_moves.walk(random.key(0), *given, 200)
+    plateau, hill = norm.cdf(2) - norm.cdf(1), norm.sf(2)
+    share = np.mean(np.asarray(found.z)[:, 0] < 2)
+    assert (abs(share - 0.5 * plateau / (0.5 * plateau + hill)) < 0.02) != bool(bug)
+    np.testing.assert_array_equal(halfway, found.z)  # all at once, with nothing halfway
+    if not bug:
+        assert abs(evaluations / count - 1 / (0.5 * plateau + hill)) < 0.5
 
 
 def test_points_of_equal_likelihood_are_ordered_by_their_labels():

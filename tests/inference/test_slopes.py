@@ -154,8 +154,7 @@ def levels(x):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_many_latent_numbers_lose_nothing_between_stages(bug, monkeypatch):
     """Evidence within its error, and intervals as wide as they should be, of 20 numbers, thirty live points and eight stages that are not
-    explored. The planted
-    bug: what is told without slopes."""
+    explored. The planted bug: what is told without slopes."""
     if bug:
         fitted = StateClumps.fitted
         monkeypatch.setattr(StateClumps, "fitted", lambda self, key, told, *rest: fitted(self, key, told._replace(slope=None), *rest))
