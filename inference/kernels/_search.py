@@ -138,6 +138,8 @@ class Searching(ByStages):
         keys = random.split(draw_key, self._size_of_search(clumps))
         drawn = once(jax.vmap(self._draw_from(clumps)), keys)(keys)
         start = drawn[jnp.isfinite(drawn).all(1)]
+        if not len(start):
+            return  # nested sampling says so
         found = peaks(start, self._start, given)
         highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
         curved = [around(peak, start, given, self._start) for peak in highest.z]

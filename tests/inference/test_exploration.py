@@ -123,6 +123,19 @@ def test_what_is_missed_changes_no_evidence(bug, monkeypatch):
     assert (abs(found - line_evidence(X, Y)) < 3.5 * error) != bug
 
 
+@pytest.mark.parametrize("value", [jnp.nan, -jnp.inf])
+def test_a_likelihood_that_is_no_number_is_refused_by_its_site(value):
+    """However a stage is explored."""
+
+    def model(x):
+        place = numpyro.sample("place", dist.Normal(0.0, 1.0))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("x", dist.Delta(x, log_density=value + 0 * place), obs=x)
+
+    with pytest.raises(ValueError, match=r"'x': its likelihood is"):
+        Staged(model, num_stages=1, num_live=40).init(random.key(0), Program(model, X[:, 0]))
+
+
 def square(y):
     """The sign of the latent site is not known, and draws from the prior do not tell that it has two."""
     root = numpyro.sample("root", dist.Normal(0.0, 1.0))
