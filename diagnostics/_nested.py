@@ -17,6 +17,7 @@ ALPHA, DRAWS = 0.01, 100
 LEFT = 0.35  # correlation of a new point with its origin, in the worst replicate
 LEAST_ESS = 50  # importance draws: the spread of the weights of fewer is no error
 NO_WEIGHT = 700.0  # nats below the largest weight: as good as none
+MOST_LOST = 1.0  # nats a summary: with 2.3 each, in fifty stages of diamonds, 3 % of new numbers were in intervals of 90 %
 LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
 
 
@@ -25,7 +26,8 @@ def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     finite = [finite_draws(tree), finite_evidence(tree)]
     last = [_importance(tree)] if len(_nested_errors(tree)) else []
     own = [_insertion(tree), walks(tree), _information(tree), error_against_spread(tree), _effective(tree)]
-    return [*finite, *own, *last, complete(tree)]
+    between = [_summaries(tree)] if attribute(tree, "summary_loss") is not None else []
+    return [*finite, *own, *between, *last, complete(tree)]
 
 
 def insertion_rank_test(ranks: np.ndarray, num_live: int) -> float:
@@ -115,6 +117,8 @@ def _information(tree: xr.DataTree) -> Verdict:
         return Verdict("information", None, {}, 'attrs["information"] or attrs["num_live"] is not in the tree.')
     if not np.isfinite(each).all():
         return Verdict("information", False, {"nats": each}, "The information is not finite.")
+    summaries = each_of(tree, "summary_error")  # no part of it comes from live points
+    claimed = np.sqrt(np.maximum(claimed**2 - summaries**2, 0)) if len(summaries) == len(claimed) else claimed
     expected = float(np.sqrt(max(each.mean(), 0.0) / size))
     figures = {"nats": float(each.mean()), "error it implies": expected}
     if not len(claimed) or len(each) != len(claimed):
@@ -166,6 +170,19 @@ def _effective(tree: xr.DataTree) -> Verdict:
             "effective draws", False, {"count": total}, f"Fewer than {DRAWS}: the equally weighted posterior repeats few points."
         )
     return Verdict("effective draws", True, {"count": total}, f"At least {DRAWS} distinct points carry the posterior.")
+
+
+def _summaries(tree: xr.DataTree) -> Verdict:
+    """Of a kernel that learns in stages: how far its summaries are from what stages have found."""
+    name, worst = "summaries", float(each_of(tree, "summary_loss").max())
+    figures = {"nats each": worst, "limit": MOST_LOST}
+    if not worst <= MOST_LOST:
+        reason = (
+            "What a stage hands to the next is too far from what it has found: the posterior is off as well. Allow more clumps "
+            "(num_clumps), more live points (num_live), or fewer stages."
+        )
+        return Verdict(name, False, figures, reason)
+    return Verdict(name, True, figures, "What a stage hands to the next says nearly what it has found; log_evidence_se has what is lost.")
 
 
 def _importance(tree: xr.DataTree) -> Verdict:

@@ -22,9 +22,9 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._clumps import Clumps, StateClumps, sharpened
-from inference.kernels._summary import Told
+from inference.kernels._summary import Summary, Told
 
-__all__ = ["GRADIENT", "Climbed", "climbed", "drawn_from", "is_within", "joined"]
+__all__ = ["GRADIENT", "Climbed", "climbed", "drawn_from", "is_within", "joined", "sloped"]
 
 MOST_ROUNDS, GAIN = 15, 0.1  # and nats by which a round must raise the bound
 GRADIENT = 3  # evaluations, which one costs
@@ -60,17 +60,24 @@ def climbed(rng_key: Array, start: Clumps, densities_of: Callable, given: Any, n
 
 @partial(jax.jit, static_argnames=("densities_of", "num_points"))
 def _looked(rng_key: Array, clump: Clumps, given: Any, densities_of: Callable, num_points: int) -> tuple[Told, Array]:
-    """Draws from a clump with slopes, and the logarithms of their weights; one at a time, for all rows are in each."""
-    densities, summary = densities_of(given), StateClumps(clump.mean.shape[1])
+    """Draws from a clump with slopes, and the logarithms of their weights."""
+    summary = StateClumps(clump.mean.shape[1])
     z = jax.vmap(lambda key: summary.draw(key, clump))(random.split(rng_key, num_points))
-    value, slope = jax.lax.map(jax.value_and_grad(lambda z: sum(densities(z))), z)
+    value, slope = sloped(z, given, densities_of)
     return Told(z, slope), value - jax.vmap(lambda z: summary.log_density(clump, z))(z)
 
 
-@partial(jax.jit, static_argnames=("densities_of", "num_points"))
-def drawn_from(rng_key: Array, clumps: Clumps, given: Any, densities_of: Callable, num_points: int) -> tuple[Array, Array]:
-    """Draws from clumps, and the logarithms of their weights."""
-    densities, summary = densities_of(given), StateClumps(clumps.mean.shape[1])
+@partial(jax.jit, static_argnames="densities_of")
+def sloped(z: Array, given: Any, densities_of: Callable) -> tuple[Array, Array]:
+    """The log density and its slope at vectors, one at a time, for all rows are in each."""
+    densities = densities_of(given)
+    return jax.lax.map(jax.value_and_grad(lambda z: sum(densities(z))), z)
+
+
+@partial(jax.jit, static_argnames=("summary", "densities_of", "num_points"))
+def drawn_from(rng_key: Array, summary: Summary, clumps: Any, given: Any, densities_of: Callable, num_points: int) -> tuple[Array, Array]:
+    """Draws from a summary, and the logarithms of their weights."""
+    densities = densities_of(given)
     z = jax.vmap(lambda key: summary.draw(key, clumps))(random.split(rng_key, num_points))
     return z, jax.lax.map(lambda z: sum(densities(z)) - summary.log_density(clumps, z), z)
 

@@ -11,7 +11,7 @@ from inference.exchangeable import Reference
 from inference.kernels._nested_moves import Points
 from inference.kernels._nested_volumes import Volumes, started
 
-__all__ = ["Dead", "Nest", "begun_with", "points_of", "with_room"]
+__all__ = ["Dead", "Nest", "begun_with", "information_of", "points_of", "with_room"]
 
 NUM_HISTORIES = 200
 GENERATIONS = 12  # looks back to the ancestors of live points: modes hang together for long after the last walk went from one to the other
@@ -78,3 +78,11 @@ def points_of(state: Nest) -> tuple[Array, Array, Array, Array]:
     log_volume = np.concatenate([dead.log_volume, log_each[nest.mode]])
     z, mode = np.concatenate([dead.z, nest.live.z]), np.concatenate([dead.mode, nest.mode])
     return jnp.asarray(z), jnp.asarray(log_volume + log_likelihood), jnp.asarray(log_likelihood), jnp.asarray(mode)
+
+
+def information_of(state: Nest) -> Array:
+    """Nats that the posterior is away from the prior; on the host, where nothing is to be compiled."""
+    _, log_weight, log_likelihood, _ = map(np.asarray, points_of(state))
+    total = np.logaddexp.reduce(log_weight)
+    weight = np.exp(log_weight - total)
+    return jnp.asarray(np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - total)

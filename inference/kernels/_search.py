@@ -13,6 +13,7 @@ the background; but walks take long to find it.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from jax.typing import ArrayLike
 
 from inference._once import once
 from inference.exchangeable import MOST_NAMED, Exchangeable
-from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined
+from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._code_clumps import CodeClumps
 from inference.kernels._exploration import apart, around, outwards, peaks, worthwhile
@@ -45,8 +46,9 @@ MOST_PEAKS = 8  # from which one climbs
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
 
 
-class Start(NamedTuple):
-    """What a stage starts from; equal where split and summary are."""
+@dataclass(frozen=True)
+class Start:
+    """What a stage starts from; equal where all its parts are."""
 
     split: Split
     backed: Backed
@@ -114,7 +116,8 @@ class Searching(ByStages):
     def _refined(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
         """Clumps fitted to draws from a mixture in proportion to their weights."""
         draw_key, fit_key = random.split(rng_key)
-        z, log_weight = drawn_from(draw_key, near, (clumps, self._rows(program)), self._start, FINER * self._usual)
+        parts = [self._drawn(key, near, clumps, program) for key in random.split(draw_key, FINER)]
+        z, log_weight = map(jnp.concatenate, zip(*parts, strict=True))
         told, cost = self._told(z, clumps, program)
         log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
         return Candidate(self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps), float(len(z) + cost))
@@ -151,11 +154,15 @@ class Searching(ByStages):
     def _outwards(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
         """Clumps fitted to what walkers come to that begin as draws from a mixture."""
         draw_key, walk_key, fit_key = random.split(rng_key, 3)
-        given, summary = (clumps, self._rows(program)), self._backed.summary
-        z, log_weight = drawn_from(draw_key, near, given, self._start, self._usual)
-        z, cost = outwards(walk_key, z, log_weight, given, self._start)
+        z, log_weight = self._drawn(draw_key, near, clumps, program)
+        z, cost = outwards(walk_key, z, log_weight, (clumps, self._rows(program)), self._start)
         told, more = self._told(self._alike(z, clumps), clumps, program)
-        return Candidate(summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps), float(cost) + more + 2 * len(z))
+        fitted = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps)
+        return Candidate(fitted, float(cost) + more + 2 * len(z))
+
+    def _drawn(self, rng_key: Array, found: Mixture, clumps: Mixture, program: Program) -> tuple[Array, Array]:
+        """Draws from a summary, and the logarithms of their weights as draws of the posterior of a stage."""
+        return drawn_from(rng_key, self._backed.summary, found, (clumps, self._rows(program)), self._start, self._usual)
 
     @property
     def _start(self) -> Start:
@@ -204,17 +211,10 @@ class Searching(ByStages):
         """Points with the slopes of the posterior, for a summary that asks for them; and evaluations that these took."""
         if not self._backed.summary.asks_for_slopes:
             return Told(z), 0
-        parts = [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
+        given, parts = (clumps, self._rows(program)), [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
         parts[-1] = jnp.pad(parts[-1], ((0, CHUNK - len(parts[-1])), (0, 0)), mode="edge")  # what is compiled serves for all
-        slope = jnp.concatenate([self._slopes(self.split, part, clumps, self._rows(program)) for part in parts])
+        slope = jnp.concatenate([sloped(part, given, self._start)[1] for part in parts])
         return Told(z, slope[: len(z)]), GRADIENT * len(z)
-
-    @partial(jax.jit, static_argnums=(0, 1))
-    def _slopes(self, split: Split, z: Array, clumps: Mixture, rows: dict[str, Array]) -> Array:
-        """Gradients of the log posterior at vectors, one at a time: all rows are in each. Compiled anew where another run has read the
-        model with other settings, which are constants of the code: `split` is that of the kernel."""
-        densities = self._densities(clumps, split.program.with_arguments(**rows))
-        return jax.lax.map(jax.grad(lambda z: sum(densities(z))), z)
 
     def _densities(self, clumps: Mixture, program: Program, sampled: Mixture | None = None) -> Callable:
         """What nested sampling draws from, and the rest of prior times likelihood."""

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jax.scipy.special import logsumexp
 
-__all__ = ["Backed", "Mixture", "Summary", "Told", "chosen", "counts"]
+__all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "loss_of"]
 
 NUM_POINTS = 2000  # that a fit looks at
 
@@ -57,6 +58,41 @@ class Told(NamedTuple):
 
     z: Array  # [point, size]
     slope: Array | None = None  # [point, size]: the gradient of the log density
+
+
+class Loss(NamedTuple):
+    """What summaries q in place of p cost the log-evidence of rows to come; all of it adds up. Each is [2]: as it is, and times the rows
+    that p has learned from.
+
+    Later rows tell more and more closely where z is, and the log-evidence is off by the logarithm of the mean of q / p over what is left in
+    the end. If it were a draw of p: on average by minus the divergence of q from p. A posterior of N rows leaves n / N of the variance that
+    one of n rows has; averaged over that, of a term of degree k in z the part (1 - n / N)^k counts, of each at most 1 - n / N.
+    """
+
+    nats: Array  # the divergence
+    variance: Array  # of log q / p
+    count: Array  # summaries
+
+    def error(self, num_rows: Array) -> Array:
+        """Of the log-evidence of so many rows, as large as may be expected."""
+        nats, variance = (each[0] - each[1] / num_rows for each in self[:2])
+        return jnp.sqrt(jnp.maximum(nats**2 + variance, 0))
+
+    @property
+    def each(self) -> Array:
+        """Nats that one summary costs."""
+        return self.nats[0] / jnp.maximum(self.count[0], 1)
+
+
+def loss_of(log_weight: Array, num_rows: Array) -> Loss:
+    """Of one summary, from draws of it with the logarithms of their weights, p / q up to a constant. NaN where no draw has any."""
+    log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
+    total = logsumexp(log_weight)
+    share = jnp.where(jnp.isfinite(total), jnp.exp(log_weight - total), jnp.nan)
+    log_ratio = jnp.where(share > 0, log_weight - total + np.log(len(log_weight)), 0.0)
+    nats = jnp.sum(share * log_ratio)
+    times = jnp.stack([jnp.ones_like(nats), num_rows.astype(nats.dtype)])
+    return Loss(nats * times, jnp.sum(share * (log_ratio - nats) ** 2) * times, times)
 
 
 class Backed(NamedTuple):

@@ -18,6 +18,7 @@ Center (2009), "Learning complex classification models from large data sets", of
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,14 +26,34 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from inference.kernels._nested_names import Unnamed, for_all_places, scattered
+from inference.kernels._search import Start
 from inference.kernels._summary import Backed, Mixture, Told
-from inference.kernels.staged import Stage, Staged
+from inference.kernels.staged import Account, Stage, Staged
 from inference.program import Program
 
 if TYPE_CHECKING:
     from inference.driver import Driver
 
 __all__ = ["MergedStages"]
+
+
+@dataclass(frozen=True)
+class Product(Start):
+    """What workers have learned, and what later stages start from."""
+
+    even: Backed  # of one worker
+
+    def densities(self, clumps: Mixture, program: Program) -> Callable:
+        """The logarithms of the first, and of the others over the prior."""
+        if clumps.log_weight.ndim == 1:  # a stage of rows
+            return super().densities(clumps, program)
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, _ = self.split.densities(z, program)
+            each = jax.vmap(lambda own: self.even.log_density(own, z, log_prior))(clumps)
+            return each[0], jnp.sum(each[1:] - log_prior)
+
+        return densities
 
 
 class MergedStages(Staged):
@@ -82,18 +103,9 @@ class MergedStages(Staged):
         fit_key, start_key, rng_key = random.split(rng_key, 3)
         self._read(program)
         self.row_arguments = tuple(self._by_row(program))
-        found, fitted, even = [], [], self._even
-        for number, part in enumerate(self.parts):
-            kernel: Any = part.kernel
-            state = part.states[0]
-            kernel._check_alike(program)
-            told, log_weight, num_evaluations = kernel._found_out(state, part.program)
-            told = told if isinstance(even.summary, Unnamed) else Told(scattered(self.exchange, told.z))
-            fitted.append(even.summary.fitted(random.fold_in(fit_key, number), told, log_weight, self.num_clumps))
-            log_evidence, error = kernel._evidence(state.nest)
-            found.append((state.log_evidence + log_evidence, state.variance + error**2, num_evaluations, state.num_rows))
-        clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *fitted)
-        log_evidence, variance, num_evaluations, num_rows = (jnp.stack(each).sum(0) for each in zip(*found, strict=True))
+        parts = [self._learned(random.fold_in(fit_key, number), part, program) for number, part in enumerate(self.parts)]
+        each, accounts = zip(*parts, strict=True)
+        clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
         own = self._own(program, one)
         return Stage(
@@ -103,29 +115,30 @@ class MergedStages(Staged):
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
-            num_rows=num_rows,
-            log_evidence=log_evidence,
-            variance=variance,
-            num_evaluations=num_evaluations,
+            num_rows=sum(part.states[0].num_rows for part in self.parts),
+            before=jax.tree.map(lambda *own: sum(own), *accounts),
             stage=sum(part.states[0].stage + 1 for part in self.parts) - 1,
             rng_key=random.key_data(rng_key),
         )
+
+    def _learned(self, rng_key: Array, part: Any, program: Program) -> tuple[Mixture, Account]:
+        """What one worker has found, and the account of its stages."""
+        fit_key, lost_key = random.split(rng_key)
+        kernel, state, summary = part.kernel, part.states[0], self._even.summary
+        kernel._check_alike(program)
+        told, log_weight, spent = kernel._found_out(state, part.program)
+        told = told if isinstance(summary, Unnamed) else Told(scattered(self.exchange, told.z))
+        clumps = summary.fitted(fit_key, told, log_weight, self.num_clumps)
+        return clumps, kernel._account(lost_key, state, clumps, part.program, spent)
+
+    @property
+    def _start(self) -> Start:
+        return Product(self.split, self._backed, self._even)
 
     @property
     def _even(self) -> Backed:
         """Summaries of workers, who have named members without names each in a way of their own: spread over all places."""
         return Backed(for_all_places(self._backed.summary, self.exchange), self.background)
-
-    def _densities(self, clumps: Mixture, program: Program, sampled: Mixture | None = None) -> Callable:
-        if clumps.log_weight.ndim == 1:  # a stage of rows
-            return super()._densities(clumps, program, sampled)
-
-        def densities(z: Array) -> tuple[Array, Array]:
-            log_prior, _ = self.split.densities(z, program)
-            each = jax.vmap(lambda own: self._even.log_density(own, z, log_prior))(clumps)
-            return each[0], jnp.sum(each[1:] - log_prior)
-
-        return densities
 
     def _draw_from(self, clumps: Mixture, sampled: Mixture | None = None) -> Callable:
         if clumps.log_weight.ndim == 1:
@@ -134,4 +147,4 @@ class MergedStages(Staged):
         return lambda key: self._even.draw(key, first, self.split.draw)
 
     def _row_evaluations(self, state: Stage) -> Array:
-        return state.num_evaluations if state.clumps.log_weight.ndim == 2 else super()._row_evaluations(state)
+        return state.before.num_evaluations if state.clumps.log_weight.ndim == 2 else super()._row_evaluations(state)

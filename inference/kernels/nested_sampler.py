@@ -36,7 +36,7 @@ from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import STRAIGHT, Limit, Points, walk
 from inference.kernels._nested_names import renamed, shown, together
 from inference.kernels._nested_particles import particles, resampled
-from inference.kernels._nested_state import Dead, Nest, begun_with, points_of, with_room
+from inference.kernels._nested_state import Dead, Nest, begun_with, information_of, points_of, with_room
 from inference.kernels._nested_volumes import evidence, remaining, shared, shrunk
 from inference.program import Program
 from inference.protocol import Algorithm, Results
@@ -341,12 +341,10 @@ class NestedSampler(Algorithm):
     def _found(self, state: Nest, is_finished: Array) -> Results:
         z, log_weight, log_likelihood, mode = points_of(state)
         log_evidence, error = self._evidence(state)
-        weight = np.exp(np.asarray(log_weight) - np.logaddexp.reduce(log_weight))  # on the host, where nothing is to be compiled
-        information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - log_evidence
         attrs = {
             "log_evidence": log_evidence,
             "log_evidence_se": jnp.where(is_finished, error, jnp.nan),
-            "information": information,
+            "information": information_of(state),
             "num_live": self.num_live,
             "num_modes": state.num_modes,
             "num_evaluations": state.num_evaluations,

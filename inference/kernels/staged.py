@@ -5,8 +5,10 @@
 A stage is a run of nested sampling that draws from pi_s and looks at its own rows alone; what it finds is summarised by clumps with the
 prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrained space (`_clumps`), fitted to the points and to the slopes
 of their posterior, or the paper's own, on the Hilbert curves of the sites (`_code_clumps`). So the likelihood of a row is only ever
-computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good, and the errors of the stages
-add up: the claimed error is that of the nested sampling alone. So the first stage must have rows enough to show what there is to find.
+computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good; draws from them, with their
+weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary, which
+`diagnostics.report` judges. The first stage must have rows enough to show what there is to find, for what no clump is near to no weight
+tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -24,12 +26,14 @@ hundred for each walker; between stages a gradient for each point, and a fit of 
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, random
 
+from inference.kernels._nested_state import information_of
 from inference.kernels._search import FEWEST, SUMMARIES, Searching
 from inference.kernels._stages import check_counts
-from inference.kernels._summary import Mixture, Told
+from inference.kernels._summary import Loss, Mixture, Told, loss_of
 from inference.kernels.nested_sampler import Nest, NestedSampler
 from inference.program import Program
 from inference.protocol import Results
@@ -37,6 +41,16 @@ from inference.protocol import Results
 __all__ = ["Stage", "StageReport", "Staged"]
 
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
+
+
+class Account(NamedTuple):
+    """Of stages that are over; all of it adds up."""
+
+    log_evidence: Array
+    variance: Array  # of its error, by nested sampling
+    information: Array  # in nats
+    lost: Loss  # by summaries
+    num_evaluations: Array  # of one row each
 
 
 class Stage(NamedTuple):
@@ -49,9 +63,7 @@ class Stage(NamedTuple):
     later: Array  # [stage, row]: of all stages but the first
     num_left: Array  # stages to come
     num_rows: Array  # of all stages so far, this one included
-    log_evidence: Array  # of the stages before
-    variance: Array  # of its error
-    num_evaluations: Array  # of one row each, in the stages before
+    before: Account
     stage: Array
     rng_key: Array
 
@@ -121,9 +133,7 @@ class Staged(Searching, NestedSampler):
             later=later,
             num_left=count + self.num_stages - 1,
             num_rows=count + len(rows),
-            log_evidence=zero,
-            variance=zero,
-            num_evaluations=zero,
+            before=Account(zero, zero, zero, Loss(*jnp.zeros((3, 2), zero.dtype)), zero),
             stage=count,
             rng_key=random.key_data(rng_key),
         )
@@ -137,7 +147,7 @@ class Staged(Searching, NestedSampler):
         own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
         draw, densities = self._draw_from(state.clumps, state.sampled), self._densities(state.clumps, own, state.sampled)
         nest, info = self._shrunk(rng_key, state.nest, draw, densities)
-        log_evidence = state.log_evidence + info.log_evidence
+        log_evidence = state.before.log_evidence + info.log_evidence
         return state._replace(nest=nest), StageReport(
             info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
         )
@@ -166,10 +176,10 @@ class Staged(Searching, NestedSampler):
 
     def _next(self, state: Stage, program: Program, rows: Array, before: Program) -> Stage:
         key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))
-        fit_key, start_key = random.split(key)
-        told, log_weight, num_evaluations = self._found_out(state, before)
+        fit_key, lost_key, start_key = random.split(key, 3)
+        told, log_weight, spent = self._found_out(state, before)
         clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps, state.sampled)
-        log_evidence, error = self._evidence(state.nest)
+        account = self._account(lost_key, state, clumps, before, spent)
         nest, sampled = self._begun(start_key, clumps, self._own(program, rows))
         return state._replace(
             nest=nest,
@@ -177,20 +187,26 @@ class Staged(Searching, NestedSampler):
             sampled=sampled,
             rows=rows,
             num_rows=state.num_rows + len(rows),
-            log_evidence=state.log_evidence + log_evidence,
-            variance=state.variance + error**2,
-            num_evaluations=num_evaluations,
+            before=account,
             stage=state.stage + 1,
         )
 
-    def _found_out(self, state: Stage, program: Program) -> tuple[Told, Array, Array]:
-        """All points of a stage with what is told of them, their log weights, and evaluations so far, of one row each."""
+    def _found_out(self, state: Stage, program: Program) -> tuple[Told, Array, int]:
+        """All points of a stage with what is told of them, their log weights, and evaluations that this took."""
         z, log_weight = self._together(state.nest)
         told, spent = self._told(z, state.clumps, self._own(program, state.rows))
-        return told, log_weight, self._row_evaluations(state) + spent * len(state.rows)
+        return told, log_weight, spent
+
+    def _account(self, rng_key: Array, state: Stage, found: Mixture, program: Program, spent: int) -> Account:
+        """Of all stages so far, with clumps that stand for what the last one has found, and evaluations that were spent on them."""
+        z, log_weight = self._drawn(rng_key, found, state.clumps, self._own(program, state.rows))
+        log_evidence, error = self._evidence(state.nest)
+        evaluations = self._row_evaluations(state) - state.before.num_evaluations + (spent + len(z)) * len(state.rows)
+        own = Account(log_evidence, error**2, information_of(state.nest), loss_of(log_weight, state.num_rows), evaluations)
+        return jax.tree.map(jnp.add, state.before, own)
 
     def _row_evaluations(self, state: Stage) -> Array:
-        return state.num_evaluations + state.nest.num_evaluations.astype(state.num_evaluations.dtype) * len(state.rows)
+        return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
 
     def draw(self, rng_key: Array, state: Any, program: Program, num_draws: int) -> dict[str, Array]:
         """As `NestedSampler`, of the last stage."""
@@ -201,9 +217,13 @@ class Staged(Searching, NestedSampler):
         is_finished = self.finished(state)
         found = self._found(state.nest, is_finished)
         log_evidence, error = self._evidence(state.nest)
+        lost = state.before.lost.error(state.num_rows.astype(error.dtype))
         attrs = {
-            "log_evidence": state.log_evidence + log_evidence,
-            "log_evidence_se": jnp.where(is_finished, jnp.sqrt(state.variance + error**2), jnp.nan),
+            "log_evidence": state.before.log_evidence + log_evidence,
+            "log_evidence_se": jnp.where(is_finished, jnp.sqrt(state.before.variance + error**2 + lost**2), jnp.nan),
+            "information": state.before.information + found.attrs["information"],
+            "summary_error": lost,
+            "summary_loss": state.before.lost.each,
             "num_stages": state.stage + 1,
             "num_row_evaluations": self._row_evaluations(state),
             "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),

@@ -93,7 +93,7 @@ def test_weights_of_draws_give_the_evidence(bug):
     """The planted bug: weights over another clump."""
     wide = lambda scale: Clumps.of(jnp.zeros(1), jnp.asarray(MEAN)[None], scale * jnp.linalg.cholesky(jnp.asarray(COVARIANCE))[None])
     clump, said = wide(1.2), lambda clump: jax.vmap(lambda z: StateClumps(SIZE).log_density(clump, z))(z)
-    z, log_weight = drawn_from(random.key(1), clump, MASS, normal, 5000)
+    z, log_weight = drawn_from(random.key(1), StateClumps(SIZE), clump, MASS, normal, 5000)
     if bug:
         log_weight = log_weight + said(clump) - said(wide(1.5))
     assert (abs(np.logaddexp.reduce(np.asarray(log_weight)) - np.log(5000) - MASS) < 0.1) != bug

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
+from inference.kernels.merged_stages import Product
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
 from tests.inference.test_staged import over
@@ -26,10 +27,10 @@ def workers():
         return [worker(rows, seed) for seed, rows in enumerate(PARTS)]
 
 
-def with_prior_each(self, clumps, program, sampled=None, densities=MergedStages._densities):
+def with_prior_each(self, clumps, program, densities=Product.densities):
     """A planted bug: the prior of every worker counts."""
     if clumps.log_weight.ndim == 1:
-        return densities(self, clumps, program, sampled)
+        return densities(self, clumps, program)
     own = densities(self, clumps, program)
 
     def too_often(z):
@@ -43,7 +44,7 @@ def with_prior_each(self, clumps, program, sampled=None, densities=MergedStages.
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_evidence_and_posterior_are_those_of_all_rows(bug, workers, monkeypatch):
     if bug:
-        monkeypatch.setattr(MergedStages, "_densities", with_prior_each)
+        monkeypatch.setattr(Product, "densities", with_prior_each)
     driver = Driver(MergedStages(workers), num_samples=400, progress_bar=False)
     tree = driver.run(5, X, Y)
     z = (tree.attrs["log_evidence"] - line_evidence(X, Y)) / tree.attrs["log_evidence_se"]

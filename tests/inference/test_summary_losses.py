@@ -1,0 +1,109 @@
+"""What summaries between stages cost the log-evidence, as it is claimed: against Normals, and against what it was."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from scipy import stats
+
+from diagnostics import report
+from inference import Driver, MergedStages, Staged
+from inference.kernels._summary import Loss, loss_of
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+P, Q = stats.norm(0.3, 1.0), stats.norm(0.0, 1.2)
+ROWS = jnp.array(10)
+
+
+def drawn(planted=False):
+    z = Q.rvs(200_000, random_state=0)
+    weight = P.logpdf(z) - Q.logpdf(z)
+    return loss_of(jnp.asarray(-7.0 + (-weight if planted else weight)), ROWS)
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_loss_is_the_divergence_and_its_spread(bug):
+    """By quadrature. The planted bug: the divergence of the posterior from the summary."""
+    z = np.linspace(-12, 12, 200_001)
+    ratio, density = P.logpdf(z) - Q.logpdf(z), P.pdf(z) * (z[1] - z[0])
+    nats = density @ ratio
+    exact = [nats, density @ (ratio - nats) ** 2]
+    found = drawn(bug)
+    assert np.allclose([found.nats[0], found.variance[0]], exact, rtol=0.02) != bug
+
+
+@pytest.mark.parametrize("seen", [0.1, 0.5, 0.9])
+def test_rows_to_come_average_over_what_a_summary_gets_wrong(seen):
+    """A mean that is off by .4, of what has seen a part of all rows: exact, for the ratio is a straight line."""
+    off, times = 0.4, jnp.array([1.0, 100 * seen])
+    found = Loss(0.5 * off**2 * times, off**2 * times, times).error(jnp.array(100.0))
+    centre = stats.norm(0, np.sqrt(1 - seen)).rvs(100_000, random_state=1)  # of the posterior of all rows
+    errors = off * centre + 0.5 * off**2 * seen - 0.5 * off**2
+    np.testing.assert_allclose(found, np.sqrt(np.mean(errors**2)), rtol=0.02)
+
+
+@pytest.mark.parametrize("nothing", [-jnp.inf, jnp.nan])
+def test_draws_that_are_nowhere_say_nothing(nothing):
+    assert np.isnan(loss_of(jnp.full(20, nothing), ROWS).nats).all()
+    some = jnp.where(jnp.arange(40) < 20, jnp.array(nothing), jnp.log(2.0))
+    np.testing.assert_allclose(loss_of(some, ROWS).nats, [np.log(2), 10 * np.log(2)])
+
+
+def square(x):
+    """Its posterior has two modes."""
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("x", dist.Normal(z**2 + 0.1 * z, 3.0), obs=x)
+
+
+def rows(seed, count=80):
+    r = np.random.default_rng(seed)
+    z = r.normal()
+    return z**2 + 0.1 * z + 3 * r.normal(size=count)
+
+
+def square_evidence(x):
+    z = np.linspace(-6, 6, 20_001)
+    return np.logaddexp.reduce(stats.norm.logpdf(z) + stats.norm.logpdf(x[:, None], z**2 + 0.1 * z, 3.0).sum(0)) + np.log(z[1] - z[0])
+
+
+def in_stages(x, num_clumps=1):
+    return Driver(Staged(square, num_stages=4, num_live=100, num_clumps=num_clumps), num_samples=100, progress_bar=False).run(0, x)
+
+
+@pytest.mark.slow
+def test_one_clump_for_two_modes_costs_what_is_claimed():
+    """The planted bug: a claim of nested sampling alone."""
+    error, claimed, lost = [], [], []
+    for seed in range(6, 11):
+        attrs = in_stages(rows(seed)).attrs
+        error.append(attrs["log_evidence"] - square_evidence(rows(seed)))
+        claimed.append(attrs["log_evidence_se"])
+        lost.append(attrs["summary_error"])
+    error, claimed, lost = np.array([error, claimed, lost])
+    rms = lambda claimed: np.sqrt(np.mean((error / claimed) ** 2))
+    assert rms(claimed) < 1.6
+    assert rms(np.sqrt(claimed**2 - lost**2)) > 3
+
+
+@pytest.mark.slow
+def test_the_report_says_where_summaries_are_poor():
+    poor, fine = (report(in_stages(rows(8), num_clumps)) for num_clumps in (1, 8))
+    assert poor["summaries"].ok is False
+    assert fine["summaries"].ok is True
+    for page in (poor, fine):
+        assert page["information"].ok, page.text  # of all stages, against the error of nested sampling alone
+
+
+@pytest.mark.slow
+def test_what_workers_lose_is_claimed_of_what_they_have_together():
+    x = rows(6)
+    parts = [Driver(Staged(square, num_stages=1, num_live=100, num_clumps=1), num_samples=100, progress_bar=False) for _ in range(2)]
+    for seed, part in enumerate(parts):
+        part.run(seed, x[40 * seed :][:40])
+    attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(random.key(2), x).attrs
+    assert attrs["summary_loss"] > 0.02
+    assert abs(attrs["log_evidence"] - square_evidence(x)) < 3 * attrs["log_evidence_se"]
