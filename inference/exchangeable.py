@@ -1,13 +1,15 @@
 """Members without names: plates whose members may change places in every latent site, and the model says the same.
 
 The clusters of a mixture, the nodes of a layer: with m of them the posterior has m! parts that are copies of each other. Such a plate is
-read off the names of the dimensions of the latent sites (`Program.dims`), and proved at vectors drawn at random: prior and likelihood
-must stay as they are when its members change places. A vector and the same with other places are then as good as each other, and a
-kernel may take whichever it likes: `alike` gives each vector the places in which its members are nearest to those of a reference.
+read off the names of the dimensions of the latent sites (`Program.dims`), and proved at vectors drawn at random: the prior, and each term
+of the likelihood, must stay as they are when its members change places. (Their sum may by chance: the columns of a standardised table have
+the same mean and spread. It would not for a part of the rows.) A vector and the same with other places are then as good as each other, and
+a kernel may take whichever it likes: `alike` gives each vector the places in which its members are nearest to those of a reference.
 
 Cost of a vector: swaps until none is better, members^2 (features + swaps).
 """
 
+from functools import partial
 from itertools import permutations
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from jax import Array, random
 from jax.flatten_util import ravel_pytree
 
 from inference._once import once
+from inference.program import Program
 from inference.split import NUM_PROOFS, Split
 
 __all__ = ["MOST_NAMED", "Exchangeable", "Reference", "exchangeable"]
@@ -93,25 +96,29 @@ class Exchangeable:
         orders = jnp.array(list(permutations(range(self.count))))
         return jax.vmap(lambda order: self.placed(z, order))(orders)
 
-    def proved(self) -> bool:
-        """Whether members may change places: at Normal vectors, prior and likelihood stay what they are."""
+    def proved(self, program: Program | None = None) -> bool:
+        """Whether members may change places: at Normal vectors the prior and each term of the likelihood stay what they are.
+
+        :param program: with other data; None: that of the split.
+        """
+        terms_of = partial(self._terms, program or self.split.program)
 
         def both(rng_key: Array) -> Array:
             draw_key, order_key = random.split(rng_key)
             values = self.split.values(random.normal(draw_key, (self.split.size,), self.split.dtype))
-            return jnp.stack([self._log_joint(values), self._log_joint(self.shuffled(order_key, values))])
+            return jnp.stack([terms_of(values), terms_of(self.shuffled(order_key, values))])
 
         keys = random.split(random.key(3), NUM_PROOFS)
-        before, after = np.moveaxis(np.asarray(once(jax.vmap(both), keys)(keys), float), 1, 0)
+        before, after = np.moveaxis(np.asarray(once(partial(jax.lax.map, both), keys)(keys), float), 1, 0)
         is_known = np.isfinite(before).all(1)
         scale = np.sqrt(np.finfo(self.split.dtype).eps)
         return bool(is_known.any() and np.allclose(before, after, rtol=scale, atol=scale, equal_nan=True))
 
-    def _log_joint(self, values: dict[str, Array]) -> Array:
-        """Prior, likelihood."""
-        terms = self.split.program.log_probs(values)
-        latent = [name for name in terms if name in self.split.program.latent]
-        return jnp.stack([sum(jnp.sum(terms[name]) for name in names) for names in (latent, [n for n in terms if n not in latent])])
+    def _terms(self, program: Program, values: dict[str, Array]) -> Array:
+        """The prior, and each term of the likelihood."""
+        terms = program.log_probs(values)
+        prior = sum(jnp.sum(terms.pop(name)) for name in self.split.program.latent if name in terms)
+        return jnp.concatenate([jnp.reshape(each, -1) for each in (prior, *terms.values())])
 
 
 def exchangeable(split: Split) -> Exchangeable | None:

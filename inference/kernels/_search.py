@@ -5,14 +5,14 @@ come one after the other, the cheapest first:
 
  1. from each clump of pi_s, the Normal nearby that the slopes of the posterior tell (`_climbing`);
  2. the same from the peaks that walkers come to, which begin as draws from pi_s (`_exploration`);
- 3. clumps fitted to walkers that slice sample outwards from those.
+ 3. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
 
 The first is taken of whose draws enough are effective, or what is fitted to these draws in proportion to their weights, if that is better;
 none of them, where clumps cannot say what was found, and walks would be long. What q misses is found as ever, by live points that begin in
 the background; but walks take long to find it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda spli
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
 BEHIND_SEARCH = 0.2  # share of what a stage starts from in what it goes over: a fifth of an e-fold, should a search miss something
 LITTLE, PART = 1.4, 0.01  # nats that are left, or part of what pi_s leaves: walks over a bad approximation are long
+NEAR = 0.05  # effective share of draws, from which it is worth while to go on
 TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
 MOST_PEAKS = 8  # from which one climbs
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
@@ -86,6 +87,11 @@ class Tried(NamedTuple):
         """Whether it leaves little to find out, or little of what pi_s does."""
         return self.share > 0 and bool(-np.log(self.share) <= max(LITTLE, PART * self.information))
 
+    @property
+    def is_near(self) -> bool:
+        """Whether walks from it may come to something better."""
+        return self.share > NEAR
+
 
 class Searching(ByStages):
     """A kernel whose stages go over what they have searched for."""
@@ -102,15 +108,20 @@ class Searching(ByStages):
 
     def _searched(self, rng_key: Array, clumps: Mixture, program: Program) -> tuple[Mixture, float]:
         """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage."""
-        spent = 0.0
-        for number, candidate in enumerate(self._candidates(rng_key, clumps, program) if self._size_of_search(clumps) else ()):
-            try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 3)
+        spent, near = 0.0, None
+        looks = (self._near_clumps, self._near_peaks, self._outwards) if self._size_of_search(clumps) else ()
+        for number, look in enumerate(looks):
+            look_key, try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 4)
+            candidate = look(look_key, near, clumps, program)
+            if candidate is None:
+                continue
             tried = self._tried(try_key, candidate.mixture, clumps, program)
             spent += candidate.evaluations + TRIED
             if tried.is_believed:
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
                 return (finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED
+            near = candidate.mixture if tried.is_near else None
         return self._backed.summary.nothing(0), spent
 
     def _refined(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
@@ -133,26 +144,26 @@ class Searching(ByStages):
     def _usual(self) -> int:
         return max(USUAL, EACH * self.split.size)
 
-    def _candidates(self, rng_key: Array, clumps: Mixture, program: Program) -> Iterator[Candidate]:
-        given = clumps, self._rows(program)
-        first_key, draw_key, climb_key, walk_key = random.split(rng_key, 4)
-        if len(clumps.log_weight):
-            yield self._climbs(first_key, _apart(clumps), given)
-        keys = random.split(draw_key, self._size_of_search(clumps))
+    def _near_clumps(self, rng_key: Array, near: Mixture | None, clumps: Mixture, program: Program) -> Candidate | None:
+        return self._climbs(rng_key, _apart(clumps), (clumps, self._rows(program))) if len(clumps.log_weight) else None
+
+    def _near_peaks(self, rng_key: Array, near: Mixture | None, clumps: Mixture, program: Program) -> Candidate | None:
+        draw_key, climb_key = random.split(rng_key)
+        given, keys = (clumps, self._rows(program)), random.split(draw_key, self._size_of_search(clumps))
         drawn = once(jax.vmap(self._draw_from(clumps)), keys)(keys)
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
-            return  # nested sampling says so
+            return None  # nested sampling says so
         found = peaks(start, self._start, given)
         highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
         curved = [around(peak, start, given, self._start) for peak in highest.z]
-        near = self._climbs(climb_key, worthwhile(curved, highest.height), given)
-        yield near._replace(evaluations=near.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size)
-        if np.isfinite(np.asarray(near.mixture.log_weight)).any():
-            yield self._outwards(walk_key, near.mixture, clumps, program)
+        near_them = self._climbs(climb_key, worthwhile(curved, highest.height), given)
+        return near_them._replace(evaluations=near_them.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size)
 
-    def _outwards(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
-        """Clumps fitted to what walkers come to that begin as draws from a mixture."""
+    def _outwards(self, rng_key: Array, near: Mixture | None, clumps: Mixture, program: Program) -> Candidate | None:
+        """Clumps fitted to what walkers come to that begin as draws from what is near."""
+        if near is None:
+            return None
         draw_key, walk_key, fit_key = random.split(rng_key, 3)
         z, log_weight = self._drawn(draw_key, near, clumps, program)
         z, cost = outwards(walk_key, z, log_weight, (clumps, self._rows(program)), self._start)

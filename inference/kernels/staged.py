@@ -37,6 +37,7 @@ from inference.kernels._summary import Loss, Mixture, Told, loss_of
 from inference.kernels.nested_sampler import Nest, NestedSampler
 from inference.program import Program
 from inference.protocol import Results
+from inference.sites import StructureError
 
 __all__ = ["Stage", "StageReport", "Staged"]
 
@@ -173,6 +174,15 @@ class Staged(Searching, NestedSampler):
         if super().is_full(state.nest):
             return state._replace(nest=super().grown(state.nest, program))
         return self._gone_on(state, program, super().finished(state.nest))
+
+    def _check_alike(self, program: Program) -> None:
+        """More rows of the same model, of which members that had no names so far have none."""
+        super()._check_alike(program)
+        if self.exchange and not self.exchange.proved(program):
+            raise StructureError(
+                f"plate {self.exchange.plate!r}: so far its members might change places, and with these rows they may not. Begin again, "
+                f"with rows that tell them apart in the first stage, or with rename=False."
+            )
 
     def _next(self, state: Stage, program: Program, rows: Array, before: Program) -> Stage:
         key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))

@@ -11,11 +11,12 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from inference import Driver, NestedSampler, Program
+from inference import Driver, NestedSampler, Program, Staged, StructureError
 from inference.exchangeable import Exchangeable, exchangeable
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import Unnamed
 from inference.split import Split
+from tests.inference.test_staged import over
 from zoo.staged_learning import family, full
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -58,6 +59,34 @@ def test_the_plate_is_told_from_the_model():
 @pytest.mark.parametrize("first", [0.0, 0.3])
 def test_an_edit_that_gives_a_member_a_name_is_followed(first):
     assert (of_nodes(heights(first=first)) is None) is (first != 0.0)
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_columns_of_the_same_mean_and_spread_have_names(bug, monkeypatch):
+    """One Normal of a standardised table says the same when its columns change places, and of a part of the rows it would not. The planted
+    bug: the likelihood as one number."""
+    if bug:
+        terms = Exchangeable._terms
+        monkeypatch.setattr(Exchangeable, "_terms", lambda self, *given: jnp.stack([(of := terms(self, *given))[0], of[1:].sum()]))
+    x = (X - X.mean(0)) / X.std(0)
+    assert (exchangeable(Split(Program(family(1, num_classes=3), x, Y))) is None) != bug
+
+
+def test_rows_that_give_members_names_are_no_more_of_the_same():
+    """Of columns that are the same, means might change places."""
+
+    def columns(x):
+        with numpyro.plate("column", 2):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
+
+    alike, other = jnp.repeat(X[:, :1], 2, 1), jnp.asarray(X)
+    kernel = Staged(columns, num_stages=1, num_live=40, num_walkers=0)
+    state = over(kernel.init(random.key(0), Program(columns, alike)))
+    kernel._check_alike(Program(columns, alike[:10]))
+    with pytest.raises(StructureError, match="plate 'column': so far its members might change places, and with these rows they may not"):
+        kernel.updated(state, Program(columns, other), kernel.split.program)
 
 
 def test_a_weight_that_is_not_said_to_be_of_the_clusters_is_none_of_them():
