@@ -106,9 +106,12 @@ class Searching(ByStages):
     def _backed(self) -> Backed:
         return Backed(SUMMARIES[self.summary](self.split), self.background)
 
-    def _searched(self, rng_key: Array, clumps: Mixture, program: Program) -> tuple[Mixture, float]:
-        """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage."""
-        spent, near = 0.0, None
+    def _searched(self, rng_key: Array, clumps: Mixture, program: Program, near: Mixture) -> tuple[Mixture, float]:
+        """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage.
+
+        :param near: clumps where to begin; none: wherever the stage starts from.
+        """
+        spent = 0.0
         looks = (self._near_clumps, self._near_peaks, self._outwards) if self._size_of_search(clumps) else ()
         for number, look in enumerate(looks):
             look_key, try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 4)
@@ -121,7 +124,7 @@ class Searching(ByStages):
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
                 return (finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED
-            near = candidate.mixture if tried.is_near else None
+            near = candidate.mixture if tried.is_near else self._backed.summary.nothing(0)
         return self._backed.summary.nothing(0), spent
 
     def _refined(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
@@ -144,10 +147,10 @@ class Searching(ByStages):
     def _usual(self) -> int:
         return max(USUAL, EACH * self.split.size)
 
-    def _near_clumps(self, rng_key: Array, near: Mixture | None, clumps: Mixture, program: Program) -> Candidate | None:
-        return self._climbs(rng_key, _apart(clumps), (clumps, self._rows(program))) if len(clumps.log_weight) else None
+    def _near_clumps(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate | None:
+        return self._climbs(rng_key, _apart(near), (clumps, self._rows(program))) if len(near.log_weight) else None
 
-    def _near_peaks(self, rng_key: Array, near: Mixture | None, clumps: Mixture, program: Program) -> Candidate | None:
+    def _near_peaks(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate | None:
         draw_key, climb_key = random.split(rng_key)
         given, keys = (clumps, self._rows(program)), random.split(draw_key, self._size_of_search(clumps))
         drawn = once(jax.vmap(self._draw_from(clumps)), keys)(keys)
@@ -160,9 +163,9 @@ class Searching(ByStages):
         near_them = self._climbs(climb_key, worthwhile(curved, highest.height), given)
         return near_them._replace(evaluations=near_them.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size)
 
-    def _outwards(self, rng_key: Array, near: Mixture | None, clumps: Mixture, program: Program) -> Candidate | None:
+    def _outwards(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate | None:
         """Clumps fitted to what walkers come to that begin as draws from what is near."""
-        if near is None:
+        if not len(near.log_weight):
             return None
         draw_key, walk_key, fit_key = random.split(rng_key, 3)
         z, log_weight = self._drawn(draw_key, near, clumps, program)

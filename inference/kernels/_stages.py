@@ -91,8 +91,15 @@ class ByStages(Algorithm):
         """The next of the stages that were dealt, where the one before is over."""
         if not is_over:
             raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
-        rows = state.later[len(state.later) - state.num_left]
-        return self._next(state._replace(num_left=state.num_left - 1), program, rows, program)
+        return self._next_dealt(state, program)
+
+    def _next_dealt(self, state: Any, program: Program) -> Any:
+        return self._next(*self._taken(state, 1), program, before=program)
+
+    def _taken(self, state: Any, count: int) -> tuple[Any, Array]:
+        """The state without so many of the stages that were dealt, or all that are left; and their rows."""
+        taken, first = min(count, int(state.num_left)), len(state.later) - int(state.num_left)
+        return state._replace(num_left=state.num_left - taken), state.later[first : first + taken].reshape(-1)
 
     def updated(self, state: Any, program: Program, before: Program) -> Any:
         """More rows: one more stage. What a stage has not come to yet are rows of the program before, so that all must have finished."""
@@ -102,7 +109,7 @@ class ByStages(Algorithm):
                 f"finished. Let it go on first: `extend(1_000_000)` ends when it has."
             )
         self._check_alike(program)
-        return self._next(state, program, jnp.arange(self._num_rows(program), dtype=jnp.int32), before)
+        return self._next(state, jnp.arange(self._num_rows(program), dtype=jnp.int32), program, before)
 
     def _check_alike(self, program: Program) -> None:
         """More rows of the same model, and nothing else."""
@@ -114,6 +121,6 @@ class ByStages(Algorithm):
             raise ValueError(f"update: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
         program.check()
 
-    def _next(self, state: Any, program: Program, rows: Array, before: Program) -> Any:
+    def _next(self, state: Any, rows: Array, program: Program, before: Program) -> Any:
         """The next stage, of these rows of a program; those of the stage that is over are in the program before."""
         raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")

@@ -274,7 +274,7 @@ class DataTempering(ByStages):
         """The next stage."""
         return self._gone_on(state, program, state.exponent >= 1)
 
-    def _next(self, state: Tempered, program: Program, rows: Array, before: Program) -> Tempered:
+    def _next(self, state: Tempered, rows: Array, program: Program, before: Program) -> Tempered:
         state = state._replace(log_before=state.log_before + state.log_own, stage=state.stage + 1)
         return self._begun(state, program, rows)
 

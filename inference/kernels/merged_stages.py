@@ -84,6 +84,7 @@ class MergedStages(Staged):
             "tolerance",
             "track_modes",
             "rename",
+            "most_lost",
             "num_walkers",
         )
         super().__init__(first.model, num_stages=1, **{name: getattr(first, name) for name in same} | settings)

@@ -7,8 +7,9 @@ prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrain
 of their posterior, or the paper's own, on the Hilbert curves of the sites (`_code_clumps`). So the likelihood of a row is only ever
 computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good; draws from them, with their
 weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary, which
-`diagnostics.report` judges. The first stage must have rows enough to show what there is to find, for what no clump is near to no weight
-tells.
+`diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage goes
+over twice as many rows, until they do not. The first must have enough to show what there is to find, for what no clump is near to no
+weight tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -89,6 +90,8 @@ class Staged(Searching, NestedSampler):
         one for each site.
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
+    :param most_lost: nats that the summary of a stage may cost. Where it costs more, the stage begins again with as many rows more as it
+        has, taken from those to come; np.inf: never.
     :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored. The first
         stage of a model with more than five members without names never is, nor is one with summaries on circles.
     :param settings: of `NestedSampler`.
@@ -102,6 +105,7 @@ class Staged(Searching, NestedSampler):
         summary: str = "state",
         num_clumps: int | None = None,
         background: float = 0.02,
+        most_lost: float = 0.1,
         num_walkers: int | None = None,
         **settings: Any,
     ):
@@ -115,7 +119,9 @@ class Staged(Searching, NestedSampler):
         if num_walkers is not None and (type(num_walkers) is not int or not (num_walkers == 0 or num_walkers >= FEWEST)):
             raise ValueError(f"num_walkers: found {num_walkers!r}, wanted None, 0, or an integer, at least {FEWEST}.")
         self.num_stages, self.summary, self.num_clumps, self.background = num_stages, summary, num_clumps, background
-        self.num_walkers = num_walkers
+        if not most_lost > 0:
+            raise ValueError(f"most_lost: found {most_lost!r}, wanted a number above 0.")
+        self.most_lost, self.num_walkers = most_lost, num_walkers
 
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
@@ -124,7 +130,7 @@ class Staged(Searching, NestedSampler):
         self._read(program)
         self.row_arguments = tuple(self._by_row(program))
         none = self._backed.summary.nothing(0)
-        nest, sampled = self._begun(nest_key, none, self._own(program, rows))
+        nest, sampled = self._begun(nest_key, none, self._own(program, rows), none)
         zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
         return Stage(
             nest=nest,
@@ -153,10 +159,10 @@ class Staged(Searching, NestedSampler):
             info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
         )
 
-    def _begun(self, rng_key: Array, clumps: Mixture, program: Program) -> tuple[Nest, Mixture]:
-        """Live points of a stage, and what they go over in place of what it starts from."""
+    def _begun(self, rng_key: Array, clumps: Mixture, program: Program, near: Mixture) -> tuple[Nest, Mixture]:
+        """Live points of a stage, and what they go over in place of what it starts from, which is looked for near to some clumps."""
         search_key, start_key = random.split(rng_key)
-        sampled, spent = self._searched(search_key, clumps, program)
+        sampled, spent = self._searched(search_key, clumps, program, near)
         draw, densities = self._draw_from(clumps, sampled), self._densities(clumps, program, sampled)
         nest = self._started(start_key, draw, densities, not len(clumps.log_weight))
         return nest._replace(num_evaluations=nest.num_evaluations + round(spent)), sampled
@@ -184,22 +190,33 @@ class Staged(Searching, NestedSampler):
                 f"with rows that tell them apart in the first stage, or with rename=False."
             )
 
-    def _next(self, state: Stage, program: Program, rows: Array, before: Program) -> Stage:
-        key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage))
-        fit_key, lost_key, start_key = random.split(key, 3)
-        told, log_weight, spent = self._found_out(state, before)
-        clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps, state.sampled)
-        account = self._account(lost_key, state, clumps, before, spent)
-        nest, sampled = self._begun(start_key, clumps, self._own(program, rows))
-        return state._replace(
-            nest=nest,
-            clumps=clumps,
-            sampled=sampled,
-            rows=rows,
-            num_rows=state.num_rows + len(rows),
-            before=account,
-            stage=state.stage + 1,
-        )
+    def _next_dealt(self, state: Stage, program: Program) -> Stage:
+        """The next stage; where this one's summary would cost too much, this one again, with as many rows more as it has."""
+        found, account = self._handed_on(state, program)
+        if account.lost.nats[0] - state.before.lost.nats[0] <= self.most_lost:
+            state, rows = self._taken(state._replace(clumps=found, before=account), 1)
+            return self._started_with(state, rows, program, found, len(rows))
+        state, more = self._taken(state, -(-len(state.rows) // state.later.shape[1]))
+        spent = state.before._replace(num_evaluations=account.num_evaluations)
+        return self._started_with(state._replace(before=spent), jnp.concatenate([state.rows, more]), program, found, len(more))
+
+    def _next(self, state: Stage, rows: Array, program: Program, before: Program) -> Stage:
+        found, account = self._handed_on(state, before)
+        return self._started_with(state._replace(clumps=found, before=account), rows, program, found, len(rows))
+
+    def _started_with(self, state: Stage, rows: Array, program: Program, near: Mixture, num_new: int) -> Stage:
+        """A stage of these rows, from the clumps and the account that the state has; its search begins near to others."""
+        nest, sampled = self._begun(self._key(state, 0), state.clumps, self._own(program, rows), near)
+        return state._replace(nest=nest, sampled=sampled, rows=rows, num_rows=state.num_rows + num_new, stage=state.stage + 1)
+
+    def _key(self, state: Stage, number: int) -> Array:
+        return random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage)), number)
+
+    def _handed_on(self, state: Stage, program: Program) -> tuple[Mixture, Account]:
+        """What stands for what a stage has found, and the account of all so far."""
+        told, log_weight, spent = self._found_out(state, program)
+        found = self._backed.summary.fitted(self._key(state, 1), told, log_weight, self.num_clumps, state.sampled)
+        return found, self._account(self._key(state, 2), state, found, program, spent)
 
     def _found_out(self, state: Stage, program: Program) -> tuple[Told, Array, int]:
         """All points of a stage with what is told of them, their log weights, and evaluations that this took."""
