@@ -105,7 +105,7 @@ class Staged(Searching, NestedSampler):
         summary: str = "state",
         num_clumps: int | None = None,
         background: float = 0.02,
-        most_lost: float = 0.1,
+        most_lost: float = 0.05,
         num_walkers: int | None = None,
         **settings: Any,
     ):

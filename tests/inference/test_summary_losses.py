@@ -107,3 +107,59 @@ def test_what_workers_lose_is_claimed_of_what_they_have_together():
     attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(random.key(2), x).attrs
     assert attrs["summary_loss"] > 0.02
     assert abs(attrs["log_evidence"] - square_evidence(x)) < 3 * attrs["log_evidence_se"]
+
+
+def rate(y):
+    """Of few rows its posterior is far from Normal."""
+    rate = numpyro.sample("rate", dist.HalfCauchy(1.0))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Exponential(rate), obs=y)
+
+
+TIMES = np.random.default_rng(3).exponential(0.5, size=64)
+
+
+def rate_evidence():
+    log_rate = np.linspace(-12, 8, 20_001)
+    joint = stats.halfcauchy.logpdf(np.exp(log_rate)) + log_rate + stats.expon.logpdf(TIMES[:, None], scale=np.exp(-log_rate)).sum(0)
+    return np.logaddexp.reduce(joint) + np.log(log_rate[1] - log_rate[0])
+
+
+def rated(**settings):
+    kernel = Staged(rate, **({"num_stages": 8, "num_live": 100, "num_clumps": 1, "num_walkers": 0, "most_lost": 0.001} | settings))
+    seen, started_with = [], kernel._started_with
+    kernel._started_with = lambda state, rows, *given: seen.append(np.asarray(rows)) or started_with(state, rows, *given)
+    return Driver(kernel, num_samples=100, progress_bar=False).run(0, TIMES), seen
+
+
+def doubled(self, state, program):
+    """The planted bug: rows are gone over again from what they have told already."""
+    found, account = self._handed_on(state, program)
+    state, more = self._taken(state._replace(clumps=found, before=account), len(state.rows) // state.later.shape[1])
+    return self._started_with(state, jnp.concatenate([state.rows, more]), program, found, len(more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much(bug, monkeypatch):
+    if bug:
+        monkeypatch.setattr(Staged, "_next_dealt", doubled)
+    tree, seen = rated()
+    assert [len(rows) for rows in seen[:2]] == [16, 32]
+    assert set(seen[0]) < set(seen[1])
+    assert set(np.concatenate(seen)) == set(range(64))
+    assert (abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]) != bug
+    assert tree.attrs["num_stages"] == len(seen) + 1
+
+
+@pytest.mark.slow
+def test_it_does_not_where_it_is_told_so():
+    tree, seen = rated(most_lost=np.inf, num_stages=4)
+    assert [len(rows) for rows in seen] == [16, 16, 16]
+    assert tree.attrs["summary_loss"] > 0.001
+
+
+def test_a_wrong_limit_is_refused():
+    for most_lost in (0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match=r"most_lost: found .*, wanted a number above 0"):
+            Staged(rate, most_lost=most_lost)
