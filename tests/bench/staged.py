@@ -79,6 +79,11 @@ def driven(make: Callable) -> Callable:
     return learn
 
 
+def staged(**settings: Any) -> Callable:
+    """Learning in stages."""
+    return driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points, **settings))
+
+
 def told(tree: Any, num_rows: int) -> Learned:
     """What is in a tree."""
     posterior = tree["posterior"].dataset.isel(chain=0)
@@ -139,9 +144,10 @@ def ascended(split: Split, before: MultivariateNormal | None, q: Any, rng_key: j
 
 METHODS = {
     "all rows at once": driven(lambda stages, points: NestedSampler(MODEL, num_live=points)),
-    "stages": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points)),
-    "stages, not explored": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points, num_walkers=0)),
-    "stages, clumps in code space": driven(lambda stages, points: Staged(MODEL, num_stages=stages, num_live=points, summary="code")),
+    "stages": staged(),
+    "stages, whatever is lost": staged(most_lost=np.inf),
+    "stages, not explored": staged(num_walkers=0),
+    "stages, clumps in code space, whatever is lost": staged(summary="code", most_lost=np.inf),
     f"{WORKERS} workers, merged": apart,
     "data tempering (IBIS)": driven(lambda stages, points: DataTempering(MODEL, num_stages=stages, num_particles=2 * points)),
     "streaming VB": streaming,
