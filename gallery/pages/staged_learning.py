@@ -136,15 +136,18 @@ print(f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:", d
 # In stages
 # ---------
 # ``partial_fit`` is one stage: the rows that were there before are not looked at again. What is lost is what the summary of a stage, some
-# normal distributions, cannot say; they are fitted to the slopes of the posterior as well as to its points, and lose little. The paper's
-# own summary, clumps on the Hilbert curve of each site (``Staged(model, summary="code")``), loses far more, for the curve tears what is
-# round: so normal distributions are the default. ``DataTempering(model)`` keeps particles in place of a summary, and looks at all rows so
-# far again; ``MergedStages(drivers)`` puts together what workers have learned from rows of their own. ``tests/bench/nested.md`` has them
-# side by side.
+# normal distributions, cannot say; they are fitted to the slopes of the posterior as well as to its points, and the fewer the rows the more
+# they lose. How much the evidence may be off for it is the ``summary_error`` in its error; the report says how many nats a summary costs.
+# (Where ``fit`` deals its rows out to stages, one that has too few for a good summary begins again with more.) The paper's own summary,
+# clumps on the Hilbert curve of each site (``Staged(model, summary="code")``), loses far more, for the curve tears what is round: so normal
+# distributions are the default. ``DataTempering(model)`` keeps particles in place of a summary, and looks at all rows so far again;
+# ``MergedStages(drivers)`` puts together what workers have learned from rows of their own. ``tests/bench/nested.md`` has them side by side.
 parts = StagedMixtureClassifier(3, **told)
 for part in (slice(0, 40), slice(40, 80)):
     parts.partial_fit(x[part], y[part], classes=["inner", "outer"])
-    print(f"order 3, {int(parts.posterior_['order_3'].attrs['num_stages'])} stage(s): {scores(parts)}")
+    attrs = parts.posterior_["order_3"].attrs
+    evidence = f"log-evidence {attrs['log_evidence']:.1f} ± {attrs['log_evidence_se']:.1f}, of which summaries {attrs['summary_error']:.1f}"
+    print(f"order 3, {int(attrs['num_stages'])} stage(s): {evidence}; {scores(parts)}")
 
 # %%
 # Change this line, expect that
