@@ -8,8 +8,8 @@ of their posterior, or the paper's own, on the Hilbert curves of the sites (`_co
 computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good; draws from them, with their
 weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary, which
 `diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage goes
-over twice as many rows, until they do not. The first must have enough to show what there is to find, for what no clump is near to no
-weight tells.
+over twice as many rows, until they do not. The first must have enough to show what there is to find: what no clump is near to no weight
+tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -35,7 +35,7 @@ from inference.kernels._nested_state import information_of
 from inference.kernels._search import FEWEST, SUMMARIES, Searching
 from inference.kernels._stages import check_counts
 from inference.kernels._summary import Loss, Mixture, Told, loss_of
-from inference.kernels.nested_sampler import Nest, NestedSampler
+from inference.kernels.nested_sampler import NestedSampler
 from inference.program import Program
 from inference.protocol import Results
 from inference.sites import StructureError
@@ -58,7 +58,7 @@ class Account(NamedTuple):
 class Stage(NamedTuple):
     """Where a run stands."""
 
-    nest: Nest
+    nest: Any  # Nest; None where nothing has begun
     clumps: Mixture  # what the stages before have found; no place for one in the first
     sampled: Mixture  # q_s; no place for a clump where nested sampling goes from pi_s
     rows: Array  # of this stage
@@ -90,8 +90,8 @@ class Staged(Searching, NestedSampler):
         one for each site.
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
-    :param most_lost: nats that the summary of a stage may cost. Where it costs more, the stage begins again with as many rows more as it
-        has, taken from those to come; np.inf: never.
+    :param most_lost: nats that the summary of a stage may cost. Where it would cost more, the stage takes as many rows more as it has, of
+        those to come; np.inf: never.
     :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored. The first
         stage of a model with more than five members without names never is, nor is one with summaries on circles.
     :param settings: of `NestedSampler`.
@@ -125,25 +125,24 @@ class Staged(Searching, NestedSampler):
 
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
-        nest_key, deal_key, rng_key = random.split(rng_key, 3)
+        deal_key, rng_key = random.split(rng_key)
         rows, later = self._dealt(deal_key, program)
         self._read(program)
         self.row_arguments = tuple(self._by_row(program))
-        none = self._backed.summary.nothing(0)
-        nest, sampled = self._begun(nest_key, none, self._own(program, rows), none)
-        zero, count = jnp.zeros((), nest.live.z.dtype), jnp.zeros((), jnp.int32)
-        return Stage(
-            nest=nest,
+        none, zero, count = self._backed.summary.nothing(0), jnp.zeros((), self.split.dtype), jnp.zeros((), jnp.int32)
+        nowhere = Stage(
+            nest=None,
             clumps=none,
-            sampled=sampled,
-            rows=rows,
+            sampled=none,
+            rows=rows[:0],
             later=later,
             num_left=count + self.num_stages - 1,
-            num_rows=count + len(rows),
+            num_rows=count,
             before=Account(zero, zero, zero, Loss(*jnp.zeros((3, 2), zero.dtype)), zero),
-            stage=count,
+            stage=count - 1,
             rng_key=random.key_data(rng_key),
         )
+        return self._started_with(nowhere, rows, program, none)
 
     def data(self, program: Program) -> dict[str, Array]:
         """All rows; a step takes its own."""
@@ -158,14 +157,6 @@ class Staged(Searching, NestedSampler):
         return state._replace(nest=nest), StageReport(
             info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
         )
-
-    def _begun(self, rng_key: Array, clumps: Mixture, program: Program, near: Mixture) -> tuple[Nest, Mixture]:
-        """Live points of a stage, and what they go over in place of what it starts from, which is looked for near to some clumps."""
-        search_key, start_key = random.split(rng_key)
-        sampled, spent = self._searched(search_key, clumps, program, near)
-        draw, densities = self._draw_from(clumps, sampled), self._densities(clumps, program, sampled)
-        nest = self._started(start_key, draw, densities, not len(clumps.log_weight))
-        return nest._replace(num_evaluations=nest.num_evaluations + round(spent)), sampled
 
     def finished(self, state: Any) -> Array:
         """After the last stage."""
@@ -191,26 +182,45 @@ class Staged(Searching, NestedSampler):
             )
 
     def _next_dealt(self, state: Stage, program: Program) -> Stage:
-        """The next stage; where this one's summary would cost too much, this one again, with as many rows more as it has."""
+        """The next stage; where this one's summary costs too much, this one again with more rows."""
         found, account = self._handed_on(state, program)
         if account.lost.nats[0] - state.before.lost.nats[0] <= self.most_lost:
-            state, rows = self._taken(state._replace(clumps=found, before=account), 1)
-            return self._started_with(state, rows, program, found, len(rows))
-        state, more = self._taken(state, -(-len(state.rows) // state.later.shape[1]))
-        spent = state.before._replace(num_evaluations=account.num_evaluations)
-        return self._started_with(state._replace(before=spent), jnp.concatenate([state.rows, more]), program, found, len(more))
+            state, rows = self._taken(state, 1)
+            return self._next_from(state, rows, program, found, account)
+        return self._started_with(*self._with_more(state, account.num_evaluations), program, found)
 
     def _next(self, state: Stage, rows: Array, program: Program, before: Program) -> Stage:
-        found, account = self._handed_on(state, before)
-        return self._started_with(state._replace(clumps=found, before=account), rows, program, found, len(rows))
+        return self._next_from(state, rows, program, *self._handed_on(state, before))
 
-    def _started_with(self, state: Stage, rows: Array, program: Program, near: Mixture, num_new: int) -> Stage:
-        """A stage of these rows, from the clumps and the account that the state has; its search begins near to others."""
-        nest, sampled = self._begun(self._key(state, 0), state.clumps, self._own(program, rows), near)
-        return state._replace(nest=nest, sampled=sampled, rows=rows, num_rows=state.num_rows + num_new, stage=state.stage + 1)
+    def _next_from(self, state: Stage, rows: Array, program: Program, found: Mixture, account: Account) -> Stage:
+        state = state._replace(clumps=found, before=account, rows=state.rows[:0])
+        return self._started_with(state, rows, program, found)
+
+    def _with_more(self, state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
+        """The stage as it was before it began, but for evaluations so far; and as many rows of those to come as it has."""
+        before = state.before._replace(num_evaluations=num_evaluations)
+        return self._taken(state._replace(before=before), -(-len(state.rows) // state.later.shape[1]))
+
+    def _started_with(self, state: Stage, more: Array, program: Program, near: Mixture) -> Stage:
+        """A stage of the rows that the state has and more of them, from its clumps. What may be gone over is looked for near to others; and
+        where that costs too much as a summary, nested sampling is left until there are more rows."""
+        state = state._replace(rows=jnp.concatenate([state.rows, more]), num_rows=state.num_rows + len(more))
+        search_key, lost_key, start_key = random.split(self._key(state, 0), 3)
+        own = self._own(program, state.rows)
+        sampled, spent = self._searched(search_key, state.clumps, own, near)
+        if state.num_left > 0 and len(sampled.log_weight):
+            z, log_weight = self._drawn(lost_key, sampled, state.clumps, own)
+            spent += len(z)
+            if not loss_of(log_weight, state.num_rows).nats[0] <= self.most_lost:
+                num_evaluations = state.before.num_evaluations + spent * len(state.rows)
+                return self._started_with(*self._with_more(state, num_evaluations), program, sampled)
+        draw, densities = self._draw_from(state.clumps, sampled), self._densities(state.clumps, own, sampled)
+        nest = self._started(start_key, draw, densities, not len(state.clumps.log_weight))
+        nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
+        return state._replace(nest=nest, sampled=sampled, stage=state.stage + 1)
 
     def _key(self, state: Stage, number: int) -> Array:
-        return random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.stage)), number)
+        return random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows)), number)
 
     def _handed_on(self, state: Stage, program: Program) -> tuple[Mixture, Account]:
         """What stands for what a stage has found, and the account of all so far."""
