@@ -202,8 +202,9 @@ class Staged(Searching, NestedSampler):
         return self._taken(state._replace(before=before), -(-len(state.rows) // state.later.shape[1]))
 
     def _started_with(self, state: Stage, more: Array, program: Program, near: Mixture) -> Stage:
-        """A stage of the rows that the state has and more of them, from its clumps. What may be gone over is looked for near to others; and
-        where that costs too much as a summary, nested sampling is left until there are more rows."""
+        """A stage of the rows that the state has and more of them, from its clumps. What may be gone over is looked for near to others.
+        Where that costs too much as a summary, nested sampling is left until there are more rows, of which it is looked for anew: what is
+        best of few rows need not be near to what is best of more."""
         state = state._replace(rows=jnp.concatenate([state.rows, more]), num_rows=state.num_rows + len(more))
         search_key, lost_key, start_key = random.split(self._key(state, 0), 3)
         own = self._own(program, state.rows)
@@ -213,7 +214,7 @@ class Staged(Searching, NestedSampler):
             spent += len(z)
             if not loss_of(log_weight, state.num_rows).nats[0] <= self.most_lost:
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
-                return self._started_with(*self._with_more(state, num_evaluations), program, sampled)
+                return self._started_with(*self._with_more(state, num_evaluations), program, state.clumps)
         draw, densities = self._draw_from(state.clumps, sampled), self._densities(state.clumps, own, sampled)
         nest = self._started(start_key, draw, densities, not len(state.clumps.log_weight))
         nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))

@@ -71,7 +71,8 @@ def square_evidence(x):
 
 
 def in_stages(x, num_clumps=1):
-    return Driver(Staged(square, num_stages=4, num_live=100, num_clumps=num_clumps), num_samples=100, progress_bar=False).run(0, x)
+    kernel = Staged(square, num_stages=4, num_live=100, num_clumps=num_clumps, most_lost=np.inf)
+    return Driver(kernel, num_samples=100, progress_bar=False).run(0, x)
 
 
 @pytest.mark.slow
@@ -127,35 +128,43 @@ def rate_evidence():
 
 def rated(**settings):
     kernel = Staged(rate, **({"num_stages": 8, "num_live": 100, "num_clumps": 1, "num_walkers": 0, "most_lost": 0.001} | settings))
-    seen, started_with = [], kernel._started_with
-    kernel._started_with = lambda state, rows, *given: seen.append(np.asarray(rows)) or started_with(state, rows, *given)
+    seen, search = [], kernel._started_with
+    kernel._started_with = lambda state, more, *given: seen.append(np.concatenate([state.rows, more])) or search(state, more, *given)
     return Driver(kernel, num_samples=100, progress_bar=False).run(0, TIMES), seen
 
 
-def doubled(self, state, program):
+def from_what_was_found(self, state, num_evaluations, right=Staged._with_more):
     """The planted bug: rows are gone over again from what they have told already."""
-    found, account = self._handed_on(state, program)
-    state, more = self._taken(state._replace(clumps=found, before=account), len(state.rows) // state.later.shape[1])
-    return self._started_with(state, jnp.concatenate([state.rows, more]), program, found, len(more))
+    found, account = self._handed_on(state, self.split.program)
+    return right(self, state._replace(clumps=found, before=account), num_evaluations)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much(bug, monkeypatch):
     if bug:
-        monkeypatch.setattr(Staged, "_next_dealt", doubled)
+        monkeypatch.setattr(Staged, "_with_more", from_what_was_found)
     tree, seen = rated()
-    assert [len(rows) for rows in seen[:2]] == [16, 32]
-    assert set(seen[0]) < set(seen[1])
+    assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
+    assert set(seen[0]) < set(seen[1]) < set(seen[2])
     assert set(np.concatenate(seen)) == set(range(64))
     assert (abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]) != bug
-    assert tree.attrs["num_stages"] == len(seen) + 1
+    assert tree.attrs["num_stages"] == len(seen)
+
+
+@pytest.mark.slow
+def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there_are_more():
+    tree, seen = rated(num_walkers=None)
+    assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
+    assert tree.attrs["num_stages"] < len(seen)
+    assert abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]
+    assert tree.attrs["num_row_evaluations"] > sum(20 * len(rows) for rows in seen)  # what was looked for is counted
 
 
 @pytest.mark.slow
 def test_it_does_not_where_it_is_told_so():
     tree, seen = rated(most_lost=np.inf, num_stages=4)
-    assert [len(rows) for rows in seen] == [16, 16, 16]
+    assert [len(rows) for rows in seen] == [16, 16, 16, 16]
     assert tree.attrs["summary_loss"] > 0.001
 
 
