@@ -26,7 +26,7 @@ def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     finite = [finite_draws(tree), finite_evidence(tree)]
     last = [_importance(tree)] if len(_nested_errors(tree)) else []
     own = [_insertion(tree), walks(tree), _information(tree), error_against_spread(tree), _effective(tree)]
-    between = [_summaries(tree)] if attribute(tree, "summary_loss") is not None else []
+    between = [_summaries(tree)] if len(each_of(tree, "summary_loss")) else []
     return [*finite, *own, *between, *last, complete(tree)]
 
 

@@ -84,8 +84,8 @@ class ByStages(Algorithm):
 
     def _own(self, program: Program, rows: Array) -> Program:
         """Some rows of a program."""
-        chosen = np.asarray(rows)
-        return program.with_arguments(**{name: np.asarray(program.arguments[name])[chosen] for name in self.row_arguments})
+        of = lambda value: (value if isinstance(value, Array) else np.asarray(value))[np.asarray(rows)]
+        return program.with_arguments(**{name: of(program.arguments[name]) for name in self.row_arguments})
 
     def _gone_on(self, state: Any, program: Program, is_over: Array) -> Any:
         """The next of the stages that were dealt, where the one before is over."""
@@ -117,6 +117,8 @@ class ByStages(Algorithm):
         rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
         differ = sorted(name for name in rest if name not in mine or name not in found or data_hash(mine[name]) != data_hash(found[name]))
         differ += sorted(name for name in rows if name not in found or np.shape(found[name])[1:] != np.shape(mine[name])[1:])
+        if empty := [name for name in sorted(rows & set(found)) if not len(found[name])]:
+            raise ValueError(f"update: argument {empty[0]!r} has no rows; wanted one or more.")
         if differ:
             raise ValueError(f"update: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
         program.check()

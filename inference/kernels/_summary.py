@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-__all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "loss_of"]
+__all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "loss_of", "mean_of"]
 
 NUM_POINTS = 2000  # that a fit looks at
 
@@ -86,13 +86,22 @@ class Loss(NamedTuple):
 
 def loss_of(log_weight: Array, num_rows: Array) -> Loss:
     """Of one summary, from draws of it with the logarithms of their weights, p / q up to a constant. NaN where no draw has any."""
-    log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
-    total = logsumexp(log_weight)
-    share = jnp.where(jnp.isfinite(total), jnp.exp(log_weight - total), jnp.nan)
-    log_ratio = jnp.where(share > 0, log_weight - total + np.log(len(log_weight)), 0.0)
+    share = _shares(log_weight)
+    log_ratio = jnp.where(share > 0, jnp.log(share * len(share)), 0.0)
     nats = jnp.sum(share * log_ratio)
     times = jnp.stack([jnp.ones_like(nats), num_rows.astype(nats.dtype)])
     return Loss(nats * times, jnp.sum(share * (log_ratio - nats) ** 2) * times, times)
+
+
+def mean_of(log_weight: Array, each: Array) -> Array:
+    """Of something at draws with the logarithms of their weights."""
+    return jnp.sum(_shares(log_weight) * each)
+
+
+def _shares(log_weight: Array) -> Array:
+    log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
+    total = logsumexp(log_weight)
+    return jnp.where(jnp.isfinite(total), jnp.exp(log_weight - total), jnp.nan)
 
 
 class Backed(NamedTuple):

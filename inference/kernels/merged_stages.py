@@ -128,9 +128,10 @@ class MergedStages(Staged):
         kernel, state, summary = part.kernel, part.states[0], self._even.summary
         kernel._check_alike(program)
         told, log_weight, spent = kernel._found_out(state, part.program)
-        told = told if isinstance(summary, Unnamed) else Told(scattered(self.exchange, told.z))
+        told = Told(scattered(self.exchange, told.z)) if self.exchange and not isinstance(summary, Unnamed) else told
         clumps = summary.fitted(fit_key, told, log_weight, self.num_clumps)
-        return clumps, kernel._account(lost_key, state, clumps, part.program, spent)
+        account = kernel._account(lost_key, state, clumps, part.program, spent)
+        return clumps, jax.tree.map(jnp.add, state.before, account)
 
     @property
     def _start(self) -> Start:

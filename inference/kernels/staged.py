@@ -8,8 +8,8 @@ of their posterior, or the paper's own, on the Hilbert curves of the sites (`_co
 computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good; draws from them, with their
 weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary, which
 `diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage goes
-over twice as many rows, until they do not. The first must have enough to show what there is to find: what no clump is near to no weight
-tells.
+over twice as many rows of those that were dealt out, until they do not. The first must have enough to show what there is to find: what no
+clump is near to no weight tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -25,20 +25,23 @@ the information that they add to those before, or that q_s leaves; for q_s some 
 hundred for each walker; between stages a gradient for each point, and a fit of clumps.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 
 from inference.kernels._nested_state import information_of
 from inference.kernels._search import FEWEST, SUMMARIES, Searching
 from inference.kernels._stages import check_counts
-from inference.kernels._summary import Loss, Mixture, Told, loss_of
+from inference.kernels._summary import Loss, Mixture, Told, loss_of, mean_of
 from inference.kernels.nested_sampler import NestedSampler
 from inference.program import Program
 from inference.protocol import Results
 from inference.sites import StructureError
+from inference.split import Split
 
 __all__ = ["Stage", "StageReport", "Staged"]
 
@@ -91,7 +94,7 @@ class Staged(Searching, NestedSampler):
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
     :param most_lost: nats that the summary of a stage may cost. Where it would cost more, the stage takes as many rows more as it has, of
-        those to come; np.inf: never.
+        those to come; np.inf: never. An update has none to come.
     :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored. The first
         stage of a model with more than five members without names never is, nor is one with summaries on circles.
     :param settings: of `NestedSampler`.
@@ -184,17 +187,21 @@ class Staged(Searching, NestedSampler):
     def _next_dealt(self, state: Stage, program: Program) -> Stage:
         """The next stage; where this one's summary costs too much, this one again with more rows."""
         found, account = self._handed_on(state, program)
-        if account.lost.nats[0] - state.before.lost.nats[0] <= self.most_lost:
-            state, rows = self._taken(state, 1)
-            return self._next_from(state, rows, program, found, account)
-        return self._started_with(*self._with_more(state, account.num_evaluations), program, found)
+        if self._costs_too_much(account.lost):
+            return self._started_with(*self._with_more(state, state.before.num_evaluations + account.num_evaluations), program, found)
+        state, rows = self._taken(state, 1)
+        return self._next_from(state, rows, program, found, account)
 
     def _next(self, state: Stage, rows: Array, program: Program, before: Program) -> Stage:
         return self._next_from(state, rows, program, *self._handed_on(state, before))
 
     def _next_from(self, state: Stage, rows: Array, program: Program, found: Mixture, account: Account) -> Stage:
-        state = state._replace(clumps=found, before=account, rows=state.rows[:0])
-        return self._started_with(state, rows, program, found)
+        before = jax.tree.map(jnp.add, state.before, account)
+        return self._started_with(state._replace(clumps=found, before=before, rows=state.rows[:0]), rows, program, found)
+
+    def _costs_too_much(self, lost: Loss) -> bool:
+        """As a summary; where nobody knows, too."""
+        return self.most_lost < np.inf and not lost.nats[0] <= self.most_lost
 
     def _with_more(self, state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
         """The stage as it was before it began, but for evaluations so far; and as many rows of those to come as it has."""
@@ -212,7 +219,7 @@ class Staged(Searching, NestedSampler):
         if state.num_left > 0 and len(sampled.log_weight):
             z, log_weight = self._drawn(lost_key, sampled, state.clumps, own)
             spent += len(z)
-            if not loss_of(log_weight, state.num_rows).nats[0] <= self.most_lost:
+            if self._costs_too_much(loss_of(log_weight, state.num_rows)):
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
                 return self._started_with(*self._with_more(state, num_evaluations), program, state.clumps)
         draw, densities = self._draw_from(state.clumps, sampled), self._densities(state.clumps, own, sampled)
@@ -224,7 +231,7 @@ class Staged(Searching, NestedSampler):
         return random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows)), number)
 
     def _handed_on(self, state: Stage, program: Program) -> tuple[Mixture, Account]:
-        """What stands for what a stage has found, and the account of all so far."""
+        """What stands for what a stage has found, and the account of the stage."""
         told, log_weight, spent = self._found_out(state, program)
         found = self._backed.summary.fitted(self._key(state, 1), told, log_weight, self.num_clumps, state.sampled)
         return found, self._account(self._key(state, 2), state, found, program, spent)
@@ -236,12 +243,20 @@ class Staged(Searching, NestedSampler):
         return told, log_weight, spent
 
     def _account(self, rng_key: Array, state: Stage, found: Mixture, program: Program, spent: int) -> Account:
-        """Of all stages so far, with clumps that stand for what the last one has found, and evaluations that were spent on them."""
+        """Of a stage, with clumps that stand for what it has found, and evaluations that were spent on them. The next starts from them but
+        for the share of the background, which its evidence will lack."""
         z, log_weight = self._drawn(rng_key, found, state.clumps, self._own(program, state.rows))
         log_evidence, error = self._evidence(state.nest)
+        lacking = mean_of(log_weight, -self._log_share(self.split, found, z))
         evaluations = self._row_evaluations(state) - state.before.num_evaluations + (spent + len(z)) * len(state.rows)
-        own = Account(log_evidence, error**2, information_of(state.nest), loss_of(log_weight, state.num_rows), evaluations)
-        return jax.tree.map(jnp.add, state.before, own)
+        lost = loss_of(log_weight, state.num_rows)
+        return Account(log_evidence + lacking, error**2, information_of(state.nest), lost, evaluations)
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def _log_share(self, split: Split, found: Mixture, z: Array) -> Array:
+        """Of vectors [point, size]: the density of what the next stage starts from, over that of its clumps."""
+        one = lambda z: self._backed.log_density(found, z, split.densities(z)[0]) - self._backed.summary.log_density(found, z)
+        return jax.vmap(one)(z)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)

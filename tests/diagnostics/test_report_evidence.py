@@ -149,12 +149,12 @@ def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
     """What they add to the error is no part of that of live points."""
     se = np.sqrt(0.08)
     each = {"summary_error_of_replicates": np.full(2, 2.0), "log_evidence_se_of_replicates": np.full(2, np.hypot(se, 2.0))}
-    page = report(trees.nested(rng, summary_loss=0.1, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))
+    page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))
     assert page.trusted, page.text
     assert page["information"].figures["claimed"] == pytest.approx(se)
     assert page["summaries"].figures["nats each"] == 0.2
     for lost in (3.0, np.nan):
-        page = report(trees.nested(rng, summary_loss=lost, summary_loss_of_replicates=np.array([0.1, lost]), **each))
+        page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, lost]), **each))
         assert failed(page) == {"summaries"}
     assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=np.full(2, np.hypot(se, 2.0))))) == {"information"}
 

@@ -1,5 +1,8 @@
 """What summaries between stages cost the log-evidence, as it is claimed: against Normals, and against what it was."""
 
+from types import SimpleNamespace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,8 +12,11 @@ from jax import random
 from scipy import stats
 
 from diagnostics import report
-from inference import Driver, MergedStages, Staged
+from inference import Driver, MergedStages, Program, Staged
+from inference.kernels import staged
+from inference.kernels._clumps import StateClumps
 from inference.kernels._summary import Loss, loss_of
+from tests.inference.test_staged import over
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -172,3 +178,60 @@ def test_a_wrong_limit_is_refused():
     for most_lost in (0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match=r"most_lost: found .*, wanted a number above 0"):
             Staged(rate, most_lost=most_lost)
+
+
+def level(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+LEVELS = np.random.default_rng(0).normal(1.0, 1.0, size=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_the_background_is_no_loss(bug, monkeypatch):
+    """Of a posterior far narrower than the prior a next stage has what the background leaves: half, in each of nine. The planted bug: as if
+    it were all."""
+    if bug:
+        monkeypatch.setattr(staged, "mean_of", lambda log_weight, each: jnp.zeros(()))
+    kernel = Staged(level, num_stages=10, num_live=100, background=0.5, num_walkers=0)
+    attrs = Driver(kernel, num_samples=10, progress_bar=False).run(0, LEVELS).attrs
+    exact = stats.multivariate_normal(np.zeros(20), np.eye(20) + 100).logpdf(LEVELS)
+    assert (abs(attrs["log_evidence"] - exact) < 3.5 * attrs["log_evidence_se"]) != bug
+
+
+def test_slopes_reach_the_summaries_of_workers(monkeypatch):
+    parts, seen = [], []
+    for seed in range(2):
+        kernel = Staged(level, num_stages=1, num_live=40, num_walkers=0)
+        state, program = kernel.init(random.key(seed), Program(level, LEVELS[10 * seed :][:10])), Program(level, LEVELS[10 * seed :][:10])
+        parts.append(SimpleNamespace(kernel=kernel, states=[over(state)], program=program))
+    merged = MergedStages.__new__(MergedStages)
+    Staged.__init__(merged, level, num_stages=1, num_live=40)
+    merged.parts = parts
+    fitted = StateClumps.fitted
+    monkeypatch.setattr(StateClumps, "fitted", lambda self, key, told, *given: seen.append(told.slope) or fitted(self, key, told, *given))
+    merged.init(random.key(2), Program(level, LEVELS))
+    assert [slope is not None for slope in seen] == [True, True]
+
+
+def test_rows_may_be_arrays_of_jax():
+    """A model may need them so."""
+
+    def uniform(y):
+        top = numpyro.sample("top", dist.Pareto(1.0, 1.5))
+        with numpyro.plate("row", len(y)):
+            numpyro.sample("y", dist.Uniform(0.0, top), obs=y)
+
+    kernel = Staged(uniform, num_stages=2, num_live=40, num_walkers=0)
+    state = kernel.init(random.key(0), Program(uniform, jnp.asarray(TIMES)))
+    assert isinstance(kernel._own(Program(uniform, jnp.asarray(TIMES)), state.rows).arguments["y"], jax.Array)
+
+
+def test_an_update_without_rows_is_refused():
+    kernel, program = Staged(level, num_stages=1, num_live=40, num_walkers=0), Program(level, LEVELS)
+    state = over(kernel.init(random.key(0), program))
+    with pytest.raises(ValueError, match="update: argument 'y' has no rows; wanted one or more"):
+        kernel.updated(state, Program(level, LEVELS[:0]), program)
