@@ -7,9 +7,9 @@ come one after the other, the cheapest first:
  2. the same from the peaks that walkers come to, which begin as draws from pi_s (`_exploration`);
  3. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
 
-The first is taken of whose draws enough are effective, or what is fitted to these draws in proportion to their weights, if that is better;
-none of them, where clumps cannot say what was found, and walks would be long. What q misses is found as ever, by live points that begin in
-the background; but walks take long to find it.
+The first is taken of whose draws enough are effective, or, unless that is most of them, what is fitted to these draws in proportion to
+their weights, if that is better; none of them, where clumps cannot say what was found, and walks would be long. What q misses is found as
+ever, by live points that begin in the background; but walks take long to find it.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda spli
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
 BEHIND_SEARCH = 0.2  # share of what a stage starts from in what it goes over: a fifth of an e-fold, should a search miss something
 LITTLE, PART = 1.4, 0.01  # nats that are left, or part of what pi_s leaves: walks over a bad approximation are long
-NEAR = 0.05  # effective share of draws, from which it is worth while to go on
+NEAR, FINE = 0.05, 0.7  # effective shares of draws: from which it is worth while to go on; and from which nothing better is looked for
 TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
 MOST_PEAKS = 8  # from which one climbs
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
@@ -120,6 +120,8 @@ class Searching(ByStages):
                 continue
             tried = self._tried(try_key, candidate.mixture, clumps, program)
             spent += candidate.evaluations + TRIED
+            if tried.share > FINE:
+                return candidate.mixture, spent
             if tried.is_believed:
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
