@@ -120,7 +120,7 @@ class Searching(ByStages):
                 continue
             tried = self._tried(try_key, candidate.mixture, clumps, program)
             spent += candidate.evaluations + TRIED
-            if tried.share > FINE:
+            if tried.is_believed and tried.share > FINE:
                 return candidate.mixture, spent
             if tried.is_believed:
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
