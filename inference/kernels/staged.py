@@ -22,7 +22,7 @@ time. The state says which rows a stage has, the program what is in them: a run 
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
-hundred for each walker; between stages a gradient for each point, and a fit of clumps.
+hundred for each walker, of each number of rows that it comes to; between stages a gradient for each point, and a fit of clumps.
 """
 
 from functools import partial
