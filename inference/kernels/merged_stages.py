@@ -34,7 +34,7 @@ from inference.program import Program
 if TYPE_CHECKING:
     from inference.driver import Driver
 
-__all__ = ["MergedStages"]
+__all__ = ["MergedStages", "Product"]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from inference.protocol import Results
 from inference.sites import StructureError
 from inference.split import Split
 
-__all__ = ["Stage", "StageReport", "Staged"]
+__all__ = ["Account", "Stage", "StageReport", "Staged"]
 
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
 
