@@ -120,9 +120,9 @@ class Searching(ByStages):
                 continue
             tried = self._tried(try_key, candidate.mixture, clumps, program)
             spent += candidate.evaluations + TRIED
-            if tried.is_believed and tried.share > FINE:
-                return candidate.mixture, spent
             if tried.is_believed:
+                if tried.share > FINE:
+                    return candidate.mixture, spent
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
                 return (finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED
