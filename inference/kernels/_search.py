@@ -4,7 +4,7 @@ Nested sampling of likelihood x pi_s / q from q is as right as that of the likel
 come one after the other, the cheapest first:
 
  1. from each clump of pi_s, the Normal nearby that the slopes of the posterior tell (`_climbing`);
- 2. the same from the peaks that walkers come to, which begin as draws from pi_s (`_exploration`);
+ 2. the same from the peaks that walkers come to, which begin as draws from pi_s, or at peaks of fewer rows (`_exploration`);
  3. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
 
 The first is taken of whose draws enough are effective, or, unless that is most of them, what is fitted to these draws in proportion to
@@ -35,7 +35,7 @@ from inference.kernels._summary import Backed, Mixture, Told
 from inference.program import Program
 from inference.split import Split
 
-__all__ = ["FEWEST", "SUMMARIES", "Searching", "Start", "effective_share"]
+__all__ = ["FEWEST", "SUMMARIES", "Begin", "Searching", "Start", "effective_share"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
@@ -69,11 +69,19 @@ class Start:
         return densities
 
 
+class Begin(NamedTuple):
+    """Where a search begins."""
+
+    clumps: Mixture  # of what has been found nearby; no place for one: nothing has been
+    peaks: Array | None = None  # [peak, size]: that fewer rows have; None: nobody has looked
+
+
 class Candidate(NamedTuple):
-    """What may be gone over, and evaluations that it took."""
+    """What may be gone over, evaluations that it took, and the highest peaks that walkers came to."""
 
     mixture: Mixture
     evaluations: float
+    peaks: Array | None = None
 
 
 class Tried(NamedTuple):
@@ -106,28 +114,26 @@ class Searching(ByStages):
     def _backed(self) -> Backed:
         return Backed(SUMMARIES[self.summary](self.split), self.background)
 
-    def _searched(self, rng_key: Array, clumps: Mixture, program: Program, near: Mixture) -> tuple[Mixture, float]:
-        """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage.
-
-        :param near: clumps where to begin; none: wherever the stage starts from.
-        """
+    def _searched(self, rng_key: Array, clumps: Mixture, program: Program, begin: Begin) -> Candidate:
+        """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage."""
         spent = 0.0
         looks = (self._near_clumps, self._near_peaks, self._outwards) if self._size_of_search(clumps) else ()
         for number, look in enumerate(looks):
             look_key, try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 4)
-            candidate = look(look_key, near, clumps, program)
+            candidate = look(look_key, begin, clumps, program)
             if candidate is None:
                 continue
+            begin = begin if candidate.peaks is None else begin._replace(peaks=candidate.peaks)
             tried = self._tried(try_key, candidate.mixture, clumps, program)
             spent += candidate.evaluations + TRIED
             if tried.is_believed:
                 if tried.share > FINE:
-                    return candidate.mixture, spent
+                    return Candidate(candidate.mixture, spent, begin.peaks)
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
-                return (finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED
-            near = candidate.mixture if tried.is_near else self._backed.summary.nothing(0)
-        return self._backed.summary.nothing(0), spent
+                return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, begin.peaks)
+            begin = begin._replace(clumps=candidate.mixture if tried.is_near else self._backed.summary.nothing(0))
+        return Candidate(self._backed.summary.nothing(0), spent, begin.peaks)
 
     def _refined(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
         """Clumps fitted to draws from a mixture in proportion to their weights."""
@@ -149,28 +155,30 @@ class Searching(ByStages):
     def _usual(self) -> int:
         return max(USUAL, EACH * self.split.size)
 
-    def _near_clumps(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate | None:
-        return self._climbs(rng_key, _apart(near), (clumps, self._rows(program))) if len(near.log_weight) else None
+    def _near_clumps(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
+        given = clumps, self._rows(program)
+        return self._climbs(rng_key, _apart(begin.clumps), given) if len(begin.clumps.log_weight) else None
 
-    def _near_peaks(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate | None:
+    def _near_peaks(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         draw_key, climb_key = random.split(rng_key)
         given, keys = (clumps, self._rows(program)), random.split(draw_key, self._size_of_search(clumps))
         drawn = once(jax.vmap(self._draw_from(clumps)), keys)(keys)
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
-        found = peaks(start, self._start, given)
+        found = peaks(start if begin.peaks is None else begin.peaks, self._start, given)
         highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
         curved = [around(peak, start, given, self._start) for peak in highest.z]
         near_them = self._climbs(climb_key, worthwhile(curved, highest.height), given)
-        return near_them._replace(evaluations=near_them.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size)
+        spent = near_them.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size
+        return Candidate(near_them.mixture, spent, highest.z if len(highest.z) else None)
 
-    def _outwards(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate | None:
+    def _outwards(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Clumps fitted to what walkers come to that begin as draws from what is near."""
-        if not len(near.log_weight):
+        if not len(begin.clumps.log_weight):
             return None
         draw_key, walk_key, fit_key = random.split(rng_key, 3)
-        z, log_weight = self._drawn(draw_key, near, clumps, program)
+        z, log_weight = self._drawn(draw_key, begin.clumps, clumps, program)
         z, cost = outwards(walk_key, z, log_weight, (clumps, self._rows(program)), self._start)
         told, more = self._told(self._alike(z, clumps), clumps, program)
         fitted = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps)

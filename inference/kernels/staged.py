@@ -22,7 +22,7 @@ time. The state says which rows a stage has, the program what is in them: a run 
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
-hundred for each walker, of each number of rows that it comes to; between stages a gradient for each point, and a fit of clumps.
+hundred for each walker, and some for each peak, should it take more rows; between stages a gradient for each point, and a fit of clumps.
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ import numpy as np
 from jax import Array, random
 
 from inference.kernels._nested_state import information_of
-from inference.kernels._search import FEWEST, SUMMARIES, Searching
+from inference.kernels._search import FEWEST, SUMMARIES, Begin, Searching
 from inference.kernels._stages import check_counts
 from inference.kernels._summary import Loss, Mixture, Told, loss_of, mean_of
 from inference.kernels.nested_sampler import NestedSampler
@@ -145,7 +145,7 @@ class Staged(Searching, NestedSampler):
             stage=count - 1,
             rng_key=random.key_data(rng_key),
         )
-        return self._started_with(nowhere, rows, program, none)
+        return self._started_with(nowhere, rows, program, Begin(none))
 
     def data(self, program: Program) -> dict[str, Array]:
         """All rows; a step takes its own."""
@@ -188,7 +188,8 @@ class Staged(Searching, NestedSampler):
         """The next stage; where this one's summary costs too much, this one again with more rows."""
         found, account = self._handed_on(state, program)
         if self._costs_too_much(account.lost):
-            return self._started_with(*self._with_more(state, state.before.num_evaluations + account.num_evaluations), program, found)
+            num_evaluations = state.before.num_evaluations + account.num_evaluations
+            return self._started_with(*self._with_more(state, num_evaluations), program, Begin(found))
         state, rows = self._taken(state, 1)
         return self._next_from(state, rows, program, found, account)
 
@@ -197,7 +198,7 @@ class Staged(Searching, NestedSampler):
 
     def _next_from(self, state: Stage, rows: Array, program: Program, found: Mixture, account: Account) -> Stage:
         before = jax.tree.map(jnp.add, state.before, account)
-        return self._started_with(state._replace(clumps=found, before=before, rows=state.rows[:0]), rows, program, found)
+        return self._started_with(state._replace(clumps=found, before=before, rows=state.rows[:0]), rows, program, Begin(found))
 
     def _costs_too_much(self, lost: Loss) -> bool:
         """As a summary; where nobody knows, too."""
@@ -208,20 +209,20 @@ class Staged(Searching, NestedSampler):
         before = state.before._replace(num_evaluations=num_evaluations)
         return self._taken(state._replace(before=before), -(-len(state.rows) // state.later.shape[1]))
 
-    def _started_with(self, state: Stage, more: Array, program: Program, near: Mixture) -> Stage:
-        """A stage of the rows that the state has and more of them, from its clumps. What may be gone over is looked for near to others.
-        Where that costs too much as a summary, nested sampling is left until there are more rows, of which it is looked for anew: what is
-        best of few rows need not be near to what is best of more."""
+    def _started_with(self, state: Stage, more: Array, program: Program, begin: Begin) -> Stage:
+        """A stage of the rows that the state has and more of them, from its clumps. What may be gone over is looked for from where others
+        were found. Where that costs too much as a summary, nested sampling is left until there are more rows, of which it is looked for
+        anew, from all peaks that these have: what is best of few rows need not be near to what is best of more."""
         state = state._replace(rows=jnp.concatenate([state.rows, more]), num_rows=state.num_rows + len(more))
         search_key, lost_key, start_key = random.split(self._key(state, 0), 3)
         own = self._own(program, state.rows)
-        sampled, spent = self._searched(search_key, state.clumps, own, near)
+        sampled, spent, peaks = self._searched(search_key, state.clumps, own, begin)
         if state.num_left > 0 and len(sampled.log_weight):
             z, log_weight = self._drawn(lost_key, sampled, state.clumps, own)
             spent += len(z)
             if self._costs_too_much(loss_of(log_weight, state.num_rows)):
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
-                return self._started_with(*self._with_more(state, num_evaluations), program, state.clumps)
+                return self._started_with(*self._with_more(state, num_evaluations), program, Begin(state.clumps, peaks))
         draw, densities = self._draw_from(state.clumps, sampled), self._densities(state.clumps, own, sampled)
         nest = self._started(start_key, draw, densities, not len(state.clumps.log_weight))
         nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
