@@ -18,9 +18,11 @@ data sets*; the paper describes the method, and has no experiment).
 # .. model-source:: zoo.staged_learning.staged_learning
 import os
 import warnings
+from functools import partial
 from time import process_time
 
 import arviz as az
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
@@ -35,7 +37,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from diagnostics import plot_evidence, report
 from gallery import StagedMixtureClassifier
-from inference import Driver, NestedSampler, Staged, StructureError
+from inference import Driver, NestedSampler, Staged, StructureError, run_orders
 from zoo.staged_learning import family, order_prior
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
@@ -166,6 +168,49 @@ other = StagedMixtureClassifier(3, cluster=heavy, **told).fit(x[train], y[train]
 for name, found in (("normal", fitted), ("Student's t", other)):
     attrs = found.posterior_["order_3"].attrs
     print(f"three clusters, {name:11} log-evidence {attrs['log_evidence']:.1f} ± {attrs['log_evidence_se']:.1f}, {scores(found)}")
+
+# %%
+# *Another family*: a function of the order that returns a NumPyro model may stand in place of the mixture. Here a network with one hidden
+# layer, whose order is the number of its nodes; the bump it learns goes up and down again, which takes two. Nodes may change places, as
+# clusters may, and the sampler keeps them apart.
+
+
+def network(nodes):
+    """A network of some nodes."""
+
+    def model(place, height):
+        with numpyro.plate("node", nodes):
+            slope = numpyro.sample("slope", dist.HalfNormal(3.0))
+            offset = numpyro.sample("offset", dist.Normal(0.0, 3.0))
+            weight = numpyro.sample("weight", dist.Normal(0.0, 1.0))
+        with numpyro.plate("row", len(place)):
+            numpyro.sample("height", dist.Normal(outputs(place, slope, offset, weight), 0.2), obs=height)
+
+    return model
+
+
+def outputs(place, slope, offset, weight):
+    """Of the network, at each place."""
+    return jnp.tanh(slope * place[:, None] + offset) @ weight
+
+
+place = rng.uniform(-3, 3, 40)
+height = np.exp(-(place**2)) + 0.2 * rng.normal(size=40)
+kernel = partial(NestedSampler, num_live=LIVE, num_sweeps=SWEEPS)
+learned = run_orders(0, network, order_prior(), place, height, kernel=kernel, most=ORDERS, settings={"progress_bar": False})
+print(learned["orders"].to_dataset().to_dataframe().round(3))
+
+# %%
+# Twenty draws of each order, over the points that it has learned from.
+figure, axes = plt.subplots(1, ORDERS, figsize=(8.5, 2.8), sharey=True, layout="constrained")
+grid = np.linspace(-3, 3, 200)
+for nodes, ax in enumerate(axes, 1):
+    draws = learned[f"order_{nodes}"]["posterior"].dataset.isel(chain=0, draw=slice(0, 20))
+    for values in zip(*(draws[name].values for name in ("slope", "offset", "weight")), strict=True):
+        ax.plot(grid, outputs(grid, *values), color="C0", lw=0.5, alpha=0.6)
+    ax.plot(place, height, ".", color="0.2", ms=4)
+    ax.set_title(f"{nodes} node{'s' * (nodes > 1)}: {learned['orders']['probability'].sel(order=nodes).item():.2f}")
+figure.suptitle("Networks, and how probable each number of nodes is")
 
 # %%
 # *A weight for each row* (a level of its own, say) would be another number to learn in every stage, which no later stage could use:
