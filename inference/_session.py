@@ -150,9 +150,13 @@ class Session:
         return concatenate(parts), size - left
 
     def _make_room(self, i: int) -> None:
-        """The chains of a lane are stacked, so all grow when one is full, and shrink when all can spare it."""
-        while self._asked("is_full", self.lanes[i]).any():
-            self.lanes[i] = stacked([self.stepper.grown(one) for one in apart(self.lanes[i])])
+        """The chains of a lane are stacked, so all are as large as the largest has grown, and shrink when all can spare it."""
+        while (full := self._asked("is_full", self.lanes[i])).any():
+            each = [self.stepper.grown(one) if is_full else one for one, is_full in zip(apart(self.lanes[i]), full, strict=True)]
+            most = max(map(_size, each))
+            while min(map(_size, each)) < most:
+                each = [self.stepper.grown(one) if _size(one) < most else one for one in each]
+            self.lanes[i] = stacked(each)
         while self._asked("has_spare", self.lanes[i]).all():
             self.lanes[i] = stacked([self.stepper.shrunk(one) for one in apart(self.lanes[i])])
 
@@ -185,6 +189,10 @@ class Session:
 
 def _shapes(*trees: Any) -> tuple:
     return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(trees))
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _padded(records: Records, last: Records, count: int) -> Records:

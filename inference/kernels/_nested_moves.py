@@ -6,7 +6,7 @@ the interval is cut there. Lanes do not wait for each other: one that has found 
 is one evaluation of every lane.
 
 Before it walks a lane may be offered draws of the prior itself. The first above the limit is what it wants, with no memory of where it
-began; while the limit is low that is cheaper than a walk.
+began; while the limit is low that is cheaper than a walk. Each draw is offered once; where there are none left, a lane walks.
 
 Neal (2003), "Slice sampling", without stepping out; Skilling (2006) for the label that orders points of equal likelihood.
 """
@@ -58,6 +58,7 @@ class Walk(NamedTuple):
     high: Array
     height: Array  # of the slice, under the log prior in the chart
     num_evaluations: Array
+    num_offered: Array
     round: Array
 
 
@@ -75,12 +76,13 @@ def walk(
     num_steps: int | Array,
     width: float,
     chart: Chart = STRAIGHT,
-    offer: Callable | None = None,
+    offers: Array | None = None,
+    first: int | Array = 0,
     num_offers: int | Array = 0,
-) -> tuple[Points, Array, Array]:
+) -> tuple[Points, Array, Array, Array]:
     """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; also where the
-    lanes were after half of them, and how many evaluations it took. A lane that finds one of `num_offers` draws by `offer(key)` above the
-    limit takes it instead, all at once and with nothing halfway."""
+    lanes were after half of them, how many evaluations it took, and how many of `offers` [offer, size], from the `first` on. A lane that
+    finds one of up to `num_offers` of these above the limit takes it instead, all at once and with nothing halfway."""
     num_lanes, dtype = len(start.z), start.z.dtype
     loop_key, label_key = random.split(rng_key)
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
@@ -89,19 +91,20 @@ def walk(
         low = -width * uniform[0]
         return low, low + width, log_prior + jnp.log(uniform[1])
 
-    def offered(rng_key: Array, is_offer: Array, z: Array) -> Array:
-        """Draws, for lanes that are offered some."""
-        if offer is None:
-            return z
-        drawn = lambda: jax.vmap(offer)(random.split(rng_key, num_lanes))
-        return jax.lax.cond(is_offer.any(), lambda: jnp.where(is_offer[:, None], drawn(), z), lambda: z)
+    def offered(state: Walk) -> tuple[Array, Array]:
+        """Whether each lane is offered something, and what."""
+        if offers is None or not len(offers):
+            return jnp.zeros(num_lanes, bool), state.at.z
+        is_waiting = state.place < -1
+        next_one = first + state.num_offered + jnp.cumsum(is_waiting) - 1
+        return is_waiting & (next_one < len(offers)), offers[jnp.minimum(next_one, len(offers) - 1)]
 
     def round_of_all(state: Walk) -> Walk:
-        key, turn_key, offer_key = random.split(random.fold_in(loop_key, state.round), 3)
+        key, turn_key = random.split(random.fold_in(loop_key, state.round))
         uniform = random.uniform(key, (3, num_lanes), dtype, minval=jnp.finfo(dtype).tiny)
-        is_active, is_offer = state.place < num_steps, state.place < -1
+        is_active, (is_offer, offer) = state.place < num_steps, offered(state)
         step = state.low + (state.high - state.low) * uniform[2]
-        z = offered(offer_key, is_offer, chart.at(state.at.z, state.along, step))
+        z = jnp.where(is_offer[:, None], offer, chart.at(state.at.z, state.along, step))
         log_prior, log_likelihood = jax.vmap(densities)(z)
         in_slice = jnp.where(is_offer, jnp.isfinite(log_prior), log_prior + chart.log_stretch(z) >= state.height)
         label = jnp.where(is_offer, uniform[2], state.at.label)
@@ -115,7 +118,8 @@ def walk(
         low, high = jnp.where(step < 0, step, state.low), jnp.where(step < 0, state.high, step)
         goes_on, taken = found | (is_active & ~is_offer & (high - low < least)), found & is_offer
         new_low, new_high, new_height = opened(uniform[:2], at.log_prior + chart.log_stretch(at.z))
-        place = jnp.where(taken, num_steps, state.place + (goes_on | is_offer).astype(state.place.dtype))
+        place = jnp.where(is_offer, state.place, jnp.maximum(state.place, -1))
+        place = jnp.where(taken, num_steps, place + (goes_on | is_offer).astype(place.dtype))
         return Walk(
             at,
             jnp.where(((place <= num_steps // 2) | taken)[:, None], at.z, state.halfway),
@@ -125,16 +129,17 @@ def walk(
             jnp.where(goes_on, new_high, high),
             jnp.where(goes_on, new_height, state.height),
             state.num_evaluations + jnp.sum(is_active, dtype=jnp.int32),
+            state.num_offered + jnp.sum(is_offer, dtype=jnp.int32),
             state.round + 1,
         )
 
     # The first round finds the start itself, and opens the first interval: so the loop alone has code for directions.
     zero = jnp.zeros(num_lanes, dtype)
     before = jnp.full(num_lanes, -1, jnp.int32) - num_offers
-    counts = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    counts = 3 * (jnp.zeros((), jnp.int32),)
     along = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(turn, rng_key))
     state = Walk(start, start.z, along, before, zero, zero, jnp.full(num_lanes, -jnp.inf, dtype), *counts)
     state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
     lowest = jnp.where(state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label))
     label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)
-    return state.at._replace(label=label), state.halfway, state.num_evaluations
+    return state.at._replace(label=label), state.halfway, state.num_evaluations, state.num_offered

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
@@ -25,11 +26,14 @@ from inference.split import Split
 __all__ = ["Unnamed", "for_all_places", "named_alike", "renamed", "scattered", "shown", "together"]
 
 
-def renamed(exchange: Exchangeable, live: Points, reference: Reference, densities: Callable) -> tuple[Points, Reference]:
-    """Live points with the places of the reference, and what they are a reference of."""
-    z = jax.vmap(lambda z: exchange.alike(z, reference))(live.z)
+def renamed(
+    exchange: Exchangeable, live: Points, offers: Array, reference: Reference, densities: Callable
+) -> tuple[Points, Array, Reference]:
+    """Live points with the places of the reference, offers [offer, size] as well, and what the points are a reference of."""
+    both = jax.vmap(lambda z: exchange.alike(z, reference))(jnp.concatenate([live.z, offers]))
+    z = both[: len(live.z)]
     log_prior = jax.vmap(lambda z: densities(z)[0])(z)  # of the free numbers, whose measure depends on the places
-    return live._replace(z=z, log_prior=log_prior), exchange.reference(z)
+    return live._replace(z=z, log_prior=log_prior), both[len(live.z) :], exchange.reference(z)
 
 
 def together(exchange: Exchangeable | None, z: Array, reference: Reference | None) -> Array:

@@ -11,7 +11,7 @@ from inference.exchangeable import Reference
 from inference.kernels._nested_moves import Points
 from inference.kernels._nested_volumes import Volumes, started
 
-__all__ = ["Dead", "Nest", "begun_with", "information_of", "points_of", "with_room"]
+__all__ = ["Dead", "Nest", "Offers", "begun_with", "information_of", "points_of", "with_room"]
 
 NUM_HISTORIES = 200
 GENERATIONS = 12  # looks back to the ancestors of live points: modes hang together for long after the last walk went from one to the other
@@ -24,6 +24,14 @@ class Dead(NamedTuple):
     log_likelihood: Array
     log_volume: Array  # the prior volume that each stands for
     mode: Array
+
+
+class Offers(NamedTuple):
+    """Draws from where nested sampling starts, for births to take. The host makes them, for the code that draws takes long to compile."""
+
+    z: Array  # [offer, size]
+    num_used: Array
+    rng_key: Array  # by which the next are drawn
 
 
 class Nest(NamedTuple):
@@ -39,10 +47,11 @@ class Nest(NamedTuple):
     num_steps: Array
     num_evaluations: Array
     longer: Array  # logarithm of how many times as long as at first walks are
+    offers: Offers
     reference: Reference | None  # what members without names are named after; None where all have names
 
 
-def begun_with(live: Points, reference: Reference | None, num_modes: int, room: int) -> Nest:
+def begun_with(live: Points, offers: Offers, reference: Reference | None, num_modes: int, room: int) -> Nest:
     """Live points in one mode of up to `num_modes`, nothing dead, and room for those that die."""
     (num_live, size), dtype = live.z.shape, live.z.dtype
     zero, nothing = jnp.zeros((), jnp.int32), jnp.zeros(0, dtype)
@@ -58,6 +67,7 @@ def begun_with(live: Points, reference: Reference | None, num_modes: int, room: 
         num_steps=zero,
         num_evaluations=zero + num_live,
         longer=jnp.zeros((), dtype),
+        offers=offers,
         reference=reference,
     )
 

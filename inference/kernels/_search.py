@@ -23,13 +23,13 @@ import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
 
-from inference._once import once
 from inference.exchangeable import MOST_NAMED, Exchangeable
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._code_clumps import CodeClumps
 from inference.kernels._exploration import apart, around, outwards, peaks, worthwhile
 from inference.kernels._nested_names import for_all_places, named_alike
+from inference.kernels._nested_offers import Offering
 from inference.kernels._stages import ByStages
 from inference.kernels._summary import Backed, Mixture, Told
 from inference.program import Program
@@ -101,7 +101,7 @@ class Tried(NamedTuple):
         return self.share > NEAR
 
 
-class Searching(ByStages):
+class Searching(ByStages, Offering):
     """A kernel whose stages go over what they have searched for."""
 
     exchange: Exchangeable | None
@@ -161,8 +161,8 @@ class Searching(ByStages):
 
     def _near_peaks(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         draw_key, climb_key = random.split(rng_key)
-        given, keys = (clumps, self._rows(program)), random.split(draw_key, self._size_of_search(clumps))
-        drawn = once(jax.vmap(self._draw_from(clumps)), keys)(keys)
+        given = clumps, self._rows(program)
+        drawn = self._draws(draw_key, self._size_of_search(clumps), (clumps, self._backed.summary.nothing(0)))
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
@@ -206,8 +206,8 @@ class Searching(ByStages):
 
     def _tried(self, rng_key: Array, sampled: Mixture, clumps: Mixture, program: Program) -> Tried:
         """Draws from what may be gone over, with pi_s behind it."""
-        keys = random.split(rng_key, TRIED)
-        log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, keys, sampled, clumps, self._rows(program)))
+        z = self._draws(rng_key, TRIED, (clumps, sampled))
+        log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, z, sampled, clumps, self._rows(program)))
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
         if not np.isfinite(log_weight).any():
             return Tried(0.0, 0.0)
@@ -216,16 +216,12 @@ class Searching(ByStages):
         return Tried(effective_share(log_weight), float(information))
 
     @partial(jax.jit, static_argnums=(0, 1))
-    def _weighed(self, split: Split, keys: Array, sampled: Mixture, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
-        """Log weights of draws, and their log likelihoods."""
-        program, draw = split.program.with_arguments(**rows), self._draw_from(clumps, sampled)
+    def _weighed(self, split: Split, z: Array, sampled: Mixture, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
+        """Log weights of draws [draw, size], and their log likelihoods."""
+        program = split.program.with_arguments(**rows)
         densities, rest = self._start.densities(clumps, program), self._densities(clumps, program, sampled)
 
-        def one(key: Array) -> tuple[Array, Array]:
-            z = draw(key)
-            return rest(z)[1], densities(z)[1]
-
-        return jax.lax.map(one, keys, batch_size=BATCH)
+        return jax.lax.map(lambda z: (rest(z)[1], densities(z)[1]), z, batch_size=BATCH)
 
     def _alike(self, z: Array, clumps: Mixture) -> Array:
         """Members in the same places: in the first stage they have no names."""
@@ -253,10 +249,11 @@ class Searching(ByStages):
 
         return densities
 
-    def _draw_from(self, clumps: Mixture, sampled: Mixture | None = None) -> Callable:
-        has_clumps, has_sampled = len(clumps.log_weight), sampled is not None and len(sampled.log_weight)
-        before = (lambda key: self._backed.draw(key, clumps, self.split.draw)) if has_clumps else self.split.draw
-        return (lambda key: self._behind(clumps).draw(key, sampled, before)) if has_sampled else before
+    def _draw_from(self, given: Any) -> Callable:
+        """At clumps, and at what is gone over in place of them, where that has any."""
+        clumps, sampled = given
+        before = (lambda key: self._backed.draw(key, clumps, self.split.draw)) if len(clumps.log_weight) else self.split.draw
+        return (lambda key: self._behind(clumps).draw(key, sampled, before)) if len(sampled.log_weight) else before
 
     def _behind(self, clumps: Mixture) -> Backed:
         """Of what is gone over: in the first stage members of a plate may change places."""

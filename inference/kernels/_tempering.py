@@ -118,7 +118,7 @@ def moved(rng_key: Array, before: Points, parent: Array, densities: Callable, *,
     def one_pass(carry: tuple[Points, Walked]) -> tuple[Points, Walked]:
         at, walked = carry
         num_steps = jnp.maximum(walked.num_steps, least)
-        new, _, evaluations = walk(random.fold_in(rng_key, walked.passes), densities, at, limit, turn, num_steps, WIDTH)
+        new, _, evaluations, _ = walk(random.fold_in(rng_key, walked.passes), densities, at, limit, turn, num_steps, WIDTH)
         halfway = apart(at.z) / jnp.maximum(apart(new.z), jnp.finfo(dtype).tiny)
         return new, Walked(halfway, walked.num_steps + num_steps, walked.evaluations + evaluations, walked.passes + 1)
 

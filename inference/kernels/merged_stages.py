@@ -108,11 +108,11 @@ class MergedStages(Staged):
         each, accounts = zip(*parts, strict=True)
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
-        own = self._own(program, one)
+        own, nothing = self._own(program, one), self._backed.summary.nothing(0)
         return Stage(
-            nest=self._started(start_key, self._draw_from(clumps), self._densities(clumps, own)),
+            nest=self._started(start_key, (clumps, nothing), self._densities(clumps, own)),
             clumps=clumps,
-            sampled=self._backed.summary.nothing(0),
+            sampled=nothing,
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
@@ -142,9 +142,10 @@ class MergedStages(Staged):
         """Summaries of workers, who have named members without names each in a way of their own: spread over all places."""
         return Backed(for_all_places(self._backed.summary, self.exchange), self.background)
 
-    def _draw_from(self, clumps: Mixture, sampled: Mixture | None = None) -> Callable:
+    def _draw_from(self, given: Any) -> Callable:
+        clumps, _ = given
         if clumps.log_weight.ndim == 1:
-            return super()._draw_from(clumps, sampled)
+            return super()._draw_from(given)
         first = jax.tree.map(lambda leaf: leaf[0], clumps)
         return lambda key: self._even.draw(key, first, self.split.draw)
 

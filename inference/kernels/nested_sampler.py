@@ -35,11 +35,12 @@ from inference.kernels._nested_lineage import Death, insertion_rank, lowest, par
 from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import STRAIGHT, Limit, Points, walk
 from inference.kernels._nested_names import renamed, shown, together
+from inference.kernels._nested_offers import Offering
 from inference.kernels._nested_particles import particles, resampled
-from inference.kernels._nested_state import Dead, Nest, begun_with, information_of, points_of, with_room
+from inference.kernels._nested_state import Dead, Nest, Offers, begun_with, information_of, points_of, with_room
 from inference.kernels._nested_volumes import evidence, remaining, shared, shrunk
 from inference.program import Program
-from inference.protocol import Algorithm, Results
+from inference.protocol import Results
 from inference.sites import StructureError
 from inference.split import Split
 
@@ -50,7 +51,6 @@ FIRST_FOLDS, MOST_FOLDS = 96, 1500  # e-folds of volume: room to begin with, and
 SHARING = 0.25  # power of its volume with which a mode gets points
 LOOKS = 2  # at the modes, in an e-fold
 SPARE = 1.1  # draws from the prior for each live point
-OFFERS = 4  # for each step of a walk: all fail where one in e^4 births should
 PACE, LONGEST = 0.1, 30.0  # how fast walks grow with what they remember; how many times `num_sweeps` they come to be at most
 
 
@@ -66,7 +66,7 @@ class Shrinkage(NamedTuple):
     evaluations: Array
 
 
-class NestedSampler(Algorithm):
+class NestedSampler(Offering):
     """Nested sampling of `model`.
 
     :param model: a NumPyro model whose latent sites are continuous and have proper priors.
@@ -121,29 +121,32 @@ class NestedSampler(Algorithm):
     def init(self, rng_key: Array, program: Program) -> Nest:
         """Draws from the prior."""
         self._read(program)
-        return self._started(rng_key, self.split.draw, self.split.densities)
+        return self._started(rng_key, (), self.split.densities)
 
     def _read(self, program: Program) -> None:
         self.split = Split(program)
         self.exchange: Exchangeable | None = exchangeable(self.split) if self.rename else None
 
-    def _started(self, rng_key: Array, draw: Callable, densities: Callable, is_even: bool = True) -> Nest:
-        """Live points by `draw`, and nothing dead. `is_even`: members that may change places in the model may do so in `draw` as well."""
+    def _started(self, rng_key: Array, given: Any, densities: Callable, is_even: bool = True) -> Nest:
+        """Live points, the first of what is drawn from what is given, and nothing dead. `is_even`: members that may change places in the
+        model may do so in what is drawn as well."""
         draw_key, label_key = random.split(rng_key)
-        keys = random.split(draw_key, int(SPARE * self.num_live) + 1)
-        drawn = np.asarray(once(jax.vmap(draw), keys)(keys))
+        offers, taken = self._offers(draw_key, given), int(SPARE * self.num_live) + 1
+        drawn = np.asarray(offers.z[:taken])
         z = jnp.asarray(drawn[np.isfinite(drawn).all(1)][: self.num_live])
+        offers = offers._replace(num_used=offers.num_used + taken)
         log_prior, log_likelihood = once(jax.vmap(densities), z)(z)
         self._check_start(np.asarray(log_likelihood), self.num_live)
         reference = self.exchange.first_reference if self.exchange and is_even else lambda z: None
         num_modes = max(1, 2 * self.num_live // self._least) if self.track_modes else 1  # a mode that finds no place is left whole
 
-        def begun(label_key: Array, z: Array, log_prior: Array, log_likelihood: Array) -> Nest:
+        def begun(label_key: Array, z: Array, log_prior: Array, log_likelihood: Array, offers: Offers) -> Nest:
             live = Points(z, log_prior, log_likelihood, random.uniform(label_key, (self.num_live,), z.dtype))
-            return begun_with(live, reference(z), num_modes, FIRST_FOLDS * self.num_live)
+            return begun_with(live, offers, reference(z), num_modes, FIRST_FOLDS * self.num_live)
 
-        given = (label_key, z, log_prior, log_likelihood)
-        return once(begun, *given)(*given)
+        found = (label_key, z, log_prior, log_likelihood, offers)
+        nest = once(begun, *found)(*found)
+        return nest._replace(offers=offers._replace(z=together(self.exchange, offers.z, nest.reference)))
 
     def data(self, program: Program) -> dict[str, Array] | None:
         """The arrays among the model's arguments, unless the model must look at them."""
@@ -174,13 +177,13 @@ class NestedSampler(Algorithm):
 
     def step(self, rng_key: Array, state: Nest, program: Any) -> tuple[Nest, Shrinkage]:
         """One batch of deaths and births; twice in an e-fold a look at the modes."""
-        return self._shrunk(rng_key, state, self.split.draw, lambda z: self.split.densities(z, self._program(program)))
+        return self._shrunk(rng_key, state, lambda z: self.split.densities(z, self._program(program)))
 
     def _program(self, data: Any) -> Program:
         """What a step is given, as a program."""
         return data if isinstance(data, Program) else self.split.program.with_arguments(**data)
 
-    def _shrunk(self, rng_key: Array, state: Nest, draw: Callable, densities: Callable) -> tuple[Nest, Shrinkage]:
+    def _shrunk(self, rng_key: Array, state: Nest, densities: Callable) -> tuple[Nest, Shrinkage]:
         volume_key, birth_key, mode_key = random.split(rng_key, 3)
         death = lowest(state.live, state.mode, self._count(state), self.batch)
         lost = jax.tree.map(lambda leaf: leaf[death.chosen], state.live)
@@ -191,7 +194,7 @@ class NestedSampler(Algorithm):
         share_key, parent_key, birth_key = random.split(birth_key, 3)
         mode = self._shared_out(share_key, state._replace(volumes=shells.volumes), death)
         parent = parents_of(parent_key, state.live.z, state.mode, death, mode)
-        born, ranks, halfway, evaluations = self._births(birth_key, state, death, mode, parent, draw, densities)
+        born, ranks, halfway, evaluations, offered = self._births(birth_key, state, death, mode, parent, densities)
         state = state._replace(
             live=jax.tree.map(lambda old, new: old.at[death.chosen].set(new), state.live, born),
             mode=state.mode.at[death.chosen].set(mode),
@@ -202,6 +205,7 @@ class NestedSampler(Algorithm):
             num_steps=state.num_steps + 1,
             num_evaluations=state.num_evaluations + evaluations,
             longer=self._lengthened(state.longer, halfway),
+            offers=state.offers._replace(num_used=state.offers.num_used + offered),
         )
         if self.track_modes or state.reference is not None:
             is_time = state.num_steps % (max(1, self.num_live // self.batch // LOOKS)) == 0
@@ -242,37 +246,26 @@ class NestedSampler(Algorithm):
         return jnp.searchsorted(jnp.cumsum(missing), places, side="right").astype(state.mode.dtype)
 
     def _births(
-        self, rng_key: Array, state: Nest, death: Death, mode: Array, parent: Array, draw: Callable, densities: Callable
-    ) -> tuple[Points, Array, Array, Array]:
-        """Copies of survivors of the given modes, after their walks, or draws; and where they came to lie among the survivors."""
+        self, rng_key: Array, state: Nest, death: Death, mode: Array, parent: Array, densities: Callable
+    ) -> tuple[Points, Array, Array, Array, Array]:
+        """Copies of survivors of the given modes, after their walks, or draws; and where they came to lie among the survivors. Then how far
+        walks were halfway, evaluations, and offers."""
         walk_key, rank_key = random.split(rng_key)
         limit = self._limit(state, death, mode)
         own = jnp.argsort(death.order)[parent] - death.first[mode]
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
         spread = spread_of(state.live.z, state.mode, len(death.count))[mode]
         around = Around(state.live.z[death.order], death.first[mode], death.count[mode], own, spread)
-        num_steps = max(1.0, self.num_sweeps * self.split.size) * jnp.exp(state.longer)
+        num_steps = self._num_steps(state)
         before = jnp.zeros((), jnp.int32)
         if self.along_curve:
             start, before = self._round_the_curve(walk_key, densities, state, start, limit, mode, spread, num_steps)
-        turn, num_steps = partial(direction, around=around), jnp.round(num_steps).astype(jnp.int32)
-        offers = self._named(state, draw), self._num_offers(state, num_steps)
-        born, halfway, evaluations = walk(walk_key, densities, start, limit, turn, num_steps, WIDTH, STRAIGHT, *offers)
+        turn, offers = partial(direction, around=around), (state.offers.z, state.offers.num_used, self._num_offers(state))
+        born, halfway, evaluations, offered = walk(walk_key, densities, start, limit, turn, num_steps, WIDTH, STRAIGHT, *offers)
         apart = lambda z: jnp.mean(((z - start.z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
         share_walked = apart(halfway) / apart(born.z)
         rank = insertion_rank(rank_key, state.live, state.mode, death, born, mode)
-        return born, rank, share_walked, before + evaluations
-
-    def _named(self, state: Nest, draw: Callable) -> Callable:
-        """Draws whose members are named as those of the live points."""
-        exchange, reference = self.exchange, state.reference
-        return draw if exchange is None or reference is None else lambda key: exchange.alike(draw(key), reference)
-
-    def _num_offers(self, state: Nest, num_steps: Array) -> Array:
-        """Draws that each birth may be, before it walks: some, while they lie above the limit more often than a walk has steps. Of modes
-        that have come apart, a draw would not know which it is in."""
-        is_cheap = (state.num_modes == 1) & (state.volumes.log_volume[0, 0] > -jnp.log(num_steps.astype(state.live.z.dtype)))
-        return jnp.where(is_cheap, OFFERS * num_steps, 0)
+        return born, rank, share_walked, before + evaluations, offered
 
     def _round_the_curve(
         self, rng_key: Array, densities: Callable, state: Nest, start: Points, limit: Limit, mode: Array, spread: Array, num_steps: Array
@@ -282,7 +275,7 @@ class NestedSampler(Algorithm):
         turn = partial(reach, num_lanes=self.batch, size=self.split.size, dtype=start.z.dtype)
         count = jnp.ceil(self.along_curve * num_steps).astype(jnp.int32)
         chart = curve(centre, spread, WIDTH)
-        moved, _, evaluations = walk(random.fold_in(rng_key, 1), densities, start, limit, turn, count, WIDTH, chart)
+        moved, _, evaluations, _ = walk(random.fold_in(rng_key, 1), densities, start, limit, turn, count, WIDTH, chart)
         return moved, evaluations
 
     def _roots(self, state: Nest) -> Array:
@@ -291,8 +284,8 @@ class NestedSampler(Algorithm):
     def _looked(self, densities: Callable, rng_key: Array, state: Nest) -> Nest:
         if state.reference is not None:
             assert self.exchange is not None
-            live, reference = renamed(self.exchange, state.live, state.reference, densities)
-            state = state._replace(live=live, reference=reference)
+            live, z, reference = renamed(self.exchange, state.live, state.offers.z, state.reference, densities)
+            state = state._replace(live=live, offers=state.offers._replace(z=z), reference=reference)
         if not self.track_modes:
             return state
         parts = parts_of(state.live.z, state.mode, self._roots(state), state.num_modes, self._least)
@@ -306,11 +299,17 @@ class NestedSampler(Algorithm):
         return self._left(state) < state.volumes.log_evidence[0] + np.log(self.tolerance)
 
     def is_full(self, state: Nest) -> Array:
-        """Whether the next of the dead find no room."""
-        return state.num_dead + self.batch > len(state.dead.mode)
+        """Whether the host is needed: for new offers, or because the next of the dead find no room."""
+        return self._is_worn(state) | (state.num_dead + self.batch > len(state.dead.mode))
 
     def grown(self, state: Nest, program: Program) -> Nest:
-        """Twice the room, up to where a run is given up."""
+        """New offers, or twice the room."""
+        return self._grown(state, ())
+
+    def _grown(self, state: Nest, given: Any) -> Nest:
+        """The same, from what is given; room up to where a run is given up."""
+        if self._is_worn(state):
+            return self._with_offers(state, given)
         folds = 2 * len(state.dead.mode) // self.num_live
         if folds > MOST_FOLDS:
             raise StructureError(

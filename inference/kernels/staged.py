@@ -154,8 +154,7 @@ class Staged(Searching, NestedSampler):
     def step(self, rng_key: Array, state: Any, program: Any) -> tuple[Any, Any]:
         """One step of the nested sampling of this stage."""
         own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
-        draw, densities = self._draw_from(state.clumps, state.sampled), self._densities(state.clumps, own, state.sampled)
-        nest, info = self._shrunk(rng_key, state.nest, draw, densities)
+        nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own, state.sampled))
         log_evidence = state.before.log_evidence + info.log_evidence
         return state._replace(nest=nest), StageReport(
             info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
@@ -172,7 +171,7 @@ class Staged(Searching, NestedSampler):
     def grown(self, state: Any, program: Program) -> Any:
         """More room, or the next stage."""
         if super().is_full(state.nest):
-            return state._replace(nest=super().grown(state.nest, program))
+            return state._replace(nest=self._grown(state.nest, (state.clumps, state.sampled)))
         return self._gone_on(state, program, super().finished(state.nest))
 
     def _check_alike(self, program: Program) -> None:
@@ -223,8 +222,8 @@ class Staged(Searching, NestedSampler):
             if self._costs_too_much(loss_of(log_weight, state.num_rows)):
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
                 return self._started_with(*self._with_more(state, num_evaluations), program, Begin(state.clumps, peaks))
-        draw, densities = self._draw_from(state.clumps, sampled), self._densities(state.clumps, own, sampled)
-        nest = self._started(start_key, draw, densities, not len(state.clumps.log_weight))
+        densities = self._densities(state.clumps, own, sampled)
+        nest = self._started(start_key, (state.clumps, sampled), densities, not len(state.clumps.log_weight))
         nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
         return state._replace(nest=nest, sampled=sampled, stage=state.stage + 1)
 

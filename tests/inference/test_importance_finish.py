@@ -79,11 +79,11 @@ def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_clumps_are_fitted_again_to_the_weighted_draws(rounds, monkeypatch):
     """A first fit to draws from the prior, as the sampler ended before its first step: too wide; the others find the posterior."""
-    _, found = weighed(monkeypatch, finish(num_rounds=rounds, enough=0.8, background=0.1), X, Y)
+    _, found = weighed(monkeypatch, finish(num_live=120, num_rounds=rounds, enough=0.8, background=0.1), X, Y)
     assert found.attrs["num_rounds"] == rounds
     assert (found.attrs["ess"] > 1200) == (rounds == 3)
     assert is_exact(found.groups["particles"], found.attrs)
-    assert found.attrs["num_evaluations"] == 60 + 4000 * rounds
+    assert found.attrs["num_evaluations"] == 120 + 4000 * rounds
 
 
 def test_rounds_end_with_draws_that_are_effective_enough(monkeypatch):
@@ -212,7 +212,10 @@ def test_refused_by_name(sampler, settings, error, message):
         ImportanceFinish(sampler, **settings)
 
 
-def test_replicates_that_would_end_together_are_refused():
-    kernel, program = finish(), Program(line, X, Y)
-    with pytest.raises(ValueError, match="chain_method: replicates finish at different steps; use 'sequential'"):
-        kernel.grown(kernel.init(random.key(0), program), program)
+def test_replicates_side_by_side_are_those_one_after_the_other():
+    """Each ends, and asks for new offers, at a step of its own."""
+    one, other = (
+        run(finish(num_draws=200), X, Y, num_chains=2, chain_method=method).attrs["log_evidence_of_replicates"]
+        for method in ("sequential", "vectorized")
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-6)

@@ -49,7 +49,7 @@ def walked(bug=False):
     chart = curve(*wide(), WIDTH)
     chart = chart._replace(log_stretch=lambda z: jnp.zeros(len(z))) if bug else chart
     turn = lambda key: reach(key, COUNT, 2, z.dtype)
-    moved, _, _ = walk(random.key(0), densities, start, limit, turn, 20, WIDTH, chart)
+    moved, *_ = walk(random.key(0), densities, start, limit, turn, 20, WIDTH, chart)
     return np.asarray(start.z), np.asarray(moved.z)
 
 

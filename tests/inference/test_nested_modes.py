@@ -76,7 +76,7 @@ def walked(bug=""):
     start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, dims))
-    moved, _, evaluations = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
+    moved, _, evaluations, _ = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
     assert evaluations > 20 * count
     return np.asarray(start.z), np.asarray(moved.z)
 
@@ -103,15 +103,30 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
     densities = lambda z: (-0.5 * jnp.sum(z**2), likelihood(z[0]))
     start = _nested_moves.Points(jnp.full((count, 1), 3.0), jnp.full(count, -4.5), jnp.full(count, 3.0), jnp.full(count, 0.9))
     limit = _nested_moves.Limit(jnp.ones(count), jnp.full(count, 0.5))
-    turn, offer = lambda key: jnp.ones((count, 1)), lambda key: random.normal(key, (1,))
-    given = (densities, start, limit, turn, 5, 3.0, _nested_moves.STRAIGHT, offer)
-    found, halfway, evaluations = _nested_moves.walk(random.key(0), *given, 200)
+    turn, offers = lambda key: jnp.ones((count, 1)), random.normal(random.key(1), (20 * count, 1))
+    given = (densities, start, limit, turn, 5, 3.0, _nested_moves.STRAIGHT, offers)
+    found, halfway, evaluations, offered = _nested_moves.walk(random.key(0), *given, 0, 200)
     plateau, hill = norm.cdf(2) - norm.cdf(1), norm.sf(2)
     share = np.mean(np.asarray(found.z)[:, 0] < 2)
     assert (abs(share - 0.5 * plateau / (0.5 * plateau + hill)) < 0.02) != bool(bug)
     np.testing.assert_array_equal(halfway, found.z)  # all at once, with nothing halfway
     if not bug:
         assert abs(evaluations / count - 1 / (0.5 * plateau + hill)) < 0.5
+        assert offered == evaluations
+
+
+def test_lanes_walk_where_no_offers_are_left():
+    """Of ten offers, the first five of which others have had: five lanes take one each, the others walk away from where they were."""
+    count, offers = 8, jnp.arange(10.0, 20.0)[:, None]
+    start = _nested_moves.Points(jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9))
+    limit = _nested_moves.Limit(jnp.full(count, -1.0), jnp.zeros(count))
+    densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
+    turn = lambda key: jnp.ones((count, 1))
+    found, _, _, offered = _nested_moves.walk(random.key(0), densities, start, limit, turn, 3, 3.0, _nested_moves.STRAIGHT, offers, 5, 100)
+    assert offered == 5
+    np.testing.assert_array_equal(found.z[:5, 0], [15, 16, 17, 18, 19])
+    assert (np.abs(np.asarray(found.z)[5:, 0]) < 6).all()
+    assert (np.asarray(found.z)[5:, 0] != 0).all()
 
 
 def test_points_of_equal_likelihood_are_ordered_by_their_labels():
@@ -120,7 +135,7 @@ def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     start = _nested_moves.Points(jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9))
     limit = _nested_moves.Limit(jnp.zeros(count), jnp.full(count, 0.6))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
-    moved, _, _ = _nested_moves.walk(random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0)
+    moved, *_ = _nested_moves.walk(random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0)
     assert kstest((np.asarray(moved.label) - 0.6) / 0.4, "uniform").pvalue > 1e-3
 
 
@@ -134,7 +149,7 @@ def test_halfway_is_where_a_walk_of_half_the_steps_ends():
     limit = _nested_moves.Limit(jnp.full(count, -20.0), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, 2))
     walk = lambda num_steps: _nested_moves.walk(random.key(0), densities, start, limit, turn, num_steps, 3.0)
-    _, halfway, _ = walk(8)
+    _, halfway, *_ = walk(8)
     np.testing.assert_array_equal(halfway, walk(4)[0].z)
     assert (np.asarray(halfway) != np.asarray(walk(5)[0].z)).any()
     np.testing.assert_array_equal(walk(1)[1], z)

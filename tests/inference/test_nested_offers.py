@@ -1,0 +1,72 @@
+"""Draws that births are offered: new ones in time, each once, named as the live points are."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+from inference import NestedSampler, Program
+from inference.kernels._nested_names import together
+from inference.kernels._nested_offers import BLOCK, Offering
+from tests.inference.nests import X, Y, line
+from zoo.staged_learning import family
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+
+def begun(model=line, args=(X, Y), num_live=60):
+    kernel, program = NestedSampler(model, num_live=num_live), Program(model, *args)
+    return kernel, program, kernel.init(random.key(0), program)
+
+
+def used(state, count):
+    return state._replace(offers=state.offers._replace(num_used=jnp.asarray(count, jnp.int32)))
+
+
+def test_the_first_draws_are_the_live_points():
+    _, _, state = begun()
+    np.testing.assert_array_equal(state.live.z, state.offers.z[:60])
+    assert 60 <= state.offers.num_used < 70
+    assert len(state.offers.z) == 600
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_worn_offers_are_renewed(bug, monkeypatch):
+    """The planted bug: the same draws over again."""
+    if bug:
+        offers = Offering._offers
+        monkeypatch.setattr(Offering, "_offers", lambda self, rng_key, given: offers(self, random.key(5), given))
+    kernel, program, state = begun()
+    fresh, worn = used(state, 300), used(state, 301)
+    assert not kernel.is_full(fresh)
+    assert kernel.is_full(worn)
+    new = kernel.grown(worn, program)
+    newer = kernel.grown(used(new, 600), program)
+    assert new.offers.num_used == 0
+    assert not kernel.is_full(new)
+    numbers = np.concatenate([each.offers.z[:, 0] for each in (state, new, newer)])
+    assert (len(np.unique(numbers)) == 1800) is not bug
+    np.testing.assert_array_equal(new.live.z, worn.live.z)
+    assert len(new.dead.mode) == len(worn.dead.mode)
+
+
+def test_no_new_ones_are_drawn_where_walks_are_cheaper():
+    kernel, program, state = begun()
+    low = state._replace(volumes=state.volumes._replace(log_volume=state.volumes.log_volume - 5))
+    assert not kernel.is_full(used(low, 600))
+    full = low._replace(num_dead=jnp.asarray(len(low.dead.mode), jnp.int32))
+    assert kernel.is_full(full)
+    assert len(kernel.grown(full, program).dead.mode) == 2 * len(full.dead.mode)
+
+
+def test_offers_are_named_as_the_live_points():
+    data = np.random.default_rng(0).normal(size=(20, 2))
+    kernel, program, state = begun(family(3, num_classes=0), (data,))
+    assert state.reference is not None
+    for each in (state, kernel.grown(used(state, 600), program)):
+        np.testing.assert_allclose(each.offers.z, together(kernel.exchange, each.offers.z, state.reference))
+
+
+def test_a_few_live_points_have_a_block_of_offers():
+    _, _, state = begun(num_live=20)
+    assert len(state.offers.z) == BLOCK
