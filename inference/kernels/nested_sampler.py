@@ -4,10 +4,10 @@
 
 `num_live` points are drawn from the prior. A step takes the lowest, a batch of them. In their place come copies of points that are left
 (`_nested_lineage`), each of which walks through the prior above the likelihood of the last that died (`_nested_moves`,
-`_nested_directions`); or draws from the prior, as long as these reach above it in fewer evaluations than a walk has steps. Twice in an
-e-fold of volume the modes are looked at (`_nested_modes`): what has come apart has points and an account of its volume of its own from then
-on. Modes that are copies of each other, for members of a plate have no names, are one (`_nested_names`). Volumes are simulated
-(`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
+`_nested_directions`); or draws from the prior (`_nested_offers`), as long as these reach above it in fewer evaluations than a walk has
+steps. Twice in an e-fold of volume the modes are looked at (`_nested_modes`): what has come apart has points and an account of its volume
+of its own from then on. Modes that are copies of each other, for members of a plate have no names, are one (`_nested_names`). Volumes are
+simulated (`_nested_volumes`), and the spread of the histories is the error of the log-evidence.
 
 Prior and likelihood are read off the model and proved (`inference.split`): edit the model, and the sampler follows or refuses. Likelihoods
 that are constant, or flat in places, are no trouble: points of equal likelihood are ordered by a random label.
