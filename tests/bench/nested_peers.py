@@ -1,15 +1,17 @@
 """Nested samplers of others beside ours, on the problems of `tests.bench.nested`, in one process:
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
-    uv run --with dynesty --with blackjax python -m tests.bench.nested_peers gaussian two eggbox mixture --seeds 3
+    uv run --with dynesty --with blackjax --with ultranest --with nautilus-sampler --with "jaxns<3" \\
+        python -m tests.bench.nested_peers gaussian two eggbox mixture --seeds 3
 
-dynesty and blackjax are no dependencies of the project; `--with` lends them to this one run. All have the same number of live points and
-end when these hold a hundredth of the evidence; the rest is at its defaults (blackjax: twice as many slice steps as latent numbers, as
-its documentation asks for, and a tenth of the points in a step; dynesty: random slices, for its own choice, uniform points within
-ellipsoids, had not found the end of the two modes after 100 CPU seconds). Each looks at the same compiled likelihood, read off the model;
-that of dynesty is called point by point. A line a problem and sampler: rms of error over claimed error and the largest of these, mean
-error and claimed error, evaluations of the likelihood for each effective draw, CPU seconds of the first seed (with what it compiles) and
-of the others, the mass of the smaller mode or the total variation of labellings.
+The others are no dependencies of the project; `--with` lends them to this one run. All have the same number of live points. Ours, blackjax,
+dynesty and UltraNest end when these hold a hundredth of the evidence; the rest is at its defaults (blackjax: twice as many slice steps as
+latent numbers, as its documentation asks for, and a tenth of the points in a step; dynesty: random slices, for its own choice, uniform
+points within ellipsoids, had not found the end of the two modes after 100 CPU seconds; nautilus says nothing of its error, which is that of
+its effective draws here). Each looks at the same compiled likelihood, read off the model; that of dynesty is called point by point, of
+UltraNest and nautilus for many. A line a problem and sampler: rms of error over claimed error and the largest of these, mean error and
+claimed error, evaluations of the likelihood for each effective draw, CPU seconds of the first seed (with what it compiles) and of the
+others, the mass of the smaller mode or the total variation of labellings.
 """
 
 import argparse
@@ -17,13 +19,10 @@ from collections.abc import Callable
 from time import process_time
 from typing import Any
 
-import blackjax
-import dynesty
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from blackjax.ns.utils import finalise, log_weights
 from jax import random
 from scipy.special import logsumexp
 
@@ -31,7 +30,7 @@ from inference import Driver, ImportanceFinish, NestedSampler, Program
 from inference.split import Split
 from tests.bench.nested import PROBLEMS, Found, figure
 
-TOLERANCE = 0.01
+TOLERANCE, PATIENCE = 0.01, 300.0  # seconds, for the one that can be told
 
 
 def found_by(kernel: Any, seed: int) -> Found:
@@ -46,6 +45,9 @@ def found_by(kernel: Any, seed: int) -> Found:
 
 def nss(model: Callable, seed: int, num_live: int) -> Found:
     """blackjax's nested slice sampling, in the unconstrained space that ours walks in."""
+    import blackjax  # ty: ignore[unresolved-import]  # brought by `uv run --with`, as the others
+    from blackjax.ns.utils import finalise, log_weights  # ty: ignore[unresolved-import]
+
     split = Split(Program(model))
     kernel = blackjax.nss(
         lambda z: split.densities(z)[0], lambda z: split.densities(z)[1], max(5, 2 * split.size), num_delete=num_live // 10
@@ -70,19 +72,89 @@ def nss(model: Callable, seed: int, num_live: int) -> Found:
 
 def by_dynesty(model: Callable, seed: int, num_live: int) -> Found:
     """dynesty's static sampler, over the unit cube."""
-    program = Program(model)
-    values = from_cube(program)
-    likelihood = jax.jit(lambda u: sum(jnp.sum(term) for term in program.log_likelihood(values(u)).values()))
-    size = sum(int(np.prod(program.sites[name].shape)) for name in program.latent) - ("beta" in program.latent)
-    on_cube = lambda u: float(likelihood(np.clip(u, 1e-12, 1 - 1e-12)))
-    sampler = dynesty.NestedSampler(on_cube, lambda u: u, size, nlive=num_live, sample="rslice", rstate=np.random.default_rng(seed))
+    import dynesty  # ty: ignore[unresolved-import]
+
+    cube = Cube(model)
+    likelihood = jax.jit(cube.log_likelihood)
+    of_one = lambda u: float(likelihood(u))
+    sampler = dynesty.NestedSampler(of_one, lambda u: u, cube.size, nlive=num_live, sample="rslice", rstate=np.random.default_rng(seed))
     sampler.run_nested(dlogz=TOLERANCE, print_progress=False)
     told = sampler.results
-    share = np.exp(told.logwt - logsumexp(told.logwt))
-    drawn = jax.jit(jax.vmap(values))(np.clip(told.samples_u, 1e-12, 1 - 1e-12))
-    return Found(
-        told.logz[-1], told.logzerr[-1], int(np.sum(told.ncall)), share, {name: np.asarray(value) for name, value in drawn.items()}
-    )
+    return cube.found(told.logz[-1], told.logzerr[-1], np.sum(told.ncall), told.logwt, told.samples_u)
+
+
+def by_ultranest(model: Callable, seed: int, num_live: int) -> Found:
+    """UltraNest's reactive sampler."""
+    from ultranest import ReactiveNestedSampler  # ty: ignore[unresolved-import]
+
+    cube = Cube(model)
+    np.random.seed(seed)  # noqa: NPY002  (it has no other)
+    sampler = ReactiveNestedSampler([str(number) for number in range(cube.size)], cube.of_many(), lambda u: u, vectorized=True)
+    told = sampler.run(min_num_live_points=num_live, frac_remain=TOLERANCE, show_status=False, viz_callback=False)
+    points = told["weighted_samples"]
+    with np.errstate(divide="ignore"):
+        return cube.found(told["logz"], told["logzerr"], told["ncall"], np.log(points["weights"]), points["upoints"])
+
+
+def by_nautilus(model: Callable, seed: int, num_live: int) -> Found:
+    """nautilus, whose networks bound what is left."""
+    from nautilus import Sampler  # ty: ignore[unresolved-import]
+
+    cube = Cube(model)
+    sampler = Sampler(lambda u: u, cube.of_many(), n_dim=cube.size, n_live=num_live, vectorized=True, pass_dict=False, seed=seed)
+    if not sampler.run(timeout=PATIENCE):
+        raise TimeoutError(f"had not ended after {PATIENCE:.0f} s")
+    u, log_weight, _ = sampler.posterior()
+    return cube.found(sampler.log_z, sampler.n_eff**-0.5, sampler.n_like, log_weight, u)
+
+
+def by_jaxns(model: Callable, seed: int, num_live: int) -> Found:
+    """jaxns' default sampler."""
+    import jaxns  # ty: ignore[unresolved-import]
+    from tensorflow_probability.substrates.jax import distributions as tfd  # ty: ignore[unresolved-import]
+
+    cube = Cube(model)
+
+    def prior():
+        u = yield jaxns.Prior(tfd.Uniform(jnp.zeros(cube.size), jnp.ones(cube.size)), name="u")
+        return u
+
+    sampler = jaxns.NestedSampler(model=jaxns.Model(prior_model=prior, log_likelihood=cube.log_likelihood), num_live_points=num_live)
+    told = sampler.to_results(*jax.jit(sampler)(random.PRNGKey(seed)))
+    count = int(told.total_num_samples)
+    u, log_weight = told.samples["u"][:count], told.log_dp_mean[:count]
+    return cube.found(told.log_Z_mean, told.log_Z_uncert, told.total_num_likelihood_evaluations, log_weight, u)
+
+
+class Cube:
+    """A model over numbers from 0 to 1."""
+
+    def __init__(self, model: Callable):
+        self.program = Program(model)
+        self.values = from_cube(self.program)
+        self.size = sum(int(np.prod(self.program.sites[name].shape)) for name in self.program.latent) - ("beta" in self.program.latent)
+
+    def log_likelihood(self, u: Any) -> jax.Array:
+        """Of one vector."""
+        terms = self.program.log_likelihood(self.values(jnp.clip(u, 1e-12, 1 - 1e-12))).values()
+        return jnp.asarray(sum(jnp.sum(term) for term in terms))
+
+    def of_many(self) -> Callable:
+        """Of vectors [point, size], as many as there are; compiled for powers of two."""
+        compiled = jax.jit(jax.vmap(self.log_likelihood))
+
+        def each(u: np.ndarray) -> np.ndarray:
+            more = (1 << (len(u) - 1).bit_length()) - len(u)
+            return np.asarray(compiled(np.concatenate([u, np.repeat(u[:1], more, axis=0)])))[: len(u)]
+
+        return each
+
+    def found(self, log_evidence: Any, error: Any, evaluations: Any, log_weight: Any, u: Any) -> Found:
+        """What a sampler says."""
+        values = jax.jit(jax.vmap(self.values))(np.clip(np.asarray(u), 1e-12, 1 - 1e-12))
+        share = np.exp(np.asarray(log_weight) - logsumexp(log_weight))
+        each = {name: np.asarray(value) for name, value in values.items()}
+        return Found(float(log_evidence), float(error), int(evaluations), share, each)
 
 
 def from_cube(program: Program) -> Callable:
@@ -113,6 +185,9 @@ SAMPLERS = {
     "ours, importance finish": lambda model, seed, live: found_by(ImportanceFinish(NestedSampler(model, num_live=live)), seed),
     "blackjax nss": nss,
     "dynesty": by_dynesty,
+    "UltraNest": by_ultranest,
+    "nautilus": by_nautilus,
+    "jaxns": by_jaxns,
 }
 
 
@@ -132,18 +207,26 @@ def main() -> None:
     for name in told.problems:
         model, exact = PROBLEMS[name]
         for sampler in told.samplers:
-            rows = []
-            for seed in range(told.seeds):
-                started = process_time()
-                found = SAMPLERS[sampler](model, seed, told.live)
-                seconds = process_time() - started
-                miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
-                rows.append((miss / found.error, miss, found.error, cost, seconds, figure(name, found)))
-            z, miss, claimed, cost, seconds, modes = np.array(rows).T
-            cells = f"{np.sqrt(np.mean(z**2)):.2f} | {np.abs(z).max():.2f} | {miss.mean():+.4f} | {claimed.mean():.4f} | {cost.mean():.0f}"
-            later = f"{np.median(seconds[1:]):.1f}" if len(seconds) > 1 else ""
-            mass = "" if np.isnan(modes).all() else f"{modes.mean():.3f}, from {modes.min():.3f} to {modes.max():.3f}"
-            print(f"| {name} | {sampler} | {cells} | {seconds[0]:.1f} | {later} | {mass} |", flush=True)
+            try:
+                print(f"| {name} | {sampler} | {line(name, SAMPLERS[sampler], model, exact, told)} |", flush=True)
+            except TimeoutError as late:
+                print(f"| {name} | {sampler} | {late}" + " |" * 8, flush=True)
+
+
+def line(name: str, sampler: Callable, model: Callable, exact: float, told: Any) -> str:
+    """Of one problem by one sampler."""
+    rows = []
+    for seed in range(told.seeds):
+        started = process_time()
+        found = sampler(model, seed, told.live)
+        seconds = process_time() - started
+        miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
+        rows.append((miss / found.error, miss, found.error, cost, seconds, figure(name, found)))
+    z, miss, claimed, cost, seconds, modes = np.array(rows).T
+    cells = f"{np.sqrt(np.mean(z**2)):.2f} | {np.abs(z).max():.2f} | {miss.mean():+.4f} | {claimed.mean():.4f} | {cost.mean():.0f}"
+    later = f"{np.median(seconds[1:]):.1f}" if len(seconds) > 1 else ""
+    mass = "" if np.isnan(modes).all() else f"{modes.mean():.3f}, from {modes.min():.3f} to {modes.max():.3f}"
+    return f"{cells} | {seconds[0]:.1f} | {later} | {mass}"
 
 
 if __name__ == "__main__":
