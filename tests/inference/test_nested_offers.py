@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference import NestedSampler, Program
+from inference import Driver, NestedSampler, Program
+from inference.kernels import nested_sampler
 from inference.kernels._nested_names import together
 from inference.kernels._nested_offers import BLOCK, Offering
 from tests.inference.nests import X, Y, line
@@ -70,3 +71,15 @@ def test_offers_are_named_as_the_live_points():
 def test_a_few_live_points_have_a_block_of_offers():
     _, _, state = begun(num_live=20)
     assert len(state.offers.z) == BLOCK
+
+
+@pytest.mark.slow
+def test_chains_side_by_side_get_offers_and_room_each_when_it_needs_them(monkeypatch):
+    """As one after the other: room is the same for all, offers are not."""
+    monkeypatch.setattr(nested_sampler, "FIRST_FOLDS", 4)
+    found = []
+    for method in ("sequential", "vectorized"):
+        driver = Driver(NestedSampler(line, num_live=60), num_chains=3, num_samples=10, chain_method=method, progress_bar=False)
+        found.append(driver.run(0, X, Y).attrs["log_evidence_of_replicates"])
+    np.testing.assert_allclose(*found, rtol=1e-6)
+    assert len(set(found[0])) == 3
