@@ -99,7 +99,8 @@ class Loop:
 
 
 def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any) -> Callable:
-    finished, is_full, has_spare = lift(stepper.finished), lift(stepper.is_full), lift(stepper.has_spare)
+    finished, has_spare = lift(stepper.finished), lift(stepper.has_spare)
+    stops = lift(lambda state: stepper.is_full(state) | stepper.is_waiting(state))
 
     by_device = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
 
@@ -110,7 +111,7 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
         def unfinished(carry):
             states, _, written, _ = carry
-            fits = ~jnp.any(is_full(states)) & ~jnp.all(has_spare(states))
+            fits = ~jnp.any(stops(states)) & ~jnp.all(has_spare(states))
             return (written < num_records) & (by_device | ~jnp.all(finished(states))) & fits
 
         def body(carry):

@@ -150,13 +150,12 @@ class Session:
         return concatenate(parts), size - left
 
     def _make_room(self, i: int) -> None:
-        """The chains of a lane are stacked, so all are as large as the largest has grown, and shrink when all can spare it."""
-        while (full := self._asked("is_full", self.lanes[i])).any():
-            each = [self.stepper.grown(one) if is_full else one for one, is_full in zip(apart(self.lanes[i]), full, strict=True)]
-            most = max(map(_size, each))
-            while min(map(_size, each)) < most:
-                each = [self.stepper.grown(one) if _size(one) < most else one for one in each]
-            self.lanes[i] = stacked(each)
+        """The chains of a lane are stacked, so all grow when one is full, and shrink when all can spare it. What one waits for it gets."""
+        while (waits := self._asked("is_waiting", self.lanes[i])).any():
+            each = zip(apart(self.lanes[i]), waits, strict=True)
+            self.lanes[i] = stacked([self.stepper.served(one) if is_waiting else one for one, is_waiting in each])
+        while self._asked("is_full", self.lanes[i]).any():
+            self.lanes[i] = stacked([self.stepper.grown(one) for one in apart(self.lanes[i])])
         while self._asked("has_spare", self.lanes[i]).all():
             self.lanes[i] = stacked([self.stepper.shrunk(one) for one in apart(self.lanes[i])])
 
@@ -173,7 +172,7 @@ class Session:
         return self.compiled[key]
 
     def _asked(self, what: str, lane: Any) -> np.ndarray:
-        """`finished`, `is_full` or `has_spare` of each chain."""
+        """`finished`, `is_waiting`, `is_full` or `has_spare` of each chain."""
         if what not in self.compiled:
             self.compiled[what] = jax.jit(jax.vmap(getattr(self.stepper, what)))
         return np.asarray(self.compiled[what](lane))
@@ -189,10 +188,6 @@ class Session:
 
 def _shapes(*trees: Any) -> tuple:
     return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(trees))
-
-
-def _size(tree: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _padded(records: Records, last: Records, count: int) -> Records:

@@ -49,6 +49,8 @@ class Stepper(Protocol):
     def grown(self, state: Any) -> Any: ...
     def has_spare(self, state: Any) -> Array: ...
     def shrunk(self, state: Any) -> Any: ...
+    def is_waiting(self, state: Any) -> Array: ...
+    def served(self, state: Any) -> Any: ...
     def status(self, state: Any) -> str: ...
 
 
@@ -122,6 +124,12 @@ class Chain:
     def shrunk(self, state: Any) -> Any:
         """The state with less room."""
         return self._resized(state, "shrunk")
+
+    def is_waiting(self, state: Any) -> Array:
+        return jnp.zeros((), bool)  # a chain has all that it needs
+
+    def served(self, state: Any) -> Any:
+        return state
 
     def _resized(self, state: Any, how: str) -> Any:
         for place, kernel, part in self._growing(state):
@@ -218,6 +226,12 @@ class Replicate:
 
     def shrunk(self, state: Step) -> Step:
         return state
+
+    def is_waiting(self, state: Step) -> Array:
+        return self.algorithm.is_waiting(state.state)
+
+    def served(self, state: Step) -> Step:
+        return state._replace(state=self.algorithm.served(state.state, self.program))
 
     def status(self, state: Step) -> str:
         return ""

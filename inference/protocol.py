@@ -88,6 +88,16 @@ class Algorithm(ABC):
         """The same state with more room, in arrays of other shapes; called on the host while `is_full` holds."""
         raise NotImplementedError(f"{type(self).__name__} says that its state is full, and cannot grow it.")
 
+    # For what the host does better than compiled code.
+
+    def is_waiting(self, state: Any) -> Array:
+        """Whether the host is asked for something before the next step. Compiled; the loop then stops before that step."""
+        return jnp.zeros((), bool)
+
+    def served(self, state: Any, program: Program) -> Any:
+        """The same state with what it asks for, in arrays of the same shapes; called on the host while `is_waiting` holds."""
+        raise NotImplementedError(f"{type(self).__name__} says that it waits, and not for what.")
+
 
 def init_strategy(kernel: Any) -> Callable | None:
     """NumPyro's function for the start of each site: of the kernel, of its guide, or of the first of its blocks that has one."""

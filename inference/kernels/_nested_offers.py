@@ -33,31 +33,32 @@ class Offering(Algorithm):
     num_live: int
     num_sweeps: float
 
-    def _draw_from(self, given: Any) -> Callable:
-        """What draws a vector from where this starts, with what is given."""
-        return self.split.draw
+    def _draw_from(self, split: Split, given: Any) -> Callable:
+        """What draws a vector from where this starts; None is given where that is the prior."""
+        return split.draw
 
-    def _draws(self, rng_key: Array, num_draws: int, given: Any) -> Array:
+    def _draws(self, rng_key: Array, num_draws: int, split: Split, given: Any) -> Array:
         """[draw, size], from where this starts with what is given. What is compiled for one block serves for all."""
         numbers = range(-(-num_draws // BLOCK))
-        return jnp.concatenate([self._block(self.split, random.fold_in(rng_key, number), given) for number in numbers])[:num_draws]
+        return jnp.concatenate([self._block(split, random.fold_in(rng_key, number), given) for number in numbers])[:num_draws]
 
     @partial(jax.jit, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0})  # a third to compile, 4 times to run
     def _block(self, split: Split, rng_key: Array, given: Any) -> Array:
-        return jax.vmap(self._draw_from(given))(random.split(rng_key, BLOCK))
+        return jax.vmap(self._draw_from(split, given))(random.split(rng_key, BLOCK))
 
-    def _offers(self, rng_key: Array, given: Any) -> Offers:
+    def _offers(self, rng_key: Array, split: Split, given: Any) -> Offers:
         own_key, next_key = random.split(rng_key)
-        z = self._draws(own_key, max(BLOCK, IN_STORE * self.num_live), given)
-        return Offers(z, jnp.zeros((), jnp.int32), random.key_data(next_key))
+        z = self._draws(own_key, max(BLOCK, IN_STORE * self.num_live), split, given)
+        return Offers(z, jnp.zeros((), jnp.int32), jnp.zeros((), bool), random.key_data(next_key))
 
-    def _is_worn(self, state: Nest) -> Array:
-        """Whether new offers would do."""
-        return (2 * state.offers.num_used > len(state.offers.z)) & (self._num_offers(state) > 0)
+    def _used(self, state: Nest, count: Array) -> Offers:
+        """The offers without so many more."""
+        num_used = state.offers.num_used + count
+        return state.offers._replace(num_used=num_used, are_worn=(2 * num_used > len(state.offers.z)) & (self._num_offers(state) > 0))
 
-    def _with_offers(self, state: Nest, given: Any) -> Nest:
+    def _with_offers(self, state: Nest, split: Split, given: Any) -> Nest:
         """New ones, their members named as those of the live points."""
-        offers = self._offers(random.wrap_key_data(state.offers.rng_key), given)
+        offers = self._offers(random.wrap_key_data(state.offers.rng_key), split, given)
         return state._replace(offers=offers._replace(z=together(self.exchange, offers.z, state.reference)))
 
     def _num_offers(self, state: Nest) -> Array:

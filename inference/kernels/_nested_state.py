@@ -31,7 +31,8 @@ class Offers(NamedTuple):
 
     z: Array  # [offer, size]
     num_used: Array
-    rng_key: Array  # by which the next are drawn
+    are_worn: Array  # whether new ones are wanted
+    rng_key: Array  # by which these are drawn
 
 
 class Nest(NamedTuple):

@@ -162,7 +162,7 @@ class Searching(ByStages, Offering):
     def _near_peaks(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         draw_key, climb_key = random.split(rng_key)
         given = clumps, self._rows(program)
-        drawn = self._draws(draw_key, self._size_of_search(clumps), (clumps, self._backed.summary.nothing(0)))
+        drawn = self._draws(draw_key, self._size_of_search(clumps), self.split, (clumps, self._backed.summary.nothing(0)))
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
@@ -206,7 +206,7 @@ class Searching(ByStages, Offering):
 
     def _tried(self, rng_key: Array, sampled: Mixture, clumps: Mixture, program: Program) -> Tried:
         """Draws from what may be gone over, with pi_s behind it."""
-        z = self._draws(rng_key, TRIED, (clumps, sampled))
+        z = self._draws(rng_key, TRIED, self.split, (clumps, sampled))
         log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, z, sampled, clumps, self._rows(program)))
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
         if not np.isfinite(log_weight).any():
@@ -249,10 +249,10 @@ class Searching(ByStages, Offering):
 
         return densities
 
-    def _draw_from(self, given: Any) -> Callable:
+    def _draw_from(self, split: Split, given: Any) -> Callable:
         """At clumps, and at what is gone over in place of them, where that has any."""
         clumps, sampled = given
-        before = (lambda key: self._backed.draw(key, clumps, self.split.draw)) if len(clumps.log_weight) else self.split.draw
+        before = (lambda key: self._backed.draw(key, clumps, split.draw)) if len(clumps.log_weight) else split.draw
         return (lambda key: self._behind(clumps).draw(key, sampled, before)) if len(sampled.log_weight) else before
 
     def _behind(self, clumps: Mixture) -> Backed:

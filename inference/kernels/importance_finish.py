@@ -123,7 +123,17 @@ class ImportanceFinish(Algorithm):
         """More room, or the importance sampling."""
         if self.sampler.finished(state.nest):
             return self._weighed(state, program)
+        if not self.sampler.is_full(state.nest):
+            raise ValueError("chain_method: replicates finish at different steps; use 'sequential'.")
         return state._replace(nest=self.sampler.grown(state.nest, program))
+
+    def is_waiting(self, state: Finish) -> Array:
+        """As the sampler."""
+        return self.sampler.is_waiting(state.nest)
+
+    def served(self, state: Finish, program: Program) -> Finish:
+        """As the sampler."""
+        return state._replace(nest=self.sampler.served(state.nest, program))
 
     def _weighed(self, state: Finish, program: Program) -> Finish:
         """Draws, and their weights."""

@@ -30,6 +30,7 @@ from inference.kernels._search import Start
 from inference.kernels._summary import Backed, Mixture, Told
 from inference.kernels.staged import Account, Stage, Staged
 from inference.program import Program
+from inference.split import Split
 
 if TYPE_CHECKING:
     from inference.driver import Driver
@@ -142,12 +143,12 @@ class MergedStages(Staged):
         """Summaries of workers, who have named members without names each in a way of their own: spread over all places."""
         return Backed(for_all_places(self._backed.summary, self.exchange), self.background)
 
-    def _draw_from(self, given: Any) -> Callable:
+    def _draw_from(self, split: Split, given: Any) -> Callable:
         clumps, _ = given
         if clumps.log_weight.ndim == 1:
-            return super()._draw_from(given)
+            return super()._draw_from(split, given)
         first = jax.tree.map(lambda leaf: leaf[0], clumps)
-        return lambda key: self._even.draw(key, first, self.split.draw)
+        return lambda key: self._even.draw(key, first, split.draw)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.before.num_evaluations if state.clumps.log_weight.ndim == 2 else super()._row_evaluations(state)

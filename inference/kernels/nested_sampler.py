@@ -121,9 +121,11 @@ class NestedSampler(Offering):
     def init(self, rng_key: Array, program: Program) -> Nest:
         """Draws from the prior."""
         self._read(program)
-        return self._started(rng_key, (), self.split.densities)
+        return self._started(rng_key, None, self.split.densities)
 
     def _read(self, program: Program) -> None:
+        if getattr(self, "split", None) is not None and self.split.program is program:
+            return  # another replicate of the same run
         self.split = Split(program)
         self.exchange: Exchangeable | None = exchangeable(self.split) if self.rename else None
 
@@ -131,7 +133,7 @@ class NestedSampler(Offering):
         """Live points, the first of what is drawn from what is given, and nothing dead. `is_even`: members that may change places in the
         model may do so in what is drawn as well."""
         draw_key, label_key = random.split(rng_key)
-        offers, taken = self._offers(draw_key, given), int(SPARE * self.num_live) + 1
+        offers, taken = self._offers(draw_key, self.split, given), int(SPARE * self.num_live) + 1
         drawn = np.asarray(offers.z[:taken])
         z = jnp.asarray(drawn[np.isfinite(drawn).all(1)][: self.num_live])
         offers = offers._replace(num_used=offers.num_used + taken)
@@ -205,8 +207,8 @@ class NestedSampler(Offering):
             num_steps=state.num_steps + 1,
             num_evaluations=state.num_evaluations + evaluations,
             longer=self._lengthened(state.longer, halfway),
-            offers=state.offers._replace(num_used=state.offers.num_used + offered),
         )
+        state = state._replace(offers=self._used(state, offered))
         if self.track_modes or state.reference is not None:
             is_time = state.num_steps % (max(1, self.num_live // self.batch // LOOKS)) == 0
             state = jax.lax.cond(is_time, partial(self._looked, densities), lambda _, at: at, mode_key, state)
@@ -294,22 +296,24 @@ class NestedSampler(Offering):
         own = jnp.arange(self.num_live, dtype=jnp.int32)[None]
         return state._replace(volumes=volumes, ancestor=jnp.concatenate([own, state.ancestor[:-1]]))
 
+    def is_waiting(self, state: Nest) -> Array:
+        """Whether new offers are wanted."""
+        return state.offers.are_worn
+
+    def served(self, state: Nest, program: Program) -> Nest:
+        """New offers, of the program that is given: another run of this kernel may have read one since."""
+        return self._with_offers(state, self.split if program is self.split.program else Split(program), None)
+
     def finished(self, state: Nest) -> Array:
         """When the live points hold next to nothing of the evidence."""
         return self._left(state) < state.volumes.log_evidence[0] + np.log(self.tolerance)
 
     def is_full(self, state: Nest) -> Array:
-        """Whether the host is needed: for new offers, or because the next of the dead find no room."""
-        return self._is_worn(state) | (state.num_dead + self.batch > len(state.dead.mode))
+        """Whether the next of the dead find no room."""
+        return state.num_dead + self.batch > len(state.dead.mode)
 
     def grown(self, state: Nest, program: Program) -> Nest:
-        """New offers, or twice the room."""
-        return self._grown(state, ())
-
-    def _grown(self, state: Nest, given: Any) -> Nest:
-        """The same, from what is given; room up to where a run is given up."""
-        if self._is_worn(state):
-            return self._with_offers(state, given)
+        """Twice the room, up to where a run is given up."""
         folds = 2 * len(state.dead.mode) // self.num_live
         if folds > MOST_FOLDS:
             raise StructureError(

@@ -171,8 +171,16 @@ class Staged(Searching, NestedSampler):
     def grown(self, state: Any, program: Program) -> Any:
         """More room, or the next stage."""
         if super().is_full(state.nest):
-            return state._replace(nest=self._grown(state.nest, (state.clumps, state.sampled)))
+            return state._replace(nest=super().grown(state.nest, program))
         return self._gone_on(state, program, super().finished(state.nest))
+
+    def is_waiting(self, state: Any) -> Array:
+        """As `NestedSampler`."""
+        return super().is_waiting(state.nest)
+
+    def served(self, state: Any, program: Program) -> Any:
+        """As `NestedSampler`, from where this stage starts."""
+        return state._replace(nest=self._with_offers(state.nest, self.split, (state.clumps, state.sampled)))
 
     def _check_alike(self, program: Program) -> None:
         """More rows of the same model, of which members that had no names so far have none."""

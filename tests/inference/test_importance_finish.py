@@ -212,10 +212,7 @@ def test_refused_by_name(sampler, settings, error, message):
         ImportanceFinish(sampler, **settings)
 
 
-def test_replicates_side_by_side_are_those_one_after_the_other():
-    """Each ends, and asks for new offers, at a step of its own."""
-    one, other = (
-        run(finish(num_draws=200), X, Y, num_chains=2, chain_method=method).attrs["log_evidence_of_replicates"]
-        for method in ("sequential", "vectorized")
-    )
-    np.testing.assert_allclose(one, other, rtol=1e-6)
+def test_replicates_that_would_end_together_are_refused():
+    kernel, program = finish(), Program(line, X, Y)
+    with pytest.raises(ValueError, match="chain_method: replicates finish at different steps; use 'sequential'"):
+        kernel.grown(kernel.init(random.key(0), program), program)

@@ -2,6 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import random
 
@@ -20,8 +22,9 @@ def begun(model=line, args=(X, Y), num_live=60):
     return kernel, program, kernel.init(random.key(0), program)
 
 
-def used(state, count):
-    return state._replace(offers=state.offers._replace(num_used=jnp.asarray(count, jnp.int32)))
+def used(kernel, state, count):
+    """Of its offers so many more."""
+    return state._replace(offers=kernel._used(state, jnp.asarray(count, jnp.int32) - state.offers.num_used))
 
 
 def test_the_first_draws_are_the_live_points():
@@ -36,35 +39,44 @@ def test_worn_offers_are_renewed(bug, monkeypatch):
     """The planted bug: the same draws over again."""
     if bug:
         offers = Offering._offers
-        monkeypatch.setattr(Offering, "_offers", lambda self, rng_key, given: offers(self, random.key(5), given))
+        monkeypatch.setattr(Offering, "_offers", lambda self, rng_key, *given: offers(self, random.key(5), *given))
     kernel, program, state = begun()
-    fresh, worn = used(state, 300), used(state, 301)
-    assert not kernel.is_full(fresh)
-    assert kernel.is_full(worn)
-    new = kernel.grown(worn, program)
-    newer = kernel.grown(used(new, 600), program)
+    fresh, worn = used(kernel, state, 300), used(kernel, state, 301)
+    assert not kernel.is_waiting(fresh)
+    assert kernel.is_waiting(worn)
+    new = kernel.served(worn, program)
+    newer = kernel.served(used(kernel, new, 600), program)
     assert new.offers.num_used == 0
-    assert not kernel.is_full(new)
+    assert not kernel.is_waiting(new)
     numbers = np.concatenate([each.offers.z[:, 0] for each in (state, new, newer)])
     assert (len(np.unique(numbers)) == 1800) is not bug
     np.testing.assert_array_equal(new.live.z, worn.live.z)
-    assert len(new.dead.mode) == len(worn.dead.mode)
 
 
 def test_no_new_ones_are_drawn_where_walks_are_cheaper():
-    kernel, program, state = begun()
+    kernel, _, state = begun()
     low = state._replace(volumes=state.volumes._replace(log_volume=state.volumes.log_volume - 5))
-    assert not kernel.is_full(used(low, 600))
-    full = low._replace(num_dead=jnp.asarray(len(low.dead.mode), jnp.int32))
-    assert kernel.is_full(full)
-    assert len(kernel.grown(full, program).dead.mode) == 2 * len(full.dead.mode)
+    assert not kernel.is_waiting(used(kernel, low, 600))
+
+
+def test_offers_are_of_the_run_that_asks_for_them():
+    """Another run of the same kernel has read other data since."""
+
+    def model(place):
+        numpyro.sample("z", dist.Normal(place, 0.01))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=jnp.zeros(()))
+
+    kernel = NestedSampler(model, num_live=60)
+    programs = Program(model, 0.0), Program(model, 5.0)
+    state, _ = (kernel.init(random.key(0), program) for program in programs)
+    np.testing.assert_allclose(kernel.served(state, programs[0]).offers.z, 0, atol=0.1)
 
 
 def test_offers_are_named_as_the_live_points():
     data = np.random.default_rng(0).normal(size=(20, 2))
     kernel, program, state = begun(family(3, num_classes=0), (data,))
     assert state.reference is not None
-    for each in (state, kernel.grown(used(state, 600), program)):
+    for each in (state, kernel.served(state, program)):
         np.testing.assert_allclose(each.offers.z, together(kernel.exchange, each.offers.z, state.reference))
 
 
@@ -75,7 +87,7 @@ def test_a_few_live_points_have_a_block_of_offers():
 
 @pytest.mark.slow
 def test_chains_side_by_side_get_offers_and_room_each_when_it_needs_them(monkeypatch):
-    """As one after the other: room is the same for all, offers are not."""
+    """As one after the other."""
     monkeypatch.setattr(nested_sampler, "FIRST_FOLDS", 4)
     found = []
     for method in ("sequential", "vectorized"):
