@@ -159,7 +159,8 @@ def test_many_latent_numbers_lose_nothing_between_stages(bug, monkeypatch):
         fitted = StateClumps.fitted
         monkeypatch.setattr(StateClumps, "fitted", lambda self, key, told, *rest: fitted(self, key, told._replace(slope=None), *rest))
     x = np.random.default_rng(2).normal(size=(400, SIZE))
-    tree = Driver(Staged(levels, num_stages=8, num_live=30, num_walkers=0), num_samples=1000, progress_bar=False).run(0, x)
+    kernel = Staged(levels, num_stages=8, num_live=30, num_walkers=0, most_lost=np.inf)  # else what loses much takes all rows at once
+    tree = Driver(kernel, num_samples=1000, progress_bar=False).run(0, x)
     precision = np.eye(SIZE) + len(x) * LOADING.T @ LOADING
     mean = np.linalg.solve(precision, LOADING.T @ x.sum(0))
     exact = stats.norm.logpdf(x).sum() - 0.5 * np.linalg.slogdet(precision)[1] + 0.5 * mean @ precision @ mean
