@@ -4,13 +4,14 @@ The clusters of a mixture, the nodes of a layer: with m of them the posterior ha
 read off the names of the dimensions of the latent sites (`Program.dims`), and proved at vectors drawn at random: the prior, and each term
 of the likelihood, must stay as they are when its members change places. (Their sum may by chance: the columns of a standardised table have
 the same mean and spread. It would not for a part of the rows.) A vector and the same with other places are then as good as each other, and
-a kernel may take whichever it likes: `alike` gives each vector the places in which its members are nearest to those of a reference.
+a kernel may take whichever it likes: `alike` gives a vector the places in which its members are near to those of a reference, and gives
+all m! copies of a vector the same. So the vectors that are alike already are one of each m! copies.
 
-Cost of a vector: swaps until none is better, members^2 (features + swaps).
+Cost of a vector: members^2 (features + members).
 """
 
 from functools import partial
-from itertools import permutations
+from math import lgamma
 from typing import NamedTuple
 
 import jax
@@ -23,9 +24,7 @@ from inference._once import once
 from inference.program import Program
 from inference.split import NUM_PROOFS, Split
 
-__all__ = ["MOST_NAMED", "Exchangeable", "Reference", "exchangeable"]
-
-MOST_NAMED = 5  # members of which all m! places are looked at, where all are
+__all__ = ["Exchangeable", "Reference", "exchangeable"]
 
 
 class Reference(NamedTuple):
@@ -43,6 +42,7 @@ class Exchangeable:
         dims = {name: split.program.dims[name] for name in split.program.latent}
         self._axis = {name: each.index(plate) for name, each in dims.items() if plate in each}
         self._by_member = [name for name in self._axis if plate in split.program.sites[name].plates]
+        self.log_copies = lgamma(self.count + 1)
 
     def features(self, z: Array) -> Array:
         """[member, feature]: the free numbers that each member has of its own, and its entries of what they share."""
@@ -73,28 +73,27 @@ class Exchangeable:
         return Reference(features[0], jnp.mean((features - features[0]) ** 2, (0, 1)))
 
     def alike(self, z: Array, reference: Reference) -> Array:
-        """The vector with its members where those of the reference are, as near as swaps of two can bring them."""
-        apart = self.features(z)[:, None] - reference.place[None]
+        """The copy of a vector with its members where those of the reference are."""
+        order = self._order(z, reference)
+        return jnp.where((order == jnp.arange(self.count)).all(), z, self.placed(z, order))
+
+    def is_alike(self, z: Array, reference: Reference) -> Array:
+        """Whether a vector is the one of its copies that is alike."""
+        return (self._order(z, reference) == jnp.arange(self.count)).all()
+
+    def _order(self, z: Array, reference: Reference) -> Array:
+        """[place]: the member that comes there. Of all members and places the nearest find each other, then of those that are left. Copies
+        of a vector have the same pairs, so all come to the same places."""
+        apart = self.features(jax.lax.stop_gradient(z))[:, None] - reference.place[None]
         tiny = jnp.finfo(z.dtype).tiny
         distance = jnp.sum(apart**2 / jnp.maximum(reference.spread, tiny), -1)  # [member, place]
 
-        def gains(order: Array) -> Array:
-            at = distance[order]  # [place of a member, place]
-            own = jnp.diagonal(at)
-            return own[:, None] + own[None, :] - at - at.T
+        def paired(_: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+            order, left = found
+            member, place = jnp.divmod(jnp.argmin(left), self.count)
+            return order.at[place].set(member.astype(order.dtype)), left.at[member].set(jnp.inf).at[:, place].set(jnp.inf)
 
-        def swapped(order: Array) -> Array:
-            one, other = jnp.divmod(jnp.argmax(gains(order)), self.count)
-            return order.at[one].set(order[other]).at[other].set(order[one])
-
-        least = jnp.sqrt(jnp.finfo(z.dtype).eps) * (1 + jnp.max(distance))  # rounding is no gain
-        order = jax.lax.while_loop(lambda order: jnp.max(gains(order)) > least, swapped, jnp.arange(self.count))
-        return jnp.where((order == jnp.arange(self.count)).all(), z, self.placed(z, order))
-
-    def every(self, z: Array) -> Array:
-        """[m!, size]: the vector with its members in all places."""
-        orders = jnp.array(list(permutations(range(self.count))))
-        return jax.vmap(lambda order: self.placed(z, order))(orders)
+        return jax.lax.fori_loop(0, self.count, paired, (jnp.zeros(self.count, jnp.int32), distance))[0]
 
     def proved(self, program: Program | None = None) -> bool:
         """Whether members may change places: at Normal vectors the prior and each term of the likelihood stay what they are.

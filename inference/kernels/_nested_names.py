@@ -4,26 +4,26 @@ The clusters of a mixture may change places in every point (`inference.exchangea
 are given the places of a reference, their own mean, twice in an e-fold: then all are in one copy, directions of walks are as long as that
 one is wide, and no mode can be lost to another. A point and its copies are draws from the same prior above the same limit, so nothing else
 of nested sampling changes. What a run leaves behind is shuffled again: draws are from the posterior as the model has it.
+
+Clumps that are fitted to such points know one of the m! copies of each mode. What is drawn from them is weighed against m! times the prior
+where vectors are alike, and 0 elsewhere (`in_places`): as much as the prior has of all copies.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, random
-from jax.scipy.special import logsumexp
 
 from inference._once import once
-from inference.exchangeable import MOST_NAMED, Exchangeable, Reference
+from inference.exchangeable import Exchangeable, Reference
 from inference.kernels._nested_moves import Points
-from inference.kernels._summary import Summary, Told
+from inference.kernels._summary import Mixture
 from inference.split import Split
 
-__all__ = ["Unnamed", "for_all_places", "named_alike", "renamed", "scattered", "shown", "together"]
+__all__ = ["Named", "drawn_in_places", "in_places", "named_alike", "renamed", "shown", "together"]
 
 
 def renamed(
@@ -56,14 +56,6 @@ def named_alike(exchange: Exchangeable, z: Array) -> Array:
     return z
 
 
-def scattered(exchange: Exchangeable | None, z: Array) -> Array:
-    """Vectors [point, size], their members in random places: where these are too many for each to be looked at."""
-    if exchange is None:
-        return z
-    place = lambda key, z: exchange.placed(z, random.permutation(key, exchange.count))
-    return jax.jit(jax.vmap(place))(random.split(random.key(0), len(z)), z)
-
-
 def shown(rng_key: Array, split: Split, exchange: Exchangeable | None, z: Array) -> dict[str, Array]:
     """The sites at vectors [point, size]; members without names in random places."""
     keys = random.split(rng_key, len(z))
@@ -71,42 +63,32 @@ def shown(rng_key: Array, split: Split, exchange: Exchangeable | None, z: Array)
     return once(jax.vmap(of), keys, z)(keys, z)
 
 
-@dataclass(frozen=True)
-class Unnamed:
-    """A summary of vectors whose members are named, with the members in all places alike: the mean over the m! places of
+class Named(NamedTuple):
+    """Clumps over vectors that are alike: the members of each are where those of the reference are. None: members have names."""
 
-        q(places(z)) prior(z) / prior(places(z)),
-
-    the last two for what changing places does to volumes of free numbers; the measure of the prior stays as it is."""
-
-    named: Summary
-    exchange: Exchangeable
+    clumps: Mixture
+    reference: Reference | None = None
 
     @property
-    def asks_for_slopes(self) -> bool:
-        """As the other does."""
-        return self.named.asks_for_slopes
-
-    def nothing(self, num_clumps: int) -> Any:
-        """No clump."""
-        return self.named.nothing(num_clumps)
-
-    def log_density(self, clumps: Any, z: Array) -> Array:
-        """Of one vector [size]."""
-        log_prior = lambda z: self.exchange.split.densities(z)[0]
-        each = jax.vmap(lambda z: self.named.log_density(clumps, z) - log_prior(z))(self.exchange.every(z))
-        return logsumexp(each) - np.log(len(each)) + log_prior(z)
-
-    def draw(self, rng_key: Array, clumps: Any) -> Array:
-        """A vector, its members in random places."""
-        draw_key, order_key = random.split(rng_key)
-        return self.exchange.placed(self.named.draw(draw_key, clumps), random.permutation(order_key, self.exchange.count))
-
-    def fitted(self, rng_key: Array, told: Told, log_weight: Array, num_clumps: int, known: Any = None) -> Any:
-        """To vectors whose members are named."""
-        return self.named.fitted(rng_key, told, log_weight, num_clumps, known)
+    def log_weight(self) -> Array:
+        """Of the clumps."""
+        return self.clumps.log_weight
 
 
-def for_all_places(summary: Summary, exchange: Exchangeable | None) -> Summary | Unnamed:
-    """The summary that is right for vectors with their members in all places, where these are few enough."""
-    return summary if exchange is None or exchange.count > MOST_NAMED else Unnamed(summary, exchange)
+def in_places(exchange: Exchangeable | None, reference: Reference | None, densities: Callable) -> Callable:
+    """Prior and likelihood of the vectors that are alike, each of which stands for its m! copies: nowhere else has the prior a density."""
+    if exchange is None or reference is None:
+        return densities
+
+    def of_all_copies(z: Array) -> tuple[Array, Array]:
+        log_prior, log_likelihood = densities(z)
+        return jnp.where(exchange.is_alike(z, reference), log_prior + exchange.log_copies, -jnp.inf), log_likelihood
+
+    return of_all_copies
+
+
+def drawn_in_places(exchange: Exchangeable | None, reference: Reference | None, draw: Callable) -> Callable:
+    """Draws of that prior, by draws of the whole."""
+    if exchange is None or reference is None:
+        return draw
+    return lambda rng_key: exchange.alike(draw(rng_key), reference)

@@ -23,19 +23,19 @@ import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
 
-from inference.exchangeable import MOST_NAMED, Exchangeable
+from inference.exchangeable import Exchangeable, Reference
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._code_clumps import CodeClumps
 from inference.kernels._exploration import apart, around, outwards, peaks, worthwhile
-from inference.kernels._nested_names import for_all_places, named_alike
+from inference.kernels._nested_names import Named, drawn_in_places, in_places, named_alike
 from inference.kernels._nested_offers import Offering
 from inference.kernels._stages import ByStages
 from inference.kernels._summary import Backed, Mixture, Told
 from inference.program import Program
 from inference.split import Split
 
-__all__ = ["FEWEST", "SUMMARIES", "Begin", "Searching", "Start", "effective_share"]
+__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Searching", "Start", "effective_share"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
@@ -47,17 +47,25 @@ MOST_PEAKS = 8  # from which one climbs
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
 
 
+class Given(NamedTuple):
+    """Where a density is asked for, in arrays alone."""
+
+    clumps: Mixture  # of pi_s
+    rows: dict[str, Array]
+    reference: Reference | None = None  # of vectors that are alike; None: of all
+
+
 @dataclass(frozen=True)
 class Start:
     """What a stage starts from; equal where all its parts are."""
 
     split: Split
     backed: Backed
+    exchange: Exchangeable | None
 
-    def __call__(self, given: tuple[Mixture, dict[str, Array]]) -> Callable:
-        """At clumps, with the rows of a stage."""
-        clumps, rows = given
-        return self.densities(clumps, self.split.program.with_arguments(**rows))
+    def __call__(self, given: Given) -> Callable:
+        """With the rows of a stage."""
+        return in_places(self.exchange, given.reference, self.densities(given.clumps, self.split.program.with_arguments(**given.rows)))
 
     def densities(self, clumps: Mixture, program: Program) -> Callable:
         """The logarithms of pi_s, and of the likelihood."""
@@ -72,14 +80,14 @@ class Start:
 class Begin(NamedTuple):
     """Where a search begins."""
 
-    clumps: Mixture  # of what has been found nearby; no place for one: nothing has been
+    near: Named  # what has been found; no place for a clump: nothing has been
     peaks: Array | None = None  # [peak, size]: that fewer rows have; None: nobody has looked
 
 
 class Candidate(NamedTuple):
     """What may be gone over, evaluations that it took, and the highest peaks that walkers came to."""
 
-    mixture: Mixture
+    mixture: Named
     evaluations: float
     peaks: Array | None = None
 
@@ -132,22 +140,26 @@ class Searching(ByStages, Offering):
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
                 return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, begin.peaks)
-            begin = begin._replace(clumps=candidate.mixture if tried.is_near else self._backed.summary.nothing(0))
-        return Candidate(self._backed.summary.nothing(0), spent, begin.peaks)
+            begin = begin._replace(near=candidate.mixture if tried.is_near else self._nothing)
+        return Candidate(self._nothing, spent, begin.peaks)
 
-    def _refined(self, rng_key: Array, near: Mixture, clumps: Mixture, program: Program) -> Candidate:
+    @property
+    def _nothing(self) -> Named:
+        return Named(self._backed.summary.nothing(0))
+
+    def _refined(self, rng_key: Array, near: Named, clumps: Mixture, program: Program) -> Candidate:
         """Clumps fitted to draws from a mixture in proportion to their weights."""
         draw_key, fit_key = random.split(rng_key)
         parts = [self._drawn(key, near, clumps, program) for key in random.split(draw_key, FINER)]
         z, log_weight = map(jnp.concatenate, zip(*parts, strict=True))
         told, cost = self._told(z, clumps, program)
         log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
-        return Candidate(self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps), float(len(z) + cost))
+        fitted = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
+        return Candidate(near._replace(clumps=fitted), float(len(z) + cost))
 
     def _size_of_search(self, clumps: Mixture) -> int:
-        """Walkers of a stage; none where members in all places are too many to be looked at, or summaries have no slopes."""
-        is_unnamed = self.exchange and not len(clumps.log_weight) and self.exchange.count > MOST_NAMED
-        if is_unnamed or not self._backed.summary.asks_for_slopes:
+        """Walkers of a stage; none where summaries have no slopes."""
+        if not self._backed.summary.asks_for_slopes:
             return 0
         return self._usual if self.num_walkers is None else self.num_walkers
 
@@ -156,13 +168,13 @@ class Searching(ByStages, Offering):
         return max(USUAL, EACH * self.split.size)
 
     def _near_clumps(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
-        given = clumps, self._rows(program)
-        return self._climbs(rng_key, _apart(begin.clumps), given) if len(begin.clumps.log_weight) else None
+        given = Given(clumps, self._rows(program))
+        return self._climbs(rng_key, _apart(begin.near.clumps), given) if len(begin.near.log_weight) else None
 
     def _near_peaks(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         draw_key, climb_key = random.split(rng_key)
-        given = clumps, self._rows(program)
-        drawn = self._draws(draw_key, self._size_of_search(clumps), self.split, (clumps, self._backed.summary.nothing(0)))
+        given = Given(clumps, self._rows(program))
+        drawn = self._draws(draw_key, self._size_of_search(clumps), self.split, (clumps, self._nothing))
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
@@ -175,36 +187,47 @@ class Searching(ByStages, Offering):
 
     def _outwards(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Clumps fitted to what walkers come to that begin as draws from what is near."""
-        if not len(begin.clumps.log_weight):
+        near = begin.near
+        if not len(near.log_weight):
             return None
         draw_key, walk_key, fit_key = random.split(rng_key, 3)
-        z, log_weight = self._drawn(draw_key, begin.clumps, clumps, program)
-        z, cost = outwards(walk_key, z, log_weight, (clumps, self._rows(program)), self._start)
-        told, more = self._told(self._alike(z, clumps), clumps, program)
+        z, log_weight = self._drawn(draw_key, near, clumps, program)
+        z, cost = outwards(walk_key, z, log_weight, Given(clumps, self._rows(program), near.reference), self._start)
+        told, more = self._told(z, clumps, program)
         fitted = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps)
-        return Candidate(fitted, float(cost) + more + 2 * len(z))
+        return Candidate(near._replace(clumps=fitted), float(cost) + more + 2 * len(z))
 
-    def _drawn(self, rng_key: Array, found: Mixture, clumps: Mixture, program: Program) -> tuple[Array, Array]:
+    def _drawn(self, rng_key: Array, found: Named, clumps: Mixture, program: Program) -> tuple[Array, Array]:
         """Draws from a summary, and the logarithms of their weights as draws of the posterior of a stage."""
-        return drawn_from(rng_key, self._backed.summary, found, (clumps, self._rows(program)), self._start, self._usual)
+        given = Given(clumps, self._rows(program), found.reference)
+        return drawn_from(rng_key, self._backed.summary, found.clumps, given, self._start, self._usual)
 
     @property
     def _start(self) -> Start:
-        return Start(self.split, self._backed)
+        return Start(self.split, self._backed, self.exchange)
 
     def _rows(self, program: Program) -> dict[str, Array]:
         return {name: jnp.asarray(program.arguments[name]) for name in self.row_arguments}
 
-    def _climbs(self, rng_key: Array, starts: list[Clumps], given: Any) -> Candidate:
+    def _climbs(self, rng_key: Array, starts: list[Clumps], given: Given) -> Candidate:
         """From clumps, but those that a climb before has come to."""
+        own_key, rng_key = random.split(rng_key)
         each: list[Climbed] = []
         for number, start in enumerate(starts):
             if not any(is_within(start.mean[0], before.clump) for before in each):
                 each.append(climbed(random.fold_in(rng_key, number), start, self._start, given, self._usual))
         mixture = joined(each, self.num_clumps) if each else self._backed.summary.nothing(self.num_clumps)
-        return Candidate(mixture, float(sum(climb.evaluations for climb in each)))
+        found = Named(mixture) if len(given.clumps.log_weight) else self._named(own_key, mixture)
+        return Candidate(found, float(sum(climb.evaluations for climb in each)))
 
-    def _tried(self, rng_key: Array, sampled: Mixture, clumps: Mixture, program: Program) -> Tried:
+    def _named(self, rng_key: Array, found: Mixture) -> Named:
+        """Of what is found the places of its members, where these have no names."""
+        if self.exchange is None:
+            return Named(found)
+        z = jax.vmap(lambda key: self._backed.summary.draw(key, found))(random.split(rng_key, self._usual))
+        return Named(found, self.exchange.reference(z))
+
+    def _tried(self, rng_key: Array, sampled: Named, clumps: Mixture, program: Program) -> Tried:
         """Draws from what may be gone over, with pi_s behind it."""
         z = self._draws(rng_key, TRIED, self.split, (clumps, sampled))
         log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, z, sampled, clumps, self._rows(program)))
@@ -216,7 +239,7 @@ class Searching(ByStages, Offering):
         return Tried(effective_share(log_weight), float(information))
 
     @partial(jax.jit, static_argnums=(0, 1))
-    def _weighed(self, split: Split, z: Array, sampled: Mixture, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
+    def _weighed(self, split: Split, z: Array, sampled: Named, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
         """Log weights of draws [draw, size], and their log likelihoods."""
         program = split.program.with_arguments(**rows)
         densities, rest = self._start.densities(clumps, program), self._densities(clumps, program, sampled)
@@ -231,20 +254,21 @@ class Searching(ByStages, Offering):
         """Points with the slopes of the posterior, for a summary that asks for them; and evaluations that these took."""
         if not self._backed.summary.asks_for_slopes:
             return Told(z), 0
-        given, parts = (clumps, self._rows(program)), [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
+        given, parts = Given(clumps, self._rows(program)), [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
         parts[-1] = jnp.pad(parts[-1], ((0, CHUNK - len(parts[-1])), (0, 0)), mode="edge")  # what is compiled serves for all
         slope = jnp.concatenate([sloped(part, given, self._start)[1] for part in parts])
         return Told(z, slope[: len(z)]), GRADIENT * len(z)
 
-    def _densities(self, clumps: Mixture, program: Program, sampled: Mixture | None = None) -> Callable:
+    def _densities(self, clumps: Mixture, program: Program, sampled: Named | None = None) -> Callable:
         """What nested sampling draws from, and the rest of prior times likelihood."""
         start = self._start.densities(clumps, program)
         if sampled is None or not len(sampled.log_weight):
             return start
+        start = in_places(self.exchange, sampled.reference, start)
 
         def densities(z: Array) -> tuple[Array, Array]:
             log_prior, log_likelihood = start(z)
-            log_sampled = self._behind(clumps).log_density(sampled, z, log_prior)
+            log_sampled = self._behind.log_density(sampled.clumps, z, log_prior)
             return log_sampled, log_likelihood + log_prior - log_sampled
 
         return densities
@@ -253,12 +277,15 @@ class Searching(ByStages, Offering):
         """At clumps, and at what is gone over in place of them, where that has any."""
         clumps, sampled = given
         before = (lambda key: self._backed.draw(key, clumps, split.draw)) if len(clumps.log_weight) else split.draw
-        return (lambda key: self._behind(clumps).draw(key, sampled, before)) if len(sampled.log_weight) else before
+        if not len(sampled.log_weight):
+            return before
+        before = drawn_in_places(self.exchange, sampled.reference, before)
+        return lambda key: self._behind.draw(key, sampled.clumps, before)
 
-    def _behind(self, clumps: Mixture) -> Backed:
-        """Of what is gone over: in the first stage members of a plate may change places."""
-        own = self._backed.summary
-        return Backed(own if len(clumps.log_weight) else for_all_places(own, self.exchange), BEHIND_SEARCH)
+    @property
+    def _behind(self) -> Backed:
+        """What is gone over."""
+        return Backed(self._backed.summary, BEHIND_SEARCH)
 
 
 def _apart(clumps: Mixture) -> list[Clumps]:

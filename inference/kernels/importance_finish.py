@@ -6,13 +6,13 @@
 The nested sampling runs as it would alone. To its weighted points clumps are fitted (`_clumps`), on the host; draws from them with the
 prior in the background are independent of each other, and the error of their mean weight falls with the root of their number, where that
 of nested sampling falls with the root of the live points. As long as too few of the draws are effective, clumps are fitted again, to the
-points and to the weighted draws, up to twice as many as before, and drawn from anew; only the last draws count. Members that may change
-places (`inference.exchangeable`) do so in what is drawn from as well. The prior in the background bounds the weights wherever the
-likelihood is bounded; how large they are in fact, the check "importance" of `diagnostics.report` says. What no live point has found is
-missed as before.
+points and to the weighted draws, up to twice as many as before, and drawn from anew; only the last draws count. Of members that may change
+places (`inference.exchangeable`) clumps know one arrangement, and draws of another weigh nothing (`_nested_names`). The prior in the
+background bounds the weights wherever the likelihood is bounded; how large they are in fact, the check "importance" of
+`diagnostics.report` says. What no live point has found is missed as before.
 
 Hesterberg (1995) for the prior in the background; Cappe, Guillin, Marin and Robert (2004), "Population Monte Carlo". Cost: `NestedSampler`,
-and each round a fit of clumps and `num_draws` evaluations of the model, with m! evaluations of the clumps for m members without names.
+and each round a fit of clumps and `num_draws` evaluations of the model.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._clumps import Clumps, StateClumps
-from inference.kernels._nested_names import Unnamed, for_all_places, scattered, shown, together
+from inference.kernels._nested_names import drawn_in_places, in_places, shown
 from inference.kernels._nested_particles import particles, resampled
 from inference.kernels._summary import Backed, Told
 from inference.kernels.nested_sampler import Nest, NestedSampler, Shrinkage
@@ -137,11 +137,13 @@ class ImportanceFinish(Algorithm):
 
     def _weighed(self, state: Finish, program: Program) -> Finish:
         """Draws, and their weights."""
-        split, exchange = Split(program), self.sampler.exchange  # the sampler may have seen other data since
-        backed = Backed(for_all_places(StateClumps(split.size), exchange), self.background)
-        points, point_weight, named = self._learnt(state.nest, backed)
+        split, places = Split(program), (self.sampler.exchange, state.nest.reference)  # the sampler may have seen other data since
+        backed = Backed(StateClumps(split.size), self.background)
+        draw, densities = drawn_in_places(*places, split.draw), in_places(*places, split.densities)
+        points, point_weight = self.sampler._together(state.nest)
+        point_weight = point_weight - logsumexp(point_weight)
         z, weight = points, point_weight
-        each = jax.jit(lambda clumps, keys: jax.lax.map(partial(_drawn, split, backed, clumps), keys, batch_size=BATCH))
+        each = jax.jit(lambda clumps, keys: jax.lax.map(partial(_drawn, draw, densities, backed, clumps), keys, batch_size=BATCH))
         for number in range(1, self.num_rounds + 1):
             fit_key, draw_key = random.split(random.fold_in(random.wrap_key_data(state.rng_key), number))
             clumps = backed.summary.fitted(fit_key, Told(z), weight, self.num_clumps * 2 ** (number - 1))
@@ -149,25 +151,16 @@ class ImportanceFinish(Algorithm):
             share = np.exp(log_weight - logsumexp(log_weight))
             if 1 / np.sum(share**2) >= self.enough * self.num_draws:
                 break
-            z = jnp.concatenate([points, named(drawn)])
+            z = jnp.concatenate([points, drawn])
             weight = jnp.concatenate([point_weight, _cut(log_weight)])
         return state._replace(z=drawn, log_weight=log_weight, log_likelihood=log_likelihood, num_rounds=jnp.asarray(number, jnp.int32))
-
-    def _learnt(self, nest: Nest, backed: Backed) -> tuple[Array, Array, Callable]:
-        """Points of the sampler with log weights of sum 1, and what names the members of others in the same way."""
-        exchange, reference = self.sampler.exchange, nest.reference
-        z, log_weight = self.sampler._together(nest)
-        log_weight = log_weight - logsumexp(log_weight)
-        if isinstance(backed.summary, Unnamed):
-            return z, log_weight, lambda drawn: together(exchange, drawn, reference)
-        return scattered(exchange, z), log_weight, lambda drawn: drawn
 
     def draw(self, rng_key: Array, state: Finish, program: Program, num_draws: int) -> dict[str, Array]:
         """Draws in proportion to their weights, by systematic resampling; of a run that was ended early, points of the sampler."""
         if not state.num_rounds:
             return self.sampler.draw(rng_key, state.nest, program, num_draws)
         chosen = state.z[resampled(rng_key, state.log_weight, num_draws)]
-        return shown(rng_key, self.sampler.split, None, chosen)
+        return shown(rng_key, self.sampler.split, self.sampler.exchange, chosen)
 
     def results(self, state: Finish, program: Program) -> Results:
         """The evidence by importance sampling and by nested sampling, and the draws with their weights, whose sum is the evidence. A run
@@ -189,7 +182,7 @@ class ImportanceFinish(Algorithm):
             "num_evaluations": nested.attrs["num_evaluations"] + state.num_rounds * self.num_draws,
             "num_rounds": state.num_rounds,
         }
-        values = shown(random.key(0), self.sampler.split, None, state.z)
+        values = shown(random.key(0), self.sampler.split, self.sampler.exchange, state.z)
         found = particles(values, log_weight=log_weight, log_likelihood=state.log_likelihood)
         return found._replace(attrs=nested.attrs | attrs)
 
@@ -200,10 +193,10 @@ def _cut(log_weight: Array) -> Array:
     return jnp.minimum(log_share, -0.5 * np.log(len(log_share)))
 
 
-def _drawn(split: Split, backed: Backed, clumps: Clumps, rng_key: Array) -> tuple[Array, Array, Array]:
+def _drawn(draw: Callable, densities: Callable, backed: Backed, clumps: Clumps, rng_key: Array) -> tuple[Array, Array, Array]:
     """A draw from clumps and prior, its log weight and its log likelihood. Where the model has no number, the weight is 0: there no walk
     goes either."""
-    z = backed.draw(rng_key, clumps, split.draw)
-    log_prior, log_likelihood = split.densities(z)
+    z = backed.draw(rng_key, clumps, draw)
+    log_prior, log_likelihood = densities(z)
     log_weight = log_prior + log_likelihood - backed.log_density(clumps, z, log_prior)
     return z, jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight), log_likelihood

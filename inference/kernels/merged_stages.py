@@ -6,8 +6,7 @@ Each worker ran `Staged` from the prior; what it has found is summarised as betw
 One more stage draws from pi_1 and takes the others, over the prior, for its likelihood. It looks at no row, so that its cost does not
 depend on their number. What clumps cannot say is lost, once for each worker, and where workers disagree the product lies in the tails of
 all of them, where clumps say the least: for the same rows, stages one after the other lose less. Where members may change places (clusters
-of a mixture, `inference.exchangeable`), workers have each named them in a way of their own, so what they have found is spread over all m!
-places. With more than five members the workers must have found all arrangements, or the same: the product is of those that all have.
+of a mixture, `inference.exchangeable`), workers have each named them in a way of their own: a vector is given the places of each.
 
     drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
     Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, which are only recorded
@@ -25,9 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from inference.kernels._nested_names import Unnamed, for_all_places, scattered
+from inference.kernels._nested_names import Named, drawn_in_places, in_places, together
 from inference.kernels._search import Start
-from inference.kernels._summary import Backed, Mixture, Told
+from inference.kernels._summary import Mixture
 from inference.kernels.staged import Account, Stage, Staged
 from inference.program import Program
 from inference.split import Split
@@ -42,19 +41,24 @@ __all__ = ["MergedStages", "Product"]
 class Product(Start):
     """What workers have learned, and what later stages start from."""
 
-    even: Backed  # of one worker
-
     def densities(self, clumps: Mixture, program: Program) -> Callable:
         """The logarithms of the first, and of the others over the prior."""
-        if clumps.log_weight.ndim == 1:  # a stage of rows
+        if not isinstance(clumps, Named):  # a stage of rows
             return super().densities(clumps, program)
 
         def densities(z: Array) -> tuple[Array, Array]:
-            log_prior, _ = self.split.densities(z, program)
-            each = jax.vmap(lambda own: self.even.log_density(own, z, log_prior))(clumps)
-            return each[0], jnp.sum(each[1:] - log_prior)
+            each = jax.vmap(lambda own: self._over_prior(own, z, program))(clumps)
+            return self.split.densities(z, program)[0] + each[0], jnp.sum(each[1:])
 
-        return densities
+        return in_places(self.exchange, _first(clumps).reference, densities)
+
+    def _over_prior(self, own: Named, z: Array, program: Program) -> Array:
+        """What one worker has learned of the copy of a vector that it knows: the logarithm of density over prior, which is that of all
+        copies."""
+        log_copies = 0.0 if self.exchange is None else self.exchange.log_copies
+        z = together(self.exchange, z[None], own.reference)[0]
+        log_prior = self.split.densities(z, program)[0] + log_copies
+        return self.backed.log_density(own.clumps, z, log_prior) - log_prior
 
 
 class MergedStages(Staged):
@@ -109,11 +113,11 @@ class MergedStages(Staged):
         each, accounts = zip(*parts, strict=True)
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
-        own, nothing = self._own(program, one), self._backed.summary.nothing(0)
+        own = self._own(program, one)
         return Stage(
-            nest=self._started(start_key, (clumps, nothing), self._densities(clumps, own)),
+            nest=self._started(start_key, (clumps, self._nothing), self._densities(clumps, own), is_even=False),
             clumps=clumps,
-            sampled=nothing,
+            sampled=self._nothing,
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
@@ -123,32 +127,31 @@ class MergedStages(Staged):
             rng_key=random.key_data(rng_key),
         )
 
-    def _learned(self, rng_key: Array, part: Any, program: Program) -> tuple[Mixture, Account]:
+    def _learned(self, rng_key: Array, part: Any, program: Program) -> tuple[Named, Account]:
         """What one worker has found, and the account of its stages."""
-        fit_key, lost_key = random.split(rng_key)
-        kernel, state, summary = part.kernel, part.states[0], self._even.summary
+        fit_key, lost_key, name_key = random.split(rng_key, 3)
+        kernel, state = part.kernel, part.states[0]
         kernel._check_alike(program)
         told, log_weight, spent = kernel._found_out(state, part.program)
-        told = Told(scattered(self.exchange, told.z)) if self.exchange and not isinstance(summary, Unnamed) else told
-        clumps = summary.fitted(fit_key, told, log_weight, self.num_clumps)
+        clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         account = kernel._account(lost_key, state, clumps, part.program, spent)
-        return clumps, jax.tree.map(jnp.add, state.before, account)
+        return self._named(name_key, clumps), jax.tree.map(jnp.add, state.before, account)
 
     @property
     def _start(self) -> Start:
-        return Product(self.split, self._backed, self._even)
-
-    @property
-    def _even(self) -> Backed:
-        """Summaries of workers, who have named members without names each in a way of their own: spread over all places."""
-        return Backed(for_all_places(self._backed.summary, self.exchange), self.background)
+        return Product(self.split, self._backed, self.exchange)
 
     def _draw_from(self, split: Split, given: Any) -> Callable:
         clumps, _ = given
-        if clumps.log_weight.ndim == 1:
+        if not isinstance(clumps, Named):
             return super()._draw_from(split, given)
-        first = jax.tree.map(lambda leaf: leaf[0], clumps)
-        return lambda key: self._even.draw(key, first, split.draw)
+        first = _first(clumps)
+        return lambda key: self._backed.draw(key, first.clumps, drawn_in_places(self.exchange, first.reference, split.draw))
 
     def _row_evaluations(self, state: Stage) -> Array:
-        return state.before.num_evaluations if state.clumps.log_weight.ndim == 2 else super()._row_evaluations(state)
+        return state.before.num_evaluations if isinstance(state.clumps, Named) else super()._row_evaluations(state)
+
+
+def _first(clumps: Named) -> Named:
+    """Of the workers."""
+    return jax.tree.map(lambda leaf: leaf[0], clumps)

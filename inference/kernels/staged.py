@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
 from inference.kernels._search import FEWEST, SUMMARIES, Begin, Searching
 from inference.kernels._stages import check_counts
@@ -63,7 +64,7 @@ class Stage(NamedTuple):
 
     nest: Any  # Nest; None where nothing has begun
     clumps: Mixture  # what the stages before have found; no place for one in the first
-    sampled: Mixture  # q_s; no place for a clump where nested sampling goes from pi_s
+    sampled: Named  # q_s; no place for a clump where nested sampling goes from pi_s
     rows: Array  # of this stage
     later: Array  # [stage, row]: of all stages but the first
     num_left: Array  # stages to come
@@ -95,8 +96,8 @@ class Staged(Searching, NestedSampler):
     :param background: share of the prior in what is between stages.
     :param most_lost: nats that the summary of a stage may cost. Where it would cost more, the stage takes as many rows more as it has, of
         those to come; np.inf: never. An update has none to come.
-    :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored. The first
-        stage of a model with more than five members without names never is, nor is one with summaries on circles.
+    :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored, nor
+        is one with summaries on circles.
     :param settings: of `NestedSampler`.
     """
 
@@ -136,7 +137,7 @@ class Staged(Searching, NestedSampler):
         nowhere = Stage(
             nest=None,
             clumps=none,
-            sampled=none,
+            sampled=self._nothing,
             rows=rows[:0],
             later=later,
             num_left=count + self.num_stages - 1,
@@ -145,7 +146,7 @@ class Staged(Searching, NestedSampler):
             stage=count - 1,
             rng_key=random.key_data(rng_key),
         )
-        return self._started_with(nowhere, rows, program, Begin(none))
+        return self._started_with(nowhere, rows, program, Begin(self._nothing))
 
     def data(self, program: Program) -> dict[str, Array]:
         """All rows; a step takes its own."""
@@ -196,7 +197,7 @@ class Staged(Searching, NestedSampler):
         found, account = self._handed_on(state, program)
         if self._costs_too_much(account.lost):
             num_evaluations = state.before.num_evaluations + account.num_evaluations
-            return self._started_with(*self._with_more(state, num_evaluations), program, Begin(found))
+            return self._started_with(*self._with_more(state, num_evaluations), program, Begin(Named(found)))
         state, rows = self._taken(state, 1)
         return self._next_from(state, rows, program, found, account)
 
@@ -205,7 +206,7 @@ class Staged(Searching, NestedSampler):
 
     def _next_from(self, state: Stage, rows: Array, program: Program, found: Mixture, account: Account) -> Stage:
         before = jax.tree.map(jnp.add, state.before, account)
-        return self._started_with(state._replace(clumps=found, before=before, rows=state.rows[:0]), rows, program, Begin(found))
+        return self._started_with(state._replace(clumps=found, before=before, rows=state.rows[:0]), rows, program, Begin(Named(found)))
 
     def _costs_too_much(self, lost: Loss) -> bool:
         """As a summary; where nobody knows, too."""
@@ -229,9 +230,10 @@ class Staged(Searching, NestedSampler):
             spent += len(z)
             if self._costs_too_much(loss_of(log_weight, state.num_rows)):
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
-                return self._started_with(*self._with_more(state, num_evaluations), program, Begin(state.clumps, peaks))
+                return self._started_with(*self._with_more(state, num_evaluations), program, Begin(Named(state.clumps), peaks))
         densities = self._densities(state.clumps, own, sampled)
-        nest = self._started(start_key, (state.clumps, sampled), densities, not len(state.clumps.log_weight))
+        is_even = not len(state.clumps.log_weight) and sampled.reference is None
+        nest = self._started(start_key, (state.clumps, sampled), densities, is_even)
         nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
         return state._replace(nest=nest, sampled=sampled, stage=state.stage + 1)
 
@@ -241,7 +243,7 @@ class Staged(Searching, NestedSampler):
     def _handed_on(self, state: Stage, program: Program) -> tuple[Mixture, Account]:
         """What stands for what a stage has found, and the account of the stage."""
         told, log_weight, spent = self._found_out(state, program)
-        found = self._backed.summary.fitted(self._key(state, 1), told, log_weight, self.num_clumps, state.sampled)
+        found = self._backed.summary.fitted(self._key(state, 1), told, log_weight, self.num_clumps, state.sampled.clumps)
         return found, self._account(self._key(state, 2), state, found, program, spent)
 
     def _found_out(self, state: Stage, program: Program) -> tuple[Told, Array, int]:
@@ -253,7 +255,7 @@ class Staged(Searching, NestedSampler):
     def _account(self, rng_key: Array, state: Stage, found: Mixture, program: Program, spent: int) -> Account:
         """Of a stage, with clumps that stand for what it has found, and evaluations that were spent on them. The next starts from them but
         for the share of the background, which its evidence will lack."""
-        z, log_weight = self._drawn(rng_key, found, state.clumps, self._own(program, state.rows))
+        z, log_weight = self._drawn(rng_key, Named(found), state.clumps, self._own(program, state.rows))
         log_evidence, error = self._evidence(state.nest)
         lacking = mean_of(log_weight, -self._log_share(self.split, found, z))
         evaluations = self._row_evaluations(state) - state.before.num_evaluations + (spent + len(z)) * len(state.rows)

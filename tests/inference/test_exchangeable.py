@@ -1,6 +1,7 @@
 """Members without names: which plates have such, told from the model; vectors with other places are the same; and what nested sampling
 makes of them."""
 
+from itertools import permutations
 from math import lgamma
 
 import jax
@@ -14,7 +15,8 @@ from jax import random
 from inference import Driver, NestedSampler, Program, Staged, StructureError
 from inference.exchangeable import Exchangeable, exchangeable
 from inference.kernels._clumps import Clumps, StateClumps
-from inference.kernels._nested_names import Unnamed
+from inference.kernels._nested_names import drawn_in_places, in_places
+from inference.kernels._summary import Backed
 from inference.split import Split
 from tests.inference.test_staged import over
 from zoo.staged_learning import family, full
@@ -121,19 +123,44 @@ def test_a_vector_and_the_same_with_other_places_are_alike(options, bug, monkeyp
 
 
 def test_places_are_found_again():
-    """Whatever the places of a vector, they become those of the reference, of which it is a noisy copy; all places give one."""
+    """Whatever the places of a vector, they become those of the reference, of which it is a noisy copy."""
     exchange = found()
     assert exchange is not None
-    z = exchange.split.draw(random.key(2))
-    near = z + 0.02 * random.normal(random.key(3), (30, exchange.split.size))
+    near = exchange.split.draw(random.key(2)) + 0.02 * random.normal(random.key(3), (30, exchange.split.size))
     reference = jax.vmap(exchange.features)(near[:1])
     reference = exchange.first_reference(near)._replace(place=reference[0])
     for number, order in enumerate(RNG.permuted(np.tile(np.arange(ORDER), (10, 1)), axis=1)):
         again = exchange.alike(exchange.placed(near[number], jnp.asarray(order)), reference)
         np.testing.assert_allclose(again, near[number], atol=1e-6)
-    every = exchange.every(z)
-    assert len(every) == 24
-    assert len(np.unique(np.round(np.asarray(every), 6), axis=0)) == 24
+
+
+def in_turn(self, z, reference):
+    """A planted bug: members go to the nearest place that is left in the order in which they come, so that copies differ."""
+    left = jnp.sum((self.features(z)[:, None] - reference.place[None]) ** 2 / reference.spread, -1)
+    order = jnp.zeros(self.count, jnp.int32)
+    for member in range(self.count):
+        place = jnp.argmin(left[member])
+        order, left = order.at[place].set(member), left.at[:, place].set(jnp.inf)
+    return order
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_all_copies_come_to_one_of_them(bug, monkeypatch):
+    """However far from the reference: one copy of 24 is alike, and the others come to it."""
+    exchange = found()
+    assert exchange is not None
+    if bug:
+        monkeypatch.setattr(Exchangeable, "_order", in_turn)
+    vectors = jnp.stack([exchange.split.draw(key) for key in random.split(random.key(2), 30)])
+    reference, is_right = exchange.first_reference(vectors), []
+    orders = jnp.array(list(permutations(range(ORDER))))
+    for z in vectors[1:8]:
+        copies = jax.vmap(exchange.placed, (None, 0))(z, orders)
+        chosen = jax.vmap(exchange.alike, (0, None))(copies, reference)
+        is_one = jax.vmap(exchange.is_alike, (0, None))(copies, reference).sum() == 1
+        is_copy = np.abs(chosen[0] - copies).max(1).min() < 1e-6
+        is_right.append(is_one and is_copy and np.abs(chosen - chosen[0]).max() < 1e-6)
+    assert all(is_right) != bug
 
 
 def test_shuffled_values_keep_members_whole():
@@ -170,28 +197,32 @@ def bumps_evidence():
     return np.log((likelihood * prior[:, None] * prior).sum() * (grid[1] - grid[0]) ** 2)
 
 
-BUGS = ["right", "half of the places", "one place"]
+BUGS = ["right", "one copy", "draws of all copies"]
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_clumps_in_all_places_are_a_density_and_what_is_drawn(bug, monkeypatch):
-    """The mean over draws of any other density over theirs is 1. The other is that of the clumps in one of the other places, its volumes by
-    differentiation; it is at most m! times theirs. Planted: half of the places are left out, or draws are in one."""
-    exchange = found(3)
+def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
+    """The prior where vectors are alike is a density, and so is a mixture of clumps and of its draws: the mean of the one over the other,
+    at draws of the other, is 1. Planted: the prior has the density of one copy; or draws of it are as the model makes them."""
+    exchange = of_nodes(heights())
     assert exchange is not None
-    size = exchange.split.size
-    mean = 1.5 * random.normal(random.key(5), (1, size))
-    clumps, named = Clumps(jnp.zeros(1), mean, 0.4 * jnp.eye(size)[None]), StateClumps(size)
-    even = Unnamed(named, exchange)
-    if bug == "half of the places":
-        monkeypatch.setattr(exchange, "every", lambda z, every=exchange.every: every(z)[::2])
-    draw = named.draw if bug == "one place" else even.draw
-    z = jax.jit(jax.vmap(lambda key: draw(key, clumps)))(random.split(random.key(1), 4000))
-    back = lambda z: exchange.placed(z, jnp.array([1, 2, 0]))
-    log_other = lambda z: named.log_density(clumps, back(z)) + jnp.linalg.slogdet(jax.jacfwd(back)(z))[1]
-    ratio = np.exp(np.asarray(jax.jit(jax.vmap(lambda z: log_other(z) - even.log_density(clumps, z)))(z)))
-    is_mean = abs(ratio.mean() - 1) < 4 * max(ratio.std(), 1e-3) / np.sqrt(4000)
-    assert (is_mean and ratio.max() < 6.0001) == (bug == "right")
+    split, named = exchange.split, Backed(StateClumps(exchange.split.size), 0.5)
+    mean = split.draw(random.key(5))
+    clumps = Clumps(jnp.zeros(1), mean[None], jnp.eye(split.size)[None])
+    reference = exchange.first_reference(jnp.stack([mean, *(split.draw(key) for key in random.split(random.key(2), 20))]))
+    if bug == "one copy":
+        monkeypatch.setattr(exchange, "log_copies", 0.0)
+    draw = split.draw if bug == "draws of all copies" else drawn_in_places(exchange, reference, split.draw)
+    densities = in_places(exchange, reference, split.densities)
+
+    def weight(rng_key):
+        z = named.draw(rng_key, clumps, draw)
+        log_prior, _ = densities(z)
+        return jnp.exp(log_prior - named.log_density(clumps, z, log_prior))
+
+    ratio = np.asarray(jax.jit(jax.vmap(weight))(random.split(random.key(1), 4000)))
+    assert ratio.max() < 2.0001
+    assert (abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(4000)) == (bug == "right")
 
 
 @pytest.mark.slow

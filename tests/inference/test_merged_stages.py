@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
+from inference.kernels import merged_stages
 from inference.kernels.merged_stages import Product
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
+from tests.inference.test_exploration import TWO, pair, pair_evidence
 from tests.inference.test_staged import over
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -70,6 +72,28 @@ def test_more_rows_are_one_more_stage(workers):
     assert tree["observed_data"].sizes["row"] == 90
     assert tree.attrs["num_row_evaluations"] > 40 * 100
     assert abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
+
+
+def in_order(rows, ascending):
+    """A worker that has named two clusters in this order."""
+    for seed in range(20):
+        driver = Driver(Staged(pair, num_stages=1, num_live=100), num_samples=100, progress_bar=False)
+        driver.run(seed, rows)
+        one, other = driver.states[0].sampled.clumps.mean[0]
+        if bool(one < other) == ascending:
+            return driver
+    raise AssertionError(f"no seed names them {'up' if ascending else 'down'}wards")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
+    """The planted bug: a vector keeps the places that the first has given it."""
+    if bug:
+        monkeypatch.setattr(merged_stages, "together", lambda exchange, z, reference: z)
+    parts = [in_order(TWO[0::2], True), in_order(TWO[1::2], False)]
+    attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(5, TWO).attrs
+    assert (abs(attrs["log_evidence"] - pair_evidence()) < min(3.5 * attrs["log_evidence_se"], 0.5)) != bug
 
 
 def fake(is_over=True, num_rows=50, model=line, replicates=1):
