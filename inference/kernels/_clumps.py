@@ -20,10 +20,12 @@ and Rubin (1977); covariances from slopes as in nutpie's mass matrices. Cost of 
 
 from dataclasses import dataclass
 from functools import partial
+from math import lgamma
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from jax.nn import softmax
 from jax.scipy.linalg import solve_triangular
@@ -51,9 +53,13 @@ class Clumps(NamedTuple):
 
 @dataclass(frozen=True)
 class StateClumps:
-    """Clumps over vectors of this size."""
+    """Clumps over vectors of this size.
+
+    :param degrees: of freedom of Student's t, which a clump is in place of a Normal: for draws that are to be weighed.
+    """
 
     size: int
+    degrees: float = np.inf
     asks_for_slopes = True
 
     def nothing(self, num_clumps: int) -> Clumps:
@@ -69,15 +75,17 @@ class StateClumps:
 
         def of_first(count: int, z: Array) -> Array:
             first = jax.tree.map(lambda leaf: leaf[:count], clumps)
-            return logsumexp(first.log_weight + _each(first, z))
+            return logsumexp(first.log_weight + _each(first, z, self.degrees))
 
         return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), last), [partial(of_first, count) for count in sizes], z)
 
     def draw(self, rng_key: Array, clumps: Clumps) -> Array:
         """A vector; there must be a clump."""
-        which_key, noise_key = random.split(rng_key)
+        which_key, noise_key, tail_key = random.split(rng_key, 3)
         which = random.categorical(which_key, clumps.log_weight)
         noise = random.normal(noise_key, clumps.mean.shape[1:], clumps.mean.dtype)
+        if self.degrees < np.inf:
+            noise *= jnp.sqrt(0.5 * self.degrees / random.gamma(tail_key, 0.5 * self.degrees, dtype=noise.dtype))
         return clumps.mean[which] + solve_triangular(clumps.inverse[which], noise, lower=True)
 
     def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int, known: Clumps | None = None) -> Clumps:
@@ -89,11 +97,15 @@ class StateClumps:
         return _summary.chosen(rng_key, told, log_weight, fits, self, known)
 
 
-def _each(clumps: Clumps, z: Array) -> Array:
+def _each(clumps: Clumps, z: Array, degrees: float = np.inf) -> Array:
     """Log density of each clump at one vector."""
     standard = jnp.einsum("jde,je->jd", clumps.inverse, z - clumps.mean)
     log_det = jnp.sum(jnp.log(jnp.diagonal(clumps.inverse, axis1=1, axis2=2)), -1)
-    return -0.5 * jnp.sum(standard**2, -1) + log_det - 0.5 * len(z) * jnp.log(2 * jnp.pi)
+    away, size = jnp.sum(standard**2, -1), len(z)
+    if degrees == np.inf:
+        return -0.5 * away + log_det - 0.5 * size * jnp.log(2 * jnp.pi)
+    constant = lgamma(0.5 * (degrees + size)) - lgamma(0.5 * degrees) - 0.5 * size * np.log(degrees * np.pi)
+    return -0.5 * (degrees + size) * jnp.log1p(away / degrees) + log_det + constant
 
 
 class _Round(NamedTuple):
@@ -112,14 +124,8 @@ def _em(rng_key: Array, points: Array, count: Array, num_clumps: int) -> Clumps:
     away = points - points.mean(0)
     spread = away.T @ away / num_points
     spread = spread + 1e-9 * jnp.diag(jnp.diagonal(spread) + jnp.finfo(points.dtype).tiny)
-    root = jnp.broadcast_to(jnp.linalg.cholesky(spread), (num_clumps, size, size))
-    log_weight = jnp.where(jnp.arange(num_clumps) < count, 0.0, -jnp.inf) - jnp.log(count)
-    start = Clumps.of(log_weight, _centres(rng_key, points, spread, num_clumps), root)
 
-    def improved(last: _Round) -> _Round:
-        log_joint = jax.vmap(lambda z: last.clumps.log_weight + _each(last.clumps, z))(points)
-        log_density = logsumexp(log_joint, axis=1, keepdims=True)
-        claim = jnp.exp(log_joint - log_density)
+    def fitted(claim: Array) -> Clumps:
         claim = jnp.where(claim.sum(0) > size / 2, claim, 0.0)  # a clump of fewer points than it has directions is left out
         total = claim.sum(0)
         mean = claim.T @ points / jnp.maximum(total, 1)[:, None]
@@ -127,11 +133,16 @@ def _em(rng_key: Array, points: Array, count: Array, num_clumps: int) -> Clumps:
         scatter = jnp.einsum("nj,jnd,jne->jde", claim, apart, apart)
         common = scatter.sum(0) / num_points + 1e-6 * spread
         root = jnp.linalg.cholesky((scatter + size * common) / (total + size)[:, None, None])
+        return Clumps.of(jnp.log(total) - jnp.log(total.sum()), mean, root)
+
+    def improved(last: _Round) -> _Round:
+        log_joint = jax.vmap(lambda z: last.clumps.log_weight + _each(last.clumps, z))(points)
+        log_density = logsumexp(log_joint, axis=1, keepdims=True)
         said = log_density.mean()
-        return _Round(Clumps.of(jnp.log(total) - jnp.log(total.sum()), mean, root), said, jnp.abs(said - last.said), last.number + 1)
+        return _Round(fitted(jnp.exp(log_joint - log_density)), said, jnp.abs(said - last.said), last.number + 1)
 
     goes_on = lambda last: (last.number < NUM_ROUNDS) & ~(last.gain < NO_GAIN)
-    never = jnp.array(-jnp.inf, points.dtype)
+    never, start = jnp.array(-jnp.inf, points.dtype), fitted(_nearest(rng_key, points, spread, count, num_clumps))
     return jax.lax.while_loop(goes_on, improved, _Round(start, never, -never, jnp.zeros((), jnp.int32))).clumps
 
 
@@ -164,13 +175,15 @@ def _lifted(covariance: Array) -> Array:
     return covariance + 1e-9 * covariance * jnp.eye(covariance.shape[-1])
 
 
-def _centres(rng_key: Array, points: Array, spread: Array, count: int) -> Array:
-    """Points one after the other, each with the probability of its squared distance to those before."""
+def _nearest(rng_key: Array, points: Array, spread: Array, count: Array, num_places: int) -> Array:
+    """[point, place], 1 where a centre is nearest: of `count`, which are points one after the other, each with the probability of its
+    squared distance to those before."""
     y = solve_triangular(jnp.linalg.cholesky(spread), points.T, lower=True).T
-    keys = random.split(rng_key, count)
+    keys = random.split(rng_key, num_places)
     chosen = [random.randint(keys[0], (), 0, len(points))]
-    nearest = jnp.sum((y - y[chosen[0]]) ** 2, -1)
+    away = [jnp.sum((y - y[chosen[0]]) ** 2, -1)]
     for key in keys[1:]:
-        chosen.append(random.categorical(key, jnp.log(nearest)))
-        nearest = jnp.minimum(nearest, jnp.sum((y - y[chosen[-1]]) ** 2, -1))
-    return points[jnp.stack(chosen)]
+        chosen.append(random.categorical(key, jnp.log(jnp.stack(away).min(0))))
+        away.append(jnp.sum((y - y[chosen[-1]]) ** 2, -1))
+    distance = jnp.where(jnp.arange(num_places)[:, None] < count, jnp.stack(away), jnp.inf)
+    return (jnp.arange(num_places) == jnp.argmin(distance, axis=0)[:, None]).astype(points.dtype)

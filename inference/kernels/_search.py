@@ -7,9 +7,9 @@ come one after the other, the cheapest first:
  2. the same from the peaks that walkers come to, which begin as draws from pi_s, or at peaks of fewer rows (`_exploration`);
  3. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
 
-The first is taken of whose draws enough are effective, or, unless that is most of them, what is fitted to these draws in proportion to
-their weights, if that is better; none of them, where clumps cannot say what was found, and walks would be long. What q misses is found as
-ever, by live points that begin in the background; but walks take long to find it.
+The first is taken from which few nats are left to the posterior, or, unless these are next to none, what is fitted to its draws in
+proportion to their weights, if that is nearer; none of them, where clumps cannot say what was found, and walks would be long. What q misses
+is found as ever, by live points that begin in the background; but walks take long to find it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from jax.typing import ArrayLike
 
 from inference.exchangeable import Exchangeable, Reference
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
@@ -31,17 +30,17 @@ from inference.kernels._exploration import apart, around, outwards, peaks, worth
 from inference.kernels._nested_names import Named, drawn_in_places, in_places, named_alike
 from inference.kernels._nested_offers import Offering
 from inference.kernels._stages import ByStages
-from inference.kernels._summary import Backed, Mixture, Told
+from inference.kernels._summary import Backed, Mixture, Told, divergence
 from inference.program import Program
 from inference.split import Split
 
-__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Searching", "Start", "effective_share"]
+__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Searching", "Start"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
 BEHIND_SEARCH = 0.2  # share of what a stage starts from in what it goes over: a fifth of an e-fold, should a search miss something
-LITTLE, PART = 1.4, 0.01  # nats that are left, or part of what pi_s leaves: walks over a bad approximation are long
-NEAR, FINE = 0.05, 0.7  # effective shares of draws: from which it is worth while to go on; and from which nothing better is looked for
+LITTLE, PART = 1.0, 0.01  # nats that are left, or part of what pi_s leaves: walks over a bad approximation are long
+NEAR, FINE = 2.0, 0.2  # nats that are left, up to which it is worth while to go on; and up to which nothing better is looked for
 TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
 MOST_PEAKS = 8  # from which one climbs
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
@@ -95,18 +94,18 @@ class Candidate(NamedTuple):
 class Tried(NamedTuple):
     """What draws from a candidate say."""
 
-    share: float  # of them that are effective
+    left: float  # nats to the posterior: how many draws are effective would depend on the largest weight
     information: float  # nats, that the rows of the stage tell
 
     @property
     def is_believed(self) -> bool:
         """Whether it leaves little to find out, or little of what pi_s does."""
-        return self.share > 0 and bool(-np.log(self.share) <= max(LITTLE, PART * self.information))
+        return self.left <= max(LITTLE, PART * self.information)
 
     @property
     def is_near(self) -> bool:
         """Whether walks from it may come to something better."""
-        return self.share > NEAR
+        return self.left < NEAR
 
 
 class Searching(ByStages, Offering):
@@ -135,10 +134,10 @@ class Searching(ByStages, Offering):
             tried = self._tried(try_key, candidate.mixture, clumps, program)
             spent += candidate.evaluations + TRIED
             if tried.is_believed:
-                if tried.share > FINE:
+                if tried.left < FINE:
                     return Candidate(candidate.mixture, spent, begin.peaks)
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
-                is_better = self._tried(last_key, finer.mixture, clumps, program).share > tried.share
+                is_better = self._tried(last_key, finer.mixture, clumps, program).left < tried.left
                 return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, begin.peaks)
             begin = begin._replace(near=candidate.mixture if tried.is_near else self._nothing)
         return Candidate(self._nothing, spent, begin.peaks)
@@ -233,10 +232,10 @@ class Searching(ByStages, Offering):
         log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, z, sampled, clumps, self._rows(program)))
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
         if not np.isfinite(log_weight).any():
-            return Tried(0.0, 0.0)
+            return Tried(np.inf, 0.0)
         weight = np.exp(log_weight - np.logaddexp.reduce(log_weight))
         information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - np.logaddexp.reduce(log_weight) + np.log(TRIED)
-        return Tried(effective_share(log_weight), float(information))
+        return Tried(float(divergence(jnp.asarray(log_weight))), float(information))
 
     @partial(jax.jit, static_argnums=(0, 1))
     def _weighed(self, split: Split, z: Array, sampled: Named, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
@@ -294,9 +293,3 @@ def _apart(clumps: Mixture) -> list[Clumps]:
     there = [place for place in np.argsort(-log_weight) if np.isfinite(log_weight[place])]
     one = lambda place: jax.tree.map(lambda leaf: leaf[place][None], clumps)._replace(log_weight=jnp.zeros(1))
     return [one(place) for place in there]
-
-
-def effective_share(log_weight: ArrayLike) -> float:
-    """Of draws with these weights, how many count."""
-    weight = np.exp(np.asarray(log_weight) - np.max(log_weight))
-    return weight.sum() ** 2 / np.sum(weight**2) / len(weight)

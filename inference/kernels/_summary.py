@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-__all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "loss_of", "mean_of"]
+__all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "divergence", "loss_of", "mean_of"]
 
 NUM_POINTS = 2000  # that a fit looks at
 
@@ -86,11 +86,22 @@ class Loss(NamedTuple):
 
 def loss_of(log_weight: Array, num_rows: Array) -> Loss:
     """Of one summary, from draws of it with the logarithms of their weights, p / q up to a constant. NaN where no draw has any."""
-    share = _shares(log_weight)
-    log_ratio = jnp.where(share > 0, jnp.log(share * len(share)), 0.0)
+    share, log_ratio = _ratios(log_weight)
     nats = jnp.sum(share * log_ratio)
     times = jnp.stack([jnp.ones_like(nats), num_rows.astype(nats.dtype)])
     return Loss(nats * times, jnp.sum(share * (log_ratio - nats) ** 2) * times, times)
+
+
+def divergence(log_weight: Array) -> Array:
+    """Nats from q to p, as draws of q say with the logarithms of their weights, p / q up to a constant. NaN where no draw has any."""
+    share, log_ratio = _ratios(log_weight)
+    return jnp.sum(share * log_ratio)
+
+
+def _ratios(log_weight: Array) -> tuple[Array, Array]:
+    """Weights of sum 1, and the logarithms of p / q."""
+    share = _shares(log_weight)
+    return share, jnp.where(share > 0, jnp.log(share * len(share)), 0.0)
 
 
 def mean_of(log_weight: Array, each: Array) -> Array:

@@ -38,6 +38,7 @@ from inference.split import Split
 __all__ = ["Finish", "ImportanceFinish"]
 
 BATCH = 1000  # draws that are weighed together
+TAIL = 12.0  # degrees of freedom of what is drawn from: weights are small where the posterior falls slower than a Normal
 OWN_KEY = 2**31  # folded into the key of the nested sampling: none of its own
 
 
@@ -50,6 +51,7 @@ class Finish(NamedTuple):
     log_weight: Array  # [draw]; -inf until then
     log_likelihood: Array  # [draw]
     num_rounds: Array  # 0 until then
+    missed: Array  # share of the posterior, as points of the sampler have it, where no draw is expected
     rng_key: Array
 
 
@@ -100,7 +102,7 @@ class ImportanceFinish(Algorithm):
         z = nest.live.z
         none = jnp.full(self.num_draws, -jnp.inf, z.dtype)
         own = random.key_data(random.fold_in(rng_key, OWN_KEY))
-        return Finish(nest, jnp.zeros((self.num_draws, z.shape[1]), z.dtype), none, none, jnp.zeros((), jnp.int32), own)
+        return Finish(nest, jnp.zeros((self.num_draws, z.shape[1]), z.dtype), none, none, jnp.zeros((), jnp.int32), none[0], own)
 
     def data(self, program: Program) -> dict[str, Array] | None:
         """As the sampler."""
@@ -138,22 +140,26 @@ class ImportanceFinish(Algorithm):
     def _weighed(self, state: Finish, program: Program) -> Finish:
         """Draws, and their weights."""
         split, places = Split(program), (self.sampler.exchange, state.nest.reference)  # the sampler may have seen other data since
-        backed = Backed(StateClumps(split.size), self.background)
+        backed = Backed(StateClumps(split.size, TAIL), self.background)
         draw, densities = drawn_in_places(*places, split.draw), in_places(*places, split.densities)
         points, point_weight = self.sampler._together(state.nest)
         point_weight = point_weight - logsumexp(point_weight)
         z, weight = points, point_weight
+        known = jax.jit(lambda z: jax.lax.map(densities, z, batch_size=BATCH))(points)
+        said = jax.jit(lambda clumps: jax.vmap(partial(backed.log_density, clumps))(points, known[0]))
         each = jax.jit(lambda clumps, keys: jax.lax.map(partial(_drawn, draw, densities, backed, clumps), keys, batch_size=BATCH))
         for number in range(1, self.num_rounds + 1):
             fit_key, draw_key = random.split(random.fold_in(random.wrap_key_data(state.rng_key), number))
             clumps = backed.summary.fitted(fit_key, Told(z), weight, self.num_clumps * 2 ** (number - 1))
             drawn, log_weight, log_likelihood = each(clumps, random.split(draw_key, self.num_draws))
-            share = np.exp(log_weight - logsumexp(log_weight))
-            if 1 / np.sum(share**2) >= self.enough * self.num_draws:
+            missed = _missed(point_weight, sum(known) - said(clumps) - logsumexp(log_weight))
+            share = jnp.exp(log_weight - logsumexp(log_weight))
+            if 1 / jnp.sum(share**2) >= self.enough * self.num_draws and missed**2 <= jnp.sum(share**2):
                 break
             z = jnp.concatenate([points, drawn])
             weight = jnp.concatenate([point_weight, _cut(log_weight)])
-        return state._replace(z=drawn, log_weight=log_weight, log_likelihood=log_likelihood, num_rounds=jnp.asarray(number, jnp.int32))
+        num_rounds = jnp.asarray(number, jnp.int32)
+        return state._replace(z=drawn, log_weight=log_weight, log_likelihood=log_likelihood, num_rounds=num_rounds, missed=missed)
 
     def draw(self, rng_key: Array, state: Finish, program: Program, num_draws: int) -> dict[str, Array]:
         """Draws in proportion to their weights, by systematic resampling; of a run that was ended early, points of the sampler."""
@@ -173,18 +179,28 @@ class ImportanceFinish(Algorithm):
             return nested._replace(groups={"particles": points}, attrs=attrs)
         log_weight = state.log_weight - np.log(self.num_draws)
         log_evidence = logsumexp(log_weight)
+        num_points = state.nest.num_dead + self.sampler.num_live
         ratio, share = jnp.exp(state.log_weight - log_evidence), jnp.exp(log_weight - log_evidence)
         attrs = before | {
             "log_evidence": log_evidence,
-            "log_evidence_se": jnp.std(ratio, ddof=1) / np.sqrt(self.num_draws),  # that of the mean weight over the mean weight
+            "log_evidence_se": jnp.sqrt(jnp.var(ratio, ddof=1) / self.num_draws + state.missed**2),  # of the mean weight over it
             "ess": 1 / jnp.sum(share**2),
+            "missed": state.missed,
             "information": jnp.sum(jnp.where(share > 0, share * state.log_likelihood, 0.0)) - log_evidence,
-            "num_evaluations": nested.attrs["num_evaluations"] + state.num_rounds * self.num_draws,
+            "num_evaluations": nested.attrs["num_evaluations"] + num_points + state.num_rounds * self.num_draws,
             "num_rounds": state.num_rounds,
         }
         values = shown(random.key(0), self.sampler.split, self.sampler.exchange, state.z)
         found = particles(values, log_weight=log_weight, log_likelihood=state.log_likelihood)
         return found._replace(attrs=nested.attrs | attrs)
+
+
+def _missed(log_share: Array, log_each: Array) -> Array:
+    """Share of the posterior that draws may well miss, such as a mode that no clump is near to: of points with their shares of it, those of
+    the largest weights, for as long as less than one draw is expected there. Weights are parts of that of all draws together."""
+    largest = jnp.argsort(-log_each)
+    num_draws = jnp.cumsum(jnp.exp(log_share - log_each)[largest])
+    return jnp.sum(jnp.exp(log_share)[largest], where=num_draws < 1)
 
 
 def _cut(log_weight: Array) -> Array:

@@ -6,8 +6,8 @@
     uv run python -m tests.bench.staged_tables synthetic --stages 20 --order 4 [--rows 100000] [--walkers 0] [--seeds 0 1]
 
 `diamonds`, 53,940 stones with five cuts, come with plotnine; `digits`, the first eight principal components, with scikit-learn; `synthetic`
-are rows of four clusters in ten dimensions with two classes. All rows at once are NUTS from the highest posterior mode that k-means and ten
-mixtures of scikit-learn lead to, with the curvature there as its mass, and a bridge from a Student's t of that curvature for the evidence,
+are rows of four clusters in ten dimensions with two classes. All rows at once are NUTS from the highest posterior mode that k-means, ten
+mixtures of scikit-learn and classes that are dealt out to clusters lead to, with the curvature there as its mass, and a bridge from a Student's t of that curvature for the evidence,
 times the number of ways to name clusters. A line a method: the log-evidence less that of all rows and its claimed error, the mean log
 density of rows held out less that of all rows, how much of what all rows say lies in 90 % intervals, log score and accuracy for the classes
 of rows held out, likelihoods of a row in millions (a gradient counts as three), and CPU seconds with compilation. Another seed deals the
@@ -42,7 +42,7 @@ from inference.split import Split
 from tests.bench.staged import Draws, Learned, told
 from zoo.staged_learning import family
 
-DRAWS, WARMUP, TAIL, BATCHES, HELD_OUT, STARTS = 1000, 100, 50, 10, 4000, 10
+DRAWS, WARMUP, TAIL, BATCHES, HELD_OUT, STARTS, DEALT = 1000, 100, 50, 10, 4000, 10, 100
 Table = tuple[np.ndarray, np.ndarray, int]  # rows, classes, and how many of the rows are learned from
 
 
@@ -109,10 +109,12 @@ def start(split: Split, found: np.ndarray, x: np.ndarray, y: np.ndarray) -> jax.
     return ravel_pytree(split.program.unconstrain(jax.tree.map(jnp.asarray, values)))[0]
 
 
-def groupings(order: int, x: np.ndarray) -> list[np.ndarray]:
-    """By k-means, and by mixtures from other beginnings; those with rows in all groups."""
+def groupings(order: int, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """By k-means, by mixtures from other beginnings, and by classes; those with rows in all groups."""
     mixture = lambda seed: GaussianMixture(order, covariance_type="diag", init_params="random_from_data", random_state=seed)
+    dealt = lambda seed: np.random.default_rng(seed).integers(order, size=y.max() + 1)[y]
     found = [KMeans(order, n_init=5, random_state=0).fit_predict(x), *(mixture(seed).fit_predict(x) for seed in range(STARTS))]
+    found += [dealt(seed) for seed in range(DEALT)] if len(np.unique(y)) >= order else []
     whole = [each for each in found if len(np.unique(each)) == order]
     if not whole:
         raise ValueError(f"order: no start has rows in all of {order} clusters; give fewer.")
@@ -126,7 +128,7 @@ def all_rows(model: Callable, order: int, x: np.ndarray, y: np.ndarray) -> Learn
     slope = jax.jit(jax.value_and_grad(potential))
     in_numpy = lambda z: tuple(np.asarray(each, float) for each in slope(jnp.asarray(z)))
     climb = lambda z, steps: minimize(in_numpy, z, jac=True, method="L-BFGS-B", options={"maxiter": steps})
-    begun = [climb(start(split, found, x, y), 100) for found in groupings(order, x)]
+    begun = [climb(start(split, found, x, y), 100) for found in groupings(order, x, y)]
     ended = climb(min(begun, key=lambda each: each.fun).x, 2000)
     mode, climbed = ended.x, ended.nfev + sum(each.nfev for each in begun)
     row = lambda e: jax.jvp(jax.grad(potential), (jnp.asarray(mode),), (e,))[1]  # one at a time: all rows are in each

@@ -15,6 +15,7 @@ from inference import Driver, Program, Staged
 from inference.kernels import _exploration, _search
 from inference.kernels._clumps import Clumps
 from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
+from inference.kernels._summary import divergence
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, X, Y
 
@@ -242,9 +243,13 @@ def test_what_clumps_cannot_say_is_not_gone_over(little, places, monkeypatch):
     assert int(state.nest.num_evaluations) > 500
 
 
-def test_the_effective_share_of_draws():
-    assert _search.effective_share(jnp.zeros(10)) == 1
-    np.testing.assert_allclose(_search.effective_share(jnp.array([0.0, 0.0, -jnp.inf, -800.0])), 0.5)
+def test_nats_that_are_left():
+    """Of draws of a Normal for one that is beside it, these are half the squared distance."""
+    np.testing.assert_allclose(divergence(jnp.zeros(10)), 0, atol=1e-12)
+    np.testing.assert_allclose(divergence(jnp.array([0.0, 0.0, -jnp.inf, -800.0])), np.log(2))
+    assert np.isnan(divergence(jnp.full(3, -jnp.inf)))
+    z = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000)
+    np.testing.assert_allclose(divergence(jnp.asarray(0.8 * z)), 0.32, rtol=0.01)
 
 
 @pytest.mark.parametrize("num_walkers", [-1, 5, True, 30.0, "many"])
