@@ -35,6 +35,7 @@ from inference.kernels import _summary
 
 __all__ = ["Clumps", "StateClumps", "sharpened"]
 
+POINTS = 250  # that a fit looks at for each clump, up to twice as many as for others
 NUM_ROUNDS, NO_GAIN = 40, 1e-4  # of EM, and nats a point by which a round must still move what clumps say
 
 
@@ -94,7 +95,8 @@ class StateClumps:
         by_slopes = lambda told, count: sharpened(by_moments(told, count), told.z, told.slope)
         ways = (by_moments,) if told.slope is None else (by_moments, by_slopes)
         fits = [partial(way, count=count) for count in _summary.counts(num_clumps) for way in ways]
-        return _summary.chosen(rng_key, told, log_weight, fits, self, known)
+        num_points = int(np.clip(POINTS * num_clumps, _summary.NUM_POINTS, 2 * _summary.NUM_POINTS))
+        return _summary.chosen(rng_key, told, log_weight, fits, self, known, num_points)
 
 
 def _each(clumps: Clumps, z: Array, degrees: float = np.inf) -> Array:

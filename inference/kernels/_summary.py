@@ -16,7 +16,7 @@ from jax.scipy.special import logsumexp
 
 __all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "divergence", "loss_of", "mean_of"]
 
-NUM_POINTS = 2000  # that a fit looks at
+NUM_POINTS = 2000  # that a fit looks at, at least
 
 
 class Mixture(Protocol):
@@ -138,7 +138,13 @@ def counts(most: int) -> list[int]:
 
 
 def chosen(
-    rng_key: Array, told: Told, log_weight: Array, fits: Sequence[Callable[[Told], Any]], summary: Summary, known: Any = None
+    rng_key: Array,
+    told: Told,
+    log_weight: Array,
+    fits: Sequence[Callable[[Told], Any]],
+    summary: Summary,
+    known: Any = None,
+    num_points: int = NUM_POINTS,
 ) -> Any:
     """The fit to all points that says most of points that it has not seen, what is known among them; of those of equal merit the first."""
     if known is not None and len(known.log_weight):
@@ -146,10 +152,10 @@ def chosen(
     rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
     points, weight = jax.tree.map(np.asarray, told), np.exp(np.asarray(log_weight - jnp.max(log_weight), float))
     order = rng.permutation(len(weight))
-    learnt, asked = (_even(rng, points, weight, half, NUM_POINTS // 2) for half in (order[::2], order[1::2]))
+    learnt, asked = (_even(rng, points, weight, half, num_points // 2) for half in (order[::2], order[1::2]))
     scores = [float(_score(summary, fit(learnt), asked.z)) for fit in fits]
     best = int(np.argmax([-np.inf if np.isnan(score) else score for score in scores]))
-    return fits[best](_even(rng, points, weight, order, NUM_POINTS))
+    return fits[best](_even(rng, points, weight, order, num_points))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -3,13 +3,17 @@
     q(z)  =  (1 - background) clumps(z)  +  background prior(z),      w(z)  =  prior(z) likelihood(z) / q(z)
     evidence  =  mean of w over draws from q
 
-The nested sampling runs as it would alone. To its weighted points clumps are fitted (`_clumps`), on the host; draws from them with the
-prior in the background are independent of each other, and the error of their mean weight falls with the root of their number, where that
-of nested sampling falls with the root of the live points. As long as too few of the draws are effective, clumps are fitted again, to the
-points and to the weighted draws, up to twice as many as before, and drawn from anew; only the last draws count. Of members that may change
-places (`inference.exchangeable`) clumps know one arrangement, and draws of another weigh nothing (`_nested_names`). The prior in the
-background bounds the weights wherever the likelihood is bounded; how large they are in fact, the check "importance" of
-`diagnostics.report` says. What no live point has found is missed as before.
+The nested sampling runs as it would alone. To its weighted points clumps are fitted (`_clumps`), on the host, and given the tails of
+Student's t, for where a parameter meets its bound the posterior has no Normal's. Draws from them with the prior in the background are
+independent of each other, and the error of their mean weight falls with the root of their number, where that of nested sampling falls with
+the root of the live points. As long as too few of the draws are effective, clumps are fitted again, to the points and to the weighted
+draws, up to twice as many as before, and drawn from anew; only the last draws count. Of members that may change places
+(`inference.exchangeable`) clumps know one arrangement, and draws of another weigh nothing (`_nested_names`).
+
+A mode that no clump is near to is a share of the posterior that draws do not know of. Points of the nested sampling do: what they say is
+missed counts as long as it is more than the noise of the weights, and is in the claimed error. What no live point has found is missed as
+before. The prior in the background bounds the weights wherever the likelihood is bounded; how large they are in fact, the check
+"importance" of `diagnostics.report` says.
 
 Hesterberg (1995) for the prior in the background; Cappe, Guillin, Marin and Robert (2004), "Population Monte Carlo". Cost: `NestedSampler`,
 and each round a fit of clumps and `num_draws` evaluations of the model.
@@ -38,7 +42,7 @@ from inference.split import Split
 __all__ = ["Finish", "ImportanceFinish"]
 
 BATCH = 1000  # draws that are weighed together
-TAIL = 12.0  # degrees of freedom of what is drawn from: weights are small where the posterior falls slower than a Normal
+TAIL = 6.0  # degrees of freedom of what is drawn from: weights are small where the posterior falls slower than a Normal
 OWN_KEY = 2**31  # folded into the key of the nested sampling: none of its own
 
 

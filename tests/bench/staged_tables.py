@@ -7,11 +7,11 @@
 
 `diamonds`, 53,940 stones with five cuts, come with plotnine; `digits`, the first eight principal components, with scikit-learn; `synthetic`
 are rows of four clusters in ten dimensions with two classes. All rows at once are NUTS from the highest posterior mode that k-means, ten
-mixtures of scikit-learn and classes that are dealt out to clusters lead to, with the curvature there as its mass, and a bridge from a Student's t of that curvature for the evidence,
-times the number of ways to name clusters. A line a method: the log-evidence less that of all rows and its claimed error, the mean log
-density of rows held out less that of all rows, how much of what all rows say lies in 90 % intervals, log score and accuracy for the classes
-of rows held out, likelihoods of a row in millions (a gradient counts as three), and CPU seconds with compilation. Another seed deals the
-rows out to the stages in another order.
+mixtures of scikit-learn and classes dealt out to clusters lead to, with the curvature there as its mass, and a bridge from a Student's t of
+that curvature for the evidence, times the number of ways to name clusters. A line a method: the log-evidence less that of all rows and its
+claimed error, the mean log density of rows held out less that of all rows, how much of what all rows say lies in 90 % intervals, log score
+and accuracy for the classes of rows held out, likelihoods of a row in millions (a gradient counts as three), and CPU seconds with
+compilation. Another seed deals the rows out to the stages in another order.
 """
 
 import argparse

@@ -2,16 +2,19 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from scipy import stats
 
 from diagnostics import report
 from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged
 from inference._progress import figures
+from inference.kernels import importance_finish
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._summary import Backed
 from tests.inference.nests import X, Y, line, line_evidence, two_modes
@@ -83,7 +86,7 @@ def test_clumps_are_fitted_again_to_the_weighted_draws(rounds, monkeypatch):
     assert found.attrs["num_rounds"] == rounds
     assert (found.attrs["ess"] > 1200) == (rounds == 3)
     assert is_exact(found.groups["particles"], found.attrs)
-    assert found.attrs["num_evaluations"] == 120 + 4000 * rounds
+    assert found.attrs["num_evaluations"] == 120 + 4000 * rounds + 120  # points of the sampler are looked at again
 
 
 def test_rounds_end_with_draws_that_are_effective_enough(monkeypatch):
@@ -124,7 +127,7 @@ def test_the_nested_sampling_is_as_it_is_alone_and_the_report_reads_the_whole():
     for name in ("log_evidence", "log_evidence_se"):
         np.testing.assert_array_equal(tree.attrs[f"nested_{name}_of_replicates"], alone.attrs[f"{name}_of_replicates"])
     more = tree.attrs["num_evaluations_of_replicates"] - alone.attrs["num_evaluations_of_replicates"]
-    assert more.tolist() == [4000, 4000]
+    assert more.tolist() == [4000 + count for count in (alone["particles"]["log_weight"] > -np.inf).sum("particle").values.tolist()]
     page = report(tree)
     assert all(verdict.ok for verdict in page.verdicts), page
     assert page["importance"].figures["effective"] > 2000
@@ -139,6 +142,33 @@ def test_separated_modes_have_their_masses():
     share = np.exp(particles["log_weight"].values - attrs["log_evidence"])
     is_wide = particles["x"].values[:, 0] > 0
     assert abs(share @ is_wide - 0.3) < 4 * np.sqrt(share**2 @ (is_wide - 0.3) ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_mode_that_no_clump_is_near_to_is_in_the_claimed_error(bug, monkeypatch):
+    """Clumps are fitted to one side. No draw knows of the other; the sampler has points there. The planted bug looks at draws alone."""
+    fitted = StateClumps.fitted
+    one_side = lambda self, key, told, log_weight, *rest: fitted(self, key, told, jnp.where(told.z[:, 0] > 0, log_weight, -jnp.inf), *rest)
+    monkeypatch.setattr(StateClumps, "fitted", one_side)
+    if bug:
+        monkeypatch.setattr(importance_finish, "_missed", lambda log_share, log_each: jnp.zeros(()))
+    attrs = run(finish(two_modes, num_live=200, background=1e-4)).attrs
+    off, claimed = attrs["log_evidence"] + 2 * np.log(20), attrs["log_evidence_se"]
+    assert off < -0.2
+    assert (abs(off) < 4 * claimed) != bug
+
+
+def test_clumps_with_tails_are_a_density_and_what_is_drawn():
+    """The mean of a Normal density over theirs, at their draws, is 1; and a tenth of these lie beyond where Student's t has them."""
+    tailed = StateClumps(2, 3.0)
+    clumps = Clumps(jnp.zeros(1), jnp.ones((1, 2)), jnp.array([[[1.0, 0.0], [0.5, 2.0]]]))
+    z = jax.vmap(lambda key: tailed.draw(key, clumps))(random.split(random.key(0), 4000))
+    log_normal = jax.vmap(lambda z: StateClumps(2).log_density(clumps, z))(z)
+    ratio = np.exp(np.asarray(log_normal - jax.vmap(lambda z: tailed.log_density(clumps, z))(z)))
+    assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(4000)
+    beyond = np.abs(z[:, 0] - 1) > stats.t(3.0).ppf(0.95)
+    assert abs(beyond.mean() - 0.1) < 4 * np.sqrt(0.09 / 4000)
 
 
 @pytest.mark.slow
