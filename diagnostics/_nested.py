@@ -187,7 +187,7 @@ def _summaries(tree: xr.DataTree) -> Verdict:
 
 def _importance(tree: xr.DataTree) -> Verdict:
     """Of a nested sampler that was finished by importance sampling: effective draws and Pareto k-hat of the weights, of the worst
-    replicate. Both see heavy tails of the weights, and neither a mode where no draw is."""
+    replicate. Both see heavy tails of the weights, and neither a mode where no draw is: that is in the claimed error (`missed`)."""
     from scipy.special import logsumexp
 
     name = "importance"
