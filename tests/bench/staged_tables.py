@@ -2,7 +2,7 @@
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     uv run --with plotnine python -m tests.bench.staged_tables diamonds --stages 25 --order 3
-    uv run python -m tests.bench.staged_tables digits --stages 10 --order 5
+    uv run python -m tests.bench.staged_tables digits --stages 10 --order 3
     uv run python -m tests.bench.staged_tables synthetic --stages 20 --order 4 [--rows 100000] [--walkers 0] [--seeds 0 1]
 
 `diamonds`, 53,940 stones with five cuts, come with plotnine; `digits`, the first eight principal components, with scikit-learn; `synthetic`
