@@ -187,7 +187,7 @@ def _summaries(tree: xr.DataTree) -> Verdict:
 
 def _importance(tree: xr.DataTree) -> Verdict:
     """Of a nested sampler that was finished by importance sampling: effective draws and Pareto k-hat of the weights, of the worst
-    replicate. Both see heavy tails of the weights, and neither a mode where no draw is: that is in the claimed error (`missed`)."""
+    replicate. Both see heavy tails of the weights, and neither a mode where no draw is: of that points of the nested sampling tell."""
     from scipy.special import logsumexp
 
     name = "importance"
@@ -198,7 +198,14 @@ def _importance(tree: xr.DataTree) -> Verdict:
     lifted = np.maximum(weights, weights.max(axis=1, keepdims=True) - NO_WEIGHT)
     khat = float(psis(xr.DataArray(lifted, dims=("chain", "particle")), dims=("particle",))[1].values.max())  # NaN stays NaN
     limit = good_k(weights.shape[1])
-    figures = {"effective": least, "k-hat": khat, "limit": limit}
+    missed = float(each_of(tree, "missed").max())
+    figures = {"effective": least, "k-hat": khat, "limit": limit, "missed": missed}
+    if missed**2 > 1 / least:
+        reason = (
+            f"A share {missed:.2g} of the posterior, as points of the nested sampling have it, lies where no draw is to be expected. The "
+            f"claimed error has it, the draws have not. Allow more clumps (num_clumps), or draw more (num_draws)."
+        )
+        return Verdict(name, False, figures, reason)
     if least >= LEAST_ESS and khat <= limit:
         return Verdict(name, True, figures, "Importance weights are well behaved: the claimed error is that of their mean.")
     what = f"Fewer than {LEAST_ESS} effective draws" if least < LEAST_ESS and not khat > limit else "Importance weights have heavy tails"

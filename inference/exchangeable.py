@@ -75,7 +75,8 @@ class Exchangeable:
     def alike(self, z: Array, reference: Reference) -> Array:
         """The copy of a vector with its members where those of the reference are."""
         order = self._order(z, reference)
-        return jnp.where((order == jnp.arange(self.count)).all(), z, self.placed(z, order))
+        stays = (order == jnp.arange(self.count)).all() | ~jnp.isfinite(z).all()
+        return jnp.where(stays, z, self.placed(z, order))
 
     def is_alike(self, z: Array, reference: Reference) -> Array:
         """Whether a vector is the one of its copies that is alike."""
@@ -87,6 +88,7 @@ class Exchangeable:
         apart = self.features(jax.lax.stop_gradient(z))[:, None] - reference.place[None]
         tiny = jnp.finfo(z.dtype).tiny
         distance = jnp.sum(apart**2 / jnp.maximum(reference.spread, tiny), -1)  # [member, place]
+        distance = jnp.nan_to_num(distance, nan=jnp.finfo(z.dtype).max)  # below that of a pair that is taken
 
         def paired(_: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
             order, left = found

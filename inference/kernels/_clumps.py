@@ -18,6 +18,7 @@ Center (2009), "Learning complex classification models from large data sets", wi
 and Rubin (1977); covariances from slopes as in nutpie's mass matrices. Cost of a fit: rounds x points x clumps x size^2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import lgamma
@@ -33,7 +34,7 @@ from jax.scipy.special import logsumexp
 
 from inference.kernels import _summary
 
-__all__ = ["Clumps", "StateClumps", "sharpened"]
+__all__ = ["Clumps", "StateClumps", "moved", "sharpened"]
 
 POINTS = 250  # that a fit looks at for each clump, up to twice as many as for others
 NUM_ROUNDS, NO_GAIN = 40, 1e-4  # of EM, and nats a point by which a round must still move what clumps say
@@ -170,6 +171,14 @@ def sharpened(clumps: Clumps, points: Array, slope: Array) -> Clumps:
     half = root @ vector * value[:, None, :] ** -0.25
     covariance = half @ jnp.swapaxes(half, 1, 2)
     return Clumps.of(clumps.log_weight, place + jnp.einsum("jde,je->jd", covariance, steepness), jnp.linalg.cholesky(covariance))
+
+
+def moved(clumps: Clumps, to: Callable[[Array], Array]) -> Clumps:
+    """Clumps as they are after a smooth map of the vectors, straightened at each centre."""
+    stretch = jax.vmap(jax.jacfwd(to))(clumps.mean)
+    root = jax.vmap(lambda inverse: solve_triangular(inverse, jnp.eye(len(inverse), dtype=inverse.dtype), lower=True))(clumps.inverse)
+    along = stretch @ root
+    return Clumps.of(clumps.log_weight, jax.vmap(to)(clumps.mean), jnp.linalg.cholesky(along @ jnp.swapaxes(along, 1, 2)))
 
 
 def _lifted(covariance: Array) -> Array:

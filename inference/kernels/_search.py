@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference._once import once
 from inference.exchangeable import Exchangeable, Reference
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
-from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels._clumps import Clumps, StateClumps, moved
 from inference.kernels._code_clumps import CodeClumps
 from inference.kernels._exploration import apart, around, outwards, peaks, worthwhile
 from inference.kernels._nested_names import Named, drawn_in_places, in_places, named_alike
@@ -216,15 +217,22 @@ class Searching(ByStages, Offering):
             if not any(is_within(start.mean[0], before.clump) for before in each):
                 each.append(climbed(random.fold_in(rng_key, number), start, self._start, given, self._usual))
         mixture = joined(each, self.num_clumps) if each else self._backed.summary.nothing(self.num_clumps)
-        found = Named(mixture) if len(given.clumps.log_weight) else self._named(own_key, mixture)
+        has_names = len(given.clumps.log_weight) or not np.isfinite(mixture.log_weight).any()
+        found = Named(mixture) if has_names else self._named(own_key, mixture)
         return Candidate(found, float(sum(climb.evaluations for climb in each)))
 
     def _named(self, rng_key: Array, found: Mixture) -> Named:
-        """Of what is found the places of its members, where these have no names."""
-        if self.exchange is None:
+        """Of what is found the places of its members, where these have no names: those that they have in the heaviest of clumps."""
+        exchange, summary = self.exchange, self._backed.summary
+        if exchange is None:
             return Named(found)
-        z = jax.vmap(lambda key: self._backed.summary.draw(key, found))(random.split(rng_key, self._usual))
-        return Named(found, self.exchange.reference(z))
+        first = _apart(found)[0] if isinstance(found, Clumps) else found
+        z = jax.vmap(lambda key: summary.draw(key, first))(random.split(rng_key, self._usual))
+        reference = exchange.reference(z)
+        if isinstance(found, Clumps):
+            move = lambda clumps: moved(clumps, lambda z: exchange.alike(z, reference))
+            found = once(move, found)(found)
+        return Named(found, reference)
 
     def _tried(self, rng_key: Array, sampled: Named, clumps: Mixture, program: Program) -> Tried:
         """Draws from what may be gone over, with pi_s behind it."""

@@ -16,7 +16,7 @@ before. The prior in the background bounds the weights wherever the likelihood i
 "importance" of `diagnostics.report` says.
 
 Hesterberg (1995) for the prior in the background; Cappe, Guillin, Marin and Robert (2004), "Population Monte Carlo". Cost: `NestedSampler`,
-and each round a fit of clumps and `num_draws` evaluations of the model.
+and each round a fit of clumps and `num_draws` evaluations of the model; its points are evaluated once more.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,9 @@ from inference.split import Split
 __all__ = ["Finish", "ImportanceFinish"]
 
 BATCH = 1000  # draws that are weighed together
-TAIL = 6.0  # degrees of freedom of what is drawn from: weights are small where the posterior falls slower than a Normal
+# Degrees of freedom of what is drawn from, at least, and for each number: weights are small where the posterior falls slower than a Normal,
+# and of a Normal some two thirds of the draws are effective, however many its numbers.
+TAIL, TAIL_EACH = 6.0, 0.6
 OWN_KEY = 2**31  # folded into the key of the nested sampling: none of its own
 
 
@@ -144,13 +146,14 @@ class ImportanceFinish(Algorithm):
     def _weighed(self, state: Finish, program: Program) -> Finish:
         """Draws, and their weights."""
         split, places = Split(program), (self.sampler.exchange, state.nest.reference)  # the sampler may have seen other data since
-        backed = Backed(StateClumps(split.size, TAIL), self.background)
+        backed = Backed(StateClumps(split.size, max(TAIL, TAIL_EACH * split.size)), self.background)
         draw, densities = drawn_in_places(*places, split.draw), in_places(*places, split.densities)
         points, point_weight = self.sampler._together(state.nest)
         point_weight = point_weight - logsumexp(point_weight)
         z, weight = points, point_weight
         known = jax.jit(lambda z: jax.lax.map(densities, z, batch_size=BATCH))(points)
-        said = jax.jit(lambda clumps: jax.vmap(partial(backed.log_density, clumps))(points, known[0]))
+        of_point = lambda clumps, point: backed.log_density(clumps, *point)
+        said = jax.jit(lambda clumps: jax.lax.map(partial(of_point, clumps), (points, known[0]), batch_size=BATCH))
         each = jax.jit(lambda clumps, keys: jax.lax.map(partial(_drawn, draw, densities, backed, clumps), keys, batch_size=BATCH))
         for number in range(1, self.num_rounds + 1):
             fit_key, draw_key = random.split(random.fold_in(random.wrap_key_data(state.rng_key), number))
@@ -170,7 +173,7 @@ class ImportanceFinish(Algorithm):
         if not state.num_rounds:
             return self.sampler.draw(rng_key, state.nest, program, num_draws)
         chosen = state.z[resampled(rng_key, state.log_weight, num_draws)]
-        return shown(rng_key, self.sampler.split, self.sampler.exchange, chosen)
+        return shown(random.fold_in(rng_key, 1), self.sampler.split, self.sampler.exchange, chosen)
 
     def results(self, state: Finish, program: Program) -> Results:
         """The evidence by importance sampling and by nested sampling, and the draws with their weights, whose sum is the evidence. A run

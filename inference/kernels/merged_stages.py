@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from inference.kernels._nested_names import Named, drawn_in_places, in_places, together
+from inference.kernels._nested_names import Named, together
 from inference.kernels._search import Start
 from inference.kernels._summary import Mixture
 from inference.kernels.staged import Account, Stage, Staged
@@ -46,11 +46,13 @@ class Product(Start):
         if not isinstance(clumps, Named):  # a stage of rows
             return super().densities(clumps, program)
 
-        def densities(z: Array) -> tuple[Array, Array]:
-            each = jax.vmap(lambda own: self._over_prior(own, z, program))(clumps)
-            return self.split.densities(z, program)[0] + each[0], jnp.sum(each[1:])
+        first, others = (jax.tree.map(lambda leaf, part=part: leaf[part], clumps) for part in (0, slice(1, None)))
 
-        return in_places(self.exchange, _first(clumps).reference, densities)
+        def densities(z: Array) -> tuple[Array, Array]:
+            each = jax.vmap(lambda own: self._over_prior(own, z, program))(others)
+            return self.backed.log_density(first.clumps, z, self.split.densities(z, program)[0]), jnp.sum(each)
+
+        return densities
 
     def _over_prior(self, own: Named, z: Array, program: Program) -> Array:
         """What one worker has learned of the copy of a vector that it knows: the logarithm of density over prior, which is that of all
@@ -92,6 +94,9 @@ class MergedStages(Staged):
             "most_lost",
             "num_walkers",
         )
+        renames = {getattr(part.kernel, "rename", None) for part in parts} | {settings.get("rename", first.rename)}
+        if len(renames) > 1:
+            raise ValueError("rename: found True and False among the parts and the settings; wanted one of them for all.")
         super().__init__(first.model, num_stages=1, **{name: getattr(first, name) for name in same} | settings)
         self.parts = tuple(parts)
 
@@ -145,13 +150,8 @@ class MergedStages(Staged):
         clumps, _ = given
         if not isinstance(clumps, Named):
             return super()._draw_from(split, given)
-        first = _first(clumps)
-        return lambda key: self._backed.draw(key, first.clumps, drawn_in_places(self.exchange, first.reference, split.draw))
+        first = jax.tree.map(lambda leaf: leaf[0], clumps.clumps)
+        return lambda key: self._backed.draw(key, first, split.draw)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.before.num_evaluations if isinstance(state.clumps, Named) else super()._row_evaluations(state)
-
-
-def _first(clumps: Named) -> Named:
-    """Of the workers."""
-    return jax.tree.map(lambda leaf: leaf[0], clumps)

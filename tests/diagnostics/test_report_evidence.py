@@ -214,11 +214,12 @@ def test_effective_draws_are_kish(rng):
     assert failed(page) == {"effective draws"}
 
 
-def finished_by_importance(rng, log_weight, replicates=2):
+def finished_by_importance(rng, log_weight, replicates=2, missed=0.001):
     """Log weights [replicate, draw] of the importance draws."""
     each = -30 + 0.01 * rng.normal(size=replicates)
     attrs = {"nested_log_evidence_se": 0.28, "nested_log_evidence_se_of_replicates": np.full(replicates, 0.28)}
     attrs |= {"log_evidence_of_replicates": each, "log_evidence_se_of_replicates": np.full(replicates, 0.01)}
+    attrs |= {"missed_of_replicates": np.full(replicates, missed)}
     tree = trees.nested(rng, replicates, **attrs)
     tree["particles"] = xr.DataTree(xr.Dataset({"log_weight": (["chain", "particle"], log_weight)}))
     return tree
@@ -247,6 +248,13 @@ def test_a_poor_finish_is_said_to_be_one_with_what_to_do(rng):
     assert failed(page) == {"importance"}
     assert page["importance"].figures["effective"] == pytest.approx(40)
     assert "Fewer than 50 effective draws" in page["importance"].reason
+
+
+@pytest.mark.parametrize("missed", [0.001, 0.1])
+def test_a_mode_that_draws_miss_is_told(missed, rng):
+    page = report(finished_by_importance(rng, 0.5 * rng.normal(size=(2, 5000)), missed=missed))
+    assert page.trusted == (missed < 0.01)
+    assert ("lies where no draw is to be expected" in page["importance"].reason) != (missed < 0.01)
 
 
 def test_a_finish_that_did_not_come_is_unknown(rng):

@@ -134,6 +134,16 @@ def test_places_are_found_again():
         np.testing.assert_allclose(again, near[number], atol=1e-6)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e200])
+def test_a_vector_that_is_not_finite_stays_so_and_no_member_is_lost(value):
+    exchange = of_nodes(heights())
+    assert exchange is not None
+    reference = exchange.first_reference(jnp.stack([exchange.split.draw(key) for key in random.split(random.key(2), 10)]))
+    z = exchange.split.draw(random.key(3)).at[0].set(value)
+    assert sorted(jax.jit(exchange._order)(z, reference).tolist()) == [0, 1, 2]  # eager, NumPyro would refuse z
+    np.testing.assert_array_equal(jnp.isfinite(jax.jit(exchange.alike)(z, reference)).all(), np.isfinite(value))
+
+
 def in_turn(self, z, reference):
     """A planted bug: members go to the nearest place that is left in the order in which they come, so that copies differ."""
     left = jnp.sum((self.features(z)[:, None] - reference.place[None]) ** 2 / reference.spread, -1)

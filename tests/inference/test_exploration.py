@@ -217,6 +217,26 @@ def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(
     assert (abs(found - apart_evidence(order, x)) < 4 * error) != bug
 
 
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_clumps_of_other_places_are_moved_to_those_of_the_heaviest(bug, monkeypatch):
+    """Two arrangements, named in opposite ways. What is drawn from the second is alike after it was moved, and its density is that of draws
+    that were. The planted bug leaves it."""
+    model, x = line_of(3)
+    kernel, program = Staged(model, num_stages=1), Program(model, x)
+    kernel._read(program)
+    if bug:
+        monkeypatch.setattr(_search, "moved", lambda clumps, to: clumps)
+    mean = jnp.array([[0.0, 9.0, 18.0], [19.0, 10.0, -1.0]])
+    roots = jnp.stack([jnp.eye(3), jnp.array([[0.5, 0.0, 0.0], [0.4, 0.5, 0.0], [0.0, 0.0, 1.5]])])
+    named = kernel._named(random.key(0), Clumps.of(jnp.log(jnp.array([0.6, 0.4])), mean, roots))
+    alike = [bool(kernel.exchange.is_alike(each, named.reference)) for each in named.clumps.mean]
+    assert all(alike) != bug
+    if not bug:
+        np.testing.assert_allclose(named.clumps.mean[1], [-1, 10, 19], atol=1e-6)
+        spread = jnp.linalg.inv(named.clumps.inverse[1])
+        np.testing.assert_allclose(spread @ spread.T, (roots[1] @ roots[1].T)[::-1, ::-1], atol=1e-6)
+
+
 def apart_evidence(order, x):
     """Where each row can only be of the cluster that is near: m! times the product over clusters."""
     parts = x.reshape(order, -1)

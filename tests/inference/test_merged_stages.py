@@ -1,11 +1,14 @@
 """What workers have learned apart, put together, against the exact answer; a product that counts the prior too often; what is refused."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
 from inference.kernels import merged_stages
+from inference.kernels._clumps import Clumps
 from inference.kernels.merged_stages import Product
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
@@ -96,10 +99,26 @@ def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
     assert (abs(attrs["log_evidence"] - pair_evidence()) < min(3.5 * attrs["log_evidence_se"], 0.5)) != bug
 
 
-def fake(is_over=True, num_rows=50, model=line, replicates=1):
+def test_what_is_drawn_has_its_own_density(monkeypatch):
+    """Of the first worker, wherever its clumps reach: the mean over draws of a Normal density over theirs is 1. Its clusters overlap with
+    their copies."""
+    kernel = MergedStages([fake(model=pair), fake(model=pair)])
+    program = Program(pair, TWO)
+    kernel._read(program)
+    kernel.row_arguments = ("x",)
+    one = Clumps(jnp.zeros(1), jnp.array([[0.5, -0.5]]), jnp.eye(2)[None])
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[kernel._named(jax.random.key(number), one) for number in range(2)])
+    z = kernel._draws(jax.random.key(1), 2000, kernel.split, (both, kernel._nothing))
+    log_prior, rest = jax.vmap(kernel._densities(both, program))(z)
+    ratio = np.exp(stats.norm.logpdf(z, 0, 0.7).sum(1) - np.asarray(log_prior))
+    assert np.isfinite(rest).all()
+    assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(len(z))
+
+
+def fake(is_over=True, num_rows=50, model=line, replicates=1, **settings):
     """A driver that stands at its first step, or where it has finished."""
-    kernel = Staged(model, num_stages=1, num_live=40)
-    state = kernel.init(jax.random.key(0), Program(line, X[:num_rows], Y[:num_rows]))
+    kernel = Staged(model, num_stages=1, num_live=40, **settings)
+    state = kernel.init(jax.random.key(0), Program(model, *((X[:num_rows], Y[:num_rows]) if model is line else (TWO,))))
     driver = Driver(kernel, progress_bar=False)
     driver.__class__ = type("Fake", (Driver,), {"states": [over(state) if is_over else state] * replicates})
     return driver
@@ -113,8 +132,9 @@ def fake(is_over=True, num_rows=50, model=line, replicates=1):
         (lambda: [fake(), fake(is_over=False)], ValueError, "parts: number 1 has 1 replicates, or has not finished"),
         (lambda: [fake(), fake(replicates=2)], ValueError, "parts: number 1 has 2 replicates"),
         (lambda: [fake(), fake(num_rows=30)], ValueError, "plate 'row': found 90 rows, and the parts have learned from 80"),
+        (lambda: [fake(), fake(rename=False)], ValueError, "rename: found True and False among the parts"),
     ],
-    ids=["one", "of all rows", "unfinished", "replicates", "other rows"],
+    ids=["one", "of all rows", "unfinished", "replicates", "other rows", "other names"],
 )
 def test_what_cannot_be_merged_is_refused(parts, error, message):
     with pytest.raises(error, match=message):
