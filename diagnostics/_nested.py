@@ -24,10 +24,12 @@ LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
 def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a nested sampler."""
     finite = [finite_draws(tree), finite_evidence(tree)]
-    last = [_importance(tree)] if len(_nested_errors(tree)) else []
     own = [_insertion(tree), walks(tree), _information(tree), error_against_spread(tree), _effective(tree)]
-    between = [_summaries(tree)] if len(each_of(tree, "summary_loss")) else []
-    return [*finite, *own, *between, *last, complete(tree)]
+    if len(each_of(tree, "summary_loss")):
+        own.append(_summaries(tree))
+    elif len(_nested_errors(tree)):
+        own.append(_importance(tree))
+    return [*finite, *own, complete(tree)]
 
 
 def insertion_rank_test(ranks: np.ndarray, num_live: int) -> float:
@@ -106,7 +108,7 @@ def walks(tree: xr.DataTree) -> Verdict:
 
 
 def _nested_errors(tree: xr.DataTree) -> np.ndarray:
-    """[replicate]: claimed errors of the nested sampling, of runs that were finished by importance sampling; empty for others."""
+    """[replicate]: claimed errors of nested sampling alone, of runs in stages or finished by importance sampling; empty for others."""
     return each_of(tree, "nested_log_evidence_se")
 
 
@@ -117,8 +119,6 @@ def _information(tree: xr.DataTree) -> Verdict:
         return Verdict("information", None, {}, 'attrs["information"] or attrs["num_live"] is not in the tree.')
     if not np.isfinite(each).all():
         return Verdict("information", False, {"nats": each}, "The information is not finite.")
-    summaries = each_of(tree, "summary_error")  # no part of it comes from live points
-    claimed = np.sqrt(np.maximum(claimed**2 - summaries**2, 0)) if len(summaries) == len(claimed) else claimed
     expected = float(np.sqrt(max(each.mean(), 0.0) / size))
     figures = {"nats": float(each.mean()), "error it implies": expected}
     if not len(claimed) or len(each) != len(claimed):

@@ -30,14 +30,14 @@ def report(tree: xr.DataTree) -> Report:
       there is an `exponent`, in place of resamplings and histories, walks and evidence error as of nested samplers;
     - nested (`insertion_rank` over step): finite, finished, insertion ranks uniform, walks long enough (`halfway`, where it is there),
       information, evidence error against the spread of replicates, effective draws; where rows came in stages (`summary_loss`), nats
-      that summaries between them lose; where it was finished by importance sampling (`nested_log_evidence_se`), effective draws and
+      that summaries between them lose; else, where it was finished by importance sampling (`nested_log_evidence_se`), effective draws and
       Pareto k-hat of the weights ("importance").
 
     What else is read, where it is there: `sample_stats` `lp`, `diverging`, `energy`, and those of further blocks (`lp_1`);
     `resampled`, `ancestor` (step, particle: the index of the parent), `unique_ancestors`; `num_live` as an attribute; the groups
     `particles` with `log_weight`, `ancestry` with `unique_ancestors` (row), `log_prior`, `log_likelihood`, `log_q` with `log_q`
     (chain, draw), and `log_factor` where `attrs["factors"]`, a JSON list, names factors; attributes `log_evidence`,
-    `log_evidence_se`, `information`, `summary_error`, `summary_loss` and each of them with `_of_replicates`.
+    `log_evidence_se`, `nested_log_evidence_se`, `information`, `summary_loss` and each of them with `_of_replicates`.
 
     Variables that are not identified (labels of components, signs of factors) carry `attrs["not_identified"] = 1`, or are
     named in a group `not_identified`; they never get an R-hat, and `lp` and all other variables do.

@@ -24,14 +24,22 @@ from inference._once import once
 from inference.program import Program
 from inference.split import NUM_PROOFS, Split
 
-__all__ = ["Exchangeable", "Reference", "exchangeable"]
+__all__ = ["NO_REFERENCE", "Exchangeable", "Reference", "exchangeable"]
 
 
 class Reference(NamedTuple):
-    """What members are named after."""
+    """What members without names are named after; of no member where all have names."""
 
-    place: Array  # [member, feature]
-    spread: Array  # [feature]: variance about it
+    place: Array | np.ndarray  # [member, feature]
+    spread: Array | np.ndarray  # [feature]: variance about it
+
+    @property
+    def gives_names(self) -> bool:
+        """Whether there are members without."""
+        return len(self.place) > 0
+
+
+NO_REFERENCE = Reference(np.zeros((0, 0)), np.zeros(0))  # and no None: states of all stages have the same parts
 
 
 class Exchangeable:
@@ -61,6 +69,7 @@ class Exchangeable:
     def _ordered(self, values: dict[str, Array], order: Array) -> dict[str, Array]:
         return values | {name: jnp.take(values[name], order, axis=axis) for name, axis in self._axis.items()}
 
+    @partial(jax.jit, static_argnums=0)  # else all that the model computes of rows would be there for all vectors
     def reference(self, z: Array) -> Reference:
         """Of vectors [point, size]."""
         features = jax.vmap(self.features)(z)

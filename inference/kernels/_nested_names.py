@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from inference._once import once
-from inference.exchangeable import Exchangeable, Reference
+from inference.exchangeable import NO_REFERENCE, Exchangeable, Reference
 from inference.kernels._nested_moves import Points
 from inference.kernels._summary import Mixture
 from inference.split import Split
@@ -36,9 +36,9 @@ def renamed(
     return live._replace(z=z, log_prior=log_prior), both[len(live.z) :], exchange.reference(z)
 
 
-def together(exchange: Exchangeable | None, z: Array, reference: Reference | None) -> Array:
+def together(exchange: Exchangeable | None, z: Array, reference: Reference) -> Array:
     """Vectors [point, size] with the places of a reference, where there is one."""
-    if exchange is None or reference is None:
+    if exchange is None or not reference.gives_names:
         return z
     return _alike(exchange, z, reference)
 
@@ -64,10 +64,10 @@ def shown(rng_key: Array, split: Split, exchange: Exchangeable | None, z: Array)
 
 
 class Named(NamedTuple):
-    """Clumps over vectors that are alike: the members of each are where those of the reference are. None: members have names."""
+    """Clumps over vectors that are alike: the members of each are where those of the reference are."""
 
     clumps: Mixture
-    reference: Reference | None = None
+    reference: Reference = NO_REFERENCE
 
     @property
     def log_weight(self) -> Array:
@@ -75,9 +75,9 @@ class Named(NamedTuple):
         return self.clumps.log_weight
 
 
-def in_places(exchange: Exchangeable | None, reference: Reference | None, densities: Callable) -> Callable:
+def in_places(exchange: Exchangeable | None, reference: Reference, densities: Callable) -> Callable:
     """Prior and likelihood of the vectors that are alike, each of which stands for its m! copies: nowhere else has the prior a density."""
-    if exchange is None or reference is None:
+    if exchange is None or not reference.gives_names:
         return densities
 
     def of_all_copies(z: Array) -> tuple[Array, Array]:
@@ -87,8 +87,8 @@ def in_places(exchange: Exchangeable | None, reference: Reference | None, densit
     return of_all_copies
 
 
-def drawn_in_places(exchange: Exchangeable | None, reference: Reference | None, draw: Callable) -> Callable:
+def drawn_in_places(exchange: Exchangeable | None, reference: Reference, draw: Callable) -> Callable:
     """Draws of that prior, by draws of the whole."""
-    if exchange is None or reference is None:
+    if exchange is None or not reference.gives_names:
         return draw
     return lambda rng_key: exchange.alike(draw(rng_key), reference)

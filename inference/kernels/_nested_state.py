@@ -49,10 +49,10 @@ class Nest(NamedTuple):
     num_evaluations: Array
     longer: Array  # logarithm of how many times as long as at first walks are
     offers: Offers
-    reference: Reference | None  # what members without names are named after; None where all have names
+    reference: Reference  # what members without names are named after
 
 
-def begun_with(live: Points, offers: Offers, reference: Reference | None, num_modes: int, room: int) -> Nest:
+def begun_with(live: Points, offers: Offers, reference: Reference, num_modes: int, room: int) -> Nest:
     """Live points in one mode of up to `num_modes`, nothing dead, and room for those that die."""
     (num_live, size), dtype = live.z.shape, live.z.dtype
     zero, nothing = jnp.zeros((), jnp.int32), jnp.zeros(0, dtype)

@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array, random
 
 from inference._once import once
-from inference.exchangeable import Exchangeable, Reference
+from inference.exchangeable import NO_REFERENCE, Exchangeable, Reference
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
 from inference.kernels._clumps import Clumps, StateClumps, moved
 from inference.kernels._code_clumps import CodeClumps
@@ -52,7 +52,7 @@ class Given(NamedTuple):
 
     clumps: Mixture  # of pi_s
     rows: dict[str, Array]
-    reference: Reference | None = None  # of vectors that are alike; None: of all
+    reference: Reference = NO_REFERENCE  # of vectors that are alike
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,10 @@ class Searching(ByStages, Offering):
         fitted = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps)
         return Candidate(near._replace(clumps=fitted), float(cost) + more + 2 * len(z))
 
-    def _drawn(self, rng_key: Array, found: Named, clumps: Mixture, program: Program) -> tuple[Array, Array]:
-        """Draws from a summary, and the logarithms of their weights as draws of the posterior of a stage."""
+    def _drawn(self, rng_key: Array, found: Named, clumps: Mixture, program: Program, num_draws: int = 0) -> tuple[Array, Array]:
+        """Draws from a summary, as many as walkers or as told, and the logarithms of their weights as draws of the posterior of a stage."""
         given = Given(clumps, self._rows(program), found.reference)
-        return drawn_from(rng_key, self._backed.summary, found.clumps, given, self._start, self._usual)
+        return drawn_from(rng_key, self._backed.summary, found.clumps, given, self._start, num_draws or self._usual)
 
     @property
     def _start(self) -> Start:

@@ -89,7 +89,7 @@ class ByStages(Algorithm):
 
     def _gone_on(self, state: Any, program: Program, is_over: Array) -> Any:
         """The next of the stages that were dealt, where the one before is over."""
-        if not is_over or not state.num_left:  # another replicate is to go on, and this one is not at the end of a stage, or of all
+        if not is_over or self.finished(state):  # another replicate is to go on, and this one is not at the end of a stage, or of all
             raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
         return self._next_dealt(state, program)
 

@@ -27,7 +27,7 @@ from jax import Array, random
 from inference.kernels._nested_names import Named, together
 from inference.kernels._search import Start
 from inference.kernels._summary import Mixture
-from inference.kernels.staged import Account, Stage, Staged
+from inference.kernels.staged import Account, Stage, Staged, corrected
 from inference.program import Program
 from inference.split import Split
 
@@ -126,7 +126,9 @@ class MergedStages(Staged):
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
-            num_rows=sum(part.states[0].num_rows for part in self.parts),
+            num_rows=(num_rows := sum(part.states[0].num_rows for part in self.parts)),
+            num_weighed=num_rows,
+            weighed=self._unweighed,
             before=jax.tree.map(lambda *own: sum(own), *accounts),
             stage=sum(part.states[0].stage + 1 for part in self.parts) - 1,
             rng_key=random.key_data(rng_key),
@@ -140,7 +142,8 @@ class MergedStages(Staged):
         told, log_weight, spent = kernel._found_out(state, part.program)
         clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         account = kernel._account(lost_key, state, clumps, part.program, spent)
-        return self._named(name_key, clumps), jax.tree.map(jnp.add, state.before, account)
+        before = jax.tree.map(jnp.add, state.before, account)
+        return self._named(name_key, clumps), corrected(before, state.weighed) if state.weighed.is_there else before
 
     @property
     def _start(self) -> Start:

@@ -28,7 +28,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference._once import once
-from inference.exchangeable import Exchangeable, exchangeable
+from inference.exchangeable import NO_REFERENCE, Exchangeable, exchangeable
 from inference.kernels._nested_curve import curve, reach
 from inference.kernels._nested_directions import Around, centre_of, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
@@ -139,7 +139,7 @@ class NestedSampler(Offering):
         offers = offers._replace(num_used=offers.num_used + taken)
         log_prior, log_likelihood = once(jax.vmap(densities), z)(z)
         self._check_start(np.asarray(log_likelihood), self.num_live)
-        reference = self.exchange.first_reference if self.exchange and is_even else lambda z: None
+        reference = self.exchange.first_reference if self.exchange and is_even else lambda z: NO_REFERENCE
         num_modes = max(1, 2 * self.num_live // self._least) if self.track_modes else 1  # a mode that finds no place is left whole
 
         def begun(label_key: Array, z: Array, log_prior: Array, log_likelihood: Array, offers: Offers) -> Nest:
@@ -209,7 +209,7 @@ class NestedSampler(Offering):
             longer=self._lengthened(state.longer, halfway),
         )
         state = state._replace(offers=self._used(state, offered))
-        if self.track_modes or state.reference is not None:
+        if self.track_modes or state.reference.gives_names:
             is_time = state.num_steps % (max(1, self.num_live // self.batch // LOOKS)) == 0
             state = jax.lax.cond(is_time, partial(self._looked, densities), lambda _, at: at, mode_key, state)
         log_evidence = jnp.logaddexp(state.volumes.log_evidence[0], self._left(state))
@@ -284,7 +284,7 @@ class NestedSampler(Offering):
         return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))
 
     def _looked(self, densities: Callable, rng_key: Array, state: Nest) -> Nest:
-        if state.reference is not None:
+        if state.reference.gives_names:
             assert self.exchange is not None
             live, z, reference = renamed(self.exchange, state.live, state.offers.z, state.reference, densities)
             state = state._replace(live=live, offers=state.offers._replace(z=z), reference=reference)

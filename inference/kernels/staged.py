@@ -5,11 +5,13 @@
 A stage is a run of nested sampling that draws from pi_s and looks at its own rows alone; what it finds is summarised by clumps with the
 prior in the background, and that is pi_{s+1}. Clumps are Normals in unconstrained space (`_clumps`), fitted to the points and to the slopes
 of their posterior, or the paper's own, on the Hilbert curves of the sites (`_code_clumps`). So the likelihood of a row is only ever
-computed where earlier rows have left something to be found out. What the clumps cannot say is lost for good; draws from them, with their
-weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary, which
-`diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage goes
-over twice as many rows of those that were dealt out, until they do not. The first must have enough to show what there is to find: what no
-clump is near to no weight tells.
+computed where earlier rows have left something to be found out. What the clumps cannot say is lost to later stages; draws from them, with
+their weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary,
+which `diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage
+goes over twice as many rows of those that were dealt out, until they do not. Whenever rows of a run have doubled, and at its end, some
+draws are weighed by all of them (`_weighing`): `log_evidence` of a run is what these say, and `nats_left` is how far from the posterior of
+all rows they are; where that is too much, a run begins again, with the rows so far as its first stage. The first must have enough to show
+what there is to find: what no clump is near to no weight tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -22,10 +24,10 @@ time. The state says which rows a stage has, the program what is in them: a run 
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
-hundred for each walker, and some for each peak, should it take more rows; between stages a gradient for each point, and a fit of clumps.
+hundred for each walker, and some for each peak, should it take more rows; between stages a gradient for each point, and a fit of clumps;
+four draws for each latent number, at least 200, by all rows, some three times in a run.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,16 +37,16 @@ from jax import Array, random
 
 from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
-from inference.kernels._search import FEWEST, SUMMARIES, Begin, Searching
+from inference.kernels._search import FEWEST, SUMMARIES, Begin
 from inference.kernels._stages import check_counts
-from inference.kernels._summary import Loss, Mixture, Told, loss_of, mean_of
+from inference.kernels._summary import Loss, Mixture, Told, loss_of
+from inference.kernels._weighing import Weighed, Weighing
 from inference.kernels.nested_sampler import NestedSampler
 from inference.program import Program
 from inference.protocol import Results
 from inference.sites import StructureError
-from inference.split import Split
 
-__all__ = ["Account", "Stage", "StageReport", "Staged"]
+__all__ = ["Account", "Stage", "StageReport", "Staged", "corrected"]
 
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
 
@@ -53,7 +55,8 @@ class Account(NamedTuple):
     """Of stages that are over; all of it adds up."""
 
     log_evidence: Array
-    variance: Array  # of its error, by nested sampling
+    variance: Array  # of its error, but for what summaries have lost
+    of_points: Array  # that of nested sampling alone, of all stages
     information: Array  # in nats
     lost: Loss  # by summaries
     num_evaluations: Array  # of one row each
@@ -69,6 +72,8 @@ class Stage(NamedTuple):
     later: Array  # [stage, row]: of all stages but the first
     num_left: Array  # stages to come
     num_rows: Array  # of all stages so far, this one included
+    num_weighed: Array  # rows by which all that has been found was last weighed
+    weighed: Weighed  # by all rows, at the end
     before: Account
     stage: Array
     rng_key: Array
@@ -85,7 +90,7 @@ class StageReport(NamedTuple):
     evaluations: Array
 
 
-class Staged(Searching, NestedSampler):
+class Staged(Weighing, NestedSampler):
     """Nested sampling of `model` in stages.
 
     :param model: as for `NestedSampler`; its data are rows of one plate.
@@ -95,7 +100,7 @@ class Staged(Searching, NestedSampler):
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
     :param most_lost: nats that the summary of a stage may cost. Where it would cost more, the stage takes as many rows more as it has, of
-        those to come; np.inf: never. An update has none to come.
+        those to come; np.inf: never, and nothing is weighed by all rows. An update has none to come, and is not weighed.
     :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored, nor
         is one with summaries on circles.
     :param settings: of `NestedSampler`.
@@ -142,7 +147,9 @@ class Staged(Searching, NestedSampler):
             later=later,
             num_left=count + self.num_stages - 1,
             num_rows=count,
-            before=Account(zero, zero, zero, Loss(*jnp.zeros((3, 2), zero.dtype)), zero),
+            num_weighed=count,
+            weighed=self._unweighed,
+            before=Account(zero, zero, zero, zero, Loss(*jnp.zeros((3, 2), zero.dtype)), zero),
             stage=count - 1,
             rng_key=random.key_data(rng_key),
         )
@@ -162,12 +169,12 @@ class Staged(Searching, NestedSampler):
         )
 
     def finished(self, state: Any) -> Array:
-        """After the last stage."""
-        return super().finished(state.nest) & (state.num_left == 0)
+        """After the last stage, when all has been weighed."""
+        return super().finished(state.nest) & (state.num_left == 0) & (state.num_weighed >= state.num_rows)
 
     def is_full(self, state: Any) -> Array:
-        """Whether the host is needed: for room, or for the next stage."""
-        return super().is_full(state.nest) | (super().finished(state.nest) & (state.num_left > 0))
+        """Whether the host is needed: for room, or at the end of a stage."""
+        return super().is_full(state.nest) | (super().finished(state.nest) & ~self.finished(state))
 
     def grown(self, state: Any, program: Program) -> Any:
         """More room, or the next stage."""
@@ -195,18 +202,40 @@ class Staged(Searching, NestedSampler):
     def _next_dealt(self, state: Stage, program: Program) -> Stage:
         """The next stage; where this one's summary costs too much, this one again with more rows."""
         found, account = self._handed_on(state, program)
-        if self._costs_too_much(account.lost):
-            num_evaluations = state.before.num_evaluations + account.num_evaluations
-            return self._started_with(*self._with_more(state, num_evaluations), program, Begin(Named(found)))
-        state, rows = self._taken(state, 1)
-        return self._next_from(state, rows, program, found, account)
+        before = jax.tree.map(jnp.add, state.before, account)
+        if state.num_left > 0 and self._costs_too_much(account.lost):
+            return self._started_with(*self._with_more(state, before.num_evaluations), program, Begin(Named(found)))
+        if self._is_due(state):
+            return self._next_weighed(state, program, self._named(self._key(state, 3), found), before)
+        return self._next_from(*self._taken(state, 1), program, found, before)
+
+    def _next_weighed(self, state: Stage, program: Program, found: Named, before: Account) -> Stage:
+        """The next stage, or the end; where all rows so far say something else than what was found, these again as the first stage."""
+        weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
+        before = before._replace(num_evaluations=before.num_evaluations + spent)
+        if not weighed.is_fine:
+            rows = self._so_far(state, program)
+            begun = jax.tree.map(jnp.zeros_like, state.before)._replace(num_evaluations=before.num_evaluations)
+            again = state._replace(clumps=self._nothing.clumps, before=begun, num_rows=jnp.zeros_like(state.num_rows), rows=rows[:0])
+            return self._started_with(again, rows, program, self._peaks_of(found))
+        state = state._replace(num_weighed=state.num_rows)
+        if state.num_left > 0:
+            return self._next_from(*self._taken(state, 1), program, found.clumps, corrected(before, weighed))
+        of_nest = self._row_evaluations(state) - state.before.num_evaluations
+        return state._replace(weighed=weighed, before=state.before._replace(num_evaluations=before.num_evaluations - of_nest))
 
     def _next(self, state: Stage, rows: Array, program: Program, before: Program) -> Stage:
-        return self._next_from(state, rows, program, *self._handed_on(state, before))
+        """Of an update, which is not weighed."""
+        found, account = self._handed_on(state, before)
+        so_far = jax.tree.map(jnp.add, state.before, account)
+        if state.weighed.is_there:
+            found, so_far = self._named(self._key(state, 3), found).clumps, corrected(so_far, state.weighed)
+        state = self._next_from(state, rows, program, found, so_far)
+        return state._replace(num_weighed=state.num_rows)
 
-    def _next_from(self, state: Stage, rows: Array, program: Program, found: Mixture, account: Account) -> Stage:
-        before = jax.tree.map(jnp.add, state.before, account)
-        return self._started_with(state._replace(clumps=found, before=before, rows=state.rows[:0]), rows, program, Begin(Named(found)))
+    def _next_from(self, state: Stage, rows: Array, program: Program, found: Mixture, before: Account) -> Stage:
+        state = state._replace(clumps=found, before=before, rows=state.rows[:0], weighed=self._unweighed)
+        return self._started_with(state, rows, program, Begin(Named(found)))
 
     def _costs_too_much(self, lost: Loss) -> bool:
         """As a summary; where nobody knows, too."""
@@ -222,6 +251,8 @@ class Staged(Searching, NestedSampler):
         were found. Where that costs too much as a summary, nested sampling is left until there are more rows, of which it is looked for
         anew, from all peaks that these have: what is best of few rows need not be near to what is best of more."""
         state = state._replace(rows=jnp.concatenate([state.rows, more]), num_rows=state.num_rows + len(more))
+        if not len(state.clumps.log_weight) or self.most_lost == np.inf:
+            state = state._replace(num_weighed=state.num_rows)
         search_key, lost_key, start_key = random.split(self._key(state, 0), 3)
         own = self._own(program, state.rows)
         sampled, spent, peaks = self._searched(search_key, state.clumps, own, begin)
@@ -257,16 +288,10 @@ class Staged(Searching, NestedSampler):
         for the share of the background, which its evidence will lack."""
         z, log_weight = self._drawn(rng_key, Named(found), state.clumps, self._own(program, state.rows))
         log_evidence, error = self._evidence(state.nest)
-        lacking = mean_of(log_weight, -self._log_share(self.split, found, z))
+        lacking = self._lacking(found, z, log_weight)
         evaluations = self._row_evaluations(state) - state.before.num_evaluations + (spent + len(z)) * len(state.rows)
         lost = loss_of(log_weight, state.num_rows)
-        return Account(log_evidence + lacking, error**2, information_of(state.nest), lost, evaluations)
-
-    @partial(jax.jit, static_argnums=(0, 1))
-    def _log_share(self, split: Split, found: Mixture, z: Array) -> Array:
-        """Of vectors [point, size]: the density of what the next stage starts from, over that of its clumps."""
-        one = lambda z: self._backed.log_density(found, z, split.densities(z)[0]) - self._backed.summary.log_density(found, z)
-        return jax.vmap(one)(z)
+        return Account(log_evidence + lacking, error**2, error**2, information_of(state.nest), lost, evaluations)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
@@ -280,15 +305,24 @@ class Staged(Searching, NestedSampler):
         is_finished = self.finished(state)
         found = self._found(state.nest, is_finished)
         log_evidence, error = self._evidence(state.nest)
-        lost = state.before.lost.error(state.num_rows.astype(error.dtype))
+        before, weighed = state.before, state.weighed
+        lost = jnp.where(weighed.is_there, 0.0, before.lost.error(state.num_rows.astype(error.dtype)))
+        variance = jnp.where(weighed.is_there, weighed.variance, before.variance + error**2 + lost**2)
         attrs = {
-            "log_evidence": state.before.log_evidence + log_evidence,
-            "log_evidence_se": jnp.where(is_finished, jnp.sqrt(state.before.variance + error**2 + lost**2), jnp.nan),
-            "information": state.before.information + found.attrs["information"],
+            "log_evidence": jnp.where(weighed.is_there, weighed.log_evidence, before.log_evidence + log_evidence),
+            "log_evidence_se": jnp.where(is_finished, jnp.sqrt(variance), jnp.nan),
+            "nested_log_evidence_se": jnp.where(is_finished, jnp.sqrt(before.of_points + error**2), jnp.nan),
+            "information": before.information + found.attrs["information"],
             "summary_error": lost,
-            "summary_loss": state.before.lost.each,
+            "summary_loss": before.lost.each,
+            "nats_left": jnp.where(weighed.is_there, weighed.lost.nats[0], jnp.nan),
             "num_stages": state.stage + 1,
             "num_row_evaluations": self._row_evaluations(state),
             "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),
         }
         return found._replace(attrs=found.attrs | attrs)
+
+
+def corrected(before: Account, weighed: Weighed) -> Account:
+    """The account of stages of which all rows have been weighed."""
+    return before._replace(log_evidence=weighed.log_evidence + weighed.lacking, variance=weighed.variance, lost=weighed.lost)

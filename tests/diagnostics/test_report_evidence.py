@@ -148,7 +148,7 @@ def test_good_nested_run_is_trusted(rng):
 def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
     """What they add to the error is no part of that of live points."""
     se = np.sqrt(0.08)
-    each = {"summary_error_of_replicates": np.full(2, 2.0), "log_evidence_se_of_replicates": np.full(2, np.hypot(se, 2.0))}
+    each = {"nested_log_evidence_se_of_replicates": np.full(2, se), "log_evidence_se_of_replicates": np.full(2, np.hypot(se, 2.0))}
     page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))
     assert page.trusted, page.text
     assert page["information"].figures["claimed"] == pytest.approx(se)

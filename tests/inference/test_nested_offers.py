@@ -75,7 +75,7 @@ def test_offers_are_of_the_run_that_asks_for_them():
 def test_offers_are_named_as_the_live_points():
     data = np.random.default_rng(0).normal(size=(20, 2))
     kernel, program, state = begun(family(3, num_classes=0), (data,))
-    assert state.reference is not None
+    assert state.reference.gives_names
     for each in (state, kernel.served(state, program)):
         np.testing.assert_allclose(each.offers.z, together(kernel.exchange, each.offers.z, state.reference))
 

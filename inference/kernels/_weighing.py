@@ -1,0 +1,100 @@
+"""What has been found in stages, weighed by all rows of a run.
+
+A summary says nothing of where its stage has found nothing, and later rows may lead there: where the model is wrong, such as for outliers,
+of which the first rows may have ten times as many as the rest, further than any draw of its posterior goes. So when rows are twice as many
+as when it was done last, and at the end, draws from what stands for all that has been found are weighed by the prior and all rows so far:
+
+    w(z)  =  prior(z) p(all rows so far | z) / q(z),        evidence  =  mean of w over draws from q
+
+That is the evidence whatever summaries have lost, and how uneven weights are tells what is left from q to the posterior. Where that is
+much, a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps. What no clump is
+near to no weight tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows, some three times in a run.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.special import logsumexp
+
+from inference.kernels._clumps import Clumps
+from inference.kernels._nested_names import Named
+from inference.kernels._search import Begin, Searching
+from inference.kernels._summary import Loss, Mixture, loss_of, mean_of
+from inference.program import Program
+from inference.split import Split
+
+__all__ = ["Weighed", "Weighing"]
+
+MOST_LEFT = 0.5  # nats to the posterior
+DRAWS = 200  # at least
+
+
+class Weighed(NamedTuple):
+    """What draws say, weighed by all rows so far."""
+
+    log_evidence: Array  # NaN: nothing has been weighed
+    lacking: Array  # of the evidence of a stage that starts from what they are draws of, with the background
+    variance: Array  # of the error
+    lost: Loss  # by what they are draws of
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether little is left; where nobody knows, it is not."""
+        return bool(self.lost.nats[0] <= MOST_LEFT)
+
+    @property
+    def is_there(self) -> Array:
+        """Whether anything has been weighed."""
+        return ~jnp.isnan(self.log_evidence)
+
+
+class Weighing(Searching):
+    """A kernel whose states have `rows`, `num_rows` and `num_weighed`, the rows by which all was last weighed."""
+
+    most_lost: float
+
+    def _is_due(self, state: Any) -> bool:
+        """Whether all is to be weighed: rows are twice as many, or no stage is left."""
+        more = state.num_rows > state.num_weighed
+        return bool(more & ((state.num_rows >= 2 * state.num_weighed) | (state.num_left == 0)))
+
+    @property
+    def _unweighed(self) -> Weighed:
+        nobody_knows = jnp.full((), jnp.nan, self.split.dtype)
+        return Weighed(nobody_knows, nobody_knows, nobody_knows, Loss(*jnp.zeros((3, 2), nobody_knows.dtype)))
+
+    def _weighed_by_all(self, rng_key: Array, state: Any, found: Named, program: Program) -> tuple[Weighed, int]:
+        """Draws from what stands for all that has been found; and evaluations."""
+        rows = self._so_far(state, program)
+        own, num_draws = self._own(program, rows), max(DRAWS, self._usual)
+        z, log_weight = self._drawn(rng_key, found, self._nothing.clumps, own, num_draws)
+        log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
+        log_evidence = logsumexp(log_weight) - np.log(len(z))
+        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z)
+        lacking = self._lacking(found.clumps, z, log_weight)
+        return Weighed(log_evidence, lacking, variance, loss_of(log_weight, state.num_rows)), len(z) * len(rows)
+
+    def _lacking(self, found: Mixture, z: Array, log_weight: Array) -> Array:
+        """Of the evidence of a stage that starts from what was found, and has the share of the background of it elsewhere."""
+        return mean_of(log_weight, -self._log_share(self.split, found, z))
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def _log_share(self, split: Split, found: Mixture, z: Array) -> Array:
+        """Of vectors [point, size]: the density of what the next stage starts from, over that of its clumps."""
+        one = lambda z: self._backed.log_density(found, z, split.densities(z)[0]) - self._backed.summary.log_density(found, z)
+        return jax.vmap(one)(z)
+
+    def _so_far(self, state: Any, program: Program) -> Array:
+        """Rows of all stages that have begun."""
+        begun = len(state.later) - int(state.num_left)
+        first = np.setdiff1d(np.arange(self._num_rows(program)), np.asarray(state.later))
+        return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
+
+    def _peaks_of(self, found: Named) -> Begin:
+        """From where walkers climb that go over all rows so far."""
+        clumps = found.clumps
+        return Begin(self._nothing, clumps.mean[np.isfinite(np.asarray(clumps.log_weight))] if isinstance(clumps, Clumps) else None)

@@ -1,0 +1,142 @@
+"""What stages have found, weighed by all rows, against exact evidences: where later rows lead away from the first, and where not."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from inference import Driver, Staged
+from inference.kernels import _weighing
+from inference.kernels._weighing import Weighing
+from tests.inference.stages import forget
+from tests.inference.test_exploration import TWO, line_of, pair, pair_evidence
+
+pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
+
+
+def scaled(x):
+    """Has no place for outliers."""
+    place = numpyro.sample("place", dist.Normal(0.0, 3.0))
+    spread = numpyro.sample("spread", dist.LogNormal(0.0, 2.0))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("x", dist.Normal(place, spread), obs=x)
+
+
+def scaled_evidence(x):
+    """By a sum over a grid."""
+    place, log_spread = np.linspace(-3, 3, 1201)[:, None], np.linspace(-1.5, 5.5, 1401)
+    square = np.sum(x**2) - 2 * place * x.sum() + len(x) * place**2
+    log_likelihood = -len(x) * (log_spread + 0.5 * np.log(2 * np.pi)) - 0.5 * square / np.exp(2 * log_spread)
+    log_prior = stats.norm.logpdf(place, 0, 3) + stats.norm.logpdf(log_spread, 0, 2)
+    return np.logaddexp.reduce((log_likelihood + log_prior).ravel()) + np.log(6 / 1200 * 7 / 1400)
+
+
+def heavy(count, factor, num_rows=200):
+    x = np.random.default_rng(0).normal(size=num_rows)
+    x[:count] *= factor
+    return x
+
+
+def error_of(x, seed, **settings):
+    kernel = Staged(scaled, **({"num_stages": 10, "num_live": 40} | settings))
+    attrs = Driver(kernel, num_samples=10, progress_bar=False).run(seed, x).attrs
+    return attrs["log_evidence"] - scaled_evidence(x), attrs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x", [heavy(1, 300.0), heavy(4, 15.0)], ids=["one", "four"])
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_where_rows_lead_away_from_the_first_a_run_begins_again(x, bug, monkeypatch):
+    """Outliers make the spread many deviations of the first rows' posterior larger, or less. The planted bug: it never begins again."""
+    if bug:
+        monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
+    error, attrs = error_of(x, 0)
+    assert (abs(error) < min(3.5 * attrs["log_evidence_se"], 0.5)) != bug
+
+
+@pytest.mark.slow
+def test_where_the_model_is_right_it_is_not_begun_again():
+    error, attrs = error_of(heavy(0, 1.0), 0)
+    assert abs(error) < 3.5 * attrs["log_evidence_se"]
+    assert attrs["nats_left"] < 0.5
+    assert attrs["log_evidence_se"] < 0.2 < attrs["nested_log_evidence_se"]
+
+
+@pytest.mark.slow
+def test_nothing_is_weighed_where_summaries_may_lose_whatever_they_do():
+    error, attrs = error_of(heavy(1, 300.0), 0, most_lost=np.inf)
+    assert np.isnan(attrs["nats_left"])
+    assert abs(error) > 10
+
+
+def forgets_the_first(self, state, program, right=Weighing._so_far):
+    """The planted bug: rows of the first stage are in no `later`."""
+    return right(self, state, program)[self._num_rows(program) - state.later.size :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_all_rows_are_weighed(bug, monkeypatch):
+    x = heavy(0, 1.0)
+    if bug:
+        monkeypatch.setattr(Weighing, "_so_far", forgets_the_first)
+        monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
+    error, attrs = error_of(x, 1, num_stages=4)
+    assert (abs(error) < 3.5 * attrs["log_evidence_se"]) != bug
+
+
+@pytest.mark.slow
+def test_an_update_goes_on_from_what_was_weighed():
+    x = heavy(0, 1.0)
+    driver = Driver(Staged(scaled, num_stages=5, num_live=40), num_samples=10, progress_bar=False)
+    before = driver.run(0, x[:160]).attrs
+    driver.update(x[160:])
+    attrs = driver.tree().attrs
+    assert abs(before["log_evidence"] - scaled_evidence(x[:160])) < 3.5 * before["log_evidence_se"]
+    assert abs(attrs["log_evidence"] - scaled_evidence(x)) < 3.5 * attrs["log_evidence_se"]
+    assert np.isnan(attrs["nats_left"])
+    assert attrs["log_evidence_se"] < attrs["nested_log_evidence_se"]
+    assert attrs["num_row_evaluations"] > before["num_row_evaluations"]
+
+
+def in_one_place(self, rng_key, state, found, program, right=Weighing._weighed_by_all):
+    """The planted bug: members have the names that they were given."""
+    return right(self, rng_key, state, _weighing.Named(found.clumps), program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_members_without_names_are_weighed_in_all_places(bug, monkeypatch):
+    if bug:
+        monkeypatch.setattr(Weighing, "_weighed_by_all", in_one_place)
+    kernel = Staged(pair, num_stages=3, num_live=100)
+    attrs = Driver(kernel, num_samples=10, progress_bar=False).run(0, np.tile(TWO, 3)).attrs
+    assert (abs(attrs["log_evidence"] - pair_evidence(np.tile(TWO, 3))) < 3.5 * attrs["log_evidence_se"]) != bug
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Three clusters without names in three stages; and at which step each begins."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        model, x = line_of(3)
+        run = lambda **given: Driver(Staged(model, num_stages=3, num_live=40, num_walkers=20), progress_bar=False, **given).run(0, x)
+        tree = run(num_samples=50)
+    stage = tree["sample_stats"]["stage"].values[0]
+    return run, tree, [int((stage < each).sum()) for each in range(int(stage.max()) + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_run_of_members_without_names_is_resumed_in_a_later_stage(whole, bug, tmp_path, monkeypatch):
+    """Bit for bit. The planted bug: a checkpoint forgets what has been weighed."""
+    run, wanted, begins = whole
+    steps = begins[-1] + 3
+    run(num_samples=50, num_warmup=steps, checkpoint=tmp_path / "run")
+    if bug:
+        forget(monkeypatch, "num_weighed", lambda count: count * 0 + 10**6)
+    found = run(num_samples=50, checkpoint=tmp_path / "run")
+    assert found.attrs["steps_run"] == wanted.attrs["steps"] - steps
+    same = lambda name: found.attrs[name] == wanted.attrs[name]
+    assert all(map(same, ("log_evidence", "log_evidence_se", "num_row_evaluations"))) != bug
