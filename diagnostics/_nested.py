@@ -182,7 +182,7 @@ def _summaries(tree: xr.DataTree) -> Verdict:
             "(num_clumps), more live points (num_live), or fewer stages."
         )
         return Verdict(name, False, figures, reason)
-    return Verdict(name, True, figures, "What a stage hands to the next says nearly what it has found; log_evidence_se has what is lost.")
+    return Verdict(name, True, figures, "What a stage hands to the next says nearly what it has found.")
 
 
 def _importance(tree: xr.DataTree) -> Verdict:

@@ -49,7 +49,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     :param prior: of the order, a NumPyro distribution over 1, 2, ...; None: the zoo's, a Poisson mixed with a zeta.
     :param cluster: density of a cluster: `zoo.staged_learning.diagonal` (None) or `full`, or a function like those.
     :param num_stages: parts into which `fit` deals the rows; with few rows one is best, and where a part has too few for a summary of what
-        it tells, it is learned again with more (`Staged`).
+        it tells, or has misled what comes after it, it is learned again with more (`Staged`).
     :param num_live: live points of the nested sampling. With few of them it may miss clusters that describe the rows better, and no check
         shows that: fit again with another `random_state` and compare.
     :param num_sweeps: how far a new point walks at least, in sweeps over the parameters. Walks grow as they need; where they are still too

@@ -82,6 +82,7 @@ class Begin(NamedTuple):
 
     near: Named  # what has been found; no place for a clump: nothing has been
     peaks: Array | None = None  # [peak, size]: that fewer rows have; None: nobody has looked
+    num_fresh: int = 0  # walkers that begin anywhere, beside those from peaks
 
 
 class Candidate(NamedTuple):
@@ -178,7 +179,8 @@ class Searching(ByStages, Offering):
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
-        found = peaks(start if begin.peaks is None else begin.peaks, self._start, given)
+        first = start if begin.peaks is None else jnp.concatenate([begin.peaks, start[: begin.num_fresh]])
+        found = peaks(first, self._start, given)
         highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
         curved = [around(peak, start, given, self._start) for peak in highest.z]
         near_them = self._climbs(climb_key, worthwhile(curved, highest.height), given)

@@ -7,8 +7,9 @@ as when it was done last, and at the end, draws from what stands for all that ha
     w(z)  =  prior(z) p(all rows so far | z) / q(z),        evidence  =  mean of w over draws from q
 
 That is the evidence whatever summaries have lost, and how uneven weights are tells what is left from q to the posterior. Where that is
-much, a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps. What no clump is
-near to no weight tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows, some three times in a run.
+much, a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps, and a few from
+anywhere. What no clump is near to no weight tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows,
+some three times in a run.
 """
 
 from functools import partial
@@ -29,7 +30,7 @@ from inference.split import Split
 
 __all__ = ["Weighed", "Weighing"]
 
-MOST_LEFT = 0.5  # nats to the posterior
+MOST_LEFT, FRESH = 0.5, 5  # nats to the posterior, or what a summary may cost where that is more; and walkers that begin anywhere
 DRAWS = 200  # at least
 
 
@@ -40,11 +41,6 @@ class Weighed(NamedTuple):
     lacking: Array  # of the evidence of a stage that starts from what they are draws of, with the background
     variance: Array  # of the error
     lost: Loss  # by what they are draws of
-
-    @property
-    def is_fine(self) -> bool:
-        """Whether little is left; where nobody knows, it is not."""
-        return bool(self.lost.nats[0] <= MOST_LEFT)
 
     @property
     def is_there(self) -> Array:
@@ -74,9 +70,10 @@ class Weighing(Searching):
         z, log_weight = self._drawn(rng_key, found, self._nothing.clumps, own, num_draws)
         log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
         log_evidence = logsumexp(log_weight) - np.log(len(z))
-        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z)
+        lost = loss_of(log_weight, state.num_rows)
+        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2  # few draws see little of tails
         lacking = self._lacking(found.clumps, z, log_weight)
-        return Weighed(log_evidence, lacking, variance, loss_of(log_weight, state.num_rows)), len(z) * len(rows)
+        return Weighed(log_evidence, lacking, variance, lost), len(z) * len(rows)
 
     def _lacking(self, found: Mixture, z: Array, log_weight: Array) -> Array:
         """Of the evidence of a stage that starts from what was found, and has the share of the background of it elsewhere."""
@@ -97,4 +94,6 @@ class Weighing(Searching):
     def _peaks_of(self, found: Named) -> Begin:
         """From where walkers climb that go over all rows so far."""
         clumps = found.clumps
-        return Begin(self._nothing, clumps.mean[np.isfinite(np.asarray(clumps.log_weight))] if isinstance(clumps, Clumps) else None)
+        if not isinstance(clumps, Clumps):
+            return Begin(self._nothing)
+        return Begin(self._nothing, clumps.mean[np.isfinite(np.asarray(clumps.log_weight))], FRESH)

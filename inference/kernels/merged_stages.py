@@ -27,7 +27,7 @@ from jax import Array, random
 from inference.kernels._nested_names import Named, together
 from inference.kernels._search import Start
 from inference.kernels._summary import Mixture
-from inference.kernels.staged import Account, Stage, Staged, corrected
+from inference.kernels.staged import Account, Stage, Staged
 from inference.program import Program
 from inference.split import Split
 
@@ -143,7 +143,11 @@ class MergedStages(Staged):
         clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         account = kernel._account(lost_key, state, clumps, part.program, spent)
         before = jax.tree.map(jnp.add, state.before, account)
-        return self._named(name_key, clumps), corrected(before, state.weighed) if state.weighed.is_there else before
+        if state.weighed.is_there:  # that is the evidence of all of its rows; `account` has what these clumps lack of that, and lose
+            lacking = account.log_evidence - kernel._evidence(state.nest)[0]
+            log_evidence, variance = state.weighed.log_evidence + lacking, state.weighed.variance
+            before = before._replace(log_evidence=log_evidence, variance=variance, lost=account.lost)
+        return self._named(name_key, clumps), before
 
     @property
     def _start(self) -> Start:

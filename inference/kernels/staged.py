@@ -9,9 +9,9 @@ computed where earlier rows have left something to be found out. What the clumps
 their weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary,
 which `diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage
 goes over twice as many rows of those that were dealt out, until they do not. Whenever rows of a run have doubled, and at its end, some
-draws are weighed by all of them (`_weighing`): `log_evidence` of a run is what these say, and `nats_left` is how far from the posterior of
-all rows they are; where that is too much, a run begins again, with the rows so far as its first stage. The first must have enough to show
-what there is to find: what no clump is near to no weight tells.
+draws are weighed by all of them (`_weighing`): `log_evidence` of several stages is what these say, and `nats_left` is how far from the
+posterior of all rows they are; where that is too much, a run begins again, with the rows so far as its first stage. The first must have
+enough to show what there is to find: what no clump is near to no weight tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -25,7 +25,8 @@ time. The state says which rows a stage has, the program what is in them: a run 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
 hundred for each walker, and some for each peak, should it take more rows; between stages a gradient for each point, and a fit of clumps;
-four draws for each latent number, at least 200, by all rows, some three times in a run.
+four draws for each latent number, at least 200, by all rows, some three times in a run; and a stage of all rows so far where it begins
+again.
 """
 
 from typing import Any, NamedTuple
@@ -40,13 +41,13 @@ from inference.kernels._nested_state import information_of
 from inference.kernels._search import FEWEST, SUMMARIES, Begin
 from inference.kernels._stages import check_counts
 from inference.kernels._summary import Loss, Mixture, Told, loss_of
-from inference.kernels._weighing import Weighed, Weighing
+from inference.kernels._weighing import MOST_LEFT, Weighed, Weighing
 from inference.kernels.nested_sampler import NestedSampler
 from inference.program import Program
 from inference.protocol import Results
 from inference.sites import StructureError
 
-__all__ = ["Account", "Stage", "StageReport", "Staged", "corrected"]
+__all__ = ["Account", "Stage", "StageReport", "Staged"]
 
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
 
@@ -213,14 +214,14 @@ class Staged(Weighing, NestedSampler):
         """The next stage, or the end; where all rows so far say something else than what was found, these again as the first stage."""
         weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
         before = before._replace(num_evaluations=before.num_evaluations + spent)
-        if not weighed.is_fine:
+        if not weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost):  # where nobody knows, neither
             rows = self._so_far(state, program)
             begun = jax.tree.map(jnp.zeros_like, state.before)._replace(num_evaluations=before.num_evaluations)
             again = state._replace(clumps=self._nothing.clumps, before=begun, num_rows=jnp.zeros_like(state.num_rows), rows=rows[:0])
             return self._started_with(again, rows, program, self._peaks_of(found))
         state = state._replace(num_weighed=state.num_rows)
         if state.num_left > 0:
-            return self._next_from(*self._taken(state, 1), program, found.clumps, corrected(before, weighed))
+            return self._next_from(*self._taken(state, 1), program, found.clumps, _corrected(before, weighed))
         of_nest = self._row_evaluations(state) - state.before.num_evaluations
         return state._replace(weighed=weighed, before=state.before._replace(num_evaluations=before.num_evaluations - of_nest))
 
@@ -229,7 +230,7 @@ class Staged(Weighing, NestedSampler):
         found, account = self._handed_on(state, before)
         so_far = jax.tree.map(jnp.add, state.before, account)
         if state.weighed.is_there:
-            found, so_far = self._named(self._key(state, 3), found).clumps, corrected(so_far, state.weighed)
+            found, so_far = self._named(self._key(state, 3), found).clumps, _corrected(so_far, state.weighed)
         state = self._next_from(state, rows, program, found, so_far)
         return state._replace(num_weighed=state.num_rows)
 
@@ -263,7 +264,7 @@ class Staged(Weighing, NestedSampler):
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
                 return self._started_with(*self._with_more(state, num_evaluations), program, Begin(Named(state.clumps), peaks))
         densities = self._densities(state.clumps, own, sampled)
-        is_even = not len(state.clumps.log_weight) and sampled.reference is None
+        is_even = not len(state.clumps.log_weight) and not sampled.reference.gives_names
         nest = self._started(start_key, (state.clumps, sampled), densities, is_even)
         nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
         return state._replace(nest=nest, sampled=sampled, stage=state.stage + 1)
@@ -323,6 +324,6 @@ class Staged(Weighing, NestedSampler):
         return found._replace(attrs=found.attrs | attrs)
 
 
-def corrected(before: Account, weighed: Weighed) -> Account:
+def _corrected(before: Account, weighed: Weighed) -> Account:
     """The account of stages of which all rows have been weighed."""
     return before._replace(log_evidence=weighed.log_evidence + weighed.lacking, variance=weighed.variance, lost=weighed.lost)
