@@ -58,6 +58,10 @@ class Weighing(Searching):
         more = state.num_rows > state.num_weighed
         return bool(more & ((state.num_rows >= 2 * state.num_weighed) | (state.num_left == 0)))
 
+    def _is_fine(self, weighed: Weighed) -> bool:
+        """Whether little is left; where nobody knows, it is not."""
+        return bool(weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost))
+
     @property
     def _unweighed(self) -> Weighed:
         nobody_knows = jnp.full((), jnp.nan, self.split.dtype)

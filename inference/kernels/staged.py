@@ -41,7 +41,7 @@ from inference.kernels._nested_state import information_of
 from inference.kernels._search import FEWEST, SUMMARIES, Begin
 from inference.kernels._stages import check_counts
 from inference.kernels._summary import Loss, Mixture, Told, loss_of
-from inference.kernels._weighing import MOST_LEFT, Weighed, Weighing
+from inference.kernels._weighing import Weighed, Weighing
 from inference.kernels.nested_sampler import NestedSampler
 from inference.program import Program
 from inference.protocol import Results
@@ -214,7 +214,7 @@ class Staged(Weighing, NestedSampler):
         """The next stage, or the end; where all rows so far say something else than what was found, these again as the first stage."""
         weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
         before = before._replace(num_evaluations=before.num_evaluations + spent)
-        if not weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost):  # where nobody knows, neither
+        if not self._is_fine(weighed):
             rows = self._so_far(state, program)
             begun = jax.tree.map(jnp.zeros_like, state.before)._replace(num_evaluations=before.num_evaluations)
             again = state._replace(clumps=self._nothing.clumps, before=begun, num_rows=jnp.zeros_like(state.num_rows), rows=rows[:0])
