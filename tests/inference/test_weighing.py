@@ -65,7 +65,6 @@ def test_where_the_model_is_right_it_is_not_begun_again(monkeypatch):
     error, attrs = error_of(heavy(0, 1.0), 0)
     assert abs(error) < 3.5 * attrs["log_evidence_se"]
     assert attrs["nats_left"] < 0.5
-    assert attrs["log_evidence_se"] < attrs["nested_log_evidence_se"]
     assert not begun
 
 
@@ -102,7 +101,6 @@ def test_an_update_goes_on_from_what_was_weighed():
     assert abs(before["log_evidence"] - scaled_evidence(x[:160])) < 3.5 * before["log_evidence_se"]
     assert abs(attrs["log_evidence"] - scaled_evidence(x)) < 3.5 * attrs["log_evidence_se"]
     assert np.isnan(attrs["nats_left"])
-    assert attrs["log_evidence_se"] < attrs["nested_log_evidence_se"]
     assert attrs["num_row_evaluations"] > before["num_row_evaluations"]
 
 
