@@ -83,6 +83,7 @@ class Begin(NamedTuple):
     near: Named  # what has been found; no place for a clump: nothing has been
     peaks: Array | None = None  # [peak, size]: that fewer rows have; None: nobody has looked
     num_fresh: int = 0  # walkers that begin anywhere, beside those from peaks
+    is_found: bool = False  # what is near may be gone over as it is, where no stage is explored
 
 
 class Candidate(NamedTuple):
@@ -126,8 +127,9 @@ class Searching(ByStages, Offering):
     def _searched(self, rng_key: Array, clumps: Mixture, program: Program, begin: Begin) -> Candidate:
         """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage."""
         spent = 0.0
-        looks = (self._near_clumps, self._near_peaks, self._outwards) if self._size_of_search(clumps) else ()
-        for number, look in enumerate(looks):
+        if not self._size_of_search:
+            return Candidate(begin.near if begin.is_found else self._nothing, spent)
+        for number, look in enumerate((self._near_clumps, self._near_peaks, self._outwards)):
             look_key, try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 4)
             candidate = look(look_key, begin, clumps, program)
             if candidate is None:
@@ -158,7 +160,8 @@ class Searching(ByStages, Offering):
         fitted = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         return Candidate(near._replace(clumps=fitted), float(len(z) + cost))
 
-    def _size_of_search(self, clumps: Mixture) -> int:
+    @property
+    def _size_of_search(self) -> int:
         """Walkers of a stage; none where summaries have no slopes."""
         if not self._backed.summary.asks_for_slopes:
             return 0
@@ -175,7 +178,7 @@ class Searching(ByStages, Offering):
     def _near_peaks(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         draw_key, climb_key = random.split(rng_key)
         given = Given(clumps, self._rows(program))
-        drawn = self._draws(draw_key, self._size_of_search(clumps), self.split, (clumps, self._nothing))
+        drawn = self._draws(draw_key, self._size_of_search, self.split, (clumps, self._nothing))
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so

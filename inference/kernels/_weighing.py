@@ -8,8 +8,8 @@ as when it was done last, and at the end, draws from what stands for all that ha
 
 That is the evidence whatever summaries have lost, and how uneven weights are tells what is left from q to the posterior. Where that is
 much, a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps, and a few from
-anywhere. What no clump is near to no weight tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows,
-some three times in a run.
+anywhere. Where stages are not explored, nested sampling goes over q itself then, unless that is far off. What no clump is near to no weight
+tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows, some three times in a run.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ from jax.scipy.special import logsumexp
 
 from inference.kernels._clumps import Clumps
 from inference.kernels._nested_names import Named
-from inference.kernels._search import Begin, Searching
+from inference.kernels._search import NEAR, Begin, Searching
 from inference.kernels._summary import Loss, Mixture, loss_of, mean_of
 from inference.program import Program
 from inference.split import Split
@@ -95,9 +95,10 @@ class Weighing(Searching):
         first = np.setdiff1d(np.arange(self._num_rows(program)), np.asarray(state.later))
         return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
 
-    def _peaks_of(self, found: Named) -> Begin:
-        """From where walkers climb that go over all rows so far."""
+    def _begin_again(self, found: Named, weighed: Weighed) -> Begin:
+        """With all rows so far: from where walkers climb, or what is gone over where there are none."""
         clumps = found.clumps
-        if not isinstance(clumps, Clumps):
-            return Begin(self._nothing)
+        if not self._size_of_search:
+            return Begin(found, is_found=bool(weighed.lost.nats[0] < NEAR))
+        assert isinstance(clumps, Clumps)  # others have no slopes
         return Begin(self._nothing, clumps.mean[np.isfinite(np.asarray(clumps.log_weight))], FRESH)

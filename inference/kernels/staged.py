@@ -218,7 +218,7 @@ class Staged(Weighing, NestedSampler):
             rows = self._so_far(state, program)
             begun = jax.tree.map(jnp.zeros_like, state.before)._replace(num_evaluations=before.num_evaluations)
             again = state._replace(clumps=self._nothing.clumps, before=begun, num_rows=jnp.zeros_like(state.num_rows), rows=rows[:0])
-            return self._started_with(again, rows, program, self._peaks_of(found))
+            return self._started_with(again, rows, program, self._begin_again(found, weighed))
         state = state._replace(num_weighed=state.num_rows)
         if state.num_left > 0:
             return self._next_from(*self._taken(state, 1), program, found.clumps, _corrected(before, weighed))
@@ -257,7 +257,7 @@ class Staged(Weighing, NestedSampler):
         search_key, lost_key, start_key = random.split(self._key(state, 0), 3)
         own = self._own(program, state.rows)
         sampled, spent, peaks = self._searched(search_key, state.clumps, own, begin)
-        if state.num_left > 0 and len(sampled.log_weight):
+        if state.num_left > 0 and len(sampled.log_weight) and not begin.is_found:
             z, log_weight = self._drawn(lost_key, sampled, state.clumps, own)
             spent += len(z)
             if self._costs_too_much(loss_of(log_weight, state.num_rows)):
@@ -270,7 +270,9 @@ class Staged(Weighing, NestedSampler):
         return state._replace(nest=nest, sampled=sampled, stage=state.stage + 1)
 
     def _key(self, state: Stage, number: int) -> Array:
-        return random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows)), number)
+        """Of what a stage does; rows are those of the stage before where a run begins again."""
+        of_stage = random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows)), int(state.stage) + 1)
+        return random.fold_in(of_stage, number)
 
     def _handed_on(self, state: Stage, program: Program) -> tuple[Mixture, Account]:
         """What stands for what a stage has found, and the account of the stage."""

@@ -61,11 +61,25 @@ def test_where_rows_lead_away_from_the_first_a_run_begins_again(x, bug, monkeypa
 @pytest.mark.slow
 def test_where_the_model_is_right_it_is_not_begun_again(monkeypatch):
     begun = []
-    monkeypatch.setattr(Weighing, "_peaks_of", lambda self, found: begun.append(found))
+    monkeypatch.setattr(Weighing, "_begin_again", lambda self, found, weighed: begun.append(found))
     error, attrs = error_of(heavy(0, 1.0), 0)
     assert abs(error) < 3.5 * attrs["log_evidence_se"]
     assert attrs["nats_left"] < 0.5
     assert not begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"num_walkers": 0}, {"summary": "code"}], ids=["not explored", "code"])
+def test_what_is_not_explored_begins_again_from_what_was_found(settings, monkeypatch):
+    """For fewer likelihoods than from the prior, where it goes if what was found is not near, and with a smaller error."""
+    monkeypatch.setattr(Weighing, "_is_fine", lambda self, weighed: False)
+    x = heavy(0, 1.0)
+    error, attrs = error_of(x, 0, num_stages=4, **settings)
+    monkeypatch.setattr(_weighing, "NEAR", -np.inf)
+    _, from_prior = error_of(x, 0, num_stages=4, **settings)
+    assert abs(error) < 3.5 * attrs["log_evidence_se"]
+    assert attrs["log_evidence_se"] < 0.5 * from_prior["log_evidence_se"]
+    assert attrs["num_row_evaluations"] < from_prior["num_row_evaluations"]
 
 
 @pytest.mark.slow
@@ -87,7 +101,7 @@ def test_all_rows_are_weighed(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(Weighing, "_so_far", forgets_the_first)
         monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
-    error, attrs = error_of(x, 1, num_stages=4)
+    error, attrs = error_of(x, 1, num_stages=4, most_lost=0.3)
     assert (abs(error) < 3.5 * attrs["log_evidence_se"]) != bug
 
 
@@ -130,7 +144,7 @@ def test_members_have_names_where_a_first_stage_goes_from_the_prior(settings):
 def test_what_workers_have_weighed_is_corrected_by_what_their_new_clumps_lose():
     """One clump for two modes, of which the parts had eight."""
     x = rows(6)
-    parts = [Driver(Staged(square, num_stages=2, num_live=100), num_samples=10, progress_bar=False) for _ in range(2)]
+    parts = [Driver(Staged(square, num_stages=2, num_live=100, most_lost=0.3), num_samples=10, progress_bar=False) for _ in range(2)]
     for number, part in enumerate(parts):
         attrs = part.run(number, x[40 * number :][:40]).attrs
         assert not np.isnan(attrs["nats_left"])
