@@ -19,6 +19,7 @@ from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._summary import Backed
 from tests.inference.nests import X, Y, line, line_evidence, two_modes
 from tests.inference.stages import forget
+from tests.inference.test_exploration import TWO, pair, pair_evidence
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -246,3 +247,13 @@ def test_replicates_that_would_end_together_are_refused():
     kernel, program = finish(), Program(line, X, Y)
     with pytest.raises(ValueError, match="chain_method: replicates finish at different steps; use 'sequential'"):
         kernel.grown(kernel.init(random.key(0), program), program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_the_evidence_of_members_without_names_is_that_of_all_places(bug, monkeypatch):
+    """The planted bug: draws in one of two places have the density of that one."""
+    if bug:
+        monkeypatch.setattr(importance_finish, "in_places", lambda exchange, reference, densities: densities)
+    attrs = run(finish(pair, num_clumps=1), TWO).attrs
+    assert (abs(attrs["log_evidence"] - pair_evidence()) < 3.5 * attrs["log_evidence_se"]) != bug
