@@ -5,7 +5,8 @@ come one after the other, the cheapest first:
 
  1. from each clump of pi_s, the Normal nearby that the slopes of the posterior tell (`_climbing`);
  2. the same from the peaks that walkers come to, which begin as draws from pi_s, or at peaks of fewer rows (`_exploration`);
- 3. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
+ 3. the same from the heaviest of its draws as well, where these tell of something better nearby;
+ 4. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
 
 The first is taken from which few nats are left to the posterior, or, unless these are next to none, what is fitted to its draws in
 proportion to their weights, if that is nearer; none of them, where clumps cannot say what was found, and walks would be long. What q misses
@@ -42,8 +43,9 @@ FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and f
 BEHIND_SEARCH = 0.2  # share of what a stage starts from in what it goes over: a fifth of an e-fold, should a search miss something
 LITTLE, PART = 1.0, 0.01  # nats that are left, or part of what pi_s leaves: walks over a bad approximation are long
 NEAR, FINE = 2.0, 0.2  # nats that are left, up to which it is worth while to go on; and up to which nothing better is looked for
+FAR = 10.0  # nats that are left where a search has failed, and says nothing of what clumps could say
 TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
-MOST_PEAKS = 8  # from which one climbs
+MOST_PEAKS, HEAVIEST = 8, 5  # from which one climbs; and draws that walkers begin at
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
 
 
@@ -83,6 +85,7 @@ class Begin(NamedTuple):
     near: Named  # what has been found; no place for a clump: nothing has been
     peaks: Array | None = None  # [peak, size]: that fewer rows have; None: nobody has looked
     num_fresh: int = 0  # walkers that begin anywhere, beside those from peaks
+    heaviest: Array | None = None  # [draw, size], of what has been tried and was not believed
     is_found: bool = False  # what is near may be gone over as it is, where no stage is explored
 
 
@@ -92,6 +95,7 @@ class Candidate(NamedTuple):
     mixture: Named
     evaluations: float
     peaks: Array | None = None
+    left: float = np.inf  # nats to the posterior, of the nearest that has been tried
 
 
 class Tried(NamedTuple):
@@ -99,6 +103,7 @@ class Tried(NamedTuple):
 
     left: float  # nats to the posterior: how many draws are effective would depend on the largest weight
     information: float  # nats, that the rows of the stage tell
+    heaviest: Array  # [draw, size], of draws
 
     @property
     def is_believed(self) -> bool:
@@ -126,25 +131,25 @@ class Searching(ByStages, Offering):
 
     def _searched(self, rng_key: Array, clumps: Mixture, program: Program, begin: Begin) -> Candidate:
         """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage."""
-        spent = 0.0
         if not self._size_of_search:
-            return Candidate(begin.near if begin.is_found else self._nothing, spent)
-        for number, look in enumerate((self._near_clumps, self._near_peaks, self._outwards)):
+            return Candidate(begin.near if begin.is_found else self._nothing, 0.0)
+        spent, left = 0.0, np.inf
+        for number, look in enumerate((self._near_clumps, self._near_peaks, self._near_heaviest, self._outwards)):
             look_key, try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 4)
             candidate = look(look_key, begin, clumps, program)
             if candidate is None:
                 continue
             begin = begin if candidate.peaks is None else begin._replace(peaks=candidate.peaks)
             tried = self._tried(try_key, candidate.mixture, clumps, program)
-            spent += candidate.evaluations + TRIED
+            spent, left = spent + candidate.evaluations + TRIED, min(left, tried.left)
             if tried.is_believed:
                 if tried.left < FINE:
-                    return Candidate(candidate.mixture, spent, begin.peaks)
+                    return Candidate(candidate.mixture, spent, begin.peaks, left)
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).left < tried.left
-                return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, begin.peaks)
-            begin = begin._replace(near=candidate.mixture if tried.is_near else self._nothing)
-        return Candidate(self._nothing, spent, begin.peaks)
+                return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, begin.peaks, left)
+            begin = begin._replace(near=candidate.mixture if tried.is_near else self._nothing, heaviest=tried.heaviest)
+        return Candidate(self._nothing, spent, begin.peaks, left)
 
     @property
     def _nothing(self) -> Named:
@@ -189,6 +194,12 @@ class Searching(ByStages, Offering):
         near_them = self._climbs(climb_key, worthwhile(curved, highest.height), given)
         spent = near_them.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size
         return Candidate(near_them.mixture, spent, highest.z if len(highest.z) else None)
+
+    def _near_heaviest(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
+        """Draws may tell of a better peak, within what another seems to be."""
+        if begin.heaviest is None or begin.peaks is None:
+            return None
+        return self._near_peaks(rng_key, begin._replace(peaks=jnp.concatenate([begin.peaks, begin.heaviest])), clumps, program)
 
     def _outwards(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Clumps fitted to what walkers come to that begin as draws from what is near."""
@@ -244,11 +255,12 @@ class Searching(ByStages, Offering):
         z = self._draws(rng_key, TRIED, self.split, (clumps, sampled))
         log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, z, sampled, clumps, self._rows(program)))
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
-        if not np.isfinite(log_weight).any():
-            return Tried(np.inf, 0.0)
+        heaviest = np.argsort(-log_weight)[: min(HEAVIEST, np.isfinite(log_weight).sum())]
+        if not len(heaviest):
+            return Tried(np.inf, 0.0, z[heaviest])
         weight = np.exp(log_weight - np.logaddexp.reduce(log_weight))
         information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - np.logaddexp.reduce(log_weight) + np.log(TRIED)
-        return Tried(float(divergence(jnp.asarray(log_weight))), float(information))
+        return Tried(float(divergence(jnp.asarray(log_weight))), float(information), z[heaviest])
 
     @partial(jax.jit, static_argnums=(0, 1))
     def _weighed(self, split: Split, z: Array, sampled: Named, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:

@@ -38,7 +38,7 @@ from jax import Array, random
 
 from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
-from inference.kernels._search import FEWEST, SUMMARIES, Begin
+from inference.kernels._search import FAR, FEWEST, SUMMARIES, Begin
 from inference.kernels._stages import check_counts
 from inference.kernels._summary import Loss, Mixture, Told, loss_of
 from inference.kernels._weighing import Weighed, Weighing
@@ -249,18 +249,23 @@ class Staged(Weighing, NestedSampler):
 
     def _started_with(self, state: Stage, more: Array, program: Program, begin: Begin) -> Stage:
         """A stage of the rows that the state has and more of them, from its clumps. What may be gone over is looked for from where others
-        were found. Where that costs too much as a summary, nested sampling is left until there are more rows, of which it is looked for
-        anew, from all peaks that these have: what is best of few rows need not be near to what is best of more."""
+        were found. Where that costs too much as a summary, or is not believed, for clumps are not quite what was found, nested sampling is
+        left until there are more rows, of which it is looked for anew, from all peaks that these have: what is best of few rows need not
+        be near to what is best of more."""
         state = state._replace(rows=jnp.concatenate([state.rows, more]), num_rows=state.num_rows + len(more))
         if not len(state.clumps.log_weight) or self.most_lost == np.inf:
             state = state._replace(num_weighed=state.num_rows)
         search_key, lost_key, start_key = random.split(self._key(state, 0), 3)
         own = self._own(program, state.rows)
-        sampled, spent, peaks = self._searched(search_key, state.clumps, own, begin)
-        if state.num_left > 0 and len(sampled.log_weight) and not begin.is_found:
-            z, log_weight = self._drawn(lost_key, sampled, state.clumps, own)
-            spent += len(z)
-            if self._costs_too_much(loss_of(log_weight, state.num_rows)):
+        sampled, spent, peaks, left = self._searched(search_key, state.clumps, own, begin)
+        if state.num_left > 0 and not begin.is_found:
+            if len(sampled.log_weight):
+                z, log_weight = self._drawn(lost_key, sampled, state.clumps, own)
+                spent += len(z)
+                has_few = self._costs_too_much(loss_of(log_weight, state.num_rows))
+            else:
+                has_few = self.most_lost < left < FAR
+            if has_few:
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
                 return self._started_with(*self._with_more(state, num_evaluations), program, Begin(Named(state.clumps), peaks))
         densities = self._densities(state.clumps, own, sampled)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, MergedStages, Program, Staged
-from inference.kernels import _search, staged
+from inference.kernels import _search, _weighing, staged
 from inference.kernels._clumps import StateClumps
 from inference.kernels._summary import Loss, loss_of
 from tests.inference.test_staged import over
@@ -145,17 +145,27 @@ def from_what_was_found(self, state, num_evaluations, right=Staged._with_more):
     return right(self, state._replace(clumps=found, before=account), num_evaluations)
 
 
+def as_they_add_up(monkeypatch):
+    """Evidences of stages, of which weights of all rows would mend what is wrong."""
+    unweighed = lambda self, state, program, right=Staged.results: right(self, state._replace(weighed=self._unweighed), program)
+    monkeypatch.setattr(Staged, "results", unweighed)
+    monkeypatch.setattr(staged, "_corrected", lambda before, weighed: before)
+    monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(Staged, "_with_more", from_what_was_found)
+    as_they_add_up(monkeypatch)
     tree, seen = rated()
-    assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
-    assert set(seen[0]) < set(seen[1]) < set(seen[2])
-    assert set(np.concatenate(seen)) == set(range(64))
     assert (abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]) != bug
+    assert set(np.concatenate(seen)) == set(range(64))
     assert tree.attrs["num_stages"] == len(seen)
+    if not bug:
+        assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
+        assert set(seen[0]) < set(seen[1]) < set(seen[2])
 
 
 @pytest.mark.slow
@@ -170,6 +180,19 @@ def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there
     assert tree.attrs["num_stages"] < len(seen)
     assert abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]
     assert tree.attrs["num_row_evaluations"] > sum(20 * len(rows) for rows in seen)  # what was looked for is counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_nor_are_rows_of_which_what_was_found_is_not_believed(bug, monkeypatch):
+    """A summary would say no more than that. The planted bug: the search is taken for one that has failed."""
+    monkeypatch.setattr(_search.Tried, "is_believed", property(lambda self: False))
+    if bug:
+        monkeypatch.setattr(staged, "FAR", 0.0)
+    tree, seen = rated(num_walkers=None)
+    assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
+    assert (tree.attrs["num_stages"] == 1) != bug
+    assert abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]
 
 
 @pytest.mark.slow
@@ -200,8 +223,8 @@ def test_the_background_is_no_loss(bug, monkeypatch):
     """Of a posterior far narrower than the prior a next stage has what the background leaves: half, in each of nine. The planted bug: as if
     it were all."""
     if bug:
-        monkeypatch.setattr(staged, "mean_of", lambda log_weight, each: jnp.zeros(()))
-    kernel = Staged(level, num_stages=10, num_live=100, background=0.5, num_walkers=0)
+        monkeypatch.setattr(_weighing, "mean_of", lambda log_weight, each: jnp.zeros(()))
+    kernel = Staged(level, num_stages=10, num_live=100, background=0.5, num_walkers=0, most_lost=np.inf)
     attrs = Driver(kernel, num_samples=10, progress_bar=False).run(0, LEVELS).attrs
     exact = stats.multivariate_normal(np.zeros(20), np.eye(20) + 100).logpdf(LEVELS)
     assert (abs(attrs["log_evidence"] - exact) < 3.5 * attrs["log_evidence_se"]) != bug
