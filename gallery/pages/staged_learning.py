@@ -129,8 +129,9 @@ figure.supylabel("density", fontsize="medium")
 # %%
 # What it costs
 # -------------
-# Each point walks some steps for each latent number, there is more to find out, and each step looks at all rows and all clusters:
-# likelihoods go with the square of the order or faster, time with its third power. Likelihoods of one model that each order has taken:
+# A likelihood looks at all rows and all clusters. Where a search has found the posterior, most points are draws from that, and walk
+# nowhere; where it has not, each walks some steps for each latent number, and likelihoods go with the square of the order or faster. How
+# many of one model each order has taken:
 number = [int(fitted.posterior_[f"order_{m}"].attrs["num_evaluations"]) for m in fitted.orders_]
 print(f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:", dict(zip(fitted.orders_.tolist(), number, strict=True)))
 

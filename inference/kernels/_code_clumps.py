@@ -9,7 +9,8 @@ numbers a block; but the curve tears: what is near in z may be far in code, and 
 
 Fitted by EM as in the paper, with the spread a root, about the new centre, and of the greatest likelihood on a circle: s solves
 E[h^2] = (mean square found), where moments alone would be too narrow for a wide clump. s is at least 8 cells of the curve: of narrower ones
-the sum over cells is not the integral. It is at most 10, next to uniform. A clump with less than a hundredth of the points is left out.
+the sum over cells is not the integral. It is at most 10, next to uniform. A clump with less than a hundredth of the points (of half an
+even share, where clumps are more than fifty) is left out.
 The paper begins with a clump on each point and contracts those of like affinity; how like, it does not say. Here clumps begin on points
 drawn at random, so that most are where the curve holds most, one of them as wide as the circle for what is torn off; their number is the
 one that says most of points held out (`_summary`), which needs no threshold and is what the fit is for.

@@ -3,17 +3,18 @@
     p(z | all rows)  ~  prior(z) product over w of  pi_w(z) / prior(z),        log Z = sum over w of log Z_w  +  log Z of this product
 
 Each worker ran `Staged` from the prior; what it has found is summarised as between stages: pi_w, clumps with the prior in the background.
-One more stage draws from pi_1 and takes the others, over the prior, for its likelihood. It looks at no row, so that its cost does not
-depend on their number. What clumps cannot say is lost, once for each worker, and where workers disagree the product lies in the tails of
-all of them, where clumps say the least: for the same rows, stages one after the other lose less. Where members may change places (clusters
-of a mixture, `inference.exchangeable`), workers have each named them in a way of their own: a vector is given the places of each.
+One more stage draws from pi_1 and takes the others, over the prior, for its likelihood: no row is looked at, but for slopes at the points
+that a worker has, and some draws of what is fitted to them, by the worker's own rows. What clumps cannot say is lost, once for each worker,
+and where workers disagree the product lies in the tails of all of them, where clumps say the least: for the same rows, stages one after the
+other lose less. Where members may change places (clusters of a mixture, `inference.exchangeable`), workers have each named them in a way of
+their own: a vector is given the places of each.
 
     drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
     Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, which are only recorded
     driver.update(x, y)                                          # from then on stages as ever
 
 Center (2009), "Learning complex classification models from large data sets", of the distribution among processors. Cost: as a stage of
-`Staged` with (workers x clumps x size^2) in place of the rows.
+`Staged` with (workers x clumps x size^2) in place of the rows; and a gradient of the rows of a worker for each of its points.
 """
 
 from collections.abc import Callable, Sequence

@@ -73,8 +73,8 @@ class NestedSampler(Offering):
     :param num_live: live points; the error of the log-evidence is about sqrt(information / num_live).
     :param batch: points that are replaced in a step; None: a tenth of the live points.
     :param num_sweeps: sweeps of a walk at first, and at least, each of as many steps as there are latent numbers.
-    :param memory: the correlation with its origin that a walk may keep: as long as walks keep more they grow, to what the check "walks" of
-        `diagnostics.report` asks for. 1: they do not grow.
+    :param memory: the correlation with its origin that a walk may keep: as long as walks keep more they grow. 1: they do not grow.
+        (The check "walks" of `diagnostics.report` tells of walks that keep much more.)
     :param along_curve: steps of a walk along a Hilbert curve through its mode, before the straight ones and as a share of them. 0: none.
     :param tolerance: ends when the live points hold less than this share of the evidence.
     :param track_modes: whether modes that come apart become runs of their own.

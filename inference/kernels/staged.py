@@ -22,6 +22,11 @@ what was found, nested sampling goes from pi_s.
 time. The state says which rows a stage has, the program what is in them: a run goes on from its state in any process. The rest is as in
 `NestedSampler`.
 
+Of the paper: exploration from several states, exploitation from what was fitted, clumps on Hilbert codes (`summary="code"`), EM. Not as in
+the paper: each order is learned by itself (`inference.orders`), so that its evidence needs no terms on the order in a summary; how many
+clumps there are, rows that are held out tell, in place of a contraction; and nested sampling and approximation follow each other once in a
+stage, for what is to be gone over is found by climbs before.
+
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
 hundred for each walker, and some for each peak, should it take more rows; between stages a gradient for each point, and a fit of clumps;
@@ -309,7 +314,7 @@ class Staged(Weighing, NestedSampler):
         return super().draw(rng_key, state.nest, program, num_draws)
 
     def results(self, state: Any, program: Program) -> Results:
-        """As `NestedSampler`, of the last stage; evidence and cost of all."""
+        """As `NestedSampler`, of the last stage; evidence and cost of all, and how many there were, with those that were begun again."""
         is_finished = self.finished(state)
         found = self._found(state.nest, is_finished)
         log_evidence, error = self._evidence(state.nest)

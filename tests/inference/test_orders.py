@@ -71,6 +71,28 @@ def test_orders_that_are_equal_come_out_equal():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_orders_of_other_sizes_with_equal_evidence_come_out_equal(bug):
+    """A slope in as many parts as the order, whose sum has one prior. The planted bug: each part has the prior of the sum."""
+    scale = lambda order: 20.0 if bug else 20.0 / np.sqrt(order)
+
+    def in_parts(order):
+        def model(x, y):
+            part = numpyro.sample("part", dist.Normal(0.0, scale(order)).expand([order, 3]).to_event(2))
+            with numpyro.plate("row", len(x)):
+                numpyro.sample("y", dist.Normal(jnp.stack([x**p for p in range(3)], 1) @ part.sum(0), 0.3), obs=y)
+
+        return model
+
+    powers = np.stack([X**p for p in range(3)], 1)
+    exact = stats.multivariate_normal(np.zeros(15), 400 * powers @ powers.T + 0.09 * np.eye(15)).logpdf(Y)
+    kernel = lambda model: NestedSampler(model, num_live=200)
+    found = run_orders(0, in_parts, PositivePoisson(1.5), X, Y, kernel=kernel, most=3, settings=QUIET)["orders"].dataset
+    z = (found["log_evidence"].values - exact) / found["log_evidence_se"].values
+    assert (np.abs(z).max() < 3.5) != bug
+
+
+@pytest.mark.slow
 def test_probabilities_of_orders_are_the_exact_ones():
     prior = Zeta()
     kernel = lambda model: NestedSampler(model, num_live=100)

@@ -39,11 +39,5 @@ def test_draws_are_as_frequent_as_probable(name):
     assert (np.abs(seen - wanted) < 4 * np.sqrt(wanted / 50_000) + 1e-4).all()
 
 
-def test_the_papers_terms_lose_what_a_zero_would_have():
-    """The planted bug: a Poisson and a zeta that count from 0 do not sum to 1 over the orders from 1 on."""
-    printed = stats.poisson.pmf(M, 2.5), 6 / np.pi**2 * (M + 1.0) ** -2
-    assert all(np.abs(wrong - CASES[name][1]).max() > 0.01 for wrong, name in zip(printed, ("Poisson", "zeta"), strict=True))
-
-
 def test_the_mean_of_a_poisson_without_zero():
     assert abs(float(PositivePoisson(2.5).mean) - np.sum(M * CASES["Poisson"][1])) < 1e-12

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from jax.scipy.special import gammaln
 from numpyro import distributions as dist
 from numpyro.handlers import scope, seed, trace
 from scipy import stats
 
 from gallery.datasets import names
 from inference import Program
+from inference.distributions import PositivePoisson, Zeta
 from zoo.staged_learning import CARD, diagonal, family, full, order_prior, simulate, staged_learning
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -159,6 +161,19 @@ def test_the_orders_are_a_distribution():
     found = np.exp(order_prior(rate, share).log_prob(m))
     np.testing.assert_allclose(found, (1 - share) * poisson + share * tail, rtol=1e-10)
     assert abs(np.exp(order_prior().log_prob(np.arange(1, 200_000))).sum() - 1) < 1e-5
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["Poisson", "zeta"])
+def test_the_order_is_at_least_one(share, bug, monkeypatch):
+    """The planted bugs are the printed terms, which count from 0."""
+    if bug:
+        rate = 2.0
+        printed = lambda self, m: m * jnp.log(rate) - rate - gammaln(m + 1.0)
+        monkeypatch.setattr(PositivePoisson, "log_prob", printed)
+        monkeypatch.setattr(Zeta, "log_prob", lambda self, m: jnp.log(6 / jnp.pi**2) - 2 * jnp.log(m + 1.0))
+    total = jnp.exp(order_prior(2.0, min(max(share, 1e-9), 1 - 1e-9)).log_prob(jnp.arange(1, 200_000))).sum()
+    assert (abs(total - 1) < 1e-4) != bug
 
 
 def test_it_runs_with_other_names():
