@@ -6,6 +6,8 @@ from fractions import Fraction
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from inference import hilbert
 
@@ -51,13 +53,20 @@ def built(dims, bits):
 
 @pytest.mark.parametrize(("dims", "bits"), [*SOME, *SWEEP], ids=str)
 def test_there_and_back_is_exact(dims, bits):
-    cells = drawn(dims, bits)
-    cells[:2] = [[0] * dims, [2**bits - 1] * dims]
-    code = hilbert.encode(jnp.asarray(cells), bits)
-    assert code.shape == (len(cells), hilbert.num_words(dims, bits))
-    np.testing.assert_array_equal(hilbert.decode(code, dims, bits), cells)
-    unused = 32 * code.shape[-1] - dims * bits
-    assert not (np.asarray(code)[:, -1] & (2**unused - 1)).any()
+    sides = st.integers(0, 2**bits - 1)
+
+    @settings(max_examples=40, deadline=None, database=None, derandomize=True)
+    @example([0] * dims)
+    @example([2**bits - 1] * dims)
+    @given(st.lists(sides, min_size=dims, max_size=dims))
+    def there_and_back(cell):
+        code = hilbert.encode(jnp.asarray(cell, jnp.uint32), bits)
+        assert code.shape == (hilbert.num_words(dims, bits),)
+        np.testing.assert_array_equal(hilbert.decode(code, dims, bits), cell)
+        unused = 32 * len(code) - dims * bits
+        assert not int(code[-1]) & (2**unused - 1)
+
+    there_and_back()
 
 
 @pytest.mark.parametrize(("dims", "bits"), [(1, 5), (2, 1), (2, 5), (3, 3), (4, 2), (5, 2), (7, 1)], ids=str)
