@@ -132,7 +132,6 @@ def test_orders_are_learned_and_averaged_over():
 
 
 @SLOW
-@OTHER
 def test_a_part_is_a_stage():
     """Of a classifier that was pickled, outside of x64; rows without a class count as well."""
     x, y = clusters(60)
