@@ -4,7 +4,7 @@ Nested sampling of likelihood x pi_s / q from q is as right as that of the likel
 come one after the other, the cheapest first:
 
  1. from each clump of pi_s, the Normal nearby that the slopes of the posterior tell (`_climbing`);
- 2. the same from the peaks that walkers come to, which begin as draws from pi_s, or at peaks of fewer rows (`_exploration`);
+ 2. the same from the peaks that walkers come to, which begin as draws from pi_s, or at peaks of fewer rows and some draws (`_exploration`);
  3. the same from the heaviest of its draws as well, where these tell of something better nearby;
  4. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
 
@@ -36,7 +36,7 @@ from inference.kernels._summary import Backed, Mixture, Told, divergence
 from inference.program import Program
 from inference.split import Split
 
-__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Searching", "Start"]
+__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Searching", "Start", "centres"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
@@ -45,7 +45,7 @@ LITTLE, PART = 1.0, 0.01  # nats that are left, or part of what pi_s leaves: wal
 NEAR, FINE = 2.0, 0.2  # nats that are left, up to which it is worth while to go on; and up to which nothing better is looked for
 FAR = 10.0  # nats that are left where a search has failed, and says nothing of what clumps could say
 TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
-MOST_PEAKS, HEAVIEST = 8, 5  # from which one climbs; and draws that walkers begin at
+MOST_PEAKS, FRESH, HEAVIEST = 8, 5, 5  # from which one climbs; beside peaks of fewer rows, walkers from anywhere, and from draws
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
 
 
@@ -84,7 +84,6 @@ class Begin(NamedTuple):
 
     near: Named  # what has been found; no place for a clump: nothing has been
     peaks: Array | None = None  # [peak, size]: that fewer rows have; None: nobody has looked
-    num_fresh: int = 0  # walkers that begin anywhere, beside those from peaks
     heaviest: Array | None = None  # [draw, size], of what has been tried and was not believed
     is_found: bool = False  # what is near may be gone over as it is, where no stage is explored
 
@@ -143,11 +142,12 @@ class Searching(ByStages, Offering):
             tried = self._tried(try_key, candidate.mixture, clumps, program)
             spent, left = spent + candidate.evaluations + TRIED, min(left, tried.left)
             if tried.is_believed:
+                known = centres(candidate.mixture) if begin.peaks is None else begin.peaks
                 if tried.left < FINE:
-                    return Candidate(candidate.mixture, spent, begin.peaks, left)
+                    return Candidate(candidate.mixture, spent, known, left)
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
                 is_better = self._tried(last_key, finer.mixture, clumps, program).left < tried.left
-                return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, begin.peaks, left)
+                return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, known, left)
             begin = begin._replace(near=candidate.mixture if tried.is_near else self._nothing, heaviest=tried.heaviest)
         return Candidate(self._nothing, spent, begin.peaks, left)
 
@@ -187,7 +187,7 @@ class Searching(ByStages, Offering):
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
-        first = start if begin.peaks is None else jnp.concatenate([begin.peaks, start[: begin.num_fresh]])
+        first = start if begin.peaks is None else jnp.concatenate([begin.peaks, start[:FRESH]])
         found = peaks(first, self._start, given)
         highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
         curved = [around(peak, start, given, self._start) for peak in highest.z]
@@ -318,3 +318,9 @@ def _apart(clumps: Mixture) -> list[Clumps]:
     there = [place for place in np.argsort(-log_weight) if np.isfinite(log_weight[place])]
     one = lambda place: jax.tree.map(lambda leaf: leaf[place][None], clumps)._replace(log_weight=jnp.zeros(1))
     return [one(place) for place in there]
+
+
+def centres(found: Named) -> Array:
+    """Of the clumps that are there, [clump, size]."""
+    assert isinstance(found.clumps, Clumps)  # others have no slopes, and are not searched for
+    return found.clumps.mean[np.isfinite(np.asarray(found.log_weight))]

@@ -21,16 +21,15 @@ import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from inference.kernels._clumps import Clumps
 from inference.kernels._nested_names import Named
-from inference.kernels._search import NEAR, Begin, Searching
+from inference.kernels._search import NEAR, Begin, Searching, centres
 from inference.kernels._summary import Loss, Mixture, loss_of, mean_of
 from inference.program import Program
 from inference.split import Split
 
 __all__ = ["Weighed", "Weighing"]
 
-MOST_LEFT, FRESH = 0.5, 5  # nats to the posterior, or what a summary may cost where that is more; and walkers that begin anywhere
+MOST_LEFT = 0.5  # nats to the posterior, or what a summary may cost where that is more
 DRAWS = 200  # at least
 
 
@@ -97,8 +96,6 @@ class Weighing(Searching):
 
     def _begin_again(self, found: Named, weighed: Weighed) -> Begin:
         """With all rows so far: from where walkers climb, or what is gone over where there are none."""
-        clumps = found.clumps
         if not self._size_of_search:
             return Begin(found, is_found=bool(weighed.lost.nats[0] < NEAR))
-        assert isinstance(clumps, Clumps)  # others have no slopes
-        return Begin(self._nothing, clumps.mean[np.isfinite(np.asarray(clumps.log_weight))], FRESH)
+        return Begin(self._nothing, centres(found))

@@ -15,7 +15,7 @@ from inference import Driver, Program, Staged
 from inference.kernels import _exploration, _search
 from inference.kernels._clumps import Clumps
 from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
-from inference.kernels._search import Begin
+from inference.kernels._search import Begin, centres
 from inference.kernels._summary import divergence
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, X, Y
@@ -170,13 +170,26 @@ def spiked(x):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
     """The planted bug: nobody looks at the heaviest."""
+    monkeypatch.setattr(_search, "FRESH", 0)
     if bug:
         monkeypatch.setattr(Staged, "_near_heaviest", lambda self, *given: None)
     kernel, program = Staged(spiked, num_stages=1, num_live=40), Program(spiked, X[:, 0])
     kernel.init(random.key(0), program)
     found = kernel._searched(random.key(1), kernel._nothing.clumps, program, Begin(kernel._nothing, jnp.zeros((1, 2))))
-    means = np.asarray(found.mixture.clumps.mean)[np.isfinite(np.asarray(found.mixture.clumps.log_weight))]
-    assert any(abs(mean - 0.6).max() < 0.05 for mean in means) != bug
+    assert any(abs(mean - 0.6).max() < 0.05 for mean in np.asarray(centres(found.mixture))) != bug
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_what_is_found_of_few_rows_is_where_more_are_searched_from(bug, monkeypatch):
+    """Beside some walkers from anywhere. The planted bug: nobody looks there."""
+    kernel, program = Staged(line, num_stages=1, num_live=40), Program(line, X, Y)
+    sampled = kernel.init(random.key(0), program).sampled
+    found = kernel._searched(random.key(1), sampled.clumps, program, Begin(sampled))
+    np.testing.assert_allclose(found.peaks, centres(found.mixture), atol=0.2 * DEVIATION.min())
+    begun, right = [], _search.peaks
+    monkeypatch.setattr(_search, "peaks", lambda start, *given: begun.append(start) or right(start, *given))
+    kernel._searched(random.key(2), sampled.clumps, program, Begin(kernel._nothing, None if bug else found.peaks))
+    assert (len(begun[0]) == len(found.peaks) + _search.FRESH) != bug
 
 
 def pair(x):
