@@ -145,8 +145,10 @@ print(f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:", d
 # all rows whenever these have doubled, so that a run whose first rows have misled it, by their outliers say, begins again. Rows of an
 # earlier ``partial_fit`` are gone, and cannot be weighed.) The paper's own summary, clumps on the Hilbert curve of each site
 # (``Staged(model, summary="code")``), loses far more, for the curve tears what is round: so normal distributions are the default.
-# ``DataTempering(model)`` keeps particles in place of a summary, and looks at all rows so far again; ``MergedStages(drivers)`` puts
-# together what workers have learned from rows of their own. ``tests/bench/nested.md`` has them side by side.
+# ``DataTempering(model)`` (iterated batch importance sampling) keeps particles in place of a summary, and looks at all rows so far again;
+# ``MergedStages(drivers)`` puts together what workers have learned from rows of their own. On a thousand rows in ten stages the default was
+# right to .04 nats, code space off by 36 and streaming variational Bayes by 132, the particles right within .6 for forty times the
+# likelihoods: ``tests/bench/nested.md`` has them side by side.
 parts = StagedMixtureClassifier(3, **told)
 for part in (slice(0, 40), slice(40, 80)):
     parts.partial_fit(x[part], y[part], classes=["inner", "outer"])
