@@ -5,7 +5,7 @@ import xarray as xr
 
 from diagnostics._verdict import Verdict, attribute, each_of, early_end, group_of
 
-__all__ = ["complete", "finite_evidence", "num_particles", "steps_taken"]
+__all__ = ["complete", "finite_evidence", "finite_likelihood", "num_particles", "steps_taken"]
 
 
 def complete(tree: xr.DataTree) -> Verdict:
@@ -27,6 +27,22 @@ def finite_evidence(tree: xr.DataTree) -> Verdict:
         reason = "Not finite: no particle explains some of the data, or a density overflows."
         return Verdict(name, False, {"of the run": whole, "replicates": bad}, reason)
     return Verdict(name, True, {"of the run": whole}, "Finite in every replicate.")
+
+
+def finite_likelihood(tree: xr.DataTree) -> list[Verdict]:
+    """Whether the likelihood was NaN where walks came to; nothing of kernels that do not count it."""
+    stats = group_of(tree, "sample_stats")
+    if "num_nan" not in stats:
+        return []
+    count = [
+        [int(each[:steps].sum()) for each, steps in zip(stats[of].transpose("chain", "step").values, steps_taken(tree), strict=True)]
+        for of in ("num_nan", "evaluations")
+    ]
+    figures = {"NaN": sum(count[0]), "evaluations": sum(count[1])}
+    if figures["NaN"]:
+        reason = "Unknown: it was NaN at some parameters, which count as impossible. If they are not, the evidence is too small."
+        return [Verdict("likelihood", None, figures, reason)]
+    return [Verdict("likelihood", True, figures, "A number, or impossible, wherever walks have looked.")]
 
 
 def steps_taken(tree: xr.DataTree) -> np.ndarray:

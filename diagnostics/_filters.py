@@ -9,7 +9,7 @@ import json
 import numpy as np
 import xarray as xr
 
-from diagnostics._evidence import complete, finite_evidence, num_particles, steps_taken
+from diagnostics._evidence import complete, finite_evidence, finite_likelihood, num_particles, steps_taken
 from diagnostics._nested import error_against_spread, walks
 from diagnostics._verdict import Verdict, each_of, finite_draws, group_of
 
@@ -22,7 +22,7 @@ SPREAD = 1.0
 
 def smc_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a particle filter. Of particles that are resampled at every step and walk, histories say nothing, and walks do."""
-    finite = [finite_draws(tree), finite_evidence(tree)]
+    finite = [finite_draws(tree), finite_evidence(tree), *finite_likelihood(tree)]
     is_tempered = "exponent" in group_of(tree, "sample_stats")
     own = [walks(tree), error_against_spread(tree)] if is_tempered else [_resamplings(tree), _histories(tree)]
     return [*finite, _spread(tree), _ess_path(tree), *own, complete(tree)]

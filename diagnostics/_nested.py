@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import xarray as xr
 
-from diagnostics._evidence import complete, finite_evidence, steps_taken
+from diagnostics._evidence import complete, finite_evidence, finite_likelihood, steps_taken
 from diagnostics._psis import good_k, psis
 from diagnostics._verdict import Verdict, attribute, each_of, finite_draws, group_of
 
@@ -23,7 +23,7 @@ LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
 
 def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a nested sampler."""
-    finite = [finite_draws(tree), finite_evidence(tree)]
+    finite = [finite_draws(tree), finite_evidence(tree), *finite_likelihood(tree)]
     own = [_insertion(tree), walks(tree), _information(tree), error_against_spread(tree), _effective(tree)]
     if len(each_of(tree, "summary_loss")):
         own.append(_summaries(tree))

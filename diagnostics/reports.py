@@ -27,11 +27,11 @@ def report(tree: xr.DataTree) -> Report:
       agree in ELBO and means, Pareto k-hat of p / q, which is left undecided where it is above its limit by less than its error;
     - smc (`ess` over step): finite, finished, and replicates agree on the log-evidence; ESS path and resamplings, without a
       judgement where the best particles are kept as they are; histories that reach the first rows, which are never a judgement; where
-      there is an `exponent`, in place of resamplings and histories, walks and evidence error as of nested samplers;
-    - nested (`insertion_rank` over step): finite, finished, insertion ranks uniform, walks long enough (`halfway`, where it is there),
-      information, evidence error against the spread of replicates, effective draws; where rows came in stages (`summary_loss`), nats
-      that summaries between them lose; else, where it was finished by importance sampling (`nested_log_evidence_se`), effective draws and
-      Pareto k-hat of the weights ("importance").
+      there is an `exponent`, in place of resamplings and histories, NaN, walks and evidence error as of nested samplers;
+    - nested (`insertion_rank` over step): finite, finished, no likelihood that is NaN (`num_nan`, where it is there), insertion ranks
+      uniform, walks long enough (`halfway`, where it is there), information, evidence error against the spread of replicates, effective
+      draws; where rows came in stages (`summary_loss`), nats that summaries between them lose; else, where it was finished by importance
+      sampling (`nested_log_evidence_se`), effective draws and Pareto k-hat of the weights ("importance").
 
     What else is read, where it is there: `sample_stats` `lp`, `diverging`, `energy`, and those of further blocks (`lp_1`);
     `resampled`, `ancestor` (step, particle: the index of the parent), `unique_ancestors`; `num_live` as an attribute; the groups

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-__all__ = ["STRAIGHT", "Chart", "Limit", "Points", "is_above", "walk"]
+__all__ = ["STRAIGHT", "Chart", "Ended", "Limit", "Points", "is_above", "walk"]
 
 
 class Points(NamedTuple):
@@ -47,6 +47,16 @@ class Chart(NamedTuple):
 STRAIGHT = Chart(lambda z, along, step: z + step[:, None] * along, lambda z: jnp.zeros(len(z), z.dtype))
 
 
+class Ended(NamedTuple):
+    """Where the lanes have come to, and what it took."""
+
+    at: Points
+    halfway: Array  # [lane, size]: after half of the steps
+    num_evaluations: Array
+    num_offered: Array
+    num_nan: Array  # vectors that are no number, of those in the slice: none is gone to, as if the likelihood were 0
+
+
 class Walk(NamedTuple):
     """Where the lanes are."""
 
@@ -59,6 +69,7 @@ class Walk(NamedTuple):
     height: Array  # of the slice, under the log prior in the chart
     num_evaluations: Array
     num_offered: Array
+    num_nan: Array
     round: Array
 
 
@@ -79,10 +90,10 @@ def walk(
     offers: Array | None = None,
     first: int | Array = 0,
     num_offers: int | Array = 0,
-) -> tuple[Points, Array, Array, Array]:
-    """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`; also where the
-    lanes were after half of them, how many evaluations it took, and how many of `offers` [offer, size], from the `first` on. A lane that
-    finds one of up to `num_offers` of these above the limit takes it instead, all at once and with nothing halfway."""
+) -> Ended:
+    """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose length is the unit of `width`. A lane that
+    finds one of up to `num_offers` of `offers` [offer, size], from the `first` on, above the limit takes it instead, all at once and with
+    nothing halfway."""
     num_lanes, dtype = len(start.z), start.z.dtype
     loop_key, label_key = random.split(rng_key)
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
@@ -130,16 +141,17 @@ def walk(
             jnp.where(goes_on, new_height, state.height),
             state.num_evaluations + jnp.sum(is_active, dtype=jnp.int32),
             state.num_offered + jnp.sum(is_offer, dtype=jnp.int32),
+            state.num_nan + jnp.sum(is_active & (jnp.isnan(log_prior) | in_slice & jnp.isnan(log_likelihood)), dtype=jnp.int32),
             state.round + 1,
         )
 
     # The first round finds the start itself, and opens the first interval: so the loop alone has code for directions.
     zero = jnp.zeros(num_lanes, dtype)
     before = jnp.full(num_lanes, -1, jnp.int32) - num_offers
-    counts = 3 * (jnp.zeros((), jnp.int32),)
+    counts = 4 * (jnp.zeros((), jnp.int32),)
     along = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(turn, rng_key))
     state = Walk(start, start.z, along, before, zero, zero, jnp.full(num_lanes, -jnp.inf, dtype), *counts)
     state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
     lowest = jnp.where(state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label))
     label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)
-    return state.at._replace(label=label), state.halfway, state.num_evaluations, state.num_offered
+    return Ended(state.at._replace(label=label), state.halfway, state.num_evaluations, state.num_offered, state.num_nan)

@@ -93,6 +93,7 @@ class Walked(NamedTuple):
     halfway: Array
     num_steps: Array  # of each walk
     evaluations: Array
+    num_nan: Array
     passes: Array
 
 
@@ -118,9 +119,10 @@ def moved(rng_key: Array, before: Points, parent: Array, densities: Callable, *,
     def one_pass(carry: tuple[Points, Walked]) -> tuple[Points, Walked]:
         at, walked = carry
         num_steps = jnp.maximum(walked.num_steps, least)
-        new, _, evaluations, _ = walk(random.fold_in(rng_key, walked.passes), densities, at, limit, turn, num_steps, WIDTH)
-        halfway = apart(at.z) / jnp.maximum(apart(new.z), jnp.finfo(dtype).tiny)
-        return new, Walked(halfway, walked.num_steps + num_steps, walked.evaluations + evaluations, walked.passes + 1)
+        new = walk(random.fold_in(rng_key, walked.passes), densities, at, limit, turn, num_steps, WIDTH)
+        halfway = apart(at.z) / jnp.maximum(apart(new.at.z), jnp.finfo(dtype).tiny)
+        evaluations, num_nan = walked.evaluations + new.num_evaluations, walked.num_nan + new.num_nan
+        return new.at, Walked(halfway, walked.num_steps + num_steps, evaluations, num_nan, walked.passes + 1)
 
     zero = jnp.zeros((), jnp.int32)
-    return jax.lax.while_loop(goes_on, one_pass, (start, Walked(jnp.zeros((), dtype), zero, zero, zero)))
+    return jax.lax.while_loop(goes_on, one_pass, (start, Walked(jnp.zeros((), dtype), zero, zero, zero, zero)))

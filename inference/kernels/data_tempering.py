@@ -71,6 +71,7 @@ class TemperingReport(NamedTuple):
     halfway: Array  # of walks: squared distance from their origins after half of the steps, over that after all
     sweeps: Array  # of a walk, each of as many steps as there are latent numbers
     evaluations: Array  # of all rows so far
+    num_nan: Array  # of them that are NaN, which counts as 0
 
 
 class DataTempering(ByStages):
@@ -238,7 +239,8 @@ class DataTempering(ByStages):
         )
         ess = effective_size(log_weight - log_total)
         sweeps = walked.num_steps.astype(rows.dtype) / self.split.size
-        return new, TemperingReport(ess, log_evidence, exponent, state.stage, walked.halfway, sweeps, walked.evaluations)
+        took = walked.halfway, sweeps, walked.evaluations, walked.num_nan
+        return new, TemperingReport(ess, log_evidence, exponent, state.stage, *took)
 
     def _log_weight(self, state: Tempered, exponent: Array) -> Array:
         """Of each particle, for a step to this exponent."""

@@ -33,7 +33,7 @@ from inference.kernels._nested_curve import curve, reach
 from inference.kernels._nested_directions import Around, centre_of, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of
 from inference.kernels._nested_modes import parts_of, roots_of
-from inference.kernels._nested_moves import STRAIGHT, Limit, Points, walk
+from inference.kernels._nested_moves import STRAIGHT, Ended, Limit, Points, walk
 from inference.kernels._nested_names import renamed, shown, together
 from inference.kernels._nested_offers import Offering
 from inference.kernels._nested_particles import particles, resampled
@@ -64,6 +64,7 @@ class Shrinkage(NamedTuple):
     num_modes: Array
     halfway: Array  # of walks: squared distance from their origins after half of the steps, over that after all
     evaluations: Array
+    num_nan: Array  # of them whose likelihood is NaN, which counts as 0
 
 
 class NestedSampler(Offering):
@@ -196,25 +197,26 @@ class NestedSampler(Offering):
         share_key, parent_key, birth_key = random.split(birth_key, 3)
         mode = self._shared_out(share_key, state._replace(volumes=shells.volumes), death)
         parent = parents_of(parent_key, state.live.z, state.mode, death, mode)
-        born, ranks, halfway, evaluations, offered = self._births(birth_key, state, death, mode, parent, densities)
+        born, ranks, halfway = self._births(birth_key, state, death, mode, parent, densities)
         state = state._replace(
-            live=jax.tree.map(lambda old, new: old.at[death.chosen].set(new), state.live, born),
+            live=jax.tree.map(lambda old, new: old.at[death.chosen].set(new), state.live, born.at),
             mode=state.mode.at[death.chosen].set(mode),
             ancestor=state.ancestor.at[:, death.chosen].set(state.ancestor[:, parent]),
             volumes=shells.volumes,
             dead=jax.tree.map(put, state.dead, dead),
             num_dead=state.num_dead + self.batch,
             num_steps=state.num_steps + 1,
-            num_evaluations=state.num_evaluations + evaluations,
+            num_evaluations=state.num_evaluations + born.num_evaluations,
             longer=self._lengthened(state.longer, halfway),
         )
-        state = state._replace(offers=self._used(state, offered))
+        state = state._replace(offers=self._used(state, born.num_offered))
         if self.track_modes or state.reference.gives_names:
             is_time = state.num_steps % (max(1, self.num_live // self.batch // LOOKS)) == 0
             state = jax.lax.cond(is_time, partial(self._looked, densities), lambda _, at: at, mode_key, state)
         log_evidence = jnp.logaddexp(state.volumes.log_evidence[0], self._left(state))
         log_volume = logsumexp(state.volumes.log_volume[:, 0])
-        return state, Shrinkage(ranks, log_volume, log_evidence, lost.log_likelihood.max(), state.num_modes, halfway, evaluations)
+        highest, took = lost.log_likelihood.max(), (born.num_evaluations, born.num_nan)
+        return state, Shrinkage(ranks, log_volume, log_evidence, highest, state.num_modes, halfway, *took)
 
     def _lengthened(self, longer: Array, halfway: Array) -> Array:
         """After half of the steps of a walk that keeps a correlation c it is 1 / (1 + sqrt(c)) as far, in squares, as after all."""
@@ -249,9 +251,9 @@ class NestedSampler(Offering):
 
     def _births(
         self, rng_key: Array, state: Nest, death: Death, mode: Array, parent: Array, densities: Callable
-    ) -> tuple[Points, Array, Array, Array, Array]:
-        """Copies of survivors of the given modes, after their walks, or draws; and where they came to lie among the survivors. Then how far
-        walks were halfway, evaluations, and offers."""
+    ) -> tuple[Ended, Array, Array]:
+        """Copies of survivors of the given modes, after their walks, or draws; where they came to lie among the survivors; and how far
+        walks were halfway."""
         walk_key, rank_key = random.split(rng_key)
         limit = self._limit(state, death, mode)
         own = jnp.argsort(death.order)[parent] - death.first[mode]
@@ -259,26 +261,26 @@ class NestedSampler(Offering):
         spread = spread_of(state.live.z, state.mode, len(death.count))[mode]
         around = Around(state.live.z[death.order], death.first[mode], death.count[mode], own, spread)
         num_steps = self._num_steps(state)
-        before = jnp.zeros((), jnp.int32)
-        if self.along_curve:
-            start, before = self._round_the_curve(walk_key, densities, state, start, limit, mode, spread, num_steps)
+        before = self._round_the_curve(walk_key, densities, state, start, limit, mode, spread, num_steps)
+        start = before.at
         turn, offers = partial(direction, around=around), (state.offers.z, state.offers.num_used, self._num_offers(state))
-        born, halfway, evaluations, offered = walk(walk_key, densities, start, limit, turn, num_steps, WIDTH, STRAIGHT, *offers)
+        born = walk(walk_key, densities, start, limit, turn, num_steps, WIDTH, STRAIGHT, *offers)
         apart = lambda z: jnp.mean(((z - start.z) / jnp.maximum(spread, jnp.finfo(z.dtype).tiny)) ** 2)
-        share_walked = apart(halfway) / apart(born.z)
-        rank = insertion_rank(rank_key, state.live, state.mode, death, born, mode)
-        return born, rank, share_walked, before + evaluations, offered
+        rank = insertion_rank(rank_key, state.live, state.mode, death, born.at, mode)
+        took = {name: getattr(before, name) + getattr(born, name) for name in ("num_evaluations", "num_nan")}
+        return born._replace(**took), rank, apart(born.halfway) / apart(born.at.z)
 
     def _round_the_curve(
         self, rng_key: Array, densities: Callable, state: Nest, start: Points, limit: Limit, mode: Array, spread: Array, num_steps: Array
-    ) -> tuple[Points, Array]:
-        """Points after steps along the curve, and evaluations."""
+    ) -> Ended:
+        """After steps along the curve, if any."""
+        if not self.along_curve:
+            return Ended(start, start.z, *3 * (jnp.zeros((), jnp.int32),))
         centre = centre_of(state.live.z, state.mode, len(state.volumes.log_volume))[mode]
         turn = partial(reach, num_lanes=self.batch, size=self.split.size, dtype=start.z.dtype)
         count = jnp.ceil(self.along_curve * num_steps).astype(jnp.int32)
         chart = curve(centre, spread, WIDTH)
-        moved, _, evaluations, _ = walk(random.fold_in(rng_key, 1), densities, start, limit, turn, count, WIDTH, chart)
-        return moved, evaluations
+        return walk(random.fold_in(rng_key, 1), densities, start, limit, turn, count, WIDTH, chart)
 
     def _roots(self, state: Nest) -> Array:
         return roots_of(state.live.z, state.mode, len(state.volumes.log_volume))

@@ -94,6 +94,7 @@ class StageReport(NamedTuple):
     stage: Array
     halfway: Array
     evaluations: Array
+    num_nan: Array
 
 
 class Staged(Weighing, NestedSampler):
@@ -170,9 +171,8 @@ class Staged(Weighing, NestedSampler):
         own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
         nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own, state.sampled))
         log_evidence = state.before.log_evidence + info.log_evidence
-        return state._replace(nest=nest), StageReport(
-            info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations
-        )
+        report = StageReport(info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations, info.num_nan)
+        return state._replace(nest=nest), report
 
     def finished(self, state: Any) -> Array:
         """After the last stage, when all has been weighed."""

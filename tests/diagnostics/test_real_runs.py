@@ -1,5 +1,7 @@
 """The trees that the driver really leaves behind, through the file and back: the contract between the two rooms."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -13,7 +15,7 @@ from numpyro.infer.gibbs import Gibbs
 from diagnostics import compare, insertion_rank_test, report
 from diagnostics._evidence import steps_taken
 from diagnostics._psis import densities
-from inference import Driver
+from inference import DataTempering, Driver, NestedSampler, Staged
 from tests.diagnostics.nesting import LOG_EVIDENCE, ExactNesting, half_normal
 from tests.inference import models
 from tests.inference.importance import ImportanceSampling
@@ -177,3 +179,24 @@ def test_a_filter_that_its_budget_cut_is_not_trusted_and_not_compared_without_a_
     assert report(cut)["ended"].ok is False
     with pytest.warns(UserWarning, match="its run ended by 'budget' before it had finished"):
         compare({"whole": whole, "cut": cut})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [np.nan, -np.inf], ids=["NaN", "impossible"])
+@pytest.mark.parametrize(
+    "kernel",
+    [partial(NestedSampler, num_live=50), partial(Staged, num_stages=3, num_live=50), partial(DataTempering, num_stages=3)],
+    ids=["nested sampling", "stages", "data tempering"],
+)
+def test_a_likelihood_that_is_nan_in_a_corner_is_told(kernel, value):
+    """So rarely under the prior that nothing is refused at the start, and near to where the data lead."""
+
+    def cornered(x):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("x", dist.Delta(x, log_density=jnp.where(level > 3.7, value, -0.5 * (x - level) ** 2)), obs=x)
+
+    tree = Driver(kernel(cornered), num_samples=50, progress_bar=False).run(0, 2.9 + Y[:12])
+    found = report(tree)["likelihood"]
+    assert (found.figures["NaN"] > 0) == np.isnan(value)
+    assert found.ok is (None if np.isnan(value) else True)

@@ -187,6 +187,22 @@ def test_walks_that_are_too_short_are_found(rng):
     assert report(trees.nested(rng))["walks"].ok is None
 
 
+def test_likelihoods_that_were_nan_are_told(rng):
+    """Rows that repeat the last one, of a replicate that had finished before, count once."""
+    tree = trees.nested(rng)
+    stats = tree["sample_stats"].to_dataset()
+    shape = stats["insertion_rank"].shape[:2]
+    assert "likelihood" not in report(tree).text
+    for count, ok in ((0, True), (2, None)):
+        tree["sample_stats"].dataset = stats.assign(
+            num_nan=(["chain", "step"], np.where(np.arange(shape[1]) == 3, count, 0) * np.ones(shape, int)),
+            evaluations=(["chain", "step"], np.full(shape, 50)),
+        )
+        found = report(tree)["likelihood"]
+        assert (found.ok, found.figures["NaN"]) == (ok, count * shape[0])
+        assert found.figures["evaluations"] == 50 * steps_taken(tree).sum()
+
+
 def test_insertion_ranks_find_a_fault_that_is_brief(rng):
     ranks = rng.integers(0, 100, 5000)
     assert insertion_rank_test(ranks, 100) > 0.01

@@ -76,7 +76,7 @@ def walked(bug=""):
     start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, dims))
-    moved, _, evaluations, _ = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
+    moved, _, evaluations, *_ = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
     assert evaluations > 20 * count
     return np.asarray(start.z), np.asarray(moved.z)
 
@@ -105,7 +105,7 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
     limit = _nested_moves.Limit(jnp.ones(count), jnp.full(count, 0.5))
     turn, offers = lambda key: jnp.ones((count, 1)), random.normal(random.key(1), (20 * count, 1))
     given = (densities, start, limit, turn, 5, 3.0, _nested_moves.STRAIGHT, offers)
-    found, halfway, evaluations, offered = _nested_moves.walk(random.key(0), *given, 0, 200)
+    found, halfway, evaluations, offered, _ = _nested_moves.walk(random.key(0), *given, 0, 200)
     plateau, hill = norm.cdf(2) - norm.cdf(1), norm.sf(2)
     share = np.mean(np.asarray(found.z)[:, 0] < 2)
     assert (abs(share - 0.5 * plateau / (0.5 * plateau + hill)) < 0.02) != bool(bug)
@@ -122,7 +122,8 @@ def test_lanes_walk_where_no_offers_are_left():
     limit = _nested_moves.Limit(jnp.full(count, -1.0), jnp.zeros(count))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
     turn = lambda key: jnp.ones((count, 1))
-    found, _, _, offered = _nested_moves.walk(random.key(0), densities, start, limit, turn, 3, 3.0, _nested_moves.STRAIGHT, offers, 5, 100)
+    given = start, limit, turn, 3, 3.0, _nested_moves.STRAIGHT, offers, 5, 100
+    found, _, _, offered, _ = _nested_moves.walk(random.key(0), densities, *given)
     assert offered == 5
     np.testing.assert_array_equal(found.z[:5, 0], [15, 16, 17, 18, 19])
     assert (np.abs(np.asarray(found.z)[5:, 0]) < 6).all()
@@ -137,6 +138,23 @@ def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
     moved, *_ = _nested_moves.walk(random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0)
     assert kstest((np.asarray(moved.label) - 0.6) / 0.4, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0], ids=["beside", "within"])
+def test_vectors_where_the_likelihood_is_nan_are_counted_and_not_gone_to(power):
+    """To the right of 1. Where the density that a walk leaves alone has the likelihood in it, it is NaN there itself."""
+    count = 500
+    z = -jnp.abs(random.normal(random.key(1), (count, 1)))
+    likelihood = lambda z: jnp.where(z[0] > 1, jnp.nan, -jnp.sum(z**2))
+    densities = lambda z: (-0.5 * jnp.sum(z**2) + (likelihood(z) if power else 0.0), likelihood(z))
+    start = _nested_moves.Points(z, *jax.vmap(densities)(z), jnp.full(count, 0.5))
+    limit = _nested_moves.Limit(jnp.full(count, -jnp.inf), jnp.full(count, 0.5))
+    turn = lambda key: random.normal(key, (count, 1))
+    ended = _nested_moves.walk(random.key(0), densities, start, limit, turn, 8, 3.0)
+    assert 100 < ended.num_nan < 0.5 * ended.num_evaluations
+    assert (ended.at.z < 1).all()
+    beside = _nested_moves.walk(random.key(0), lambda z: (-0.5 * jnp.sum(z**2), -jnp.sum(z**2)), start, limit, turn, 8, 3.0)
+    assert beside.num_nan == 0
 
 
 def test_halfway_is_where_a_walk_of_half_the_steps_ends():
