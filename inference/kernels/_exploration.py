@@ -54,9 +54,13 @@ def peaks(start: Array, densities_of: Callable, given: Any) -> Peaks:
 
     z, height, evaluations = [], [], 0
     for walker in np.asarray(start, float):
-        end = minimize(lost, walker, jac=True, method="L-BFGS-B", options={"maxiter": MOST_STEPS})
-        evaluations += GRADIENT * end.nfev
-        z, height = [*z, end.x], [*height, -end.fun if np.isfinite(end.fun) else -np.inf]
+        if np.isfinite(lost(walker)[0]):  # where it is not, a climb looks for steps in vain, some thousand times
+            end = minimize(lost, walker, jac=True, method="L-BFGS-B", options={"maxiter": MOST_STEPS})
+            walker, top, looks = end.x, -end.fun if np.isfinite(end.fun) else -np.inf, 1 + end.nfev
+        else:
+            top, looks = -np.inf, 1
+        evaluations += GRADIENT * looks
+        z, height = [*z, walker], [*height, top]
         if len(z) >= LEAST and np.sum(np.array(height) > max(height) - LEVEL) >= FOUND:
             break
     return Peaks(jnp.asarray(np.array(z), start.dtype), np.array(height), evaluations)

@@ -7,9 +7,11 @@ as when it was done last, and at the end, draws from what stands for all that ha
     w(z)  =  prior(z) p(all rows so far | z) / q(z),        evidence  =  mean of w over draws from q
 
 That is the evidence whatever summaries have lost, and how uneven weights are tells what is left from q to the posterior. Where that is
-much, a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps, and a few from
-anywhere. Where stages are not explored, nested sampling goes over q itself then, unless that is far off. What no clump is near to no weight
-tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows, some three times in a run.
+much, and stages are to come, these start from what clumps of q come to along the slopes of all rows so far (`_climbing`), if little is left
+from there. Else a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps, and a few
+from anywhere. Where stages are not explored, nested sampling goes over q itself then, unless that is far off. What no clump is near to no
+weight tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows, some three times in a run; a climb
+takes some ten times as many, and a run that begins again some hundred times.
 """
 
 from functools import partial
@@ -18,11 +20,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._nested_names import Named
-from inference.kernels._search import NEAR, Begin, Searching, centres
+from inference.kernels._search import FAR, NEAR, Begin, Searching, centres
 from inference.kernels._summary import Loss, Mixture, loss_of, mean_of
 from inference.program import Program
 from inference.split import Split
@@ -77,6 +79,18 @@ class Weighing(Searching):
         variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2  # few draws see little of tails
         lacking = self._lacking(found.clumps, z, log_weight)
         return Weighed(log_evidence, lacking, variance, lost), len(z) * len(rows)
+
+    def _mended(self, rng_key: Array, state: Any, found: Named, weighed: Weighed, program: Program) -> tuple[Named, Weighed, int]:
+        """What clumps come to by all rows so far, and what its draws say, if that is enough; else what was found; and evaluations."""
+        if not self._size_of_search or not weighed.lost.nats[0] < FAR:
+            return found, weighed, 0
+        climb_key, weigh_key = random.split(rng_key)
+        rows = self._so_far(state, program)
+        near = self._near_clumps(climb_key, Begin(found), self._nothing.clumps, self._own(program, rows))
+        assert near is not None  # there are clumps
+        again, spent = self._weighed_by_all(weigh_key, state, near.mixture, program)
+        spent += round(near.evaluations) * len(rows)
+        return (near.mixture, again, spent) if self._is_fine(again) else (found, weighed, spent)
 
     def _lacking(self, found: Mixture, z: Array, log_weight: Array) -> Array:
         """Of the evidence of a stage that starts from what was found, and has the share of the background of it elsewhere."""

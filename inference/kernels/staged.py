@@ -216,8 +216,12 @@ class Staged(Weighing, NestedSampler):
         return self._next_from(*self._taken(state, 1), program, found, before)
 
     def _next_weighed(self, state: Stage, program: Program, found: Named, before: Account) -> Stage:
-        """The next stage, or the end; where all rows so far say something else than what was found, these again as the first stage."""
+        """The next stage, or the end; where all rows so far say something else than what was found, these again as the first stage, unless
+        it can be mended."""
         weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
+        if state.num_left > 0 and not self._is_fine(weighed):
+            found, weighed, more = self._mended(self._key(state, 5), state, found, weighed, program)
+            spent += more
         before = before._replace(num_evaluations=before.num_evaluations + spent)
         if not self._is_fine(weighed):
             rows = self._so_far(state, program)

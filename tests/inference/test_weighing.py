@@ -59,6 +59,22 @@ def test_where_rows_lead_away_from_the_first_a_run_begins_again(x, bug, monkeypa
 
 
 @pytest.mark.slow
+def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
+    """For fewer likelihoods than where a run begins again."""
+    begun, begin_again = [], Weighing._begin_again
+    monkeypatch.setattr(Weighing, "_begin_again", lambda *given: begun.append(given) or begin_again(*given))
+    x = heavy(4, 15.0, 400)
+    error, attrs = error_of(x, 1, num_stages=20)
+    assert abs(error) < min(3.5 * attrs["log_evidence_se"], 0.5)
+    assert not begun
+    monkeypatch.setattr(Weighing, "_mended", lambda self, key, state, found, weighed, program: (found, weighed, 0))
+    error, anew = error_of(x, 1, num_stages=20)
+    assert abs(error) < min(3.5 * anew["log_evidence_se"], 0.5)
+    assert begun
+    assert attrs["num_row_evaluations"] < anew["num_row_evaluations"]
+
+
+@pytest.mark.slow
 def test_where_the_model_is_right_it_is_not_begun_again(monkeypatch):
     begun = []
     monkeypatch.setattr(Weighing, "_begin_again", lambda self, found, weighed: begun.append(found))
