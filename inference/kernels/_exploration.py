@@ -42,10 +42,11 @@ class Peaks(NamedTuple):
     evaluations: int
 
 
-def peaks(start: Array, densities_of: Callable, given: Any) -> Peaks:
+def peaks(start: Array, densities_of: Callable, given: Any, least: int = LEAST) -> Peaks:
     """From starts [walker, size], one walker after the other, until the highest peak has been found again and again.
 
     :param densities_of: the sum of `densities_of(given)` is the log density. What compares equal is compiled once.
+    :param least: walkers that climb in any case.
     """
 
     def lost(z: np.ndarray) -> tuple[float, np.ndarray]:
@@ -61,7 +62,7 @@ def peaks(start: Array, densities_of: Callable, given: Any) -> Peaks:
             top, looks = -np.inf, 1
         evaluations += GRADIENT * looks
         z, height = [*z, walker], [*height, top]
-        if len(z) >= LEAST and np.sum(np.array(height) > max(height) - LEVEL) >= FOUND:
+        if len(z) >= least and np.sum(np.array(height) > max(height) - LEVEL) >= FOUND:
             break
     return Peaks(jnp.asarray(np.array(z), start.dtype), np.array(height), evaluations)
 

@@ -4,7 +4,7 @@ Nested sampling of likelihood x pi_s / q from q is as right as that of the likel
 come one after the other, the cheapest first:
 
  1. from each clump of pi_s, the Normal nearby that the slopes of the posterior tell (`_climbing`);
- 2. the same from the peaks that walkers come to, which begin as draws from pi_s, or at peaks of fewer rows and some draws (`_exploration`);
+ 2. the same from the peaks that walkers come to, which begin as draws from pi_s, at peaks of fewer rows before (`_exploration`);
  3. the same from the heaviest of its draws as well, where these tell of something better nearby;
  4. clumps fitted to walkers that slice sample outwards from those, where their Normals are not far off.
 
@@ -28,7 +28,7 @@ from inference.exchangeable import NO_REFERENCE, Exchangeable, Reference
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
 from inference.kernels._clumps import Clumps, StateClumps, moved
 from inference.kernels._code_clumps import CodeClumps
-from inference.kernels._exploration import apart, around, outwards, peaks, worthwhile
+from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
 from inference.kernels._nested_names import Named, drawn_in_places, in_places, named_alike
 from inference.kernels._nested_offers import Offering
 from inference.kernels._stages import ByStages
@@ -84,6 +84,7 @@ class Begin(NamedTuple):
 
     near: Named  # what has been found; no place for a clump: nothing has been
     peaks: Array | None = None  # [peak, size]: that fewer rows have; None: nobody has looked
+    most_fresh: int | None = None  # walkers from anywhere beside those; None: until the highest peak has been found often
     heaviest: Array | None = None  # [draw, size], of what has been tried and was not believed
     is_found: bool = False  # what is near may be gone over as it is, where no stage is explored
 
@@ -187,19 +188,26 @@ class Searching(ByStages, Offering):
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
-        first = start if begin.peaks is None else jnp.concatenate([begin.peaks, start[:FRESH]])
-        found = peaks(first, self._start, given)
+        found = self._climbed(begin, start, given)
         highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
         curved = [around(peak, start, given, self._start) for peak in highest.z]
         near_them = self._climbs(climb_key, worthwhile(curved, highest.height), given)
         spent = near_them.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size
         return Candidate(near_them.mixture, spent, highest.z if len(highest.z) else None)
 
+    def _climbed(self, begin: Begin, start: Array, given: Given) -> Peaks:
+        """What is best of few rows need not be near to what is best of more: some walkers begin anywhere whatever is known."""
+        if begin.peaks is None:
+            return peaks(start, self._start, given)
+        first = jnp.concatenate([begin.peaks, start[: begin.most_fresh]])
+        return peaks(first, self._start, given, least=len(begin.peaks) + FRESH)
+
     def _near_heaviest(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Draws may tell of a better peak, within what another seems to be."""
         if begin.heaviest is None or begin.peaks is None:
             return None
-        return self._near_peaks(rng_key, begin._replace(peaks=jnp.concatenate([begin.peaks, begin.heaviest])), clumps, program)
+        known = jnp.concatenate([begin.peaks, begin.heaviest])
+        return self._near_peaks(rng_key, begin._replace(peaks=known, most_fresh=FRESH), clumps, program)
 
     def _outwards(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Clumps fitted to what walkers come to that begin as draws from what is near."""

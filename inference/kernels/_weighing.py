@@ -24,7 +24,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._nested_names import Named
-from inference.kernels._search import FAR, NEAR, Begin, Searching, centres
+from inference.kernels._search import FAR, FRESH, NEAR, Begin, Searching, centres
 from inference.kernels._summary import Loss, Mixture, loss_of, mean_of
 from inference.program import Program
 from inference.split import Split
@@ -112,4 +112,4 @@ class Weighing(Searching):
         """With all rows so far: from where walkers climb, or what is gone over where there are none."""
         if not self._size_of_search:
             return Begin(found, is_found=bool(weighed.lost.nats[0] < NEAR))
-        return Begin(self._nothing, centres(found))
+        return Begin(self._nothing, centres(found), FRESH)

@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from jax.scipy.special import logsumexp as logsumexp_of
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
@@ -188,9 +189,33 @@ def test_what_is_found_of_few_rows_is_where_more_are_searched_from(bug, monkeypa
     found = kernel._searched(random.key(1), sampled.clumps, program, Begin(sampled))
     np.testing.assert_allclose(found.peaks, centres(found.mixture), atol=0.2 * DEVIATION.min())
     begun, right = [], _search.peaks
-    monkeypatch.setattr(_search, "peaks", lambda start, *given: begun.append(start) or right(start, *given))
+    climb = lambda start, *given, **least: begun.append((start, right(start, *given, **least))) or begun[-1][1]
+    monkeypatch.setattr(_search, "peaks", climb)
     kernel._searched(random.key(2), sampled.clumps, program, Begin(kernel._nothing, None if bug else found.peaks))
-    assert (len(begun[0]) == len(found.peaks) + _search.FRESH) != bug
+    start, climbed = begun[0]
+    assert np.array_equal(start[: len(found.peaks)], found.peaks) != bug
+    assert (len(climbed.z) == len(found.peaks) + _search.FRESH) != bug  # the one peak was found often; else at least twenty climb
+
+
+GRID = np.random.default_rng(6).permutation(np.stack(np.meshgrid(*2 * [np.linspace(-1.5, 1.5, 7)]), -1).reshape(-1, 2))
+
+
+def rugged(x):
+    """Narrow hills on a grid, each higher than the one before, in no order."""
+    place = numpyro.sample("place", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    log_density = logsumexp_of(jnp.arange(49.0) - 300 * jnp.sum((place - GRID) ** 2, -1))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("x", dist.Delta(x, log_density=log_density / len(x)), obs=x)
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_where_more_rows_are_searched_walkers_go_on_until_the_highest_peak_has_been_found_often(bug):
+    """The planted bug: there are five, beside what fewer rows had."""
+    kernel, program = Staged(rugged, num_stages=1, num_live=40, num_walkers=400), Program(rugged, X[:, 0])
+    kernel.init(random.key(0), program)
+    known = Begin(kernel._nothing, jnp.asarray(GRID[:1]), most_fresh=_search.FRESH if bug else None)
+    highest = [kernel._near_peaks(random.key(seed), known, kernel._nothing.clumps, program).peaks[0] for seed in range(4)]
+    assert (abs(np.array(highest) - GRID[-1]).max() < 0.1) != bug
 
 
 def pair(x):
