@@ -82,7 +82,7 @@ def _joined(kernel: ParticleFilter, state: FilterState, key: Array) -> FilterSta
 
 def log_evidence(states: FilterState) -> np.ndarray:
     """[run]."""
-    return np.asarray(jax.nn.logsumexp(states.log_prior + states.log_evidence, axis=1))
+    return np.logaddexp.reduce(np.asarray(states.log_prior) + np.asarray(states.log_evidence), axis=1)
 
 
 def check_evidence(states: FilterState, log_z: float) -> None:
@@ -93,7 +93,7 @@ def check_evidence(states: FilterState, log_z: float) -> None:
 
 def answers(states: FilterState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Classes and groups [run, point, particle, row] of one joint filter, and their weights, those of the runs by their evidence."""
-    labels, groups, _ = jax.vmap(ancestry.partitions)(states.history, states.seen)
+    labels, groups, _ = jax.jit(jax.vmap(ancestry.partitions))(states.history, states.seen)
     num_rows = int(states.seen[0])
     last = lambda part: np.moveaxis(np.asarray(part)[:, :num_rows], 1, -1)
     log_weight = np.asarray(states.groups.log_weight[:, :, 0] + (states.log_prior + states.log_evidence)[..., None])
@@ -103,4 +103,4 @@ def answers(states: FilterState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def predictive(kernel: ParticleFilter, states: FilterState, program: Program) -> np.ndarray:
     """log p(class, row | rows seen) of the rows of a program, [run, row, class]."""
     with promoted():
-        return np.asarray(jax.vmap(lambda state: kernel.log_classes(state, program))(states))
+        return np.asarray(jax.jit(jax.vmap(lambda state: kernel.log_classes(state, program)))(states))

@@ -1,6 +1,7 @@
 """Members without names: which plates have such, told from the model; vectors with other places are the same; and what nested sampling
 makes of them."""
 
+from functools import cache
 from itertools import permutations
 from math import lgamma
 
@@ -28,10 +29,12 @@ X, Y = RNG.normal(size=(20, 2)), RNG.integers(0, 3, 20)
 ORDER = 4
 
 
+@cache
 def found(order=ORDER, model=family, **options):
     return exchangeable(Split(Program(model(order, num_classes=3, **options), X, Y)))
 
 
+@cache
 def heights(names=("node", "height", "slope"), first=0.0):
     """A layer of nodes under other names; with `first` the prior of the first node is another."""
 
@@ -45,6 +48,7 @@ def heights(names=("node", "height", "slope"), first=0.0):
     return model
 
 
+@cache
 def of_nodes(model):
     return exchangeable(Split(Program(model, X[:, 0], X[:, 1])))
 
@@ -83,7 +87,7 @@ def test_rows_that_give_members_names_are_no_more_of_the_same():
         with numpyro.plate("row", len(x)):
             numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
-    alike, other = jnp.repeat(X[:, :1], 2, 1), jnp.asarray(X)
+    alike, other = np.repeat(X[:, :1], 2, 1), X
     kernel = Staged(columns, num_stages=1, num_live=40, num_walkers=0)
     state = over(kernel.init(random.key(0), Program(columns, alike)))
     kernel._check_alike(Program(columns, alike[:10]))
@@ -112,34 +116,39 @@ def test_a_vector_and_the_same_with_other_places_are_alike(options, bug, monkeyp
     assert exchange is not None
     if bug:
         monkeypatch.delitem(exchange._axis, "mu")
-    order = jnp.array([2, 0, 3, 1])
+    order = np.array([2, 0, 3, 1])
+    split = exchange.split
+    told = jax.jit(lambda z: (split.densities(z)[1], split.values(z)["beta"]))
+    draw, placed = jax.jit(split.draw), jax.jit(lambda z, order: exchange.placed(z, order))
     for key in random.split(random.key(0), 5):
-        z = exchange.split.draw(key)
-        moved = exchange.placed(z, order)
-        one, other = exchange.split.densities(z), exchange.split.densities(moved)
-        assert np.allclose(one[1], other[1]) != bug
-        np.testing.assert_allclose(exchange.split.values(moved)["beta"], exchange.split.values(z)["beta"][order])
-        np.testing.assert_allclose(exchange.placed(moved, jnp.argsort(order)), z, atol=1e-9)
+        z = draw(key)
+        moved = placed(z, order)
+        (one, beta), (other, beta_of_moved) = told(z), told(moved)
+        assert np.allclose(one, other) != bug
+        np.testing.assert_allclose(beta_of_moved, np.asarray(beta)[order])
+        np.testing.assert_allclose(placed(moved, np.argsort(order)), z, atol=1e-9)
 
 
 def test_places_are_found_again():
     """Whatever the places of a vector, they become those of the reference, of which it is a noisy copy."""
     exchange = found()
     assert exchange is not None
-    near = exchange.split.draw(random.key(2)) + 0.02 * random.normal(random.key(3), (30, exchange.split.size))
-    reference = jax.vmap(exchange.features)(near[:1])
-    reference = exchange.first_reference(near)._replace(place=reference[0])
+    near = np.asarray(jax.jit(exchange.split.draw)(random.key(2)) + 0.02 * random.normal(random.key(3), (30, exchange.split.size)))
+    reference = jax.jit(jax.vmap(exchange.features))(near[:1])
+    reference = jax.jit(exchange.first_reference)(near)._replace(place=reference[0])
+    again = jax.jit(lambda z, order: exchange.alike(exchange.placed(z, order), reference))
     for number, order in enumerate(RNG.permuted(np.tile(np.arange(ORDER), (10, 1)), axis=1)):
-        again = exchange.alike(exchange.placed(near[number], jnp.asarray(order)), reference)
-        np.testing.assert_allclose(again, near[number], atol=1e-6)
+        np.testing.assert_allclose(again(near[number], order), near[number], atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e200])
 def test_a_vector_that_is_not_finite_stays_so_and_no_member_is_lost(value):
     exchange = of_nodes(heights())
     assert exchange is not None
-    reference = exchange.first_reference(jnp.stack([exchange.split.draw(key) for key in random.split(random.key(2), 10)]))
-    z = exchange.split.draw(random.key(3)).at[0].set(value)
+    draw = jax.jit(exchange.split.draw)
+    reference = jax.jit(exchange.first_reference)(np.stack([draw(key) for key in random.split(random.key(2), 10)]))
+    z = np.array(draw(random.key(3)))
+    z[0] = value
     assert sorted(jax.jit(exchange._order)(z, reference).tolist()) == [0, 1, 2]  # eager, NumPyro would refuse z
     np.testing.assert_array_equal(jnp.isfinite(jax.jit(exchange.alike)(z, reference)).all(), np.isfinite(value))
 
@@ -161,13 +170,19 @@ def test_all_copies_come_to_one_of_them(bug, monkeypatch):
     assert exchange is not None
     if bug:
         monkeypatch.setattr(Exchangeable, "_order", in_turn)
-    vectors = jnp.stack([exchange.split.draw(key) for key in random.split(random.key(2), 30)])
-    reference, is_right = exchange.first_reference(vectors), []
-    orders = jnp.array(list(permutations(range(ORDER))))
-    for z in vectors[1:8]:
+    draw = jax.jit(exchange.split.draw)
+    vectors = np.stack([draw(key) for key in random.split(random.key(2), 30)])
+    reference, is_right = jax.jit(exchange.first_reference)(vectors), []
+    orders = np.array(list(permutations(range(ORDER))))
+
+    @jax.jit
+    def of_copies(z):
         copies = jax.vmap(exchange.placed, (None, 0))(z, orders)
-        chosen = jax.vmap(exchange.alike, (0, None))(copies, reference)
-        is_one = jax.vmap(exchange.is_alike, (0, None))(copies, reference).sum() == 1
+        return copies, *(jax.vmap(of, (0, None))(copies, reference) for of in (exchange.alike, exchange.is_alike))
+
+    for z in vectors[1:8]:
+        copies, chosen, are_alike = map(np.asarray, of_copies(z))
+        is_one = are_alike.sum() == 1
         is_copy = np.abs(chosen[0] - copies).max(1).min() < 1e-6
         is_right.append(is_one and is_copy and np.abs(chosen - chosen[0]).max() < 1e-6)
     assert all(is_right) != bug
@@ -176,14 +191,14 @@ def test_all_copies_come_to_one_of_them(bug, monkeypatch):
 def test_shuffled_values_keep_members_whole():
     exchange = found()
     assert exchange is not None
-    values = exchange.split.values(exchange.split.draw(random.key(2)))
-    orders = set()
+    values = jax.jit(lambda key: exchange.split.values(exchange.split.draw(key)))(random.key(2))
+    orders, shuffled = set(), jax.jit(exchange.shuffled)
     for seed in range(20):
-        other = exchange.shuffled(random.key(seed), values)
+        other = shuffled(random.key(seed), values)
         order = [int(np.flatnonzero(np.asarray(values["beta"]) == weight)[0]) for weight in np.asarray(other["beta"])]
         orders.add(tuple(order))
         for name in values:
-            np.testing.assert_array_equal(other[name], values[name][np.array(order)])
+            np.testing.assert_array_equal(other[name], np.asarray(values[name])[order])
     assert len(orders) > 8
 
 
@@ -217,9 +232,10 @@ def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
     exchange = of_nodes(heights())
     assert exchange is not None
     split, named = exchange.split, Backed(StateClumps(exchange.split.size), 0.5)
-    mean = split.draw(random.key(5))
-    clumps = Clumps(jnp.zeros(1), mean[None], jnp.eye(split.size)[None])
-    reference = exchange.first_reference(jnp.stack([mean, *(split.draw(key) for key in random.split(random.key(2), 20))]))
+    own = jax.jit(split.draw)
+    mean = np.asarray(own(random.key(5)))
+    clumps = Clumps(*map(jnp.asarray, (np.zeros(1), mean[None], np.eye(split.size)[None])))
+    reference = jax.jit(exchange.first_reference)(np.stack([mean, *(own(key) for key in random.split(random.key(2), 20))]))
     if bug == "one copy":
         monkeypatch.setattr(exchange, "log_copies", 0.0)
     draw = split.draw if bug == "draws of all copies" else drawn_in_places(exchange, reference, split.draw)

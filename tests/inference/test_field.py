@@ -87,10 +87,11 @@ def test_covariance_is_the_one_that_the_model_factorises(edit):
     scales = ("length",) if edit in ("inverse", "uneven") else ("size", "length")
     field = read_field(program, "noise", ("noise", *scales)).proved(program, random.key(0))
     assert field.is_factorised == (edit is None)  # else the functions have another factor, or nobody knows which of them is theirs
-    values = program.draw_initial(random.key(1))
-    found, wanted = (replace(field, is_factorised=flag).affine(program, values) for flag in (field.is_factorised, False))
+    values = jax.jit(program.draw_initial)(random.key(1))
+    both = lambda values: [replace(field, is_factorised=flag).affine(program, values) for flag in (field.is_factorised, False)]
+    (found, wanted), function = jax.jit(lambda values: (both(values), field.function(program, values)))(values)
     jax.tree.map(partial(assert_allclose, atol=1e-12), found, wanted)
-    assert_allclose(wanted.level + jnp.einsum("kij,jk->ik", wanted.root, values["noise"]), field.function(program, values), atol=1e-12)
+    assert_allclose(wanted.level + np.einsum("kij,jk->ik", wanted.root, values["noise"]), function, atol=1e-12)
 
 
 @pytest.mark.slow_after(2)
@@ -132,7 +133,7 @@ def test_surrogate_data_tell_of_the_noise_what_a_normal_does():
     at, surrogate = told()
     none = jnp.zeros((2, 4))
     mean, _ = at.given(surrogate, none, none)
-    of_before, of_error = jax.jacobian(lambda *drawn: at.given(surrogate, *drawn)[0], (0, 1))(none, none)
+    of_before, of_error = jax.jit(jax.jacobian(lambda *drawn: at.given(surrogate, *drawn)[0], (0, 1)))(none, none)
     for k in range(2):
         effect = np.asarray(at.root[k])[SEEN]
         gain = effect.T @ np.linalg.inv(effect @ effect.T + VARIANCE * np.eye(3))

@@ -127,7 +127,7 @@ def test_structure_is_read_by_its_sites():
     "options",
     [
         {},
-        {"base": mixture},
+        pytest.param({"base": mixture}, marks=pytest.mark.slow),
         pytest.param({"base": student_t}, marks=pytest.mark.slow),
         pytest.param({"covariance": matern32}, marks=pytest.mark.slow),
         pytest.param({"is_ard": True}, marks=pytest.mark.slow),
@@ -204,6 +204,7 @@ def test_a_scale_whose_support_moves_is_refused():
         read_field(program, "rejected_noise", names)
 
 
+@pytest.mark.slow
 def test_sites_of_nobody_are_named():
     kernel = LatentHistory(archipelago)
     with pytest.raises(StructureError, match=r"'mean', 'scale', 'root'.* NUTS"):

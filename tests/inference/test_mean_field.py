@@ -33,7 +33,7 @@ def is_mean(draws, wanted):
 
 
 def drawn(family, hyper):
-    return jax.vmap(lambda key: family.draw(key, hyper))(random.split(random.key(0), DRAWS))
+    return jax.jit(jax.vmap(lambda key: family.draw(key, hyper)))(random.split(random.key(0), DRAWS))
 
 
 @pytest.mark.slow_after(1)
@@ -42,23 +42,26 @@ def test_columns(name):
     family, hyper, prior = FAMILIES[name]
     hyper, prior = jax.tree.map(jnp.asarray, (hyper, prior))
     field, values = COLUMNS[family], drawn(family, hyper)
-    assert is_mean(jax.vmap(field.natural)(values), field.expected(hyper))
-    apart = jax.vmap(lambda *at: jnp.sum(family.log_prior(hyper, at) - family.log_prior(prior, at)))(*values)
-    assert is_mean(apart, field.divergence(hyper, prior))
+    assert is_mean(jax.jit(jax.vmap(field.natural))(values), jax.jit(field.expected)(hyper))
+    apart = jax.jit(jax.vmap(lambda *at: jnp.sum(family.log_prior(hyper, at) - family.log_prior(prior, at))))(*values)
+    assert is_mean(apart, jax.jit(field.divergence)(hyper, prior))
     weights = jnp.array([1.0, 0.5, 0.25, 2.0])
     x = jnp.asarray(X)
-    statistics = field.statistics(x, prior)
-    after = field.posterior(prior, jnp.einsum("n,ncs->cs", weights, statistics)[None])
-    each = prior
+    statistics = jax.jit(field.statistics)(x, prior)
+    after = jax.jit(lambda statistics: field.posterior(prior, jnp.einsum("n,ncs->cs", weights, statistics)[None]))(statistics)
+    each, add = prior, jax.jit(family.add)
     for row, weight in zip(x, weights, strict=True):
-        each = family.add(each, row, weight)
+        each = add(each, row, weight)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b), after, each)
-    log_likelihood = lambda *at: jnp.einsum("ncs,kcs->n", statistics, field.natural(at)) + field.log_base(x)
-    one = jax.tree.map(lambda leaf: leaf[0], values)
-    update = family.log_prior(after, one) - family.log_prior(prior, one)
-    other = jax.tree.map(lambda leaf: leaf[1], values)
-    moved = family.log_prior(after, other) - family.log_prior(prior, other)
-    np.testing.assert_allclose(jnp.sum(update - moved), weights @ (log_likelihood(*one) - log_likelihood(*other)))
+
+    @jax.jit
+    def told(at):
+        """What the update adds to the log density, and the log likelihood of the rows by their weights."""
+        log_likelihood = jnp.einsum("ncs,kcs->n", statistics, field.natural(at)) + field.log_base(x)
+        return jnp.sum(family.log_prior(after, at) - family.log_prior(prior, at)), weights @ log_likelihood
+
+    one, other = (np.array(told(jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], values))) for i in (0, 1))
+    np.testing.assert_allclose(*(one - other))
 
 
 ROOT = np.array([[1.0, 0.0, 0.0], [0.4, 1.2, 0.0], [-0.3, 0.2, 0.8]])
@@ -70,18 +73,19 @@ GATE_PRIOR = WishartHyper(np.zeros((1, 3)), np.array([0.5]), np.array([4.0]), 1.
 def test_features(family):
     hyper, prior = jax.tree.map(jnp.asarray, (GATE, GATE_PRIOR))
     matrix, loc = drawn(family, hyper)
-    precision = matrix if family == NormalWishart() else jnp.linalg.inv(matrix)
-    form = jax.vmap(quadratic.gate_natural)(precision, loc)
-    wanted = quadratic.gate_expected(hyper)
+    precision = matrix if family == NormalWishart() else np.linalg.inv(matrix)
+    form = jax.jit(jax.vmap(quadratic.gate_natural))(precision, loc)
+    wanted = jax.jit(quadratic.gate_expected)(hyper)
     assert is_mean(form.const, wanted.const)
     assert is_mean(form.matrix, wanted.matrix)
-    apart = jax.vmap(lambda *at: family.log_prior(hyper, at)[0] - family.log_prior(prior, at)[0])(matrix, loc)
-    assert is_mean(apart, quadratic.gate_divergence(hyper, prior))
-    x, weights = random.normal(random.key(1), (5, 3)), jnp.array([1.0, 0.5, 0.25, 2.0, 0.0])
-    u = jnp.concatenate([x, jnp.ones((5, 1))], 1)
-    after, each = quadratic.gate_posterior(prior, jnp.einsum("n,ni,nj->ij", weights, u, u)[None]), prior
+    apart = jax.jit(jax.vmap(lambda *at: family.log_prior(hyper, at)[0] - family.log_prior(prior, at)[0]))(matrix, loc)
+    assert is_mean(apart, jax.jit(quadratic.gate_divergence)(hyper, prior))
+    x, weights = np.asarray(random.normal(random.key(1), (5, 3))), np.array([1.0, 0.5, 0.25, 2.0, 0.0])
+    u = np.concatenate([x, np.ones((5, 1))], 1)
+    after, each = jax.jit(quadratic.gate_posterior)(prior, np.einsum("n,ni,nj->ij", weights, u, u)[None]), prior
+    add = jax.jit(family.add)
     for row, weight in zip(x, weights, strict=True):
-        each = family.add(each, row, weight)
+        each = add(each, row, weight)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), after, each)
 
 
@@ -99,12 +103,9 @@ def log_normal(x, loc, precision):
     return (jnp.log(precision) - jnp.log(2 * jnp.pi) - precision * (x - loc) ** 2) / 2
 
 
-@pytest.mark.parametrize("name", COMMON_PRIORS)
-def test_weights_of_experts(name):
-    """The bound of one block: E log p(w, zeta, lambda) - log q, by draws; and it is largest where the update puts it."""
-    prior = COMMON_PRIORS[name]
-    weights = Weights(random.normal(random.key(2), (1, 3, 2)), 0.2 * jnp.stack([ROOT[:2, :2] @ ROOT[:2, :2].T] * 3)[None])
-    common = quadratic.common_posterior(prior, weights)
+@jax.jit
+def terms_by_draws(prior, common, weights):
+    """log p(w | zeta, lambda) - log q(w), and log q - log p of zeta and lambda, at draws from q."""
     keys = random.split(random.key(3), 3)
     is_known, is_free = jnp.isinf(prior.rate), jnp.isfinite(prior.gamma)
     rate = jnp.where(is_known, 1.0, common.rate)
@@ -115,14 +116,31 @@ def test_weights_of_experts(name):
     log_gamma = lambda x, a, b: a * jnp.log(b) - jax.scipy.special.gammaln(a) + (a - 1) * jnp.log(x) - b * x
     log_q = jax.scipy.stats.multivariate_normal.logpdf(w, weights.mean[None], weights.covariance[None]).sum((1, 2))
     log_p = log_normal(w, zeta[:, :, None], precision[:, :, None]).sum((1, 2, 3))
-    assert is_mean(log_p - log_q, quadratic.weights_term(common, weights))
     before = jnp.where(is_free, prior.gamma, 1.0) * precision
     of_zeta = jnp.where(is_free, log_normal(zeta, common.loc, gamma * precision) - log_normal(zeta, prior.loc, before), 0.0)
     apart = log_gamma(precision, common.concentration, rate) - log_gamma(
         precision, prior.concentration, jnp.where(is_known, 1.0, prior.rate)
     )
-    assert is_mean((of_zeta + jnp.where(is_known, 0.0, apart)).sum((1, 2)), quadratic.common_divergence(common, prior))
-    bound = lambda common: quadratic.weights_term(common, weights) - quadratic.common_divergence(common, prior)
+    return log_p - log_q, (of_zeta + jnp.where(is_known, 0.0, apart)).sum((1, 2))
+
+
+@jax.jit
+def terms(prior, common, weights):
+    """What the two are in closed form."""
+    return quadratic.weights_term(common, weights), quadratic.common_divergence(common, prior)
+
+
+@pytest.mark.parametrize("name", COMMON_PRIORS)
+def test_weights_of_experts(name):
+    """The bound of one block: E log p(w, zeta, lambda) - log q, by draws; and it is largest where the update puts it."""
+    prior = COMMON_PRIORS[name]
+    covariance = 0.2 * np.stack([ROOT[:2, :2] @ ROOT[:2, :2].T] * 3)[None]
+    weights = Weights(np.asarray(random.normal(random.key(2), (1, 3, 2))), covariance)
+    common = jax.tree.map(np.asarray, jax.jit(quadratic.common_posterior)(prior, weights))
+    for draws, wanted in zip(terms_by_draws(prior, common, weights), terms(prior, common, weights), strict=True):
+        assert is_mean(draws, wanted)
+    is_known, is_free = np.isinf(prior.rate), np.isfinite(prior.gamma)
+    bound = lambda common: np.subtract(*map(np.asarray, terms(prior, common, weights)))
     moving = {"loc": is_free, "gamma": is_free, "concentration": ~is_known, "rate": ~is_known}
     for field in (name for name, moves in moving.items() if moves.all()):
         moved = [bound(common._replace(**{field: getattr(common, field) * factor})) for factor in (0.99, 1.01)]
@@ -133,10 +151,11 @@ def test_weights_are_a_regression():
     """q(w) is the posterior of w where rows are known and zeta, lambda stand at their means."""
     d, t = random.normal(random.key(4), (9, 2)), random.normal(random.key(5), (9,))
     common = Common(*(jnp.full((1, 2), number) for number in (0.2, 4.5, 3.0, 2.0)))
-    found = quadratic.weights_posterior(common, (d.T @ d)[None, None], (d.T @ t)[None, None])
+    found = jax.jit(quadratic.weights_posterior)(common, (d.T @ d)[None, None], (d.T @ t)[None, None])
     log_joint = lambda w: log_normal(t, d @ w, jnp.ones(())).sum() + log_normal(w, common.loc[0], 1.5).sum()
-    np.testing.assert_allclose(jax.grad(log_joint)(found.mean[0, 0]), 0, atol=1e-12)
-    np.testing.assert_allclose(-jax.hessian(log_joint)(found.mean[0, 0]), jnp.linalg.inv(found.covariance[0, 0]))
+    slope, curvature = jax.jit(lambda w: (jax.grad(log_joint)(w), jax.hessian(log_joint)(w)))(found.mean[0, 0])
+    np.testing.assert_allclose(slope, 0, atol=1e-12)
+    np.testing.assert_allclose(-curvature, np.linalg.inv(found.covariance[0, 0]))
 
 
 def test_sticks():

@@ -1,5 +1,7 @@
 """What workers have learned apart, put together, against the exact answer; a product that counts the prior too often; what is refused."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,19 +108,25 @@ def test_what_is_drawn_has_its_own_density(monkeypatch):
     program = Program(pair, TWO)
     kernel._read(program)
     kernel.row_arguments = ("x",)
-    one = Clumps(jnp.zeros(1), jnp.array([[0.5, -0.5]]), jnp.eye(2)[None])
-    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[kernel._named(jax.random.key(number), one) for number in range(2)])
+    one = Clumps(*map(jnp.asarray, (np.zeros(1), np.array([[0.5, -0.5]]), np.eye(2)[None])))
+    both = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *[kernel._named(jax.random.key(number), one) for number in range(2)])
     z = kernel._draws(jax.random.key(1), 2000, kernel.split, (both, kernel._nothing))
-    log_prior, rest = jax.vmap(kernel._densities(both, program))(z)
+    log_prior, rest = jax.jit(jax.vmap(kernel._densities(both, program)))(z)
     ratio = np.exp(stats.norm.logpdf(z, 0, 0.7).sum(1) - np.asarray(log_prior))
     assert np.isfinite(rest).all()
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(len(z))
 
 
+@cache
+def begun(num_rows, model, **settings):
+    """A kernel, and its first state."""
+    kernel = Staged(model, num_stages=1, num_live=40, num_walkers=0, **settings)
+    return kernel, kernel.init(jax.random.key(0), Program(model, *((X[:num_rows], Y[:num_rows]) if model is line else (TWO,))))
+
+
 def fake(is_over=True, num_rows=50, model=line, replicates=1, **settings):
     """A driver that stands at its first step, or where it has finished."""
-    kernel = Staged(model, num_stages=1, num_live=40, **settings)
-    state = kernel.init(jax.random.key(0), Program(model, *((X[:num_rows], Y[:num_rows]) if model is line else (TWO,))))
+    kernel, state = begun(num_rows, model, **settings)
     driver = Driver(kernel, progress_bar=False)
     driver.__class__ = type("Fake", (Driver,), {"states": [over(state) if is_over else state] * replicates})
     return driver

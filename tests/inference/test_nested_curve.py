@@ -63,7 +63,15 @@ def test_a_walk_leaves_the_prior_above_the_limit_alone(bug):
 
 
 @pytest.mark.usefixtures("x64", "numpyro_promotion")
-@pytest.mark.slow_after(1)
+def test_a_small_run_with_them_is_near_the_evidence():
+    model, args, exact = EXACT["line"]
+    kernel = NestedSampler(model, num_live=60, along_curve=0.5)
+    attrs = Driver(kernel, num_samples=10, progress_bar=False).run(0, *args).attrs
+    assert abs(attrs["log_evidence"] - exact) < 3.5 * attrs["log_evidence_se"]
+
+
+@pytest.mark.usefixtures("x64", "numpyro_promotion")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["line", "two modes"])
 def test_nested_sampling_with_them_finds_the_evidence(name):
     model, args, exact = EXACT[name]

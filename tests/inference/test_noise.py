@@ -39,7 +39,7 @@ def test_log_cdf_has_both_tails(name):
     noise, known = NOISES[name]
     z = np.concatenate([known.ppf([1e-12, 1e-3, 0.2, 0.5, 0.9]), known.isf([1e-3, 1e-9])])
     np.testing.assert_allclose(
-        log_cdf(noise, jnp.asarray(z)), np.log1p(-known.sf(z)) * (z > z[3]) + known.logcdf(z) * (z <= z[3]), rtol=1e-6
+        jax.jit(lambda z: log_cdf(noise, z))(z), np.log1p(-known.sf(z)) * (z > z[3]) + known.logcdf(z) * (z <= z[3]), rtol=1e-6
     )
 
 
@@ -47,7 +47,7 @@ def test_log_cdf_has_both_tails(name):
 def test_log_cdf_has_the_slope_of_its_hazard(name):
     noise, known = NOISES[name]
     z = known.ppf([1e-6, 0.1, 0.45, 0.8, 0.999])
-    slopes = jax.vmap(jax.grad(lambda at: log_cdf(noise, at)))(jnp.asarray(z))
+    slopes = jax.jit(jax.vmap(jax.grad(lambda at: log_cdf(noise, at))))(z)
     np.testing.assert_allclose(slopes, known.pdf(z) / known.cdf(z), rtol=1e-6)
 
 
@@ -55,8 +55,9 @@ def test_log_cdf_has_the_slope_of_its_hazard(name):
 def test_log_cdf_has_a_slope_at_zero_in_float32(name):
     noise, known = NOISES[name]
     with jax.enable_x64(False):
+        slope = jax.jit(jax.grad(lambda at: log_cdf(noise, at)))
         for z in (0.0, 1e-5, -1e-5):
-            assert float(jax.grad(lambda at: log_cdf(noise, at))(jnp.float32(z))) == pytest.approx(known.pdf(z) / known.cdf(z), rel=1e-3)
+            assert float(slope(np.float32(z))) == pytest.approx(known.pdf(z) / known.cdf(z), rel=1e-3)
 
 
 @each_noise
@@ -64,14 +65,15 @@ def test_choice_is_the_integral_of_equation_5(name):
     noise, known = NOISES[name]
     tolerance = 1e-3 if name == "laplace" else 1e-5  # kinks
     wanted = [integral(known, k) for k in range(len(UTILITY))]
-    np.testing.assert_allclose(np.exp(Choice(UTILITY, noise).log_probs), wanted, rtol=tolerance)
-    np.testing.assert_allclose(np.exp(Choice(UTILITY, noise)._integral(jnp.asarray(UTILITY))), wanted, rtol=tolerance)
+    both = lambda utility: (Choice(utility, noise).log_probs, Choice(utility, noise)._integral(utility))
+    for found in jax.jit(both)(UTILITY):
+        np.testing.assert_allclose(np.exp(found), wanted, rtol=tolerance)
 
 
 @each_noise
 def test_probabilities_of_many_classes_sum_to_one(name):
     utility = np.random.default_rng(0).normal(size=(2, 1000))
-    total = np.exp(Choice(utility, NOISES[name][0])._integral(jnp.asarray(utility))).sum(-1)
+    total = np.exp(jax.jit(lambda utility: Choice(utility, NOISES[name][0])._integral(utility))(utility)).sum(-1)
     np.testing.assert_allclose(total, 1.0, atol=1e-3 if name == "laplace" else 1e-7)
 
 
@@ -84,36 +86,44 @@ def test_the_hazard_of_another_noise_is_seen(monkeypatch):
 def test_log_prob_of_a_class_is_that_of_all_classes():
     utility = np.random.default_rng(1).normal(size=(4, 6))
     for noise in (dist.Gumbel(0.0, 1.0), dist.Logistic(0.0, 1.0)):
-        choice = Choice(utility, noise)
-        own = choice.log_prob(jnp.array([0, 3, 5, 2]))
-        np.testing.assert_allclose(own, np.asarray(choice.log_probs)[np.arange(4), [0, 3, 5, 2]], rtol=1e-12)
-        np.testing.assert_allclose(choice.log_prob(choice.enumerate_support()), np.asarray(choice.log_probs).T, rtol=1e-12)
+
+        @jax.jit
+        def answers(utility, own, noise=noise):
+            choice = Choice(utility, noise)
+            return choice.log_prob(own), choice.log_prob(choice.enumerate_support()), choice.log_probs
+
+        of_own, of_each, wanted = map(np.asarray, answers(utility, np.array([0, 3, 5, 2])))
+        np.testing.assert_allclose(of_own, wanted[np.arange(4), [0, 3, 5, 2]], rtol=1e-12)
+        np.testing.assert_allclose(of_each, wanted.T, rtol=1e-12)
 
 
 def test_gradient_of_a_choice_is_that_of_the_softmax():
     gumbel = Choice(UTILITY, dist.Gumbel(0.0, 1.0))
-    slope = jax.grad(lambda utility: Choice(utility, dist.Gumbel(0.0, 1.0))._integral(utility)[2])(jnp.asarray(UTILITY))
+    slope = jax.jit(jax.grad(lambda utility: Choice(utility, dist.Gumbel(0.0, 1.0))._integral(utility)[2]))(UTILITY)
     np.testing.assert_allclose(slope, np.eye(5)[2] - np.exp(gumbel.log_probs), atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["normal", "student_t"])
 def test_draws_have_the_probabilities(name):
     choice = Choice(UTILITY, NOISES[name][0])
-    counts = np.bincount(choice.sample(random.key(0), (20_000,)), minlength=5)
-    assert stats.chisquare(counts, 20_000 * np.exp(choice.log_probs) / np.exp(choice.log_probs).sum()).pvalue > 1e-3
+    drawn, log_probs = jax.jit(lambda key: (choice.sample(key, (20_000,)), choice.log_probs))(random.key(0))
+    counts, probs = np.bincount(drawn, minlength=5), np.exp(log_probs)
+    assert stats.chisquare(counts, 20_000 * probs / probs.sum()).pvalue > 1e-3
 
 
 def test_whether_a_draw_is_below_has_both_outcomes():
-    bound = jnp.array([-3.0, 0.2, 4.0])
+    bound = np.array([-3.0, 0.2, 4.0])
     for noise, known in NOISES.values():
-        np.testing.assert_allclose(Below(bound, noise).log_prob(np.ones(3, int)), known.logcdf(bound), rtol=1e-6, atol=1e-12)
+        log_prob = jax.jit(lambda outcome, noise=noise: Below(jnp.asarray(bound), noise).log_prob(outcome))
+        np.testing.assert_allclose(log_prob(np.ones(3, int)), known.logcdf(bound), rtol=1e-6, atol=1e-12)
         np.testing.assert_allclose(
-            Below(bound, noise).log_prob(jnp.array([0, 1, 0])),
+            log_prob(np.array([0, 1, 0])),
             np.array([known.logsf(-3.0), known.logcdf(0.2), known.logsf(4.0)]),
             rtol=1e-6,
             atol=1e-10,
         )
-    share = Below(bound, dist.Normal(0.0, 1.0)).sample(random.key(1), (20_000,)).mean(0)
+    draw = jax.jit(lambda key: Below(jnp.asarray(bound), dist.Normal(0.0, 1.0)).sample(key, (20_000,)))
+    share = np.asarray(draw(random.key(1))).mean(0)
     np.testing.assert_allclose(share, stats.norm.cdf(bound), atol=0.015)
 
 

@@ -1,5 +1,6 @@
 """Probabilities of signs of normal numbers, against another library's and against what must hold."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
 POINTS = points_of(3, 128)
+found_by = jax.jit(log_orthant)
 
 
 def problems(size, number=12):
@@ -22,7 +24,7 @@ def problems(size, number=12):
 
 def errors(size, num, covariance_of=lambda covariance: covariance):
     loc, covariance, signs = problems(size)
-    found = np.exp(log_orthant(*map(jnp.asarray, (loc, covariance_of(covariance), signs)), points_of(size, num)))
+    found = np.exp(found_by(loc, covariance_of(covariance), signs, points_of(size, num)))
     flipped = signs[:, :, None] * covariance * signs[:, None]
     exact = [stats.multivariate_normal(None, c, seed=0).cdf(s * m) for m, c, s in zip(loc, flipped, signs, strict=True)]
     return abs(found - np.array(exact))
@@ -44,7 +46,7 @@ def test_cases_of_a_decision_sum_to_one():
     """The first number that is above 0, or none: whatever comes after it is not asked for."""
     loc, covariance, _ = problems(3)
     cases = [[1, 0, 0], [-1, 1, 0], [-1, -1, 1], [-1, -1, -1]]
-    each = [log_orthant(jnp.asarray(loc), jnp.asarray(covariance), jnp.broadcast_to(jnp.array(case), loc.shape), POINTS) for case in cases]
+    each = [found_by(loc, covariance, np.broadcast_to(case, loc.shape), POINTS) for case in cases]
     np.testing.assert_allclose(np.exp(each).sum(0), 1, atol=1e-12)
     np.testing.assert_allclose(np.exp(each[0]), stats.norm.cdf(loc[:, 0] / np.sqrt(covariance[:, 0, 0])), atol=1e-12)
 
@@ -53,9 +55,9 @@ def test_cases_of_a_decision_sum_to_one():
 def test_what_is_nearly_impossible_has_a_logarithm(dtype):
     """Independent numbers have a closed form."""
     loc, signs = jnp.array([[-60.0, 50.0, -45.0]], dtype), jnp.array([[1, -1, 1]], dtype)
-    found = log_orthant(loc, jnp.eye(3, dtype=dtype)[None], signs, POINTS)
+    found = found_by(loc, jnp.eye(3, dtype=dtype)[None], signs, POINTS)
     np.testing.assert_allclose(found, stats.norm.logcdf([-60, -50, -45]).sum(), rtol=1e-6)
-    assert jnp.isfinite(log_orthant(loc, jnp.full((1, 3, 3), 30.0, dtype) + jnp.eye(3, dtype=dtype)[None], signs, POINTS)).all()
+    assert np.isfinite(found_by(loc, jnp.full((1, 3, 3), 30.0, dtype) + jnp.eye(3, dtype=dtype)[None], signs, POINTS)).all()
 
 
 def test_a_sequence_goes_on():

@@ -264,8 +264,8 @@ all_even = scheme("optimal", lambda chosen, log_weight: jnp.where(chosen.log_wei
 
 by_chance = partial(check_unbiased, "normal_inverse_chi2", "multinomial")
 SLIPS = {
-    "weights overwritten": (overwritten, by_chance),
     "unweighted average": (unweighted_average, check_exact),
+    "weights overwritten": (overwritten, by_chance),
     "new group once for each group": (once_a_group, check_exact),
     "no normaliser": (no_normaliser, check_exact),
     "garbled predictive": (garbled_predictive, check_exact),
@@ -278,7 +278,7 @@ SLIPS = {
 }
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", SLIPS)
 def test_a_slip_is_seen(name, monkeypatch):
     slip, check = SLIPS[name]

@@ -272,10 +272,11 @@ def test_numbers_that_follow_the_rows_are_refused(component, num_rows):
     ("name", "number", "site"),
     [
         ("alpha", 2.0, "z"),
-        pytest.param("gamma", 2.0, "y", marks=pytest.mark.slow),
-        pytest.param("max_groups", 2, "z", marks=pytest.mark.slow),
+        ("gamma", 2.0, "y"),
+        ("max_groups", 2, "z"),
     ],
 )
+@pytest.mark.slow
 def test_numbers_of_the_partition_that_follow_the_rows_are_refused(name, number, site):
     def model(x, y):
         return aclass(x, y, **{name: len(x) * number})

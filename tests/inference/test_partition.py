@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -68,7 +69,7 @@ def test_every_component_is_read_with_its_numbers(name):
     assert (found.z, found.labels, found.shares, found.scalars) == ("z", "y", "share", ())
     assert (found.num_classes, found.max_groups) == (2, 3)
     assert (block.site, block.priors, block.num_axes) == ("x", priors, 2)
-    parameters = found.parameters({})
+    parameters = jax.jit(found.parameters)({})
     hyper = parameters.priors["x"]
     for leaf, wanted in numbers.items():
         value = getattr(hyper, leaf)
@@ -107,7 +108,7 @@ def test_names_mean_nothing():
     found = read_partition(Program(renamed, BITS, Y))
     [block] = found.blocks
     assert (found.z, found.labels, found.shares, block.site, block.priors) == ("cluster", "sort", "weights", "answer", ("chance",))
-    parameters = found.parameters({})
+    parameters = jax.jit(found.parameters)({})
     np.testing.assert_allclose(parameters.class_weights, [2.0, 3.0])
     np.testing.assert_allclose(parameters.priors["answer"].concentration0, np.full((2, 3), 0.6))
     rows = found.rows(Program(renamed, BITS, Y))
@@ -150,7 +151,7 @@ def inverse_wishart(x, at):
 
 
 def test_priors_may_differ_by_feature_and_by_class():
-    hyper = read(by_class_and_feature).parameters({}).priors["x"]
+    hyper = jax.jit(read(by_class_and_feature).parameters)({}).priors["x"]
     np.testing.assert_allclose(hyper.concentration1, ONES)
     np.testing.assert_allclose(hyper.concentration0, np.full((2, 3), 2.0))
 
@@ -166,7 +167,7 @@ def test_priors_may_differ_by_feature_and_by_class():
     ids=["to_event", "whole numbers", "inverse Wishart"],
 )
 def test_other_ways_to_write_a_component_are_followed(component, x, numbers):
-    hyper = read(component, x).parameters({}).priors["x"]
+    hyper = jax.jit(read(component, x).parameters)({}).priors["x"]
     for leaf, wanted in numbers.items():
         value = getattr(hyper, leaf)
         np.testing.assert_allclose(value, np.broadcast_to(wanted, value.shape), rtol=1e-9)
@@ -184,7 +185,7 @@ def one_column(x):
 def test_without_classes_there_is_one():
     found = read_partition(Program(one_column, BITS[:, 0]))
     assert (found.labels, found.shares, found.num_classes, found.blocks[0].num_axes) == (None, None, 1, 1)
-    assert found.parameters({}).priors["x"].concentration1.shape == (1, 1)
+    assert jax.jit(found.parameters)({}).priors["x"].concentration1.shape == (1, 1)
     rows = found.rows(Program(one_column, BITS[:, 0]))
     np.testing.assert_array_equal(rows.values["x"], BITS[:, :1])
     np.testing.assert_array_equal(rows.labels, np.zeros(6))
@@ -203,7 +204,7 @@ def with_shares(x, y, shares=None):
 def test_classes_of_fixed_probabilities_or_of_none():
     fixed = read_partition(Program(with_shares, BITS, Y, (0.3, 0.7)))
     assert (fixed.labels, fixed.shares) == ("y", None)
-    np.testing.assert_allclose(fixed.parameters({}).class_weights, [0.3, 0.7])
+    np.testing.assert_allclose(jax.jit(fixed.parameters)({}).class_weights, [0.3, 0.7])
     data = read_partition(Program(with_shares, BITS, Y))
     assert (data.labels, data.shares) == (None, None)
     np.testing.assert_array_equal(data.rows(Program(with_shares, BITS, Y)).labels, Y)
@@ -225,7 +226,7 @@ def with_latent_scalars():
 def test_latent_scalars_move_the_numbers():
     found = with_latent_scalars()
     assert found.scalars == ("alpha", "beta")
-    parameters = found.parameters({"alpha": 0.4, "beta": 0.9})
+    parameters = jax.jit(found.parameters)({"alpha": 0.4, "beta": 0.9})
     np.testing.assert_allclose(parameters.concentration, 0.4)
     np.testing.assert_allclose(parameters.priors["x"].concentration1, np.full((2, 3), 0.9))
 

@@ -155,7 +155,7 @@ COMPONENTS = {
 }
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_that_cannot_be_integrated_out_is_refused(name):
     component, message = COMPONENTS[name]
@@ -277,6 +277,7 @@ def off(method, change):
 more_rate = lambda hyper: hyper._replace(rate=hyper.rate * 1.01)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("family", "component", "x"),
     [

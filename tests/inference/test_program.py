@@ -51,7 +51,7 @@ def program():
 
 @pytest.fixture
 def values(program):
-    return program.draw_initial(random.key(3))
+    return jax.jit(program.draw_initial)(random.key(3))
 
 
 def test_sites_by_kind_in_the_order_of_the_trace(program):
@@ -113,7 +113,7 @@ def test_no_array_is_computed_to_list_the_sites():
 @pytest.mark.parametrize("model", [continuous, mixed])
 def test_dims_are_those_of_arviz(model):
     program = Program(model, X, Y)
-    values = program.draw_prior(random.key(0), 2)
+    values = jax.jit(lambda key: program.draw_prior(key, 2))(random.key(0))
     wanted = az.from_dict({"posterior": jax.tree.map(lambda v: np.asarray(v)[None], values)}, dims=infer_dims(model, (X, Y)))
     for name in values:
         assert program.dims[name] == wanted.posterior[name].dims[2:]
@@ -183,9 +183,11 @@ def test_unconstrained_density_equals_numpyro(program, values):
 
 
 def test_constrain_inverts_unconstrain_where_supports_depend_on_sites(program):
+    there_and_back = jax.jit(lambda values: program.constrain(program.unconstrain(values)))
+    draw_initial = jax.jit(program.draw_initial)
     for key in random.split(random.key(0), 5):
-        values = program.draw_initial(key)
-        back = program.constrain(program.unconstrain(values))
+        values = draw_initial(key)
+        back = there_and_back(values)
         assert all(jnp.allclose(back[name], values[name]) for name in program.latent)
         assert 0 < back["top"] < back["spread"]
 
@@ -200,14 +202,14 @@ def test_discrete_sites_pass_through_unconstrained_space():
 
 
 def test_prior_draws_have_the_prior_moments(program):
-    draws = program.draw_prior(random.key(0), 4000)
+    draws = jax.tree.map(np.asarray, jax.jit(lambda key: program.draw_prior(key, 4000))(random.key(0)))
     assert set(draws) == set(program.latent)
     assert abs(draws["spread"].mean() - 2.0) < 5 * (2 / 4000) ** 0.5
     assert abs((draws["top"] / draws["spread"]).mean() - 0.5) < 5 * (1 / 12 / 4000) ** 0.5
 
 
 def test_prediction_ignores_the_data_and_follows_changed_arguments(program, values):
-    predict = jax.vmap(lambda key: program.predict(key, values))
+    predict = jax.jit(jax.vmap(lambda key: program.predict(key, values)))
     drawn = predict(random.split(random.key(0), 4000))
     assert set(drawn) == {"mean", "y"}
     assert (abs(drawn["y"].mean(0) - drawn["mean"][0]) < 5 / 4000**0.5).all()

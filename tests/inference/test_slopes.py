@@ -117,7 +117,7 @@ def test_slopes_of_a_stage_are_those_of_its_posterior():
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     """The planted bug: of the rows that are new."""
-    kernel, seen = Staged(line, num_stages=1, num_live=40), []
+    kernel, seen = Staged(line, num_stages=1, num_live=40, num_walkers=0), []
     found_out = Staged._found_out
     monkeypatch.setattr(Staged, "_found_out", lambda self, state, program: seen.append(found_out(self, state, program)) or seen[-1])
     old, new = Program(line, X[:50], Y[:50]), Program(line, X[40:], Y[40:])

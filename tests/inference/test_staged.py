@@ -33,14 +33,14 @@ def sampled(size, seed=0):
 
 
 def said(clumps, z):
-    return np.asarray(jax.vmap(lambda z: StateClumps(z.size).log_density(clumps, z))(jnp.asarray(z)))
+    return np.asarray(jax.jit(jax.vmap(lambda z: StateClumps(z.size).log_density(clumps, z)))(z))
 
 
 def test_the_density_of_clumps_is_that_of_scipy():
     clumps = Clumps.of(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
     z, exact = sampled(50)
     np.testing.assert_allclose(said(clumps, z), exact)
-    drawn = np.asarray(jax.vmap(lambda key: StateClumps(2).draw(key, clumps))(random.split(random.key(0), 4000)))
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: StateClumps(2).draw(key, clumps)))(random.split(random.key(0), 4000)))
     np.testing.assert_allclose(drawn.mean(0), 0.7 * LOC[1], atol=0.08)
 
 
@@ -166,7 +166,7 @@ def over(state):
 
 def test_before_the_last_stage_has_finished_no_error_is_claimed():
     for num_stages in (1, 3):
-        kernel = Staged(line, num_stages=num_stages, num_live=40)
+        kernel = Staged(line, num_stages=num_stages, num_live=40, num_walkers=0)
         program = Program(line, X, Y)
         state = kernel.init(random.key(0), program)
         claimed = [kernel.results(each, program).attrs["log_evidence_se"] for each in (state, over(state))]
@@ -189,7 +189,7 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
         with numpyro.plate("row", len(x)):
             numpyro.sample("y", dist.Normal(x @ weight[: x.shape[1]], noise), obs=y)
 
-    kernel = Staged(noisy, num_stages=1, num_live=40)
+    kernel = Staged(noisy, num_stages=1, num_live=40, num_walkers=0)
     state = over(kernel.init(random.key(0), Program(noisy, x=X, y=Y)))
     with pytest.raises(ValueError, match=message):
         kernel.updated(state, Program(noisy, **arguments), kernel.split.program)

@@ -32,13 +32,20 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 def start(program):
     """Values to condition on, and several values of every site to compare densities at."""
-    draws = [program.draw_initial(key) for key in random.split(random.key(1), 3)]
+    draw_initial = jax.jit(program.draw_initial)
+    draws = [draw_initial(key) for key in random.split(random.key(1), 3)]
     return draws[0], draws
 
 
+def conditional_at(program, site, values, family, column=None):
+    """Compiled: the conditional, and its residual."""
+    return jax.jit(lambda values: conditional(program, site, values, family, column=column))(values)
+
+
 def assert_same_density(found, wanted, points):
+    log_probs = [jax.jit(each.log_prob) for each in (found, wanted)]
     for point in points:
-        np.testing.assert_allclose(found.log_prob(point), wanted.log_prob(point), rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(*(log_prob(point) for log_prob in log_probs), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.slow_after(4)
@@ -47,7 +54,7 @@ def test_conditional_equals_closed_form(case):
     program = Program(case.model)
     values, draws = start(program)
     family = identify(program, case.site, values, random.key(2))
-    found, residual = jax.jit(conditional, static_argnums=(0, 1, 3))(program, case.site, values, family)
+    found, residual = conditional_at(program, case.site, values, family)
     points = [point[case.site] for point in draws]
     assert family.name == case.family
     assert residual < 1e-10
@@ -88,7 +95,7 @@ def test_event_dims_are_kept():
 
     program = Program(model)
     values = {"x": jnp.ones((2, 3))}
-    found, _ = conditional(program, "x", values, identify(program, "x", values, random.key(0)))
+    found, _ = conditional_at(program, "x", values, identify(program, "x", values, random.key(0)))
     assert (found.batch_shape, found.event_shape) == ((2,), (3,))
 
 
@@ -103,7 +110,7 @@ def test_all_elements_of_a_matrix_jointly():
 
     program, values = Program(model), {"weight": jnp.ones((2, 3))}
     family = identify(program, "weight", values, random.key(0))
-    found, _ = conditional(program, "weight", values, family)
+    found, _ = conditional_at(program, "weight", values, family)
     precision = np.eye(6) + maps.T @ maps / 0.25
     wanted = dist.MultivariateNormal(np.linalg.solve(precision, maps.T @ Y / 0.25), precision_matrix=precision)
     assert family == BlockNormal(whole=True)
@@ -125,9 +132,10 @@ def test_binary_columns_that_depend_on_each_other_take_turns():
     values, _ = start(program)
     family = identify(program, "owns", values, random.key(0))
     assert isinstance(family, ByColumn)
+    log_joint = jax.jit(lambda owns: program.log_joint({"owns": owns}))
     for column in range(3):
-        found, residual = conditional(program, "owns", values, family, column=column)
-        joint = [program.log_joint({"owns": values["owns"].at[4, column].set(on)}) for on in (0, 1)]
+        found, residual = conditional_at(program, "owns", values, family, column=column)
+        joint = [log_joint(values["owns"].at[4, column].set(on)) for on in (0, 1)]
         assert residual < 1e-10
         assert jnp.allclose(found.logits[4], joint[1] - joint[0])
 
@@ -140,7 +148,7 @@ def test_labels_that_depend_on_each_other_take_turns():
 
     program, values = Program(model), {"label": jnp.array([1, 0, 1])}
     family = identify(program, "label", values, random.key(0))
-    found, _ = conditional(program, "label", values, family, column=1)
+    found, _ = conditional_at(program, "label", values, family, column=1)
     assert isinstance(family, ByColumn)
     assert jnp.allclose(found.logits, ((3 - 5) ** 2 - (3 - 7) ** 2) / 2)
 
@@ -149,8 +157,8 @@ def test_a_sweep_by_column_keeps_the_posterior():
     program = Program(binary_factors)
     family = identify(program, "owns", start(program)[0], random.key(0))
     rows = jnp.array(list(product((0, 1), repeat=3)))
-    log_posterior = jnp.array([program.log_joint({"owns": jnp.zeros((ROWS, 3), int).at[0].set(row)}) for row in rows])
-    posterior = jax.nn.softmax(log_posterior)
+    with_first = lambda row: program.log_joint({"owns": jnp.zeros((ROWS, 3), int).at[0].set(row)})
+    posterior = jax.jit(lambda rows: jax.nn.softmax(jax.lax.map(with_first, rows)))(rows)
 
     def sweep(values, key):
         owns, residual = draw(key, program, "owns", {"owns": values}, family)
@@ -166,7 +174,7 @@ def test_draws_have_the_shape_and_type_of_the_site():
     program = Program(mixture)
     values, _ = start(program)
     family = identify(program, "which", values, random.key(0))
-    drawn, _ = draw(random.key(0), program, "which", values, family)
+    drawn, _ = jax.jit(lambda key: draw(key, program, "which", values, family))(random.key(0))
     assert (drawn.shape, drawn.dtype) == (values["which"].shape, values["which"].dtype)
 
 
@@ -179,7 +187,7 @@ def test_scales_and_masks_are_respected():
             numpyro.sample("y", dist.Normal(mean, 1.0), obs=Y)
 
     program, values = Program(model), {"mean": jnp.array(0.3)}
-    found, _ = conditional(program, "mean", values, identify(program, "mean", values, random.key(0)))
+    found, _ = conditional_at(program, "mean", values, identify(program, "mean", values, random.key(0)))
     assert jnp.allclose(found.loc, 2 * Y[seen].sum() / 9)
     assert jnp.allclose(found.scale, 1 / 3)
 
@@ -200,7 +208,7 @@ def test_a_bounded_site_may_be_pulled_far_across_its_bound():
 def test_reading_is_exact_wherever_the_site_is(where):
     program = Program(scales)
     values = {**start(program)[0], "precision": jnp.array(where)}
-    found, _ = conditional(program, "precision", values, identify(program, "precision", start(program)[0], random.key(0)))
+    found, _ = conditional_at(program, "precision", values, identify(program, "precision", start(program)[0], random.key(0)))
     wanted = precision_closed(values, 0.0)
     np.testing.assert_allclose((found.concentration, found.rate), (wanted.concentration, wanted.rate), rtol=1e-8)
 

@@ -237,7 +237,7 @@ def test_slopes_reach_the_summaries_of_workers(monkeypatch):
         state, program = kernel.init(random.key(seed), Program(level, LEVELS[10 * seed :][:10])), Program(level, LEVELS[10 * seed :][:10])
         parts.append(SimpleNamespace(kernel=kernel, states=[over(state)], program=program))
     merged = MergedStages.__new__(MergedStages)
-    Staged.__init__(merged, level, num_stages=1, num_live=40)
+    Staged.__init__(merged, level, num_stages=1, num_live=40, num_walkers=0)
     merged.parts = parts
     fitted = StateClumps.fitted
     monkeypatch.setattr(StateClumps, "fitted", lambda self, key, told, *given: seen.append(told.slope) or fitted(self, key, told, *given))
