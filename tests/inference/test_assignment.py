@@ -1,5 +1,7 @@
 """Reading of truncated mixtures: followed when edited, and a wrong formula seen."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,12 +29,17 @@ def quick(names, chosen):
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.slow_after(1)
-@pytest.mark.parametrize("name", quick(CASES, {"three classes", "bits"}))
-def test_each_block_is_read(name):
-    model, data = case(name)
+@cache
+def read(name):
+    """Program, data and what is read off it."""
+    model, data = of_tasks(name) if name in TASKS else case(name)
     program = Program(model, **data)
-    found = read_assignment(program)
+    return program, data, read_assignment(program)
+
+
+@pytest.mark.parametrize("name", quick(CASES, {"binary", "bits"}))
+def test_each_block_is_read(name):
+    program, data, found = read(name)
     rows = found.rows(program)
     assert found.known >= {*program.latent, *program.observed}
     x = rows.features if found.features else rows.columns[0]
@@ -48,8 +55,7 @@ def test_each_block_is_read(name):
 
 
 def test_numbers_of_the_priors():
-    _, data = case("binary")
-    prior = read_assignment(Program(iqgme, **data)).prior
+    prior = read("binary")[-1].prior
     assert tuple(prior.concentration) == pytest.approx((3.0, 2.0))
     np.testing.assert_allclose(prior.features.loc, np.full((3, 2), 0.3))
     np.testing.assert_allclose(prior.features.kappa, 0.6)
@@ -58,7 +64,7 @@ def test_numbers_of_the_priors():
     np.testing.assert_allclose(prior.experts.gamma, 0.7)
     np.testing.assert_allclose(prior.experts.concentration, 3.0)
     np.testing.assert_allclose(prior.experts.rate, 2.0)
-    known = read_assignment(Program(iqgme, **case("known precision")[1])).prior
+    known = read("known precision")[-1].prior
     assert tuple(known.concentration) == (1.5, np.inf)
     np.testing.assert_allclose(known.experts.concentration, 2.0)
     assert np.isinf(known.experts.rate).all()
@@ -102,6 +108,7 @@ def with_age(x, y, age):
     return iqgme(x, y, num_classes=3, num_experts=4, alpha=1.0, expert=expert)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("units", [1e-9, 1e9])
 def test_columns_are_told_apart_in_any_units(units):
     found = read_assignment(program := Program(iqgme, units * HOLES, Y, num_experts=3, alpha=1.0))
@@ -125,9 +132,7 @@ def test_columns_in_small_units_are_not_told_apart_by_an_absolute_tolerance(monk
 
 @pytest.mark.parametrize("name", quick(["three classes", "bits", "binary tasks"], {"bits"}))
 def test_many_rows_are_looked_at_in_parts(name, monkeypatch):
-    model, data = of_tasks(name) if name in TASKS else case(name)
-    program = Program(model, **data)
-    found = read_assignment(program)
+    program, _, found = read(name)
     whole = found.rows(program)
     monkeypatch.setattr(_assignment_rows, "AT_ONCE", 5)
     parts = found.rows(program)

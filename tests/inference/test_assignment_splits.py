@@ -1,6 +1,6 @@
 """Splits and merges of groups: what is integrated out, chains that only splits can move."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,16 @@ from zoo.iqgme import iqgme, normal_wishart
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
+@cache
+def swept(name):
+    model, data = case(name)
+    return AssignmentSweep(program := Program(model, **data)), program
+
+
 def marginals(name):
     """log m of all rows as one group, and of the first three, phi taken from each group."""
-    model, data = case(name)
-    sweep = AssignmentSweep(Program(model, **data))
-    found, program = sweep.found, Program(model, **data)
+    sweep, program = swept(name)
+    found = sweep.found
     start = found.start(program, 0)
 
     def at(start):
@@ -46,6 +51,7 @@ def test_the_marginal_is_the_same_at_any_parameters(name):
     assert abs(found[0, 0] - found[0, 1]) > 0.1
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("attribute", "twin"),
     [
@@ -63,12 +69,16 @@ def test_a_planted_bug_makes_the_marginal_follow_the_parameters(attribute, twin,
 def test_the_marginal_of_bits_is_that_of_the_beta_distribution():
     x = np.array([[1.0, 0], [1, np.nan], [0, 1]])
     sweep = AssignmentSweep(program := Program(iqgme, x, expert=None, gate=beta_bernoulli, num_experts=3, alpha=1.0))
-    values = program.constrain(sweep.found.start(program, 0))
-    rows = sweep._seen(values, sweep.data)
-    log_marginal = log_marginal_at(sweep.found, sweep.shape, sweep.prior, values, jnp.array(0))
-    sums = jax.tree.map(lambda *leaves: sum(leaves), *(rows.sums(row) for row in range(3)))
+    start = sweep.found.start(program, 0)
+
+    def log_marginal(start):
+        values = program.constrain(start)
+        rows = sweep._seen(values, sweep.data)
+        sums = jax.tree.map(lambda *leaves: sum(leaves), *(rows.sums(row) for row in range(3)))
+        return log_marginal_at(sweep.found, sweep.shape, sweep.prior, values, jnp.array(0))(sums)
+
     ones, zeros = np.array([2, 1]), np.array([1, 1])
-    np.testing.assert_allclose(log_marginal(sums), (betaln(1.5 + ones, 0.8 + zeros) - betaln(1.5, 0.8)).sum(), rtol=1e-9)
+    np.testing.assert_allclose(once(log_marginal, start)(start), (betaln(1.5 + ones, 0.8 + zeros) - betaln(1.5, 0.8)).sum(), rtol=1e-9)
 
 
 # A chain whose rows do not leave their groups one by one: two halves far apart in many columns, in one group at the start.

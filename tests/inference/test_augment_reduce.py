@@ -23,7 +23,7 @@ each_noise = pytest.mark.parametrize("noise", NOISES)
 def exact_log_likelihood(kernel, program, state):
     """Of each row, with eps integrated out."""
     exact = program.with_arguments(batch_size=None, augmented=False)
-    return np.asarray(exact.log_likelihood(weights_of(kernel, state))["y"])
+    return np.asarray(jax.jit(lambda weights: exact.log_likelihood(weights)["y"])(weights_of(kernel, state)))
 
 
 def best_rate(kernel, state):
@@ -53,7 +53,7 @@ def test_bound_of_softmax_is_tight_at_the_best_rate():
     assert kernel.bound(state, program) == pytest.approx((1 - np.log(rate) - best_rate(kernel, state) / rate).sum(), abs=1e-10)  # eq. 8
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("noise", NOISES[1:])
 def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
     """By draws of eps from SciPy's distribution, put into the model itself."""
@@ -113,11 +113,15 @@ def test_classes_that_are_scaled_by_k_are_seen(request):
 
 
 def e_step(kernel, program, state, index, key, step_size=1.0):
-    view = kernel._view(program, index, state, None)
-    rows = index["row"]
-    local = jax.tree.map(lambda leaf: leaf[rows], state.local)
-    terms = view.terms(view.parameters)
-    return kernel.reads.step(local, terms, terms, step_size, key)
+    @jax.jit
+    def step(state, key):
+        view = kernel._view(program, index, state, None)
+        rows = index["row"]
+        local = jax.tree.map(lambda leaf: leaf[rows], state.local)
+        terms = view.terms(view.parameters)
+        return kernel.reads.step(local, terms, terms, step_size, key)
+
+    return step(state, key)
 
 
 def test_natural_gradient_has_its_fixed_point_at_the_best_rate():

@@ -218,17 +218,20 @@ def test_steps_of_rows_are_those_of_all_with_slopes_of_zero(optimizer):
     rng = np.random.default_rng(0)
     lazy = dense = jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)
     (known, common), dense_state = remembered(optimizer, lazy), optimizer.init(lazy)
-    for _ in range(6):
-        ids, parts = jnp.asarray(rng.integers(0, 5, 3)), jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)
-        asked = note_requests(lambda rows, ids=ids: rows["w"][ids], {"w": site})["w"]
+
+    @jax.jit
+    def step(ids, parts, lazy, known, common, dense, dense_state):
+        asked = note_requests(lambda rows: rows["w"][ids], {"w": site})["w"]
         rows, some, common = update_rows(optimizer, asked.merged(parts), [asked.gather(each) for each in known], common, asked.gather(lazy))
         lazy, known = asked.scatter(lazy, rows), [asked.scatter(whole, part) for whole, part in zip(known, some, strict=True)]
-        slopes = jnp.zeros((5, 2)).at[ids].add(parts)
-        moves, new = optimizer.update(slopes, dense_state, dense)
+        moves, new = optimizer.update(jnp.zeros((5, 2)).at[ids].add(parts), dense_state, dense)
         touched = jnp.zeros(5, bool).at[ids].set(True)[:, None]
-        dense = dense + moves
-        frozen = lambda was, now, touched=touched: jnp.where(touched, now, was) if jnp.ndim(was) == 2 else now
-        dense_state = jax.tree.map(frozen, dense_state, new)
+        frozen = lambda was, now: jnp.where(touched, now, was) if jnp.ndim(was) == 2 else now
+        return lazy, known, common, dense + moves, jax.tree.map(frozen, dense_state, new)
+
+    for _ in range(6):
+        ids, parts = rng.integers(0, 5, 3), np.float32(rng.normal(size=(3, 2)))
+        lazy, known, common, dense, dense_state = step(ids, parts, lazy, known, common, dense, dense_state)
         np.testing.assert_allclose(lazy, dense, rtol=1e-5)
 
 

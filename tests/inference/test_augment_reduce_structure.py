@@ -66,7 +66,7 @@ def test_other_names_and_another_utility_are_followed():
     v = weights_of(kernel, state)
     v["spread"] = jnp.exp(v["spread"])
     rate = np.asarray(state.local["rate"])
-    terms = full.log_probs(v | {"shock": jnp.log(rate)})
+    terms = jax.jit(full.log_probs)(v | {"shock": np.log(rate)})
     assert kernel.bound(state, program) == pytest.approx(float((terms["shock"] + terms["loses"].sum(0) + 1).sum()), rel=1e-10)
 
 

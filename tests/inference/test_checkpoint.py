@@ -2,12 +2,14 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,10 +56,27 @@ def assert_same(one: xr.DataTree, other: xr.DataTree) -> None:
         xr.testing.assert_equal(one[group].to_dataset().load(), other[group].to_dataset().load())
 
 
+@cache
+def uninterrupted(name):
+    return RUNS[name]().run(0, X, LABELS)
+
+
 @pytest.fixture(scope="module")
-def uninterrupted():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return {name: run().run(0, X, LABELS) for name, run in RUNS.items()}
+def ended(tmp_path_factory):
+    """The folder and the tree of a chain that has ended, by its settings."""
+
+    @cache
+    def of(**settings):
+        folder = tmp_path_factory.mktemp("ended") / "run"
+        return folder, chain(checkpoint=folder, **settings).run(0, X, LABELS)
+
+    return of
+
+
+@pytest.fixture
+def copied(ended, tmp_path):
+    """A copy of such a folder."""
+    return lambda **settings: shutil.copytree(ended(**settings)[0], tmp_path / "run")
 
 
 @pytest.fixture
@@ -85,27 +104,28 @@ def die_at(monkeypatch, owner, name: str, call: int) -> None:
 
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize("run", RUNS)
-def test_checkpointed_run_equals_one_in_memory(run, uninterrupted, tmp_path, small_blocks):
+def test_checkpointed_run_equals_one_in_memory(run, tmp_path, small_blocks):
     tree = RUNS[run](checkpoint=tmp_path / "run").run(0, X, LABELS)
-    assert_same(tree, uninterrupted[run])
+    assert_same(tree, uninterrupted(run))
 
 
 DEATHS = [(os, "replace", 4), (os, "fsync", 5), (np, "savez", 3), (_store.FolderStore, "_resize_and_write", 3)]
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("owner", "name", "call"), DEATHS)
 @pytest.mark.parametrize("run", ["chain", "importance"])
-def test_death_inside_a_save_loses_nothing(run, owner, name, call, uninterrupted, tmp_path, small_blocks, monkeypatch):
+def test_death_inside_a_save_loses_nothing(run, owner, name, call, tmp_path, small_blocks, monkeypatch):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         die_at(patch, owner, name, call)
         with pytest.raises(Killed):
             RUNS[run](checkpoint=folder).run(0, X, LABELS)
-    assert_same(RUNS[run](checkpoint=folder).run(0, X, LABELS), uninterrupted[run])
+    assert_same(RUNS[run](checkpoint=folder).run(0, X, LABELS), uninterrupted(run))
 
 
-def test_a_store_that_forgets_its_tail_would_be_caught(uninterrupted, tmp_path, small_blocks, monkeypatch):
+@pytest.mark.slow
+def test_a_store_that_forgets_its_tail_would_be_caught(tmp_path, small_blocks, monkeypatch):
     """The planted bug of the tests above: blocks are trusted beyond the commit."""
     folder = tmp_path / "run"
     load = _store.FolderStore.load
@@ -121,27 +141,26 @@ def test_a_store_that_forgets_its_tail_would_be_caught(uninterrupted, tmp_path, 
             chain(checkpoint=folder).run(0, X, LABELS)
     monkeypatch.setattr(_store.FolderStore, "load", careless)
     with pytest.raises(AssertionError):
-        assert_same(chain(checkpoint=folder).run(0, X, LABELS), uninterrupted["chain"])
+        assert_same(chain(checkpoint=folder).run(0, X, LABELS), uninterrupted("chain"))
 
 
-def test_a_finished_run_is_read_and_not_run_again(tmp_path):
-    first = chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
-    again = chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
+def test_a_finished_run_is_read_and_not_run_again(ended, copied):
+    _, first = ended()
+    again = chain(checkpoint=copied()).run(0, X, LABELS)
     assert first.attrs["steps_run"] == 230
     assert again.attrs["steps_run"] == 0
     assert_same(first, again)
 
 
-def test_more_samples_extend_a_finished_run(uninterrupted, tmp_path, small_blocks):
+def test_more_samples_extend_a_finished_run(tmp_path, small_blocks):
     chain(checkpoint=tmp_path / "run", num_samples=77).run(0, X, LABELS)
     tree = chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
     assert tree.attrs["steps_run"] == 123
-    assert_same(tree, uninterrupted["chain"])
+    assert_same(tree, uninterrupted("chain"))
 
 
-def test_fewer_samples_than_a_finished_run_holds_are_refused_or_cut(tmp_path):
-    chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
-    tree = chain(checkpoint=tmp_path / "run", num_samples=50).run(0, X, LABELS)
+def test_fewer_samples_than_a_finished_run_holds_are_refused_or_cut(copied):
+    tree = chain(checkpoint=copied(), num_samples=50).run(0, X, LABELS)
     assert tree.posterior.sizes["draw"] == 200  # nothing that was drawn is thrown away
 
 
@@ -175,6 +194,7 @@ def test_draws_are_opened_lazily(tmp_path, small_blocks):
     assert not tree.posterior["weight"].variable._in_memory
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("when", ["warmup", "sampling"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_save_and_return_what_was_drawn(number, when, tmp_path):
@@ -195,9 +215,8 @@ def _send_when_compiled(driver: Driver, number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_another_run_is_refused_with_what_differs(tmp_path):
-    folder = tmp_path / "run"
-    chain(checkpoint=folder, num_samples=5).run(0, X, LABELS)
+def test_another_run_is_refused_with_what_differs(copied):
+    folder = copied(num_samples=5)
     other = LABELS.copy()
     other[0] = 1 - other[0]
     with pytest.raises(CheckpointError, match="holds another run .*data y"):
@@ -250,11 +269,11 @@ def test_settings_that_hide_in_closures_are_seen(name, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "text"), [("run.json", "{"), ("run.json", "{}"), ("run.json", "3"), ("state.npz", "{")])
-def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(name, text, tmp_path):
-    chain(checkpoint=tmp_path / "run", num_samples=5).run(0, X, LABELS)
-    (tmp_path / "run" / name).write_text(text)
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(name, text, copied):
+    folder = copied(num_samples=5)
+    (folder / name).write_text(text)
     with pytest.raises(CheckpointError, match=f"{name}' is damaged"):
-        chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
+        chain(checkpoint=folder).run(0, X, LABELS)
 
 
 def test_a_folder_of_somebody_elses_files_is_refused(tmp_path):
@@ -276,8 +295,9 @@ def test_an_unwritable_folder_is_an_error_before_anything_runs(tmp_path):
         chain(checkpoint=tmp_path / "file" / "run").run(0, X, LABELS)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("owner", ["savez", "zarr"])
-def test_a_full_disk_is_an_error_that_carries_the_draws(owner, tmp_path, small_blocks, monkeypatch, uninterrupted):
+def test_a_full_disk_is_an_error_that_carries_the_draws(owner, tmp_path, small_blocks, monkeypatch):
     original, calls = (np.savez if owner == "savez" else _store.FolderStore._resize_and_write), [0]
 
     def full(*args, **kwargs):
@@ -292,8 +312,8 @@ def test_a_full_disk_is_an_error_that_carries_the_draws(owner, tmp_path, small_b
             chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
     drawn = caught.value.tree.posterior.to_dataset().load()
     assert drawn.sizes["draw"] > 0
-    xr.testing.assert_equal(drawn, uninterrupted["chain"].posterior.to_dataset().isel(draw=slice(0, drawn.sizes["draw"])))
-    assert_same(chain(checkpoint=tmp_path / "run").run(0, X, LABELS), uninterrupted["chain"])
+    xr.testing.assert_equal(drawn, uninterrupted("chain").posterior.to_dataset().isel(draw=slice(0, drawn.sizes["draw"])))
+    assert_same(chain(checkpoint=tmp_path / "run").run(0, X, LABELS), uninterrupted("chain"))
 
 
 VICTIM = textwrap.dedent(

@@ -149,14 +149,14 @@ def test_the_spread_is_the_one_of_greatest_likelihood(planted):
 def test_the_spread_is_about_the_new_centre(bug, monkeypatch):
     """The planted bug is the printed one: differences are from the centre before."""
     shape, old = CodeClumps((2,)), []
-    codes = shape.codes(0.02 * random.normal(random.key(0), (500, 2)) + 0.9)
-    centre = shape._moved(codes[:1], jnp.array([[0.1]]))
+    codes = jax.jit(lambda key: shape.codes(0.02 * random.normal(key, (500, 2)) + 0.9))(random.key(0))
+    centre = jax.jit(lambda codes: shape._moved(codes[:1], jnp.array([[0.1]])))(codes)
     right = hilbert.difference
     if bug:
         monkeypatch.setattr(_code_clumps.hilbert, "difference", lambda code, other: old.append(other) or right(code, old[0]))
-    found = shape._improved(codes, jnp.zeros((500, 1)), centre, 1)
-    root = jnp.sqrt(jnp.mean(right(codes[:, None], found.centre[None]) ** 2, 0))
-    assert np.allclose(found.spread, _code_clumps.spread_of(root), rtol=1e-6) != bug
+    found = jax.jit(lambda codes, centre: shape._improved(codes, jnp.zeros((500, 1)), centre, 1))(codes, centre)
+    spread = jax.jit(lambda codes, centre: _code_clumps.spread_of(jnp.sqrt(jnp.mean(right(codes[:, None], centre[None]) ** 2, 0))))
+    assert np.allclose(found.spread, spread(codes, found.centre), rtol=1e-6) != bug
 
 
 @pytest.mark.slow

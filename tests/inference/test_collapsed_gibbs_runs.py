@@ -199,7 +199,7 @@ def test_any_chain_stops_the_driver_and_whatever_it_records():
         Driver(SecondFails(aclass), num_warmup=0, num_samples=5, num_chains=2, extra_fields=("failed",), **QUIET).run(0, X, KNOWN)
 
 
-def test_a_weight_that_is_no_number_stops_the_driver():
+def test_a_weight_that_is_no_number_stops_the_driver(unproved):
     chain = kernel()
     state = chain.init(random.key(0), 0, ONE_GROUP, (X, KNOWN), {})
     spoilt = state.prior._replace(concentration=jnp.asarray(jnp.nan))
@@ -217,7 +217,7 @@ def begun(init_params, **settings):
     return kernel(**settings).init(random.key(0), 0, init_params, (X, Y), {}).values
 
 
-def test_a_given_start_is_kept():
+def test_a_given_start_is_kept(unproved):
     p = np.random.default_rng(0).uniform(0.1, 0.9, (2, 6, 3)).astype(np.float32)
     values = begun(GIVEN | {"p": p}, parameters=True)
     for name, value in (GIVEN | {"p": p}).items():
@@ -239,12 +239,12 @@ def test_a_given_start_is_kept():
         ({"alpha": 2.0}, r"found \['alpha', 'y_unobserved', 'z'\], wanted \['z', 'y_unobserved'\]"),
     ],
 )
-def test_a_wrong_start_is_refused(start, message):
+def test_a_wrong_start_is_refused(start, message, unproved):
     with pytest.raises(ValueError, match=f"init_params: {message}"):
         begun(GIVEN | start, parameters=True)
 
 
-def test_a_start_must_say_where_every_row_is():
+def test_a_start_must_say_where_every_row_is(unproved):
     with pytest.raises(ValueError, match=r"init_params: found \['z'\], wanted \['z', 'y_unobserved'\]"):
         begun({"z": GIVEN["z"]})
     with pytest.raises(ValueError, match="parameters of groups are drawn with parameters=True"):
@@ -281,7 +281,7 @@ def test_a_full_class_beside_another_kernel_stops_the_driver():
         ({"parameters": False}, "parameters of groups are drawn with parameters=True"),
     ],
 )
-def test_wrong_blocks_are_refused(blocks, message):
+def test_wrong_blocks_are_refused(blocks, message, unproved):
     with pytest.raises(ValueError, match=message):
         gibbs(**blocks).init(random.key(0), 0, None, (X, KNOWN), LEARNED)
 

@@ -1,6 +1,6 @@
 """Coordinate ascent: its bound against draws, an exact evidence, another library; in the driver; on data that are not as they should be."""
 
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import jax
@@ -40,7 +40,7 @@ def ascended(data, num_steps=150, model=iqgme, **options):
 
 def gap_to_draws(kernel, state, program, num_draws):
     """The bound of q by draws from it and the model's own log density, less the closed form, in standard errors."""
-    drawn = dict(kernel.draw(random.key(2), state, program, num_draws))
+    drawn = jax.jit(lambda state: dict(kernel.draw(random.key(2), state, program, num_draws)))(state)
     log_q = drawn.pop("log_q")
     log_joint = jax.jit(lambda values: jax.lax.map(program.log_joint, values, batch_size=256))(drawn)
     weight = np.asarray(log_joint - log_q)
@@ -186,9 +186,20 @@ def test_complete_data_have_the_optimum_of_another_library(monkeypatch):
 # In the driver.
 
 
+FAR, SIDES = 1e4 + np.random.default_rng(0).normal(size=(30, 2)), np.arange(30) % 2
+
+
+def far_driver(num_sweeps):
+    return Driver(CoordinateAscent(iqgme), num_warmup=num_sweeps, num_samples=20, progress_bar=False)
+
+
+@cache
+def far_tree(num_sweeps):
+    return far_driver(num_sweeps).run(0, FAR, SIDES, num_experts=4)
+
+
 def test_a_run():
-    _, data = case("bits", num_rows=30)
-    tree = Driver(CoordinateAscent(iqgme), num_samples=20).run(0, **data)
+    tree = far_tree(1)
     assert tree["sample_stats"]["elbo"].dims == ("chain", "step")
     assert tree["posterior"]["z"].dims == ("chain", "draw", "row")
 
@@ -205,14 +216,13 @@ def cut_short():
     return Driver(CoordinateAscent(iqgme), num_warmup=4, num_samples=10, progress_bar=False).run(0, **case("binary")[1])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("num_sweeps", [1, 20], ids=["in its last sweep", "on its way"])
 def test_a_bound_that_is_no_number_ends_the_run(num_sweeps):
     """Single precision has no digits left for what is 1e-4 of its mean."""
-    x, labels = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30) % 2
-    driver = Driver(CoordinateAscent(iqgme), num_warmup=num_sweeps, num_samples=1, progress_bar=False)
     with jax.enable_x64(False), pytest.raises(ValueError, match="the bound is no number.*standardise them"):
-        driver.run(0, np.float32(x + 1e4), labels, num_experts=4)
-    assert np.isfinite(driver.run(0, x + 1e4, labels, num_experts=4).sample_stats["elbo"]).all()
+        far_driver(num_sweeps).run(0, np.float32(FAR), SIDES, num_experts=4)
+    assert np.isfinite(far_tree(num_sweeps).sample_stats["elbo"]).all()
 
 
 @pytest.mark.slow
