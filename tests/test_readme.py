@@ -2,11 +2,12 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+from gallery import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -19,21 +20,20 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "printed"), [(0, r"^share\[2\] +0\."), (1, r"^0\.9\d+ -\d+\.\d+$"), pytest.param(2, r"^3 \(array", marks=pytest.mark.slow)]
 )
-def test_the_quickstarts_run_as_printed(number, printed, tmp_path):
-    done = subprocess.run([sys.executable, "-c", blocks("python")[number]], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(printed, done.stdout, flags=re.MULTILINE), done.stdout
+def test_the_quickstarts_run_as_printed(number, printed, tmp_path, monkeypatch, capsys, numpyro_promotion):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("python")[number], "README.md", "exec"), {"__name__": "__main__"})
+    out = capsys.readouterr().out
+    assert re.search(printed, out, flags=re.MULTILINE), out
 
 
-def test_the_first_command_makes_a_run_and_a_picture(tmp_path):
+def test_the_first_command_makes_a_run_and_a_picture(tmp_path, monkeypatch, capsys, numpyro_promotion):
     command = blocks("sh")[0].strip()
     assert command.startswith("uv run zoo fit ")
     words = [*command.removeprefix("uv run zoo").split(), "--option", "num_samples=100", "num_chains=1"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "gallery.cli", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(tmp_path / "cache")):
+        assert cli.main(words) == 0, capsys.readouterr().err
     assert {"wine.nc", "wine.png"} <= {path.name for path in tmp_path.iterdir()}
 
 

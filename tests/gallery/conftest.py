@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.gallery.command import TINY, run, write
+from tests.gallery.command import FIT, run, write
 
 
-@pytest.fixture(scope="session")
-def room(tmp_path_factory):
-    """A folder with tables, and the surroundings in which every process of this file runs."""
+def furnished(tmp_path_factory):
+    """A folder with tables, and the surroundings in which every process of a file of tests runs."""
     folder = tmp_path_factory.mktemp("zoo")
     home = tmp_path_factory.mktemp("home")
     cleared = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "ZOO_"))}
@@ -46,39 +45,16 @@ def room(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def fitted(room):
-    """The run that most tests look at."""
-    done = run(
-        room, "fit", "softmax", "--data", "insects.csv", "--target", "species", *TINY, "--seed", "3", "-o", "run.nc", "--plot", "run.png"
-    )
-    assert done.returncode == 0, done.stderr
-    return SimpleNamespace(path=room.folder / "run.nc", out=done.stdout, err=done.stderr)
+def room(tmp_path_factory):
+    return furnished(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def variational(room, tmp_path_factory):
-    home = tmp_path_factory.mktemp("nowhere")
-    done = run(
-        room,
-        *(
-            "fit",
-            "softmax",
-            "--data",
-            "insects.csv",
-            "--kernel",
-            "svi",
-            "--raw",
-            "--option",
-            "num_warmup=200",
-            "--option",
-            "num_samples=40",
-            "num_chains=2",
-        ),
-        *("-o", "svi.nc", "--no-compile-cache"),
-        XDG_CACHE_HOME=str(home),
-    )
+def fitted(room):
+    """The run that most tests look at."""
+    done = run(room, *FIT)
     assert done.returncode == 0, done.stderr
-    return SimpleNamespace(path=room.folder / "svi.nc", out=done.stdout, cache=home)
+    return SimpleNamespace(path=room.folder / "run.nc", out=done.stdout, err=done.stderr)
 
 
 @pytest.fixture(scope="session")

@@ -139,8 +139,12 @@ def check_probabilities(classifier):
     np.testing.assert_allclose(classifier.predict_log_proba(NEW), wanted - logsumexp(wanted, axis=1, keepdims=True), rtol=1e-9)
 
 
-def test_evidence_is_exact_in_the_units_of_the_table(fitted, monkeypatch):
+def test_evidence_is_exact_in_the_units_of_the_table(fitted):
     check_evidence(fitted)
+
+
+@pytest.mark.slow
+def test_evidence_in_other_units_is_seen(monkeypatch):
     monkeypatch.setattr(Columns, "log_units", lambda self, x: 0.0)
     with pytest.raises(AssertionError):
         check_evidence(AClassClassifier(EVERYTHING, random_state=0).fit(TABLE, LABELS))
@@ -150,6 +154,10 @@ def test_probabilities_are_exact(fitted):
     check_probabilities(fitted)
     np.testing.assert_allclose(fitted.predict_proba(NEW).sum(1), 1.0, rtol=1e-12)
     np.testing.assert_array_equal(fitted.predict(NEW), fitted.classes_[fitted.predict_proba(NEW).argmax(1)])
+
+
+@pytest.mark.slow
+def test_a_row_without_a_label_taken_for_ill_is_seen():
     as_ill = AClassClassifier(EVERYTHING, random_state=0).fit(TABLE, np.where(LABELS == -1, "ill", LABELS))
     with pytest.raises(AssertionError):
         check_probabilities(as_ill)

@@ -64,7 +64,8 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(call):
     with jax.enable_x64(True):
         values = {name: value[0] for name, value in first.items()}
         program = Program(archipelago, x, labels, **options)
-        function = program.deterministics({**program.draw_initial(jax.random.key(0)), **values})["function"]
+        of = jax.jit(lambda values: program.deterministics({**program.draw_initial(jax.random.key(0)), **values})["function"])
+        function = of(values)
     known = np.asarray(labels) >= 0
     assert_array_equal(np.asarray(function)[known].argmax(1), np.asarray(labels)[known])  # islands around the labels
     with jax.enable_x64(True):
@@ -105,6 +106,7 @@ def test_wrong_settings_are_named(settings, named):
         ArchipelagoClassifier(**settings).fit(ARMS.x, Y)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("unit", [1e-200, 1e-13, 1e200])
 def test_no_unit_is_too_small_or_too_large(unit, call):
     for X in (ARMS.x, ARMS.x * [1, unit], ARMS.x * [unit, 1] + [3 * unit, 0]):

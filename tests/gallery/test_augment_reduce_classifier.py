@@ -1,6 +1,7 @@
 """The estimator on data whose best answer is known, on tables of all kinds, by scikit-learn's own checks."""
 
 import pickle
+from functools import cache
 
 import numpy as np
 import numpyro.distributions as dist
@@ -35,6 +36,11 @@ def test_checks_of_scikit_learn(estimator, check):
 
 def quick(**options):
     return AugmentReduceClassifier(**{"max_iter": 400, "random_state": 0} | options)
+
+
+@cache
+def learned():
+    return quick().fit(*IRIS)
 
 
 def test_iris_is_classified_by_the_softmax_of_scikit_learn():
@@ -95,6 +101,7 @@ def test_further_rows_are_laid_out_as_the_first(monkeypatch, most):
     np.testing.assert_allclose(found.predict_proba(x), found.predict_proba(x.toarray()), atol=1e-5)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("pack", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
 def test_units_of_columns_do_not_matter(pack):
     x = np.where(FEW > 3, FEW, 0).astype(float)
@@ -102,6 +109,7 @@ def test_units_of_columns_do_not_matter(pack):
     np.testing.assert_allclose(other._draws["weights"], quick(max_iter=30).fit(pack(x), KINDS)._draws["weights"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_columns_that_are_seldom_anything_but_alike_do_no_harm():
     """Entries that are hundreds of deviations off, as border pixels are, made weights so large that no number was left."""
     x, y = load_iris(return_X_y=True)
@@ -113,10 +121,10 @@ def test_columns_that_are_seldom_anything_but_alike_do_no_harm():
 
 
 def test_classes_that_were_not_learned_are_refused():
-    found = quick(max_iter=5).fit(FEW, KINDS)
+    found = learned()
     for unknown in (-1, 3, "u"):
         with pytest.raises(ValueError, match=f"classes: found {unknown!r}, which is none of the 3 classes"):
-            found.predict_proba(FEW, classes=[unknown])
+            found.predict_proba(IRIS[0], classes=[unknown])
     two = quick(max_iter=5).fit(FEW, np.where(KINDS > 1, 1, -1))
     np.testing.assert_array_equal(two.predict_proba(FEW, classes=[1, -1]), two.predict_proba(FEW)[:, ::-1])
 
@@ -210,7 +218,7 @@ def test_fit_goes_through_the_driver(monkeypatch):
 
 
 def test_a_fitted_classifier_is_pickled():
-    found = quick().fit(*IRIS)
+    found = learned()
     again = pickle.loads(pickle.dumps(found))
     np.testing.assert_array_equal(again.predict_proba(IRIS[0]), found.predict_proba(IRIS[0]))
 

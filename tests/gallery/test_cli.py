@@ -5,13 +5,64 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import arviz as az
 import numpy as np
 import pytest
 
 from gallery import cli
-from tests.gallery.command import many
+from tests.gallery.command import FIT, many, run
+from tests.gallery.conftest import furnished
+
+SVI = ("fit", "softmax", "--data", "insects.csv", "--kernel", "svi", "--raw")
+SVI += ("--option", "num_warmup=200", "--option", "num_samples=40", "num_chains=2")
+COMMANDS = {
+    "fit": FIT,
+    "list": ["list"],
+    "show": ["show", "softmax"],
+    "data": ["data"],
+    "data wine": ["data", "wine"],
+    "table": ["data", "wine", "-o", "copy.csv"],
+    "svi": [*SVI, "-o", "svi.nc"],
+    "summary": ["summary", "run.nc"],
+    "summary bias": ["summary", "run.nc", "--var-names", "bias"],
+    "report": ["report", "run.nc"],
+    "compare": ["compare", "run.nc", "svi.nc"],
+    "plot": ["plot", "run.nc", "-o", "trace.svg"],
+    "elbo": ["plot", "svi.nc"],
+    **{kind: ["plot", "run.nc", "--kind", kind, "-o", f"{kind}.png"] for kind in ("forest", "dist", "rank", "energy")},
+    "predict": ["predict", "run.nc", "new.csv", "-o", "classes.csv"],
+    "print": ["predict", "run.nc", "new.csv"],
+}
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    return furnished(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def done(room):
+    """All commands, in one process, for a process takes longer than most of them: (exit code, output, errors) of each."""
+    return dict(zip(COMMANDS, many(room, list(COMMANDS.values()), is_quiet=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def fitted(done, room):
+    """The run that most tests look at."""
+    code, out, err = done["fit"]
+    assert code == 0, err
+    return SimpleNamespace(path=room.folder / "run.nc", out=out, err=err)
+
+
+@pytest.fixture(scope="module")
+def variational(room, tmp_path_factory):
+    home = tmp_path_factory.mktemp("nowhere")
+    done = run(room, *SVI, "-o", "raw.nc", "--no-compile-cache", XDG_CACHE_HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    return SimpleNamespace(path=room.folder / "raw.nc", out=done.stdout, cache=home)
+
 
 # Help costs nothing.
 
@@ -24,8 +75,8 @@ def test_help_imports_nothing_heavy(room, arguments):
         "used = resource.getrusage(resource.RUSAGE_SELF)\n"
         "print(json.dumps([used.ru_utime + used.ru_stime, sorted(sys.modules)]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=room.env, capture_output=True, text=True, check=True)
-    *text, last = done.stdout.splitlines()
+    found = subprocess.run([sys.executable, "-c", code], env=room.env, capture_output=True, text=True, check=True)
+    *text, last = found.stdout.splitlines()
     seconds, modules = json.loads(last)
     assert text[0].startswith("usage: ")
     assert not {"jax", "numpyro", "arviz", "matplotlib", "sklearn", "numpy", "xarray"} & set(modules)
@@ -40,36 +91,31 @@ def test_no_command_prints_the_help(capsys):
 # What there is.
 
 
-@pytest.fixture(scope="session")
-def browsed(room):
-    return many(room, [["list"], ["show", "softmax"], ["data"], ["data", "wine"], ["data", "wine", "-o", "copy.csv"]])
-
-
-def test_list_has_a_line_for_each_model(browsed):
-    code, out, err = browsed[0]
+def test_list_has_a_line_for_each_model(done):
+    code, out, err = done["list"]
     assert (code, err) == (0, "")
     assert re.search(r"^aclass +Classes made of Chinese restaurant process mixtures +ParticleFilter, CollapsedGibbs$", out, re.M)
     assert re.search(r"^softmax +Softmax regression +NUTS, SVI", out, re.M)
 
 
-def test_show_reads_the_priors_off_a_trace(browsed):
-    code, out, err = browsed[1]
+def test_show_reads_the_priors_off_a_trace(done):
+    code, out, err = done["show"]
     assert (code, err) == (0, "")
     assert "bias [class] ~ Normal(loc=0, scale=2)\n" in out
     assert "weight [feature, class] ~ Normal(loc=0, scale=1)\n" in out
     assert "y [row] ~ CategoricalLogits(logits=f(bias, weight)), observed\n" in out
 
 
-def test_data_lists_and_describes(browsed):
-    assert browsed[2][0] == browsed[3][0] == 0
-    assert re.search(r"^wine +Wine, chemical analysis", browsed[2][1], re.M)
-    assert "pinwheel" in browsed[2][1]
-    assert re.search(r"x +\[178, 13\] +float64", browsed[3][1])
-    assert "Classes: class_0, class_1, class_2" in browsed[3][1]
+def test_data_lists_and_describes(done):
+    assert done["data"][0] == done["data wine"][0] == 0
+    assert re.search(r"^wine +Wine, chemical analysis", done["data"][1], re.M)
+    assert "pinwheel" in done["data"][1]
+    assert re.search(r"x +\[178, 13\] +float64", done["data wine"][1])
+    assert "Classes: class_0, class_1, class_2" in done["data wine"][1]
 
 
-def test_data_writes_a_table(browsed, room):
-    assert tuple(browsed[4]) == (0, "saved copy.csv: 178 rows\n", "")
+def test_data_writes_a_table(done, room):
+    assert tuple(done["table"]) == (0, "saved copy.csv: 178 rows\n", "")
     header, first = (room.folder / "copy.csv").read_text().splitlines()[:2]
     assert header.startswith("alcohol,malic_acid,")
     assert first.startswith("14.23,1.71,")
@@ -129,58 +175,36 @@ def test_raw_features_stay_as_they_are(variational, room):
 # Commands on runs.
 
 
-@pytest.fixture(scope="session")
-def looked_at(room, fitted, variational):
-    names = ["summary", "summary bias", "report", "compare", "plot", "elbo", "forest", "dist", "rank", "energy", "predict", "print"]
-    done = many(
-        room,
-        [
-            ["summary", "run.nc"],
-            ["summary", "run.nc", "--var-names", "bias"],
-            ["report", "run.nc"],
-            ["compare", "run.nc", "svi.nc"],
-            ["plot", "run.nc", "-o", "trace.svg"],
-            ["plot", "svi.nc"],
-            *(["plot", "run.nc", "--kind", kind, "-o", f"{kind}.png"] for kind in ("forest", "dist", "rank", "energy")),
-            ["predict", "run.nc", "new.csv", "-o", "classes.csv"],
-            ["predict", "run.nc", "new.csv"],
-        ],
-    )
-    return dict(zip(names, done, strict=True))
+def test_commands_on_runs_are_quiet_and_succeed(done):
+    assert {name: (code, err) for name, (code, _, err) in done.items()} == {name: (int(name == "report"), "") for name in done}
 
 
-def test_commands_on_runs_are_quiet_and_succeed(looked_at):
-    assert {name: (code, err) for name, (code, _, err) in looked_at.items() if name != "report"} == {
-        name: (0, "") for name in looked_at if name != "report"
-    }
-
-
-def test_summary_equals_arviz(looked_at, fitted):
+def test_summary_equals_arviz(done, fitted):
     table = az.summary(az.from_netcdf(fitted.path), var_names=["bias"])
-    assert looked_at["summary bias"][1].strip() == table.to_string().strip()
-    assert "weight[mm/width, fly]" in looked_at["summary"][1]
+    assert done["summary bias"][1].strip() == table.to_string().strip()
+    assert "weight[mm/width, fly]" in done["summary"][1]
 
 
-def test_report_answers_with_its_exit_code(looked_at):
+def test_report_answers_with_its_exit_code(done):
     """80 draws in all are too few for the effective sample sizes asked for."""
-    code, out, err = looked_at["report"]
+    code, out, err = done["report"]
     assert (code, err) == (1, "")
     assert "NOT TRUSTED" in out
 
 
-def test_compare_ranks_both(looked_at):
-    table = looked_at["compare"][1].splitlines()
+def test_compare_ranks_both(done):
+    table = done["compare"][1].splitlines()
     assert "elpd" in table[0]
     assert {line.split()[0] for line in table[1:3]} == {"run", "svi"}
-    assert "no `log_q`" not in looked_at["compare"][1]
+    assert "no `log_q`" not in done["compare"][1]
 
 
-def test_pictures_are_drawn(looked_at, room):
+def test_pictures_are_drawn(done, room):
     assert (room.folder / "trace.svg").read_text().startswith("<?xml")
     assert all((room.folder / f"{name}.png").stat().st_size > 5000 for name in ("svi", "forest", "dist", "rank", "energy"))
 
 
-def test_predict_averages_the_softmax_over_the_draws(looked_at, fitted, room):
+def test_predict_averages_the_softmax_over_the_draws(done, fitted, room):
     tree = az.from_netcdf(fitted.path)
     with open(room.folder / "insects.csv") as file:
         rows = list(csv.DictReader(file))
@@ -194,4 +218,4 @@ def test_predict_averages_the_softmax_over_the_draws(looked_at, fitted, room):
     assert header == ["ant", "bee", "fly", "predicted"]
     np.testing.assert_allclose([[float(cell) for cell in row[:3]] for row in written], expected, rtol=1e-4)
     assert [row[3] for row in written] == [header[k] for k in expected.argmax(1)]
-    assert looked_at["print"][1] == (room.folder / "classes.csv").read_text()
+    assert done["print"][1] == (room.folder / "classes.csv").read_text()

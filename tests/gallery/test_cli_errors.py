@@ -1,11 +1,15 @@
 """What the command `zoo` refuses, and how: one line on stderr and exit code 2."""
 
 import csv
+import io
 import os
 import re
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import SimpleNamespace
+from unittest import mock
 
 import arviz as az
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -19,7 +23,7 @@ from gallery.commands.inputs import read_data
 from gallery.commands.options import parse
 from gallery.commands.request import Request
 from inference import CheckpointError
-from tests.gallery.command import MODELS, many, run, write
+from tests.gallery.command import MODELS, run, write
 
 FIT = ["fit", "softmax", "--data", "insects.csv", "-o", "never.nc"]
 ERRORS = {
@@ -42,8 +46,8 @@ ERRORS = {
     "data is this folder": (["fit", "softmax", "--data", "."], "--data .: a folder; name a CSV file"),
     "semicolons": (["fit", "softmax", "--data", "semi.csv"], "semi.csv, line 1: .*delimited by ';'; the delimiter must be a comma"),
     "words of JAX": ([*FIT, "--option", "num_classes=abc"], r"zoo: TypeError: [^;]*\(--debug shows where\)\n$"),
-    "one run to compare": (["compare", "run.nc"], "arguments are required"),
-    "same run twice": (["compare", "run.nc", "run.nc"], "named twice"),
+    "one run to compare": (["compare", "made.nc"], "arguments are required"),
+    "same run twice": (["compare", "made.nc", "made.nc"], "named twice"),
     "unknown model": (["show", "sofmax"], "no model 'sofmax'; did you mean 'softmax'"),
     "unknown model to fit": (["fit", "xyz", "--data", "wine"], "no model 'xyz'; there"),
     "unknown data": (["fit", "softmax", "--data", "wne"], "no data set 'wne'; did you mean 'wine'"),
@@ -72,8 +76,8 @@ ERRORS = {
     "option that the driver refuses": ([*FIT, "--option", "num_chains=0"], "num_chains: an integer, at least 1"),
     "option that is data": ([*FIT, "--option", "y=3"], "takes 'y' from the data set"),
     "unknown kernel": ([*FIT, "--kernel", "nutz"], "no kernel of softmax 'nutz'; did you mean 'nuts'"),
-    "output exists": (["fit", "softmax", "--data", "insects.csv", "-o", "run.nc"], "the file exists.*--force"),
-    "output without folder": (["fit", "softmax", "--data", "insects.csv", "-o", "no/run.nc"], "there is no folder"),
+    "output exists": (["fit", "softmax", "--data", "insects.csv", "-o", "made.nc"], "the file exists.*--force"),
+    "output without folder": (["fit", "softmax", "--data", "insects.csv", "-o", "no/made.nc"], "there is no folder"),
     "output is a folder": (["fit", "softmax", "--data", "insects.csv", "-o", "full"], "a folder; name a file"),
     "no picture": ([*FIT, "--plot", "out.doc"], "found the ending '.doc', wanted one of"),
     "foreign checkpoint": ([*FIT, "--checkpoint", "full"], "holds files that are no checkpoint"),
@@ -82,24 +86,56 @@ ERRORS = {
     "no run": (["summary", "no.nc"], "no.nc: no such file"),
     "run is a folder": (["summary", "."], "zoo: .: a folder; name a netCDF file"),
     "not a run": (["report", "text.nc"], "text.nc: not a run"),
-    "unknown quantity": (["summary", "run.nc", "--var-names", "wight"], "no quantity 'wight'; did you mean 'weight'"),
-    "no such statistic": (["plot", "run.nc", "--kind", "elbo"], "--kind elbo: the run has no such statistic"),
-    "unknown kind": (["plot", "run.nc", "--kind", "pie"], "invalid choice: 'pie'"),
-    "missing column": (["predict", "run.nc", "other.csv"], "no column 'mm/width'"),
-    "unknown category": (["predict", "run.nc", "unknown.csv"], "category 'perhaps' was not seen"),
+    "unknown quantity": (["summary", "made.nc", "--var-names", "wight"], "no quantity 'wight'; did you mean 'weight'"),
+    "no such statistic": (["plot", "made.nc", "--kind", "elbo"], "--kind elbo: the run has no such statistic"),
+    "unknown kind": (["plot", "made.nc", "--kind", "pie"], "invalid choice: 'pie'"),
+    "missing column": (["predict", "made.nc", "other.csv"], "no column 'mm/width'"),
+    "unknown category": (["predict", "made.nc", "unknown.csv"], "category 'perhaps' was not seen"),
     "missing feature to predict": (
-        ["predict", "run.nc", "hole.csv"],
+        ["predict", "made.nc", "hole.csv"],
         "its 'mm/width' is missing, and softmax takes no missing",
     ),
-    "no new table": (["predict", "run.nc", "no.csv"], "no.csv: No such file"),
-    "prediction over its table": (["predict", "run.nc", "new.csv", "-o", "new.csv", "--force"], "the table and -o new.csv: the same file"),
-    "prediction exists": (["predict", "run.nc", "new.csv", "-o", "insects.csv"], "the file exists"),
+    "no new table": (["predict", "made.nc", "no.csv"], "no.csv: No such file"),
+    "prediction over its table": (["predict", "made.nc", "new.csv", "-o", "new.csv", "--force"], "the table and -o new.csv: the same file"),
+    "prediction exists": (["predict", "made.nc", "new.csv", "-o", "insects.csv"], "the file exists"),
 }
 
 
-@pytest.fixture(scope="session")
-def refused(room, fitted):
-    return dict(zip(ERRORS, many(room, [arguments for arguments, _ in ERRORS.values()]), strict=True))
+def made_up(path):
+    """A run of softmax on `insects.csv` as `zoo fit` leaves it, its draws made up."""
+    rng = np.random.default_rng(0)
+    names = {"feature": ["length", "wings", "mm/width"], "class": ["ant", "bee", "fly"]}
+    draws = {"bias": (("chain", "draw", "class"), rng.normal(size=(2, 40, 3)))}
+    draws |= {"weight": (("chain", "draw", "feature", "class"), rng.normal(size=(2, 40, 3, 3)))}
+    constant = xr.Dataset({"x_mean": ("feature", [130.0, 0.0, -1.0]), "x_std": ("feature", [25.0, 1.0, 1.3])}, names)
+    groups = {"posterior": xr.Dataset(draws, names), "observed_data": xr.Dataset({"y": ("row", np.arange(60) % 3)})}
+    groups |= {"constant_data": constant, "sample_stats": xr.Dataset({"energy": (("chain", "draw"), rng.normal(size=(2, 40)))})}
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs |= {"model": "softmax", "kernel": "NUTS", "arguments": '{"num_classes": 3}', "categories": '{"wings": ["no", "yes"]}'}
+    tree.to_netcdf(path, engine="h5netcdf")
+
+
+@contextmanager
+def surrounded(room):
+    """This process in the surroundings of a command; what it sets is taken back."""
+    with mock.patch.dict(os.environ), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(room.folder)
+        patch.setattr(zoo, "__path__", [*zoo.__path__, str(MODELS)])
+        yield
+
+
+@pytest.fixture(scope="module")
+def refused(room):
+    """Exit code, output and errors of each, some of them on a run whose draws are made up."""
+    made_up(room.folder / "made.nc")
+    found = {}
+    with surrounded(room), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for name, (arguments, _) in ERRORS.items():
+            out, err = io.StringIO(), io.StringIO()
+            with redirect_stdout(out), redirect_stderr(err):
+                code = cli.main(arguments)
+            found[name] = (code, out.getvalue(), err.getvalue())
+    return found
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -144,10 +180,12 @@ def test_a_model_that_cannot_be_read_hides_no_other(monkeypatch, tmp_path, capsy
     assert any(re.match(r"unfinished +cannot be read: SyntaxError: ", line) for line in lines)
 
 
-def test_exit_code_and_streams_of_the_process(room):
-    done = run(room, "summary", "no.nc")
+def test_exit_code_and_streams_of_the_process(room, here, capsys):
+    assert here("summary", "no.nc") == 2
+    assert tuple(capsys.readouterr()) == ("", "zoo: no.nc: no such file\n")
+    done = run(room, "data", "wne")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "zoo: no.nc: no such file\n"
+    assert re.fullmatch(r"zoo: no data set 'wne'; did you mean 'wine'[^\n]+\n", done.stderr), done.stderr
 
 
 def test_data_set_out_of_reach_is_one_line(room):
@@ -163,26 +201,23 @@ def test_largest_seed_is_taken(here, monkeypatch, capsys):
     assert "it ran" in capsys.readouterr().err
 
 
-def test_debug_shows_the_traceback(room):
-    done = run(room, "summary", "no.nc", "--debug")
+def test_debug_shows_the_traceback(room, here):
+    with pytest.raises(ValueError, match=r"^no.nc: no such file$"):
+        here("summary", "no.nc", "--debug")
+    done = run(room, "fitt", "--debug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-    assert done.stderr.endswith("ValueError: no.nc: no such file\n")
+    assert re.search(r"invalid choice: 'fitt'[^\n]*\n$", done.stderr), done.stderr
 
 
 # A driver that fails, in this process.
 
 
 @pytest.fixture
-def here(room, monkeypatch):
-    """The command in this process; what it sets is taken back."""
-    monkeypatch.chdir(room.folder)
-    monkeypatch.setattr(zoo, "__path__", [*zoo.__path__, str(MODELS)])
-    for name in ("TF_CPP_MIN_LOG_LEVEL", "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    for name in ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"):
-        monkeypatch.setenv(name, os.environ.get(name, "0"))
-    return lambda *arguments: cli.main([*arguments, "--no-compile-cache"])
+def here(room):
+    """The command in this process."""
+    with surrounded(room):
+        yield lambda *arguments: cli.main([*arguments, "--no-compile-cache"])
 
 
 def failing(monkeypatch, error):
@@ -217,7 +252,7 @@ def test_ctrl_c_outside_of_the_run(here, monkeypatch, capsys):
 
 
 def run_of(path, posterior, observed):
-    """A saved run as `zoo fit` leaves it, its draws made up."""
+    """A saved run of one feature as `zoo fit` leaves it, its draws made up."""
     draws = {name: (("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.ndim - 2))), value) for name, value in posterior.items()}
     constant = xr.Dataset({"x_mean": ("feature", [1.0]), "x_std": ("feature", [2.0])}, {"feature": ["a"]})
     groups = {"posterior": xr.Dataset(draws), "observed_data": xr.Dataset(observed), "constant_data": constant}

@@ -12,6 +12,7 @@ from scipy import integrate, sparse, stats
 
 from gallery.datasets import names
 from inference import Program
+from tests.zoo.compiled import log_joint, simulated
 from zoo import augment_reduce as module
 from zoo.augment_reduce import CARD, NOISES, SparseRows, augment_reduce, simulate
 
@@ -54,7 +55,7 @@ def formula(noise, v, told):
 @each_noise
 def test_augmented_joint_is_its_formula(noise):
     told = data(noise)
-    assert float(Program(augment_reduce, **told).log_joint(values())) == pytest.approx(formula(noise, values(), told), rel=1e-10)
+    assert float(log_joint(augment_reduce, told, values())) == pytest.approx(formula(noise, values(), told), rel=1e-10)
 
 
 @each_noise
@@ -62,9 +63,9 @@ def test_integral_over_eps_is_the_probability_of_the_class(noise):
     told, v = data(noise), values()
     program = Program(augment_reduce, **told)
     at = jax.jit(lambda eps: (lambda terms: terms["eps"] + terms["is_below"].sum(0))(program.log_probs({**v, "eps": eps})))
-    exact = Program(augment_reduce, **told, augmented=False).log_likelihood({name: v[name] for name in ("weights", "biases")})["y"]
+    exact = jax.jit(Program(augment_reduce, **told, augmented=False).log_likelihood)({name: v[name] for name in ("weights", "biases")})["y"]
     for n in range(4):
-        found = integrate.quad(lambda e, n=n: np.exp(float(at(jnp.full(4, e))[n])), -30, 40, points=[-2, 0, 2], limit=200)[0]
+        found = integrate.quad(lambda e, n=n: np.exp(float(at(np.full(4, e))[n])), -30, 40, points=[-2, 0, 2], limit=200)[0]
         assert np.log(found) == pytest.approx(float(exact[n]), abs=1e-3 if noise == "laplace" else 1e-6)
 
 
@@ -76,14 +77,14 @@ def test_another_weight_of_eps_is_seen(monkeypatch):
 
 def mean_over_subsamples(told, own_negatives):
     """Of the log joint over every choice of two of the four rows and of two of the three other classes."""
-    v, program = values(), Program(augment_reduce, **told, batch_size=2, num_negatives=2)
+    v, density = values(), jax.jit(Program(augment_reduce, **told, batch_size=2, num_negatives=2).log_joint)
     pairs = list(combinations(range(3), 2))
     negatives = [np.array(p).T for p in product(pairs, pairs)] if own_negatives else [np.array(p) for p in pairs]
     total = []
     for rows, other in product(combinations(range(4), 2), negatives):
         at = np.array(rows)
-        given = {**v, "eps": v["eps"][at], "row": jnp.asarray(at), "other": jnp.asarray(other)}
-        total.append(float(program.log_joint(given)))
+        given = {**v, "eps": np.asarray(v["eps"])[at], "row": at, "other": other}
+        total.append(float(density(given)))
     return np.mean(total)
 
 
@@ -108,12 +109,12 @@ def test_sparse_rows_are_dense_rows(sizes):
     assert rows.shape == told["x"].shape
     v = values()
     if sizes:
-        v |= {"eps": v["eps"][:2], "row": jnp.array([1, 3]), "other": jnp.array([[0, 1], [2, 1]])}
-    found = [Program(augment_reduce, **{**told, "x": x}).log_joint(v) for x in (told["x"], rows)]
+        v |= {"eps": np.asarray(v["eps"])[:2], "row": jnp.array([1, 3]), "other": jnp.array([[0, 1], [2, 1]])}
+    found = [log_joint(augment_reduce, {**told, "x": x}, v) for x in (told["x"], rows)]
     assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-12)
-    exact = [Program(augment_reduce, **{**told, "x": x, "augmented": False, "batch_size": None}) for x in (told["x"], rows)]
     known = {name: v[name] for name in ("weights", "biases")}
-    assert float(exact[0].log_joint(known)) == pytest.approx(float(exact[1].log_joint(known)), rel=1e-12)
+    exact = [log_joint(augment_reduce, {**told, "x": x, "augmented": False, "batch_size": None}, known) for x in (told["x"], rows)]
+    assert float(exact[0]) == pytest.approx(float(exact[1]), rel=1e-12)
 
 
 def test_rows_are_embedded_before_classes_answer():
@@ -123,7 +124,7 @@ def test_rows_are_embedded_before_classes_answer():
     wanted = formula("normal", values(), told | {"x": told["x"] @ embedding}) + stats.norm.logpdf(embedding, 0, 0.5**0.5).sum()
     for x in (told["x"], SparseRows.of(sparse.csr_matrix(told["x"]))):
         program = Program(augment_reduce, **{**told, "x": x}, rank=2)
-        assert float(program.log_joint(values() | {"embedding": jnp.asarray(embedding)})) == pytest.approx(wanted, rel=1e-10)
+        assert float(jax.jit(program.log_joint)(values() | {"embedding": embedding})) == pytest.approx(wanted, rel=1e-10)
     assert program.dims["embedding"] == ("feature", "coordinate")
 
 
@@ -137,7 +138,7 @@ def test_flat_prior_leaves_the_likelihood():
     told = data(prior_scale=None, augmented=False)
     v = {name: values()[name] for name in ("weights", "biases")}
     program = Program(augment_reduce, **told)
-    assert float(program.log_joint(v)) == pytest.approx(float(program.log_likelihood(v)["y"].sum()))
+    assert float(jax.jit(program.log_joint)(v)) == pytest.approx(float(np.sum(jax.jit(program.log_likelihood)(v)["y"])))
 
 
 @pytest.mark.parametrize("noise", ["gumbel", "normal", "student_t"])
@@ -147,12 +148,12 @@ def test_simulated_classes_have_their_probabilities(noise):
     y = np.arange(len(x)) % 4
     program = Program(augment_reduce, x, y, num_classes=4, noise=noise, augmented=False)
     drawn = program.predict(random.key(0), v)["y"]
-    wanted = np.exp(program.with_arguments(x=x[:4], y=y[:4]).log_likelihood(v)["y"])
+    wanted = np.exp(jax.jit(program.with_arguments(x=x[:4], y=y[:4]).log_likelihood)(v)["y"])
     assert stats.chisquare(np.bincount(drawn, minlength=4), 20_000 * wanted / wanted.sum()).pvalue > 1e-3
 
 
 def test_simulate_gives_the_arguments_of_the_model():
-    told = simulate(random.key(0), num_rows=50, num_classes=6, noise="normal", batch_size=10, num_negatives=2)
+    told = simulated(simulate, 0, num_rows=50, num_classes=6, noise="normal", batch_size=10, num_negatives=2)
     program = Program(augment_reduce, **told)
     assert {name: site.shape for name, site in program.sites.items()} == {
         "weights": (6, 3),
@@ -166,7 +167,7 @@ def test_simulate_gives_the_arguments_of_the_model():
 
 def test_card_names_data_sets_and_sites():
     assert set(CARD.data) <= set(names())
-    told = simulate(random.key(0))
+    told = simulated(simulate, 0)
     assert set(CARD.sites) == {*Program(augment_reduce, **told, rank=2).sites, *Program(augment_reduce, **told, augmented=False).sites}
 
 

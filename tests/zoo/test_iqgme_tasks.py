@@ -4,15 +4,14 @@ from functools import cache, partial
 
 import jax
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from numpyro.infer.util import log_density
 from scipy import stats
 
 from gallery.datasets import names
 from inference import Program
+from tests.zoo.compiled import log_joint, simulated, traced
 from tests.zoo.test_iqgme import TOLD, expert_prior, gate_formula, label_formula
 from zoo.iqgme import normal_wishart, soft_probit
 from zoo.iqgme_tasks import CARD, iqgme_tasks, simulate
@@ -57,14 +56,14 @@ def formula(v, data):
 def drawn(name):
     """Data with holes, two rows without a label; and values of the latent sites that go with them."""
     told = {"num_groups": 3, "num_experts": 4, "num_tasks": 3, "task": np.array([0, 2, 1, 0, 0, 1, 2, 2, 1]), **CASES[name]}
-    trace = numpyro.handlers.trace(numpyro.handlers.seed(partial(iqgme_tasks, shape=(9, 2), **told), 3)).get_trace()
-    x = np.array(trace["x"]["value"])
+    values = traced(partial(iqgme_tasks, shape=(9, 2), **told), 3)
+    x = np.array(values["x"])
     holes = np.random.default_rng(0).random(x.shape) < 0.3
     data = told | {"x": np.where(holes, np.nan, x)}
     if told["expert"] is not None:
-        data["y"] = np.where(np.isin(np.arange(9), (1, 5)), -1, np.asarray(trace["y"]["value"]))
+        data["y"] = np.where(np.isin(np.arange(9), (1, 5)), -1, np.asarray(values["y"]))
     program = Program(iqgme_tasks, **data)
-    values = {site: trace[site]["value"] for site in program.latent if site != "x_missing"}
+    values = {site: values[site] for site in program.latent if site != "x_missing"}
     return data, values | {"x_missing": x[holes]}, program
 
 
@@ -84,27 +83,31 @@ def test_log_joint_equals_its_formula(name):
 )
 def test_one_wrong_number_is_seen(change):
     data, values, _ = drawn("binary")
-    assert abs(log_density(iqgme_tasks, (), data | change, values)[0] - formula(values, data)) > 1e-3
+    assert abs(log_joint(iqgme_tasks, data | change, values) - formula(values, data)) > 1e-3
 
 
 def test_another_task_is_seen():
     data, values, _ = drawn("binary")
     moved = data | {"task": np.roll(data["task"], 1)}
-    found = log_density(iqgme_tasks, (), moved, values)[0]
+    found = log_joint(iqgme_tasks, moved, values)
     assert abs(found - formula(values, data)) > 1e-3 or np.isinf(found)
 
 
 def test_sites_plates_and_dims():
-    _, _, program = drawn("three classes")
+    _, _, program = drawn("binary")
     dims = program.dims
     assert (dims["U"], dims["V"], dims["c"], dims["z"]) == (("expert_stick",), ("task", "stick"), ("task", "group"), ("row",))
     assert (dims["mu"], dims["w"]) == (("expert", "feature"), ("class", "expert", "weight"))
     assert program.observed == ("x", "y")
 
 
+@cache
+def many():
+    return simulated(simulate, 1, 500, 3, missing=0.25, unlabelled=0.1, expert=partial(soft_probit, precision=dist.Gamma(5.0, 5.0)))
+
+
 def test_card_has_words_for_exactly_the_sites_and_knows_real_data():
-    data = simulate(random.key(0), 8, 2, missing=0.3)
-    assert set(CARD.sites) == set(Program(iqgme_tasks, **data).sites)
+    assert set(CARD.sites) == set(Program(iqgme_tasks, **many()).sites)
     assert set(CARD.data) <= set(names())
 
 
@@ -118,7 +121,7 @@ def test_tasks_share_experts_as_often_as_their_concentration_says():
 
 
 def test_simulated_rows_miss_what_was_asked():
-    data = simulate(random.key(1), 500, 3, missing=0.25, unlabelled=0.1, expert=partial(soft_probit, precision=1.0))
+    data = many()
     assert abs(np.isnan(data["x"]).mean() - 0.25) < 0.03
     assert abs((data["y"] == -1).mean() - 0.1) < 0.03
     np.testing.assert_array_equal(np.bincount(data["task"]), 500)
