@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -20,11 +22,10 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "printed"), [(0, r"^share\[2\] +0\."), (1, r"^0\.9\d+ -\d+\.\d+$"), pytest.param(2, r"^3 \(array", marks=pytest.mark.slow)]
 )
-def test_the_quickstarts_run_as_printed(number, printed, tmp_path, monkeypatch, capsys, numpyro_promotion):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(blocks("python")[number], "README.md", "exec"), {"__name__": "__main__"})
-    out = capsys.readouterr().out
-    assert re.search(printed, out, flags=re.MULTILINE), out
+def test_the_quickstarts_run_as_printed(number, printed, tmp_path):
+    done = subprocess.run([sys.executable, "-c", blocks("python")[number]], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(printed, done.stdout, flags=re.MULTILINE), done.stdout
 
 
 def test_the_first_command_makes_a_run_and_a_picture(tmp_path, monkeypatch, capsys, numpyro_promotion):
