@@ -19,9 +19,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("number", "printed"), [(0, r"^share\[2\] +0\."), (1, r"^0\.9\d+ -\d+\.\d+$"), pytest.param(2, r"^3 \(array", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("number", "printed"), [(0, r"^share\[2\] +0\."), (1, r"^0\.9\d+ -\d+\.\d+$"), (2, r"^3 \(array")])
 def test_the_quickstarts_run_as_printed(number, printed, tmp_path):
     done = subprocess.run([sys.executable, "-c", blocks("python")[number]], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

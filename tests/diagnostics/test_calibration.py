@@ -16,7 +16,7 @@ from tests.inference import models
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("bug", [False, True], ids=["correct", "bug"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("test", ["sbc", "geweke"])

@@ -139,6 +139,7 @@ def check_probabilities(classifier):
     np.testing.assert_allclose(classifier.predict_log_proba(NEW), wanted - logsumexp(wanted, axis=1, keepdims=True), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_evidence_is_exact_in_the_units_of_the_table(fitted):
     check_evidence(fitted)
 

@@ -156,6 +156,7 @@ def half():
         return new().fit(X[:FIRST], Y[:FIRST])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_a_failed_partial_fit_changes_nothing(half, name):
     x, y, match = BAD[name]

@@ -106,7 +106,7 @@ def test_wrong_settings_are_named(settings, named):
         ArchipelagoClassifier(**settings).fit(ARMS.x, Y)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1e-200, 1e-13, 1e200])
 def test_no_unit_is_too_small_or_too_large(unit, call):
     for X in (ARMS.x, ARMS.x * [1, unit], ARMS.x * [unit, 1] + [3 * unit, 0]):

@@ -158,7 +158,7 @@ def test_tables_that_say_little():
     np.testing.assert_array_equal(sure.predict_proba(HOLED), np.ones((90, 1)))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("units", [1e-200, 1e-12, 1e200])
 def test_units_do_not_matter(units):

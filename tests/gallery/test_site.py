@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+import pytest
 from jax import random
 from numpyro.infer import NUTS
 
@@ -91,6 +92,7 @@ def test_every_model_has_a_card_a_page_and_a_place_on_the_landing_page(site):
         assert all(f"pages/{page}.html" in landing for page in pages)
 
 
+@pytest.mark.slow
 def test_the_model_that_the_site_prints_is_a_whole_one(x64, numpyro_promotion):
     """Found as a file of `zoo` is; NUTS finds the line through data of its own."""
     spec = spec_from_file_location("mine", PAGES / "text" / "mine.py")

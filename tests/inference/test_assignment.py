@@ -37,6 +37,7 @@ def read(name):
     return program, data, read_assignment(program)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", quick(CASES, {"binary", "bits"}))
 def test_each_block_is_read(name):
     program, data, found = read(name)
@@ -108,7 +109,7 @@ def with_age(x, y, age):
     return iqgme(x, y, num_classes=3, num_experts=4, alpha=1.0, expert=expert)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [1e-9, 1e9])
 def test_columns_are_told_apart_in_any_units(units):
     found = read_assignment(program := Program(iqgme, units * HOLES, Y, num_experts=3, alpha=1.0))

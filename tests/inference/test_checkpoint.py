@@ -239,6 +239,7 @@ def test_an_edited_model_is_refused(tmp_path):
         chain(lambda y: normal_mean(y, 3.0)).run(0, Y)
 
 
+@pytest.mark.slow
 def test_another_learning_rate_is_refused(tmp_path):
     for rate, refused in ((0.02, False), (0.02, False), (0.03, True)):
         kernel = SVI(logistic, AutoNormal(logistic), numpyro.optim.Adam(rate), Trace_ELBO())
@@ -250,6 +251,7 @@ def test_another_learning_rate_is_refused(tmp_path):
             driver.run(0, X, LABELS)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["start", "table", "guide"])
 def test_settings_that_hide_in_closures_are_seen(name, tmp_path):
     def kernel(value):

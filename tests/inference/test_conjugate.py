@@ -131,6 +131,7 @@ TWINS = {
 }
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", TWINS)
 @pytest.mark.usefixtures("x64")
 def test_the_identity_refuses(name):
@@ -296,6 +297,7 @@ def test_predictive_of_counts_sums_to_one_and_is_scipys(case):
     assert_close(np.exp(found).sum(0), np.ones(COLUMNS))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", COUNTS, ids=name_of)
 @pytest.mark.usefixtures("x64")
 def test_draws_of_counts(case):

@@ -119,6 +119,7 @@ def least_p(pivots):
     return min(scipy.stats.kstest(sample, law.cdf).pvalue for sample, law in pivots)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", [NORMAL, *MATRIX_CASES], ids=name_of)
 @pytest.mark.usefixtures("x64")
 def test_draws_have_the_posteriors_law(case):
@@ -145,6 +146,7 @@ def row_pivots(case, hyper, rows):
         yield whitened[:, i], scipy.stats.t(freedom)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", [NORMAL, *MATRIX_CASES], ids=name_of)
 @pytest.mark.usefixtures("x64")
 def test_rows_have_the_predictives_law(case):

@@ -216,7 +216,7 @@ def cut_short():
     return Driver(CoordinateAscent(iqgme), num_warmup=4, num_samples=10, progress_bar=False).run(0, **case("binary")[1])
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("num_sweeps", [1, 20], ids=["in its last sweep", "on its way"])
 def test_a_bound_that_is_no_number_ends_the_run(num_sweeps):
     """Single precision has no digits left for what is 1e-4 of its mean."""

@@ -128,7 +128,7 @@ FOUND = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOUND)
 def test_an_edit_is_followed(name):
     found = read(shop(**EDITS[name]))

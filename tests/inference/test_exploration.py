@@ -169,6 +169,7 @@ def spiked(x):
         numpyro.sample("x", dist.Delta(x, log_density=log_density / len(x)), obs=x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
     """The planted bug: nobody looks at the heaviest."""
@@ -258,6 +259,7 @@ def line_of(order):
     return model, np.concatenate([9 * number + np.linspace(-1, 1, 9) for number in range(order)])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("order", [2, 7])
 def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(order, bug, monkeypatch):
@@ -312,6 +314,7 @@ def test_less_is_left_to_find_out():
     assert evidence()[1] < 0.7 * evidence(num_walkers=0)[1]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("little", "places"), [(np.inf, 8), (-1.0, 0)], ids=["always", "never"])
 def test_what_clumps_cannot_say_is_not_gone_over(little, places, monkeypatch):
     """A state keeps what was found where it is believed; evaluations of the search count in any case."""

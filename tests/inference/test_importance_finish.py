@@ -80,7 +80,7 @@ def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
     np.testing.assert_allclose(np.exp(found.groups["particles"]["log_weight"]).sum(), np.exp(found.attrs["log_evidence"]))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, 1])
 def test_clumps_are_fitted_again_to_the_weighted_draws(rounds, monkeypatch):
     """A first fit to draws from the prior, as the sampler ended before its first step: too wide; the others find the posterior."""

@@ -62,6 +62,7 @@ def test_a_walk_leaves_the_prior_above_the_limit_alone(bug):
     assert (p > 1e-3) == (not bug)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64", "numpyro_promotion")
 def test_a_small_run_with_them_is_near_the_evidence():
     model, args, exact = EXACT["line"]

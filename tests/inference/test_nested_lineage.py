@@ -27,7 +27,7 @@ def parents(num_times=300, batch=20):
     chosen = jnp.asarray(np.r_[np.arange(3), 40:47, 100:102])
     death = Death(jnp.arange(120), jnp.array([0, 100]), jnp.array([100, 20]), jnp.array([10, 2]), chosen, jnp.arange(12))
     birth_mode = jnp.repeat(jnp.array([0, 1]), batch // 2)
-    taken = jax.vmap(lambda key: parents_of(key, z, mode, death, birth_mode))(random.split(random.key(0), num_times))
+    taken = jax.jit(jax.vmap(lambda key: parents_of(key, z, mode, death, birth_mode)))(random.split(random.key(0), num_times))
     return np.asarray(taken), np.asarray(chosen)
 
 

@@ -22,8 +22,7 @@ def cloud(size, centre=0.0, width=1.0, dims=3):
 
 def looked(z, mode=None, most=6, least=10):
     mode = jnp.zeros(len(z), jnp.int32) if mode is None else jnp.asarray(mode, jnp.int32)
-    z = jnp.asarray(z)
-    return parts_of(z, mode, roots_of(z, mode, most), mode.max() + 1, least)
+    return jax.jit(lambda z, mode: parts_of(z, mode, roots_of(z, mode, most), mode.max() + 1, least))(jnp.asarray(z), mode)
 
 
 def test_two_clouds_are_two_modes_and_one_is_one():

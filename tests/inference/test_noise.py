@@ -60,6 +60,7 @@ def test_log_cdf_has_a_slope_at_zero_in_float32(name):
             assert float(slope(np.float32(z))) == pytest.approx(known.pdf(z) / known.cdf(z), rel=1e-3)
 
 
+@pytest.mark.slow_after(2)
 @each_noise
 def test_choice_is_the_integral_of_equation_5(name):
     noise, known = NOISES[name]
@@ -70,6 +71,7 @@ def test_choice_is_the_integral_of_equation_5(name):
         np.testing.assert_allclose(np.exp(found), wanted, rtol=tolerance)
 
 
+@pytest.mark.slow_after(2)
 @each_noise
 def test_probabilities_of_many_classes_sum_to_one(name):
     utility = np.random.default_rng(0).normal(size=(2, 1000))

@@ -38,6 +38,7 @@ def test_equals_another_library(size, num, most):
         assert errors(size, num, lambda covariance: covariance * np.eye(size)).max() > 5 * most
 
 
+@pytest.mark.slow
 def test_more_points_are_nearer():
     assert errors(4, 4096).mean() < 0.2 * errors(4, 64).mean()
 

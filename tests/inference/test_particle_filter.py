@@ -137,7 +137,7 @@ def check_unbiased(name="beta_bernoulli", resampling="optimal", num_particles=4)
     return exact, states
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @each_family
 def test_four_particles_are_unbiased(name):
     check_unbiased(name)

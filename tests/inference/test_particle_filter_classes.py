@@ -91,6 +91,7 @@ def check_unlabelled(prior="dirichlet", num_particles=1000):
     np.testing.assert_allclose(predictive(kernel, states, program)[0, 0], mixture.log_predictive(X, X[0], FIRST), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", ["dirichlet", pytest.param("fixed", marks=pytest.mark.slow)])
 def test_unlabelled_rows_are_exact(prior):
     check_unlabelled(prior)

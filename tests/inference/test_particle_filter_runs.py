@@ -233,6 +233,7 @@ def test_a_run_that_grew_and_was_stopped_is_resumed_bit_for_bit(stopped, resumed
     assert resumed()[1].attrs["steps_run"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["log_weight", "count"])
 def test_what_a_checkpoint_forgets_is_seen(field, stopped, resumed, monkeypatch):
     """The weights of the particles, or how many steps were taken."""

@@ -210,6 +210,7 @@ def test_classes_of_fixed_probabilities_or_of_none():
     np.testing.assert_array_equal(data.rows(Program(with_shares, BITS, Y)).labels, Y)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("y", [np.array([0, -1, 1, -1, 0, 1]), None], ids=["some", "none"])
 def test_rows_without_a_label_are_read_as_such(y):
     program = Program(aclass, BITS, y)

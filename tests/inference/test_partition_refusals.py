@@ -243,6 +243,7 @@ def put(table, index, value):
     return changed
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("x", "y", "component", "message"),
     [
@@ -277,7 +278,7 @@ def off(method, change):
 more_rate = lambda hyper: hyper._replace(rate=hyper.rate * 1.01)
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("family", "component", "x"),
     [
@@ -321,6 +322,7 @@ def test_single_precision_is_enough_to_see_an_edit():
             read(aclass, component=COMPONENTS["prior by group"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "scale", "component"),
     [pytest.param(12, 1.0, normal_inverse_wishart, marks=pytest.mark.slow), (2, 1e-7, normal_inverse_chi2)],

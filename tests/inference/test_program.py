@@ -291,6 +291,7 @@ def _fingerprint(**changes):
     return scope["program"].fingerprint()
 
 
+@pytest.mark.slow
 def test_fingerprint_is_the_same_in_another_process():
     code = textwrap.dedent(FINGERPRINT).format(**PLAIN) + "\nprint(program.fingerprint())"
     code = "import jax; jax.config.update('jax_enable_x64', True)\n" + code

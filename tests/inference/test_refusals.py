@@ -94,7 +94,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(name):
     model, text = REFUSED[name]

@@ -58,6 +58,7 @@ class Two:
         return np.concatenate([part.rvs(count // 2, random_state=random_state + i) for i, part in enumerate(self.parts)])
 
 
+@pytest.mark.slow
 def test_each_clump_is_fitted_to_the_slopes_of_its_own():
     two = Two()
     z = two.rvs(800, random_state=1)

@@ -48,7 +48,7 @@ def assert_same_density(found, wanted, points):
         np.testing.assert_allclose(*(log_prob(point) for log_prob in log_probs), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @each_case
 def test_conditional_equals_closed_form(case):
     program = Program(case.model)

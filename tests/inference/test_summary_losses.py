@@ -230,6 +230,7 @@ def test_the_background_is_no_loss(bug, monkeypatch):
     assert (abs(attrs["log_evidence"] - exact) < 3.5 * attrs["log_evidence_se"]) != bug
 
 
+@pytest.mark.slow
 def test_slopes_reach_the_summaries_of_workers(monkeypatch):
     parts, seen = [], []
     for seed in range(2):

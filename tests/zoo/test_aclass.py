@@ -157,6 +157,7 @@ def independent_of_the_variance(x, at):
         return numpyro.sample("x", Missing(dist.Normal(loc[at.z], jnp.sqrt(var[at.z]))), obs=x)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("twin", "component_formula"),
     [

@@ -58,6 +58,7 @@ def test_augmented_joint_is_its_formula(noise):
     assert float(log_joint(augment_reduce, told, values())) == pytest.approx(formula(noise, values(), told), rel=1e-10)
 
 
+@pytest.mark.slow_after(2)
 @each_noise
 def test_integral_over_eps_is_the_probability_of_the_class(noise):
     told, v = data(noise), values()
@@ -141,6 +142,7 @@ def test_flat_prior_leaves_the_likelihood():
     assert float(jax.jit(program.log_joint)(v)) == pytest.approx(float(np.sum(jax.jit(program.log_likelihood)(v)["y"])))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("noise", ["gumbel", "normal", "student_t"])
 def test_simulated_classes_have_their_probabilities(noise):
     v = {"weights": values()["weights"], "biases": values()["biases"]}

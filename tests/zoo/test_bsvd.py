@@ -128,6 +128,7 @@ def forgets_the_root(predictor, value, trials, entries):
         return module.sample("y", dist.Normal(predictor, 1 / alpha), obs=value)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("link", "options", "changes"),
     [

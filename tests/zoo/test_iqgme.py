@@ -110,7 +110,7 @@ def drawn(name):
     return data, values | {"x_missing": jnp.asarray(x[holes])}, program
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", CASES, ids=CASES)
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)

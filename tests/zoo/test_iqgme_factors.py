@@ -86,6 +86,7 @@ def features_with(**change):
     return {"features": partial(linear_features, **{**FEATURES.keywords, **change})}
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "change",
     [
