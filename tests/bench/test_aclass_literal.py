@@ -71,6 +71,7 @@ def scaled_errors(train, stream):
     return (np.mean(found, axis=0) - truth(stream)) / (np.std(found, axis=0, ddof=1) / np.sqrt(RUNS))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("stream", [STEADY, UPSET])
 def test_evidence_groups_and_predictive_are_unbiased(stream):
     assert np.abs(scaled_errors(train_crp, stream)).max() < 3

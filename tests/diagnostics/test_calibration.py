@@ -35,6 +35,7 @@ def test_exact_draws_pass():
     assert calibration.ranks["mu"].max() <= NUM_DRAWS
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fit", [exact(2.0), exact(0.5), exact(shift=0.5)], ids=["wide", "narrow", "shifted"])
 def test_wrong_draws_fail(fit):
     calibration = sbc(models.normal_mean, fit, models.Y)
@@ -47,6 +48,7 @@ def test_a_fit_that_ignores_its_data_is_seen_by_the_log_likelihood_alone():
     assert calibration.failed == ["log_likelihood"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ignores_its_data_is_seen_by_geweke():
     class Prior(Tiny):
         sites = ("mu",)

@@ -101,7 +101,7 @@ def test_further_rows_are_laid_out_as_the_first(monkeypatch, most):
     np.testing.assert_allclose(found.predict_proba(x), found.predict_proba(x.toarray()), atol=1e-5)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
 def test_units_of_columns_do_not_matter(pack):
     x = np.where(FEW > 3, FEW, 0).astype(float)

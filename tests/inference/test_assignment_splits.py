@@ -51,7 +51,7 @@ def test_the_marginal_is_the_same_at_any_parameters(name):
     assert abs(found[0, 0] - found[0, 1]) > 0.1
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attribute", "twin"),
     [

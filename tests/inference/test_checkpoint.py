@@ -102,7 +102,7 @@ def die_at(monkeypatch, owner, name: str, call: int) -> None:
     monkeypatch.setattr(owner, name, dying)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("run", RUNS)
 def test_checkpointed_run_equals_one_in_memory(run, tmp_path, small_blocks):
     tree = RUNS[run](checkpoint=tmp_path / "run").run(0, X, LABELS)

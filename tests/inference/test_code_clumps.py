@@ -69,6 +69,7 @@ def log_base(z):
     return stats.logistic.logpdf(z).sum(-1)
 
 
+@pytest.mark.slow_after(1)
 @with_bugs("normaliser", "circle", "Jacobian")
 def test_the_density_over_all_cells_sums_to_1(planted):
     """Quadrature over the codes of a block of two numbers and one of one; over z the logistic measure of a cell is 1 / cells."""
@@ -77,6 +78,7 @@ def test_the_density_over_all_cells_sums_to_1(planted):
     assert (abs(total - 1) < 1e-3) == (not planted)
 
 
+@pytest.mark.slow_after(1)
 @with_bugs("normaliser", "circle", "Jacobian")
 def test_the_integral_over_z_is_1(planted):
     """By importance sampling from a wide distribution, with the bits that stages use."""
@@ -91,6 +93,7 @@ def drawn(shape, clumps, size):
     return np.asarray(jax.jit(jax.vmap(lambda key: shape.draw(key, clumps)))(random.split(random.key(2), size)))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_draws_are_of_the_density(bug):
     """By cells, each eighth of a side; and evenly within a cell. The planted bug draws with the square of the spreads."""

@@ -154,7 +154,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_seen(bug, monkeypatch):
     name, function, planted = PLANTED[bug]

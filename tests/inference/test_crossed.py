@@ -94,6 +94,7 @@ def few(**edits):
     return Program(partial(effects, **edits), READER, BOOK, STARS)
 
 
+@pytest.mark.slow
 def test_without_components_rows_and_columns_are_left():
     sides = Side("reader", 6, "reader", ("mood",)), Side("book", 5, "book", ("fame",))
     levels = (sides[0], 0, 0), (sides[1], 0, 0)
@@ -214,6 +215,7 @@ def test_the_kernel_falls_back_to_one_site_after_the_other(name):
         start(program, "crossed")
 
 
+@pytest.mark.slow
 def test_the_kernel_falls_back_where_a_model_takes_no_fewer_entries():
     assert start(few(size=20)).crossed is None
 
@@ -267,6 +269,7 @@ def test_a_held_model_knows_its_predictor_and_all_else_follows():
     assert not np.allclose(held_terms(0.1)[1], before)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_predictor_is_computed_where_it_is_held():
     program = small()
     values = jax.jit(program.draw_prior)(random.key(1))

@@ -111,6 +111,7 @@ def check_frequencies(case, family=CRP, num_draws=20_000):
     assert len(wanted) == 1 or stats.chisquare(counts, wanted).pvalue > 1e-3
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_partition_has_the_probability_of_the_seating_rule(case):
     check_rule(case)

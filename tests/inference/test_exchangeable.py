@@ -108,6 +108,7 @@ def test_a_weight_that_is_not_said_to_be_of_the_clusters_is_none_of_them():
     assert exchangeable(Split(Program(nameless, X[:, 0], Y))) is None
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("options", [{}, {"cluster": full}], ids=["diagonal", "full"])
 def test_a_vector_and_the_same_with_other_places_are_alike(options, bug, monkeypatch):
@@ -163,6 +164,7 @@ def in_turn(self, z, reference):
     return order
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_all_copies_come_to_one_of_them(bug, monkeypatch):
     """However far from the reference: one copy of 24 is alike, and the others come to it."""
@@ -225,6 +227,7 @@ def bumps_evidence():
 BUGS = ["right", "one copy", "draws of all copies"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", BUGS)
 def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
     """The prior where vectors are alike is a density, and so is a mixture of clumps and of its draws: the mean of the one over the other,

@@ -150,6 +150,7 @@ def square(y):
 SQUARES = 5 + RNG.normal(size=20)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_both_of_two_modes_are_found(bug, monkeypatch):
     """The planted bug: one peak alone is gone on from."""
@@ -182,6 +183,7 @@ def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
     assert any(abs(mean - 0.6).max() < 0.05 for mean in np.asarray(centres(found.mixture))) != bug
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_what_is_found_of_few_rows_is_where_more_are_searched_from(bug, monkeypatch):
     """Beside some walkers from anywhere. The planted bug: nobody looks there."""
@@ -209,6 +211,7 @@ def rugged(x):
         numpyro.sample("x", dist.Delta(x, log_density=log_density / len(x)), obs=x)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_where_more_rows_are_searched_walkers_go_on_until_the_highest_peak_has_been_found_often(bug):
     """The planted bug: there are five, beside what fewer rows had."""

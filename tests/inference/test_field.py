@@ -80,7 +80,7 @@ def heights(edit=None):
         numpyro.sample("y", dist.Normal(values.sum(1), 1.0), obs=jnp.zeros(4))
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("edit", [None, "inverse", "uneven", "two"], ids=["own", "inverse", "uneven", "two"])
 def test_covariance_is_the_one_that_the_model_factorises(edit):
     program = Program(partial(heights, edit))

@@ -69,6 +69,7 @@ GATE = WishartHyper(np.array([[0.3, -0.2, 1.0]]), np.array([2.0]), np.array([6.5
 GATE_PRIOR = WishartHyper(np.zeros((1, 3)), np.array([0.5]), np.array([4.0]), 1.5 * np.eye(3)[None])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("family", [NormalWishart(), NormalInverseWishart()], ids=["precision", "covariance"])
 def test_features(family):
     hyper, prior = jax.tree.map(jnp.asarray, (GATE, GATE_PRIOR))

@@ -63,6 +63,7 @@ def test_prediction_is_an_integral_over_the_posterior():
     np.testing.assert_array_equal(found.mean[0], NEW[0])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("num_classes", [3, 5])
 def test_scores_have_missing_features_in_common(num_classes):
     """Of three groups, each label by draws of the features, the weights and the noise; as if scores were independent, the error is seen."""

@@ -21,7 +21,8 @@ def wide(size=2, count=COUNT):
     return jnp.broadcast_to(jnp.linspace(0.2, 0.8, size), (count, size)), jnp.broadcast_to(jnp.linspace(0.5, 1.5, size), (count, size))
 
 
-@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("size", [7, 1, 2])
 def test_a_step_forth_and_back_ends_where_it_began(size):
     with jax.enable_x64(True):
         chart = curve(*wide(size), WIDTH)
@@ -53,6 +54,7 @@ def walked(bug=False):
     return np.asarray(start.z), np.asarray(moved.z)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_walk_leaves_the_prior_above_the_limit_alone(bug):
     before, after = walked(bug)

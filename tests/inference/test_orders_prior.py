@@ -28,6 +28,7 @@ def test_probabilities(name):
     np.testing.assert_allclose(jnp.exp(order.log_survival(jnp.asarray(M, float)))[:9], 1 - np.cumsum(expected)[:9], atol=3e-3)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", CASES, ids=CASES)
 def test_draws_are_as_frequent_as_probable(name):
     make, expected = CASES[name]

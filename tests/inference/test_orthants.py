@@ -30,6 +30,7 @@ def errors(size, num, covariance_of=lambda covariance: covariance):
     return abs(found - np.array(exact))
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(("size", "num", "most"), [(1, 1, 1e-12), (2, 16, 1e-4), (2, 8, 5e-4), (3, 256, 2e-3), (6, 256, 2e-3)])
 def test_equals_another_library(size, num, most):
     """As if the numbers were independent, the error is seen."""

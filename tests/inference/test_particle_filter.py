@@ -278,7 +278,7 @@ SLIPS = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLIPS)
 def test_a_slip_is_seen(name, monkeypatch):
     slip, check = SLIPS[name]

@@ -260,6 +260,7 @@ def by_data(x, at):
     return normal_inverse_chi2(x, at, mean=x.mean(0))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("component", "num_rows"), [(by_count, 6), (by_data, 27)])
 def test_numbers_that_follow_the_rows_are_refused(component, num_rows):
     """They are read on a few rows, and would be wrong for more."""

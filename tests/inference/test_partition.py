@@ -104,6 +104,7 @@ def renamed(table, kind):
         sample("answer", Missing(dist.Bernoulli(chance[sort, cluster])), obs=table)
 
 
+@pytest.mark.slow
 def test_names_mean_nothing():
     found = read_partition(Program(renamed, BITS, Y))
     [block] = found.blocks
@@ -201,6 +202,7 @@ def with_shares(x, y, shares=None):
     beta_bernoulli(x, Axes(*at, (y, z)))
 
 
+@pytest.mark.slow
 def test_classes_of_fixed_probabilities_or_of_none():
     fixed = read_partition(Program(with_shares, BITS, Y, (0.3, 0.7)))
     assert (fixed.labels, fixed.shares) == ("y", None)

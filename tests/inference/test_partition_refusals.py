@@ -220,6 +220,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_is_no_partition_of_conjugate_groups_is_refused(name):
     model, message = MODELS[name]

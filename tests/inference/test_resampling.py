@@ -41,6 +41,7 @@ def check_unbiased(scheme, log_weight):
     assert (np.abs(given.mean(0) - weight) <= 4 * np.sqrt(weight / len(weight) / RUNS) + 1e-12).all()
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spread", [0.3, 4.0], ids=["even", "uneven"])
 def test_expected_weights_are_the_weights(name, spread):
@@ -217,6 +218,7 @@ def test_a_biased_scheme_is_seen(twin):
         check_unbiased(twin, candidates(spread=4.0))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("check", "twin"),
     [

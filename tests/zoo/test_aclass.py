@@ -15,7 +15,7 @@ from scipy import stats
 from gallery.datasets import names
 from inference import Program
 from inference.distributions import Missing
-from tests.zoo.compiled import log_joint
+from tests.zoo.compiled import log_joint, simulated
 from zoo.aclass import (
     CARD,
     aclass,
@@ -290,9 +290,9 @@ def test_room_for_groups_changes_no_term():
 
 
 def test_one_group_a_class_is_naive_bayes():
-    data = simulate(random.key(0), 9, 5, max_groups=1)
+    data = simulated(simulate, 0, 9, 5, max_groups=1)
     program = Program(aclass, **data)
-    values = program.draw_prior(random.key(1))
+    values = jax.jit(program.draw_prior)(random.key(1))
     assert program.sites["p"].shape == (2, 1, 5)
     assert program.log_probs(values)["z"] == 0
     assert not values["z"].any()
@@ -320,7 +320,7 @@ def test_simulated_rows_covary_as_the_model_says():
 OTHERS = {"alpha": 2.0, "max_groups": 1, "component": partial(beta_bernoulli, beta=1.0)}
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{name: value} for name, value in OTHERS.items()], ids=OTHERS)
 def test_rows_of_another_model_are_seen(options):
     with pytest.raises(AssertionError):

@@ -197,6 +197,7 @@ def test_sites_plates_and_dims():
     assert program.deterministics(values)["rank"] == values["z"].sum()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "link",
     ["gaussian", "five levels", "binomial"],
