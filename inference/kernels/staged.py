@@ -9,9 +9,9 @@ computed where earlier rows have left something to be found out. What the clumps
 their weights, tell how much that is (`_summary.Loss`): the claimed error has it as `summary_error`, and `summary_loss` is nats a summary,
 which `diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage
 goes over twice as many rows of those that were dealt out, until they do not. Whenever rows of a run have doubled, and at its end, some
-draws are weighed by all of them (`_weighing`): `log_evidence` of several stages is what these say, and `nats_left` is how far from the
-posterior of all rows they are; where that is too much, a run begins again, with the rows so far as its first stage. The first must have
-enough to show what there is to find: what no clump is near to no weight tells.
+draws are weighed by all of them (`_weighing`): `log_evidence` of several stages is what these say, where `nested_log_evidence` is the sum
+over stages, and `nats_left` is how far from the posterior of all rows they are; where that is too much, a run begins again, with the rows
+so far as its first stage. The first must have enough to show what there is to find: what no clump is near to no weight tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -62,7 +62,8 @@ class Account(NamedTuple):
 
     log_evidence: Array
     variance: Array  # of its error, but for what summaries have lost
-    of_points: Array  # that of nested sampling alone, of all stages
+    nested: Array  # log-evidence of nested sampling alone, which no weights have corrected
+    of_points: Array  # variance of that
     information: Array  # in nats
     lost: Loss  # by summaries
     num_evaluations: Array  # of one row each
@@ -156,7 +157,7 @@ class Staged(Weighing, NestedSampler):
             num_rows=count,
             num_weighed=count,
             weighed=self._unweighed,
-            before=Account(zero, zero, zero, zero, Loss(*jnp.zeros((3, 2), zero.dtype)), zero),
+            before=Account(zero, zero, zero, zero, zero, Loss(*jnp.zeros((3, 2), zero.dtype)), zero),
             stage=count - 1,
             rng_key=random.key_data(rng_key),
         )
@@ -308,7 +309,8 @@ class Staged(Weighing, NestedSampler):
         lacking = self._lacking(found, z, log_weight)
         evaluations = self._row_evaluations(state) - state.before.num_evaluations + (spent + len(z)) * len(state.rows)
         lost = loss_of(log_weight, state.num_rows)
-        return Account(log_evidence + lacking, error**2, error**2, information_of(state.nest), lost, evaluations)
+        log_evidence, variance = log_evidence + lacking, error**2
+        return Account(log_evidence, variance, log_evidence, variance, information_of(state.nest), lost, evaluations)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
@@ -328,6 +330,7 @@ class Staged(Weighing, NestedSampler):
         attrs = {
             "log_evidence": jnp.where(weighed.is_there, weighed.log_evidence, before.log_evidence + log_evidence),
             "log_evidence_se": jnp.where(is_finished, jnp.sqrt(variance), jnp.nan),
+            "nested_log_evidence": before.nested + log_evidence,
             "nested_log_evidence_se": jnp.where(is_finished, jnp.sqrt(before.of_points + error**2), jnp.nan),
             "information": before.information + found.attrs["information"],
             "summary_error": lost,

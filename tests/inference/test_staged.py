@@ -82,6 +82,7 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order():
         attrs = tree.attrs
         assert (attrs["ended"], attrs["num_stages"]) == ("finished", 3)
         assert abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["log_evidence_se"]
+        assert abs(attrs["nested_log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["nested_log_evidence_se"]
         drawn = tree["posterior"]["weight"].values[0]
         assert (np.abs(drawn.mean(0) - MEAN) < 0.5 * DEVIATION).all()
         np.testing.assert_allclose(drawn.std(0), DEVIATION, rtol=0.35)
@@ -96,6 +97,7 @@ def test_an_update_is_one_more_stage():
     assert tree.attrs["num_stages"] == 2
     assert tree["observed_data"].sizes["row"] == 90
     assert abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
+    assert tree.attrs["nested_log_evidence"] == tree.attrs["log_evidence"]  # an update is not weighed
 
 
 @pytest.fixture(scope="module")
