@@ -183,7 +183,7 @@ def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
     assert any(abs(mean - 0.6).max() < 0.05 for mean in np.asarray(centres(found.mixture))) != bug
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_what_is_found_of_few_rows_is_where_more_are_searched_from(bug, monkeypatch):
     """Beside some walkers from anywhere. The planted bug: nobody looks there."""

@@ -115,7 +115,7 @@ def test_slopes_of_a_stage_are_those_of_its_posterior():
     np.testing.assert_allclose(slope, (MEAN - z) @ PRECISION, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     """The planted bug: of the rows that are new."""
