@@ -13,7 +13,7 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, MergedStages, Program, Staged
-from inference.kernels import _search, _weighing, staged
+from inference.kernels import _exploration, _search, _weighing, staged
 from inference.kernels._clumps import StateClumps
 from inference.kernels._summary import Loss, loss_of
 from tests.inference.test_staged import over
@@ -170,13 +170,15 @@ def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much
 
 @pytest.mark.slow
 def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there_are_more(monkeypatch):
-    """Walkers climb again from the peaks that they have come to before: here from one."""
+    """Walkers climb again from the peaks that they have come to before, here from one, and a few from anywhere."""
     walkers, peaks = [], _search.peaks
-    monkeypatch.setattr(_search, "peaks", lambda start, *given: walkers.append(len(start)) or peaks(start, *given))
+    climb = lambda *given, **least: walkers.append(peaks(*given, **least)) or walkers[-1]
+    monkeypatch.setattr(_search, "peaks", climb)
     tree, seen = rated(num_walkers=None)
     assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
-    assert walkers[0] == 50
-    assert set(walkers[1:]) == {1}
+    first, *more = [len(each.z) for each in walkers]
+    assert first == _exploration.LEAST
+    assert set(more) == {1 + _search.FRESH}
     assert tree.attrs["num_stages"] < len(seen)
     assert abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]
     assert tree.attrs["num_row_evaluations"] > sum(20 * len(rows) for rows in seen)  # what was looked for is counted
