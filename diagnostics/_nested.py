@@ -108,8 +108,9 @@ def walks(tree: xr.DataTree) -> Verdict:
 
 
 def _nested_errors(tree: xr.DataTree) -> np.ndarray:
-    """[replicate]: claimed errors of nested sampling alone, of runs in stages or finished by importance sampling; empty for others."""
-    return each_of(tree, "nested_log_evidence_se")
+    """[replicate]: claimed errors of live points alone, of runs in stages or finished by importance sampling; empty for others."""
+    nested, lost = each_of(tree, "nested_log_evidence_se"), each_of(tree, "nested_summary_error")
+    return np.sqrt(np.maximum(nested**2 - lost**2, 0)) if len(lost) else nested
 
 
 def _information(tree: xr.DataTree) -> Verdict:

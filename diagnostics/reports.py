@@ -37,7 +37,8 @@ def report(tree: xr.DataTree) -> Report:
     `resampled`, `ancestor` (step, particle: the index of the parent), `unique_ancestors`; `num_live` as an attribute; the groups
     `particles` with `log_weight`, `ancestry` with `unique_ancestors` (row), `log_prior`, `log_likelihood`, `log_q` with `log_q`
     (chain, draw), and `log_factor` where `attrs["factors"]`, a JSON list, names factors; attributes `log_evidence`,
-    `log_evidence_se`, `nested_log_evidence_se`, `information`, `summary_loss` and each of them with `_of_replicates`.
+    `log_evidence_se`, `nested_log_evidence_se`, `nested_summary_error`, `information`, `summary_loss` and each of them with
+    `_of_replicates`.
 
     Variables that are not identified (labels of components, signs of factors) carry `attrs["not_identified"] = 1`, or are
     named in a group `not_identified`; they never get an R-hat, and `lp` and all other variables do.

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-__all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "divergence", "loss_of", "mean_of"]
+__all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "divergence", "loss_of", "mean_of", "no_loss"]
 
 NUM_POINTS = 2000  # that a fit looks at, at least
 
@@ -75,8 +75,13 @@ class Loss(NamedTuple):
 
     def error(self, num_rows: Array) -> Array:
         """Of the log-evidence of so many rows, as large as may be expected."""
-        nats, variance = (each[0] - each[1] / num_rows for each in self[:2])
+        nats, variance = (each[0] - each[1] / num_rows.astype(each.dtype) for each in self[:2])
         return jnp.sqrt(jnp.maximum(nats**2 + variance, 0))
+
+    def settled(self, num_rows: Array) -> "Loss":
+        """Where so many rows have come and these summaries stand for nothing any more: what they lost, whatever is to come."""
+        as_it_is, nothing = jnp.array([1.0, 0.0], self.nats.dtype), jnp.zeros_like(self.nats)
+        return Loss(nothing, self.error(num_rows) ** 2 * as_it_is, nothing)
 
     @property
     def each(self) -> Array:
@@ -90,6 +95,11 @@ def loss_of(log_weight: Array, num_rows: Array) -> Loss:
     nats = jnp.sum(share * log_ratio)
     times = jnp.stack([jnp.ones_like(nats), num_rows.astype(nats.dtype)])
     return Loss(nats * times, jnp.sum(share * (log_ratio - nats) ** 2) * times, times)
+
+
+def no_loss(dtype: Any) -> Loss:
+    """Of no summary."""
+    return Loss(*jnp.zeros((3, 2), dtype))
 
 
 def divergence(log_weight: Array) -> Array:

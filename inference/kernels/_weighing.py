@@ -25,11 +25,11 @@ from jax.scipy.special import logsumexp
 
 from inference.kernels._nested_names import Named
 from inference.kernels._search import FAR, FRESH, NEAR, Begin, Searching, centres
-from inference.kernels._summary import Loss, Mixture, loss_of, mean_of
+from inference.kernels._summary import Loss, Mixture, loss_of, mean_of, no_loss
 from inference.program import Program
 from inference.split import Split
 
-__all__ = ["Weighed", "Weighing"]
+__all__ = ["Account", "Evidence", "Weighed", "Weighing"]
 
 MOST_LEFT = 0.5  # nats to the posterior, or what a summary may cost where that is more
 DRAWS = 200  # at least
@@ -49,6 +49,36 @@ class Weighed(NamedTuple):
         return ~jnp.isnan(self.log_evidence)
 
 
+class Evidence(NamedTuple):
+    """Of stages that are over; all of it adds up."""
+
+    log_evidence: Array
+    variance: Array  # of its error, but for what summaries have lost
+    lost: Loss  # by summaries
+
+    def error(self, num_rows: Array, of_stage: Array) -> Array:
+        """Claimed of so many rows, with the error of the stage that is not over."""
+        return jnp.sqrt(self.variance + self.lost.error(num_rows) ** 2 + of_stage**2)
+
+
+class Account(NamedTuple):
+    """Of stages that are over; all of it adds up."""
+
+    corrected: Evidence  # by weights, where anything has been weighed
+    nested: Evidence  # of nested sampling alone
+    information: Array  # in nats
+    num_evaluations: Array  # of one row each
+
+    def weighed(self, by_all: Weighed) -> "Account":
+        """All rows of these stages have been weighed."""
+        return self._replace(corrected=Evidence(by_all.log_evidence + by_all.lacking, by_all.variance, by_all.lost))
+
+    def mended(self, by_all: Weighed, num_rows: Array) -> "Account":
+        """Something else stands for these stages: what summaries have lost so far is lost, and what is lost from now on it loses."""
+        lost = jax.tree.map(jnp.add, self.nested.lost.settled(num_rows), by_all.lost)
+        return self._replace(nested=self.nested._replace(lost=lost))
+
+
 class Weighing(Searching):
     """A kernel whose states have `rows`, `num_rows` and `num_weighed`, the rows by which all was last weighed."""
 
@@ -66,7 +96,7 @@ class Weighing(Searching):
     @property
     def _unweighed(self) -> Weighed:
         nobody_knows = jnp.full((), jnp.nan, self.split.dtype)
-        return Weighed(nobody_knows, nobody_knows, nobody_knows, Loss(*jnp.zeros((3, 2), nobody_knows.dtype)))
+        return Weighed(nobody_knows, nobody_knows, nobody_knows, no_loss(nobody_knows.dtype))
 
     def _weighed_by_all(self, rng_key: Array, state: Any, found: Named, program: Program) -> tuple[Weighed, int]:
         """Draws from what stands for all that has been found; and evaluations."""

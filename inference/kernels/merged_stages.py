@@ -28,7 +28,8 @@ from jax import Array, random
 from inference.kernels._nested_names import Named, together
 from inference.kernels._search import Start
 from inference.kernels._summary import Mixture
-from inference.kernels.staged import Account, Stage, Staged
+from inference.kernels._weighing import Account, Evidence
+from inference.kernels.staged import Stage, Staged
 from inference.program import Program
 from inference.split import Split
 
@@ -145,9 +146,9 @@ class MergedStages(Staged):
         account = kernel._account(lost_key, state, clumps, part.program, spent)
         before = jax.tree.map(jnp.add, state.before, account)
         if state.weighed.is_there:  # that is the evidence of all of its rows; `account` has what these clumps lack of that, and lose
-            lacking = account.log_evidence - kernel._evidence(state.nest)[0]
-            log_evidence, variance = state.weighed.log_evidence + lacking, state.weighed.variance
-            before = before._replace(log_evidence=log_evidence, variance=variance, lost=account.lost)
+            lacking = account.nested.log_evidence - kernel._evidence(state.nest)[0]
+            log_evidence = state.weighed.log_evidence + lacking
+            before = before._replace(corrected=Evidence(log_evidence, state.weighed.variance, account.nested.lost))
         return self._named(name_key, clumps), before
 
     @property

@@ -45,28 +45,16 @@ from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
 from inference.kernels._search import FAR, FEWEST, SUMMARIES, Begin
 from inference.kernels._stages import check_counts
-from inference.kernels._summary import Loss, Mixture, Told, loss_of
-from inference.kernels._weighing import Weighed, Weighing
+from inference.kernels._summary import Loss, Mixture, Told, loss_of, no_loss
+from inference.kernels._weighing import Account, Evidence, Weighed, Weighing
 from inference.kernels.nested_sampler import NestedSampler
 from inference.program import Program
 from inference.protocol import Results
 from inference.sites import StructureError
 
-__all__ = ["Account", "Stage", "StageReport", "Staged"]
+__all__ = ["Stage", "StageReport", "Staged"]
 
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
-
-
-class Account(NamedTuple):
-    """Of stages that are over; all of it adds up."""
-
-    log_evidence: Array
-    variance: Array  # of its error, but for what summaries have lost
-    nested: Array  # log-evidence of nested sampling alone, which no weights have corrected
-    of_points: Array  # variance of that
-    information: Array  # in nats
-    lost: Loss  # by summaries
-    num_evaluations: Array  # of one row each
 
 
 class Stage(NamedTuple):
@@ -147,6 +135,7 @@ class Staged(Weighing, NestedSampler):
         self._read(program)
         self.row_arguments = tuple(self._by_row(program))
         none, zero, count = self._backed.summary.nothing(0), jnp.zeros((), self.split.dtype), jnp.zeros((), jnp.int32)
+        nothing = Evidence(zero, zero, no_loss(zero.dtype))
         nowhere = Stage(
             nest=None,
             clumps=none,
@@ -157,7 +146,7 @@ class Staged(Weighing, NestedSampler):
             num_rows=count,
             num_weighed=count,
             weighed=self._unweighed,
-            before=Account(zero, zero, zero, zero, zero, Loss(*jnp.zeros((3, 2), zero.dtype)), zero),
+            before=Account(nothing, nothing, zero, zero),
             stage=count - 1,
             rng_key=random.key_data(rng_key),
         )
@@ -171,7 +160,7 @@ class Staged(Weighing, NestedSampler):
         """One step of the nested sampling of this stage."""
         own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
         nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own, state.sampled))
-        log_evidence = state.before.log_evidence + info.log_evidence
+        log_evidence = state.before.corrected.log_evidence + info.log_evidence
         report = StageReport(info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations, info.num_nan)
         return state._replace(nest=nest), report
 
@@ -210,7 +199,7 @@ class Staged(Weighing, NestedSampler):
         """The next stage; where this one's summary costs too much, this one again with more rows."""
         found, account = self._handed_on(state, program)
         before = jax.tree.map(jnp.add, state.before, account)
-        if state.num_left > 0 and self._costs_too_much(account.lost):
+        if state.num_left > 0 and self._costs_too_much(account.nested.lost):
             return self._started_with(*self._with_more(state, before.num_evaluations), program, Begin(Named(found)))
         if self._is_due(state):
             return self._next_weighed(state, program, self._named(self._key(state, 3), found), before)
@@ -221,8 +210,9 @@ class Staged(Weighing, NestedSampler):
         it can be mended."""
         weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
         if state.num_left > 0 and not self._is_fine(weighed):
-            found, weighed, more = self._mended(self._key(state, 5), state, found, weighed, program)
-            spent += more
+            mended, weighed, more = self._mended(self._key(state, 5), state, found, weighed, program)
+            before, spent = before if mended is found else before.mended(weighed, state.num_rows), spent + more
+            found = mended
         before = before._replace(num_evaluations=before.num_evaluations + spent)
         if not self._is_fine(weighed):
             rows = self._so_far(state, program)
@@ -231,7 +221,7 @@ class Staged(Weighing, NestedSampler):
             return self._started_with(again, rows, program, self._begin_again(found, weighed))
         state = state._replace(num_weighed=state.num_rows)
         if state.num_left > 0:
-            return self._next_from(*self._taken(state, 1), program, found.clumps, _corrected(before, weighed))
+            return self._next_from(*self._taken(state, 1), program, found.clumps, before.weighed(weighed))
         of_nest = self._row_evaluations(state) - state.before.num_evaluations
         return state._replace(weighed=weighed, before=state.before._replace(num_evaluations=before.num_evaluations - of_nest))
 
@@ -240,7 +230,7 @@ class Staged(Weighing, NestedSampler):
         found, account = self._handed_on(state, before)
         so_far = jax.tree.map(jnp.add, state.before, account)
         if state.weighed.is_there:
-            found, so_far = self._named(self._key(state, 3), found).clumps, _corrected(so_far, state.weighed)
+            found, so_far = self._named(self._key(state, 3), found).clumps, so_far.weighed(state.weighed)
         state = self._next_from(state, rows, program, found, so_far)
         return state._replace(num_weighed=state.num_rows)
 
@@ -308,9 +298,8 @@ class Staged(Weighing, NestedSampler):
         log_evidence, error = self._evidence(state.nest)
         lacking = self._lacking(found, z, log_weight)
         evaluations = self._row_evaluations(state) - state.before.num_evaluations + (spent + len(z)) * len(state.rows)
-        lost = loss_of(log_weight, state.num_rows)
-        log_evidence, variance = log_evidence + lacking, error**2
-        return Account(log_evidence, variance, log_evidence, variance, information_of(state.nest), lost, evaluations)
+        own = Evidence(log_evidence + lacking, error**2, loss_of(log_weight, state.num_rows))
+        return Account(own, own, information_of(state.nest), evaluations)
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
@@ -325,24 +314,19 @@ class Staged(Weighing, NestedSampler):
         found = self._found(state.nest, is_finished)
         log_evidence, error = self._evidence(state.nest)
         before, weighed = state.before, state.weighed
-        lost = jnp.where(weighed.is_there, 0.0, before.lost.error(state.num_rows.astype(error.dtype)))
-        variance = jnp.where(weighed.is_there, weighed.variance, before.variance + error**2 + lost**2)
+        corrected, nested = before.corrected.error(state.num_rows, error), before.nested.error(state.num_rows, error)
         attrs = {
-            "log_evidence": jnp.where(weighed.is_there, weighed.log_evidence, before.log_evidence + log_evidence),
-            "log_evidence_se": jnp.where(is_finished, jnp.sqrt(variance), jnp.nan),
-            "nested_log_evidence": before.nested + log_evidence,
-            "nested_log_evidence_se": jnp.where(is_finished, jnp.sqrt(before.of_points + error**2), jnp.nan),
+            "log_evidence": jnp.where(weighed.is_there, weighed.log_evidence, before.corrected.log_evidence + log_evidence),
+            "log_evidence_se": jnp.where(is_finished, jnp.where(weighed.is_there, jnp.sqrt(weighed.variance), corrected), jnp.nan),
+            "nested_log_evidence": before.nested.log_evidence + log_evidence,
+            "nested_log_evidence_se": jnp.where(is_finished, nested, jnp.nan),
+            "nested_summary_error": before.nested.lost.error(state.num_rows),
             "information": before.information + found.attrs["information"],
-            "summary_error": lost,
-            "summary_loss": before.lost.each,
+            "summary_error": jnp.where(weighed.is_there, 0.0, before.corrected.lost.error(state.num_rows)),
+            "summary_loss": before.corrected.lost.each,
             "nats_left": jnp.where(weighed.is_there, weighed.lost.nats[0], jnp.nan),
             "num_stages": state.stage + 1,
             "num_row_evaluations": self._row_evaluations(state),
             "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),
         }
         return found._replace(attrs=found.attrs | attrs)
-
-
-def _corrected(before: Account, weighed: Weighed) -> Account:
-    """The account of stages of which all rows have been weighed."""
-    return before._replace(log_evidence=weighed.log_evidence + weighed.lacking, variance=weighed.variance, lost=weighed.lost)

@@ -147,8 +147,9 @@ def test_good_nested_run_is_trusted(rng):
 
 def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
     """What they add to the error is no part of that of live points."""
-    se = np.sqrt(0.08)
-    each = {"nested_log_evidence_se_of_replicates": np.full(2, se), "log_evidence_se_of_replicates": np.full(2, np.hypot(se, 2.0))}
+    se, both = np.sqrt(0.08), np.full(2, np.hypot(np.sqrt(0.08), 2.0))
+    each = {"nested_log_evidence_se_of_replicates": both, "log_evidence_se_of_replicates": both}
+    each["nested_summary_error_of_replicates"] = np.full(2, 2.0)
     page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))
     assert page.trusted, page.text
     assert page["information"].figures["claimed"] == pytest.approx(se)
@@ -156,7 +157,7 @@ def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
     for lost in (3.0, np.nan):
         page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, lost]), **each))
         assert failed(page) == {"summaries"}
-    assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=np.full(2, np.hypot(se, 2.0))))) == {"information"}
+    assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=both))) == {"information"}
 
 
 def test_insertion_ranks_hold_their_level_and_find_a_slow_sampler(rng):

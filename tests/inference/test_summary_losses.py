@@ -16,6 +16,7 @@ from inference import Driver, MergedStages, Program, Staged
 from inference.kernels import _exploration, _search, _weighing, staged
 from inference.kernels._clumps import StateClumps
 from inference.kernels._summary import Loss, loss_of
+from inference.kernels._weighing import Account, Evidence, Weighed
 from tests.inference.test_staged import over
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -49,6 +50,20 @@ def test_rows_to_come_average_over_what_a_summary_gets_wrong(seen):
     centre = stats.norm(0, np.sqrt(1 - seen)).rvs(100_000, random_state=1)  # of the posterior of all rows
     errors = off * centre + 0.5 * off**2 * seen - 0.5 * off**2
     np.testing.assert_allclose(found, np.sqrt(np.mean(errors**2)), rtol=0.02)
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_where_a_run_is_mended_what_was_lost_stays_lost(bug):
+    """And rows to come add what is lost from there. The planted bug: they find out what the old summary got wrong, as if it still stood."""
+    before, rows, all_rows = jnp.array([1.0, 50.0]), jnp.array(100.0), jnp.array(1000.0)
+    now = jnp.array([1.0, 100.0])
+    old, new = Loss(0.3 * before, 0.2 * before, before), Loss(0.1 * now, 0.05 * now, now)
+    zero = jnp.zeros(())
+    nested = Evidence(zero, zero, old)
+    account = Account(nested, nested, zero, zero).mended(Weighed(zero, zero, zero, new), rows)
+    lost = jax.tree.map(jnp.add, old, new) if bug else account.nested.lost
+    told = lost.error(all_rows) ** 2
+    assert np.isclose(told, old.error(rows) ** 2 + new.error(all_rows) ** 2) != bug
 
 
 @pytest.mark.parametrize("nothing", [-jnp.inf, jnp.nan])
@@ -90,6 +105,8 @@ def test_one_clump_for_two_modes_costs_what_is_claimed():
         error.append(attrs["log_evidence"] - square_evidence(rows(seed)))
         claimed.append(attrs["log_evidence_se"])
         lost.append(attrs["summary_error"])
+        assert attrs["nested_log_evidence_se"] == attrs["log_evidence_se"]  # nothing is weighed
+        assert attrs["nested_summary_error"] == attrs["summary_error"]
     error, claimed, lost = np.array([error, claimed, lost])
     rms = lambda claimed: np.sqrt(np.mean((error / claimed) ** 2))
     assert rms(claimed) < 1.6
@@ -145,22 +162,14 @@ def from_what_was_found(self, state, num_evaluations, right=Staged._with_more):
     return right(self, state._replace(clumps=found, before=account), num_evaluations)
 
 
-def as_they_add_up(monkeypatch):
-    """Evidences of stages, of which weights of all rows would mend what is wrong."""
-    unweighed = lambda self, state, program, right=Staged.results: right(self, state._replace(weighed=self._unweighed), program)
-    monkeypatch.setattr(Staged, "results", unweighed)
-    monkeypatch.setattr(staged, "_corrected", lambda before, weighed: before)
-    monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(Staged, "_with_more", from_what_was_found)
-    as_they_add_up(monkeypatch)
+    monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)  # weights of all rows would mend what is wrong
     tree, seen = rated()
-    assert (abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]) != bug
+    assert (abs(tree.attrs["nested_log_evidence"] - rate_evidence()) < 3 * tree.attrs["nested_log_evidence_se"]) != bug
     assert set(np.concatenate(seen)) == set(range(64))
     assert tree.attrs["num_stages"] == len(seen)
     if not bug:
