@@ -174,14 +174,19 @@ def _effective(tree: xr.DataTree) -> Verdict:
 
 
 def _summaries(tree: xr.DataTree) -> Verdict:
-    """Of a kernel that learns in stages: how far its summaries are from what stages have found."""
-    name, worst = "summaries", float(each_of(tree, "summary_loss").max())
+    """Of a kernel that learns in stages: how far its summaries are from what stages have found, and the last one from all rows."""
+    name, worst, left = "summaries", float(each_of(tree, "summary_loss").max()), each_of(tree, "nats_left")
     figures = {"nats each": worst, "limit": MOST_LOST}
+    if weighed := left[~np.isnan(left)].tolist():
+        figures["nats left"] = max(weighed)
     if not worst <= MOST_LOST:
         reason = (
             "What a stage hands to the next is too far from what it has found: the posterior is off as well. Allow more clumps "
             "(num_clumps), more live points (num_live), or fewer stages."
         )
+        return Verdict(name, False, figures, reason)
+    if not max(weighed, default=0.0) <= MOST_LOST:
+        reason = "What was found is too far from the posterior of all rows: it has lost what these say. Allow more clumps, or fewer parts."
         return Verdict(name, False, figures, reason)
     return Verdict(name, True, figures, "What a stage hands to the next says nearly what it has found.")
 

@@ -30,14 +30,15 @@ def report(tree: xr.DataTree) -> Report:
       there is an `exponent`, in place of resamplings and histories, NaN, walks and evidence error as of nested samplers;
     - nested (`insertion_rank` over step): finite, finished, no likelihood that is NaN (`num_nan`, where it is there), insertion ranks
       uniform, walks long enough (`halfway`, where it is there), information, evidence error against the spread of replicates, effective
-      draws; where rows came in stages (`summary_loss`), nats that summaries between them lose; else, where it was finished by importance
-      sampling (`nested_log_evidence_se`), effective draws and Pareto k-hat of the weights ("importance").
+      draws; where rows came in stages (`summary_loss`), nats that summaries between them lose, and that are left at the end (`nats_left`);
+      else, where it was finished by importance sampling (`nested_log_evidence_se`), effective draws and Pareto k-hat of the weights
+      ("importance").
 
     What else is read, where it is there: `sample_stats` `lp`, `diverging`, `energy`, and those of further blocks (`lp_1`);
     `resampled`, `ancestor` (step, particle: the index of the parent), `unique_ancestors`; `num_live` as an attribute; the groups
     `particles` with `log_weight`, `ancestry` with `unique_ancestors` (row), `log_prior`, `log_likelihood`, `log_q` with `log_q`
     (chain, draw), and `log_factor` where `attrs["factors"]`, a JSON list, names factors; attributes `log_evidence`,
-    `log_evidence_se`, `nested_log_evidence_se`, `nested_summary_error`, `information`, `summary_loss` and each of them with
+    `log_evidence_se`, `nested_log_evidence_se`, `nested_summary_error`, `information`, `summary_loss`, `nats_left` and each of them with
     `_of_replicates`.
 
     Variables that are not identified (labels of components, signs of factors) carry `attrs["not_identified"] = 1`, or are

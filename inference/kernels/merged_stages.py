@@ -6,15 +6,17 @@ Each worker ran `Staged` from the prior; what it has found is summarised as betw
 One more stage draws from pi_1 and takes the others, over the prior, for its likelihood: no row is looked at, but for slopes at the points
 that a worker has, and some draws of what is fitted to them, by the worker's own rows. What clumps cannot say is lost, once for each worker,
 and where workers disagree the product lies in the tails of all of them, where clumps say the least: for the same rows, stages one after the
-other lose less. Where members may change places (clusters of a mixture, `inference.exchangeable`), workers have each named them in a way of
-their own: a vector is given the places of each.
+other lose less. At the end some draws of what was put together are weighed by all rows, as those of `Staged` are: `log_evidence` is what
+these say, and `nats_left` how far the posterior is from them; nothing begins again. Where members may change places (clusters of a mixture,
+`inference.exchangeable`), workers have each named them in a way of their own: a vector is given the places of each.
 
     drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
-    Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, which are only recorded
+    Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, by which the end is weighed
     driver.update(x, y)                                          # from then on stages as ever
 
 Center (2009), "Learning complex classification models from large data sets", of the distribution among processors. Cost: as a stage of
-`Staged` with (workers x clumps x size^2) in place of the rows; and a gradient of the rows of a worker for each of its points.
+`Staged` with (workers x clumps x size^2) in place of the rows; a gradient of the rows of a worker for each of its points; and four draws
+for each latent number, at least 200, by all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 
 from inference.kernels._nested_names import Named, together
@@ -120,7 +123,7 @@ class MergedStages(Staged):
         each, accounts = zip(*parts, strict=True)
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
-        own = self._own(program, one)
+        own, num_rows = self._own(program, one), sum(part.states[0].num_rows for part in self.parts)
         return Stage(
             nest=self._started(start_key, (clumps, self._nothing), self._densities(clumps, own), is_even=False),
             clumps=clumps,
@@ -128,13 +131,19 @@ class MergedStages(Staged):
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
-            num_rows=(num_rows := sum(part.states[0].num_rows for part in self.parts)),
-            num_weighed=num_rows,
+            num_rows=num_rows,
+            num_weighed=num_rows if self.most_lost == np.inf else jnp.zeros_like(num_rows),
             weighed=self._unweighed,
             before=jax.tree.map(lambda *own: sum(own), *accounts),
             stage=sum(part.states[0].stage + 1 for part in self.parts) - 1,
             rng_key=random.key_data(rng_key),
         )
+
+    def _next_weighed(self, state: Stage, program: Program, found: Named, before: Account) -> Stage:
+        """The end, whatever is left: where all rows would begin is not known from here."""
+        weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
+        told = state.before._replace(num_evaluations=state.before.num_evaluations + spent)
+        return state._replace(num_weighed=state.num_rows, weighed=weighed, before=told)
 
     def _learned(self, rng_key: Array, part: Any, program: Program) -> tuple[Named, Account]:
         """What one worker has found, and the account of its stages."""

@@ -157,6 +157,9 @@ def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
     for lost in (3.0, np.nan):
         page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, lost]), **each))
         assert failed(page) == {"summaries"}
+    for left, wanted in ((np.nan, set()), (0.4, set()), (3.0, {"summaries"})):
+        each["nats_left_of_replicates"] = np.array([0.1, left])
+        assert failed(report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))) == wanted
     assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=both))) == {"information"}
 
 

@@ -11,11 +11,14 @@ from scipy import stats
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
 from inference.kernels import merged_stages
 from inference.kernels._clumps import Clumps
+from inference.kernels._weighing import DRAWS
 from inference.kernels.merged_stages import Product
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
 from tests.inference.test_exploration import TWO, pair, pair_evidence
 from tests.inference.test_staged import over
+from tests.inference.test_summary_losses import rows as square_rows
+from tests.inference.test_summary_losses import square, square_evidence
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -54,7 +57,7 @@ def test_evidence_and_posterior_are_those_of_all_rows(bug, workers, monkeypatch)
         monkeypatch.setattr(Product, "densities", with_prior_each)
     driver = Driver(MergedStages(workers), num_samples=400, progress_bar=False)
     tree = driver.run(5, X, Y)
-    z = (tree.attrs["log_evidence"] - line_evidence(X, Y)) / tree.attrs["log_evidence_se"]
+    z = (tree.attrs["nested_log_evidence"] - line_evidence(X, Y)) / tree.attrs["nested_log_evidence_se"]
     drawn = tree["posterior"]["weight"].values[0]
     is_right = abs(z) < 3.5 and (np.abs(drawn.mean(0) - MEAN) < 0.5 * DEVIATION).all()
     assert is_right != bug
@@ -64,8 +67,27 @@ def test_evidence_and_posterior_are_those_of_all_rows(bug, workers, monkeypatch)
         once = lambda tree: 3 * tree["particles"].sizes["particle"] + 50  # slopes, and draws of the summary
         told = [once(tree) * tree["observed_data"].sizes["row"] for tree in trees]
         spent = [tree.attrs["num_row_evaluations"] for tree in trees]
-        assert tree.attrs["num_row_evaluations"] == sum(spent) + sum(told)  # it has looked at no row for itself
+        weighed = DRAWS * len(X)
+        assert tree.attrs["num_row_evaluations"] == sum(spent) + sum(told) + weighed  # no row besides has been looked at
         assert tree.attrs["num_stages"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_the_end_is_weighed_by_all_rows(bug, monkeypatch):
+    """Workers have one clump for two modes each. The planted bug: weights see the rows of the first alone."""
+    x = square_rows(6)
+    if bug:
+        monkeypatch.setattr(Staged, "_so_far", lambda self, state, program: jnp.arange(40))
+    settings = {"num_stages": 1, "num_live": 100, "num_clumps": 1}
+    parts = [Driver(Staged(square, **settings, most_lost=np.inf), num_samples=1, progress_bar=False) for _ in range(2)]
+    for seed, part in enumerate(parts):
+        part.run(seed, x[40 * seed :][:40])
+    driver = Driver(MergedStages(parts, num_clumps=8, most_lost=0.05), num_samples=400, progress_bar=False)
+    attrs = driver.run(2, x).attrs
+    assert (abs(attrs["log_evidence"] - square_evidence(x)) < 3 * attrs["log_evidence_se"]) != bug
+    if not bug:
+        assert attrs["log_evidence_se"] < attrs["nested_log_evidence_se"]
 
 
 @pytest.mark.slow
@@ -98,7 +120,8 @@ def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
         monkeypatch.setattr(merged_stages, "together", lambda exchange, z, reference: z)
     parts = [in_order(TWO[0::2], True), in_order(TWO[1::2], False)]
     attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(5, TWO).attrs
-    assert (abs(attrs["log_evidence"] - pair_evidence()) < min(3.5 * attrs["log_evidence_se"], 0.5)) != bug
+    assert (abs(attrs["nested_log_evidence"] - pair_evidence()) < min(3.5 * attrs["nested_log_evidence_se"], 0.5)) != bug
+    assert abs(attrs["log_evidence"] - pair_evidence()) < 3.5 * attrs["log_evidence_se"]
 
 
 def test_what_is_drawn_has_its_own_density(monkeypatch):

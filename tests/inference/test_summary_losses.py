@@ -130,7 +130,7 @@ def test_what_workers_lose_is_claimed_of_what_they_have_together():
         part.run(seed, x[40 * seed :][:40])
     attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(random.key(2), x).attrs
     assert attrs["summary_loss"] > 0.02
-    assert abs(attrs["log_evidence"] - square_evidence(x)) < 3 * attrs["log_evidence_se"]
+    assert abs(attrs["nested_log_evidence"] - square_evidence(x)) < 3 * attrs["nested_log_evidence_se"]
 
 
 def rate(y):
