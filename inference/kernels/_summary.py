@@ -78,11 +78,6 @@ class Loss(NamedTuple):
         nats, variance = (each[0] - each[1] / num_rows.astype(each.dtype) for each in self[:2])
         return jnp.sqrt(jnp.maximum(nats**2 + variance, 0))
 
-    def settled(self, num_rows: Array) -> "Loss":
-        """Where so many rows have come and these summaries stand for nothing any more: what they lost, whatever is to come."""
-        as_it_is, nothing = jnp.array([1.0, 0.0], self.nats.dtype), jnp.zeros_like(self.nats)
-        return Loss(nothing, self.error(num_rows) ** 2 * as_it_is, nothing)
-
     @property
     def each(self) -> Array:
         """Nats that one summary costs."""

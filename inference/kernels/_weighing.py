@@ -35,6 +35,18 @@ MOST_LEFT = 0.5  # nats to the posterior, or what a summary may cost where that 
 DRAWS = 200  # at least
 
 
+class Evidence(NamedTuple):
+    """Of stages that are over; all of it adds up."""
+
+    log_evidence: Array
+    variance: Array  # of its error, but for what summaries have lost
+    lost: Loss  # by summaries
+
+    def error(self, num_rows: Array, of_stage: Array) -> Array:
+        """Claimed of so many rows, with the error of the stage that is not over."""
+        return jnp.sqrt(self.variance + self.lost.error(num_rows) ** 2 + of_stage**2)
+
+
 class Weighed(NamedTuple):
     """What draws say, weighed by all rows so far."""
 
@@ -48,17 +60,10 @@ class Weighed(NamedTuple):
         """Whether anything has been weighed."""
         return ~jnp.isnan(self.log_evidence)
 
-
-class Evidence(NamedTuple):
-    """Of stages that are over; all of it adds up."""
-
-    log_evidence: Array
-    variance: Array  # of its error, but for what summaries have lost
-    lost: Loss  # by summaries
-
-    def error(self, num_rows: Array, of_stage: Array) -> Array:
-        """Claimed of so many rows, with the error of the stage that is not over."""
-        return jnp.sqrt(self.variance + self.lost.error(num_rows) ** 2 + of_stage**2)
+    @property
+    def evidence(self) -> Evidence:
+        """Of stages, for one that starts from what they are draws of."""
+        return Evidence(self.log_evidence + self.lacking, self.variance, self.lost)
 
 
 class Account(NamedTuple):
@@ -71,12 +76,11 @@ class Account(NamedTuple):
 
     def weighed(self, by_all: Weighed) -> "Account":
         """All rows of these stages have been weighed."""
-        return self._replace(corrected=Evidence(by_all.log_evidence + by_all.lacking, by_all.variance, by_all.lost))
+        return self._replace(corrected=by_all.evidence)
 
-    def mended(self, by_all: Weighed, num_rows: Array) -> "Account":
-        """Something else stands for these stages: what summaries have lost so far is lost, and what is lost from now on it loses."""
-        lost = jax.tree.map(jnp.add, self.nested.lost.settled(num_rows), by_all.lost)
-        return self._replace(nested=self.nested._replace(lost=lost))
+    def mended(self, by_all: Weighed) -> "Account":
+        """Something else stands for these stages than what nested sampling has found in them: the sum goes on from what weights say."""
+        return self._replace(nested=by_all.evidence)
 
 
 class Weighing(Searching):

@@ -16,7 +16,6 @@ from inference import Driver, MergedStages, Program, Staged
 from inference.kernels import _exploration, _search, _weighing, staged
 from inference.kernels._clumps import StateClumps
 from inference.kernels._summary import Loss, loss_of
-from inference.kernels._weighing import Account, Evidence, Weighed
 from tests.inference.test_staged import over
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -50,20 +49,6 @@ def test_rows_to_come_average_over_what_a_summary_gets_wrong(seen):
     centre = stats.norm(0, np.sqrt(1 - seen)).rvs(100_000, random_state=1)  # of the posterior of all rows
     errors = off * centre + 0.5 * off**2 * seen - 0.5 * off**2
     np.testing.assert_allclose(found, np.sqrt(np.mean(errors**2)), rtol=0.02)
-
-
-@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-def test_where_a_run_is_mended_what_was_lost_stays_lost(bug):
-    """And rows to come add what is lost from there. The planted bug: they find out what the old summary got wrong, as if it still stood."""
-    before, rows, all_rows = jnp.array([1.0, 50.0]), jnp.array(100.0), jnp.array(1000.0)
-    now = jnp.array([1.0, 100.0])
-    old, new = Loss(0.3 * before, 0.2 * before, before), Loss(0.1 * now, 0.05 * now, now)
-    zero = jnp.zeros(())
-    nested = Evidence(zero, zero, old)
-    account = Account(nested, nested, zero, zero).mended(Weighed(zero, zero, zero, new), rows)
-    lost = jax.tree.map(jnp.add, old, new) if bug else account.nested.lost
-    told = lost.error(all_rows) ** 2
-    assert np.isclose(told, old.error(rows) ** 2 + new.error(all_rows) ** 2) != bug
 
 
 @pytest.mark.parametrize("nothing", [-jnp.inf, jnp.nan])

@@ -10,7 +10,7 @@ from scipy import stats
 
 from inference import Driver, MergedStages, Program, Staged
 from inference.kernels import _weighing
-from inference.kernels._weighing import Weighing
+from inference.kernels._weighing import Account, Weighing
 from tests.inference.stages import forget
 from tests.inference.test_exploration import TWO, line_of, pair, pair_evidence
 from tests.inference.test_summary_losses import rows, square, square_evidence
@@ -72,6 +72,17 @@ def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
     assert abs(error) < min(3.5 * anew["log_evidence_se"], 0.5)
     assert begun
     assert attrs["num_row_evaluations"] < anew["num_row_evaluations"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_where_it_was_mended_the_sum_goes_on_from_what_weights_say(bug, monkeypatch):
+    """The planted bug: from what nested sampling said of stages for which something else stands now."""
+    if bug:
+        monkeypatch.setattr(Account, "mended", lambda self, by_all: self)
+    error, attrs = error_of(heavy(4, 15.0, 400), 1, num_stages=20)
+    off = attrs["nested_log_evidence"] - attrs["log_evidence"] + error
+    assert (abs(off) < 3.5 * attrs["nested_log_evidence_se"]) != bug
 
 
 @pytest.mark.slow
