@@ -133,6 +133,22 @@ def evidence(model=line, data=(X, Y), **settings):
 
 
 @pytest.mark.slow
+def test_of_many_rows_walkers_climb_by_every_eighth_first(monkeypatch):
+    """In any order: rows may come sorted."""
+    seen = []
+    monkeypatch.setattr(_search, "MANY", 90)
+    monkeypatch.setattr(_search, "peaks", lambda *given, part, **least: seen.append(part) or peaks(*given, part=part, **least))
+    log_evidence, error = evidence()
+    assert abs(log_evidence - line_evidence(X, Y)) < 3.5 * error
+    (part,) = seen
+    stage = part.given.rows
+    assert {len(value) for value in stage.values()} == {12}
+    monkeypatch.setattr(_search, "MANY", 91)
+    evidence()
+    assert seen[1] is None
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_what_is_missed_changes_no_evidence(bug, monkeypatch):
     """What is gone over lies three deviations from the posterior. The planted bug: the likelihood is left as it is, though what is drawn
