@@ -46,7 +46,7 @@ NEAR, FINE = 2.0, 0.3  # nats that are left, up to which it is worth while to go
 FAR = 10.0  # nats that are left where a search has failed, and says nothing of what clumps could say
 TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
 MOST_PEAKS, FRESH, HEAVIEST = 8, 5, 5  # from which one climbs; beside peaks of fewer rows, walkers from anywhere, and from draws
-MANY, SPARSE = 1000, 8  # rows, of which walkers climb by every eighth first
+MANY, SPARSE = 200, 8  # rows for each latent number, of which walkers climb by every eighth first: fewer are not like all
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
 
 
@@ -201,7 +201,7 @@ class Searching(ByStages, Offering):
         num_known = 0 if begin.peaks is None else len(begin.peaks)
         num_rows = len(next(iter(given.rows.values())))
         few = given._replace(rows={name: value[::SPARSE] for name, value in given.rows.items()})  # of rows in any order
-        part = Part(few, 1 / SPARSE, num_known) if num_rows >= MANY else None
+        part = Part(few, 1 / SPARSE, num_known) if num_rows >= MANY * self.split.size else None
         if begin.peaks is None:
             return peaks(start, self._start, given, part=part)
         first = jnp.concatenate([begin.peaks, start[: begin.most_fresh]])

@@ -30,9 +30,9 @@ stage, for what is to be gone over is found by climbs before.
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
-hundred for each walker (of a thousand rows or more by an eighth of them, and by all for each peak), and again should it take more rows,
-with as many walkers as come to the highest peak often; between stages a gradient for each point, and a fit of clumps; four draws for each
-latent number, at least 200, by all rows, some three times in a run; and a stage of all rows so far where it begins again.
+hundred for each walker (of 200 rows for each number or more by an eighth of them, and by all for each peak), and again should it take more
+rows, with as many walkers as come to the highest peak often; between stages a gradient for each point, and a fit of clumps; four draws for
+each latent number, at least 200, by all rows, some three times in a run; and a stage of all rows so far where it begins again.
 """
 
 from typing import Any, NamedTuple

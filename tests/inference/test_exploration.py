@@ -136,14 +136,14 @@ def evidence(model=line, data=(X, Y), **settings):
 def test_of_many_rows_walkers_climb_by_every_eighth_first(monkeypatch):
     """In any order: rows may come sorted."""
     seen = []
-    monkeypatch.setattr(_search, "MANY", 90)
+    monkeypatch.setattr(_search, "MANY", 45)  # of 90 rows, for two numbers
     monkeypatch.setattr(_search, "peaks", lambda *given, part, **least: seen.append(part) or peaks(*given, part=part, **least))
     log_evidence, error = evidence()
     assert abs(log_evidence - line_evidence(X, Y)) < 3.5 * error
     (part,) = seen
     stage = part.given.rows
     assert {len(value) for value in stage.values()} == {12}
-    monkeypatch.setattr(_search, "MANY", 91)
+    monkeypatch.setattr(_search, "MANY", 46)
     evidence()
     assert seen[1] is None
 
