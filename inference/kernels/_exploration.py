@@ -5,8 +5,7 @@ curvature there `_climbing` finds a Normal, and what it holds of the evidence. W
 draws of them; what they come to is told by clumps of any form.
 
 Center (2009), "Learning complex classification models from large data sets": a multistate search, and slice sampling outwards from the
-peaks. Cost: a gradient for each step of a climb; then walkers x latent numbers x about 10. Of many rows walkers climb by a part of them
-first, and by all only from where nobody has been before.
+peaks. Cost: a gradient for each step of a climb; then walkers x latent numbers x about 10.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import systematic_parents
 from inference.kernels._tempering import moved, next_exponent, powered
 
-__all__ = ["Part", "Peaks", "apart", "around", "outwards", "peaks", "worthwhile"]
+__all__ = ["Peaks", "apart", "around", "outwards", "peaks", "worthwhile"]
 
 LEAST, FOUND = 20, 5  # walkers; and how many must have come to the highest peak, for others to stay where they are
 LEVEL, NEAR = 0.5, 0.05  # nats, and standard deviations of what walkers began as, within which peaks are one
@@ -40,65 +39,32 @@ class Peaks(NamedTuple):
 
     z: Array  # [walker, size]
     height: np.ndarray  # [walker]: log density
-    evaluations: float
+    evaluations: int
 
 
-class Part(NamedTuple):
-    """By what walkers climb first."""
-
-    given: Any
-    share: float  # of the cost of all
-    num_known: int  # walkers that begin at peaks, and climb by all at once
-
-
-class Ascent(NamedTuple):
-    """Of one walker."""
-
-    z: np.ndarray
-    height: float  # -inf where it began nowhere
-    looks: int
-
-
-def peaks(start: Array, densities_of: Callable, given: Any, least: int = LEAST, part: Part | None = None) -> Peaks:
+def peaks(start: Array, densities_of: Callable, given: Any, least: int = LEAST) -> Peaks:
     """From starts [walker, size], one walker after the other, until the highest peak has been found again and again.
 
     :param densities_of: the sum of `densities_of(given)` is the log density. What compares equal is compiled once.
     :param least: walkers that climb in any case.
-    :param part: by which they climb first. Who comes to a place there that another has come to ends where that one does.
     """
 
-    def of(given: Any) -> Callable:
-        def lost(z: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = _slope(jnp.asarray(z, start.dtype), given, densities_of)
-            return -float(value), -np.asarray(slope, float)
+    def lost(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _slope(jnp.asarray(z, start.dtype), given, densities_of)
+        return -float(value), -np.asarray(slope, float)
 
-        return lost
-
-    ends: list[Ascent] = []
-    places: list[np.ndarray] = []
-    lost, evaluations, height = of(given), 0.0, np.zeros(0)
-    for number, walker in enumerate(np.asarray(start, float)):
-        if part is None or number < part.num_known:
-            end, place = _ascended(walker, lost), np.full(2, np.nan)
-            looks = end.looks
+    z, height, evaluations = [], [], 0
+    for walker in np.asarray(start, float):
+        if np.isfinite(lost(walker)[0]):  # where it is not, a climb looks for steps in vain, some thousand times
+            end = minimize(lost, walker, jac=True, method="L-BFGS-B", options={"maxiter": MOST_STEPS})
+            walker, top, looks = end.x, -end.fun if np.isfinite(end.fun) else -np.inf, 1 + end.nfev
         else:
-            near = _ascended(walker, of(part.given))
-            place, looks = np.array([near.height, -lost(near.z)[0]]), part.share * near.looks + 1
-            same = np.flatnonzero([np.allclose(place, other, rtol=0, atol=LEVEL) for other in places])
-            end = ends[same[0]] if len(same) else _ascended(near.z, lost)
-            looks += 0 if len(same) else end.looks
-        ends, places, evaluations = [*ends, end], [*places, place], evaluations + GRADIENT * looks
-        height = np.array([end.height for end in ends])
-        if len(ends) >= least and np.sum(height > height.max() - LEVEL) >= FOUND:
+            top, looks = -np.inf, 1
+        evaluations += GRADIENT * looks
+        z, height = [*z, walker], [*height, top]
+        if len(z) >= least and np.sum(np.array(height) > max(height) - LEVEL) >= FOUND:
             break
-    return Peaks(jnp.asarray(np.array([end.z for end in ends]), start.dtype), height, evaluations)
-
-
-def _ascended(walker: np.ndarray, lost: Callable) -> Ascent:
-    if not np.isfinite(lost(walker)[0]):  # a climb looks for steps in vain, some thousand times
-        return Ascent(walker, -np.inf, 1)
-    end = minimize(lost, walker, jac=True, method="L-BFGS-B", options={"maxiter": MOST_STEPS})
-    return Ascent(end.x, -end.fun if np.isfinite(end.fun) else -np.inf, 1 + end.nfev)
+    return Peaks(jnp.asarray(np.array(z), start.dtype), np.array(height), evaluations)
 
 
 @partial(jax.jit, static_argnames="densities_of")

@@ -28,7 +28,7 @@ from inference.exchangeable import NO_REFERENCE, Exchangeable, Reference
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
 from inference.kernels._clumps import Clumps, StateClumps, moved
 from inference.kernels._code_clumps import CodeClumps
-from inference.kernels._exploration import Part, Peaks, apart, around, outwards, peaks, worthwhile
+from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
 from inference.kernels._nested_names import Named, drawn_in_places, in_places, named_alike
 from inference.kernels._nested_offers import Offering
 from inference.kernels._stages import ByStages
@@ -46,7 +46,6 @@ NEAR, FINE = 2.0, 0.3  # nats that are left, up to which it is worth while to go
 FAR = 10.0  # nats that are left where a search has failed, and says nothing of what clumps could say
 TRIED, FINER = 500, 4  # draws, by which that is judged; and how many times as many as a climb has points, to which clumps are fitted
 MOST_PEAKS, FRESH, HEAVIEST = 8, 5, 5  # from which one climbs; beside peaks of fewer rows, walkers from anywhere, and from draws
-MANY, SPARSE = 200, 8  # rows for each latent number, of which walkers climb by every eighth first: fewer are not like all
 CHUNK, BATCH = 500, 50  # points whose slopes are computed in one go, and draws that are weighed side by side
 
 
@@ -198,14 +197,10 @@ class Searching(ByStages, Offering):
 
     def _climbed(self, begin: Begin, start: Array, given: Given) -> Peaks:
         """What is best of few rows need not be near to what is best of more: some walkers begin anywhere whatever is known."""
-        num_known = 0 if begin.peaks is None else len(begin.peaks)
-        num_rows = len(next(iter(given.rows.values())))
-        few = given._replace(rows={name: value[::SPARSE] for name, value in given.rows.items()})  # of rows in any order
-        part = Part(few, 1 / SPARSE, num_known) if num_rows >= MANY * self.split.size else None
         if begin.peaks is None:
-            return peaks(start, self._start, given, part=part)
+            return peaks(start, self._start, given)
         first = jnp.concatenate([begin.peaks, start[: begin.most_fresh]])
-        return peaks(first, self._start, given, least=num_known + FRESH, part=part)
+        return peaks(first, self._start, given, least=len(begin.peaks) + FRESH)
 
     def _near_heaviest(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Draws may tell of a better peak, within what another seems to be."""

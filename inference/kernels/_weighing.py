@@ -70,8 +70,8 @@ class Account(NamedTuple):
     """Of stages that are over; all of it adds up."""
 
     corrected: Evidence  # by weights, where anything has been weighed
-    nested: Evidence  # of nested sampling alone
-    information: Array  # in nats
+    nested: Evidence  # of nested sampling alone, since it was mended
+    information: Array  # in nats, since then
     num_evaluations: Array  # of one row each
 
     def weighed(self, by_all: Weighed) -> "Account":
@@ -79,8 +79,12 @@ class Account(NamedTuple):
         return self._replace(corrected=by_all.evidence)
 
     def mended(self, by_all: Weighed) -> "Account":
-        """Something else stands for these stages than what nested sampling has found in them: the sum goes on from what weights say."""
-        return self._replace(nested=by_all.evidence)
+        """Something else stands for these stages than what nested sampling has found in them: the sum goes on from what weights say, whose
+        error is none of live points."""
+        log_evidence, variance, lost = by_all.evidence
+        lost = lost._replace(variance=lost.variance + jnp.stack([variance, jnp.zeros_like(variance)]))
+        nested = Evidence(log_evidence, jnp.zeros_like(variance), lost)
+        return self._replace(nested=nested, information=jnp.zeros_like(self.information))
 
 
 class Weighing(Searching):

@@ -7,8 +7,9 @@ One more stage draws from pi_1 and takes the others, over the prior, for its lik
 that a worker has, and some draws of what is fitted to them, by the worker's own rows. What clumps cannot say is lost, once for each worker,
 and where workers disagree the product lies in the tails of all of them, where clumps say the least: for the same rows, stages one after the
 other lose less. At the end some draws of what was put together are weighed by all rows, as those of `Staged` are: `log_evidence` is what
-these say, and `nats_left` how far the posterior is from them; nothing begins again. Where members may change places (clusters of a mixture,
-`inference.exchangeable`), workers have each named them in a way of their own: a vector is given the places of each.
+these say, and `nats_left` how far the posterior is from them; above two nats the claimed error is infinite, for nothing begins again.
+(With `most_lost=np.inf` nothing is weighed.) Where members may change places (clusters of a mixture, `inference.exchangeable`), workers
+have each named them in a way of their own: a vector is given the places of each.
 
     drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
     Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, by which the end is weighed
@@ -29,7 +30,7 @@ import numpy as np
 from jax import Array, random
 
 from inference.kernels._nested_names import Named, together
-from inference.kernels._search import Start
+from inference.kernels._search import NEAR, Start
 from inference.kernels._summary import Mixture
 from inference.kernels._weighing import Account, Evidence
 from inference.kernels.staged import Stage, Staged
@@ -139,10 +140,17 @@ class MergedStages(Staged):
             rng_key=random.key_data(rng_key),
         )
 
+    def _gone_on(self, state: Stage, program: Program, is_over: Array) -> Stage:
+        """Of replicates each is weighed when it has come to its end."""
+        return self._next_dealt(state, program) if is_over and not self.finished(state) else state
+
     def _next_weighed(self, state: Stage, program: Program, found: Named, before: Account) -> Stage:
-        """The end, whatever is left: where all rows would begin is not known from here."""
+        """The end, whatever is left: where all rows would begin is not known from here. Where few draws have all of the weight, more than
+        the logarithm of their number is never seen to be left, and the error may be anything."""
         weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
-        told = state.before._replace(num_evaluations=state.before.num_evaluations + spent)
+        if not weighed.lost.nats[0] < NEAR:
+            weighed = weighed._replace(variance=jnp.full_like(weighed.variance, jnp.inf))
+        told = state.before._replace(num_evaluations=state.before.num_evaluations + float(spent))
         return state._replace(num_weighed=state.num_rows, weighed=weighed, before=told)
 
     def _learned(self, rng_key: Array, part: Any, program: Program) -> tuple[Named, Account]:

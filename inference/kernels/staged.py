@@ -10,9 +10,9 @@ their weights, tell how much that is (`_summary.Loss`): the claimed error has it
 which `diagnostics.report` judges. Of few rows a posterior is not what clumps can say: where they would cost more than `most_lost`, a stage
 goes over twice as many rows of those that were dealt out, until they do not. Whenever rows of a run have doubled, and at its end, some
 draws are weighed by all of them (`_weighing`): `log_evidence` of several stages is what these say, where `nested_log_evidence` is the sum
-over stages, and `nats_left` is how far from the posterior of all rows they are; where that is too much, it is mended, and the sum goes on
-from there, or a run begins again, with the rows so far as its first stage. The first must have enough to show what there is to find: what
-no clump is near to no weight tells.
+over stages (with `nested_summary_error` in its error), and `nats_left` is how far from the posterior of all rows they are; where that is
+too much, it is mended, and the sum goes on from there, or a run begins again, with the rows so far as its first stage. The first must have
+enough to show what there is to find: what no clump is near to no weight tells.
 
 A stage explores before (`_search`): what is likely of its rows is summarised as q_s, by climbs along the slopes of the posterior, and
 nested sampling goes over it: from q_s, a fifth of it pi_s itself, of likelihood x pi_s / q_s. That is as right as from pi_s, with less to
@@ -30,9 +30,9 @@ stage, for what is to be gone over is found by climbs before.
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
-hundred for each walker (of 200 rows for each number or more by an eighth of them, and by all for each peak), and again should it take more
-rows, with as many walkers as come to the highest peak often; between stages a gradient for each point, and a fit of clumps; four draws for
-each latent number, at least 200, by all rows, some three times in a run; and a stage of all rows so far where it begins again.
+hundred for each walker, and again should it take more rows, with as many walkers as come to the highest peak often; between stages a
+gradient for each point, and a fit of clumps; four draws for each latent number, at least 200, by all rows, some three times in a run; and a
+stage of all rows so far where it begins again.
 """
 
 from typing import Any, NamedTuple
@@ -214,7 +214,7 @@ class Staged(Weighing, NestedSampler):
             mended, weighed, more = self._mended(self._key(state, 5), state, found, weighed, program)
             before, spent = before if mended is found else before.mended(weighed), spent + more
             found = mended
-        before = before._replace(num_evaluations=before.num_evaluations + spent)
+        before = before._replace(num_evaluations=before.num_evaluations + float(spent))
         if not self._is_fine(weighed):
             rows = self._so_far(state, program)
             begun = jax.tree.map(jnp.zeros_like, state.before)._replace(num_evaluations=before.num_evaluations)
@@ -298,7 +298,7 @@ class Staged(Weighing, NestedSampler):
         z, log_weight = self._drawn(rng_key, Named(found), state.clumps, self._own(program, state.rows))
         log_evidence, error = self._evidence(state.nest)
         lacking = self._lacking(found, z, log_weight)
-        evaluations = self._row_evaluations(state) - state.before.num_evaluations + (spent + len(z)) * len(state.rows)
+        evaluations = self._row_evaluations(state) - state.before.num_evaluations + float((spent + len(z)) * len(state.rows))
         own = Evidence(log_evidence + lacking, error**2, loss_of(log_weight, state.num_rows))
         return Account(own, own, information_of(state.nest), evaluations)
 

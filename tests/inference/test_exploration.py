@@ -15,7 +15,7 @@ from scipy.special import gammaln, logsumexp
 from inference import Driver, Program, Staged
 from inference.kernels import _exploration, _search
 from inference.kernels._clumps import Clumps
-from inference.kernels._exploration import Part, Peaks, apart, around, outwards, peaks, worthwhile
+from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
 from inference.kernels._search import Begin, centres
 from inference.kernels._summary import divergence
 from tests.inference.nests import line, line_evidence
@@ -50,35 +50,9 @@ def test_walkers_stay_when_the_highest_peak_has_been_found_often():
     assert len(peaks(start(4), hills, CENTRES).z) == 100
 
 
-def by_a_part(start, where=CENTRES + 0.5, num_known=0):
-    """By hills of which a part of the rows knows the places roughly, at an eighth of the cost."""
-    return peaks(start, hills, CENTRES, part=Part(where, 1 / 8, num_known))
-
-
-@pytest.mark.parametrize("num_known", [0, 40])
-def test_walkers_that_come_to_one_place_by_a_part_of_the_rows_climb_on_as_one(num_known):
-    """Those that begin at peaks climb by all rows."""
-    start = jnp.asarray(CENTRES[RNG.integers(0, 3, size=100)] + 0.3)
-    found, alone = by_a_part(start, num_known=num_known), peaks(start, hills, CENTRES)
-    np.testing.assert_allclose(found.z, alone.z, atol=1e-4)
-    np.testing.assert_allclose(found.height, alone.height, atol=1e-8)
-    assert (found.evaluations < 0.7 * alone.evaluations) == (num_known == 0)
-
-
-@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-def test_places_that_are_as_high_by_a_part_are_not_taken_for_one(bug, monkeypatch):
-    """The planted bug: nobody asks how high they are by all rows."""
-    if bug:
-        monkeypatch.setattr(_exploration, "LEVEL", 5.0)
-    fallen = lambda fall: lambda z: (jnp.zeros(()), jnp.max(-0.5 * jnp.sum((z - CENTRES) ** 2, -1) - fall * jnp.arange(3)))
-    found = peaks(jnp.asarray(CENTRES[[1] * 10 + [0] * 10]), fallen, jnp.ones(()), part=Part(jnp.zeros(()), 1 / 8, 0))
-    assert (found.height[-1] == pytest.approx(0, abs=1e-8)) != bug
-
-
 @pytest.mark.parametrize("value", [jnp.nan, -jnp.inf, jnp.inf])
-@pytest.mark.parametrize("part", [None, Part(0.0, 1 / 8, 0)], ids=["all rows", "a part first"])
-def test_a_density_that_is_no_number_ends_a_climb(value, part):
-    found = peaks(jnp.ones((3, 2)), lambda value: lambda z: (jnp.sum(z), value), value, part=part and part._replace(given=value))
+def test_a_density_that_is_no_number_ends_a_climb(value):
+    found = peaks(jnp.ones((3, 2)), lambda value: lambda z: (jnp.sum(z), value), value)
     assert not np.isfinite(found.height).any()
     assert found.evaluations < 100  # of 3 walkers
     assert len(apart(found, jnp.ones(2), 8).z) == 0
@@ -130,22 +104,6 @@ def evidence(model=line, data=(X, Y), **settings):
     kernel = Staged(model, **({"num_stages": 1, "num_live": 100, "num_walkers": 100} | settings))
     attrs = Driver(kernel, num_samples=1, progress_bar=False).run(0, *data).attrs
     return attrs["log_evidence"], attrs["log_evidence_se"]
-
-
-@pytest.mark.slow
-def test_of_many_rows_walkers_climb_by_every_eighth_first(monkeypatch):
-    """In any order: rows may come sorted."""
-    seen = []
-    monkeypatch.setattr(_search, "MANY", 45)  # of 90 rows, for two numbers
-    monkeypatch.setattr(_search, "peaks", lambda *given, part, **least: seen.append(part) or peaks(*given, part=part, **least))
-    log_evidence, error = evidence()
-    assert abs(log_evidence - line_evidence(X, Y)) < 3.5 * error
-    (part,) = seen
-    stage = part.given.rows
-    assert {len(value) for value in stage.values()} == {12}
-    monkeypatch.setattr(_search, "MANY", 46)
-    evidence()
-    assert seen[1] is None
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from diagnostics import report
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
 from inference.kernels import merged_stages
 from inference.kernels._clumps import Clumps
@@ -19,6 +20,7 @@ from tests.inference.test_exploration import TWO, pair, pair_evidence
 from tests.inference.test_staged import over
 from tests.inference.test_summary_losses import rows as square_rows
 from tests.inference.test_summary_losses import square, square_evidence
+from tests.inference.test_weighing import heavy, scaled
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -88,6 +90,31 @@ def test_the_end_is_weighed_by_all_rows(bug, monkeypatch):
     assert (abs(attrs["log_evidence"] - square_evidence(x)) < 3 * attrs["log_evidence_se"]) != bug
     if not bug:
         assert attrs["log_evidence_se"] < attrs["nested_log_evidence_se"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_where_workers_disagree_no_error_is_claimed(bug, monkeypatch):
+    """Of outliers one of them has all. The planted bug: as if draws could tell."""
+    if bug:
+        monkeypatch.setattr(merged_stages, "NEAR", np.inf)
+    x = heavy(12, 15.0, 400)
+    x = x[np.argsort(np.abs(x))]
+    parts = [Driver(Staged(scaled, num_stages=1, num_live=50), num_samples=1, progress_bar=False) for _ in range(2)]
+    for number, part in enumerate(parts):
+        part.run(number, x[200 * number :][:200])
+    tree = Driver(MergedStages(parts), num_samples=10, progress_bar=False).run(2, x)
+    assert np.isposinf(tree.attrs["log_evidence_se"]) != bug
+    assert report(tree)["summaries"].ok is False
+
+
+@pytest.mark.slow
+def test_replicates_side_by_side_are_each_weighed_at_their_end(workers):
+    driver = Driver(MergedStages(workers), num_samples=50, num_chains=2, chain_method="vectorized", progress_bar=False)
+    attrs = driver.run(5, X, Y).attrs
+    off = np.asarray(attrs["log_evidence_of_replicates"]) - line_evidence(X, Y)
+    assert (np.abs(off) < 3.5 * np.asarray(attrs["log_evidence_se_of_replicates"])).all()
+    assert not np.isnan(attrs["nats_left_of_replicates"]).any()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What stages have found, weighed by all rows, against exact evidences: where later rows lead away from the first, and where not."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -10,7 +11,8 @@ from scipy import stats
 
 from inference import Driver, MergedStages, Program, Staged
 from inference.kernels import _weighing
-from inference.kernels._weighing import Account, Weighing
+from inference.kernels._summary import Loss
+from inference.kernels._weighing import Account, Evidence, Weighed, Weighing
 from tests.inference.stages import forget
 from tests.inference.test_exploration import TWO, line_of, pair, pair_evidence
 from tests.inference.test_summary_losses import rows, square, square_evidence
@@ -83,6 +85,18 @@ def test_where_it_was_mended_the_sum_goes_on_from_what_weights_say(bug, monkeypa
     error, attrs = error_of(heavy(4, 15.0, 400), 1, num_stages=20)
     off = attrs["nested_log_evidence"] - attrs["log_evidence"] + error
     assert (abs(off) < 3.5 * attrs["nested_log_evidence_se"]) != bug
+
+
+def test_what_was_mended_has_no_error_of_live_points():
+    """That of weights is among what summaries lose; information, which live points are judged by, begins anew."""
+    one, rows = jnp.ones(()), jnp.array(100.0)
+    lost = Loss(*(0.1 * jnp.array([[1.0, 50.0]] * 3)))
+    own = Evidence(7 * one, 2 * one, lost)
+    found = Account(own, own, 9 * one, one).mended(Weighed(-3 * one, 0.5 * one, 0.04 * one, lost))
+    assert float(found.nested.log_evidence) == -2.5
+    assert (float(found.nested.variance), float(found.information)) == (0, 0)
+    assert found.corrected is own
+    np.testing.assert_allclose(found.nested.error(rows, 0 * one) ** 2, 0.04 + lost.error(rows) ** 2)
 
 
 @pytest.mark.slow
