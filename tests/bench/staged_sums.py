@@ -71,8 +71,9 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed")
     parser.add_argument("--points", type=int, default=30, help="live points")
     parser.add_argument("--rows", type=int, default=20_000, help="of synthetic")
+    parser.add_argument("--single", action="store_true", help="in float32")
     given = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_enable_x64", not given.single)
     for name in given.problems:
         problem, z = PROBLEMS[name](given.rows), []
         for seed in range(given.first, given.first + given.seeds):
