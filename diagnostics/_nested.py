@@ -124,7 +124,7 @@ def _information(tree: xr.DataTree) -> Verdict:
     figures = {"nats": float(each.mean()), "error it implies": expected}
     if not len(claimed) or len(each) != len(claimed):
         return Verdict("information", None, figures, "No error of the log-evidence in the tree to compare with sqrt(H / n).")
-    if np.isnan(claimed).any():
+    if not np.isfinite(claimed).all():
         return Verdict("information", None, figures, "Unknown: no error of the log-evidence is claimed, as of a run that was ended early.")
     if not expected / 3 <= claimed.mean() <= 3 * max(expected, 1e-300):
         reason = f"The claimed error {claimed.mean():.3g} is over three times away from sqrt(information / live points)."
@@ -183,6 +183,12 @@ def _summaries(tree: xr.DataTree) -> Verdict:
         reason = (
             "What a stage hands to the next is too far from what it has found: the posterior is off as well. Allow more clumps "
             "(num_clumps), more live points (num_live), or fewer stages."
+        )
+        return Verdict(name, False, figures, reason)
+    if np.isinf(each_of(tree, "log_evidence_se")).any():
+        reason = (
+            "Some rows lead to where the summary of those before says nothing, and what these said is forgotten: the posterior is that of "
+            "the last rows, and the evidence may be anything. Learn from all rows at once."
         )
         return Verdict(name, False, figures, reason)
     if not max(weighed, default=0.0) <= MOST_LOST:

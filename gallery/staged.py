@@ -34,6 +34,7 @@ from zoo.staged_learning import family, order_prior
 __all__ = ["StagedMixtureClassifier"]
 
 AT_ONCE = 4 * 10**6  # rows x draws x clusters of a prediction
+FARTHEST = 1e100  # standard deviations, whose square is still a number
 NEGLIGIBLE = 1e-4  # probability of an order that a prediction leaves out
 
 
@@ -96,10 +97,13 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "StagedMixtureClassifier":
         """One stage: more rows, which are seen once. Columns are scaled, and orders are tried, as at the first call.
 
+        Each call should have rows of all kinds, in random order: where rows lead away from all that earlier ones had left likely, these are
+        forgotten, and a warning says so.
+
         :param classes: at the first call, every class that may come; None: those of its labels.
         """
         if not hasattr(self, "classes_"):
-            return self._begin(X, y, classes, 1)
+            return self._begin(X, y, classes, None)
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
         X = validate_data(self, X, dtype=np.float64, reset=False)
@@ -107,27 +111,34 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         labels = codes_among(y, self.classes_)
         check_consistent_length(X, labels)
+        self._check_left_out(X)
         with jax.enable_x64(True):
             self._runs.settings["max_time"] = self.max_time
             self._runs.update(self._standard(X), labels)
             return self._taken(self._runs.tree())
 
-    def _begin(self, X: Any, y: Any, classes: Any, num_stages: int) -> "StagedMixtureClassifier":
+    def _begin(self, X: Any, y: Any, classes: Any, num_stages: int | None) -> "StagedMixtureClassifier":
+        """Learn anew. Without a number of stages, from the first of some parts, which has to tell the units of all."""
         self._check_settings()
         X = validate_data(self, X, dtype=np.float64)
         if y is None:
             raise ValueError("StagedMixtureClassifier requires y to be passed, but the target y is None; wanted the class of each row.")
         classes, labels = coded(y, classes)
         check_consistent_length(X, labels)
-        if len(labels) < num_stages:
+        if num_stages is not None and len(labels) < num_stages:
             raise ValueError(f"num_stages: found {num_stages} for {len(labels)} rows; wanted a row or more for each stage.")
+        if num_stages is None and not np.ptp(X, 0).any():
+            raise ValueError(
+                f"X: found {len(X)} rows (1 sample, or copies of it), which tell no unit of any column; wanted rows that differ at the "
+                f"first call of partial_fit, for its units serve all calls."
+            )
         self._learn_units(X)
         options = {"num_classes": max(len(classes), 2)} | ({} if self.cluster is None else {"cluster": self.cluster})
         least, most = (1, self.max_order) if self.order is None else (self.order, self.order)
         self._runs = Orders(
             partial(family, **options),
             order_prior() if self.prior is None else self.prior,
-            kernel=partial(Staged, num_stages=num_stages, num_live=self.num_live, num_sweeps=self.num_sweeps),
+            kernel=partial(Staged, num_stages=num_stages or 1, num_live=self.num_live, num_sweeps=self.num_sweeps),
             least=least,
             most=most,
             settings={"num_samples": self.num_samples, "max_time": self.max_time, "progress_bar": self.progress_bar},
@@ -145,6 +156,13 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         if tree.attrs["ended"] not in ("finished", "most"):
             tried = f"orders {self.orders_.min()} to {self.orders_.max()}"
             warnings.warn(f"ended by {tree.attrs['ended']} with {tried} alone; give more max_time.", ConvergenceWarning, stacklevel=3)
+        if np.isinf(self.log_evidence_se_):
+            warnings.warn(
+                "these rows lead to where what was learned before says nothing, and that is forgotten: predictions are of the last rows, "
+                "and log_evidence_ may be anything. Call fit with all rows, or mix them before they are dealt to calls.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         elif self.order is None and self.order_posterior_.argmax() == self.max_order - 1 > 0:
             share = f"{self.order_posterior_[-1]:.2g}"
             warnings.warn(
@@ -170,9 +188,21 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         kept = np.flatnonzero(scale > 1e-10 * (1 + abs(mean)))
         self._kept = kept if len(kept) else np.zeros(1, int)
         self._mean, self._scale = mean[self._kept], np.where(len(kept), scale[self._kept], 1.0)
+        self._constant = mean
+
+    def _check_left_out(self, X: np.ndarray) -> None:
+        """A column that said nothing at the first call may say something later, which nobody learns."""
+        left_out = np.setdiff1d(np.arange(X.shape[1]), self._kept)
+        if len(changed := [int(column) for column in left_out if not np.allclose(X[:, column], self._constant[column], 1e-10, 1e-10)]):
+            warnings.warn(
+                f"columns {changed} had one value at the first call and were left out; they have others now, which are not looked at. Call "
+                f"fit, or begin anew with rows of which all columns say something.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
-        return (X[:, self._kept] - self._mean) / self._scale
+        return np.clip((X[:, self._kept] - self._mean) / self._scale, -FARTHEST, FARTHEST)
 
     # Asking.
 

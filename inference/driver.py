@@ -10,13 +10,13 @@ from operator import index
 from typing import Any
 
 import jax
-import numpy as np
 import xarray as xr
 from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
 from inference import _outcome
+from inference._counts import is_whole
 from inference._loop import CHAIN_METHODS
 from inference._session import Session, chain_keys
 from inference._steppers import stepper_of
@@ -204,7 +204,7 @@ class Driver:
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least):
+    if value is not None and (not is_whole(value) or value < least):
         raise ValueError(f"{name}: an integer, at least {least}; got {value!r}.")
 
 

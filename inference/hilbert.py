@@ -29,7 +29,9 @@ def num_words(num_dims: int, bits: int) -> int:
 
 @partial(jax.jit, static_argnames="bits")
 def encode(cells: Array, bits: int) -> Array:
-    """Codes [..., word] of cells [..., D], unsigned integers of 32 bits below 2^bits."""
+    """Codes [..., word] of cells [..., D], integers from 0 to below 2^bits; compiled code cannot refuse others: their codes are wrong."""
+    if not jnp.issubdtype(cells.dtype, jnp.integer):
+        raise TypeError(f"hilbert: found cells of {cells.dtype}, wanted integers; `cells_of` has those of points.")
     words, axes = num_words(cells.shape[-1], bits), jnp.moveaxis(cells.astype(jnp.uint32), -1, 0)
     num_dims = len(axes)
 
@@ -48,6 +50,8 @@ def encode(cells: Array, bits: int) -> Array:
 @partial(jax.jit, static_argnames=("num_dims", "bits"))
 def decode(code: Array, num_dims: int, bits: int) -> Array:
     """Cells [..., D] of codes [..., word]."""
+    if code.shape[-1] != num_words(num_dims, bits):
+        raise ValueError(f"hilbert: found codes of {code.shape[-1]} words, wanted {num_words(num_dims, bits)}.")
     axes = _unpacked(code, num_dims, bits)
     below = axes[-1:] >> 1
     axes = jnp.concatenate([axes[:1] ^ below, axes[1:] ^ axes[:-1]])
@@ -61,7 +65,7 @@ def decode(code: Array, num_dims: int, bits: int) -> Array:
 
 
 def cells_of(points: Array, bits: int) -> Array:
-    """The cells that points of [0, 1)^D lie in."""
+    """The cells that points of [0, 1)^D lie in; those outside are moved to its faces, and NaN to the last cell."""
     most = jnp.asarray(2.0**bits, points.dtype)
     last = jnp.asarray((1 << bits) - 1, jnp.uint32)
     scaled = jnp.floor(jnp.clip(points, 0, 1) * most)
@@ -70,7 +74,8 @@ def cells_of(points: Array, bits: int) -> Array:
 
 
 def points_of(cells: Array, bits: int, within: Array | float = 0.5) -> Array:
-    """Points of cells: the middles, or wherever `within` each cell says, from 0 to 1 along each axis."""
+    """Points of cells: the middles, or wherever `within` each cell says, from 0 to 1 along each axis. A float must have a bit more than a
+    cell, or the middle of one is rounded to the next: float32 up to 23 bits."""
     return (cells.astype(float) + within) * 2.0**-bits
 
 
@@ -117,13 +122,13 @@ def _exchanged(axes: Array, axis: Array, level: Array) -> Array:
 def _packed(axes: Array, bits: int, words: int) -> Array:
     """[D, ...] to [..., word]: the coarsest bit of each axis in turn, then the next ones."""
     each = _bits(jnp.moveaxis(axes, 0, -1), bits)  # [..., D, level]
-    each = jnp.swapaxes(each, -1, -2).reshape(*axes.shape[1:], -1)
+    each = jnp.swapaxes(each, -1, -2).reshape(*axes.shape[1:], bits * len(axes))
     each = jnp.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, WORD * words - each.shape[-1])])
     return _number(each.reshape(*axes.shape[1:], words, WORD))
 
 
 def _unpacked(code: Array, num_dims: int, bits: int) -> Array:
-    each = _bits(code, WORD).reshape(*code.shape[:-1], -1)[..., : num_dims * bits]
+    each = _bits(code, WORD).reshape(*code.shape[:-1], WORD * code.shape[-1])[..., : num_dims * bits]
     each = jnp.swapaxes(each.reshape(*code.shape[:-1], bits, num_dims), -1, -2)
     return jnp.moveaxis(_number(each), -1, 0)
 

@@ -21,6 +21,7 @@ import xarray as xr
 from jax import random
 from numpyro.distributions import Distribution
 
+from inference._counts import is_whole
 from inference.driver import Driver
 from inference.kernels.nested_sampler import NestedSampler
 from inference.protocol import Algorithm
@@ -29,6 +30,7 @@ from inference.sites import model_name
 __all__ = ["Orders", "run_orders"]
 
 NUM_HISTORIES = 4000  # of the evidences, for the error of a probability
+MOST_STEPS = 1_000_000  # of a run that goes on
 
 
 class Orders:
@@ -54,9 +56,9 @@ class Orders:
         settings: dict[str, Any] | None = None,
     ):
         for name, value, lowest in (("least", least, 1), ("most", most, least)):
-            if not isinstance(value, int) or value < lowest:
+            if not is_whole(value) or value < lowest:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {lowest}.")
-        self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, least, most
+        self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, int(least), int(most)
         self.negligible = negligible
         self.settings: dict[str, Any] = dict(settings or {})
         self.drivers: dict[int, Driver] = {}
@@ -85,10 +87,17 @@ class Orders:
         return self._assembled(trees)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """More data for the orders that were tried, where the kernel can take them; others stay untried."""
+        """More data for the orders that were tried, where the kernel can take them; others stay untried. A run that time has ended goes on
+        first; where that takes all of the time, an error says so, and no order has learned of them."""
         if not self.drivers:
             raise ValueError("update: nothing has run yet; call `run` first.")
         left = self._clock()
+        for order, driver in self.drivers.items():
+            if not _has_finished(driver):
+                driver.max_time = left()
+                driver.extend(MOST_STEPS)
+            if not _has_finished(driver):
+                raise ValueError(f"update: order {order} has not come to the end of the data before, and max_time is over; give it more.")
         for driver in self.drivers.values():
             driver.max_time = left()
             driver.update(*args, **kwargs)
@@ -97,6 +106,7 @@ class Orders:
         """The run of each order under `order_1`, `order_2`, ..., and a group `orders` with their `log_prior`, `log_evidence`,
         `log_evidence_se` and `probability` with its error `probability_se`.
 
+        `probability_se` is NaN where an error of a `log_evidence` is infinite: a run that has forgotten some rows may be off by anything.
         `attrs["ended"]` says "finished", "most" where the highest order was still in doubt, or what ended the run of an order, which is
         then left out; `attrs["log_evidence"]` is that of the whole family, its orders up to the last one that was tried.
         """
@@ -144,13 +154,14 @@ def run_orders(
 def _assembled(trees: dict[int, xr.DataTree], joint: np.ndarray, prior: Distribution, name: str, ended: str) -> xr.DataTree:
     orders = np.array(list(trees))
     found = {key: np.array([tree.attrs[key] for tree in trees.values()]) for key in ("log_evidence", "log_evidence_se")}
-    noise = np.random.default_rng(0).normal(size=(NUM_HISTORIES, len(orders))) * found["log_evidence_se"]
+    is_known = np.isfinite(found["log_evidence_se"]).all()  # else what the orders say may be off by anything
+    noise = np.random.default_rng(0).normal(size=(NUM_HISTORIES, len(orders))) * (found["log_evidence_se"] if is_known else 0.0)
     histories = np.array([_shares(joint + each) for each in noise])
     variables = {
         "log_prior": joint - found["log_evidence"],
         **found,
         "probability": _shares(joint),
-        "probability_se": histories.std(0),
+        "probability_se": histories.std(0) if is_known else np.full(len(orders), np.nan),
     }
     dataset = xr.Dataset({key: (["order"], value) for key, value in variables.items()}, {"order": orders})
     tree = xr.DataTree.from_dict({"orders": dataset} | {f"order_{order}": each for order, each in trees.items()})
@@ -160,9 +171,15 @@ def _assembled(trees: dict[int, xr.DataTree], joint: np.ndarray, prior: Distribu
         "prior": json.dumps(type(prior).__name__),
         "ended": ended,
         "log_evidence": float(log_total),
-        "log_evidence_se": float(np.std(np.logaddexp.reduce(joint + noise, axis=1))),
+        "log_evidence_se": float(np.std(np.logaddexp.reduce(joint + noise, axis=1))) if is_known else np.inf,
     }
     return tree
+
+
+def _has_finished(driver: Driver) -> bool:
+    kernel = driver.kernel
+    assert isinstance(kernel, Algorithm)  # it has left an evidence
+    return all(kernel.finished(state) for state in driver.states)
 
 
 def _shares(log_weights: np.ndarray) -> np.ndarray:

@@ -264,7 +264,7 @@ class Searching(ByStages, Offering):
         log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, z, sampled, clumps, self._rows(program)))
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
         heaviest = np.argsort(-log_weight)[: min(HEAVIEST, np.isfinite(log_weight).sum())]
-        if not len(heaviest):
+        if not len(heaviest) or log_weight[heaviest[0]] == np.inf:  # of a likelihood without bound, which nested sampling refuses
             return Tried(np.inf, 0.0, z[heaviest])
         weight = np.exp(log_weight - np.logaddexp.reduce(log_weight))
         information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - np.logaddexp.reduce(log_weight) + np.log(TRIED)

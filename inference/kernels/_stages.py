@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference._counts import is_whole
 from inference.fingerprint import data_hash
 from inference.program import Program
 from inference.protocol import Algorithm
@@ -22,7 +23,7 @@ __all__ = ["ByStages", "check_counts"]
 def check_counts(**counts: Any) -> None:
     """Settings that are whole numbers, at least 1."""
     for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole(value) or value < 1:
             raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
 
 
@@ -36,7 +37,9 @@ class ByStages(Algorithm):
     def check(self, program: Program) -> None:
         """The model is read and proved, and there are rows for each stage."""
         if program.factors:
-            raise StructureError(f"site {program.factors[0]!r}: a factor is in no row, and each stage would count it. Observe it by row.")
+            raise StructureError(
+                f"site {program.factors[0]!r}: a factor is none of the rows that are dealt out to stages. Observe it by row."
+            )
         self._by_row(program)
         if self._num_rows(program) < self.num_stages:
             raise ValueError(

@@ -10,8 +10,10 @@ That is the evidence whatever summaries have lost, and how uneven weights are te
 much, and stages are to come, these start from what clumps of q come to along the slopes of all rows so far (`_climbing`), if little is left
 from there. Else a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps, and a few
 from anywhere. Where stages are not explored, nested sampling goes over q itself then, unless that is far off. What no clump is near to no
-weight tells. Rows of a run before an update are gone: an update is not weighed. Cost: draws x rows, some three times in a run; a climb
-takes some ten times as many, and a run that begins again some hundred times.
+weight tells. Rows of a run before an update are gone: an update is not weighed. But its rows may lead to where clumps say less than the
+prior in their background, and what earlier rows said is forgotten there: how much of what a stage finds is there, its error has, and that
+is infinite where it is the half or more. Cost: draws x rows, some three times in a run; a climb takes some ten times as many, and a run
+that begins again some hundred times.
 """
 
 from functools import partial
@@ -33,6 +35,7 @@ __all__ = ["Account", "Evidence", "Weighed", "Weighing"]
 
 MOST_LEFT = 0.5  # nats to the posterior, or what a summary may cost where that is more
 DRAWS = 200  # at least
+MOST_BEHIND = 0.5  # share of what a stage has found that its clumps say nothing of
 
 
 class Evidence(NamedTuple):
@@ -129,6 +132,19 @@ class Weighing(Searching):
         again, spent = self._weighed_by_all(weigh_key, state, near.mixture, program)
         spent += round(near.evaluations) * len(rows)
         return (near.mixture, again, spent) if self._is_fine(again) else (found, weighed, spent)
+
+    def _forgotten(self, clumps: Mixture, z: Array, log_weight: Array) -> Array:
+        """Nats by which the evidence of a stage may be off for those of its weighted points [point, size] that lie in the background of
+        what it starts from, where clumps say less than that: earlier rows may exclude them. Of the half or more nobody knows."""
+        if isinstance(clumps, Named) or not len(clumps.log_weight):  # of workers, which all rows weigh; of a first stage
+            return jnp.zeros((), self.split.dtype)
+        behind = self._share_behind(self.split, clumps, z, log_weight)
+        return jnp.where(behind < MOST_BEHIND, -jnp.log1p(-behind), jnp.inf)
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def _share_behind(self, split: Split, clumps: Mixture, z: Array, log_weight: Array) -> Array:
+        """The share of weighted points [point, size] that comes from the background."""
+        return mean_of(log_weight, 1 - (1 - self.background) * jnp.exp(-self._log_share(split, clumps, z)))
 
     def _lacking(self, found: Mixture, z: Array, log_weight: Array) -> Array:
         """Of the evidence of a stage that starts from what was found, and has the share of the background of it elsewhere."""

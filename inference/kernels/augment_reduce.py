@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference._counts import is_whole
 from inference._once import once
 from inference.fingerprint import is_arrays
 from inference.kernels._lazy_updates import Adaptive, check_lazy, remembered
@@ -83,7 +84,7 @@ class AugmentReduce(Algorithm):
         local_decay: float = 0.9,
         optimizer: Any = None,
     ):
-        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
+        if not is_whole(num_draws) or num_draws < 1:
             raise ValueError(f"num_draws: found {num_draws!r}, wanted an integer, at least 1.")
         if not init_scale >= 0:
             raise ValueError(f"init_scale: found {init_scale!r}, wanted a number, at least 0.")
@@ -91,7 +92,7 @@ class AugmentReduce(Algorithm):
             raise ValueError(
                 f"local_decay: found {local_decay!r}, wanted a number above 0.5, at most 1, so that steps end but not too soon."
             )
-        self.model, self.posterior, self.own_negatives, self.num_draws = model, posterior, own_negatives, num_draws
+        self.model, self.posterior, self.own_negatives, self.num_draws = model, posterior, own_negatives, int(num_draws)
         self.init_scale, self.local_decay, self.optimizer = init_scale, local_decay, optimizer
         self._update = Adaptive() if optimizer is None else optimizer
         check_lazy(self._update)

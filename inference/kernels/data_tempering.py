@@ -104,7 +104,7 @@ class DataTempering(ByStages):
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
         if not 0 < memory <= 1:
             raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
-        self.model, self.num_stages, self.num_particles = model, num_stages, num_particles
+        self.model, self.num_stages, self.num_particles = model, int(num_stages), int(num_particles)
         self.threshold, self.num_sweeps, self.memory = threshold, num_sweeps, memory
 
     def check(self, program: Program) -> None:

@@ -29,6 +29,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from inference._counts import is_whole
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import drawn_in_places, in_places, shown
 from inference.kernels._nested_particles import particles, resampled
@@ -89,14 +90,14 @@ class ImportanceFinish(Algorithm):
         if not isinstance(sampler, NestedSampler):
             raise TypeError(f"sampler: found {sampler!r}, wanted a NestedSampler: ImportanceFinish(NestedSampler(model)).")
         for name, value, least in (("num_draws", num_draws, 100), ("num_clumps", num_clumps, 1), ("num_rounds", num_rounds, 1)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_whole(value) or value < least:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
         for name, value in (("background", background), ("enough", enough)):
             if not 0 < value < 1:
                 raise ValueError(f"{name}: found {value!r}, wanted a number between 0 and 1.")
         self.model, self.sampler = sampler.model, sampler
-        self.num_draws, self.num_clumps, self.background = num_draws, num_clumps, background
-        self.num_rounds, self.enough = num_rounds, enough
+        self.num_draws, self.num_clumps, self.background = int(num_draws), int(num_clumps), background
+        self.num_rounds, self.enough = int(num_rounds), enough
 
     def check(self, program: Program) -> None:
         """As the sampler."""

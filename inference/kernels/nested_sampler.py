@@ -27,6 +27,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from inference._counts import is_whole
 from inference._once import once
 from inference.exchangeable import NO_REFERENCE, Exchangeable, exchangeable
 from inference.kernels._nested_curve import curve, reach
@@ -96,10 +97,10 @@ class NestedSampler(Offering):
         track_modes: bool = True,
         rename: bool = True,
     ):
-        if not isinstance(num_live, int) or isinstance(num_live, bool) or num_live < 20:
+        if not is_whole(num_live) or num_live < 20:
             raise ValueError(f"num_live: found {num_live!r}, wanted an integer, at least 20.")
         batch = max(1, num_live // 10) if batch is None else batch
-        if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= num_live // 2:
+        if not is_whole(batch) or not 1 <= batch <= num_live // 2:
             raise ValueError(f"batch: found {batch!r}, wanted an integer from 1 to num_live / 2 = {num_live // 2}.")
         if not num_sweeps > 0:
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
@@ -109,7 +110,7 @@ class NestedSampler(Offering):
             raise ValueError(f"along_curve: found {along_curve!r}, wanted a number, 0 or more.")
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number between 0 and 1.")
-        self.model, self.num_live, self.batch, self.num_sweeps = model, num_live, batch, num_sweeps
+        self.model, self.num_live, self.batch, self.num_sweeps = model, int(num_live), int(batch), num_sweeps
         self.memory, self.along_curve, self.tolerance = memory, along_curve, tolerance
         self.track_modes, self.rename = track_modes, rename
 
@@ -319,7 +320,7 @@ class NestedSampler(Offering):
         folds = 2 * len(state.dead.mode) // self.num_live
         if folds > MOST_FOLDS:
             raise StructureError(
-                f"site {self.split.program.observed}: after {folds // 2} e-folds of prior volume the likelihood still rises, to "
+                f"sites {list(self.split.program.observed)}: after {folds // 2} e-folds of prior volume the likelihood still rises, to "
                 f"{float(state.live.log_likelihood.max()):.4g}; wanted one with a bound. Look for a scale that may shrink to 0."
             )
         return state._replace(dead=with_room(state.dead, folds * self.num_live))

@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference._counts import is_whole
 from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
 from inference.kernels._search import FAR, FEWEST, SUMMARIES, Begin
@@ -96,6 +97,7 @@ class Staged(Weighing, NestedSampler):
         one for each site.
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
     :param background: share of the prior in what is between stages.
+        What later rows lead to behind the clumps, earlier rows say nothing of any more; the claimed error is infinite where it is most.
     :param most_lost: nats that the summary of a stage may cost. Where it would cost more, the stage takes as many rows more as it has, of
         those to come; np.inf: never, and nothing is weighed by all rows. An update has none to come, and is not weighed.
     :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored, nor
@@ -122,12 +124,12 @@ class Staged(Weighing, NestedSampler):
         check_counts(num_stages=num_stages, num_clumps=num_clumps)
         if not 0 < background < 1:
             raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
-        if num_walkers is not None and (type(num_walkers) is not int or not (num_walkers == 0 or num_walkers >= FEWEST)):
+        if num_walkers is not None and (not is_whole(num_walkers) or not (num_walkers == 0 or num_walkers >= FEWEST)):
             raise ValueError(f"num_walkers: found {num_walkers!r}, wanted None, 0, or an integer, at least {FEWEST}.")
-        self.num_stages, self.summary, self.num_clumps, self.background = num_stages, summary, num_clumps, background
+        self.num_stages, self.summary, self.num_clumps, self.background = int(num_stages), summary, int(num_clumps), background
         if not most_lost > 0:
             raise ValueError(f"most_lost: found {most_lost!r}, wanted a number above 0.")
-        self.most_lost, self.num_walkers = most_lost, num_walkers
+        self.most_lost, self.num_walkers = most_lost, None if num_walkers is None else int(num_walkers)
 
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
@@ -296,11 +298,16 @@ class Staged(Weighing, NestedSampler):
         """Of a stage, with clumps that stand for what it has found, and evaluations that were spent on them. The next starts from them but
         for the share of the background, which its evidence will lack."""
         z, log_weight = self._drawn(rng_key, Named(found), state.clumps, self._own(program, state.rows))
-        log_evidence, error = self._evidence(state.nest)
+        log_evidence, error = self._of_stage(state)
         lacking = self._lacking(found, z, log_weight)
         evaluations = self._row_evaluations(state) - state.before.num_evaluations + float((spent + len(z)) * len(state.rows))
         own = Evidence(log_evidence + lacking, error**2, loss_of(log_weight, state.num_rows))
         return Account(own, own, information_of(state.nest), evaluations)
+
+    def _of_stage(self, state: Stage) -> tuple[Array, Array]:
+        """Its log-evidence and the error of that."""
+        log_evidence, error = self._evidence(state.nest)
+        return log_evidence, jnp.hypot(error, self._forgotten(state.clumps, *self._together(state.nest)))
 
     def _row_evaluations(self, state: Stage) -> Array:
         return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
@@ -313,7 +320,7 @@ class Staged(Weighing, NestedSampler):
         """As `NestedSampler`, of the last stage; evidence and cost of all, and how many there were, with those that were begun again."""
         is_finished = self.finished(state)
         found = self._found(state.nest, is_finished)
-        log_evidence, error = self._evidence(state.nest)
+        log_evidence, error = self._of_stage(state)
         before, weighed = state.before, state.weighed
         corrected, nested = before.corrected.error(state.num_rows, error), before.nested.error(state.num_rows, error)
         attrs = {

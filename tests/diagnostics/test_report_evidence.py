@@ -160,6 +160,11 @@ def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
     for left, wanted in ((np.nan, set()), (0.4, set()), (3.0, {"summaries"})):
         each["nats_left_of_replicates"] = np.array([0.1, left])
         assert failed(report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))) == wanted
+    each |= {"nats_left_of_replicates": np.full(2, np.nan), "log_evidence_se_of_replicates": np.array([0.1, np.inf])}
+    each["nested_log_evidence_se_of_replicates"] = np.array([se, np.inf])
+    page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))
+    assert failed(page) == {"summaries"}
+    assert page["information"].ok is None
     assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=both))) == {"information"}
 
 

@@ -147,6 +147,31 @@ def test_a_part_is_a_stage():
 
 
 @SLOW
+def test_what_later_parts_make_it_forget_or_leave_out_is_told():
+    """After rows of one class nothing was likely of the other, and a column had one value."""
+    x, y = clusters()
+    known = y == "inner"
+    wide = lambda x, last: np.column_stack([x, np.full(len(x), last)])
+    parts = quick(1, num_live=20).partial_fit(wide(x[known], 5.0), y[known], classes=["inner", "outer"])
+    with (
+        pytest.warns(UserWarning, match=r"columns \[1\] had one value at the first call"),
+        pytest.warns(ConvergenceWarning, match="what was learned before says nothing, and that is forgotten"),
+    ):
+        parts.partial_fit(wide(x[~known], 6.0), y[~known])
+    assert np.isinf(parts.log_evidence_se_)
+
+
+def test_a_first_part_of_one_row_is_refused():
+    with pytest.raises(ValueError, match=r"X: found 1 rows \(1 sample, or copies of it\), which tell no unit"):
+        quick(1).partial_fit([[1.0, 2.0]], ["inner"], classes=["inner", "outer"])
+
+
+def test_rows_that_are_far_away_have_probabilities(fitted):
+    said = fitted.predict_proba([[1e10], [1e200], [-1e300]])
+    np.testing.assert_allclose(said.sum(1), 1.0)
+
+
+@SLOW
 @OTHER
 def test_unlabelled_rows_show_where_clusters_are():
     x, y = clusters(80)

@@ -315,7 +315,7 @@ def bounded(x, y):
     ("model", "settings", "error", "message"),
     [
         (own, {}, StructureError, r"site 'level': its shape is \(90,\) with 90 rows, \(45,\) with 45; .* Integrate it out"),
-        (weighted, {}, StructureError, "site 'known': a factor is in no row"),
+        (weighted, {}, StructureError, "site 'known': a factor is none of the rows"),
         (lonely, {}, StructureError, r"sites \['y'\]: they share no plate"),
         (fixed, {}, StructureError, "plate 'row': its size does not follow from the arguments"),
         (centred, {}, StructureError, r"sites \['y'\]: the log probability of a row, .* where other rows are beside it"),

@@ -149,3 +149,19 @@ def test_near_on_the_curve_is_near_in_the_cube():
 def test_what_is_no_cube_is_refused(dims, bits):
     with pytest.raises(ValueError, match=f"hilbert: found {dims} dimensions and bits={bits}"):
         hilbert.num_words(dims, bits)
+
+
+def test_cells_that_are_no_integers_are_refused():
+    with pytest.raises(TypeError, match="hilbert: found cells of float.*, wanted integers"):
+        hilbert.encode(jnp.zeros((2, 3)), 4)
+
+
+def test_codes_of_another_cube_are_refused():
+    with pytest.raises(ValueError, match="hilbert: found codes of 2 words, wanted 1"):
+        hilbert.decode(jnp.zeros((5, 2), jnp.uint32), 3, 4)
+
+
+def test_no_point_has_no_code():
+    code = hilbert.encode(jnp.zeros((0, 3), jnp.uint32), 16)
+    assert code.shape == (0, 2)
+    assert hilbert.decode(code, 3, 16).shape == (0, 3)

@@ -348,7 +348,7 @@ def test_a_likelihood_without_bound_is_given_up():
     state = kernel.init(random.key(0), program)
     for _ in range(3):
         state = kernel.grown(state, program)
-    with pytest.raises(StructureError, match=r"site \('y',\): after .* e-folds .* the likelihood still rises"):
+    with pytest.raises(StructureError, match=r"sites \['y'\]: after .* e-folds .* the likelihood still rises"):
         kernel.grown(state, program)
 
 

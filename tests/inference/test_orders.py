@@ -170,6 +170,42 @@ def test_more_data_are_one_more_stage_of_each_order():
     assert orders.tree()["order_3"].attrs["num_stages"] == 2
 
 
+@pytest.mark.slow
+def test_where_time_ended_an_order_all_learn_more_data_or_none(monkeypatch):
+    kernel = lambda model: Staged(model, num_stages=np.int64(1), num_live=np.int64(40), num_walkers=np.int64(0))
+    orders = Orders(polynomial, Zeta(), kernel=kernel, least=np.int64(2), most=np.int64(3), settings=QUIET)
+    run, of_second = Driver.run, iter((None, 0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "run", lambda self, *args: (setattr(self, "max_time", next(of_second)), run(self, *args))[1])
+        assert orders.run(0, X[::2], Y[::2]).attrs["ended"] == "max_time"
+    stages = lambda: [int(driver.states[0].stage) + 1 for driver in orders.drivers.values()]
+    orders.settings["max_time"] = 0.0
+    with pytest.raises(ValueError, match="update: order 3 has not come to the end of the data before, and max_time is over"):
+        orders.update(X[1::2], Y[1::2])
+    assert stages() == [1, 1]
+    orders.settings["max_time"] = None
+    orders.update(X[1::2], Y[1::2])
+    assert stages() == [2, 2]
+    found = orders.tree()["orders"].dataset
+    z = (found["log_evidence"].values - [exact_polynomial(m) for m in (2, 3)]) / found["log_evidence_se"].values
+    assert np.abs(z).max() < 3.5
+
+
+def test_where_an_error_has_no_bound_no_probability_has_an_error(monkeypatch):
+    run = Driver.run
+
+    def forgetful(self, *args):
+        tree = run(self, *args)
+        tree.attrs["log_evidence_se"] = np.inf
+        return tree
+
+    monkeypatch.setattr(Driver, "run", forgetful)
+    tree = run_orders(0, lambda order: lambda: _constant(-1.0), PositivePoisson(2.0), kernel=by_importance, most=2, settings=QUIET)
+    assert np.isinf(tree.attrs["log_evidence_se"])
+    assert np.isnan(tree["orders"]["probability_se"].values).all()
+    np.testing.assert_allclose(tree["orders"]["probability"].values.sum(), 1.0)
+
+
 def test_time_is_for_all_orders_together(monkeypatch):
     """A clock that goes a second at each look."""
     seen, run = [], Driver.run

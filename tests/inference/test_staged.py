@@ -201,7 +201,7 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
     ("model", "settings", "error", "message"),
     [
         (own, {}, StructureError, r"site 'level': its shape is \(90,\) with 90 rows, \(45,\) with 45; .* Integrate it out"),
-        (weighted, {}, StructureError, "site 'known': a factor is in no row"),
+        (weighted, {}, StructureError, "site 'known': a factor is none of the rows"),
         (lonely, {}, StructureError, r"sites \['y'\]: they share no plate"),
         (fixed, {}, StructureError, "plate 'row': its size does not follow from the arguments"),
         (line, {"num_stages": 91}, ValueError, "num_stages: found 91 for 90 rows"),

@@ -9,6 +9,7 @@ import pytest
 from jax import random
 from scipy import stats
 
+from diagnostics import report
 from inference import Driver, MergedStages, Program, Staged
 from inference.kernels import _weighing
 from inference.kernels._summary import Loss
@@ -157,6 +158,52 @@ def test_an_update_goes_on_from_what_was_weighed():
     assert abs(attrs["log_evidence"] - scaled_evidence(x)) < 3.5 * attrs["log_evidence_se"]
     assert np.isnan(attrs["nats_left"])
     assert attrs["num_row_evaluations"] > before["num_row_evaluations"]
+
+
+def level(x):
+    """Known exactly, and as a clump."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def level_evidence(x):
+    return stats.multivariate_normal(np.zeros(len(x)), np.eye(len(x)) + 100).logpdf(x)
+
+
+def updated(x, again=()):
+    """After an update by the second half, and what it is off by."""
+    driver = Driver(Staged(level, num_stages=1, num_live=40, num_walkers=0), num_samples=100, progress_bar=False)
+    driver.run(0, x[:20])
+    driver.update(x[20:])
+    for more in again:
+        driver.update(more)
+    tree = driver.tree()
+    return tree, tree.attrs["log_evidence"] - level_evidence(np.concatenate([x, *again]))
+
+
+@pytest.mark.parametrize("bug", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["right", "planted"])
+def test_an_update_that_makes_a_run_forget_claims_nothing(bug, monkeypatch):
+    """Its rows lead to where the summary says nothing, and the prior behind that is all that is left. The planted bug: nobody looks."""
+    if bug:
+        monkeypatch.setattr(Weighing, "_forgotten", lambda self, *found: 0.0)
+    tree, error = updated(np.random.default_rng(0).normal(size=40) + np.repeat([0.0, 6.0], 20))
+    assert error > 100
+    assert np.isinf(tree.attrs["log_evidence_se"]) != bug
+    assert (report(tree)["summaries"].ok is False) != bug
+
+
+@pytest.mark.slow
+def test_what_a_run_has_forgotten_no_later_stage_brings_back():
+    rng = np.random.default_rng(0)
+    tree, _ = updated(rng.normal(size=40) + np.repeat([0.0, 6.0], 20), again=[6 + rng.normal(size=20)])
+    assert np.isinf(tree.attrs["log_evidence_se"])
+
+
+@pytest.mark.slow
+def test_an_update_by_rows_like_the_first_forgets_nothing():
+    tree, error = updated(np.random.default_rng(0).normal(size=40))
+    assert abs(error) < 3.5 * tree.attrs["log_evidence_se"] < 1.5
 
 
 def in_one_place(self, rng_key, state, found, program, right=Weighing._weighed_by_all):
