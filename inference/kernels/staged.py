@@ -96,8 +96,8 @@ class Staged(Weighing, NestedSampler):
     :param summary: between stages: "state", clumps with all correlations in unconstrained space; "code", clumps on the circles of codes,
         one for each site.
     :param num_clumps: the most clumps between stages; None: 8 in space, 64 on circles, of which it takes more.
-    :param background: share of the prior in what is between stages.
-        What later rows lead to behind the clumps, earlier rows say nothing of any more; the claimed error is infinite where it is most.
+    :param background: share of the prior in what is between stages. With more of it, what clumps have missed is found sooner; with less,
+        later rows may lead further away before it is all that is left, and what earlier rows said is forgotten.
     :param most_lost: nats that the summary of a stage may cost. Where it would cost more, the stage takes as many rows more as it has, of
         those to come; np.inf: never, and nothing is weighed by all rows. An update has none to come, and is not weighed.
     :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored, nor
