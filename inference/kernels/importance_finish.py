@@ -77,7 +77,7 @@ class ImportanceFinish(Algorithm):
         self,
         sampler: NestedSampler,
         *,
-        num_draws: int = 10_000,
+        num_draws: int = 20_000,
         num_clumps: int = 8,
         background: float = 0.05,
         num_rounds: int = 4,

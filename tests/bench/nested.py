@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="members without names stay in the places that they have")
     parser.add_argument("--single", action="store_true", help="in float32")
     parser.add_argument("--finish", action="store_true")
-    parser.add_argument("--draws", type=int, default=10_000)
+    parser.add_argument("--draws", type=int, default=20_000)
     parser.add_argument("--clumps", type=int, default=8)
     told = parser.parse_args()
     finish = {"num_draws": told.draws, "num_clumps": told.clumps} if told.finish else None
