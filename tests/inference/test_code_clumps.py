@@ -239,13 +239,13 @@ CODE = {"summary": "code", "most_lost": np.inf}  # whatever it costs, for else a
 @pytest.mark.slow
 @with_bugs("variance")
 def test_stages_add_up_to_all_rows_at_once(planted):
-    """Within the error of nested sampling: what summaries cost is claimed as well, and the planted bug costs much."""
+    """Within the error of nested sampling: what summaries cost is claimed as well, and the planted bug costs much, or has no bound."""
     tree = driver_of(**CODE).run(0, X, Y)
     attrs = tree.attrs
     assert (attrs["ended"], attrs["num_stages"]) == ("finished", 3)
     drawn = tree["posterior"]["weight"].values[0]
     claimed = np.sqrt(attrs["log_evidence_se"] ** 2 - attrs["summary_error"] ** 2)
-    is_right = abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * claimed
+    is_right = abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * claimed < np.inf
     assert is_right == (not planted)
     assert (np.abs(drawn.mean(0) - MEAN) < 0.7 * DEVIATION).all() == (not planted)
 
