@@ -31,6 +31,7 @@ import numpy as np
 from jax import Array, random
 from jax.nn import logsumexp
 
+from inference._counts import is_whole
 from inference._once import once
 from inference.kernels import _ancestry as ancestry
 from inference.kernels._filtering import NARROW, filter_row, join_each, redraw
@@ -111,8 +112,7 @@ class ParticleFilter(Algorithm):
             raise ValueError(f"resampling: found {resampling!r}, wanted one of {sorted(SCHEMES)}.")
         if not isinstance(grid, Mapping | None):
             raise ValueError(f"grid: found {grid!r}, wanted the values of latent scalars, such as {{'alpha': [0.1, 1.0]}}.")
-        is_whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in (num_particles, rejuvenate))
-        if not is_whole or num_particles < 1 or rejuvenate < 0:
+        if not (is_whole(num_particles) and is_whole(rejuvenate)) or num_particles < 1 or rejuvenate < 0:
             raise ValueError(f"num_particles, rejuvenate: found {num_particles}, {rejuvenate}; wanted integers, at least 1 and at least 0.")
         if rejuvenate and not keep_assignments:
             raise ValueError("rejuvenate: redraws assignments, so they must be kept; leave keep_assignments at True.")
