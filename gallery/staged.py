@@ -95,7 +95,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         return self._begin(X, y, None, self.num_stages)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "StagedMixtureClassifier":
-        """One stage: more rows, which are seen once. Columns are scaled, and orders are tried, as at the first call.
+        """One stage: more rows, which are seen once. Columns are scaled as at the first call. Where the highest orders that were tried come
+        to count, higher ones are tried, which learn from these rows and later ones alone (`inference.orders`).
 
         Each call should have rows of all kinds, in random order: where rows lead away from all that earlier ones had left likely, these are
         forgotten, and a warning says so.

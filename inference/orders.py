@@ -5,7 +5,10 @@
 A family is a function of the order that returns a model, such as `zoo.staged_learning.family`: clusters of a mixture, nodes of a neural
 network, terms of a series. Orders are taken in turn, each in a run of its own, until no higher one is likely to count.
 
-`Orders` keeps the runs, so that more data can be learned from later; `run_orders` is one call.
+`Orders` keeps the runs, so that more data can be learned from later; `run_orders` is one call. More data may call for orders above those
+that were tried. Such an order learns from them alone, and begins with what the summary of the order leaves to it (`_order_summary`), as if
+it had said of the data before what the family has; so it is less probable than all data at once would make it, by what it would have
+learned from those.
 
 Cost: that of a run for each order up to a few above the most probable one.
 """
@@ -13,7 +16,7 @@ Cost: that of a run for each order up to a few above the most probable one.
 import json
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +25,9 @@ from jax import random
 from numpyro.distributions import Distribution
 
 from inference._counts import is_whole
+from inference._order_summary import OrderSummary
 from inference.driver import Driver
+from inference.kernels._stages import ByStages
 from inference.kernels.nested_sampler import NestedSampler
 from inference.protocol import Algorithm
 from inference.sites import model_name
@@ -33,6 +38,15 @@ NUM_HISTORIES = 4000  # of the evidences, for the error of a probability
 MOST_STEPS = 1_000_000  # of a run that goes on
 
 
+class Entry(NamedTuple):
+    """How an order has begun."""
+
+    log_prior: float
+    log_evidence: float = 0.0  # of the family, of the data before
+    error: float = 0.0
+    update: int = 0  # the first that it has learned from; 0: the run
+
+
 class Orders:
     """Runs of a family, order by order.
 
@@ -41,6 +55,7 @@ class Orders:
     :param kernel: `model -> Algorithm` with an evidence.
     :param least, most: the lowest and the highest order that is tried.
     :param negligible: ends after two orders in a row whose posterior odds to the best one are below this.
+    :param untried: what an update leaves to orders that were not tried, a share of the probability.
     :param settings: of the `Driver`; `max_time` is for all orders together.
     """
 
@@ -53,64 +68,104 @@ class Orders:
         least: int = 1,
         most: int = 20,
         negligible: float = 1e-3,
+        untried: float = 0.02,
         settings: dict[str, Any] | None = None,
     ):
         for name, value, lowest in (("least", least, 1), ("most", most, least)):
             if not is_whole(value) or value < lowest:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {lowest}.")
+        if not 0 < untried < 1:
+            raise ValueError(f"untried: found {untried!r}, wanted a number between 0 and 1.")
         self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, int(least), int(most)
-        self.negligible = negligible
+        self.negligible, self.untried = negligible, untried
         self.settings: dict[str, Any] = dict(settings or {})
-        self.drivers: dict[int, Driver] = {}
-        self.models: dict[int, Callable] = {}
+        self._forget()
 
     def run(self, rng_key: int | Any, *args: Any, **kwargs: Any) -> xr.DataTree:
         """A run of each order, on the model's arguments: what `tree` returns."""
-        key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
-        self.drivers, self.models, self.ended, trees, joint, left = {}, {}, "most", {}, [], self._clock()
-        for order in range(self.least, self.most + 1):
-            self.models[order] = self.family(order)
-            driver = Driver(self.kernel(self.models[order]), **self.settings)
-            driver.max_time = left()
-            tree = driver.run(random.fold_in(key, order), *args, **kwargs)
-            if "log_evidence" not in tree.attrs:
-                raise TypeError(
-                    f"kernel: {type(driver.kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler."
-                )
-            self.drivers[order], trees[order] = driver, tree
-            if tree.attrs["ended"] != "finished":
-                break
-            joint.append(self._log_prior(order) + tree.attrs["log_evidence"])
-            if len(joint) > 2 and max(joint[-2:]) < max(joint) + np.log(self.negligible):
-                self.ended = "finished"
-                break
-        return self._assembled(trees)
+        self._forget()
+        self._key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
+        self._go_up(lambda order: Entry(self._log_prior(order)), self._clock(), args, kwargs)
+        return self.tree()
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """More data for the orders that were tried, where the kernel can take them; others stay untried. A run that time has ended goes on
-        first; where that takes all of the time, an error says so, and no order has learned of them."""
+        """More data for the orders that were tried, where the kernel can take them, and for higher ones, should they count now. A run that
+        time has ended goes on first; where that takes all of the time, an error says so, and no order has learned of them."""
         if not self.drivers:
             raise ValueError("update: nothing has run yet; call `run` first.")
         left = self._clock()
         for order, driver in self.drivers.items():
             if not _has_finished(driver):
                 driver.max_time = left()
-                driver.extend(MOST_STEPS)
+                self.trees[order] = driver.extend(MOST_STEPS)
             if not _has_finished(driver):
                 raise ValueError(f"update: order {order} has not come to the end of the data before, and max_time is over; give it more.")
-        for driver in self.drivers.values():
+        before = self.tree()
+        self.num_updates += 1
+        for order, driver in self.drivers.items():
             driver.max_time = left()
             driver.update(*args, **kwargs)
+            self.trees[order] = driver.tree()
+        self._go_up(lambda order: self._late_entry(order, before), left, args, kwargs)
 
     def tree(self) -> xr.DataTree:
         """The run of each order under `order_1`, `order_2`, ..., and a group `orders` with their `log_prior`, `log_evidence`,
-        `log_evidence_se` and `probability` with its error `probability_se`.
+        `log_evidence_se`, `probability` with its error `probability_se`, and `first_update`, 0 for an order that has learned from all data.
 
+        Of a later order `log_prior` is what was left to it, and `log_evidence` has that of the family, of the data before.
         `probability_se` is NaN where an error of a `log_evidence` is infinite: a run that has forgotten some rows may be off by anything.
         `attrs["ended"]` says "finished", "most" where the highest order was still in doubt, or what ended the run of an order, which is
         then left out; `attrs["log_evidence"]` is that of the whole family, its orders up to the last one that was tried.
         """
-        return self._assembled({order: driver.tree() for order, driver in self.drivers.items()})
+        whole = self._whole()
+        stopped = next((str(tree.attrs["ended"]) for order, tree in self.trees.items() if order not in whole), None)
+        if not whole:
+            raise ValueError(
+                f"order {self.least}: its run ended by {stopped!r} before it had finished, so that there is no evidence; give it more time."
+            )
+        ended = stopped or ("finished" if self._is_over() else "most")
+        return _assembled(whole, self.entries, self.prior, model_name(self.family), ended)
+
+    def _forget(self) -> None:
+        self.drivers: dict[int, Driver] = {}
+        self.models: dict[int, Callable] = {}
+        self.trees: dict[int, xr.DataTree] = {}
+        self.entries: dict[int, Entry] = {}
+        self.num_updates = 0
+
+    def _go_up(self, entry: Callable[[int], Entry], left: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Orders above those that were tried, until they do not count, or time is over."""
+        while not self._is_over() and len(self._whole()) == len(self.trees):
+            order = max(self.drivers, default=self.least - 1) + 1
+            if order > self.most:
+                return
+            model = self.family(order)
+            kernel = self.kernel(model)
+            if self.num_updates and isinstance(kernel, ByStages):
+                kernel.num_stages = 1  # an update is one
+            driver = Driver(kernel, **self.settings)
+            driver.max_time = left()
+            tree = driver.run(random.fold_in(self._key, order), *args, **kwargs)
+            if "log_evidence" not in tree.attrs:
+                raise TypeError(f"kernel: {type(kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler.")
+            self.models[order], self.drivers[order], self.trees[order], self.entries[order] = model, driver, tree, entry(order)
+
+    def _whole(self) -> dict[int, xr.DataTree]:
+        """Runs that have finished: a part of an evidence is none."""
+        return {order: tree for order, tree in self.trees.items() if tree.attrs["ended"] == "finished"}
+
+    def _is_over(self) -> bool:
+        """Whether no higher order is likely to count."""
+        joint = [sum(_joint(self.entries[order], tree)) for order, tree in self._whole().items()]
+        return len(joint) > 2 and max(joint[-2:]) < max(joint) + np.log(self.negligible)
+
+    def _late_entry(self, order: int, before: xr.DataTree) -> Entry:
+        """Of an order that has not learned from the data before."""
+        orders = before["orders"].dataset
+        summary = OrderSummary(orders["order"].values, orders["probability"].values, self.untried)
+        log_prior = summary.log_prob(order) - float(np.log1p(-summary.rest))  # for those that were tried have theirs, without this share
+        attrs = before.attrs
+        return Entry(log_prior, attrs["log_evidence"], attrs["log_evidence_se"], self.num_updates)
 
     def _clock(self) -> Callable[[], float | None]:
         """Seconds that are left of `max_time`."""
@@ -119,16 +174,6 @@ class Orders:
 
     def _log_prior(self, order: int) -> float:
         return np.asarray(self.prior.log_prob(jnp.asarray(order))).item()
-
-    def _assembled(self, trees: dict[int, xr.DataTree]) -> xr.DataTree:
-        whole = {order: tree for order, tree in trees.items() if tree.attrs["ended"] == "finished"}  # a part of an evidence is none
-        ended = next((str(tree.attrs["ended"]) for order, tree in trees.items() if order not in whole), self.ended)
-        if not whole:
-            raise ValueError(
-                f"order {min(trees)}: its run ended by {ended!r} before it had finished, so that there is no evidence; give it more time."
-            )
-        joint = np.array([self._log_prior(order) + tree.attrs["log_evidence"] for order, tree in whole.items()])
-        return _assembled(whole, joint, self.prior, model_name(self.family), ended)
 
 
 def run_orders(
@@ -151,17 +196,26 @@ def run_orders(
     return orders.run(rng_key, *args, **kwargs)
 
 
-def _assembled(trees: dict[int, xr.DataTree], joint: np.ndarray, prior: Distribution, name: str, ended: str) -> xr.DataTree:
+def _joint(entry: Entry, tree: xr.DataTree) -> tuple[float, float]:
+    """The logarithms of the prior of an order and of its evidence."""
+    return entry.log_prior, entry.log_evidence + tree.attrs["log_evidence"]
+
+
+def _assembled(trees: dict[int, xr.DataTree], entries: dict[int, Entry], prior: Distribution, name: str, ended: str) -> xr.DataTree:
     orders = np.array(list(trees))
-    found = {key: np.array([tree.attrs[key] for tree in trees.values()]) for key in ("log_evidence", "log_evidence_se")}
-    is_known = np.isfinite(found["log_evidence_se"]).all()  # else what the orders say may be off by anything
-    noise = np.random.default_rng(0).normal(size=(NUM_HISTORIES, len(orders))) * (found["log_evidence_se"] if is_known else 0.0)
+    log_prior, log_evidence = np.array([_joint(entries[order], tree) for order, tree in trees.items()]).T
+    joint = log_prior + log_evidence
+    error = np.array([np.hypot(entries[order].error, tree.attrs["log_evidence_se"]) for order, tree in trees.items()])
+    is_known = np.isfinite(error).all()  # else what the orders say may be off by anything
+    noise = np.random.default_rng(0).normal(size=(NUM_HISTORIES, len(orders))) * (error if is_known else 0.0)
     histories = np.array([_shares(joint + each) for each in noise])
     variables = {
-        "log_prior": joint - found["log_evidence"],
-        **found,
+        "log_prior": log_prior,
+        "log_evidence": log_evidence,
+        "log_evidence_se": error,
         "probability": _shares(joint),
         "probability_se": histories.std(0) if is_known else np.full(len(orders), np.nan),
+        "first_update": [entries[order].update for order in trees],
     }
     dataset = xr.Dataset({key: (["order"], value) for key, value in variables.items()}, {"order": orders})
     tree = xr.DataTree.from_dict({"orders": dataset} | {f"order_{order}": each for order, each in trees.items()})

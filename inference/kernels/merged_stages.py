@@ -98,6 +98,7 @@ class MergedStages(Staged):
             "track_modes",
             "rename",
             "most_lost",
+            "num_iterations",
             "num_walkers",
         )
         renames = {getattr(part.kernel, "rename", None) for part in parts} | {settings.get("rename", first.rename)}
@@ -129,6 +130,7 @@ class MergedStages(Staged):
             nest=self._started(start_key, (clumps, self._nothing), self._densities(clumps, own), is_even=False),
             clumps=clumps,
             sampled=self._nothing,
+            iteration=jnp.asarray(self.num_iterations - 1, jnp.int32),  # parts are put together in one turn
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),

@@ -23,10 +23,11 @@ what was found, nested sampling goes from pi_s.
 time. The state says which rows a stage has, the program what is in them: a run goes on from its state in any process. The rest is as in
 `NestedSampler`.
 
-Of the paper: exploration from several states, exploitation from what was fitted, clumps on Hilbert codes (`summary="code"`), EM. Not as in
-the paper: each order is learned by itself (`inference.orders`), so that its evidence needs no terms on the order in a summary; how many
-clumps there are, rows that are held out tell, in place of a contraction; and nested sampling and approximation follow each other once in a
-stage, for what is to be gone over is found by climbs before.
+Of the paper: exploration from several states, exploitation from what was fitted, clumps on Hilbert codes (`summary="code"`) that are
+contracted, EM, and nested sampling and approximation in turn (`num_iterations`): each time over what was fitted to the points before. One
+turn is the default, for where a search has found the posterior there is nothing left for another; where none is made, two have errors like
+those of a search. Not as in the paper: each order that is tried is learned by itself (`inference.orders`), and terms on the order stand for
+the others, between parts of the data that come at different times.
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as `NestedSampler` on its rows alone, with
 the information that they add to those before, or that q_s leaves; for q_s some gradients for each latent number, in the first stage some
@@ -65,6 +66,7 @@ class Stage(NamedTuple):
     nest: Any  # Nest; None where nothing has begun
     clumps: Mixture  # what the stages before have found; no place for one in the first
     sampled: Named  # q_s; no place for a clump where nested sampling goes from pi_s
+    iteration: Array  # of nested sampling and approximation, in this stage
     rows: Array  # of this stage
     later: Array  # [stage, row]: of all stages but the first
     num_left: Array  # stages to come
@@ -100,6 +102,7 @@ class Staged(Weighing, NestedSampler):
         later rows may lead further away before it is all that is left, and what earlier rows said is forgotten.
     :param most_lost: nats that the summary of a stage may cost. Where it would cost more, the stage takes as many rows more as it has, of
         those to come; np.inf: never, and nothing is weighed by all rows. An update has none to come, and is not weighed.
+    :param num_iterations: turns of nested sampling and approximation in a stage.
     :param num_walkers: that explore a stage, at most; None: four for each latent number, at least 50; 0: no stage is explored, nor
         is one with summaries on circles.
     :param settings: of `NestedSampler`.
@@ -114,6 +117,7 @@ class Staged(Weighing, NestedSampler):
         num_clumps: int | None = None,
         background: float = 0.02,
         most_lost: float = 0.05,
+        num_iterations: int = 1,
         num_walkers: int | None = None,
         **settings: Any,
     ):
@@ -121,7 +125,7 @@ class Staged(Weighing, NestedSampler):
         if summary not in SUMMARIES:
             raise ValueError(f"summary: found {summary!r}, wanted {' or '.join(map(repr, SUMMARIES))}.")
         num_clumps = NUM_CLUMPS[summary] if num_clumps is None else num_clumps
-        check_counts(num_stages=num_stages, num_clumps=num_clumps)
+        check_counts(num_stages=num_stages, num_clumps=num_clumps, num_iterations=num_iterations)
         if not 0 < background < 1:
             raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
         if num_walkers is not None and (not is_whole(num_walkers) or not (num_walkers == 0 or num_walkers >= FEWEST)):
@@ -130,6 +134,7 @@ class Staged(Weighing, NestedSampler):
         if not most_lost > 0:
             raise ValueError(f"most_lost: found {most_lost!r}, wanted a number above 0.")
         self.most_lost, self.num_walkers = most_lost, None if num_walkers is None else int(num_walkers)
+        self.num_iterations = int(num_iterations)
 
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
@@ -143,6 +148,7 @@ class Staged(Weighing, NestedSampler):
             nest=None,
             clumps=none,
             sampled=self._nothing,
+            iteration=count,
             rows=rows[:0],
             later=later,
             num_left=count + self.num_stages - 1,
@@ -169,16 +175,19 @@ class Staged(Weighing, NestedSampler):
 
     def finished(self, state: Any) -> Array:
         """After the last stage, when all has been weighed."""
-        return super().finished(state.nest) & (state.num_left == 0) & (state.num_weighed >= state.num_rows)
+        is_over = super().finished(state.nest) & ~self._is_to_iterate(state)
+        return is_over & (state.num_left == 0) & (state.num_weighed >= state.num_rows)
 
     def is_full(self, state: Any) -> Array:
         """Whether the host is needed: for room, or at the end of a stage."""
         return super().is_full(state.nest) | (super().finished(state.nest) & ~self.finished(state))
 
     def grown(self, state: Any, program: Program) -> Any:
-        """More room, or the next stage."""
+        """More room, or the next turn or stage."""
         if super().is_full(state.nest):
             return state._replace(nest=super().grown(state.nest, program))
+        if super().finished(state.nest) & self._is_to_iterate(state):
+            return self._iterated(state, program)
         return self._gone_on(state, program, super().finished(state.nest))
 
     def is_waiting(self, state: Any) -> Array:
@@ -271,11 +280,27 @@ class Staged(Weighing, NestedSampler):
             if has_few:
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
                 return self._started_with(*self._with_more(state, num_evaluations), program, Begin(Named(state.clumps), peaks))
+        state = state._replace(stage=state.stage + 1, iteration=jnp.zeros_like(state.iteration))
+        return self._gone_over(start_key, state, sampled, round(spent), own)
+
+    def _gone_over(self, rng_key: Array, state: Stage, sampled: Named, spent: int | Array, own: Program) -> Stage:
+        """The nested sampling of a stage at its start, from what was searched for or fitted; and evaluations that this took."""
         densities = self._densities(state.clumps, own, sampled)
         is_even = not len(state.clumps.log_weight) and not sampled.reference.gives_names
-        nest = self._started(start_key, (state.clumps, sampled), densities, is_even)
-        nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
-        return state._replace(nest=nest, sampled=sampled, stage=state.stage + 1)
+        nest = self._started(rng_key, (state.clumps, sampled), densities, is_even)
+        return state._replace(nest=nest._replace(num_evaluations=nest.num_evaluations + spent), sampled=sampled)
+
+    def _is_to_iterate(self, state: Stage) -> Array:
+        return state.iteration + 1 < self.num_iterations
+
+    def _iterated(self, state: Stage, program: Program) -> Stage:
+        """The same stage once more, over what is fitted to its points: what it had found of the evidence is left, with its error."""
+        state = state._replace(iteration=state.iteration + 1)
+        fit_key, name_key, start_key = random.split(random.fold_in(self._key(state, 6), int(state.iteration)), 3)
+        told, log_weight, spent = self._found_out(state, program)
+        fitted = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps, state.sampled.clumps)
+        sampled = Named(fitted) if len(state.clumps.log_weight) else self._named(name_key, fitted)
+        return self._gone_over(start_key, state, sampled, state.nest.num_evaluations + spent, self._own(program, state.rows))
 
     def _key(self, state: Stage, number: int) -> Array:
         """Of what a stage does; rows are those of the stage before where a run begins again."""

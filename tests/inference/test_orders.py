@@ -36,9 +36,9 @@ def polynomial(order):
     return model
 
 
-def exact_polynomial(order):
-    powers = np.stack([X**p for p in range(order)], 1)
-    return stats.multivariate_normal(np.zeros(15), powers @ powers.T + 0.09 * np.eye(15)).logpdf(Y)
+def exact_polynomial(order, x=X, y=Y):
+    powers = np.stack([x**p for p in range(order)], 1)
+    return stats.multivariate_normal(np.zeros(len(x)), powers @ powers.T + 0.09 * np.eye(len(x))).logpdf(y)
 
 
 def network(nodes):
@@ -149,13 +149,15 @@ def test_no_order_is_refused():
         run_orders(0, polynomial, Zeta(), X, Y, most=0)
     with pytest.raises(ValueError, match="most: found 2, wanted an integer, at least 3"):
         Orders(polynomial, Zeta(), least=3, most=2)
+    with pytest.raises(ValueError, match="untried: found 0, wanted a number between 0 and 1"):
+        Orders(polynomial, Zeta(), untried=0)
     with pytest.raises(ValueError, match="update: nothing has run yet"):
         Orders(polynomial, Zeta()).update(X, Y)
 
 
 @pytest.mark.slow
 def test_more_data_are_one_more_stage_of_each_order():
-    """Probabilities after two parts are those of all data at once, exactly known; orders that were not tried stay untried."""
+    """Probabilities after two parts are those of all data at once, exactly known, where no higher order may be tried."""
     prior = Zeta()
     orders = Orders(
         polynomial, prior, kernel=lambda model: Staged(model, num_stages=1, num_live=60, num_walkers=0), least=2, most=3, settings=QUIET
