@@ -19,9 +19,18 @@ from scipy.special import lambertw
 
 from inference.distributions import PositivePoisson, Zeta
 
-__all__ = ["OrderSummary", "rate_of"]
+__all__ = ["Entry", "OrderSummary", "rate_of"]
 
 LEAST_RATE = 1e-6  # next to which all is at 1
+
+
+class Entry(NamedTuple):
+    """With what an order begins, and from which data on."""
+
+    log_prior: float
+    log_evidence: float = 0.0  # of the family, of the data before
+    error: float = 0.0
+    update: int = 0  # the first that it has learned from; 0: the run
 
 
 class OrderSummary(NamedTuple):

@@ -16,7 +16,7 @@ Cost: that of a run for each order up to a few above the most probable one.
 import json
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ from jax import random
 from numpyro.distributions import Distribution
 
 from inference._counts import is_whole
-from inference._order_summary import OrderSummary
+from inference._order_summary import Entry, OrderSummary
 from inference.driver import Driver
 from inference.kernels._stages import ByStages
 from inference.kernels.nested_sampler import NestedSampler
@@ -36,15 +36,6 @@ __all__ = ["Orders", "run_orders"]
 
 NUM_HISTORIES = 4000  # of the evidences, for the error of a probability
 MOST_STEPS = 1_000_000  # of a run that goes on
-
-
-class Entry(NamedTuple):
-    """How an order has begun."""
-
-    log_prior: float
-    log_evidence: float = 0.0  # of the family, of the data before
-    error: float = 0.0
-    update: int = 0  # the first that it has learned from; 0: the run
 
 
 class Orders:
