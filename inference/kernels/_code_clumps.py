@@ -11,15 +11,15 @@ Fitted by EM as in the paper, with the spread a root, about the new centre, and 
 E[h^2] = (mean square found), where moments alone would be too narrow for a wide clump. s is at least 8 cells of the curve: of narrower ones
 the sum over cells is not the integral. It is at most 10, next to uniform. A clump with less than a hundredth of the points (of half an
 even share, where clumps are more than fifty) is left out.
-The paper begins with a clump on each point and contracts those of like affinity; how like, it does not say. Here clumps begin on points
-drawn at random, so that most are where the curve holds most, one of them as wide as the circle for what is torn off; their number is the
-one that says most of points held out (`_summary`), which needs no threshold and is what the fit is for.
+Clumps begin as in the paper: one on each of some points, contracted to as many as are wanted (`_contraction`), of which the last is as
+wide as the circle, for what is torn off. How many are wanted, points held out say (`_summary`), which needs no threshold and is what the
+fit is for.
 
 20 bits: a cell is 4e-6 wide in z at 0 and 3e-3 at 8 and -8, narrower than posteriors of 1e5 rows. Beyond 14 and -14 all is one cell, in
 which the density is that of the tail of the logistic distribution.
 
 Center (2009), "Learning complex classification models from large data sets". Cost of a density: bits x size short operations, and clumps x
-words of the codes; of a fit: rounds x points x clumps x words.
+words of the codes; of a fit: rounds x points x clumps x words, and the cube of the points that are contracted.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,13 @@ from jax.scipy.special import erf, erfinv, logsumexp
 
 from inference import hilbert
 from inference.kernels import _summary
+from inference.kernels._contraction import contracted
 
 __all__ = ["CodeClumps", "Codes", "log_base", "log_mass", "spread_of"]
 
 BITS = 20
 NUM_ROUNDS = 40  # of EM
+NODES = 512  # points, at most, that are contracted
 LEAST = 0.01  # of all points, that a clump must claim
 CELLS, WIDEST = 8, 10.0  # limits of a spread: the narrowest in cells of the curve
 FAR = 1e9  # in spreads: counts for nothing, and has a finite square
@@ -115,7 +117,7 @@ class CodeClumps:
 
     def fitted(self, rng_key: Array, told: _summary.Told, log_weight: Array, num_clumps: int, known: Codes | None = None) -> Codes:
         """To points in proportion to their weights; slopes are of no use on a circle of codes."""
-        fit = lambda told, count: self._em(rng_key, self.codes(told.z), count, num_clumps)
+        fit = lambda told, count: self._em(self.codes(told.z), count, num_clumps)
         fits = [partial(fit, count=count) for count in _summary.counts(num_clumps)]
         return _summary.chosen(rng_key, told, log_weight, fits, self, known)
 
@@ -153,16 +155,17 @@ class CodeClumps:
         z = jnp.log(u) - jnp.log1p(-u)
         return jnp.where(is_upper, -z, z)
 
-    @partial(jax.jit, static_argnums=(0, 4))
-    def _em(self, rng_key: Array, codes: Array, count: Array, num_clumps: int) -> Codes:
-        """Clumps of points [point, block, word]: `count` of `num_clumps` places, or fewer."""
-        place = jnp.arange(num_clumps)
-        centre = codes[random.permutation(rng_key, len(codes))[place]]
+    @partial(jax.jit, static_argnums=(0, 3))
+    def _em(self, codes: Array, count: Array, num_clumps: int) -> Codes:
+        """Clumps of points [point, block, word] in random order: `count` of `num_clumps` places, or fewer."""
+        place, nodes = jnp.arange(num_clumps), codes[: max(NODES, num_clumps)]
+        square = hilbert.difference(nodes[:, None], nodes[None]) ** 2
+        unit = jnp.maximum(jnp.mean(square, (0, 1)), jnp.finfo(square.dtype).tiny)
+        centre = nodes[contracted(jnp.sum(square / unit, -1), count)[place]]
         apart = hilbert.difference(codes[:, None], centre[None])
-        unit = jnp.maximum(jnp.sqrt(jnp.mean(apart**2, (0, 1), keepdims=True)), jnp.finfo(apart.dtype).tiny)
-        distance = jnp.where(place < count, jnp.sum((apart / unit) ** 2, -1), jnp.inf)
+        distance = jnp.where(place < count, jnp.sum(apart**2 / unit, -1), jnp.inf)
         start = self._improved(codes, jnp.log(jax.nn.one_hot(distance.argmin(1), num_clumps, dtype=apart.dtype)), centre, count)
-        is_wide = (place == 0) & (count > 1)
+        is_wide = (place == count - 1) & (count > 1)
         start = start._replace(spread=jnp.where(is_wide[:, None], WIDEST, start.spread))
 
         def improved(_, clumps: Codes) -> Codes:
