@@ -105,6 +105,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         """
         if not hasattr(self, "classes_"):
             return self._begin(X, y, classes, None)
+        self._check_settings()
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
         X = validate_data(self, X, dtype=np.float64, reset=False)
@@ -115,6 +116,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         self._check_left_out(X)
         with jax.enable_x64(True):
             self._runs.settings["max_time"] = self.max_time
+            self._runs.most = self._runs.most if self.order is not None else self.max_order
             self._runs.update(self._standard(X), labels)
             return self._taken(self._runs.tree())
 

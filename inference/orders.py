@@ -15,6 +15,7 @@ Cost: that of a run for each order up to a few above the most probable one.
 
 import json
 from collections.abc import Callable
+from copy import copy
 from time import perf_counter
 from typing import Any
 
@@ -76,28 +77,32 @@ class Orders:
         """A run of each order, on the model's arguments: what `tree` returns."""
         self._forget()
         self._key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
-        self._go_up(lambda order: Entry(self._log_prior(order)), self._clock(), args, kwargs)
+        self._data = (lambda order: Entry(self._log_prior(order)), args, kwargs)
+        self._go_up(self._clock())
         return self.tree()
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """More data for the orders that were tried, where the kernel can take them, and for higher ones, should they count now. A run that
-        time has ended goes on first; where that takes all of the time, an error says so, and no order has learned of them."""
+        """More data for the orders that were tried, where the kernel can take them, and for higher ones, should they count now. What time
+        has ended goes on first; where that takes all of the time, an error says so, and no order has learned of them."""
         if not self.drivers:
             raise ValueError("update: nothing has run yet; call `run` first.")
+        self._check_whole()
         left = self._clock()
-        for order, driver in self.drivers.items():
-            if not _has_finished(driver):
-                driver.max_time = left()
-                self.trees[order] = driver.extend(MOST_STEPS)
-            if not _has_finished(driver):
-                raise ValueError(f"update: order {order} has not come to the end of the data before, and max_time is over; give it more.")
+        self._go_on(left)
         before = self.tree()
-        self.num_updates += 1
         for order, driver in self.drivers.items():
             driver.max_time = left()
             driver.update(*args, **kwargs)
+            self._is_torn = True  # until all have learned
             self.trees[order] = driver.tree()
-        self._go_up(lambda order: self._late_entry(order, before), left, args, kwargs)
+        self._is_torn = False
+        self.num_updates += 1
+        self._data = (lambda order: self._late_entry(order, before), args, kwargs)
+        try:
+            self._go_up(left)
+        except Exception as error:
+            error.add_note(f"update: orders {min(self.drivers)} to {max(self.drivers)} have learned these data; do not give them again.")
+            raise
 
     def tree(self) -> xr.DataTree:
         """The run of each order under `order_1`, `order_2`, ..., and a group `orders` with their `log_prior`, `log_evidence`,
@@ -108,11 +113,13 @@ class Orders:
         `attrs["ended"]` says "finished", "most" where the highest order was still in doubt, or what ended the run of an order, which is
         then left out; `attrs["log_evidence"]` is that of the whole family, its orders up to the last one that was tried.
         """
+        self._check_whole()
         whole = self._whole()
         stopped = next((str(tree.attrs["ended"]) for order, tree in self.trees.items() if order not in whole), None)
         if not whole:
             raise ValueError(
-                f"order {self.least}: its run ended by {stopped!r} before it had finished, so that there is no evidence; give it more time."
+                f"order {self.least}: its run ended by {stopped!r} before it had finished, so that there is no evidence; give it more "
+                "time. It has the data of the last call, and goes on with them at the next."
             )
         ended = stopped or ("finished" if self._is_over() else "most")
         return _assembled(whole, self.entries, self.prior, model_name(self.family), ended)
@@ -122,24 +129,52 @@ class Orders:
         self.models: dict[int, Callable] = {}
         self.trees: dict[int, xr.DataTree] = {}
         self.entries: dict[int, Entry] = {}
-        self.num_updates = 0
+        self.num_updates, self._is_torn = 0, False
 
-    def _go_up(self, entry: Callable[[int], Entry], left: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Orders above those that were tried, until they do not count, or time is over."""
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise ValueError(
+                "update: an error ended one when some orders had learned its data and others had not, so that evidences are not of the "
+                "same data; call `run` with all data."
+            )
+
+    def _go_on(self, left: Callable) -> None:
+        """What time has ended: runs, and orders above them."""
+        for order, driver in self.drivers.items():
+            if order not in self._whole():
+                driver.max_time = left()
+                self.trees[order] = driver.extend(MOST_STEPS)
+        self._go_up(left)
+        for order in self.drivers:
+            if order not in self._whole():
+                raise ValueError(f"update: order {order} has not come to the end of the data before, and max_time is over; give it more.")
+
+    def _go_up(self, left: Callable) -> None:
+        """Orders above those that were tried, on the data of the last call, until they do not count, or time is over."""
+        entry, args, kwargs = self._data
         while not self._is_over() and len(self._whole()) == len(self.trees):
             order = max(self.drivers, default=self.least - 1) + 1
             if order > self.most:
                 return
             model = self.family(order)
-            kernel = self.kernel(model)
-            if self.num_updates and isinstance(kernel, ByStages):
-                kernel.num_stages = 1  # an update is one
-            driver = Driver(kernel, **self.settings)
+            driver = Driver(self._kernel_of(model), **self.settings)
             driver.max_time = left()
             tree = driver.run(random.fold_in(self._key, order), *args, **kwargs)
             if "log_evidence" not in tree.attrs:
-                raise TypeError(f"kernel: {type(kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler.")
+                raise TypeError(
+                    f"kernel: {type(driver.kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler."
+                )
             self.models[order], self.drivers[order], self.trees[order], self.entries[order] = model, driver, tree, entry(order)
+
+    def _kernel_of(self, model: Callable) -> Algorithm:
+        """Of an update, which is one stage, and whose rows are what they were in the run."""
+        kernel = self.kernel(model)
+        if not self.num_updates or not isinstance(kernel, ByStages):
+            return kernel
+        kernel, first = copy(kernel), self.drivers[self.least].kernel
+        assert isinstance(first, ByStages)
+        kernel.num_stages, kernel.known_rows = 1, first.row_arguments
+        return kernel
 
     def _whole(self) -> dict[int, xr.DataTree]:
         """Runs that have finished: a part of an evidence is none."""
@@ -219,12 +254,6 @@ def _assembled(trees: dict[int, xr.DataTree], entries: dict[int, Entry], prior: 
         "log_evidence_se": float(np.std(np.logaddexp.reduce(joint + noise, axis=1))) if is_known else np.inf,
     }
     return tree
-
-
-def _has_finished(driver: Driver) -> bool:
-    kernel = driver.kernel
-    assert isinstance(kernel, Algorithm)  # it has left an evidence
-    return all(kernel.finished(state) for state in driver.states)
 
 
 def _shares(log_weights: np.ndarray) -> np.ndarray:

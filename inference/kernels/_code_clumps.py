@@ -42,7 +42,7 @@ __all__ = ["CodeClumps", "Codes", "log_base", "log_mass", "spread_of"]
 
 BITS = 20
 NUM_ROUNDS = 40  # of EM
-NODES = 512  # points, at most, that are contracted
+NODES = 256  # points, at most, that are contracted
 LEAST = 0.01  # of all points, that a clump must claim
 CELLS, WIDEST = 8, 10.0  # limits of a spread: the narrowest in cells of the curve
 FAR = 1e9  # in spreads: counts for nothing, and has a finite square

@@ -2,9 +2,10 @@
 
     affinity_ij = exp(-square_ij / 2 spread^2),        alike_ij = the cosine between affinities of i and of j to all nodes
 
-Two nodes are combined where their affinities to all others are most alike: the lighter one goes, and leaves its weight to the other, until
-few enough are left. (The paper combines those that are "similar enough"; this needs no threshold.) The spread is such that as many nodes
-are near to a node as a part of those that are left will stand for.
+Two nodes are combined where that changes least: those of which 1 - alike, times the weight of the lighter one, is smallest. The lighter one
+goes, and leaves its weight to the other, until few enough are left. (The paper combines nodes whose affinities to all others are "similar
+enough"; this needs no threshold, and a point that is far from all others does not keep the place of a clump.) The spread is such that as
+many nodes are near to a node as a part of those that one which is left will stand for.
 
 Center (2009), "Learning complex classification models from large data sets". Cost: nodes^3 short operations.
 """
@@ -17,7 +18,6 @@ __all__ = ["contracted"]
 
 FINER = 2  # parts of what a node will stand for
 HALVINGS, LOW, HIGH = 50, -60.0, 20.0  # of the interval of log spread^2
-TIE = 1e-6  # of two pairs that are alike to this, the one with the lighter node is combined
 
 
 def contracted(square: Array, count: Array) -> Array:
@@ -26,13 +26,13 @@ def contracted(square: Array, count: Array) -> Array:
     num_nodes = len(square)
     affinity = _affinities(square, num_nodes / (FINER * count))
     direction = affinity / jnp.linalg.norm(affinity, axis=1, keepdims=True)
-    alike = jnp.where(jnp.eye(num_nodes, dtype=bool), -jnp.inf, direction @ direction.T)
+    unlike = jnp.where(jnp.eye(num_nodes, dtype=bool), jnp.inf, 1 - direction @ direction.T)
 
     def combined(turn: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         weight, left = carry
         lighter = jnp.minimum(weight[:, None], weight[None])
-        score = jnp.where(lighter > 0, alike - TIE * lighter, -jnp.inf)  # of those that are still there
-        pair = jnp.stack(jnp.unravel_index(jnp.argmax(score), score.shape))
+        change = jnp.where(lighter > 0, unlike * lighter, jnp.inf)  # of those that are still there
+        pair = jnp.stack(jnp.unravel_index(jnp.argmin(change), change.shape))
         first_goes = weight[pair[0]] < weight[pair[1]]
         goes, stays = jnp.where(first_goes, pair, pair[::-1])
         weight = weight.at[stays].add(weight[goes]).at[goes].set(0.0)

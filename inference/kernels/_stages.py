@@ -33,6 +33,7 @@ class ByStages(Algorithm):
     num_stages: int
     split: Split
     row_arguments: tuple[str, ...]
+    known_rows: tuple[str, ...] | None = None  # names of such arguments, where a run before has told them
 
     def check(self, program: Program) -> None:
         """The model is read and proved, and there are rows for each stage."""
@@ -61,6 +62,8 @@ class ByStages(Algorithm):
         plate = self.row_dim(program)
         num_rows = program.plates[plate].size
         by_row = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == num_rows}
+        if self.known_rows is not None:
+            by_row = {name: value for name, value in by_row.items() if name in self.known_rows}
         half = num_rows - num_rows // 2
         cut = program.with_arguments(**{name: value[:half] for name, value in by_row.items()})
         if not by_row or cut.plates[plate].size != half:
@@ -93,7 +96,7 @@ class ByStages(Algorithm):
     def _gone_on(self, state: Any, program: Program, is_over: Array) -> Any:
         """The next of the stages that were dealt, where the one before is over."""
         if not is_over or self.finished(state):  # another replicate is to go on, and this one is not at the end of a stage, or of all
-            raise ValueError("chain_method: stages of replicates end at different steps; use 'sequential'.")
+            raise ValueError("chain_method: stages of replicates, or turns in them, end at different steps; use 'sequential'.")
         return self._next_dealt(state, program)
 
     def _next_dealt(self, state: Any, program: Program) -> Any:

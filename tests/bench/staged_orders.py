@@ -3,9 +3,12 @@
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     python -m tests.bench.staged_orders RESULTS.jsonl     # goes on where it stopped
     python -m tests.bench.staged_orders RESULTS.jsonl --table
+    python -m tests.bench.staged_orders OTHERS.jsonl --first 15 --seeds 3 4     # the first rows in a call of their own
 
 Centres of clusters are Normal with a deviation of 3, at least 3 from each other; deviations of rows lie between .5 and 1, shares are
-Dirichlet(5), and each cluster has one class nine times in ten. `StagedMixtureClassifier` by default, but for `max_order=8`.
+Dirichlet(5), and each cluster has one class nine times in ten. `StagedMixtureClassifier` by default, but for `max_order=8`. With `--first`
+the first rows are learned from by one call of `partial_fit`, and the others by another: orders that the first have no use for are tried by
+the second alone.
 """
 
 import argparse
@@ -34,12 +37,17 @@ def table(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.where(rng.random(ROWS) < 0.9, usual[cluster], 1 - usual[cluster])
 
 
-def found(seed: int) -> dict[str, Any]:
+def found(seed: int, first: int) -> dict[str, Any]:
     """Probabilities of the orders, and what they took."""
-    before = process_time()
-    fitted = StagedMixtureClassifier(max_order=8, random_state=seed).fit(*table(seed))
+    before, (x, y), fitted = process_time(), table(seed), StagedMixtureClassifier(max_order=8, random_state=seed)
+    if first:
+        for rows in (slice(first), slice(first, None)):
+            fitted.partial_fit(x[rows], y[rows], classes=[0, 1])
+    else:
+        fitted.fit(x, y)
     probabilities = dict(zip(map(int, fitted.orders_), map(float, fitted.order_posterior_), strict=True))
-    return {"seed": seed, "probabilities": probabilities, "cpu_seconds": process_time() - before}
+    late = fitted.posterior_["orders"]["first_update"].values.tolist()
+    return {"seed": seed, "probabilities": probabilities, "first_update": late, "cpu_seconds": process_time() - before}
 
 
 def lines(results: list[dict[str, Any]]) -> list[str]:
@@ -57,11 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--first", type=int, default=0, help="rows of a call of their own")
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(len(ORDERS)), help="tables")
     told = parser.parse_args()
     read = lambda: [json.loads(line) for line in told.results.read_text().splitlines()] if told.results.exists() else []
     done = {each["seed"] for each in read()}
-    for seed in () if told.table else sorted(set(range(len(ORDERS))) - done):
-        line = json.dumps(found(seed))
+    for seed in () if told.table else sorted(set(told.seeds) - done):
+        line = json.dumps(found(seed, told.first))
         with told.results.open("a") as file:
             file.write(line + "\n")
     print(*lines(sorted(read(), key=lambda each: each["seed"])), sep="\n")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+import xarray as xr
 from jax import Array
 from scipy import optimize, stats
 
@@ -14,6 +15,7 @@ from inference import Orders, Results, _order_summary
 from inference._order_summary import OrderSummary, rate_of
 from inference.distributions import PositivePoisson, Zeta
 from inference.kernels._stages import ByStages
+from tests.inference.importance import ImportanceSampling
 from tests.inference.test_orders import QUIET, X, Y, exact_polynomial, polynomial
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -77,6 +79,7 @@ class Exact(ByStages):
         self.model, self.num_stages = model, num_stages
 
     def init(self, rng_key, program):
+        self.row_arguments = tuple(self._by_row(program))
         return self._of(jnp.zeros((0, 2)), program)
 
     def updated(self, state, program, before):
@@ -147,6 +150,84 @@ def test_fewer_rows_than_a_run_has_stages_are_enough_for_an_order_that_comes_lat
     orders.run(0, X[6:8], Y[6:8])
     orders.update(X[14:], Y[14:])
     assert orders.tree()["orders"]["first_update"].values.tolist() == [0, 0, 0, 1, 1]
+
+
+def orders_of(kernel=lambda model: Exact(model, num_stages=1), family=polynomial, **settings):
+    return Orders(family, Zeta(), kernel=kernel, most=8, negligible=0.5, settings=QUIET | settings)
+
+
+def test_what_time_has_ended_goes_on_with_the_data_that_it_had():
+    """Orders that the first rows call for have learned from these, though the run had no time for them."""
+    whole, ended = orders_of(), orders_of(max_time=0.0)
+    whole.run(0, X, Y)
+    with pytest.raises(ValueError, match="order 1: its run ended by 'max_time' before it had finished"):
+        ended.run(0, X, Y)
+    with pytest.raises(ValueError, match=r"update: order \d has not come to the end of the data before"):
+        ended.update(X[:2], Y[:2])
+    ended.settings["max_time"] = None
+    for orders in (whole, ended):
+        orders.update(X[:2], Y[:2])
+    wanted, found = (orders.tree()["orders"].dataset for orders in (whole, ended))
+    xr.testing.assert_allclose(found, wanted)
+    assert not found["first_update"].values.any()
+
+
+class Refuses(Exact):
+    """Rows of an update, of one order."""
+
+    def updated(self, state, program, before):
+        if program.sites["weight"].shape[0] == 3:
+            raise ValueError("three is refused")
+        return super().updated(state, program, before)
+
+
+def test_where_one_order_refuses_nobody_is_weighed():
+    orders = orders_of(lambda model: Refuses(model, num_stages=1))
+    orders.run(0, X, Y)
+    with pytest.raises(ValueError, match="three is refused"):
+        orders.update(X[:2], Y[:2])
+    for ask in (orders.tree, lambda: orders.update(X[:2], Y[:2])):
+        with pytest.raises(ValueError, match="some orders had learned its data and others had not"):
+            ask()
+    assert orders.run(0, X, Y)["orders"]["probability"].values.sum() == pytest.approx(1.0)
+
+
+def test_where_no_order_can_learn_more_the_run_is_as_it_was():
+    orders = orders_of(lambda model: ImportanceSampling(model, num_batches=2, batch_size=8))
+    wanted = orders.run(0, X, Y)
+    with pytest.raises(TypeError, match="update: ImportanceSampling learns from one data set"):
+        orders.update(X[:2], Y[:2])
+    xr.testing.assert_identical(orders.tree()["orders"].dataset, wanted["orders"].dataset)
+
+
+def test_an_order_that_cannot_begin_says_that_others_have_learned():
+    def limited(order):
+        if order > 3:
+            raise ValueError("four is refused")
+        return polynomial(order)
+
+    orders = orders_of(family=limited)
+    orders.run(0, X[6:8], Y[6:8])
+    with pytest.raises(ValueError, match="four is refused") as refused:
+        orders.update(X[8:], Y[8:])
+    assert refused.value.__notes__ == ["update: orders 1 to 3 have learned these data; do not give them again."]
+    assert orders.tree()["orders"]["order"].values.tolist() == [1, 2, 3]
+
+
+def test_rows_are_what_they_were_in_the_run():
+    """An update of two rows, and an argument of two entries that are none."""
+
+    def with_units(order):
+        def model(x, y, units):
+            polynomial(order)(x * units[0] / units[1], y)
+
+        return model
+
+    units, orders = np.array([2.0, 1.0]), orders_of(family=with_units)
+    orders.run(0, X[6:8][:1], Y[6:8][:1], units)
+    orders.update(X[13:], Y[13:], units)
+    assert max(orders.drivers) > 3
+    assert {driver.kernel.row_arguments for driver in orders.drivers.values()} == {("x", "y")}
 
 
 def exact_joint(first, second, orders):
