@@ -274,10 +274,10 @@ def test_before_the_last_stage_has_finished_no_error_is_claimed():
         claimed = [kernel.results(each, program).attrs["log_evidence_se"] for each in (state, over(state))]
         assert np.isnan(claimed[0])
         assert np.isnan(claimed[1]) == (num_stages == 3)
-    with pytest.raises(ValueError, match="stages of replicates end at different steps"):
+    with pytest.raises(ValueError, match="stages of replicates, or turns in them, end at different steps"):
         kernel.grown(state, program)
     ended = over(state)._replace(num_left=jnp.zeros((), jnp.int32))
-    with pytest.raises(ValueError, match="stages of replicates end at different steps"):
+    with pytest.raises(ValueError, match="stages of replicates, or turns in them, end at different steps"):
         kernel.grown(ended, program)
 
 
