@@ -148,7 +148,7 @@ print(f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:", d
 # not that of ``fit``.) The paper's own summary, clumps on the Hilbert curve of each site (``Staged(model, summary="code")``), loses far
 # more, for the curve tears what is round: so normal distributions are the default. ``DataTempering(model)`` (iterated batch importance
 # sampling) keeps particles in place of a summary, and looks at all rows so far again; ``MergedStages(drivers)`` puts together what
-# workers have learned from rows of their own. On a thousand rows in ten stages the default was right to .04 nats, code space off by 36
+# workers have learned from rows of their own. On a thousand rows in ten stages the default was right to .04 nats, code space off by 39
 # and streaming variational Bayes by 132, the particles within .7 for forty times the likelihoods: ``tests/bench/nested.md`` has them side
 # by side.
 parts = StagedMixtureClassifier(3, **told)
