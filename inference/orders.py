@@ -77,7 +77,7 @@ class Orders:
         """A run of each order, on the model's arguments: what `tree` returns."""
         self._forget()
         self._key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
-        self._data = (lambda order: Entry(self._log_prior(order)), args, kwargs)
+        self._before, self._data = None, (args, kwargs)
         self._go_up(self._clock())
         return self.tree()
 
@@ -97,7 +97,7 @@ class Orders:
             self.trees[order] = driver.tree()
         self._is_torn = False
         self.num_updates += 1
-        self._data = (lambda order: self._late_entry(order, before), args, kwargs)
+        self._before, self._data = before, (args, kwargs)
         try:
             self._go_up(left)
         except Exception as error:
@@ -151,7 +151,7 @@ class Orders:
 
     def _go_up(self, left: Callable) -> None:
         """Orders above those that were tried, on the data of the last call, until they do not count, or time is over."""
-        entry, args, kwargs = self._data
+        args, kwargs = self._data
         while not self._is_over() and len(self._whole()) == len(self.trees):
             order = max(self.drivers, default=self.least - 1) + 1
             if order > self.most:
@@ -164,7 +164,7 @@ class Orders:
                 raise TypeError(
                     f"kernel: {type(driver.kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler."
                 )
-            self.models[order], self.drivers[order], self.trees[order], self.entries[order] = model, driver, tree, entry(order)
+            self.models[order], self.drivers[order], self.trees[order], self.entries[order] = model, driver, tree, self._entry(order)
 
     def _kernel_of(self, model: Callable) -> Algorithm:
         """Of an update, which is one stage, and whose rows are what they were in the run."""
@@ -185,12 +185,13 @@ class Orders:
         joint = [sum(_joint(self.entries[order], tree)) for order, tree in self._whole().items()]
         return len(joint) > 2 and max(joint[-2:]) < max(joint) + np.log(self.negligible)
 
-    def _late_entry(self, order: int, before: xr.DataTree) -> Entry:
-        """Of an order that has not learned from the data before."""
-        orders = before["orders"].dataset
+    def _entry(self, order: int) -> Entry:
+        """By the prior; of an order that has not learned from the data before, by what these leave to it."""
+        if self._before is None:
+            return Entry(self._log_prior(order))
+        orders, attrs = self._before["orders"].dataset, self._before.attrs
         summary = OrderSummary(orders["order"].values, orders["probability"].values, self.untried)
         log_prior = summary.log_prob(order) - float(np.log1p(-summary.rest))  # for those that were tried have theirs, without this share
-        attrs = before.attrs
         return Entry(log_prior, attrs["log_evidence"], attrs["log_evidence_se"], self.num_updates)
 
     def _clock(self) -> Callable[[], float | None]:

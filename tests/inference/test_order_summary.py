@@ -1,6 +1,8 @@
 """What is left for orders that were not tried: probabilities that add up to 1, the Poisson of a mean, and orders that an update calls for,
 against exact evidences."""
 
+import pickle
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -107,15 +109,15 @@ class Exact(ByStages):
         return Results({}, {"log_evidence": state.log_evidence, "log_evidence_se": jnp.zeros(())}, {})
 
 
-def without_the_family(orders, order, before):
-    return LATE(orders, order, before)._replace(log_evidence=0.0)
+def without_the_family(orders, order):
+    return ENTRY(orders, order)._replace(log_evidence=0.0)
 
 
-def by_the_prior(orders, order, before):
-    return LATE(orders, order, before)._replace(log_prior=orders._log_prior(order))
+def by_the_prior(orders, order):
+    return ENTRY(orders, order)._replace(log_prior=orders._log_prior(order))
 
 
-LATE = Orders._late_entry
+ENTRY = Orders._entry
 BUGS = {"family": without_the_family, "terms": by_the_prior}
 
 
@@ -124,7 +126,7 @@ def test_orders_that_an_update_calls_for_are_tried(bug, monkeypatch):
     """Two rows next to 0 tell nothing of slopes; all others are a parabola. The planted bugs: an order that comes later has said nothing of
     the two, where the family has; or begins with its prior, as if it had been tried."""
     if bug:
-        monkeypatch.setattr(Orders, "_late_entry", BUGS[bug])
+        monkeypatch.setattr(Orders, "_entry", BUGS[bug])
     first, second = np.arange(15) // 2 == 3, np.arange(15) // 2 != 3
     orders = Orders(polynomial, Zeta(), kernel=lambda model: Exact(model, num_stages=2), most=8, negligible=0.5, settings=QUIET)
     tree = orders.run(0, X[first], Y[first])
@@ -179,6 +181,26 @@ class Refuses(Exact):
         if program.sites["weight"].shape[0] == 3:
             raise ValueError("three is refused")
         return super().updated(state, program, before)
+
+
+def terms(x, y, *, order):
+    polynomial(order)(x, y)
+
+
+def by_name(order):
+    """Of a module, so that it is pickled."""
+    return partial(terms, order=order)
+
+
+def test_orders_are_pickled_and_go_on():
+    orders = orders_of(partial(Exact, num_stages=1), by_name)
+    orders.run(0, X[6:8], Y[6:8])
+    orders.update(X[8:], Y[8:])
+    again = pickle.loads(pickle.dumps(orders))
+    for one in (orders, again):
+        one.update(X[:2], Y[:2])
+    xr.testing.assert_identical(again.tree()["orders"].dataset, orders.tree()["orders"].dataset)
+    assert again.tree()["orders"]["first_update"].values.any()
 
 
 def test_where_one_order_refuses_nobody_is_weighed():
