@@ -121,6 +121,7 @@ ENTRY = Orders._entry
 BUGS = {"family": without_the_family, "terms": by_the_prior}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [None, *BUGS], ids=["right", *BUGS])
 def test_orders_that_an_update_calls_for_are_tried(bug, monkeypatch):
     """Two rows next to 0 tell nothing of slopes; all others are a parabola. The planted bugs: an order that comes later has said nothing of

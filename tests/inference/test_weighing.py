@@ -116,9 +116,9 @@ def test_what_is_not_explored_begins_again_from_what_was_found(settings, monkeyp
     """For fewer likelihoods than from the prior, where it goes if what was found is not near, and with a smaller error."""
     monkeypatch.setattr(Weighing, "_is_fine", lambda self, weighed: False)
     x = heavy(0, 1.0)
-    error, attrs = error_of(x, 0, num_stages=4, **settings)
+    error, attrs = error_of(x, 1, num_stages=4, **settings)
     monkeypatch.setattr(_weighing, "NEAR", -np.inf)
-    _, from_prior = error_of(x, 0, num_stages=4, **settings)
+    _, from_prior = error_of(x, 1, num_stages=4, **settings)
     assert abs(error) < 3.5 * attrs["log_evidence_se"]
     assert attrs["log_evidence_se"] < 0.5 * from_prior["log_evidence_se"]
     assert attrs["num_row_evaluations"] < from_prior["num_row_evaluations"]
