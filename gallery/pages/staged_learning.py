@@ -65,7 +65,8 @@ def scores(classifier):
     return f"log score {np.log(np.maximum(found, 1e-9)).mean():.3f}, accuracy {classifier.score(x[test], y[test]):.3f}"
 
 
-print(fitted.posterior_["orders"].to_dataset().to_dataframe().round(3))
+TOLD = ["log_evidence", "log_evidence_se", "probability", "probability_se"]
+print(fitted.posterior_["orders"].to_dataset()[TOLD].to_dataframe().round(3))
 print("clusters, averaged over orders:", scores(fitted))
 for rival in (LogisticRegression(), GaussianNB(), KNeighborsClassifier(9)):
     print(f"{type(rival).__name__:31}", scores(rival.fit(x[train], y[train])))
@@ -205,7 +206,7 @@ place = rng.uniform(-3, 3, 40)
 height = np.exp(-(place**2)) + 0.2 * rng.normal(size=40)
 kernel = partial(NestedSampler, num_live=LIVE, num_sweeps=SWEEPS)
 learned = run_orders(0, network, order_prior(), place, height, kernel=kernel, most=ORDERS, settings={"progress_bar": False})
-print(learned["orders"].to_dataset().to_dataframe().round(3))
+print(learned["orders"].to_dataset()[TOLD].to_dataframe().round(3))
 
 # %%
 # Twenty draws of each order, over the points that it has learned from.
