@@ -83,7 +83,8 @@ class Orders:
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         """More data for the orders that were tried, where the kernel can take them, and for higher ones, should they count now. What time
-        has ended goes on first; where that takes all of the time, an error says so, and no order has learned of them."""
+        has ended goes on first, with the data of the call before, and so do orders above, where `most` allows more than it did; where that
+        takes all of the time, an error says so, and no order has learned of them."""
         if not self.drivers:
             raise ValueError("update: nothing has run yet; call `run` first.")
         self._check_whole()

@@ -140,18 +140,18 @@ print(f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:", d
 # In stages
 # ---------
 # ``partial_fit`` is one stage: the rows that were there before are not looked at again. What is lost is what the summary of a stage, some
-# normal distributions, cannot say; they are fitted to the slopes of the posterior as well as to its points, and the fewer the rows the
-# more they lose. How much the evidence may be off for it is the ``summary_error`` in its error; the report says how many nats a summary
-# costs. (Where ``fit`` deals its rows out to stages, one that has too few for a good summary begins again with more; and some draws are
-# weighed by all rows whenever these have doubled, so that a run whose first rows have misled it, by their outliers say, begins again.
-# Rows of an earlier ``partial_fit`` are gone, and cannot be weighed; where a later one leads to where nothing was likely before, as rows
-# sorted by their class do, they are forgotten, and a warning says so. Columns keep the units of the first call, so that its evidence is
-# not that of ``fit``.) The paper's own summary, clumps on the Hilbert curve of each site (``Staged(model, summary="code")``), loses far
-# more, for the curve tears what is round: so normal distributions are the default. ``DataTempering(model)`` (iterated batch importance
-# sampling) keeps particles in place of a summary, and looks at all rows so far again; ``MergedStages(drivers)`` puts together what
-# workers have learned from rows of their own. On a thousand rows in ten stages the default was right to .04 nats, code space off by 39
-# and streaming variational Bayes by 132, the particles within .7 for forty times the likelihoods: ``tests/bench/nested.md`` has them side
-# by side.
+# normal distributions, cannot say; they are fitted to the slopes of the posterior as well as to its points, and the fewer the rows the more
+# they lose. How much the evidence may be off for it is the ``summary_error`` in its error; the report says how many nats a summary costs.
+# (Where ``fit`` deals its rows out to stages, one that has too few for a good summary begins again with more; and some draws are weighed by
+# all rows whenever these have doubled, so that a run whose first rows have misled it, by their outliers say, begins again. Rows of an
+# earlier ``partial_fit`` are gone, and cannot be weighed; where a later one leads to where nothing was likely before, as rows sorted by
+# their class do, they are forgotten, and a warning says so. Columns keep the units of the first call, so that its evidence is not that of
+# ``fit``. Where the highest orders come to count, a later call tries higher ones, on its own rows.) The paper's own summary, clumps on the
+# Hilbert curve of each site (``Staged(model, summary="code")``), loses far more, for the curve tears what is round: so normal distributions
+# are the default. ``DataTempering(model)`` (iterated batch importance sampling) keeps particles in place of a summary, and looks at all
+# rows so far again; ``MergedStages(drivers)`` puts together what workers have learned from rows of their own. On a thousand rows in ten
+# stages the default was right to .04 nats, code space off by 39 and streaming variational Bayes by 132, the particles within .7 for forty
+# times the likelihoods: ``tests/bench/nested.md`` has them side by side.
 parts = StagedMixtureClassifier(3, **told)
 for part in (slice(0, 40), slice(40, 80)):
     parts.partial_fit(x[part], y[part], classes=["inner", "outer"])

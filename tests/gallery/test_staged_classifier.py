@@ -147,6 +147,21 @@ def test_a_part_is_a_stage():
 
 
 @SLOW
+def test_a_later_part_may_have_more_clusters():
+    """That order learns from the rows of the last call as well, which are still there."""
+    x, y = clusters(160)
+    classifier = quick(None, max_order=1).partial_fit(x[:10], y[:10], classes=["inner", "outer"])
+    classifier.max_order = 2
+    with pytest.warns(ConvergenceWarning, match="2 clusters are the most probable"):
+        classifier.partial_fit(x[10:], y[10:])
+    assert classifier.posterior_["orders"]["first_update"].values.tolist() == [0, 0]
+    assert classifier.orders_.tolist() == [1, 2]
+    assert classifier.order_posterior_[1] > 0.99
+    assert classifier.posterior_["order_2"]["observed_data"].sizes["row"] == 160
+    assert classifier.score(x, y) > 0.6
+
+
+@SLOW
 def test_what_later_parts_make_it_forget_or_leave_out_is_told():
     """After rows of one class nothing was likely of the other, and a column had one value."""
     x, y = clusters()
