@@ -61,50 +61,40 @@ class Told(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What summaries q in place of p cost the log-evidence of rows to come.
+    """What summaries q in place of p cost the log-evidence of rows to come; all of it adds up. Each is [2]: as it is, and times the rows
+    that p has learned from.
 
     Later rows tell more and more closely where z is, and the log-evidence is off by the logarithm of the mean of q / p over what is left in
     the end. If it were a draw of p: on average by minus the divergence of q from p. A posterior of N rows leaves n / N of the variance that
     one of n rows has; averaged over that, of a term of degree k in z the part (1 - n / N)^k counts, of each at most 1 - n / N.
-
-    Errors of one after the other go together, for rows that they have in common lead all of them away from where z is in the end. Straight
-    lines log q / p that lean one way have, of m rows and of n > m, the correlation (m / n)^.5 as draws of p, of which N rows leave out
-    (m n)^.5 / N. They may lean so, and are taken to. Workers have no rows in common: 0 in place of (m / n)^.5.
     """
 
     nats: Array  # the divergence
-    variance: Array  # of the sum of log q / p
-    deviation: Array  # [2]: of log q / p, times the root of the rows that p has learned from, and over it
+    variance: Array  # of log q / p
     count: Array  # summaries
-
-    def then(self, later: "Loss") -> "Loss":
-        """With summaries of these rows and more. Those of other rows are added up leaf by leaf."""
-        apart = jax.tree.map(jnp.add, self, later)
-        return apart._replace(variance=apart.variance + 2 * self.deviation[0] * later.deviation[1])
 
     def error(self, num_rows: Array) -> Array:
         """Of the log-evidence of so many rows, as large as may be expected."""
-        left = self.deviation[0] ** 2 / num_rows.astype(self.variance.dtype)  # of the variance, and twice that of the divergence
-        return jnp.sqrt((self.nats - 0.5 * left) ** 2 + jnp.maximum(self.variance - left, 0))
+        nats, variance = (each[0] - each[1] / num_rows.astype(each.dtype) for each in self[:2])
+        return jnp.sqrt(jnp.maximum(nats**2 + variance, 0))
 
     @property
     def each(self) -> Array:
         """Nats that one summary costs."""
-        return self.nats / jnp.maximum(self.count, 1)
+        return self.nats[0] / jnp.maximum(self.count[0], 1)
 
 
 def loss_of(log_weight: Array, num_rows: Array) -> Loss:
     """Of one summary, from draws of it with the logarithms of their weights, p / q up to a constant. NaN where no draw has any."""
     share, log_ratio = _ratios(log_weight)
     nats = jnp.sum(share * log_ratio)
-    variance, root = jnp.sum(share * (log_ratio - nats) ** 2), jnp.sqrt(num_rows.astype(nats.dtype))
-    return Loss(nats, variance, jnp.sqrt(variance) * jnp.stack([root, 1 / root]), jnp.ones_like(nats))
+    times = jnp.stack([jnp.ones_like(nats), num_rows.astype(nats.dtype)])
+    return Loss(nats * times, jnp.sum(share * (log_ratio - nats) ** 2) * times, times)
 
 
 def no_loss(dtype: Any) -> Loss:
     """Of no summary."""
-    none = jnp.zeros((), dtype)
-    return Loss(none, none, jnp.zeros(2, dtype), none)
+    return Loss(*jnp.zeros((3, 2), dtype))
 
 
 def divergence(log_weight: Array) -> Array:

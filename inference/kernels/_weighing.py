@@ -39,15 +39,11 @@ MOST_BEHIND = 0.5  # share of what a stage has found that its clumps say nothing
 
 
 class Evidence(NamedTuple):
-    """Of stages that are over; those of separate rows add up leaf by leaf."""
+    """Of stages that are over; all of it adds up."""
 
     log_evidence: Array
     variance: Array  # of its error, but for what summaries have lost
     lost: Loss  # by summaries
-
-    def then(self, later: "Evidence") -> "Evidence":
-        """With stages after these."""
-        return Evidence(self.log_evidence + later.log_evidence, self.variance + later.variance, self.lost.then(later.lost))
 
     def error(self, num_rows: Array, of_stage: Array) -> Array:
         """Claimed of so many rows, with the error of the stage that is not over."""
@@ -74,17 +70,12 @@ class Weighed(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Of stages that are over; those of separate rows add up leaf by leaf."""
+    """Of stages that are over; all of it adds up."""
 
     corrected: Evidence  # by weights, where anything has been weighed
     nested: Evidence  # of nested sampling alone, since it was mended
     information: Array  # in nats, since then
     num_evaluations: Array  # of one row each
-
-    def then(self, later: "Account") -> "Account":
-        """With stages after these."""
-        corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
-        return Account(corrected, nested, self.information + later.information, self.num_evaluations + later.num_evaluations)
 
     def weighed(self, by_all: Weighed) -> "Account":
         """All rows of these stages have been weighed."""
@@ -94,7 +85,8 @@ class Account(NamedTuple):
         """Something else stands for these stages than what nested sampling has found in them: the sum goes on from what weights say, whose
         error is none of live points."""
         log_evidence, variance, lost = by_all.evidence
-        nested = Evidence(log_evidence, jnp.zeros_like(variance), lost._replace(variance=lost.variance + variance))
+        lost = lost._replace(variance=lost.variance + jnp.stack([variance, jnp.zeros_like(variance)]))
+        nested = Evidence(log_evidence, jnp.zeros_like(variance), lost)
         return self._replace(nested=nested, information=jnp.zeros_like(self.information))
 
 
@@ -110,7 +102,7 @@ class Weighing(Searching):
 
     def _is_fine(self, weighed: Weighed) -> bool:
         """Whether little is left; where nobody knows, it is not."""
-        return bool(weighed.lost.nats <= max(MOST_LEFT, self.most_lost))
+        return bool(weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost))
 
     @property
     def _unweighed(self) -> Weighed:
@@ -125,13 +117,13 @@ class Weighing(Searching):
         log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
         log_evidence = logsumexp(log_weight) - np.log(len(z))
         lost = loss_of(log_weight, state.num_rows)
-        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats**2  # few draws see little of tails
+        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2  # few draws see little of tails
         lacking = self._lacking(found.clumps, z, log_weight)
         return Weighed(log_evidence, lacking, variance, lost), len(z) * len(rows)
 
     def _mended(self, rng_key: Array, state: Any, found: Named, weighed: Weighed, program: Program) -> tuple[Named, Weighed, int]:
         """What clumps come to by all rows so far, and what its draws say, if that is enough; else what was found; and evaluations."""
-        if not self._size_of_search or not weighed.lost.nats < FAR:
+        if not self._size_of_search or not weighed.lost.nats[0] < FAR:
             return found, weighed, 0
         climb_key, weigh_key = random.split(rng_key)
         rows = self._so_far(state, program)
@@ -173,5 +165,5 @@ class Weighing(Searching):
     def _begin_again(self, found: Named, weighed: Weighed) -> Begin:
         """With all rows so far: from where walkers climb, or what is gone over where there are none."""
         if not self._size_of_search:
-            return Begin(found, is_found=bool(weighed.lost.nats < NEAR))
+            return Begin(found, is_found=bool(weighed.lost.nats[0] < NEAR))
         return Begin(self._nothing, centres(found), FRESH)

@@ -150,7 +150,7 @@ class MergedStages(Staged):
         """The end, whatever is left: where all rows would begin is not known from here. Where few draws have all of the weight, more than
         the logarithm of their number is never seen to be left, and the error may be anything."""
         weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
-        if not weighed.lost.nats < NEAR:
+        if not weighed.lost.nats[0] < NEAR:
             weighed = weighed._replace(variance=jnp.full_like(weighed.variance, jnp.inf))
         told = state.before._replace(num_evaluations=state.before.num_evaluations + float(spent))
         return state._replace(num_weighed=state.num_rows, weighed=weighed, before=told)
@@ -163,7 +163,7 @@ class MergedStages(Staged):
         told, log_weight, spent = kernel._found_out(state, part.program)
         clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         account = kernel._account(lost_key, state, clumps, part.program, spent)
-        before = state.before.then(account)
+        before = jax.tree.map(jnp.add, state.before, account)
         if state.weighed.is_there:  # that is the evidence of all of its rows; `account` has what these clumps lack of that, and lose
             lacking = account.nested.log_evidence - kernel._evidence(state.nest)[0]
             log_evidence = state.weighed.log_evidence + lacking

@@ -210,7 +210,7 @@ class Staged(Weighing, NestedSampler):
     def _next_dealt(self, state: Stage, program: Program) -> Stage:
         """The next stage; where this one's summary costs too much, this one again with more rows."""
         found, account = self._handed_on(state, program)
-        before = state.before.then(account)
+        before = jax.tree.map(jnp.add, state.before, account)
         if state.num_left > 0 and self._costs_too_much(account.nested.lost):
             return self._started_with(*self._with_more(state, before.num_evaluations), program, Begin(Named(found)))
         if self._is_due(state):
@@ -240,7 +240,7 @@ class Staged(Weighing, NestedSampler):
     def _next(self, state: Stage, rows: Array, program: Program, before: Program) -> Stage:
         """Of an update, which is not weighed."""
         found, account = self._handed_on(state, before)
-        so_far = state.before.then(account)
+        so_far = jax.tree.map(jnp.add, state.before, account)
         if state.weighed.is_there:
             found, so_far = self._named(self._key(state, 3), found).clumps, so_far.weighed(state.weighed)
         state = self._next_from(state, rows, program, found, so_far)
@@ -252,7 +252,7 @@ class Staged(Weighing, NestedSampler):
 
     def _costs_too_much(self, lost: Loss) -> bool:
         """As a summary; where nobody knows, too."""
-        return self.most_lost < np.inf and not lost.nats <= self.most_lost
+        return self.most_lost < np.inf and not lost.nats[0] <= self.most_lost
 
     def _with_more(self, state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
         """The stage as it was before it began, but for evaluations so far; and as many rows of those to come as it has."""
@@ -357,7 +357,7 @@ class Staged(Weighing, NestedSampler):
             "information": before.information + found.attrs["information"],
             "summary_error": jnp.where(weighed.is_there, 0.0, before.corrected.lost.error(state.num_rows)),
             "summary_loss": before.corrected.lost.each,
-            "nats_left": jnp.where(weighed.is_there, weighed.lost.nats, jnp.nan),
+            "nats_left": jnp.where(weighed.is_there, weighed.lost.nats[0], jnp.nan),
             "num_stages": state.stage + 1,
             "num_row_evaluations": self._row_evaluations(state),
             "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),

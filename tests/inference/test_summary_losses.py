@@ -1,6 +1,5 @@
 """What summaries between stages cost the log-evidence, as it is claimed: against Normals, and against what it was."""
 
-from functools import reduce
 from types import SimpleNamespace
 
 import jax
@@ -39,61 +38,24 @@ def test_a_loss_is_the_divergence_and_its_spread(bug):
     nats = density @ ratio
     exact = [nats, density @ (ratio - nats) ** 2]
     found = drawn(bug)
-    assert np.allclose([found.nats, found.variance], exact, rtol=0.02) != bug
-
-
-def one_loss(off, num_rows):
-    """Of a Normal whose mean is off by so many deviations."""
-    root = np.sqrt(num_rows)
-    return Loss(*map(jnp.array, (0.5 * off**2, off**2, [off * root, off / root], 1.0)))
-
-
-def test_a_mean_that_is_off_is_a_loss_like_any_other():
-    z = stats.norm.rvs(size=400_000, random_state=2) + 0.4
-    found, wanted = loss_of(jnp.asarray(stats.norm.logpdf(z) - stats.norm.logpdf(z, 0.4)), ROWS), one_loss(0.4, 10)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0.02), found, wanted)
+    assert np.allclose([found.nats[0], found.variance[0]], exact, rtol=0.02) != bug
 
 
 @pytest.mark.parametrize("seen", [0.1, 0.5, 0.9])
 def test_rows_to_come_average_over_what_a_summary_gets_wrong(seen):
     """A mean that is off by .4, of what has seen a part of all rows: exact, for the ratio is a straight line."""
-    off = 0.4
-    found = one_loss(off, 100 * seen).error(jnp.array(100.0))
+    off, times = 0.4, jnp.array([1.0, 100 * seen])
+    found = Loss(0.5 * off**2 * times, off**2 * times, times).error(jnp.array(100.0))
     centre = stats.norm(0, np.sqrt(1 - seen)).rvs(100_000, random_state=1)  # of the posterior of all rows
     errors = off * centre + 0.5 * off**2 * seen - 0.5 * off**2
     np.testing.assert_allclose(found, np.sqrt(np.mean(errors**2)), rtol=0.02)
-
-
-SEEN, OFF = np.array([10, 20, 60, 90]), np.array([0.4, 0.3, 0.5, 0.2])  # of 100 rows, and deviations of the mean
-
-
-def errors_of_means(are_workers):
-    """By which log-evidences are off where each mean lies as far in the same direction: rows are Normals of deviation 1 about z, and of z
-    nothing is known before. Stages have learned from the rows before as well, workers from others."""
-    each = np.random.default_rng(3).normal(size=(40_000, SEEN.sum() if are_workers else 100))
-    ends = np.cumsum(SEEN) if are_workers else SEEN
-    starts = ends - SEEN
-    of_part = np.stack([each[:, start:end].mean(1) for start, end in zip(starts, ends, strict=True)])
-    slope = OFF * np.sqrt(SEEN)
-    return slope @ (each.mean(1) - of_part) + 0.5 * slope.sum() ** 2 / each.shape[1] - 0.5 * (OFF**2).sum()
-
-
-@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-@pytest.mark.parametrize("are_workers", [False, True], ids=["stages", "workers"])
-def test_errors_of_summaries_go_together_as_their_rows_do(are_workers, bug):
-    """Exact, for the ratios are straight lines. The planted bug: workers as stages, and stages as workers."""
-    each = [one_loss(off, seen) for off, seen in zip(OFF, SEEN, strict=True)]
-    apart = reduce(lambda one, other: jax.tree.map(jnp.add, one, other), each)
-    found = apart if are_workers != bug else reduce(Loss.then, each)
-    num_rows = SEEN.sum() if are_workers else 100
-    assert np.isclose(found.error(jnp.array(num_rows)), np.sqrt(np.mean(errors_of_means(are_workers) ** 2)), rtol=0.02) != bug
 
 
 @pytest.mark.parametrize("nothing", [-jnp.inf, jnp.nan])
 def test_draws_that_are_nowhere_say_nothing(nothing):
     assert np.isnan(loss_of(jnp.full(20, nothing), ROWS).nats).all()
     some = jnp.where(jnp.arange(40) < 20, jnp.array(nothing), jnp.log(2.0))
-    np.testing.assert_allclose(loss_of(some, ROWS).nats, np.log(2))
+    np.testing.assert_allclose(loss_of(some, ROWS).nats, [np.log(2), 10 * np.log(2)])
 
 
 def square(x):
