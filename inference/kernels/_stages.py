@@ -1,23 +1,28 @@
 """Rows that are dealt out to stages, and what has no such rows: what kernels have in common that learn a stage at a time.
 
 A stage knows its rows by their places in the data of the program. All observed sites are in one plate, the rows; arguments with an entry
-for each row are cut to those of a stage, and the size of the plate must follow from them.
+for each row are cut to those of a stage, and the size of the plate must follow from them. That is
+proved, and so is that what a row says does not depend on rows beside it, which may be of other stages.
 """
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
 from inference._counts import is_whole
+from inference._once import once
 from inference.fingerprint import data_hash
 from inference.program import Program
 from inference.protocol import Algorithm
 from inference.sites import StructureError
-from inference.split import Split
+from inference.split import NUM_PROOFS, Split
 
-__all__ = ["ByStages", "check_counts"]
+__all__ = ["ByStages", "check_counts", "row_terms"]
+
+FEW = 64  # rows, of which it is proved that they are independent
 
 
 def check_counts(**counts: Any) -> None:
@@ -25,6 +30,14 @@ def check_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if not is_whole(value) or value < 1:
             raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
+
+
+def row_terms(split: Split, row_axis: int, z: Array, program: Program) -> tuple[Array, Array]:
+    """log prior, and the log likelihood of each row of a program; rows have this axis of the batch dimensions."""
+    log_prior, rest = split.terms(z, program)
+    terms = {name: jnp.moveaxis(term, row_axis, 0) for name, term in rest.items() if name in program.observed}
+    log_prior = log_prior + sum(jnp.sum(term) for name, term in rest.items() if name not in terms)
+    return log_prior, jnp.asarray(sum(term.reshape(len(term), -1).sum(1) for term in terms.values()), log_prior.dtype)
 
 
 class ByStages(Algorithm):
@@ -41,12 +54,37 @@ class ByStages(Algorithm):
             raise StructureError(
                 f"site {program.factors[0]!r}: a factor is none of the rows that are dealt out to stages. Observe it by row."
             )
-        self._by_row(program)
+        by_row = self._by_row(program)
         if self._num_rows(program) < self.num_stages:
             raise ValueError(
                 f"num_stages: found {self.num_stages} for {self._num_rows(program)} rows; wanted a row or more for each stage."
             )
         super().check(program)
+        self._prove_rows(program, by_row)
+
+    def _prove_rows(self, program: Program, by_row: dict[str, Any]) -> None:
+        """At draws from the prior: other rows beside them, in another order, change no term of a row."""
+        places = np.linspace(0, self._num_rows(program) - 1, min(FEW, self._num_rows(program))).astype(int)
+        few, others = (program.with_arguments(**_cut(by_row, at)) for at in (places, places[::-2]))
+        split, axis = Split(few), self._row_axis(program)
+        keys = random.split(random.key(2), NUM_PROOFS)
+
+        def both(key: Array) -> Any:
+            z = split.draw(key)
+            return row_terms(split, axis, z, few), row_terms(split, axis, z, others)
+
+        (prior, by_few), (same_prior, by_others) = jax.tree.map(np.asarray, once(jax.vmap(both), keys)(keys))
+        near = lambda one, other: np.allclose(one, other, rtol=1e-4, atol=1e-3, equal_nan=True)
+        if not (near(prior, same_prior) and near(by_few[:, ::-2], by_others)):
+            raise StructureError(
+                f"sites {list(program.observed)}: the log probability of a row, or of the latent sites, is another one where other "
+                f"rows are beside it; wanted rows that are independent given the latent sites. Compute what all rows have in common "
+                f"before, and give it to the model as an argument."
+            )
+
+    def _row_axis(self, program: Program) -> int:
+        """Of the rows, among batch dimensions."""
+        return program.plates[self.row_dim(program)].dim or -1
 
     def row_dim(self, program: Program) -> str:
         """The plate that all observed sites are in."""
@@ -90,8 +128,7 @@ class ByStages(Algorithm):
 
     def _own(self, program: Program, rows: Array) -> Program:
         """Some rows of a program."""
-        of = lambda value: (value if isinstance(value, Array) else np.asarray(value))[np.asarray(rows)]
-        return program.with_arguments(**{name: of(program.arguments[name]) for name in self.row_arguments})
+        return program.with_arguments(**_cut({name: program.arguments[name] for name in self.row_arguments}, np.asarray(rows)))
 
     def _gone_on(self, state: Any, program: Program, is_over: Array) -> Any:
         """The next of the stages that were dealt, where the one before is over."""
@@ -132,3 +169,8 @@ class ByStages(Algorithm):
     def _next(self, state: Any, rows: Array, program: Program, before: Program) -> Any:
         """The next stage, of these rows of a program; those of the stage that is over are in the program before."""
         raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")
+
+
+def _cut(by_row: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    """Some rows of arguments."""
+    return {name: (value if isinstance(value, Array) else np.asarray(value))[rows] for name, value in by_row.items()}

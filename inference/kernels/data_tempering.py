@@ -31,12 +31,11 @@ from jax.scipy.special import logsumexp
 from inference._once import once
 from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import effective_size, systematic_parents
-from inference.kernels._stages import ByStages, check_counts
+from inference.kernels._stages import ByStages, check_counts, row_terms
 from inference.kernels._tempering import Families, counted, founded, moved, next_exponent, powered, variance_of
 from inference.program import Program
 from inference.protocol import Results
-from inference.sites import StructureError
-from inference.split import NUM_PROOFS, Split
+from inference.split import Split
 
 __all__ = ["DataTempering", "Tempered", "TemperingReport"]
 
@@ -112,42 +111,14 @@ class DataTempering(ByStages):
         super().check(program)
         self._read(program)
         self.split.prove()
-        self._prove_rows(program)
 
     def _read(self, program: Program) -> None:
         self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
-        self.row_axis = program.plates[self.row_dim(program)].dim or -1  # of the batch dimensions
-
-    def _prove_rows(self, program: Program) -> None:
-        """At draws from the prior: other rows beside them, in another order, change no term of a row."""
-        others = jnp.arange(self._num_rows(program))[::-2]
-        keys = random.split(random.key(2), NUM_PROOFS)
-
-        def both(key: Array) -> Any:
-            z = self.split.draw(key)
-            return self._terms(z, program), self._terms(z, self._own(program, others))
-
-        (whole_rest, whole), (rest, part) = jax.tree.map(np.asarray, once(jax.vmap(both), keys)(keys))
-        if not (
-            np.allclose(whole_rest, rest, rtol=1e-4, atol=1e-3) and np.allclose(whole[:, np.asarray(others)], part, rtol=1e-4, atol=1e-3)
-        ):
-            raise StructureError(
-                f"sites {list(program.observed)}: the log probability of a row, or of the latent sites, is another one where other rows "
-                f"are beside it; wanted rows that are independent given the latent sites. Compute what all rows have in common before, and "
-                f"give it to the model as an argument."
-            )
+        self.row_axis = self._row_axis(program)
 
     def _terms(self, z: Array, program: Program) -> tuple[Array, Array]:
         """log prior, and the log likelihood of each row of a program."""
-        log_prior, rest = self.split.terms(z, program)
-        by_row = jnp.zeros(self._num_rows(program), log_prior.dtype)
-        for name, term in rest.items():
-            if name in program.observed:
-                first = jnp.moveaxis(term, self.row_axis, 0)
-                by_row = by_row + first.reshape(len(first), -1).sum(1)
-            else:
-                log_prior = log_prior + jnp.sum(term)
-        return log_prior, by_row
+        return row_terms(self.split, self.row_axis, z, program)
 
     def init(self, rng_key: Array, program: Program) -> Tempered:
         """Draws from the prior, before the first stage."""

@@ -63,3 +63,17 @@ def weighted(x, y=None):
     numpyro.factor("known", -3.0)
     with numpyro.plate("row", len(x)):
         numpyro.sample("y", dist.Normal(level, 1.0), obs=jnp.asarray(x)[:, 0])
+
+
+def centred(x, y):
+    """What a row says depends on the others."""
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("y", dist.Normal(slope * (x[:, 0] - x[:, 0].mean()), 1.0), obs=y)
+
+
+def following(x, y):
+    """And here on the one before."""
+    keeps = numpyro.sample("keeps", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Normal(keeps * jnp.concatenate([jnp.zeros(1), y[:-1]]), 1.0), obs=y)

@@ -14,7 +14,7 @@ from inference.kernels import _tempering, data_tempering
 from inference.kernels._resampling import effective_size, systematic_parents
 from inference.kernels._tempering import counted, founded, next_exponent, variance_of
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same, fixed, forget, lonely, own, weighted
+from tests.inference.stages import DEVIATION, MEAN, X, Y, centred, check_same, fixed, forget, lonely, own, weighted
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -294,13 +294,6 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
     state = over(kernel.init(random.key(0), Program(line, X, Y)))
     with pytest.raises(ValueError, match=message):
         kernel.updated(state, Program(line, **arguments), kernel.split.program)
-
-
-def centred(x, y):
-    """What a row says depends on the others."""
-    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-    with numpyro.plate("row", len(x)):
-        numpyro.sample("y", dist.Normal(slope * (x[:, 0] - x[:, 0].mean()), 1.0), obs=y)
 
 
 def bounded(x, y):

@@ -130,14 +130,12 @@ def test_separated_modes_keep_their_masses():
 
 @pytest.mark.slow
 def test_masses_of_modes_do_not_drift():
-    """Ten runs: the mass .3 of the wider mode, with a spread as small as tracking makes it; without tracking the spread is larger."""
-    mass = {}
-    for track in (True, False):
-        tree = run(two_modes, num_live=300, num_chains=10, track_modes=track)
-        mass[track] = (tree["posterior"]["x"].values[..., 0] > 0).mean(1)
-    assert abs(mass[True].mean() - 0.3) < 0.05
-    assert mass[True].std() < 0.1
-    assert mass[True].min() > 0.1
+    """Ten runs: the mass .3 of the wider mode, with a spread that is no more than volumes of two modes leave."""
+    tree = run(two_modes, num_live=300, num_chains=10)
+    mass = (tree["posterior"]["x"].values[..., 0] > 0).mean(1)
+    assert abs(mass.mean() - 0.3) < 0.05
+    assert mass.std() < 0.1
+    assert mass.min() > 0.1
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """Simulation-based calibration of the nested sampler, run by the driver: a right one passes, one with a slip at the same size fails.
+And its claims in float32.
 
 Draws are exact as the number of live points grows; of two numbers, 50 points leave no bias that these replicates could see. Cost: two
 seconds a replicate, most of it to lower the compiled loop anew for each run.
 """
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -13,6 +15,7 @@ from diagnostics.calibration import on_host, sbc
 from inference import Driver, NestedSampler
 from inference.kernels import nested_sampler
 from inference.kernels._nested_particles import resampled
+from tests.inference.nests import EXACT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 
@@ -46,3 +49,14 @@ def test_a_slip_is_seen(monkeypatch):
     monkeypatch.setattr(nested_sampler, "resampled", lambda key, log_weight, count: resampled(key, 0.1 * log_weight, count))
     calibration = calibrate(40)
     assert not calibration.passed, calibration.text
+
+
+@pytest.mark.parametrize("name", ["line", "two modes"])
+def test_float32_suffices(name):
+    model, args, exact = EXACT[name]
+    with jax.enable_x64(False):
+        tree = Driver(NestedSampler(model, num_live=200), num_samples=100, num_chains=8, progress_bar=False).run(0, *args)
+    z = (tree.attrs["log_evidence_of_replicates"] - exact) / tree.attrs["log_evidence_se_of_replicates"]
+    assert {values.dtype for values in tree["posterior"].data_vars.values()} == {np.dtype("float32")}
+    assert np.sqrt(np.mean(z**2)) < 1.7
+    assert np.abs(z).max() < 3.7

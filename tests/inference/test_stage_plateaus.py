@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotio
 Y = np.array([1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 1, 0])
 KERNELS = {
     "stages": lambda model: Staged(model, num_stages=2, num_live=60, num_walkers=0),
+    "stages, explored": lambda model: Staged(model, num_stages=2, num_live=60),
     "data tempering": lambda model: DataTempering(model, num_stages=2, num_particles=400),
 }
 

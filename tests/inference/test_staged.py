@@ -15,7 +15,7 @@ from inference import Driver, Program, Staged, StructureError
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._summary import Told
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same, fixed, forget, lonely, own, weighted
+from tests.inference.stages import DEVIATION, MEAN, X, Y, centred, check_same, fixed, following, forget, lonely, own, weighted
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -86,6 +86,17 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order():
         drawn = tree["posterior"]["weight"].values[0]
         assert (np.abs(drawn.mean(0) - MEAN) < 0.5 * DEVIATION).all()
         np.testing.assert_allclose(drawn.std(0), DEVIATION, rtol=0.35)
+
+
+@pytest.mark.slow
+def test_float32_suffices():
+    """A search for each stage, weights and all."""
+    with jax.enable_x64(False):
+        tree = driver_of(num_walkers=None).run(0, X, Y)
+    attrs = tree.attrs
+    assert tree["posterior"]["weight"].dtype == np.float32
+    assert abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["log_evidence_se"] + 0.01
+    assert abs(attrs["nested_log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["nested_log_evidence_se"]
 
 
 @pytest.mark.slow
@@ -204,14 +215,28 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
         (weighted, {}, StructureError, "site 'known': a factor is none of the rows"),
         (lonely, {}, StructureError, r"sites \['y'\]: they share no plate"),
         (fixed, {}, StructureError, "plate 'row': its size does not follow from the arguments"),
+        (centred, {}, StructureError, r"sites \['y'\]: the log probability of a row, .* where other rows are beside it"),
+        (following, {"num_stages": 1}, StructureError, r"sites \['y'\]: the log probability of a row, .* where other rows are beside it"),
         (line, {"num_stages": 91}, ValueError, "num_stages: found 91 for 90 rows"),
         (line, {"num_stages": 0}, ValueError, "num_stages: found 0"),
         (line, {"num_clumps": 0}, ValueError, "num_clumps: found 0"),
         (line, {"background": 1.0}, ValueError, "background: found 1.0"),
         (line, {"summary": "codes"}, ValueError, "summary: found 'codes', wanted 'state' or 'code'"),
     ],
-    ids=["latent by row", "factor", "no plate", "fixed size", "few rows", "no stage", "no clump", "no summary", "no such summary"],
+    ids=[
+        "latent by row",
+        "factor",
+        "no plate",
+        "fixed size",
+        "rows that depend",
+        "rows that follow",
+        "few rows",
+        "no stage",
+        "no clump",
+        "no summary",
+        "no such summary",
+    ],
 )
 def test_what_cannot_be_dealt_out_is_refused(model, settings, error, message):
     with pytest.raises(error, match=message):
-        Driver(Staged(model, **settings), progress_bar=False).run(0, X, *((Y,) if model is line else ()))
+        Driver(Staged(model, **settings), progress_bar=False).run(0, X, *(() if model in (own, weighted, lonely, fixed) else (Y,)))
