@@ -66,8 +66,9 @@ class Orders:
         for name, value, lowest in (("least", least, 1), ("most", most, least)):
             if not is_whole(value) or value < lowest:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {lowest}.")
-        if not 0 < untried < 1:
-            raise ValueError(f"untried: found {untried!r}, wanted a number between 0 and 1.")
+        for name, share in (("negligible", negligible), ("untried", untried)):
+            if not 0 < share < 1:
+                raise ValueError(f"{name}: found {share!r}, wanted a number between 0 and 1.")
         self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, int(least), int(most)
         self.negligible, self.untried = negligible, untried
         self.settings: dict[str, Any] = dict(settings or {})

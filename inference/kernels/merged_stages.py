@@ -94,6 +94,7 @@ class MergedStages(Staged):
             "batch",
             "num_sweeps",
             "memory",
+            "along_curve",
             "tolerance",
             "track_modes",
             "rename",

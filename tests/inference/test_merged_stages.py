@@ -1,6 +1,8 @@
 """What workers have learned apart, put together, against the exact answer; a product that counts the prior too often; what is refused."""
 
 from functools import cache
+from inspect import signature
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,26 @@ def worker(rows, seed=0, num_stages=1, model=line, **settings):
 def workers():
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return [worker(rows, seed) for seed, rows in enumerate(PARTS)]
+
+
+def test_settings_are_those_of_the_first_part():
+    of_nest = {"num_live": 40, "batch": 7, "num_sweeps": 2.5, "memory": 0.5, "along_curve": 0.5, "tolerance": 0.02, "track_modes": False}
+    of_stages = {
+        "rename": False,
+        "summary": "code",
+        "num_clumps": 3,
+        "background": 0.1,
+        "most_lost": 0.5,
+        "num_iterations": 2,
+        "num_walkers": 0,
+    }
+    names = {*signature(NestedSampler).parameters, *signature(Staged).parameters} - {"model", "num_stages", "settings"}
+    assert names == {*of_nest, *of_stages}
+    kernel = Staged(line, num_stages=1, **of_nest, **of_stages)
+    part = SimpleNamespace(kernel=kernel, states=[None], program=None)
+    kernel.finished = lambda state: True
+    merged = MergedStages([part, part], num_live=50)
+    assert {name: getattr(merged, name) for name in names} == of_nest | of_stages | {"num_live": 50}
 
 
 def with_prior_each(self, clumps, program, densities=Product.densities):
