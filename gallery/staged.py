@@ -35,6 +35,7 @@ __all__ = ["StagedMixtureClassifier"]
 
 AT_ONCE = 4 * 10**6  # rows x draws x clusters of a prediction
 FARTHEST = 1e100  # standard deviations, whose square is still a number
+ROUNDING = 1e-13  # of a column, in proportion to its mean
 NEGLIGIBLE = 1e-4  # probability of an order that a prediction leaves out
 
 
@@ -103,7 +104,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
 
         :param classes: at the first call, every class that may come; None: those of its labels.
         """
-        if not hasattr(self, "classes_"):
+        if not hasattr(self, "_runs") or not self._runs.drivers:
             return self._begin(X, y, classes, None)
         self._check_settings()
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
@@ -123,6 +124,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     def _begin(self, X: Any, y: Any, classes: Any, num_stages: int | None) -> "StagedMixtureClassifier":
         """Learn anew. Without a number of stages, from the first of some parts, which has to tell the units of all."""
         self._check_settings()
+        for name in ("posterior_", "_runs"):  # where this fails, nobody is answered by what was learned before
+            vars(self).pop(name, None)
         X = validate_data(self, X, dtype=np.float64)
         if y is None:
             raise ValueError("StagedMixtureClassifier requires y to be passed, but the target y is None; wanted the class of each row.")
@@ -166,10 +169,10 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        elif self.order is None and self.order_posterior_.argmax() == self.max_order - 1 > 0:
+        elif self.order is None and self.orders_[-1] > 1 and self.order_posterior_.argmax() == len(self.orders_) - 1:
             share = f"{self.order_posterior_[-1]:.2g}"
             warnings.warn(
-                f"max_order: {self.max_order} clusters are the most probable ({share}), and more were not tried; give more max_order.",
+                f"max_order: {self.orders_[-1]} clusters are the most probable ({share}), and more were not tried; give more max_order.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -188,7 +191,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     def _learn_units(self, X: np.ndarray) -> None:
         """A column that says nothing is left out, but for the first one where none says anything."""
         mean, scale = X.mean(0), X.std(0)
-        kept = np.flatnonzero(scale > 1e-10 * (1 + abs(mean)))
+        kept = np.flatnonzero(scale > ROUNDING * abs(mean))
         self._kept = kept if len(kept) else np.zeros(1, int)
         self._mean, self._scale = mean[self._kept], np.where(len(kept), scale[self._kept], 1.0)
         self._constant = mean
@@ -196,7 +199,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     def _check_left_out(self, X: np.ndarray) -> None:
         """A column that said nothing at the first call may say something later, which nobody learns."""
         left_out = np.setdiff1d(np.arange(X.shape[1]), self._kept)
-        if len(changed := [int(column) for column in left_out if not np.allclose(X[:, column], self._constant[column], 1e-10, 1e-10)]):
+        if len(changed := [int(column) for column in left_out if not np.allclose(X[:, column], self._constant[column], ROUNDING, 0.0)]):
             warnings.warn(
                 f"columns {changed} had one value at the first call and were left out; they have others now, which are not looked at. Call "
                 f"fit, or begin anew with rows of which all columns say something.",
@@ -208,6 +211,9 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         return np.clip((X[:, self._kept] - self._mean) / self._scale, -FARTHEST, FARTHEST)
 
     # Asking.
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "posterior_")
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class, [row, class]."""

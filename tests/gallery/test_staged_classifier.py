@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 from sklearn.base import clone
 from sklearn.datasets import load_iris
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from gallery import StagedMixtureClassifier
-from inference import Driver
+from inference import Driver, orders
 from tests.gallery.estimator_checks import NOTHING_FITTED
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -111,6 +111,28 @@ def test_a_fitted_classifier_is_pickled_and_goes_on(fitted):
     assert clone(fitted).get_params() == fitted.get_params()
 
 
+def test_a_fit_that_fails_leaves_nothing_to_ask(fitted):
+    again = pickle.loads(pickle.dumps(fitted))
+    x, y = clusters(40, 1)
+    with pytest.raises(ValueError, match=r"order 3: its run ended by 'max_time'"):
+        again.set_params(max_time=1e-9).fit(x, y)
+    with pytest.raises(NotFittedError):
+        again.predict(x)
+    with pytest.raises(ValueError, match="unlabelled"):
+        again.fit(x, np.full(40, -1))
+    with pytest.raises(NotFittedError):
+        again.predict(x)
+
+
+@pytest.mark.parametrize(("centre", "spread"), [(0.0, 1e-13), (1.7e9, 0.05), (-1e-6, 1e-17)])
+def test_columns_of_any_unit_are_learned(centre, spread):
+    """And one that is constant is not, nor what rounding makes of it."""
+    column = centre + spread * np.random.default_rng(0).normal(size=50)
+    classifier = StagedMixtureClassifier()
+    classifier._learn_units(np.column_stack([np.full(50, 0.1), column, np.zeros(50)]))
+    assert classifier._kept.tolist() == [1]
+
+
 @SLOW
 @OTHER
 def test_orders_are_learned_and_averaged_over():
@@ -126,9 +148,11 @@ def test_orders_are_learned_and_averaged_over():
     alone = [found._of_order(order, found._standard(x)) for order in (2, 3)]
     share = found.order_posterior_[1:] / found.order_posterior_[1:].sum()
     np.testing.assert_allclose(found.predict_proba(x), share[0] * alone[0] + share[1] * alone[1], atol=1e-3)
-    fewer = found._runs._assembled({order: found.posterior_[f"order_{order}"] for order in (1, 2)})
+    runs, trees = found._runs, {order: found.posterior_[f"order_{order}"] for order in (1, 2)}
+    fewer = orders._assembled(trees, runs.entries, runs.prior, "family", "most")
     with pytest.warns(ConvergenceWarning, match="max_order: 2 clusters are the most probable"):
         found.set_params(max_order=2)._taken(fewer)
+    found._taken(found._runs.tree())  # no warning: what has been tried has been tried
 
 
 @SLOW
