@@ -96,11 +96,18 @@ def test_neighbours_touch_in_extended_precision(dims, bits):
     assert (apart.sum(1) == 1).all()
 
 
-def test_a_curve_with_a_wrong_turn_is_not_it():
-    """The planted bug: the parts are exchanged in the other order."""
-    cells = np.array(built(3, 2))[:, [1, 0, 2]]
-    code = np.asarray(hilbert.encode(jnp.asarray(cells, jnp.uint32), 2))
-    assert [fraction(words) * 64 for words in code] != list(range(64))
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_curve_with_a_wrong_turn_is_not_it(bug, monkeypatch):
+    """The planted bug: axes are exchanged where one should be mirrored, and mirrored where they should be exchanged. Cells and codes are
+    still there and back, each once."""
+    if bug:
+        right = hilbert._exchanged
+        flipped = lambda axes, level: axes ^ (jnp.uint32(1) << level)
+        monkeypatch.setattr(hilbert, "_exchanged", lambda axes, axis, level: flipped(right(flipped(axes, level), axis, level), level))
+    code = np.asarray(hilbert.encode.__wrapped__(jnp.array(built(3, 3), jnp.uint32), 3))
+    places = [int(fraction(words) * 512) for words in code]
+    assert sorted(places) == list(range(512))
+    assert (places == list(range(512))) != bug
 
 
 @pytest.mark.usefixtures("x64")
