@@ -61,40 +61,53 @@ class Told(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What summaries q in place of p cost the log-evidence of rows to come; all of it adds up. Each is [2]: as it is, and times the rows
-    that p has learned from.
+    """What summaries q in place of p cost the log-evidence of rows to come. What is [2] is as it is, and times the rows that p has learned
+    from (of deviations: over their root, and times it).
 
     Later rows tell more and more closely where z is, and the log-evidence is off by the logarithm of the mean of q / p over what is left in
     the end. If it were a draw of p: on average by minus the divergence of q from p. A posterior of N rows leaves n / N of the variance that
     one of n rows has; averaged over that, of a term of degree k in z the part (1 - n / N)^k counts, of each at most 1 - n / N.
+
+    Errors of one after the other go together, for the rows that they have in common lead all of them away from where z is in the end, to
+    the same side of what clumps cannot say. Straight lines log q / p that lean one way have, of m rows and of n > m, the correlation
+    (m / n)^.5 as draws of p, of which N rows leave out (m n)^.5 / N. Those of workers, who have no rows in common, may lean anywhere.
     """
 
-    nats: Array  # the divergence
-    variance: Array  # of log q / p
+    nats: Array  # [2]: the divergence
+    variance: Array  # [2]: of log q / p
+    deviation: Array  # [2]: its root
     count: Array  # summaries
 
+    def then(self, later: "Loss") -> "Loss":
+        """With summaries of these rows and more. Those of other rows are added leaf by leaf."""
+        apart = jax.tree.map(jnp.add, self, later)
+        return apart._replace(variance=apart.variance + 2 * self.deviation[1] * later.deviation)
+
     def error(self, num_rows: Array) -> Array:
-        """Of the log-evidence of so many rows, as large as may be expected."""
+        """Of the log-evidence of so many rows, as large as may be expected. Where evidences are right on average, their logarithms are too
+        small, by half of the variance."""
         nats, variance = (each[0] - each[1] / num_rows.astype(each.dtype) for each in self[:2])
-        return jnp.sqrt(jnp.maximum(nats**2 + variance, 0))
+        variance = jnp.maximum(variance, 0)
+        return jnp.sqrt(jnp.maximum(nats, 0.5 * variance) ** 2 + variance)
 
     @property
     def each(self) -> Array:
         """Nats that one summary costs."""
-        return self.nats[0] / jnp.maximum(self.count[0], 1)
+        return self.nats[0] / jnp.maximum(self.count, 1)
 
 
 def loss_of(log_weight: Array, num_rows: Array) -> Loss:
     """Of one summary, from draws of it with the logarithms of their weights, p / q up to a constant. NaN where no draw has any."""
     share, log_ratio = _ratios(log_weight)
     nats = jnp.sum(share * log_ratio)
-    times = jnp.stack([jnp.ones_like(nats), num_rows.astype(nats.dtype)])
-    return Loss(nats * times, jnp.sum(share * (log_ratio - nats) ** 2) * times, times)
+    variance, one = jnp.sum(share * (log_ratio - nats) ** 2), jnp.ones_like(nats)
+    times, root = jnp.stack([one, num_rows.astype(nats.dtype)]), jnp.sqrt(num_rows.astype(nats.dtype))
+    return Loss(nats * times, variance * times, jnp.sqrt(variance) * jnp.stack([1 / root, root]), one)
 
 
 def no_loss(dtype: Any) -> Loss:
     """Of no summary."""
-    return Loss(*jnp.zeros((3, 2), dtype))
+    return Loss(*jnp.zeros((3, 2), dtype), jnp.zeros((), dtype))
 
 
 def divergence(log_weight: Array) -> Array:

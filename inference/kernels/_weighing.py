@@ -39,11 +39,15 @@ MOST_BEHIND = 0.5  # share of what a stage has found that its clumps say nothing
 
 
 class Evidence(NamedTuple):
-    """Of stages that are over; all of it adds up."""
+    """Of stages that are over; those of separate rows add up leaf by leaf."""
 
     log_evidence: Array
     variance: Array  # of its error, but for what summaries have lost
     lost: Loss  # by summaries
+
+    def then(self, later: "Evidence") -> "Evidence":
+        """With stages after these."""
+        return Evidence(self.log_evidence + later.log_evidence, self.variance + later.variance, self.lost.then(later.lost))
 
     def error(self, num_rows: Array, of_stage: Array) -> Array:
         """Claimed of so many rows, with the error of the stage that is not over."""
@@ -70,12 +74,17 @@ class Weighed(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Of stages that are over; all of it adds up."""
+    """Of stages that are over; those of separate rows add up leaf by leaf."""
 
     corrected: Evidence  # by weights, where anything has been weighed
     nested: Evidence  # of nested sampling alone, since it was mended
     information: Array  # in nats, since then
     num_evaluations: Array  # of one row each
+
+    def then(self, later: "Account") -> "Account":
+        """With stages after these."""
+        corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
+        return Account(corrected, nested, self.information + later.information, self.num_evaluations + later.num_evaluations)
 
     def weighed(self, by_all: Weighed) -> "Account":
         """All rows of these stages have been weighed."""

@@ -164,7 +164,7 @@ class MergedStages(Staged):
         told, log_weight, spent = kernel._found_out(state, part.program)
         clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         account = kernel._account(lost_key, state, clumps, part.program, spent)
-        before = jax.tree.map(jnp.add, state.before, account)
+        before = state.before.then(account)
         if state.weighed.is_there:  # that is the evidence of all of its rows; `account` has what these clumps lack of that, and lose
             lacking = account.nested.log_evidence - kernel._evidence(state.nest)[0]
             log_evidence = state.weighed.log_evidence + lacking

@@ -210,7 +210,7 @@ class Staged(Weighing, NestedSampler):
     def _next_dealt(self, state: Stage, program: Program) -> Stage:
         """The next stage; where this one's summary costs too much, this one again with more rows."""
         found, account = self._handed_on(state, program)
-        before = jax.tree.map(jnp.add, state.before, account)
+        before = state.before.then(account)
         if state.num_left > 0 and self._costs_too_much(account.nested.lost):
             return self._started_with(*self._with_more(state, before.num_evaluations), program, Begin(Named(found)))
         if self._is_due(state):
@@ -240,7 +240,7 @@ class Staged(Weighing, NestedSampler):
     def _next(self, state: Stage, rows: Array, program: Program, before: Program) -> Stage:
         """Of an update, which is not weighed."""
         found, account = self._handed_on(state, before)
-        so_far = jax.tree.map(jnp.add, state.before, account)
+        so_far = state.before.then(account)
         if state.weighed.is_there:
             found, so_far = self._named(self._key(state, 3), found).clumps, so_far.weighed(state.weighed)
         state = self._next_from(state, rows, program, found, so_far)

@@ -1,5 +1,6 @@
 """What summaries between stages cost the log-evidence, as it is claimed: against Normals, and against what it was."""
 
+from functools import reduce
 from types import SimpleNamespace
 
 import jax
@@ -41,14 +42,61 @@ def test_a_loss_is_the_divergence_and_its_spread(bug):
     assert np.allclose([found.nats[0], found.variance[0]], exact, rtol=0.02) != bug
 
 
+def one_loss(off, num_rows):
+    """Of a Normal whose mean is off by so many deviations."""
+    times, root = np.array([1.0, num_rows]), np.sqrt(num_rows)
+    return Loss(*map(jnp.array, (0.5 * off**2 * times, off**2 * times, [off / root, off * root], 1.0)))
+
+
+def test_a_mean_that_is_off_is_a_loss_like_any_other():
+    z = stats.norm.rvs(size=400_000, random_state=2) + 0.4
+    found, wanted = loss_of(jnp.asarray(stats.norm.logpdf(z) - stats.norm.logpdf(z, 0.4)), ROWS), one_loss(0.4, 10)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0.02), found, wanted)
+
+
 @pytest.mark.parametrize("seen", [0.1, 0.5, 0.9])
 def test_rows_to_come_average_over_what_a_summary_gets_wrong(seen):
     """A mean that is off by .4, of what has seen a part of all rows: exact, for the ratio is a straight line."""
-    off, times = 0.4, jnp.array([1.0, 100 * seen])
-    found = Loss(0.5 * off**2 * times, off**2 * times, times).error(jnp.array(100.0))
+    off = 0.4
+    found = one_loss(off, 100 * seen).error(jnp.array(100.0))
     centre = stats.norm(0, np.sqrt(1 - seen)).rvs(100_000, random_state=1)  # of the posterior of all rows
     errors = off * centre + 0.5 * off**2 * seen - 0.5 * off**2
     np.testing.assert_allclose(found, np.sqrt(np.mean(errors**2)), rtol=0.02)
+
+
+SEEN, OFF = np.array([10, 20, 60, 90]), np.array([0.4, 0.3, 0.5, 0.2])  # rows, and deviations by which a mean is off
+SIZE = 40_000  # replicates: rows are Normals of deviation 1 about z, and of z nothing is known before
+
+
+def errors_of_stages(num_rows=100):
+    """By which the log-evidence is off, where all means lean one way, and each stage starts from the one before."""
+    rows = np.random.default_rng(3).normal(size=(SIZE, num_rows))
+    total, seen, last = np.zeros(SIZE), 0, np.zeros(SIZE)  # the sum of what rows say, and of what was added to that
+    for size, off in zip(SEEN, OFF, strict=True):
+        last = last + rows[:, seen:size].sum(1)
+        total -= off * np.sqrt(size) * last / size + 0.5 * off**2
+        last, seen = last + off * np.sqrt(size), size
+    slope = (OFF * np.sqrt(SEEN)).sum()
+    return total + slope * rows.mean(1) + 0.5 * slope**2 / num_rows
+
+
+def errors_of_workers():
+    """The same of workers, whose means lean as it comes."""
+    rng, num_rows = np.random.default_rng(3), SEEN.sum()
+    means = rng.normal(size=(SIZE, len(SEEN))) / np.sqrt(SEEN)
+    slopes = OFF * np.sqrt(SEEN) * rng.choice([-1, 1], (SIZE, len(SEEN)))
+    apart = means @ SEEN / num_rows - means.T
+    return (slopes.T * apart).sum(0) + 0.5 * slopes.sum(1) ** 2 / num_rows - 0.5 * (OFF**2).sum()
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+@pytest.mark.parametrize(("errors", "num_rows"), [(errors_of_stages, 100), (errors_of_workers, 180)], ids=["stages", "workers"])
+def test_errors_of_summaries_go_together_as_their_rows_do(errors, num_rows, bug):
+    """The ratios are straight lines. The planted bug: workers as stages, and stages as workers."""
+    each = [one_loss(off, size) for off, size in zip(OFF, SEEN, strict=True)]
+    added = reduce(lambda one, other: jax.tree.map(jnp.add, one, other), each)
+    found = added if (errors is errors_of_workers) != bug else reduce(Loss.then, each)
+    assert np.isclose(found.error(jnp.array(num_rows)), np.sqrt(np.mean(errors() ** 2)), rtol=0.03) != bug
 
 
 @pytest.mark.parametrize("nothing", [-jnp.inf, jnp.nan])

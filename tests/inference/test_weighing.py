@@ -12,7 +12,7 @@ from scipy import stats
 from diagnostics import report
 from inference import Driver, MergedStages, Program, Staged
 from inference.kernels import _weighing
-from inference.kernels._summary import Loss
+from inference.kernels._summary import loss_of
 from inference.kernels._weighing import Account, Evidence, Weighed, Weighing
 from tests.inference.stages import forget
 from tests.inference.test_exploration import TWO, line_of, pair, pair_evidence
@@ -91,13 +91,13 @@ def test_where_it_was_mended_the_sum_goes_on_from_what_weights_say(bug, monkeypa
 def test_what_was_mended_has_no_error_of_live_points():
     """That of weights is among what summaries lose; information, which live points are judged by, begins anew."""
     one, rows = jnp.ones(()), jnp.array(100.0)
-    lost = Loss(*(0.1 * jnp.array([[1.0, 50.0]] * 3)))
+    lost = loss_of(jnp.array([0.0, 0.5, -0.3, 0.2]), jnp.array(50))
     own = Evidence(7 * one, 2 * one, lost)
     found = Account(own, own, 9 * one, one).mended(Weighed(-3 * one, 0.5 * one, 0.04 * one, lost))
     assert float(found.nested.log_evidence) == -2.5
     assert (float(found.nested.variance), float(found.information)) == (0, 0)
     assert found.corrected is own
-    np.testing.assert_allclose(found.nested.error(rows, 0 * one) ** 2, 0.04 + lost.error(rows) ** 2)
+    np.testing.assert_allclose(found.nested.error(rows, 0 * one) ** 2, 0.04 + lost.error(rows) ** 2, rtol=0.02)  # and what logarithms lack
 
 
 @pytest.mark.slow
