@@ -1,8 +1,8 @@
 """Rows that are dealt out to stages, and what has no such rows: what kernels have in common that learn a stage at a time.
 
 A stage knows its rows by their places in the data of the program. All observed sites are in one plate, the rows; arguments with an entry
-for each row are cut to those of a stage, and the size of the plate must follow from them. That is
-proved, and so is that what a row says does not depend on rows beside it, which may be of other stages.
+for each row are cut to those of a stage, and the size of the plate must follow from them. That is proved, and so is that what a row says
+does not depend on rows beside it, which may be of other stages.
 """
 
 from typing import Any

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
-from inference import _store
+from inference import Driver, StructureError, _store
 from inference._steppers import Step
 
 RNG = np.random.default_rng(5)
@@ -77,3 +78,20 @@ def following(x, y):
     keeps = numpyro.sample("keeps", dist.Normal(0.0, 1.0))
     with numpyro.plate("row", len(y)):
         numpyro.sample("y", dist.Normal(keeps * jnp.concatenate([jnp.zeros(1), y[:-1]]), 1.0), obs=y)
+
+
+DEPENDS = r"sites \['y'\]: the log probability of a row, .* where other rows are beside it"
+REFUSED = [  # by every kernel that learns in stages: a model, its arguments, and the message
+    pytest.param(own, (X,), r"site 'level': its shape is \(90,\) with 90 rows, \(45,\) with 45; .* Integrate it out", id="latent by row"),
+    pytest.param(weighted, (X,), "site 'known': a factor is none of the rows", id="factor"),
+    pytest.param(lonely, (X,), r"sites \['y'\]: they share no plate", id="no plate"),
+    pytest.param(fixed, (X,), "plate 'row': its size does not follow from the arguments", id="fixed size"),
+    pytest.param(centred, (X, Y), DEPENDS, id="rows that depend"),
+    pytest.param(following, (X, Y), DEPENDS, id="rows that follow"),
+]
+
+
+def check_refused(kernel, arguments, message):
+    """Before anything is learned, even where all rows are one stage."""
+    with pytest.raises(StructureError, match=message):
+        Driver(kernel, progress_bar=False).run(0, *arguments)
