@@ -1,4 +1,13 @@
-"""Run a kernel on a model: the driver, the protocol, and what may be asked of a model."""
+"""Run a kernel on a model: the driver, the protocol, and what may be asked of a model.
+
+Importing it asks JAX for whole products of float32 matrices, unless something else was asked for (`jax_default_matmul_precision`): on
+recent GPUs and on TPUs JAX rounds them to three digits, and a log-likelihood of many rows would be off by more than its posterior is wide.
+"""
+
+import jax
+
+if jax.config.jax_default_matmul_precision is None:
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 from inference._store import CheckpointError
 from inference.driver import Driver
