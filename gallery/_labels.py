@@ -53,7 +53,10 @@ def _few(classes: np.ndarray) -> str:
 
 def declared(classes: Any) -> np.ndarray:
     """Sorted, each once."""
-    classes = np.unique(_labels(classes))
+    classes = _labels(classes)
+    if classes.dtype == object and UNLABELLED in classes.tolist():
+        raise ValueError("classes: found -1 among texts. It says that the class of a row is unknown, and is no class: leave it out.")
+    classes = np.unique(classes)
     check_classification_targets(np.repeat(classes, 3))  # each class once would look like a regression
     return classes
 

@@ -29,3 +29,9 @@ def test_a_message_names_some_of_very_many_classes():
 def test_an_unlabelled_row_is_a_number(y):
     with pytest.raises(ValueError, match="y: found the text '-1' among texts"):
         coded(y)
+
+
+@pytest.mark.parametrize("classes", [np.array(["a", -1], dtype=object), np.array([-1, "b", "a"], dtype=object)])
+def test_unlabelled_is_no_class_among_texts(classes):
+    with pytest.raises(ValueError, match="classes: found -1 among texts"):
+        declared(classes)
