@@ -69,6 +69,8 @@ class Orders:
         for name, share in (("negligible", negligible), ("untried", untried)):
             if not 0 < share < 1:
                 raise ValueError(f"{name}: found {share!r}, wanted a number between 0 and 1.")
+        if not isinstance(prior, Distribution):
+            raise TypeError(f"prior: found {prior!r}, wanted a NumPyro distribution of the orders.")
         self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, int(least), int(most)
         self.negligible, self.untried = negligible, untried
         self.settings: dict[str, Any] = dict(settings or {})
@@ -123,6 +125,8 @@ class Orders:
                 f"order {self.least}: its run ended by {stopped!r} before it had finished, so that there is no evidence; give it more "
                 "time. It has the data of the last call, and goes on with them at the next."
             )
+        if not any(np.isfinite(self.entries[order].log_prior) for order in whole):
+            raise ValueError(f"prior: it gives no probability to any of the orders tried, {min(whole)} to {max(whole)}; raise `most`.")
         ended = stopped or ("finished" if self._is_over() else "most")
         return _assembled(whole, self.entries, self.prior, model_name(self.family), ended)
 

@@ -8,8 +8,6 @@ are scaled or masked, so that draws from them are not draws of their density. Wh
 NumPyro's own potential energy.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,19 +66,12 @@ class Split:
         return log_prior, {name: term for name, term in terms.items() if name not in program.latent}
 
     def _placed(self, program: Program, z: Array) -> tuple[dict[str, Array], Array]:
-        free, values, jacobian = self._unravel(z), {}, jnp.zeros((), z.dtype)
-
-        def place(message: Any) -> Any:
-            nonlocal jacobian
-            name = message["name"]
-            if message["type"] != "sample" or name not in free:
-                return None
-            transform = biject_to(message["fn"].support)
-            values[name] = transform(free[name])
-            jacobian += jnp.sum(transform.log_abs_det_jacobian(free[name], values[name]))
-            return values[name]
-
-        handlers.trace(handlers.substitute(program.model, substitute_fn=place)).get_trace(*program.args, **program.kwargs)
+        free, jacobian = self._unravel(z), jnp.zeros((), z.dtype)
+        place = lambda message: biject_to(message["fn"].support)(free[message["name"]]) if message["name"] in free else None
+        trace = handlers.trace(handlers.substitute(program.model, substitute_fn=place)).get_trace(*program.args, **program.kwargs)
+        values = {name: site["value"] for name, site in trace.items() if name in free}
+        for name, value in values.items():
+            jacobian += jnp.sum(biject_to(trace[name]["fn"].support).log_abs_det_jacobian(free[name], value))
         return values, jacobian
 
     def prove(self) -> None:

@@ -63,19 +63,21 @@ class ByStages(Algorithm):
         self._prove_rows(program, by_row)
 
     def _prove_rows(self, program: Program, by_row: dict[str, Any]) -> None:
-        """At draws from the prior: other rows beside them, in another order, change no term of a row."""
-        places = np.linspace(0, self._num_rows(program) - 1, min(FEW, self._num_rows(program))).astype(int)
-        few, others = (program.with_arguments(**_cut(by_row, at)) for at in (places, places[::-2]))
+        """At draws from the prior: some rows alone, in another order, have the terms that they have among all."""
+        num_rows = self._num_rows(program)
+        places = np.linspace(0, num_rows - 1, min(FEW, _half(num_rows))).astype(int)[::-1]
+        few = program.with_arguments(**_cut(by_row, places))
         split, axis = Split(few), self._row_axis(program)
         keys = random.split(random.key(2), NUM_PROOFS)
 
         def both(key: Array) -> Any:
             z = split.draw(key)
-            return row_terms(split, axis, z, few), row_terms(split, axis, z, others)
+            log_prior, terms = row_terms(split, axis, z, program)
+            return row_terms(split, axis, z, few), (log_prior, terms[places])
 
-        (prior, by_few), (same_prior, by_others) = jax.tree.map(np.asarray, once(jax.vmap(both), keys)(keys))
+        (prior, alone), (same_prior, among_all) = jax.tree.map(np.asarray, once(lambda keys: jax.lax.map(both, keys), keys)(keys))
         near = lambda one, other: np.allclose(one, other, rtol=1e-4, atol=1e-3, equal_nan=True)
-        if not (near(prior, same_prior) and near(by_few[:, ::-2], by_others)):
+        if not (near(prior, same_prior) and near(alone, among_all)):
             raise StructureError(
                 f"sites {list(program.observed)}: the log probability of a row, or of the latent sites, is another one where other "
                 f"rows are beside it; wanted rows that are independent given the latent sites. Compute what all rows have in common "
@@ -87,23 +89,49 @@ class ByStages(Algorithm):
         return program.plates[self.row_dim(program)].dim or -1
 
     def row_dim(self, program: Program) -> str:
-        """The plate that all observed sites are in."""
+        """The plate that all observed sites are in; where there are several, the last whose size follows from arguments."""
         plates = [site.plates for name, site in program.sites.items() if name in program.observed]
         common = [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
         if not common:
             raise StructureError(f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be dealt out to stages.")
-        return common[-1]
+        if len(common) == 1:
+            return common[0]
+        return next((plate for plate in reversed(common) if self._follows(program, plate)), common[-1])
+
+    def _follows(self, program: Program, plate: str) -> bool:
+        half = _half(program.plates[plate].size)
+        try:
+            return self._halved(program, plate).plates[plate].size == half < program.plates[plate].size
+        except StructureError:
+            return False  # of this plate; where it holds of all, `_by_row` says so
+
+    def _with_entries(self, program: Program, plate: str) -> dict[str, Any]:
+        """The arguments that have an entry for each member of a plate."""
+        size = program.plates[plate].size
+        found = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == size}
+        return found if self.known_rows is None else {name: value for name, value in found.items() if name in self.known_rows}
+
+    def _halved(self, program: Program, plate: str) -> Program:
+        """With half of such entries."""
+        by_row, half = self._with_entries(program, plate), _half(program.plates[plate].size)
+        cut = program.with_arguments(**{name: value[:half] for name, value in by_row.items()})
+        try:
+            cut.plates  # noqa: B018 (the model is run)
+        except (TypeError, ValueError, IndexError) as error:
+            raise StructureError(
+                f"arguments {sorted(by_row)}: each has {program.plates[plate].size} entries, as many as there are rows, and of half of "
+                f"them the model makes an error: {error} Where one of them is no column of the rows, give it another shape, or bind it by "
+                f"functools.partial."
+            ) from error
+        return cut
 
     def _by_row(self, program: Program) -> dict[str, Any]:
         """The arguments that have an entry for each row; refused where the number of rows does not follow from them, or a latent site
         has a part for each row, of which every stage would have its own."""
         plate = self.row_dim(program)
+        by_row, cut = self._with_entries(program, plate), self._halved(program, plate)
         num_rows = program.plates[plate].size
-        by_row = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == num_rows}
-        if self.known_rows is not None:
-            by_row = {name: value for name, value in by_row.items() if name in self.known_rows}
-        half = num_rows - num_rows // 2
-        cut = program.with_arguments(**{name: value[:half] for name, value in by_row.items()})
+        half = _half(num_rows)
         if not by_row or cut.plates[plate].size != half:
             raise StructureError(
                 f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
@@ -169,6 +197,10 @@ class ByStages(Algorithm):
     def _next(self, state: Any, rows: Array, program: Program, before: Program) -> Any:
         """The next stage, of these rows of a program; those of the stage that is over are in the program before."""
         raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")
+
+
+def _half(size: int) -> int:
+    return size - size // 2
 
 
 def _cut(by_row: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

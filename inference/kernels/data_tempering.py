@@ -20,6 +20,7 @@ Chopin (2002), "A sequential particle filter method for static models"; Del Mora
 """
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -99,7 +100,7 @@ class DataTempering(ByStages):
             raise ValueError(f"num_particles: found {num_particles}, wanted at least {FEWEST}.")
         if not 0 < threshold < 1:
             raise ValueError(f"threshold: found {threshold!r}, wanted a number between 0 and 1.")
-        if not num_sweeps > 0:
+        if not isinstance(num_sweeps, Real) or not 0 < num_sweeps < np.inf:
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
         if not 0 < memory <= 1:
             raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")

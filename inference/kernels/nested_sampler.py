@@ -20,6 +20,7 @@ Skilling (2006); Feroz, Hobson and Bridges (2009) for modes; Center (2009), "Lea
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +104,7 @@ class NestedSampler(Offering):
         batch = max(1, num_live // 10) if batch is None else batch
         if not is_whole(batch) or not 1 <= batch <= num_live // 2:
             raise ValueError(f"batch: found {batch!r}, wanted an integer from 1 to num_live / 2 = {num_live // 2}.")
-        if not num_sweeps > 0:
+        if not isinstance(num_sweeps, Real) or not 0 < num_sweeps < np.inf:
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
         if not 0 < memory <= 1:
             raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")

@@ -80,6 +80,24 @@ def following(x, y):
         numpyro.sample("y", dist.Normal(keeps * jnp.concatenate([jnp.zeros(1), y[:-1]]), 1.0), obs=y)
 
 
+def within(x, group, y):
+    """And here on the others of its group, of which there are many."""
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    mean = jnp.zeros(len(MANY) // 2).at[group].add(x) / jnp.maximum(1.0, jnp.zeros(len(MANY) // 2).at[group].add(1.0))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Normal(slope * (x - mean[group]), 1.0), obs=y)
+
+
+def scaled(x, y, scale):
+    """Its scales are as many as its rows by chance."""
+    weight = numpyro.sample("weight", dist.Normal(0.0, scale).to_event(1))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Normal(x @ weight, 1.0), obs=y)
+
+
+MANY = RNG.normal(size=200)
+PAIRS = np.arange(200) // 2
+SHUFFLED = np.random.default_rng(0).permutation(PAIRS)
 DEPENDS = r"sites \['y'\]: the log probability of a row, .* where other rows are beside it"
 REFUSED = [  # by every kernel that learns in stages: a model, its arguments, and the message
     pytest.param(own, (X,), r"site 'level': its shape is \(90,\) with 90 rows, \(45,\) with 45; .* Integrate it out", id="latent by row"),
@@ -88,6 +106,9 @@ REFUSED = [  # by every kernel that learns in stages: a model, its arguments, an
     pytest.param(fixed, (X,), "plate 'row': its size does not follow from the arguments", id="fixed size"),
     pytest.param(centred, (X, Y), DEPENDS, id="rows that depend"),
     pytest.param(following, (X, Y), DEPENDS, id="rows that follow"),
+    pytest.param(within, (MANY, PAIRS, MANY), DEPENDS, id="neighbours in pairs"),
+    pytest.param(within, (MANY, SHUFFLED, MANY), DEPENDS, id="pairs anywhere"),
+    pytest.param(scaled, (X[:2], Y[:2], np.ones(2)), r"arguments \['scale', 'x', 'y'\]: each has 2 entries", id="as long by chance"),
 ]
 
 

@@ -386,6 +386,7 @@ def test_a_run_knows_whom_its_points_descend_from():
         ({"num_live": 5}, "num_live: found 5"),
         ({"batch": 300}, "batch: found 300"),
         ({"num_sweeps": 0}, "num_sweeps: found 0"),
+        ({"num_sweeps": np.inf}, "num_sweeps: found inf"),
         ({"memory": 0.0}, "memory: found 0.0"),
         ({"tolerance": 2.0}, "tolerance: found 2.0"),
     ],

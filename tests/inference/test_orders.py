@@ -144,6 +144,12 @@ def test_part_of_an_evidence_is_none():
         run_orders(0, polynomial, Zeta(), X, Y, kernel=by_importance, settings=QUIET | {"num_warmup": 2})
 
 
+def test_a_prior_that_leaves_nothing_to_the_orders_tried_is_refused():
+    third = dist.Categorical(jnp.array([0.0, 0.0, 0.0, 1.0]))
+    with pytest.raises(ValueError, match="prior: it gives no probability to any of the orders tried, 1 to 2; raise `most`"):
+        run_orders(0, polynomial, third, X, Y, kernel=by_importance, most=2, settings=QUIET)
+
+
 def test_no_order_is_refused():
     with pytest.raises(ValueError, match="most: found 0"):
         run_orders(0, polynomial, Zeta(), X, Y, most=0)
@@ -153,6 +159,8 @@ def test_no_order_is_refused():
         Orders(polynomial, Zeta(), untried=0)
     with pytest.raises(ValueError, match="negligible: found -0.1, wanted a number between 0 and 1"):
         Orders(polynomial, Zeta(), negligible=-0.1)
+    with pytest.raises(TypeError, match="prior: found None, wanted a NumPyro distribution"):
+        Orders(polynomial, None)
     with pytest.raises(ValueError, match="update: nothing has run yet"):
         Orders(polynomial, Zeta()).update(X, Y)
 

@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.contrib.control_flow import scan
 
 from inference import DataTempering, ImportanceFinish, NestedSampler, Program, Staged, StructureError
 from inference.split import Split
@@ -25,6 +26,26 @@ def test_what_does_not_add_up_to_the_model_is_refused(bug, monkeypatch):
         monkeypatch.setattr(Split, "densities", lambda self, z, *given: (right(z, *given)[0] - z.sum(), right(z, *given)[1]))
     with pytest.raises(StructureError, match=r"sites \['weight'\]: prior and likelihood do not add up") if bug else nullcontext():
         split.prove()
+
+
+def walk(y):
+    """A random walk, with a scale of its own, each step of which is seen."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+
+    def step(at, seen):
+        at = numpyro.sample("at", dist.TruncatedNormal(at, scale, low=at - 3.0))
+        numpyro.sample("y", dist.Normal(at, 1.0), obs=seen)
+        return at, None
+
+    scan(step, 0.0, y)
+
+
+def test_latent_sites_in_a_scan_are_read():
+    split = Split(Program(walk, jnp.linspace(0.0, 2.0, 5)))
+    split.prove()
+    values = split.values(split.draw(random.key(0)))
+    assert {name: value.shape for name, value in values.items()} == {"scale": (), "at": (5,)}
+    assert (np.diff(values["at"], prepend=0.0) > -3.0).all()
 
 
 def rows(level, y):

@@ -13,7 +13,9 @@ from scipy import stats
 
 from inference import Driver, Program, Staged
 from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels._stages import row_terms
 from inference.kernels._summary import Told
+from inference.split import Split
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, check_refused, check_same, forget
 
@@ -206,6 +208,27 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
     state = over(kernel.init(random.key(0), Program(noisy, x=X, y=Y)))
     with pytest.raises(ValueError, match=message):
         kernel.updated(state, Program(noisy, **arguments), kernel.split.program)
+
+
+@pytest.mark.parametrize("is_square", [False, True], ids=["long", "square"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_may_be_crossed_by_columns(transposed, is_square):
+    """The plate of the rows is the one whose size follows from the arguments, wherever it is."""
+
+    def table(y):
+        columns, rows = numpyro.plate("column", 3, dim=-2 if transposed else -1), numpyro.plate("row", len(y), dim=-1 if transposed else -2)
+        with columns:
+            level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with rows, columns:
+            numpyro.sample("y", dist.Normal(level, 1.0), obs=y.T if transposed else y)
+
+    y = X[:3, :1] + np.arange(3) if is_square else X[:, :1] + np.arange(3)
+    kernel, program = Staged(table, num_stages=2), Program(table, y)
+    kernel.check(program)
+    assert kernel.row_dim(program) == "row"
+    split, axis = Split(program), kernel._row_axis(program)
+    _, terms = row_terms(split, axis, jnp.zeros(3), program)
+    np.testing.assert_allclose(terms, stats.norm.logpdf(y).sum(1), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("model", "arguments", "message"), REFUSED)
