@@ -54,6 +54,7 @@ def test_a_slip_is_seen(monkeypatch):
 @pytest.mark.parametrize("name", ["line", "two modes"])
 def test_float32_suffices(name):
     model, args, exact = EXACT[name]
+    jax.clear_caches()  # of float64, in which JAX would look for what it has traced
     with jax.enable_x64(False):
         tree = Driver(NestedSampler(model, num_live=200), num_samples=100, num_chains=8, progress_bar=False).run(0, *args)
     z = (tree.attrs["log_evidence_of_replicates"] - exact) / tree.attrs["log_evidence_se_of_replicates"]

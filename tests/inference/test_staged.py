@@ -93,6 +93,7 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order():
 @pytest.mark.slow
 def test_float32_suffices():
     """A search for each stage, weights and all."""
+    jax.clear_caches()  # of float64, in which JAX would look for what it has traced
     with jax.enable_x64(False):
         tree = driver_of(num_walkers=None).run(0, X, Y)
     attrs = tree.attrs
