@@ -1,7 +1,7 @@
 """Run a kernel on a model: the driver, the protocol, and what may be asked of a model.
 
-Importing it asks JAX for whole products of float32 matrices, unless something else was asked for (`jax_default_matmul_precision`): on
-recent GPUs and on TPUs JAX rounds them to three digits, and a log-likelihood of many rows would be off by more than its posterior is wide.
+Importing it asks JAX for whole products of float32 matrices, unless something else was asked for (`jax_default_matmul_precision`): recent
+GPUs round them to three digits by default, and log-likelihoods with them.
 """
 
 import jax

@@ -65,7 +65,7 @@ class ByStages(Algorithm):
     def _prove_rows(self, program: Program, by_row: dict[str, Any]) -> None:
         """At draws from the prior: some rows alone, in another order, have the terms that they have among all."""
         num_rows = self._num_rows(program)
-        places = np.linspace(0, num_rows - 1, min(FEW, _half(num_rows))).astype(int)[::-1]
+        places = np.linspace(0, num_rows - 1, min(FEW, num_rows - num_rows // 2)).astype(int)[::-1]
         few = program.with_arguments(**_cut(by_row, places))
         split, axis = Split(few), self._row_axis(program)
         keys = random.split(random.key(2), NUM_PROOFS)
@@ -99,9 +99,8 @@ class ByStages(Algorithm):
         return next((plate for plate in reversed(common) if self._follows(program, plate)), common[-1])
 
     def _follows(self, program: Program, plate: str) -> bool:
-        half = _half(program.plates[plate].size)
         try:
-            return self._halved(program, plate).plates[plate].size == half < program.plates[plate].size
+            return self._recounted(program, plate).plates[plate].size == _another(program.plates[plate].size)
         except StructureError:
             return False  # of this plate; where it holds of all, `_by_row` says so
 
@@ -111,17 +110,16 @@ class ByStages(Algorithm):
         found = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == size}
         return found if self.known_rows is None else {name: value for name, value in found.items() if name in self.known_rows}
 
-    def _halved(self, program: Program, plate: str) -> Program:
-        """With half of such entries."""
-        by_row, half = self._with_entries(program, plate), _half(program.plates[plate].size)
-        cut = program.with_arguments(**{name: value[:half] for name, value in by_row.items()})
+    def _recounted(self, program: Program, plate: str) -> Program:
+        """With another number of such entries."""
+        by_row, size = self._with_entries(program, plate), program.plates[plate].size
+        cut = program.with_arguments(**_cut(by_row, np.arange(_another(size)) % size))
         try:
             cut.plates  # noqa: B018 (the model is run)
         except (TypeError, ValueError, IndexError) as error:
             raise StructureError(
-                f"arguments {sorted(by_row)}: each has {program.plates[plate].size} entries, as many as there are rows, and of half of "
-                f"them the model makes an error: {error} Where one of them is no column of the rows, give it another shape, or bind it by "
-                f"functools.partial."
+                f"arguments {sorted(by_row)}: each has {size} entries, as many as there are rows, and of {_another(size)} the model "
+                f"makes an error: {error} Where one of them is no column of the rows, give it another shape, or bind it by partial."
             ) from error
         return cut
 
@@ -129,18 +127,18 @@ class ByStages(Algorithm):
         """The arguments that have an entry for each row; refused where the number of rows does not follow from them, or a latent site
         has a part for each row, of which every stage would have its own."""
         plate = self.row_dim(program)
-        by_row, cut = self._with_entries(program, plate), self._halved(program, plate)
+        by_row, cut = self._with_entries(program, plate), self._recounted(program, plate)
         num_rows = program.plates[plate].size
-        half = _half(num_rows)
-        if not by_row or cut.plates[plate].size != half:
+        another = _another(num_rows)
+        if not by_row or cut.plates[plate].size != another:
             raise StructureError(
                 f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
             )
         for name in program.latent:
             if cut.sites[name].shape != program.sites[name].shape:
                 raise StructureError(
-                    f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, {cut.sites[name].shape} with {half}; "
-                    f"wanted latent sites that all rows have in common. Integrate it out of the model."
+                    f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, {cut.sites[name].shape} with "
+                    f"{another}; wanted latent sites that all rows have in common. Integrate it out of the model."
                 )
         return by_row
 
@@ -199,8 +197,9 @@ class ByStages(Algorithm):
         raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")
 
 
-def _half(size: int) -> int:
-    return size - size // 2
+def _another(size: int) -> int:
+    """Half as many, or one row twice."""
+    return 2 if size == 1 else size - size // 2
 
 
 def _cut(by_row: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
