@@ -185,6 +185,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}{', or None' * (name == 'order')}.")
         if not isinstance(self.num_sweeps, Real) or not 0 < self.num_sweeps < np.inf:
             raise ValueError(f"num_sweeps: found {self.num_sweeps!r}, wanted a positive number.")
+        if self.cluster is not None and not callable(self.cluster):
+            raise TypeError(f"cluster: found {self.cluster!r}, wanted a function like those of zoo.staged_learning, or None.")
 
     # Columns.
 

@@ -25,7 +25,7 @@ import xarray as xr
 from jax import random
 from numpyro.distributions import Distribution
 
-from inference._counts import is_whole
+from inference._counts import is_between, is_whole
 from inference._order_summary import Entry, OrderSummary
 from inference.driver import Driver
 from inference.kernels._stages import ByStages
@@ -67,7 +67,7 @@ class Orders:
             if not is_whole(value) or value < lowest:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {lowest}.")
         for name, share in (("negligible", negligible), ("untried", untried)):
-            if not 0 < share < 1:
+            if not is_between(share, 0, 1):
                 raise ValueError(f"{name}: found {share!r}, wanted a number between 0 and 1.")
         if not isinstance(prior, Distribution):
             raise TypeError(f"prior: found {prior!r}, wanted a NumPyro distribution of the orders.")

@@ -180,16 +180,16 @@ class ByStages(Algorithm):
         self._check_alike(program)
         return self._next(state, jnp.arange(self._num_rows(program), dtype=jnp.int32), program, before)
 
-    def _check_alike(self, program: Program) -> None:
+    def _check_alike(self, program: Program, asked: str = "update") -> None:
         """More rows of the same model, and nothing else."""
         mine, found = self.split.program.arguments, program.arguments
         rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
         differ = sorted(name for name in rest if name not in mine or name not in found or data_hash(mine[name]) != data_hash(found[name]))
         differ += sorted(name for name in rows if name not in found or np.shape(found[name])[1:] != np.shape(mine[name])[1:])
         if empty := [name for name in sorted(rows & set(found)) if not len(found[name])]:
-            raise ValueError(f"update: argument {empty[0]!r} has no rows; wanted one or more.")
+            raise ValueError(f"{asked}: argument {empty[0]!r} has no rows; wanted one or more.")
         if differ:
-            raise ValueError(f"update: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
+            raise ValueError(f"{asked}: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
         program.check()
 
     def _next(self, state: Any, rows: Array, program: Program, before: Program) -> Any:

@@ -20,7 +20,6 @@ Chopin (2002), "A sequential particle filter method for static models"; Del Mora
 """
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +28,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from inference._counts import is_between, is_number
 from inference._once import once
 from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import effective_size, systematic_parents
@@ -98,11 +98,11 @@ class DataTempering(ByStages):
         check_counts(num_stages=num_stages, num_particles=num_particles)
         if num_particles < FEWEST:
             raise ValueError(f"num_particles: found {num_particles}, wanted at least {FEWEST}.")
-        if not 0 < threshold < 1:
+        if not is_between(threshold, 0, 1):
             raise ValueError(f"threshold: found {threshold!r}, wanted a number between 0 and 1.")
-        if not isinstance(num_sweeps, Real) or not 0 < num_sweeps < np.inf:
+        if not is_between(num_sweeps, 0, np.inf):
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
-        if not 0 < memory <= 1:
+        if not is_number(memory) or not 0 < memory <= 1:
             raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
         self.model, self.num_stages, self.num_particles = model, int(num_stages), int(num_particles)
         self.threshold, self.num_sweeps, self.memory = threshold, num_sweeps, memory

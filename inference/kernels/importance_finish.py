@@ -29,7 +29,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from inference._counts import is_whole
+from inference._counts import is_between, is_whole
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import drawn_in_places, in_places, shown
 from inference.kernels._nested_particles import particles, resampled
@@ -93,7 +93,7 @@ class ImportanceFinish(Algorithm):
             if not is_whole(value) or value < least:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
         for name, value in (("background", background), ("enough", enough)):
-            if not 0 < value < 1:
+            if not is_between(value, 0, 1):
                 raise ValueError(f"{name}: found {value!r}, wanted a number between 0 and 1.")
         self.model, self.sampler = sampler.model, sampler
         self.num_draws, self.num_clumps, self.background = int(num_draws), int(num_clumps), background

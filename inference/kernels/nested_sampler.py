@@ -20,7 +20,6 @@ Skilling (2006); Feroz, Hobson and Bridges (2009) for modes; Center (2009), "Lea
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +28,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from inference._counts import is_whole
+from inference._counts import is_between, is_number, is_whole
 from inference._once import once
 from inference.exchangeable import NO_REFERENCE, Exchangeable, exchangeable
 from inference.kernels._nested_curve import curve, reach
@@ -104,13 +103,13 @@ class NestedSampler(Offering):
         batch = max(1, num_live // 10) if batch is None else batch
         if not is_whole(batch) or not 1 <= batch <= num_live // 2:
             raise ValueError(f"batch: found {batch!r}, wanted an integer from 1 to num_live / 2 = {num_live // 2}.")
-        if not isinstance(num_sweeps, Real) or not 0 < num_sweeps < np.inf:
+        if not is_between(num_sweeps, 0, np.inf):
             raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
-        if not 0 < memory <= 1:
+        if not is_number(memory) or not 0 < memory <= 1:
             raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
-        if not 0 <= along_curve < np.inf:
+        if not is_number(along_curve) or not 0 <= along_curve < np.inf:
             raise ValueError(f"along_curve: found {along_curve!r}, wanted a number, 0 or more.")
-        if not 0 < tolerance < 1:
+        if not is_between(tolerance, 0, 1):
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number between 0 and 1.")
         self.model, self.num_live, self.batch, self.num_sweeps = model, int(num_live), int(batch), num_sweeps
         self.memory, self.along_curve, self.tolerance = memory, along_curve, tolerance
@@ -323,7 +322,8 @@ class NestedSampler(Offering):
         if folds > MOST_FOLDS:
             raise StructureError(
                 f"sites {list(self.split.program.observed)}: after {folds // 2} e-folds of prior volume the likelihood still rises, to "
-                f"{float(state.live.log_likelihood.max()):.4g}; wanted one with a bound. Look for a scale that may shrink to 0."
+                f"{float(state.live.log_likelihood.max()):.4g}; wanted one with a bound. Look for a scale that may shrink to 0, or data "
+                f"that are far from all that the prior has likely."
             )
         return state._replace(dead=with_room(state.dead, folds * self.num_live))
 

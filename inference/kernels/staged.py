@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._counts import is_whole
+from inference._counts import is_between, is_number, is_whole
 from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
 from inference.kernels._search import FAR, FEWEST, SUMMARIES, Begin
@@ -126,12 +126,12 @@ class Staged(Weighing, NestedSampler):
             raise ValueError(f"summary: found {summary!r}, wanted {' or '.join(map(repr, SUMMARIES))}.")
         num_clumps = NUM_CLUMPS[summary] if num_clumps is None else num_clumps
         check_counts(num_stages=num_stages, num_clumps=num_clumps, num_iterations=num_iterations)
-        if not 0 < background < 1:
+        if not is_between(background, 0, 1):
             raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
         if num_walkers is not None and (not is_whole(num_walkers) or not (num_walkers == 0 or num_walkers >= FEWEST)):
             raise ValueError(f"num_walkers: found {num_walkers!r}, wanted None, 0, or an integer, at least {FEWEST}.")
         self.num_stages, self.summary, self.num_clumps, self.background = int(num_stages), summary, int(num_clumps), background
-        if not most_lost > 0:
+        if not is_number(most_lost) or not most_lost > 0:
             raise ValueError(f"most_lost: found {most_lost!r}, wanted a number above 0.")
         self.most_lost, self.num_walkers = most_lost, None if num_walkers is None else int(num_walkers)
         self.num_iterations = int(num_iterations)
@@ -198,9 +198,9 @@ class Staged(Weighing, NestedSampler):
         """As `NestedSampler`, from where this stage starts."""
         return state._replace(nest=self._with_offers(state.nest, self.split, (state.clumps, state.sampled)))
 
-    def _check_alike(self, program: Program) -> None:
+    def _check_alike(self, program: Program, asked: str = "update") -> None:
         """More rows of the same model, of which members that had no names so far have none."""
-        super()._check_alike(program)
+        super()._check_alike(program, asked)
         if self.exchange and not self.exchange.proved(program):
             raise StructureError(
                 f"plate {self.exchange.plate!r}: so far its members might change places, and with these rows they may not. Begin again, "

@@ -266,6 +266,11 @@ def test_impossible_settings_are_refused(options, message):
         quick(**options).fit(*clusters())
 
 
+def test_a_cluster_that_is_no_density_is_refused():
+    with pytest.raises(TypeError, match="cluster: found 3, wanted a function like those of zoo.staged_learning, or None"):
+        quick(cluster=3).fit(*clusters())
+
+
 def test_no_label_at_all_is_refused():
     with pytest.raises(ValueError, match="every row is unlabelled"):
         quick().fit(load_iris().data, np.full(150, -1))

@@ -319,6 +319,7 @@ def test_models_whose_rows_cannot_be_dealt_out_are_refused(model, arguments, mes
         ({"num_sweeps": 0.0}, "num_sweeps: found 0.0"),
         ({"num_sweeps": np.inf}, "num_sweeps: found inf"),
         ({"memory": 0.0}, "memory: found 0.0"),
+        ({"threshold": "half"}, "threshold: found 'half', wanted a number between 0 and 1"),
     ],
     ids=str,
 )

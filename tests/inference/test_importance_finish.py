@@ -236,8 +236,9 @@ def test_the_host_may_do_the_last_of_a_run_without_a_step():
         (NestedSampler(line), {"background": 1.0}, ValueError, "background: found 1.0"),
         (NestedSampler(line), {"num_rounds": 0}, ValueError, "num_rounds: found 0"),
         (NestedSampler(line), {"enough": 1.0}, ValueError, "enough: found 1.0"),
+        (NestedSampler(line), {"enough": "all"}, ValueError, "enough: found 'all', wanted a number between 0 and 1"),
     ],
-    ids=["staged", "model", "class", "few draws", "no integer", "no clump", "no background", "nothing else", "no round", "all"],
+    ids=["staged", "model", "class", "few draws", "no integer", "no clump", "no background", "nothing else", "no round", "all", "word"],
 )
 def test_refused_by_name(sampler, settings, error, message):
     with pytest.raises(error, match=message):

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
@@ -16,7 +18,7 @@ from inference.kernels import merged_stages
 from inference.kernels._clumps import Clumps
 from inference.kernels._weighing import DRAWS
 from inference.kernels.merged_stages import Product
-from tests.inference.nests import line, line_evidence
+from tests.inference.nests import NOISE, line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
 from tests.inference.test_exploration import TWO, pair, pair_evidence
 from tests.inference.test_staged import over
@@ -193,14 +195,29 @@ def test_what_is_drawn_has_its_own_density(monkeypatch):
 def begun(num_rows, model, **settings):
     """A kernel, and its first state."""
     kernel = Staged(model, num_stages=1, num_live=40, num_walkers=0, **settings)
-    return kernel, kernel.init(jax.random.key(0), Program(model, *((X[:num_rows], Y[:num_rows]) if model is line else (TWO,))))
+    return kernel, kernel.init(jax.random.key(0), Program(model, *((TWO,) if model is pair else (X[:num_rows], Y[:num_rows]))))
+
+
+def line_of_wide_prior(x, y):
+    """As `line`, but for its prior."""
+    weight = numpyro.sample("weight", dist.Normal(0.0, jnp.array([1.0, 3.0])).to_event(1))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("y", dist.Normal(x @ weight, NOISE), obs=y)
+
+
+def same_line(x, y):
+    """As `line`, written anew."""
+    weight = numpyro.sample("weight", dist.Normal(0.0, jnp.array([1.0, 2.0])).to_event(1))
+    with numpyro.plate("row", len(y)):
+        numpyro.sample("y", dist.Normal(x @ weight, NOISE), obs=y)
 
 
 def fake(is_over=True, num_rows=50, model=line, replicates=1, **settings):
     """A driver that stands at its first step, or where it has finished."""
     kernel, state = begun(num_rows, model, **settings)
     driver = Driver(kernel, progress_bar=False)
-    driver.__class__ = type("Fake", (Driver,), {"states": [over(state) if is_over else state] * replicates})
+    told = {"states": [over(state) if is_over else state] * replicates, "program": kernel.split.program}
+    driver.__class__ = type("Fake", (Driver,), told)
     return driver
 
 
@@ -213,9 +230,14 @@ def fake(is_over=True, num_rows=50, model=line, replicates=1, **settings):
         (lambda: [fake(), fake(replicates=2)], ValueError, "parts: number 1 has 2 replicates"),
         (lambda: [fake(), fake(num_rows=30)], ValueError, "plate 'row': found 90 rows, and the parts have learned from 80"),
         (lambda: [fake(), fake(rename=False)], ValueError, "rename: found True and False among the parts"),
+        (lambda: [fake(), fake(num_rows=40, model=line_of_wide_prior)], ValueError, "parts: number 1 has learned another model"),
     ],
-    ids=["one", "of all rows", "unfinished", "replicates", "other rows", "other names"],
+    ids=["one", "of all rows", "unfinished", "replicates", "other rows", "other names", "other prior"],
 )
 def test_what_cannot_be_merged_is_refused(parts, error, message):
     with pytest.raises(error, match=message):
         Driver(MergedStages(parts()), progress_bar=False).run(0, X, Y)
+
+
+def test_a_model_that_is_the_same_may_be_another_function():
+    MergedStages([fake(), fake(num_rows=40, model=same_line)]).check(Program(line, X, Y))

@@ -346,7 +346,7 @@ def test_a_likelihood_without_bound_is_given_up():
     state = kernel.init(random.key(0), program)
     for _ in range(3):
         state = kernel.grown(state, program)
-    with pytest.raises(StructureError, match=r"sites \['y'\]: after .* e-folds .* the likelihood still rises"):
+    with pytest.raises(StructureError, match=r"sites \['y'\]: after .* e-folds .* the likelihood still rises, .* or data"):
         kernel.grown(state, program)
 
 
@@ -388,7 +388,10 @@ def test_a_run_knows_whom_its_points_descend_from():
         ({"num_sweeps": 0}, "num_sweeps: found 0"),
         ({"num_sweeps": np.inf}, "num_sweeps: found inf"),
         ({"memory": 0.0}, "memory: found 0.0"),
+        ({"memory": "long"}, "memory: found 'long', wanted a number above 0, up to 1"),
+        ({"along_curve": None}, "along_curve: found None, wanted a number, 0 or more"),
         ({"tolerance": 2.0}, "tolerance: found 2.0"),
+        ({"tolerance": None}, "tolerance: found None, wanted a number between 0 and 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

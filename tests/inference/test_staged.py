@@ -244,6 +244,7 @@ def test_models_whose_rows_cannot_be_dealt_out_are_refused(model, arguments, mes
         ({"num_stages": 0}, "num_stages: found 0"),
         ({"num_clumps": 0}, "num_clumps: found 0"),
         ({"background": 1.0}, "background: found 1.0"),
+        ({"background": "none"}, "background: found 'none', wanted a number between 0 and 1"),
         ({"summary": "codes"}, "summary: found 'codes', wanted 'state' or 'code'"),
     ],
     ids=str,

@@ -247,7 +247,7 @@ def test_it_does_not_where_it_is_told_so():
 
 
 def test_a_wrong_limit_is_refused():
-    for most_lost in (0.0, -1.0, np.nan):
+    for most_lost in (0.0, -1.0, np.nan, "little", None):
         with pytest.raises(ValueError, match=r"most_lost: found .*, wanted a number above 0"):
             Staged(rate, most_lost=most_lost)
 
