@@ -16,6 +16,7 @@ Cost: that of a run for each order up to a few above the most probable one.
 import json
 from collections.abc import Callable
 from copy import copy
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -48,7 +49,7 @@ class Orders:
     :param least, most: the lowest and the highest order that is tried.
     :param negligible: ends after two orders in a row whose posterior odds to the best one are below this.
     :param untried: what an update leaves to orders that were not tried, a share of the probability.
-    :param settings: of the `Driver`; `max_time` is for all orders together.
+    :param settings: of the `Driver`; `max_time` is for all orders together, and in `checkpoint` each order has a folder of its own.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Orders:
             if order > self.most:
                 return
             model = self.family(order)
-            driver = Driver(self._kernel_of(model), **self.settings)
+            driver = Driver(self._kernel_of(model), **self._settings_of(order))
             driver.max_time = left()
             tree = driver.run(random.fold_in(self._key, order), *args, **kwargs)
             if "log_evidence" not in tree.attrs:
@@ -171,6 +172,10 @@ class Orders:
                     f"kernel: {type(driver.kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler."
                 )
             self.models[order], self.drivers[order], self.trees[order], self.entries[order] = model, driver, tree, self._entry(order)
+
+    def _settings_of(self, order: int) -> dict[str, Any]:
+        folder = self.settings.get("checkpoint")
+        return self.settings if folder is None else self.settings | {"checkpoint": Path(folder) / f"order_{order}"}
 
     def _kernel_of(self, model: Callable) -> Algorithm:
         """Of an update, which is one stage, and whose rows are what they were in the run."""

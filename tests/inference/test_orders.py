@@ -8,11 +8,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import xarray as xr
 from jax import random
 from scipy import stats
 
 from inference import Driver, NestedSampler, Orders, Staged, run_orders
 from inference import orders as orders_module
+from inference._session import Session
 from inference.distributions import PositivePoisson, Zeta
 from tests.inference import models
 from tests.inference.importance import ImportanceSampling
@@ -148,6 +150,19 @@ def test_a_prior_that_leaves_nothing_to_the_orders_tried_is_refused():
     third = dist.Categorical(jnp.array([0.0, 0.0, 0.0, 1.0]))
     with pytest.raises(ValueError, match="prior: it gives no probability to any of the orders tried, 1 to 2; raise `most`"):
         run_orders(0, polynomial, third, X, Y, kernel=by_importance, most=2, settings=QUIET)
+
+
+def test_a_checkpoint_has_a_folder_for_each_order(tmp_path, monkeypatch):
+    """Orders that have been learned are read, and others added."""
+    run = lambda most, **more: run_orders(0, polynomial, Zeta(), X, Y, kernel=by_importance, most=most, settings=QUIET | more)
+    whole = run(2)
+    run(1, checkpoint=tmp_path / "runs")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["order_1"]
+    xr.testing.assert_identical(run(2, checkpoint=tmp_path / "runs")["orders"].dataset, whole["orders"].dataset)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"order_1", "order_2"}
+    monkeypatch.setattr(Session, "_chunk", lambda *_: pytest.fail("steps were taken where none is left"))
+    again = run(2, checkpoint=str(tmp_path / "runs"))
+    xr.testing.assert_equal(again["order_2"]["posterior"].dataset, whole["order_2"]["posterior"].dataset)
 
 
 def test_no_order_is_refused():
