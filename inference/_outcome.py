@@ -19,6 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _tree
 from inference._canonical import sha, sha_of_jaxpr
 from inference._loop import apart, stacked
+from inference._reading import Reading
 from inference._session import Session
 from inference._steppers import Chain, Replicate, Stepper
 from inference.fingerprint import is_arrays
@@ -39,6 +40,7 @@ class Run:
     def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array):
         self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
         self.programs = [] if program is None else [program]  # one more for each `update`
+        self.reading = Reading(driver.kernel)
         self.start = sha(jax.tree.leaves(session.lanes))
         self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.lanes[0])
 
@@ -146,6 +148,7 @@ class Run:
         if _settings(program) != _settings(self.stepper.program):
             self.session.compiled.clear()  # where they are constants
         self.program = self.stepper.program = program
+        self.reading = Reading(self.driver.kernel)
         self.programs = [*self.programs, program] if algorithm.row_dim(program) else [program]
 
     def replicates(self) -> list[Any]:

@@ -18,6 +18,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _outcome
 from inference._counts import is_whole
 from inference._loop import CHAIN_METHODS
+from inference._reading import forget
 from inference._session import Session, chain_keys
 from inference._steppers import stepper_of
 from inference._store import CheckpointError, FolderStore, MemoryStore
@@ -32,7 +33,7 @@ __all__ = ["Driver"]
 class Driver:
     """Runs a kernel on a model and returns an ArviZ `DataTree`. Names and meanings are those of `numpyro.infer.MCMC`.
 
-    :param kernel: a NumPyro `MCMCKernel`, a NumPyro `SVI`, or an `Algorithm`.
+    :param kernel: a NumPyro `MCMCKernel`, a NumPyro `SVI`, or an `Algorithm`, which drivers may share.
     :param num_warmup: steps of a chain before its first draw. For an algorithm that is no chain, the most steps that it may
         take; None lets it go on until it has finished.
     :param num_samples: steps of each chain after the warm-up. For an algorithm, the posterior draws at the end; with 0 there are none,
@@ -95,6 +96,7 @@ class Driver:
         :param init_params: where the chains start, as NumPyro's kernels take it (unconstrained for HMC and NUTS), with a
             leading axis of size `num_chains` when that is above 1.
         """
+        forget(self.kernel)
         model = getattr(self.kernel, "model", None)
         kwargs = getattr(self.kernel, "static_kwargs", {}) | kwargs  # NumPyro's SVI may hold some of the model's arguments
         program = None if model is None else Program(model, *args, **kwargs)
@@ -148,6 +150,7 @@ class Driver:
     def _finished_run(self, asked: str) -> tuple[Session, _outcome.Run]:
         if self._last is None:
             raise ValueError(f"{asked}: nothing has run yet; call `run` first.")
+        self._last[1].reading.recall()
         return self._last
 
     def _target(self) -> int | None:
