@@ -36,6 +36,7 @@ __all__ = ["StagedMixtureClassifier"]
 AT_ONCE = 4 * 10**6  # rows x draws x clusters of a prediction
 FARTHEST = 1e100  # standard deviations, whose square is still a number
 ROUNDING = 1e-13  # of a column, in proportion to its mean
+FOR_ALL_CALLS = ("order", "prior", "cluster", "num_live", "num_sweeps", "num_samples")  # of partial_fit
 NEGLIGIBLE = 1e-4  # probability of an order that a prediction leaves out
 
 
@@ -107,6 +108,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         if not hasattr(self, "_runs") or not self._runs.drivers:
             return self._begin(X, y, classes, None)
         self._check_settings()
+        self._check_same_settings()
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
         X = validate_data(self, X, dtype=np.float64, reset=False)
@@ -139,6 +141,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                 f"first call of partial_fit, for its units serve all calls."
             )
         self._learn_units(X)
+        self._begun_with = {name: getattr(self, name) for name in FOR_ALL_CALLS}
         options = {"num_classes": max(len(classes), 2)} | ({} if self.cluster is None else {"cluster": self.cluster})
         least, most = (1, self.max_order) if self.order is None else (self.order, self.order)
         self._runs = Orders(
@@ -187,6 +190,11 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"num_sweeps: found {self.num_sweeps!r}, wanted a positive number.")
         if self.cluster is not None and not callable(self.cluster):
             raise TypeError(f"cluster: found {self.cluster!r}, wanted a function like those of zoo.staged_learning, or None.")
+
+    def _check_same_settings(self) -> None:
+        for name, first in self._begun_with.items():
+            if (now := getattr(self, name)) is not first and not (isinstance(now, Real) and now == first):
+                raise ValueError(f"{name}: found {now!r}, but the first call began with {first!r}; set it back, or call fit with all rows.")
 
     # Columns.
 

@@ -40,9 +40,14 @@ class Run:
     def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array):
         self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
         self.programs = [] if program is None else [program]  # one more for each `update`
-        self.reading = Reading(driver.kernel)
+        self.reading, self.x64 = Reading(driver.kernel), bool(jax.config.jax_enable_x64)
         self.start = sha(jax.tree.leaves(session.lanes))
         self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.lanes[0])
+
+    def check_precision(self, asked: str) -> None:
+        """What goes on computes as what has begun."""
+        if bool(jax.config.jax_enable_x64) != self.x64:
+            raise ValueError(f"{asked}: the run began with jax_enable_x64={self.x64}, and now it is {not self.x64}; set it back.")
 
     def identity(self) -> dict[str, Any]:
         """Everything that the numbers of the run depend on, in words that an error can show."""
@@ -60,7 +65,7 @@ class Run:
             "extra_fields": list(driver.extra_fields),
             "rng_key": np.asarray(random.key_data(self.keys)).tolist(),
             "start of the chains": self.start,
-            "x64": bool(jax.config.jax_enable_x64),
+            "x64": self.x64,
             "device": jax.default_backend(),
             "step of the kernel": sha_of_jaxpr(jax.make_jaxpr(self.stepper.step)(self.one, self.stepper.data)),
         }
@@ -73,29 +78,30 @@ class Run:
         """Everything that the run leaves behind."""
         groups = self._records()
         attrs = self._attributes()
-        if isinstance(self.stepper, Replicate):
+        program = None if self.program is None else self._of_all_rows(groups)
+        if isinstance(self.stepper, Replicate) and program is not None:
             results, scalars = self._results(self.stepper)
-            groups |= (self._draws(self.stepper) if self.driver.num_samples else {}) | results
+            groups |= (self._draws(self.stepper, program) if self.driver.num_samples else {}) | results
             attrs |= scalars
-        if self.program is not None:
-            dim = self.stepper.algorithm.row_dim(self.program) if isinstance(self.stepper, Replicate) else None
-            programs = self.programs if isinstance(self.stepper, Replicate) else [self._with_room(self.program, groups)]
-            groups |= _tree.data_groups(programs, dim)
-        if self.program is not None and self.driver.groups and "posterior" in groups and groups["posterior"].sizes.get("draw", 0):
+        if program is not None:
+            groups |= _tree.data_groups(program)
+        if program is not None and self.driver.groups and "posterior" in groups and groups["posterior"].sizes.get("draw", 0):
             key = random.fold_in(self.keys[0], 1)
             try:
-                groups |= _tree.requested_groups(self._with_room(self.program, groups), groups["posterior"], self.driver.groups, key)
+                groups |= _tree.requested_groups(program, groups["posterior"], self.driver.groups, key)
             except Exception as error:  # the draws must not be lost with a group that cannot be computed from them
                 keep(error, _assembled(groups, attrs))
                 raise
         return _assembled(groups, attrs)
 
-    def _with_room(self, program: Program, groups: dict[str, xr.Dataset]) -> Program:
-        """With as much room as the draws have."""
-        if not isinstance(self.stepper, Chain):
-            return program
+    def _of_all_rows(self, groups: dict[str, xr.Dataset]) -> Program:
+        """The model with the data of the run and of its updates; of a chain, with as much room as the draws have."""
+        stepper, program = self.stepper, self.programs[0]
+        if isinstance(stepper, Replicate):
+            return _tree.joined(self.programs, stepper.algorithm.row_dim(program))
+        assert isinstance(stepper, Chain)
         draw = {str(name): np.zeros(values.shape[2:]) for name, values in groups["posterior"].data_vars.items()}
-        room = self.stepper.room(self.session.each()[0], draw)
+        room = stepper.room(self.session.each()[0], draw)
         return program.with_arguments(**room) if room else program  # which keeps what its trace has found
 
     def _records(self) -> dict[str, xr.Dataset]:
@@ -109,15 +115,16 @@ class Run:
             found["posterior"][name].attrs["not_identified"] = 1  # `diagnostics` then asks nothing of it
         return found
 
-    def _draws(self, stepper: Replicate) -> dict[str, xr.Dataset]:
-        program, each = stepper.program, []
+    def _draws(self, stepper: Replicate, program: Program) -> dict[str, xr.Dataset]:
+        """What determines other sites are all rows; an algorithm is asked as it was left, by the last ones."""
+        each = []
         for step in self.session.each():
-            values = stepper.algorithm.draw(step.draw_key, step.state, program, self.driver.num_samples)
+            values = stepper.algorithm.draw(step.draw_key, step.state, stepper.program, self.driver.num_samples)
             latent = {name: values[name] for name in program.latent if name in values}
             whole = len(latent) == len(program.latent)  # a site that was summed out leaves nothing for deterministic ones to follow
             each.append(values | (jax.vmap(program.deterministics)(latent) if whole and program.deterministic else {}))
         stacked = {name.replace("/", "."): np.stack([values[name] for values in each]) for name in each[0]}
-        named = {name: dims for each in self.programs for name, dims in _tree.variable_dims(each).items()}
+        named = _tree.variable_dims(program)
         dims = {name: ["chain", "draw", *named.get(name, ())] for name in stacked}
         variables = {name: (dims[name], value) for name, value in stacked.items()}
         groups = {"log_q": {"log_q": variables.pop("log_q")}} if "log_q" in variables else {}
@@ -149,7 +156,7 @@ class Run:
             self.session.compiled.clear()  # where they are constants
         self.program = self.stepper.program = program
         self.reading = Reading(self.driver.kernel)
-        self.programs = [*self.programs, program] if algorithm.row_dim(program) else [program]
+        self.programs = [*self.programs, program] if algorithm.row_dim(self.programs[0]) else [program]
 
     def replicates(self) -> list[Any]:
         """The states of an algorithm, one a replicate."""

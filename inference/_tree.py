@@ -26,14 +26,10 @@ def named(dataset: xr.Dataset, dims: dict[str, tuple[str, ...]]) -> xr.Dataset:
     return with_coordinates(xr.Dataset(variables))
 
 
-def data_groups(programs: Sequence[Program], row_dim: str | None) -> dict[str, xr.Dataset]:
-    """`observed_data`: what the model observes; `constant_data`: the other arrays among its arguments. Several programs, each of which
-    saw some rows, count as one that saw them all."""
-    return _data_of(programs[0] if len(programs) == 1 else _of_all_rows(programs, row_dim or "row"))
-
-
-def _of_all_rows(programs: Sequence[Program], row_dim: str) -> Program:
+def joined(programs: Sequence[Program], row_dim: str | None) -> Program:
     """The model on the rows of all programs, one after the other: of the arguments that have as many rows as the model."""
+    if len(programs) == 1:
+        return programs[0]
     sizes = [next(site.shape[site.dims.index(row_dim)] for site in each.sites.values() if row_dim in site.dims) for each in programs]
 
     is_by_row = lambda values: all(np.ndim(value) and len(value) == size for value, size in zip(values, sizes, strict=True))
@@ -42,7 +38,8 @@ def _of_all_rows(programs: Sequence[Program], row_dim: str) -> Program:
     return programs[0].with_arguments(**rows)
 
 
-def _data_of(program: Program) -> dict[str, xr.Dataset]:
+def data_groups(program: Program) -> dict[str, xr.Dataset]:
+    """`observed_data`: what the model observes; `constant_data`: the other arrays among its arguments."""
     observed = {name: np.asarray(value) for name, value in program.observed_values.items()}
     constant = {
         name: np.asarray(value)

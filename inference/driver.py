@@ -93,6 +93,7 @@ class Driver:
         """Run on the model's arguments.
 
         :param rng_key: an integer or a JAX key.
+        :param args, kwargs: the model's arguments, which are not copied: an array that is changed afterwards changes the data of the run.
         :param init_params: where the chains start, as NumPyro's kernels take it (unconstrained for HMC and NUTS), with a
             leading axis of size `num_chains` when that is above 1.
         """
@@ -117,7 +118,8 @@ class Driver:
 
     def extend(self, more: int) -> xr.DataTree:
         """Go on from where the last `run` ended: `more` steps. Returns the whole, which equals one longer run bit for bit."""
-        session, _ = self._finished_run("extend")
+        session, run = self._finished_run("extend")
+        run.check_precision("extend")
         if more < 1:
             raise ValueError(f"extend: more must be positive, got {more}.")
         if more % self.thinning:
@@ -129,6 +131,7 @@ class Driver:
         over all rows, bit for bit; `Staged` and `DataTempering`, where it is one more stage). `tree` shows it, so that a stream of single
         rows does not pay for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone."""
         session, run = self._finished_run("update")
+        run.check_precision("update")
         run.go_on(*args, **kwargs)
         session.store = session.store.in_memory()
         self._go(session, run, self._target(), self.stop)

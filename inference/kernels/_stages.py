@@ -14,7 +14,7 @@ from jax import Array, random
 
 from inference._counts import is_whole
 from inference._once import once
-from inference.fingerprint import data_hash
+from inference.fingerprint import data_hash, model_hash
 from inference.program import Program
 from inference.protocol import Algorithm
 from inference.sites import StructureError
@@ -190,6 +190,9 @@ class ByStages(Algorithm):
             raise ValueError(f"{asked}: argument {empty[0]!r} has no rows; wanted one or more.")
         if differ:
             raise ValueError(f"{asked}: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
+        mine = self.split.program.with_arguments(**{name: found[name] for name in rows})
+        if model_hash(mine) != model_hash(program):  # as by a function among the arguments, of which nothing else can be told
+            raise ValueError(f"{asked}: more rows of the same model are wanted, and this is another one.")
         program.check()
 
     def _next(self, state: Any, rows: Array, program: Program, before: Program) -> Any:

@@ -168,6 +168,8 @@ def test_a_part_is_a_stage():
         parts.partial_fit(x, np.full(60, "new"))
     with pytest.raises(ValueError, match=r"classes: found \['inner'\]"):
         parts.partial_fit(x, y, classes=["inner"])
+    with pytest.raises(ValueError, match="num_live: found 50, but the first call began with 40; set it back"):
+        parts.set_params(num_live=50).partial_fit(x, y)
 
 
 @SLOW

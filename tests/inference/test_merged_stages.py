@@ -230,7 +230,7 @@ def fake(is_over=True, num_rows=50, model=line, replicates=1, **settings):
         (lambda: [fake(), fake(replicates=2)], ValueError, "parts: number 1 has 2 replicates"),
         (lambda: [fake(), fake(num_rows=30)], ValueError, "plate 'row': found 90 rows, and the parts have learned from 80"),
         (lambda: [fake(), fake(rename=False)], ValueError, "rename: found True and False among the parts"),
-        (lambda: [fake(), fake(num_rows=40, model=line_of_wide_prior)], ValueError, "parts: number 1 has learned another model"),
+        (lambda: [fake(), fake(num_rows=40, model=line_of_wide_prior)], ValueError, "parts, number 1: .* and this is another one"),
     ],
     ids=["one", "of all rows", "unfinished", "replicates", "other rows", "other names", "other prior"],
 )
