@@ -19,7 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _tree
 from inference._canonical import sha, sha_of_jaxpr
 from inference._loop import apart, stacked
-from inference._reading import Reading
+from inference._reading import Reading, forget
 from inference._session import Session
 from inference._steppers import Chain, Replicate, Stepper
 from inference.fingerprint import is_arrays
@@ -150,6 +150,7 @@ class Run:
             raise TypeError("update: a chain samples the posterior of one data set; call `run` with all of the data.")
         algorithm = self.stepper.algorithm
         program = Program(self.stepper.program.model, *args, **kwargs)
+        forget(algorithm)  # which may read: where it then refuses, what it had read is put back
         lanes = [stacked([self.stepper.updated(program, one) for one in apart(lane)]) for lane in self.session.lanes]
         self.session.go_on(lanes, algorithm.data(program))
         if _settings(program) != _settings(self.stepper.program):

@@ -269,12 +269,8 @@ class AugmentReduce(Algorithm):
     def updated(self, state: ReduceState, program: Program, before: Program) -> ReduceState:
         """Goes on with other rows: the weights stay, q(eps) starts anew."""
         read = dict(vars(self))
-        try:
-            self.check(program)
-            self._must_be_as(read)
-        except Exception:
-            vars(self).update(read)  # for what is refused changes nothing
-            raise
+        self.check(program)
+        self._must_be_as(read)
         return state._replace(local=self.reads.start(self.reduced.sizes[self.reduced.rows][0]) if self.reads is not None else {})
 
     def _must_be_as(self, before: dict[str, Any]) -> None:
