@@ -44,11 +44,6 @@ class Run:
         self.start = sha(jax.tree.leaves(session.lanes))
         self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.lanes[0])
 
-    def check_precision(self, asked: str) -> None:
-        """What goes on computes as what has begun."""
-        if bool(jax.config.jax_enable_x64) != self.x64:
-            raise ValueError(f"{asked}: the run began with jax_enable_x64={self.x64}, and now it is {not self.x64}; set it back.")
-
     def identity(self) -> dict[str, Any]:
         """Everything that the numbers of the run depend on, in words that an error can show."""
         driver = self.driver
@@ -145,7 +140,7 @@ class Run:
         return groups, _combined(scalars)
 
     def go_on(self, *args: Any, **kwargs: Any) -> None:
-        """More data have come. Whatever is wrong with them is found before anything changes."""
+        """More data have come. Whatever is wrong with them by themselves is found before anything changes."""
         if not isinstance(self.stepper, Replicate):
             raise TypeError("update: a chain samples the posterior of one data set; call `run` with all of the data.")
         algorithm = self.stepper.algorithm
@@ -183,7 +178,7 @@ class Run:
             "tuning_steps": driver.num_warmup if driver.is_chain else 0,
             "rng_key": json.dumps(np.asarray(random.key_data(self.keys)).tolist()),
             "versions": json.dumps(versions),
-            "x64": int(jax.config.jax_enable_x64),
+            "x64": int(self.x64),
             "steps": session.steps,
             "steps_run": session.steps_run,
             "ended": session.ended,

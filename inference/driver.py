@@ -118,8 +118,8 @@ class Driver:
 
     def extend(self, more: int) -> xr.DataTree:
         """Go on from where the last `run` ended: `more` steps. Returns the whole, which equals one longer run bit for bit."""
-        session, run = self._finished_run("extend")
-        run.check_precision("extend")
+        self.check_precision("extend")
+        session, _ = self._finished_run("extend")
         if more < 1:
             raise ValueError(f"extend: more must be positive, got {more}.")
         if more % self.thinning:
@@ -130,15 +130,22 @@ class Driver:
         """Go on with more data, for an algorithm that learns from its rows bit by bit (`ParticleFilter`, where the whole equals one run
         over all rows, bit for bit; `Staged` and `DataTempering`, where it is one more stage). `tree` shows it, so that a stream of single
         rows does not pay for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone."""
+        self.check_precision("update")
         session, run = self._finished_run("update")
-        run.check_precision("update")
         run.go_on(*args, **kwargs)
         session.store = session.store.in_memory()
         self._go(session, run, self._target(), self.stop)
 
     def tree(self) -> xr.DataTree:
-        """What the last run, with its updates, has found so far."""
-        return self._finished_run("tree")[1].tree()
+        """What the last run, with its updates, has found so far; in the precision of the run, whatever JAX has now."""
+        run = self._finished_run("tree")[1]
+        with jax.enable_x64(run.x64):
+            return run.tree()
+
+    def check_precision(self, asked: str) -> None:
+        """What goes on computes as what has begun: another `jax_enable_x64` than that of the run is refused, in words that name `asked`."""
+        if bool(jax.config.jax_enable_x64) != (found := self._finished_run(asked)[1].x64):
+            raise ValueError(f"{asked}: the run began with jax_enable_x64={found}, and now it is {not found}; set it back.")
 
     @property
     def states(self) -> list[Any]:

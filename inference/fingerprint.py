@@ -22,7 +22,8 @@ def model_hash(program) -> str:
     """Hash of every log probability and deterministic value as functions of the latent values and, where possible, of the data.
 
     Arrays among the arguments are inputs of the hashed computation, so that the hash does not know them. A model that must look
-    at them (say, at which entries are missing) is hashed with them inside.
+    at them (say, at which entries are missing) is hashed with them inside. What a function of the host computes, by
+    `jax.pure_callback`, is not seen.
     """
     shapes = {name: _shape(program.sites[name]) for name in program.latent}
     batches = {name: plate.subsample_size for name, plate in program.plates.items() if plate.subsample_size < plate.size}

@@ -92,13 +92,17 @@ class Orders:
         if not self.drivers:
             raise ValueError("update: nothing has run yet; call `run` first.")
         self._check_whole()
+        for driver in self.drivers.values():
+            driver.check_precision("update")
         left = self._clock()
         self._go_on(left)
         before = self.tree()
         for order, driver in self.drivers.items():
-            driver.max_time = left()
-            driver.update(*args, **kwargs)
-            self._is_torn = True  # until all have learned
+            driver.max_time, known = left(), driver.program
+            try:
+                driver.update(*args, **kwargs)
+            finally:  # an error may come before anything changes, or while it learns
+                self._is_torn |= driver.program is not known  # until all have learned
             self.trees[order] = driver.tree()
         self._is_torn = False
         self.num_updates += 1

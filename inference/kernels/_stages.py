@@ -55,16 +55,15 @@ class ByStages(Algorithm):
                 f"site {program.factors[0]!r}: a factor is none of the rows that are dealt out to stages. Observe it by row."
             )
         by_row = self._by_row(program)
-        if self._num_rows(program) < self.num_stages:
-            raise ValueError(
-                f"num_stages: found {self.num_stages} for {self._num_rows(program)} rows; wanted a row or more for each stage."
-            )
+        num_rows = len(next(iter(by_row.values())))
+        if num_rows < self.num_stages:
+            raise ValueError(f"num_stages: found {self.num_stages} for {num_rows} rows; wanted a row or more for each stage.")
         super().check(program)
         self._prove_rows(program, by_row)
 
     def _prove_rows(self, program: Program, by_row: dict[str, Any]) -> None:
         """At draws from the prior: some rows alone, in another order, have the terms that they have among all."""
-        num_rows = self._num_rows(program)
+        num_rows = len(next(iter(by_row.values())))
         places = np.linspace(0, num_rows - 1, min(FEW, num_rows - num_rows // 2)).astype(int)[::-1]
         few = program.with_arguments(**_cut(by_row, places))
         split, axis = Split(few), self._row_axis(program)
@@ -143,7 +142,8 @@ class ByStages(Algorithm):
         return by_row
 
     def _num_rows(self, program: Program) -> int:
-        return program.plates[self.row_dim(program)].size
+        """By the arguments in which the run has found the rows: by an update alone, another one might be as long."""
+        return len(program.arguments[self.row_arguments[0]])
 
     def _dealt(self, rng_key: Array, program: Program) -> tuple[Array, Array]:
         """Places of the rows of the first stage, which takes the remainder, and of those to come, [stage, row]."""
@@ -185,19 +185,28 @@ class ByStages(Algorithm):
         mine, found = self.split.program.arguments, program.arguments
         rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
         differ = sorted(name for name in rest if name not in mine or name not in found or data_hash(mine[name]) != data_hash(found[name]))
-        differ += sorted(name for name in rows if name not in found or np.shape(found[name])[1:] != np.shape(mine[name])[1:])
-        if empty := [name for name in sorted(rows & set(found)) if not len(found[name])]:
-            raise ValueError(f"{asked}: argument {empty[0]!r} has no rows; wanted one or more.")
+        of_row = lambda value: np.shape(value)[1:] if np.ndim(value) else None
+        differ += sorted(name for name in rows if name not in found or of_row(found[name]) != of_row(mine[name]))
         if differ:
             raise ValueError(f"{asked}: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
-        mine = self.split.program.with_arguments(**{name: found[name] for name in rows})
-        if model_hash(mine) != model_hash(program):  # as by a function among the arguments, of which nothing else can be told
+        sizes = {name: len(found[name]) for name in sorted(rows)}
+        if empty := [name for name, size in sizes.items() if not size]:
+            raise ValueError(f"{asked}: argument {empty[0]!r} has no rows; wanted one or more.")
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"{asked}: arguments have {sizes} rows; wanted as many in each.")
+        alike = {name: value for name, value in found.items() if name in rows or _has_content(value)}
+        if model_hash(self.split.program.with_arguments(**alike)) != model_hash(program):  # as by a function among the arguments
             raise ValueError(f"{asked}: more rows of the same model are wanted, and this is another one.")
         program.check()
 
     def _next(self, state: Any, rows: Array, program: Program, before: Program) -> Any:
         """The next stage, of these rows of a program; those of the stage that is over are in the program before."""
         raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")
+
+
+def _has_content(value: Any) -> bool:
+    """Whether `data_hash` knows all of an argument."""
+    return all(hasattr(leaf, "__array__") for leaf in jax.tree.leaves(value))
 
 
 def _another(size: int) -> int:

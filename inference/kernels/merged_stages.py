@@ -110,8 +110,10 @@ class MergedStages(Staged):
 
     def check(self, program: Program) -> None:
         """The model is read and proved, it is that of all parts, and the rows are as many as these have learned from."""
+        for number, part in enumerate(self.parts):
+            part.check_precision(f"parts, number {number}")
         super().check(program)
-        learned, found = sum(int(part.states[0].num_rows) for part in self.parts), self._num_rows(program)
+        learned, found = sum(int(part.states[0].num_rows) for part in self.parts), program.plates[self.row_dim(program)].size
         if learned != found:
             raise ValueError(
                 f"plate {self.row_dim(program)!r}: found {found} rows, and the parts have learned from {learned}; wanted those."

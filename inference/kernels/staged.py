@@ -139,9 +139,9 @@ class Staged(Weighing, NestedSampler):
     def init(self, rng_key: Array, program: Program) -> Any:
         """The first stage, from the prior."""
         deal_key, rng_key = random.split(rng_key)
-        rows, later = self._dealt(deal_key, program)
         self._read(program)
         self.row_arguments = tuple(self._by_row(program))
+        rows, later = self._dealt(deal_key, program)
         none, zero, count = self._backed.summary.nothing(0), jnp.zeros((), self.split.dtype), jnp.zeros((), jnp.int32)
         nothing = Evidence(zero, zero, no_loss(zero.dtype))
         nowhere = Stage(

@@ -212,11 +212,15 @@ def same_line(x, y):
         numpyro.sample("y", dist.Normal(x @ weight, NOISE), obs=y)
 
 
-def fake(is_over=True, num_rows=50, model=line, replicates=1, **settings):
+def fake(is_over=True, num_rows=50, model=line, replicates=1, x64=True, **settings):
     """A driver that stands at its first step, or where it has finished."""
     kernel, state = begun(num_rows, model, **settings)
     driver = Driver(kernel, progress_bar=False)
-    told = {"states": [over(state) if is_over else state] * replicates, "program": kernel.split.program}
+    told = {
+        "states": [over(state) if is_over else state] * replicates,
+        "program": kernel.split.program,
+        "_finished_run": lambda self, asked: (None, SimpleNamespace(x64=x64)),
+    }
     driver.__class__ = type("Fake", (Driver,), told)
     return driver
 
@@ -229,10 +233,11 @@ def fake(is_over=True, num_rows=50, model=line, replicates=1, **settings):
         (lambda: [fake(), fake(is_over=False)], ValueError, "parts: number 1 has 1 replicates, or has not finished"),
         (lambda: [fake(), fake(replicates=2)], ValueError, "parts: number 1 has 2 replicates"),
         (lambda: [fake(), fake(num_rows=30)], ValueError, "plate 'row': found 90 rows, and the parts have learned from 80"),
+        (lambda: [fake(), fake(x64=False)], ValueError, "parts, number 1: the run began with jax_enable_x64=False, and now it is True"),
         (lambda: [fake(), fake(rename=False)], ValueError, "rename: found True and False among the parts"),
         (lambda: [fake(), fake(num_rows=40, model=line_of_wide_prior)], ValueError, "parts, number 1: .* and this is another one"),
     ],
-    ids=["one", "of all rows", "unfinished", "replicates", "other rows", "other names", "other prior"],
+    ids=["one", "of all rows", "unfinished", "replicates", "other rows", "other precision", "other names", "other prior"],
 )
 def test_what_cannot_be_merged_is_refused(parts, error, message):
     with pytest.raises(error, match=message):

@@ -5,6 +5,7 @@ import pickle
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -176,12 +177,21 @@ def test_what_time_has_ended_goes_on_with_the_data_that_it_had():
 
 
 class Refuses(Exact):
-    """Rows of an update, of one order."""
+    """Rows of an update, of the third order."""
 
     def updated(self, state, program, before):
         if program.sites["weight"].shape[0] == 3:
-            raise ValueError("three is refused")
+            raise ValueError("it is refused")
         return super().updated(state, program, before)
+
+
+class Fails(Exact):
+    """While the first order learns from an update."""
+
+    def step(self, rng_key, state, program):
+        if program.sites["weight"].shape[0] == 1 and len(state.rows) > len(X):
+            raise ValueError("it is refused")
+        return super().step(rng_key, state, program)
 
 
 def terms(x, y, *, order):
@@ -204,15 +214,28 @@ def test_orders_are_pickled_and_go_on():
     assert again.tree()["orders"]["first_update"].values.any()
 
 
-def test_where_one_order_refuses_nobody_is_weighed():
-    orders = orders_of(lambda model: Refuses(model, num_stages=1))
+@pytest.mark.parametrize("kernel", [Refuses, Fails])
+def test_where_one_order_refuses_nobody_is_weighed(kernel):
+    orders = orders_of(lambda model: kernel(model, num_stages=1))
     orders.run(0, X, Y)
-    with pytest.raises(ValueError, match="three is refused"):
+    with pytest.raises(ValueError, match="it is refused"):
         orders.update(X[:2], Y[:2])
     for ask in (orders.tree, lambda: orders.update(X[:2], Y[:2])):
         with pytest.raises(ValueError, match="some orders had learned its data and others had not"):
             ask()
     assert orders.run(0, X, Y)["orders"]["probability"].values.sum() == pytest.approx(1.0)
+
+
+def test_an_update_in_another_precision_begins_no_order():
+    orders = orders_of()
+    orders.most = 1
+    orders.run(0, X[:8], Y[:8])
+    orders.most = 3
+    with jax.enable_x64(False), pytest.raises(ValueError, match="update: the run began with jax_enable_x64=True, and now it is False"):
+        orders.update(X[8:], Y[8:])
+    assert list(orders.drivers) == [1]
+    orders.update(X[8:], Y[8:])
+    assert list(orders.tree()["orders"]["order"].values) == [1, 2, 3]
 
 
 def test_where_no_order_can_learn_more_the_run_is_as_it_was():

@@ -55,18 +55,31 @@ def test_groups_after_an_update_are_of_all_rows(bug, monkeypatch):
         np.testing.assert_allclose(tree["log_likelihood"]["x"], stats.norm.logpdf(rows, of_draws), rtol=1e-6)
 
 
-def test_rows_of_an_update_may_be_as_many_as_columns():
-    """Rows are told by the run: by an update alone they might be the columns."""
+def crossed(x, basis):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("row", x.shape[0], dim=-2), numpyro.plate("column", x.shape[1], dim=-1):
+        numpyro.sample("x", dist.Normal(weight @ basis, 1.0), obs=x)
 
-    def crossed(x, scale):
-        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-        with numpyro.plate("row", x.shape[0], dim=-2), numpyro.plate("column", x.shape[1], dim=-1):
-            numpyro.sample("x", dist.Normal(level, scale), obs=x)
 
-    kernel, scale = DataTempering(crossed, num_stages=1), np.array([1.0, 2.0, 3.0])
-    programs = [Program(crossed, np.zeros((size, 3)), scale) for size in (20, 3)]
-    assert kernel.row_dim(programs[0]) == "row"
-    assert _tree.joined(programs, kernel.row_dim(programs[0])).sites["x"].shape == (23, 3)
+def by_the_update(self, program):
+    """A planted bug: how many rows there are is asked of an update alone."""
+    return program.plates[self.row_dim(program)].size
+
+
+@pytest.mark.parametrize(("array", "bug"), [(np.asarray, False), (jnp.asarray, False), (jnp.asarray, True)])
+def test_rows_of_an_update_are_those_of_the_run(array, bug, monkeypatch):
+    """By an update of three rows alone, five columns would be the rows: another argument has three entries as well."""
+    if bug:
+        monkeypatch.setattr(DataTempering, "_num_rows", by_the_update)
+    x, basis = np.arange(115.0).reshape(23, 5) / 100, np.array([1.0, 0.5, 0.2])
+    driver = Driver(DataTempering(crossed, num_stages=1, num_particles=20), num_samples=10, progress_bar=False)
+    driver.run(0, array(x[:20]), basis)
+    driver.update(array(x[20:]), basis)
+    state = driver.states[0]
+    assert (int(state.num_rows) == 23) != bug
+    if not bug:
+        np.testing.assert_array_equal(state.table["x"][20:23], x[20:])
+        np.testing.assert_array_equal(driver.tree()["observed_data"]["x"], x)
 
 
 def test_what_goes_on_has_the_precision_of_what_began():
@@ -76,6 +89,20 @@ def test_what_goes_on_has_the_precision_of_what_began():
             with pytest.raises(ValueError, match=f"{asked}: the run began with jax_enable_x64=True, and now it is False"):
                 go_on()
     driver.update(MORE)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")  # of the planted bug
+def test_a_tree_has_the_precision_of_its_run(monkeypatch):
+    """The planted bug: as if the run had begun in that of today; states are then no arrays of it."""
+    driver = streaming()
+    wanted = driver.tree()
+    with jax.enable_x64(False):
+        found = driver.tree()
+        assert found["posterior"].dataset.equals(wanted["posterior"].dataset)
+        assert found.attrs["x64"] == 1
+        monkeypatch.setattr(driver._last[1], "x64", False)
+        with pytest.raises(TypeError, match="got float64, float32"):
+            driver.tree()
 
 
 def linked(x, link):
@@ -100,3 +127,36 @@ def test_functions_among_arguments_are_told_by_what_they_do(make):
     kernel._check_alike(Program(linked, MORE, times(jnp.ones(()))))
     with pytest.raises(ValueError, match="update: more rows of the same model are wanted, and this is another one"):
         kernel._check_alike(Program(linked, MORE, times(-9.0 * jnp.ones(()))))
+
+
+def scaled(x, y, scale):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("x", dist.Normal(level, scale), obs=x)
+        numpyro.sample("y", dist.Normal(level, scale), obs=y)
+
+
+def learned(scale):
+    kernel = DataTempering(scaled, num_stages=1, num_particles=20)
+    kernel.init(jax.random.key(0), Program(scaled, X, X, scale))
+    return kernel
+
+
+@pytest.mark.parametrize("again", [np.float64, np.array, jnp.array])
+def test_a_number_may_come_as_another_kind_of_array(again):
+    learned(np.float64(2.0))._check_alike(Program(scaled, MORE, MORE, again(2.0)))
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (None, "argument 'y' is another one"),
+        (1.0, "argument 'y' is another one"),
+        (MORE[:0], "argument 'y' has no rows"),
+        (MORE[:1], "arguments have {'x': 6, 'y': 1} rows; wanted as many in each"),
+    ],
+    ids=["none", "number", "empty", "fewer"],
+)
+def test_rows_of_an_update_are_in_all_arguments_of_rows(y, message):
+    with pytest.raises(ValueError, match=message):
+        learned(2.0)._check_alike(Program(scaled, MORE, y, 2.0))
