@@ -101,7 +101,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         to count, higher ones are tried, which learn from these rows and later ones alone (`inference.orders`).
 
         Each call should have rows of all kinds, in random order: where rows lead away from all that earlier ones had left likely, these are
-        forgotten, and a warning says so. `order`, `prior`, `cluster`, `num_live`, `num_sweeps` and `num_samples` stay what they were at the first.
+        forgotten, and a warning says so. `order`, `prior`, `cluster`, `num_live`, `num_sweeps` and `num_samples` are to stay what they were
+        at the first call.
 
         :param classes: at the first call, every class that may come; None: those of its labels.
         """
