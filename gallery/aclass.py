@@ -113,6 +113,8 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """
         if not self.__sklearn_is_fitted__():
             return self._begin(X, y, classes)
+        if not self.n_rows_seen_:  # the first call was ended before any
+            return self._begin(X, y, self.classes_ if classes is None else classes)
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
         if y is None:
@@ -160,6 +162,8 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         self._log_units += self._columns.log_units(x[:taken])
         self.n_rows_seen_ = int(self._state.seen)
         if taken < len(x):
+            if self.n_rows_seen_:
+                self._driver.leave_rest()
             warnings.warn(
                 f"ended by Ctrl-C or max_time after {taken} of {len(x)} rows; partial_fit(X[{taken}:], y[{taken}:]) goes on with the rest.",
                 ConvergenceWarning,

@@ -93,7 +93,7 @@ class Run:
         """The model with the data of the run and of its updates; of a chain, with as much room as the draws have."""
         stepper, program = self.stepper, self.programs[0]
         if isinstance(stepper, Replicate):
-            return _tree.joined(self.programs, stepper.algorithm.row_dim(program))
+            return _tree.joined(self.programs, stepper.algorithm.rows_of(self.programs))
         assert isinstance(stepper, Chain)
         draw = {str(name): np.zeros(values.shape[2:]) for name, values in groups["posterior"].data_vars.items()}
         room = stepper.room(self.session.each()[0], draw)
@@ -152,7 +152,20 @@ class Run:
             self.session.compiled.clear()  # where they are constants
         self.program = self.stepper.program = program
         self.reading = Reading(self.driver.kernel)
-        self.programs = [*self.programs, program] if algorithm.row_dim(self.programs[0]) else [program]
+        together = [*self.programs, program]
+        self.programs = together if algorithm.rows_of(together) else [program]
+
+    def leave_rest(self) -> None:
+        """Rows that a run has not come to are as if they had never been given."""
+        if not isinstance(self.stepper, Replicate) or len(self.keys) > 1:
+            raise TypeError("leave_rest: wanted one replicate of an algorithm that takes its rows one by one.")
+        if not self.session.steps:
+            raise ValueError("leave_rest: no row has been taken; call `run` with other data.")
+        (step,) = self.session.each()
+        state, program = self.stepper.algorithm.rest_left(step.state, self.stepper.program)
+        self.session.lanes = [stacked([step._replace(state=state)])]
+        self.programs = [*self.programs[:-1], program] if program is not None else self.programs[:-1] or self.programs
+        self.program = self.stepper.program = self.programs[-1]
 
     def replicates(self) -> list[Any]:
         """The states of an algorithm, one a replicate."""
@@ -275,14 +288,14 @@ def _partition(kernel: Any) -> dict[str, str]:
 
 def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:
     """One number for the run: evidences of replicates are averaged as evidences, with the error that their spread shows; with none where
-    one of them has none, as of a run that was ended early."""
+    one of them has none, as of a run that was ended early, and an infinite one where one of them may be off by anything."""
     if "log_evidence" not in scalars or len(scalars["log_evidence"]) == 1:
         return {name: value[0].item() if len(value) == 1 else value for name, value in scalars.items()}
     each = jnp.asarray(scalars["log_evidence"])
     mean = logsumexp(each) - np.log(len(each))
     spread = np.std(np.exp(scalars["log_evidence"] - float(mean)), ddof=1) / np.sqrt(len(each))
-    if np.isnan(scalars.get("log_evidence_se", 0.0)).any():
-        spread = np.nan
+    if not np.isfinite(errors := scalars.get("log_evidence_se", np.zeros(1))).all():
+        spread = np.nan if np.isnan(errors).any() else np.inf
     rest = {f"{name}_of_replicates": value for name, value in scalars.items()}
     return rest | {"log_evidence": float(mean), "log_evidence_se": float(spread)}
 

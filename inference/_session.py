@@ -16,7 +16,7 @@ from jax import Array, random
 
 from inference._loop import Loop, apart, stacked
 from inference._progress import Bar, figures
-from inference._signals import signals_noted
+from inference._signals import ctrl_c_waits, signals_noted
 from inference._steppers import Stepper
 from inference._store import Commit, FolderStore, MemoryStore, Records, concatenate
 from inference.stopping import StopRule
@@ -85,7 +85,7 @@ class Session:
 
     def go_on(self, lanes: list[Any], data: Any) -> None:
         """With other data, and states that know of them; what is compiled serves on where no shape has changed."""
-        self.lanes, self.stepper.data = lanes, data
+        self.lanes, self.stepper.data, self.ended = lanes, data, ""
 
     def commit(self) -> Commit:
         """Where the run stands."""
@@ -144,7 +144,9 @@ class Session:
         parts, left = [self._loop(self.lanes[i]).nothing()], size
         while left and not self._asked("finished", self.lanes[i]).all():
             self._make_room(i)
-            self.lanes[i], records, count = self._loop(self.lanes[i]).chunk(self.lanes[i], left, **how)
+            loop = self._loop(self.lanes[i])
+            with ctrl_c_waits():  # the states are given away, and what comes of them must not be lost
+                self.lanes[i], records, count = loop.chunk(self.lanes[i], left, **how)
             parts.append(records)
             left -= count
         return concatenate(parts), size - left

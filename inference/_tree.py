@@ -26,15 +26,11 @@ def named(dataset: xr.Dataset, dims: dict[str, tuple[str, ...]]) -> xr.Dataset:
     return with_coordinates(xr.Dataset(variables))
 
 
-def joined(programs: Sequence[Program], row_dim: str | None) -> Program:
-    """The model on the rows of all programs, one after the other: of the arguments that have as many rows as the model."""
+def joined(programs: Sequence[Program], by_row: Sequence[str]) -> Program:
+    """The model on the rows of all programs, one after the other."""
     if len(programs) == 1:
         return programs[0]
-    sizes = [next(site.shape[site.dims.index(row_dim)] for site in each.sites.values() if row_dim in site.dims) for each in programs]
-
-    is_by_row = lambda values: all(np.ndim(value) and len(value) == size for value, size in zip(values, sizes, strict=True))
-    given = {name: [each.arguments[name] for each in programs] for name in programs[0].arguments}
-    rows = {name: np.concatenate([np.asarray(value) for value in values]) for name, values in given.items() if is_by_row(values)}
+    rows = {name: np.concatenate([np.asarray(each.arguments[name]) for each in programs]) for name in by_row}
     return programs[0].with_arguments(**rows)
 
 

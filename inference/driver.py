@@ -129,12 +129,18 @@ class Driver:
     def update(self, *args: Any, **kwargs: Any) -> None:
         """Go on with more data, for an algorithm that learns from its rows bit by bit (`ParticleFilter`, where the whole equals one run
         over all rows, bit for bit; `Staged` and `DataTempering`, where it is one more stage). `tree` shows it, so that a stream of single
-        rows does not pay for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone."""
+        rows does not pay for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone, and their data, as
+        those of `run`, are not copied."""
         self.check_precision("update")
         session, run = self._finished_run("update")
         run.go_on(*args, **kwargs)
         session.store = session.store.in_memory()
         self._go(session, run, self._target(), self.stop)
+
+    def leave_rest(self) -> None:
+        """Give up the rows that a run of `ParticleFilter` has not come to when time or Ctrl-C ended it, so that `update` can bring others;
+        with `extend` it goes on with them instead."""
+        self._finished_run("leave_rest")[1].leave_rest()
 
     def tree(self) -> xr.DataTree:
         """What the last run, with its updates, has found so far; in the precision of the run, whatever JAX has now."""

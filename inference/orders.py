@@ -28,6 +28,7 @@ from numpyro.distributions import Distribution
 
 from inference._counts import is_between, is_whole
 from inference._order_summary import Entry, OrderSummary
+from inference._signals import signals_noted
 from inference.driver import Driver
 from inference.kernels._stages import ByStages
 from inference.kernels.nested_sampler import NestedSampler
@@ -38,6 +39,7 @@ __all__ = ["Orders", "run_orders"]
 
 NUM_HISTORIES = 4000  # of the evidences, for the error of a probability
 MOST_STEPS = 1_000_000  # of a run that goes on
+SIGNALS = ("SIGINT", "SIGTERM")  # that end one
 
 
 class Orders:
@@ -97,19 +99,17 @@ class Orders:
         left = self._clock()
         self._go_on(left)
         before = self.tree()
-        for order, driver in self.drivers.items():
-            driver.max_time, known = left(), driver.program
-            try:
-                driver.update(*args, **kwargs)
-            finally:  # an error may come before anything changes, or while it learns
-                self._is_torn |= driver.program is not known  # until all have learned
-            self.trees[order] = driver.tree()
+        first, *others = self.drivers
+        self._learn(first, left(), args, kwargs)
+        with signals_noted() as noted:  # one Ctrl-C must not tear them: the others take these data, and go on with them at the next call
+            for order in others:
+                self._learn(order, self._unless_stopped(noted, left)(), args, kwargs)
         self._is_torn = False
         self.num_updates += 1
         self._before, self._data = before, (args, kwargs)
         try:
-            self._go_up(left)
-        except Exception as error:
+            self._go_up(self._unless_stopped(noted, left))
+        except BaseException as error:
             error.add_note(f"update: orders {min(self.drivers)} to {max(self.drivers)} have learned these data; do not give them again.")
             raise
 
@@ -134,6 +134,20 @@ class Orders:
             raise ValueError(f"prior: it gives no probability to any of the orders tried, {min(whole)} to {max(whole)}; raise `most`.")
         ended = stopped or ("finished" if self._is_over() else "most")
         return _assembled(whole, self.entries, self.prior, model_name(self.family), ended)
+
+    def _learn(self, order: int, seconds: float | None, args: tuple, kwargs: dict[str, Any]) -> None:
+        driver = self.drivers[order]
+        driver.max_time, known = seconds, driver.program
+        try:
+            driver.update(*args, **kwargs)
+        finally:  # an error may come before anything changes, or while it learns
+            self._is_torn |= driver.program is not known  # until all have learned
+        self.trees[order] = driver.tree()
+
+    def _unless_stopped(self, noted: list[str], left: Callable) -> Callable[[], float | None]:
+        """Seconds that are left; none where a signal has come, or has ended the run of an order."""
+        is_stopped = lambda: noted or any(tree.attrs["ended"] in SIGNALS for tree in self.trees.values())
+        return lambda: 0.0 if is_stopped() else left()
 
     def _forget(self) -> None:
         self.drivers: dict[int, Driver] = {}
@@ -171,15 +185,17 @@ class Orders:
             driver = Driver(self._kernel_of(model), **self._settings_of(order))
             driver.max_time = left()
             tree = driver.run(random.fold_in(self._key, order), *args, **kwargs)
-            if "log_evidence" not in tree.attrs:
+            if missing := [name for name in ("log_evidence", "log_evidence_se") if name not in tree.attrs]:
                 raise TypeError(
-                    f"kernel: {type(driver.kernel).__name__} leaves no log_evidence; wanted one that does, such as NestedSampler."
+                    f"kernel: {type(driver.kernel).__name__} leaves no {missing[0]}; wanted one that does, such as NestedSampler."
                 )
             self.models[order], self.drivers[order], self.trees[order], self.entries[order] = model, driver, tree, self._entry(order)
 
     def _settings_of(self, order: int) -> dict[str, Any]:
+        """Updates are in memory alone, and so are orders that they call for."""
         folder = self.settings.get("checkpoint")
-        return self.settings if folder is None else self.settings | {"checkpoint": Path(folder) / f"order_{order}"}
+        own = None if folder is None or self.num_updates else Path(folder) / f"order_{order}"
+        return self.settings | {"checkpoint": own}
 
     def _kernel_of(self, model: Callable) -> Algorithm:
         """Of an update, which is one stage, and whose rows are what they were in the run."""

@@ -16,7 +16,7 @@ Hyper-parameters must also be the same on other rows, and on another number of t
 Cost: a few traces of the model on at most `OTHERS` rows; the whole data are only looked at.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -95,6 +95,11 @@ class Partition:
             elif not _is_same(old, new):
                 words.append(f"argument {name!r} is {new!r}, was {old!r}")
         return words
+
+    def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
+        """Arguments that have an entry for each row, in each of some programs that differ in their rows alone."""
+        is_by_row = lambda name, each: _argument_by_row(each.arguments[name], each.sites[self.z].shape[0])
+        return tuple(name for name in self.few.arguments if all(is_by_row(name, each) for each in (self.few, *programs)))
 
     def trace(self, program: Program, given: Mapping[str, Any], rng_key: Array | None = None, spread: Any = 1.0) -> dict[str, dict]:
         """The trace with latent sites at `given`, the rest at a start, the rows of each class in one group."""

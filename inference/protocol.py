@@ -6,7 +6,7 @@ coordinate ascent, stochastic variational inference) is an `Algorithm`: five pur
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -74,9 +74,13 @@ class Algorithm(ABC):
         """The state that goes on with the data of another program than the one before, where it stopped: `Driver.update`."""
         raise TypeError(f"update: {type(self).__name__} learns from one data set; call `run` with all of the data.")
 
-    def row_dim(self, program: Program) -> str | None:
-        """The dimension along which updates bring more data, where those that came before are kept for the tree."""
-        return None
+    def rows_of(self, programs: Sequence[Program]) -> tuple[str, ...]:
+        """The arguments of a run and its updates that have an entry for each row, where the tree is to tell of the rows of all of them."""
+        return ()
+
+    def rest_left(self, state: Any, program: Program) -> tuple[Any, Program | None]:
+        """The state that has finished where it stands, and the program with the rows that it has taken, if any: `Driver.leave_rest`."""
+        raise TypeError(f"leave_rest: {type(self).__name__} does not take its rows one by one; `extend` lets it finish.")
 
     # For states whose size is not known beforehand: arrays have room for some, and the host makes more.
 

@@ -5,6 +5,8 @@ for each row are cut to those of a stage, and the size of the plate must follow 
 does not depend on rows beside it, which may be of other stages.
 """
 
+from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from jax import Array, random
 
 from inference._counts import is_whole
 from inference._once import once
+from inference._some_rows import num_entries
 from inference.fingerprint import data_hash, model_hash
 from inference.program import Program
 from inference.protocol import Algorithm
@@ -87,6 +90,10 @@ class ByStages(Algorithm):
         """Of the rows, among batch dimensions."""
         return program.plates[self.row_dim(program)].dim or -1
 
+    def rows_of(self, programs: Sequence[Program]) -> tuple[str, ...]:
+        """As the run has read them."""
+        return self.row_arguments
+
     def row_dim(self, program: Program) -> str:
         """The plate that all observed sites are in; where there are several, the last whose size follows from arguments."""
         plates = [site.plates for name, site in program.sites.items() if name in program.observed]
@@ -106,7 +113,7 @@ class ByStages(Algorithm):
     def _with_entries(self, program: Program, plate: str) -> dict[str, Any]:
         """The arguments that have an entry for each member of a plate."""
         size = program.plates[plate].size
-        found = {name: value for name, value in program.arguments.items() if np.ndim(value) and len(value) == size}
+        found = {name: value for name, value in program.arguments.items() if num_entries(value) == size}
         return found if self.known_rows is None else {name: value for name, value in found.items() if name in self.known_rows}
 
     def _recounted(self, program: Program, plate: str) -> Program:
@@ -184,9 +191,8 @@ class ByStages(Algorithm):
         """More rows of the same model, and nothing else."""
         mine, found = self.split.program.arguments, program.arguments
         rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
-        differ = sorted(name for name in rest if name not in mine or name not in found or data_hash(mine[name]) != data_hash(found[name]))
-        of_row = lambda value: np.shape(value)[1:] if np.ndim(value) else None
-        differ += sorted(name for name in rows if name not in found or of_row(found[name]) != of_row(mine[name]))
+        differ = sorted(name for name in rest if name not in mine or name not in found or not _is_same(mine[name], found[name]))
+        differ += sorted(name for name in rows if name not in found or _of_row(found[name]) != _of_row(mine[name]))
         if differ:
             raise ValueError(f"{asked}: more rows of the same model are wanted, but argument {differ[0]!r} is another one.")
         sizes = {name: len(found[name]) for name in sorted(rows)}
@@ -194,7 +200,7 @@ class ByStages(Algorithm):
             raise ValueError(f"{asked}: argument {empty[0]!r} has no rows; wanted one or more.")
         if len(set(sizes.values())) > 1:
             raise ValueError(f"{asked}: arguments have {sizes} rows; wanted as many in each.")
-        alike = {name: value for name, value in found.items() if name in rows or _has_content(value)}
+        alike = {name: value for name, value in found.items() if name in rows or _has_content(mine[name], value)}
         if model_hash(self.split.program.with_arguments(**alike)) != model_hash(program):  # as by a function among the arguments
             raise ValueError(f"{asked}: more rows of the same model are wanted, and this is another one.")
         program.check()
@@ -204,9 +210,22 @@ class ByStages(Algorithm):
         raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")
 
 
-def _has_content(value: Any) -> bool:
-    """Whether `data_hash` knows all of an argument."""
-    return all(hasattr(leaf, "__array__") for leaf in jax.tree.leaves(value))
+def _is_same(mine: Any, found: Any) -> bool:
+    """As far as an argument has content; of functions only names are known."""
+    if isinstance(mine, Number) and isinstance(found, Number):
+        return mine == found
+    return data_hash(mine) == data_hash(found)
+
+
+def _has_content(mine: Any, found: Any) -> bool:
+    """Whether `_is_same` knows all of them: arrays and numbers, in forms that are equal."""
+    is_known = lambda leaf: hasattr(leaf, "__array__") or isinstance(leaf, Number)
+    return jax.tree.structure(mine) == jax.tree.structure(found) and all(map(is_known, jax.tree.leaves(found)))
+
+
+def _of_row(values: Any) -> tuple[Any, ...] | None:
+    """The shape of a row, and whether it is of flags: as numbers, earlier flags would be others."""
+    return None if num_entries(values) is None else (np.shape(values)[1:], np.asarray(values).dtype == bool)
 
 
 def _another(size: int) -> int:

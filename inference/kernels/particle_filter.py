@@ -21,7 +21,7 @@ grid x particles each are kept, and a row costs O(grid x particles x rows before
 Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative classification"; Fearnhead (2004).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -259,10 +259,21 @@ class ParticleFilter(Algorithm):
 
     def updated(self, state: FilterState, program: Program, before: Program) -> FilterState:
         """The same filter before the first row of other data."""
+        if not self.finished(state):
+            raise ValueError(
+                f"update: the filter has taken {int(state.row)} of {int(state.num_rows)} rows; let it go on first, by `extend(1_000_000)`, "
+                f"or give up the others, by `leave_rest()`."
+            )
         if differences := self.partition.differences(program):
             raise ValueError(f"update: more rows of the same model are wanted, but {'; '.join(differences)}.")
         label, num_rows = self.data(program).labels[0], jnp.asarray(self._length(program), jnp.int32)
         return state._replace(row=jnp.zeros_like(state.row), num_rows=num_rows, next_label=label)
+
+    def rest_left(self, state: FilterState, program: Program) -> tuple[FilterState, Program | None]:
+        """As if the rows to come had never been given."""
+        taken = int(state.row)
+        rows = {name: program.arguments[name][:taken] for name in self.partition.by_row([program])}
+        return state._replace(num_rows=state.row), program.with_arguments(**rows) if taken else None
 
     def _wants(self, state: FilterState) -> dict[str, Array]:
         """What the next row may lack: it opens or changes a group in each particle at most, and so do the rows redrawn after it, twice."""
@@ -361,6 +372,6 @@ class ParticleFilter(Algorithm):
             dims |= dict.fromkeys(groups["grid"], ("point",))
         return Results(groups, {"log_evidence": float(state.total_log_evidence())}, dims)
 
-    def row_dim(self, program: Program) -> str | None:
-        """The dimension of the partition."""
-        return program.dims[self.partition.z][0] if self.keep_assignments else None
+    def rows_of(self, programs: Sequence[Program]) -> tuple[str, ...]:
+        """Those of the partition, where it is kept."""
+        return self.partition.by_row(programs) if self.keep_assignments else ()

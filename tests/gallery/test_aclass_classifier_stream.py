@@ -3,7 +3,7 @@
 import pickle
 import signal
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import jax
 import numpy as np
@@ -238,6 +238,16 @@ def test_ctrl_c_keeps_the_rows_that_were_seen(monkeypatch, at_once):
     seen = classifier.n_rows_seen_
     assert FIRST < seen < 16
     check_same(classifier.partial_fit(X[seen:], Y[seen:]), at_once)
+    assert classifier.posterior_["observed_data"].sizes["row"] == 16
+
+
+def test_where_no_row_was_seen_the_next_call_is_the_first(monkeypatch, at_once):
+    classifier = new()
+    with monkeypatch.context() as patch:
+        patch.setattr("inference._session.signals_noted", lambda: nullcontext(["SIGINT"]))
+        with pytest.warns(ConvergenceWarning, match="after 0 of 16 rows"):
+            classifier.fit(X, Y)
+    check_same(classifier.partial_fit(X, Y), at_once)
 
 
 @pytest.mark.slow

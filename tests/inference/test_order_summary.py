@@ -2,6 +2,7 @@
 against exact evidences."""
 
 import pickle
+import signal
 from functools import partial
 from typing import NamedTuple
 
@@ -238,6 +239,44 @@ def test_an_update_in_another_precision_begins_no_order():
     assert list(orders.tree()["orders"]["order"].values) == [1, 2, 3]
 
 
+class Interrupted(Exact):
+    """By Ctrl-C, when the second order is given the rows of an update."""
+
+    def updated(self, state, program, before):
+        if program.sites["weight"].shape[0] == 2 and len(state.rows) == len(X):
+            signal.raise_signal(signal.SIGINT)
+        return super().updated(state, program, before)
+
+
+def test_ctrl_c_tears_no_orders():
+    """Those that come after have no time, and go on at the next call."""
+    orders, whole = orders_of(lambda model: Interrupted(model, num_stages=1)), orders_of()
+    for one in (orders, whole):
+        one.run(0, X, Y)
+        one.update(X[:2], Y[:2])
+    assert orders.tree().attrs["ended"] == "max_time"
+    for one in (orders, whole):
+        one.update(X[2:4], Y[2:4])
+    xr.testing.assert_allclose(orders.tree()["orders"].dataset, whole.tree()["orders"].dataset)
+
+
+def test_orders_that_an_update_calls_for_are_in_memory_alone(tmp_path):
+    orders = orders_of(checkpoint=tmp_path / "runs")
+    orders.run(0, X[6:8], Y[6:8])
+    orders.update(X[8:], Y[8:])
+    assert max(orders.drivers) > 3
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"order_1", "order_2", "order_3"}
+
+
+def test_an_evidence_without_an_error_is_refused():
+    class Alone(Exact):
+        def results(self, state, program):
+            return Results({}, {"log_evidence": state.log_evidence}, {})
+
+    with pytest.raises(TypeError, match="kernel: Alone leaves no log_evidence_se"):
+        orders_of(lambda model: Alone(model, num_stages=1)).run(0, X, Y)
+
+
 def test_where_no_order_can_learn_more_the_run_is_as_it_was():
     orders = orders_of(lambda model: ImportanceSampling(model, num_batches=2, batch_size=8))
     wanted = orders.run(0, X, Y)
@@ -246,15 +285,16 @@ def test_where_no_order_can_learn_more_the_run_is_as_it_was():
     xr.testing.assert_identical(orders.tree()["orders"].dataset, wanted["orders"].dataset)
 
 
-def test_an_order_that_cannot_begin_says_that_others_have_learned():
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_order_that_cannot_begin_says_that_others_have_learned(error):
     def limited(order):
         if order > 3:
-            raise ValueError("four is refused")
+            raise error("four is refused")
         return polynomial(order)
 
     orders = orders_of(family=limited)
     orders.run(0, X[6:8], Y[6:8])
-    with pytest.raises(ValueError, match="four is refused") as refused:
+    with pytest.raises(error, match="four is refused") as refused:
         orders.update(X[8:], Y[8:])
     assert refused.value.__notes__ == ["update: orders 1 to 3 have learned these data; do not give them again."]
     assert orders.tree()["orders"]["order"].values.tolist() == [1, 2, 3]
@@ -274,6 +314,9 @@ def test_rows_are_what_they_were_in_the_run():
     orders.update(X[13:], Y[13:], units)
     assert max(orders.drivers) > 3
     assert {driver.kernel.row_arguments for driver in orders.drivers.values()} == {("x", "y")}
+    orders.update(X[:2], Y[:2], units)
+    for order, driver in orders.drivers.items():
+        np.testing.assert_array_equal(driver.tree()["constant_data"]["units"], units, err_msg=f"order {order}")
 
 
 def exact_joint(first, second, orders):

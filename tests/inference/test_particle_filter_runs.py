@@ -222,6 +222,36 @@ def resumed(stopped, monkeypatch, tmp_path):
     return partial(run, checkpoint=copy, num_chains=1)
 
 
+@pytest.fixture
+def ended_early(monkeypatch):
+    """A driver whose time was up after two calls of the compiled loop, and how many rows it has taken."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_session, "perf_counter", partial(next, count()))
+        this, part = run(num_chains=1, max_time=1.5)
+    this.max_time = None
+    return this, part.attrs["steps"]
+
+
+def test_an_update_drops_no_rows_that_a_run_has_not_come_to(ended_early):
+    this, taken = ended_early
+    with pytest.raises(ValueError, match=f"update: the filter has taken {taken} of 27 rows; let it go on first"):
+        this.update(*MORE, **OPTIONS)
+    check_same(this.extend(1_000_000), whole(num_chains=1)[1])
+
+
+def test_rows_that_are_given_up_are_as_if_they_had_never_been_given(ended_early):
+    this, taken = ended_early
+    this.leave_rest()
+    assert this.tree()["observed_data"]["x"].shape == (taken, 3)
+    this.update(X[taken:], Y[taken:], **OPTIONS)
+    check_same(this.tree(), whole(num_chains=1)[1])
+
+
+def test_what_takes_no_rows_one_by_one_has_no_rest():
+    with pytest.raises(TypeError, match="leave_rest: wanted one replicate"):
+        whole()[0].leave_rest()
+
+
 @pytest.mark.slow
 def test_a_run_that_grew_and_was_stopped_is_resumed_bit_for_bit(stopped, resumed):
     _, steps, wanted = stopped

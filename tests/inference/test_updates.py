@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from inference import DataTempering, Driver, Program, Staged, _tree
+from inference._outcome import _combined
 from tests.inference.importance import ImportanceSampling
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -19,8 +20,8 @@ X, MORE = np.linspace(0.0, 2.0, 20), np.full(6, 1.0)
 class Streaming(ImportanceSampling):
     """Takes more rows, and learns nothing from them."""
 
-    def row_dim(self, program):
-        return "row"
+    def rows_of(self, programs):
+        return ("x",)
 
     def updated(self, state, program, before):
         return state
@@ -45,7 +46,7 @@ def test_groups_after_an_update_are_of_all_rows(bug, monkeypatch):
     driver = streaming(groups=("log_likelihood", "posterior_predictive"))
     driver.update(MORE)
     if bug:
-        monkeypatch.setattr(_tree, "joined", lambda programs, row_dim: programs[-1])
+        monkeypatch.setattr(_tree, "joined", lambda programs, by_row: programs[-1])
     tree, rows = driver.tree(), np.concatenate([X, MORE])
     found = [tree[group].sizes["row"] for group in ("observed_data", "log_likelihood", "posterior_predictive", "posterior")]
     assert (found == [26] * 4) != bug
@@ -120,13 +121,14 @@ def times(factor):
     [lambda: DataTempering(linked, num_stages=1, num_particles=20), lambda: Staged(linked, num_stages=1, num_live=20, num_walkers=0)],
     ids=["tempering", "staged"],
 )
-def test_functions_among_arguments_are_told_by_what_they_do(make):
+@pytest.mark.parametrize("kept", [lambda function: function, jax.tree_util.Partial], ids=["plain", "in a tree"])
+def test_functions_among_arguments_are_told_by_what_they_do(make, kept):
     """Their names are the same."""
-    kernel, program = make(), Program(linked, X, times(jnp.ones(())))
-    kernel.init(jax.random.key(0), program)
-    kernel._check_alike(Program(linked, MORE, times(jnp.ones(()))))
+    kernel, link = make(), lambda factor: kept(times(factor * jnp.ones(())))
+    kernel.init(jax.random.key(0), Program(linked, X, link(1.0)))
+    kernel._check_alike(Program(linked, MORE, link(1.0)))
     with pytest.raises(ValueError, match="update: more rows of the same model are wanted, and this is another one"):
-        kernel._check_alike(Program(linked, MORE, times(-9.0 * jnp.ones(()))))
+        kernel._check_alike(Program(linked, MORE, link(-9.0)))
 
 
 def scaled(x, y, scale):
@@ -142,7 +144,7 @@ def learned(scale):
     return kernel
 
 
-@pytest.mark.parametrize("again", [np.float64, np.array, jnp.array])
+@pytest.mark.parametrize("again", [float, np.float64, np.array, jnp.array])
 def test_a_number_may_come_as_another_kind_of_array(again):
     learned(np.float64(2.0))._check_alike(Program(scaled, MORE, MORE, again(2.0)))
 
@@ -152,11 +154,32 @@ def test_a_number_may_come_as_another_kind_of_array(again):
     [
         (None, "argument 'y' is another one"),
         (1.0, "argument 'y' is another one"),
+        (MORE > 0, "argument 'y' is another one"),  # flags joined to numbers would be numbers
         (MORE[:0], "argument 'y' has no rows"),
         (MORE[:1], "arguments have {'x': 6, 'y': 1} rows; wanted as many in each"),
     ],
-    ids=["none", "number", "empty", "fewer"],
+    ids=["none", "number", "flags", "empty", "fewer"],
 )
 def test_rows_of_an_update_are_in_all_arguments_of_rows(y, message):
     with pytest.raises(ValueError, match=message):
         learned(2.0)._check_alike(Program(scaled, MORE, y, 2.0))
+
+
+def test_an_argument_may_be_a_tuple_of_unlike_arrays():
+    def model(x, prior):
+        level = numpyro.sample("level", dist.MultivariateNormal(*prior))
+        with numpyro.plate("row", len(x)):
+            numpyro.sample("x", dist.Normal(level[0], 1.0), obs=x)
+
+    prior = np.zeros(3), np.eye(3)
+    driver = Driver(DataTempering(model, num_stages=1, num_particles=20), num_samples=10, progress_bar=False)
+    driver.run(0, X, prior)
+    driver.update(MORE, prior)
+    assert driver.tree()["observed_data"].sizes["row"] == 26
+
+
+@pytest.mark.parametrize(("errors", "claimed"), [([0.1, np.inf], np.inf), ([np.nan, np.inf], np.nan)])
+def test_replicates_claim_no_less_than_one_of_them(errors, claimed):
+    """Where an update has led away from what was learned, the error is infinite, however near to each other replicates are."""
+    found = _combined({"log_evidence": np.array([-3.0, -3.1]), "log_evidence_se": np.array(errors)})
+    np.testing.assert_equal(found["log_evidence_se"], claimed)
