@@ -15,10 +15,9 @@ __all__ = ["arguments_by_row", "num_entries", "on_rows"]
 def num_entries(value: Any) -> int | None:
     """Of an array or what NumPy makes one of; None of a number, and of what is no array, such as a tuple of unlike ones."""
     try:
-        shape = np.shape(value)
+        return len(value) if np.ndim(value) else None
     except ValueError:
         return None
-    return shape[0] if shape else None
 
 
 def arguments_by_row(program: Program, num_rows: int) -> dict[str, np.ndarray]:

@@ -140,7 +140,9 @@ class Driver:
     def leave_rest(self) -> None:
         """Give up the rows that a run of `ParticleFilter` has not come to when time or Ctrl-C ended it, so that `update` can bring others;
         with `extend` it goes on with them instead."""
-        self._finished_run("leave_rest")[1].leave_rest()
+        session, run = self._finished_run("leave_rest")
+        run.leave_rest()
+        session.store = session.store.in_memory()
 
     def tree(self) -> xr.DataTree:
         """What the last run, with its updates, has found so far; in the precision of the run, whatever JAX has now."""

@@ -212,9 +212,8 @@ class ByStages(Algorithm):
 
 def _is_same(mine: Any, found: Any) -> bool:
     """As far as an argument has content; of functions only names are known."""
-    if isinstance(mine, Number) and isinstance(found, Number):
-        return mine == found
-    return data_hash(mine) == data_hash(found)
+    is_number = isinstance(mine, Number) and isinstance(found, Number)
+    return (is_number and mine == found) or data_hash(mine) == data_hash(found)
 
 
 def _has_content(mine: Any, found: Any) -> bool:
@@ -225,7 +224,10 @@ def _has_content(mine: Any, found: Any) -> bool:
 
 def _of_row(values: Any) -> tuple[Any, ...] | None:
     """The shape of a row, and whether it is of flags: as numbers, earlier flags would be others."""
-    return None if num_entries(values) is None else (np.shape(values)[1:], np.asarray(values).dtype == bool)
+    if num_entries(values) is None:
+        return None
+    values = values if isinstance(values, Array) else np.asarray(values)
+    return values.shape[1:], values.dtype == bool
 
 
 def _another(size: int) -> int:

@@ -131,7 +131,7 @@ def test_functions_among_arguments_are_told_by_what_they_do(make, kept):
         kernel._check_alike(Program(linked, MORE, link(-9.0)))
 
 
-def scaled(x, y, scale):
+def scaled(x, y, scale, unused=None):
     level = numpyro.sample("level", dist.Normal(0.0, 1.0))
     with numpyro.plate("row", len(x)):
         numpyro.sample("x", dist.Normal(level, scale), obs=x)
@@ -142,6 +142,12 @@ def learned(scale):
     kernel = DataTempering(scaled, num_stages=1, num_particles=20)
     kernel.init(jax.random.key(0), Program(scaled, X, X, scale))
     return kernel
+
+
+def test_what_is_no_number_is_the_same_again():
+    kernel, program = DataTempering(scaled, num_stages=1, num_particles=20), Program(scaled, X, X, 2.0, unused=np.nan)
+    kernel.init(jax.random.key(0), program)
+    kernel._check_alike(Program(scaled, MORE, MORE, 2.0, unused=np.nan))
 
 
 @pytest.mark.parametrize("again", [float, np.float64, np.array, jnp.array])
@@ -165,13 +171,16 @@ def test_rows_of_an_update_are_in_all_arguments_of_rows(y, message):
         learned(2.0)._check_alike(Program(scaled, MORE, y, 2.0))
 
 
-def test_an_argument_may_be_a_tuple_of_unlike_arrays():
+PRIORS = {"tuple": (np.zeros(3), np.eye(3)), "distribution": dist.MultivariateNormal(np.zeros(3), np.eye(3))}
+
+
+@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
+def test_an_argument_may_be_no_array(prior):
     def model(x, prior):
-        level = numpyro.sample("level", dist.MultivariateNormal(*prior))
+        level = numpyro.sample("level", dist.MultivariateNormal(*prior) if isinstance(prior, tuple) else prior)
         with numpyro.plate("row", len(x)):
             numpyro.sample("x", dist.Normal(level[0], 1.0), obs=x)
 
-    prior = np.zeros(3), np.eye(3)
     driver = Driver(DataTempering(model, num_stages=1, num_particles=20), num_samples=10, progress_bar=False)
     driver.run(0, X, prior)
     driver.update(MORE, prior)
