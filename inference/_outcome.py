@@ -152,8 +152,7 @@ class Run:
             self.session.compiled.clear()  # where they are constants
         self.program = self.stepper.program = program
         self.reading = Reading(self.driver.kernel)
-        together = [*self.programs, program]
-        self.programs = together if algorithm.rows_of(together) else [program]
+        self.programs = [*self.programs, program] if algorithm.rows_of([program]) else [program]
 
     def leave_rest(self) -> None:
         """Rows that a run has not come to are as if they had never been given."""
