@@ -58,7 +58,7 @@ class ByStages(Algorithm):
                 f"site {program.factors[0]!r}: a factor is none of the rows that are dealt out to stages. Observe it by row."
             )
         by_row = self._by_row(program)
-        num_rows = len(next(iter(by_row.values())))
+        num_rows = _length(by_row)
         if num_rows < self.num_stages:
             raise ValueError(f"num_stages: found {self.num_stages} for {num_rows} rows; wanted a row or more for each stage.")
         super().check(program)
@@ -66,7 +66,7 @@ class ByStages(Algorithm):
 
     def _prove_rows(self, program: Program, by_row: dict[str, Any]) -> None:
         """At draws from the prior: some rows alone, in another order, have the terms that they have among all."""
-        num_rows = len(next(iter(by_row.values())))
+        num_rows = _length(by_row)
         places = np.linspace(0, num_rows - 1, min(FEW, num_rows - num_rows // 2)).astype(int)[::-1]
         few = program.with_arguments(**_cut(by_row, places))
         split, axis = Split(few), self._row_axis(program)
@@ -228,6 +228,10 @@ def _of_row(values: Any) -> tuple[Any, ...] | None:
         return None
     values = values if isinstance(values, Array) else np.asarray(values)
     return values.shape[1:], values.dtype == bool
+
+
+def _length(by_row: dict[str, Any]) -> int:
+    return len(next(iter(by_row.values())))
 
 
 def _another(size: int) -> int:
