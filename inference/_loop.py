@@ -5,8 +5,7 @@ Both numbers are arguments of the compiled function, so warm-up, thinning and ch
 and the numbers that come out do not depend on how a run is cut into chunks.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from inference._built import built, make_room
 from inference._steppers import Stepper
 
-__all__ = ["CHAIN_METHODS", "Loop", "apart", "stacked"]
+__all__ = ["CHAIN_METHODS", "Loop"]
 
 BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
 # The operations of an algorithm's step are short: the order that saves memory is nearly a chain, and no second thread wakes up for each
@@ -34,22 +33,6 @@ def alone(function: Callable) -> Callable:
 
 
 CHAIN_METHODS = {"sequential": alone, "vectorized": jax.vmap, "parallel": alone}
-
-
-@jax.jit
-def stacked(states: Sequence[Any]) -> Any:
-    """States of chains as one, with a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-
-
-def apart(states: Any) -> list[Any]:
-    """And back."""
-    return _apart(states, jax.tree.leaves(states)[0].shape[0])
-
-
-@partial(jax.jit, static_argnums=1)
-def _apart(states: Any, num_chains: int) -> list[Any]:
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(num_chains)]
 
 
 class Loop:
@@ -74,13 +57,13 @@ class Loop:
 
     def size(self, limit: int, num_lanes: int, recorded: bool) -> int:
         """How many records, or warm-up steps, fit into a chunk."""
-        return int(min(limit, max(1, self.pace / num_lanes), self.capacity if recorded or self.stepper.grows else limit))
+        return int(min(limit, max(1, self.pace / num_lanes), self.capacity if recorded or self.stepper.asks_host else limit))
 
     def chunk(self, states: Any, size: int, *, steps: int = 1, recorded: bool = True) -> tuple[Any, Any, int]:
-        """`size` records of `steps` steps each (or as many warm-up steps), fewer where a state asks for other room or has finished:
+        """`size` records of `steps` steps each (or as many warm-up steps), fewer where a state asks for the host or has finished:
         states, records on the host, how many."""
         started = perf_counter()
-        one_by_one = recorded or self.stepper.grows  # so that a state gets other room at the same step wherever chunks end
+        one_by_one = recorded or self.stepper.asks_host  # so that a state is on the host at the same step wherever chunks end
         trips = (size, steps) if one_by_one else (1, size)
         states, self.buffers, done = self.advance(states, self.buffers, self.stepper.data, *(np.int32(n) for n in trips))
         count = int(done) if one_by_one else size  # waits for the device
@@ -99,8 +82,7 @@ class Loop:
 
 
 def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any) -> Callable:
-    finished, has_spare = lift(stepper.finished), lift(stepper.has_spare)
-    stops = lift(lambda state: stepper.is_full(state) | stepper.is_waiting(state))
+    finished, needs_host = lift(stepper.finished), lift(stepper.needs_host)
 
     by_device = chain_method == "parallel" and num_chains > 1  # each device loops by itself, and must not end before the others
 
@@ -111,8 +93,8 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
         def unfinished(carry):
             states, _, written, _ = carry
-            fits = ~jnp.any(stops(states)) & ~jnp.all(has_spare(states))
-            return (written < num_records) & (by_device | ~jnp.all(finished(states))) & fits
+            goes_on = (by_device | ~jnp.all(finished(states))) & ~jnp.any(needs_host(states))
+            return (written < num_records) & goes_on
 
         def body(carry):
             states, buffers, written, useful = carry

@@ -18,11 +18,8 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from inference import _tree
 from inference._canonical import sha, sha_of_jaxpr
-from inference._loop import apart, stacked
-from inference._reading import Reading, forget
 from inference._session import Session
 from inference._steppers import Chain, Replicate, Stepper
-from inference.fingerprint import is_arrays
 from inference.program import Program
 from inference.protocol import Algorithm
 
@@ -37,12 +34,17 @@ VERSION = version("bayes-model-zoo")
 class Run:
     """Model, kernel and settings of one run, beside the session that advances it."""
 
-    def __init__(self, driver: "Driver", program: Program | None, stepper: Stepper, session: Session, keys: Array):
-        self.driver, self.program, self.stepper, self.session, self.keys = driver, program, stepper, session, keys
+    def __init__(self, driver: "Driver", program: Program | None, session: Session, keys: Array):
+        self.driver, self.session, self.stepper, self.keys = driver, session, session.stepper, keys
         self.programs = [] if program is None else [program]  # one more for each `update`
-        self.reading, self.x64 = Reading(driver.kernel), bool(jax.config.jax_enable_x64)
+        self.x64 = bool(jax.config.jax_enable_x64)
         self.start = sha(jax.tree.leaves(session.lanes))
         self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.lanes[0])
+
+    @property
+    def program(self) -> Program | None:
+        """The model with the data of the run, or of its last update; None where the kernel has no model."""
+        return self.programs[-1] if self.programs else None
 
     def identity(self) -> dict[str, Any]:
         """Everything that the numbers of the run depend on, in words that an error can show."""
@@ -93,7 +95,8 @@ class Run:
         """The model with the data of the run and of its updates; of a chain, with as much room as the draws have."""
         stepper, program = self.stepper, self.programs[0]
         if isinstance(stepper, Replicate):
-            return _tree.joined(self.programs, stepper.algorithm.rows_of(self.programs))
+            by_row = stepper.reading.by_row(self.programs) if len(self.programs) > 1 else ()
+            return _tree.joined(self.programs, by_row)
         assert isinstance(stepper, Chain)
         draw = {str(name): np.zeros(values.shape[2:]) for name, values in groups["posterior"].data_vars.items()}
         room = stepper.room(self.session.each()[0], draw)
@@ -106,7 +109,7 @@ class Run:
         order = list(dims)
         found = {group: values[sorted(values.data_vars, key=lambda name: _place(order, name))] for group, values in found.items()}
         found = {group: _tree.named(values, dims if group == "posterior" else {}) for group, values in found.items()}
-        for name in (site.replace("/", ".") for site in getattr(self.driver.kernel, "not_identified", ())):
+        for name in (site.replace("/", ".") for site in getattr(self.stepper.reading, "not_identified", ())):
             found["posterior"][name].attrs["not_identified"] = 1  # `diagnostics` then asks nothing of it
         return found
 
@@ -114,7 +117,7 @@ class Run:
         """What determines other sites are all rows; an algorithm is asked as it was left, by the last ones."""
         each = []
         for step in self.session.each():
-            values = stepper.algorithm.draw(step.draw_key, step.state, stepper.program, self.driver.num_samples)
+            values = stepper.algorithm.draw(step.draw_key, step.state, stepper.reading, stepper.data, self.driver.num_samples)
             latent = {name: values[name] for name in program.latent if name in values}
             whole = len(latent) == len(program.latent)  # a site that was summed out leaves nothing for deterministic ones to follow
             each.append(values | (jax.vmap(program.deterministics)(latent) if whole and program.deterministic else {}))
@@ -126,7 +129,7 @@ class Run:
         return {group: _tree.with_coordinates(xr.Dataset(found)) for group, found in ({"posterior": variables} | groups).items()}
 
     def _results(self, stepper: Replicate) -> tuple[dict[str, xr.Dataset], dict[str, Any]]:
-        each = [stepper.algorithm.results(state, stepper.program) for state in self.replicates()]
+        each = [stepper.algorithm.results(state, stepper.reading, stepper.data) for state in self.replicates()]
         groups = {}
         for group, names in each[0].groups.items():
             variables = {}
@@ -139,32 +142,16 @@ class Run:
         scalars = {name: np.array([float(one.attrs[name]) for one in each]) for name in each[0].attrs}
         return groups, _combined(scalars)
 
-    def go_on(self, *args: Any, **kwargs: Any) -> None:
+    def update(self, *args: Any, **kwargs: Any) -> None:
         """More data have come. Whatever is wrong with them by themselves is found before anything changes."""
-        if not isinstance(self.stepper, Replicate):
+        stepper, session = self.stepper, self.session
+        if not isinstance(stepper, Replicate) or self.program is None:
             raise TypeError("update: a chain samples the posterior of one data set; call `run` with all of the data.")
-        algorithm = self.stepper.algorithm
-        program = Program(self.stepper.program.model, *args, **kwargs)
-        forget(algorithm)  # which may read: where it then refuses, what it had read is put back
-        lanes = [stacked([self.stepper.updated(program, one) for one in apart(lane)]) for lane in self.session.lanes]
-        self.session.go_on(lanes, algorithm.data(program))
-        if _settings(program) != _settings(self.stepper.program):
-            self.session.compiled.clear()  # where they are constants
-        self.program = self.stepper.program = program
-        self.reading = Reading(self.driver.kernel)
-        self.programs = [*self.programs, program] if algorithm.rows_of([program]) else [program]
-
-    def leave_rest(self) -> None:
-        """Rows that a run has not come to are as if they had never been given."""
-        if not isinstance(self.stepper, Replicate) or len(self.keys) > 1:
-            raise TypeError("leave_rest: wanted one replicate of an algorithm that takes its rows one by one.")
-        if not self.session.steps:
-            raise ValueError("leave_rest: no row has been taken; call `run` with other data.")
-        (step,) = self.session.each()
-        state, program = self.stepper.algorithm.rest_left(step.state, self.stepper.program)
-        self.session.lanes = [stacked([step._replace(state=state)])]
-        self.programs = [*self.programs[:-1], program] if program is not None else self.programs[:-1] or self.programs
-        self.program = self.stepper.program = self.programs[-1]
+        program, reading = Program(self.program.model, *args, **kwargs), stepper.reading
+        session.lanes = stepper.updated(program, session.lanes)
+        if stepper.reading != reading:
+            session.compiled.clear()
+        self.programs = [*self.programs, program] if stepper.reading.by_row([program]) else [program]
 
     def replicates(self) -> list[Any]:
         """The states of an algorithm, one a replicate."""
@@ -196,7 +183,7 @@ class Run:
             "ended": session.ended,
             "sampling_time": session.seconds,
             "compile_time": session.seconds_to_compile,
-        } | _partition(driver.kernel)
+        } | getattr(self.stepper.reading, "attributes", {})
 
 
 def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
@@ -260,12 +247,6 @@ def _in_words(value: Any) -> Any:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _settings(program: Program) -> dict[str, Any]:
-    """The arguments that are no arrays, in a form that is the same only where they are."""
-    plain = lambda value: (type(value), value if isinstance(value, int | float | str | None) else id(value))
-    return {name: plain(value) for name, value in program.arguments.items() if not is_arrays(value)}
-
-
 def _function_name(function: Any) -> str:
     """That of the function whose arguments a `functools.partial` has filled in."""
     function = function.func if isinstance(function, partial) else function
@@ -275,14 +256,6 @@ def _function_name(function: Any) -> str:
 def _kernel_name(kernel: Any) -> str:
     inner = [_kernel_name(part) for part, _ in getattr(kernel, "blocks", ())]
     return type(kernel).__name__ + (f"({', '.join(inner)})" if inner else "")
-
-
-def _partition(kernel: Any) -> dict[str, str]:
-    """Which site is a partition of the rows, and which holds the classes that it is within: for `diagnostics.partition_of`."""
-    for part in (kernel, *(block for block, _ in getattr(kernel, "blocks", ()))):
-        if found := getattr(part, "partition", None):
-            return {"partition": json.dumps([found.z, found.labels])}
-    return {}
 
 
 def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -4,8 +4,10 @@ Chains that run in turn are lanes of their own: each goes through a whole chunk 
 step copies what the others hold, and a replicate grows when it is full itself. Chains that run together are one lane.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import count
+from threading import RLock
 from time import perf_counter
 from typing import Any
 
@@ -14,17 +16,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._loop import Loop, apart, stacked
+from inference._loop import Loop
 from inference._progress import Bar, figures
 from inference._signals import ctrl_c_waits, signals_noted
-from inference._steppers import Stepper
+from inference._steppers import Stepper, apart, stacked
 from inference._store import Commit, FolderStore, MemoryStore, Records, concatenate
 from inference.stopping import StopRule
 
-__all__ = ["Session", "chain_keys"]
+__all__ = ["TURN", "Session", "chain_keys"]
 
 MOST_UNUSED = 4  # compiled loops kept for shapes that may come back
+TURN = RLock()  # NumPyro's handlers are one stack for all threads, so that models run in one thread at a time
 PENDING_BYTES = 256 * 2**20  # records in memory that force a save before its time
+
+
+@contextmanager
+def others_run() -> Generator[None]:
+    """Compiled code is running, and no model: another thread may have its turn."""
+    TURN.release()
+    try:
+        yield
+    finally:
+        TURN.acquire()
 
 
 class Session:
@@ -79,13 +92,10 @@ class Session:
                         saved = perf_counter()
                 if self.records == 0:  # ended in the warm-up: variables of the right shape, without draws
                     self.store.append(concatenate([self._loop(lane).nothing() for lane in self.lanes], axis=1))
+                    self.seconds = before + perf_counter() - started
                 self.store.save(self.commit())
             finally:
                 shown.close()
-
-    def go_on(self, lanes: list[Any], data: Any) -> None:
-        """With other data, and states that know of them; what is compiled serves on where no shape has changed."""
-        self.lanes, self.stepper.data, self.ended = lanes, data, ""
 
     def commit(self) -> Commit:
         """Where the run stands."""
@@ -127,7 +137,7 @@ class Session:
 
     def _taken(self, limit: int, *, steps: int, recorded: bool) -> tuple[Records, int]:
         """Records of all lanes, as many as fit into a chunk; what has finished repeats its last one while others go on."""
-        self._make_room(0)
+        self._ask_host(0)
         size = self._loop(self.lanes[0]).size(limit, len(self.lanes), recorded)
         each = [self._taken_by(i, size, steps=steps, recorded=recorded) for i in range(len(self.lanes))]
         count = max(count for _, count in each)
@@ -143,26 +153,21 @@ class Session:
         """Records of one lane, which grows on its way."""
         parts, left = [self._loop(self.lanes[i]).nothing()], size
         while left and not self._asked("finished", self.lanes[i]).all():
-            self._make_room(i)
+            self._ask_host(i)
             loop = self._loop(self.lanes[i])
-            with ctrl_c_waits():  # the states are given away, and what comes of them must not be lost
+            with ctrl_c_waits(), others_run():  # the states are given away, and what comes of them must not be lost
                 self.lanes[i], records, count = loop.chunk(self.lanes[i], left, **how)
             parts.append(records)
             left -= count
         return concatenate(parts), size - left
 
-    def _make_room(self, i: int) -> None:
-        """The chains of a lane are stacked, so all grow when one is full, and shrink when all can spare it. What one waits for it gets."""
-        while (waits := self._asked("is_waiting", self.lanes[i])).any():
-            each = zip(apart(self.lanes[i]), waits, strict=True)
-            self.lanes[i] = stacked([self.stepper.served(one) if is_waiting else one for one, is_waiting in each])
-        while self._asked("is_full", self.lanes[i]).any():
-            self.lanes[i] = stacked([self.stepper.grown(one) for one in apart(self.lanes[i])])
-        while self._asked("has_spare", self.lanes[i]).all():
-            self.lanes[i] = stacked([self.stepper.shrunk(one) for one in apart(self.lanes[i])])
+    def _ask_host(self, i: int) -> None:
+        """What a lane needs the host for. Its chains are stacked, so all of them are given to the host together."""
+        while self._asked("needs_host", self.lanes[i]).any():
+            self.lanes[i] = stacked(self.stepper.on_host(apart(self.lanes[i])))
 
     def _loop(self, lane: Any) -> Loop:
-        """The compiled loop for a lane's shapes. Of shapes that no lane has any more a few are kept: lanes grow and shrink."""
+        """The compiled loop for a lane's shapes. Of shapes that no lane has any more a few are kept, for lanes grow one after the other."""
         key = _shapes(lane, self.stepper.data)
         if key not in self.compiled:
             used = {_shapes(other, self.stepper.data) for other in self.lanes}
@@ -174,7 +179,7 @@ class Session:
         return self.compiled[key]
 
     def _asked(self, what: str, lane: Any) -> np.ndarray:
-        """`finished`, `is_waiting`, `is_full` or `has_spare` of each chain."""
+        """`finished` or `needs_host` of each chain."""
         if what not in self.compiled:
             self.compiled[what] = jax.jit(jax.vmap(getattr(self.stepper, what)))
         return np.asarray(self.compiled[what](lane))

@@ -4,7 +4,8 @@ A stepper works on the state of *one* chain (or replicate). `start` runs eagerly
 binds things at `init` binds values and never tracers; `step` and `record` are compiled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,11 +18,27 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference._once import once
 from inference.kernels.stochastic_vi import StochasticVI
 from inference.program import Program
-from inference.protocol import Algorithm
+from inference.protocol import Algorithm, Online
 
-__all__ = ["Chain", "Record", "Replicate", "Stepper", "stepper_of"]
+__all__ = ["Chain", "Record", "Replicate", "Stepper", "apart", "stacked", "stepper_of"]
 
 Record = dict[str, dict[str, Array]]  # group of the tree -> variable -> value at one step
+
+@jax.jit
+def stacked(states: Sequence[Any]) -> Any:
+    """States of chains as one, with a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+
+def apart(states: Any) -> list[Any]:
+    """And back."""
+    return _apart(states, jax.tree.leaves(states)[0].shape[0])
+
+
+@partial(jax.jit, static_argnums=1)
+def _apart(states: Any, num_chains: int) -> list[Any]:
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(num_chains)]
+
 
 STATISTICS = {  # fields of NumPyro's states -> ArviZ's names
     "diverging": "diverging",
@@ -37,7 +54,7 @@ class Stepper(Protocol):
 
     warms_up: bool  # whether the first `num_warmup` steps leave no record
     record_dim: str  # what a record is in the tree: a "draw", or a "step"
-    grows: bool  # whether a state may become full, or have room to spare
+    asks_host: bool  # whether a state may need the host before its next step
 
     data: Any  # arrays that a step and a record read, arguments of the compiled loop
 
@@ -45,12 +62,8 @@ class Stepper(Protocol):
     def step(self, state: Any, data: Any) -> Any: ...
     def record(self, state: Any, data: Any) -> Record: ...
     def finished(self, state: Any) -> Array: ...
-    def is_full(self, state: Any) -> Array: ...
-    def grown(self, state: Any) -> Any: ...
-    def has_spare(self, state: Any) -> Array: ...
-    def shrunk(self, state: Any) -> Any: ...
-    def is_waiting(self, state: Any) -> Array: ...
-    def served(self, state: Any) -> Any: ...
+    def needs_host(self, state: Any) -> Array: ...
+    def on_host(self, states: Sequence[Any]) -> Sequence[Any]: ...
     def status(self, state: Any) -> str: ...
 
 
@@ -67,14 +80,17 @@ class Chain:
         self.extra_fields, self.jit_model_args = extra_fields, jit_model_args
         self._given = {i: leaf for i, leaf in enumerate(jax.tree.leaves((args, kwargs))) if jit_model_args and _is_array(leaf)}
         self.fields: dict[str, str] = {}  # name in `sample_stats` -> path in the state
-        self.grows = False
+        self.asks_host = False
         self.data: Any = None
+        self._readings: list[tuple[Any, Any]] = []  # (kernel, what its `init` has read), of the kernel or its blocks
 
     def start(self, rng_key: Array, init_params: Any) -> Any:
         state = jax.tree.map(jnp.asarray, self._first(rng_key, init_params))
+        parts = (self.kernel, *(block for block, _ in getattr(self.kernel, "blocks", ())))
+        self._readings = [(part, part.reading) for part in parts if hasattr(part, "reading")]
         own = getattr(self.kernel, "data", lambda args, kwargs: None)(self.args, self.kwargs)
         self.data = (own, self._given) if self._given or own is not None else None
-        self.grows = bool(self._growing(state))
+        self.asks_host = bool(self._growing(state))
         position = getattr(state, self.kernel.sample_field)
         _check_start(self.kernel, position, init_params)
         known = {name: path for path, name in _statistics(state)}
@@ -82,6 +98,16 @@ class Chain:
         extra = {field: _checked_field(state, field) for field in self.extra_fields}
         self.fields = known | {k: v for k, v in default.items() if v not in known.values()} | extra
         return state
+
+    @property
+    def reading(self) -> Any:
+        """What the kernel has read; of a kernel of blocks that of the first block that reads."""
+        return self._readings[0][1] if self._readings else None
+
+    def bind(self) -> None:
+        """Gives the kernel back what `start` has read, where another run of the same kernel has read other data since."""
+        for part, reading in self._readings:
+            part.reading = reading
 
     def _first(self, rng_key: Array, init_params: Any) -> Any:
         """Eagerly, each operation is compiled by itself, many of them; so where a run shall compile little, `init` is one program."""
@@ -108,37 +134,18 @@ class Chain:
     def finished(self, state: Any) -> Array:
         return jnp.zeros((), bool)
 
-    def is_full(self, state: Any) -> Array:
+    def needs_host(self, state: Any) -> Array:
         """Whether the kernel, or one of its blocks, needs more room; by NumPyro's protocol none does."""
-        return jnp.any(jnp.array([False, *(kernel.is_full(part) for _, kernel, part in self._growing(state))]))
+        return jnp.any(jnp.array([False, *(kernel.needs_host(part) for _, kernel, part in self._growing(state))]))
 
-    def grown(self, state: Any) -> Any:
-        """The state with more room: of the kernel, or of those of its blocks that can grow."""
-        return self._resized(state, "grown")
-
-    def has_spare(self, state: Any) -> Array:
-        """Whether all that can grow have more room than they need."""
-        parts = self._growing(state)
-        return jnp.all(jnp.array([bool(parts), *(kernel.has_spare(part) for _, kernel, part in parts)]))
-
-    def shrunk(self, state: Any) -> Any:
-        """The state with less room."""
-        return self._resized(state, "shrunk")
-
-    def is_waiting(self, state: Any) -> Array:
-        return jnp.zeros((), bool)  # a chain has all that it needs
-
-    def served(self, state: Any) -> Any:
-        return state
-
-    def _resized(self, state: Any, how: str) -> Any:
-        for place, kernel, part in self._growing(state):
-            new = getattr(kernel, how)(part)
+    def on_host(self, states: Sequence[Any]) -> Sequence[Any]:
+        """The states with more room: of the kernel, or of those of its blocks that can grow."""
+        for place, kernel, _ in self._growing(states[0]):
             if place is None:
-                return new
-            blocks = (*state.block_states[:place], new, *state.block_states[place + 1 :])
-            state = state._replace(z=state.z | getattr(new, kernel.sample_field), block_states=blocks)
-        return state
+                return kernel.on_host(states)
+            new = kernel.on_host([state.block_states[place] for state in states])
+            states = [_with_block(state, place, kernel, block) for state, block in zip(states, new, strict=True)]
+        return states
 
     def _arguments(self, state: Any, data: Any) -> tuple[tuple, dict[str, Any]]:
         """Those of the model: with what the loop was given, and with as much room as the state has."""
@@ -158,10 +165,10 @@ class Chain:
         """(place among the blocks, kernel, its state) of each that can grow."""
         blocks = getattr(self.kernel, "blocks", ())
         parts = [(i, kernel, state.block_states[i]) for i, (kernel, _) in enumerate(blocks)] or [(None, self.kernel, state)]
-        return [part for part in parts if hasattr(part[1], "grown")]
+        return [part for part in parts if hasattr(part[1], "on_host")]
 
     def status(self, state: Any) -> str:
-        return "makes room" if self.is_full(state) else self.kernel.get_diagnostics_str(state)
+        return "makes room" if self.needs_host(state) else self.kernel.get_diagnostics_str(state)
 
 
 class Step(NamedTuple):
@@ -179,33 +186,40 @@ class Replicate:
 
     warms_up = False
     record_dim = "step"
-    grows = True
+    asks_host = True
 
     def __init__(self, algorithm: Algorithm, program: Program, extra_fields: tuple[str, ...]):
-        self.algorithm, self.program, self.extra_fields = algorithm, program, extra_fields
-        self.data: Any = None
+        self.algorithm, self.extra_fields = algorithm, extra_fields
+        self.reading, self.data = algorithm.read(program)
+
+    def bind(self) -> None:
+        """Nothing: an algorithm keeps no reading."""
 
     def start(self, rng_key: Array, init_params: Any) -> Step:
         if init_params is not None:
             raise ValueError(f"init_params: {type(self.algorithm).__name__} is no chain and starts from its own `init`; leave it out.")
         init_key, step_key, draw_key = random.split(rng_key, 3)
-        state = jax.tree.map(jnp.asarray, self.algorithm.init(init_key, self.program))
-        self.data = self.algorithm.data(self.program)
+        state = jax.tree.map(jnp.asarray, self.algorithm.init(init_key, self.reading, self.data))
         for field in self.extra_fields:
             _checked_field(state, field)
-        _, info = jax.eval_shape(lambda key, state: self.algorithm.step(key, state, self._given(self.data)), step_key, state)
+        step = lambda key, state, data: self.algorithm.step(key, state, self.reading, data)
+        _, info = jax.eval_shape(step, step_key, state, self.data)
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         return Step(state, info, step_key, draw_key, jnp.zeros((), jnp.int32))
 
-    def _given(self, data: Any) -> Any:
-        return self.program if data is None else data
-
-    def updated(self, program: Program, state: Step) -> Step:
-        """The state that goes on with the data of another program."""
-        return state._replace(state=self.algorithm.updated(state.state, program, self.program))
+    def updated(self, program: Program, lanes: Sequence[Any]) -> list[Any]:
+        """The states that go on with more data, which take the place of those before."""
+        if not isinstance(self.algorithm, Online):
+            name = type(self.algorithm).__name__
+            raise TypeError(f"update: {name} learns from one data set; call `run` with all of the data.")
+        reading, data = self.reading.more(program)
+        go_on = lambda one: one._replace(state=self.algorithm.updated(one.state, reading, data, self.data))
+        found = [stacked([go_on(one) for one in apart(lane)]) for lane in lanes]
+        self.reading, self.data = reading, data
+        return found
 
     def step(self, state: Step, data: Any) -> Step:
-        new, info = self.algorithm.step(random.fold_in(state.rng_key, state.count), state.state, self._given(data))
+        new, info = self.algorithm.step(random.fold_in(state.rng_key, state.count), state.state, self.reading, data)
         return state._replace(state=new, info=info, count=state.count + 1)
 
     def record(self, state: Step, data: Any) -> Record:
@@ -215,23 +229,12 @@ class Replicate:
     def finished(self, state: Step) -> Array:
         return self.algorithm.finished(state.state)
 
-    def is_full(self, state: Step) -> Array:
-        return self.algorithm.is_full(state.state)
+    def needs_host(self, state: Step) -> Array:
+        return self.algorithm.needs_host(state.state)
 
-    def grown(self, state: Step) -> Step:
-        return state._replace(state=self.algorithm.grown(state.state, self.program))
-
-    def has_spare(self, state: Step) -> Array:
-        return jnp.zeros((), bool)  # what an algorithm has found out stays
-
-    def shrunk(self, state: Step) -> Step:
-        return state
-
-    def is_waiting(self, state: Step) -> Array:
-        return self.algorithm.is_waiting(state.state)
-
-    def served(self, state: Step) -> Step:
-        return state._replace(state=self.algorithm.served(state.state, self.program))
+    def on_host(self, states: Sequence[Step]) -> Sequence[Step]:
+        new = self.algorithm.on_host([each.state for each in states], self.reading, self.data)
+        return [each._replace(state=one) for each, one in zip(states, new, strict=True)]
 
     def status(self, state: Step) -> str:
         return ""
@@ -253,6 +256,12 @@ def stepper_of(
     if program is None:
         raise TypeError(f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that it was built on.")
     return Replicate(algorithm, program, extra_fields)
+
+
+def _with_block(state: Any, place: int, kernel: MCMCKernel, block: Any) -> Any:
+    """A state of NumPyro's `Gibbs` with another state of one of its blocks."""
+    blocks = (*state.block_states[:place], block, *state.block_states[place + 1 :])
+    return state._replace(z=state.z | getattr(block, kernel.sample_field), block_states=blocks)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -18,8 +18,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _outcome
 from inference._counts import is_whole
 from inference._loop import CHAIN_METHODS
-from inference._reading import forget
-from inference._session import Session, chain_keys
+from inference._session import TURN, Session, chain_keys
 from inference._steppers import stepper_of
 from inference._store import CheckpointError, FolderStore, MemoryStore
 from inference._tree import GROUPS, check_names
@@ -97,14 +96,17 @@ class Driver:
         :param init_params: where the chains start, as NumPyro's kernels take it (unconstrained for HMC and NUTS), with a
             leading axis of size `num_chains` when that is above 1.
         """
-        forget(self.kernel)
+        with TURN:
+            return self._run(rng_key, args, kwargs, init_params)
+
+    def _run(self, rng_key: int | Array, args: tuple, kwargs: dict[str, Any], init_params: Any) -> xr.DataTree:
         model = getattr(self.kernel, "model", None)
         kwargs = getattr(self.kernel, "static_kwargs", {}) | kwargs  # NumPyro's SVI may hold some of the model's arguments
         program = None if model is None else Program(model, *args, **kwargs)
         if program is not None:
             check_names(program)
-            own = getattr(self.kernel, "check", None)  # NumPyro's kernels have none
-            own(program) if own else program.check(init_strategy(self.kernel))
+            if self.is_chain and not getattr(self.kernel, "checks_itself", False):
+                program.check(init_strategy(self.kernel))
         keys = chain_keys(rng_key, self.num_chains)
         stepper = stepper_of(self.kernel, program, args, kwargs, self.num_warmup or 0, self.extra_fields, self.jit_model_args)
         store = MemoryStore(stepper.record_dim) if self.checkpoint is None else FolderStore(self.checkpoint, stepper.record_dim)
@@ -112,8 +114,7 @@ class Driver:
         num_warmup = (self.num_warmup or 0) + self.num_samples % self.thinning if self.is_chain else 0
         session = Session(stepper, store, num_warmup=num_warmup, thinning=self.thinning, chain_method=self.chain_method)
         session.start(keys, init_params)
-        run = _outcome.Run(self, program, stepper, session, keys)
-        self._last = (session, run)
+        self._last = (session, _outcome.Run(self, program, session, keys))
         return self._advance(self._target, self.stop)
 
     def extend(self, more: int) -> xr.DataTree:
@@ -124,30 +125,27 @@ class Driver:
             raise ValueError(f"extend: more must be positive, got {more}.")
         if more % self.thinning:
             raise ValueError(f"extend: more must be a multiple of thinning, {self.thinning}; got {more}.")
-        return self._advance(lambda: session.records + more // self.thinning, None)
+        with TURN:
+            return self._advance(lambda: session.records + more // self.thinning, None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Go on with more data, for an algorithm that learns from its rows bit by bit (`ParticleFilter`, where the whole equals one run
-        over all rows, bit for bit; `Staged` and `DataTempering`, where it is one more stage). `tree` shows it, so that a stream of single
-        rows does not pay for a tree each. A checkpoint keeps the run as it was before; updates are in memory alone, and their data, as
-        those of `run`, are not copied."""
+        """Go on with more data, for an algorithm that learns from its rows bit by bit.
+
+        With `ParticleFilter` the whole equals one run over all rows, bit for bit; with `Staged` and `DataTempering` an update is one more
+        stage. `tree` shows it, so that a stream of single rows does not pay for a tree each. A checkpoint keeps the run as it was before;
+        updates are in memory alone, and their data, as those of `run`, are not copied.
+        """
         self.check_precision("update")
         session, run = self._finished_run("update")
-        run.go_on(*args, **kwargs)
-        session.store = session.store.in_memory()
-        self._go(session, run, self._target(), self.stop)
-
-    def leave_rest(self) -> None:
-        """Give up the rows that a run of `ParticleFilter` has not come to when time or Ctrl-C ended it, so that `update` can bring others;
-        with `extend` it goes on with them instead."""
-        session, run = self._finished_run("leave_rest")
-        run.leave_rest()
-        session.store = session.store.in_memory()
+        with TURN:
+            run.update(*args, **kwargs)
+            session.store = session.store.in_memory()
+            self._go(session, run, self._target(), self.stop)
 
     def tree(self) -> xr.DataTree:
         """What the last run, with its updates, has found so far; in the precision of the run, whatever JAX has now."""
         run = self._finished_run("tree")[1]
-        with jax.enable_x64(run.x64):
+        with TURN, jax.enable_x64(run.x64):
             return run.tree()
 
     def check_precision(self, asked: str) -> None:
@@ -161,6 +159,16 @@ class Driver:
         return self._finished_run("states")[1].replicates()
 
     @property
+    def reading(self) -> Any:
+        """What the kernel has read of the model in the last run; of an algorithm with its updates."""
+        return self._finished_run("reading")[0].stepper.reading
+
+    @property
+    def data(self) -> Any:
+        """The arrays that the steps of the last run, or update, take."""
+        return self._finished_run("data")[0].stepper.data
+
+    @property
     def program(self) -> Program | None:
         """The model with the data of the last run or update; None where the kernel has no model."""
         return self._finished_run("program")[1].program
@@ -168,7 +176,7 @@ class Driver:
     def _finished_run(self, asked: str) -> tuple[Session, _outcome.Run]:
         if self._last is None:
             raise ValueError(f"{asked}: nothing has run yet; call `run` first.")
-        self._last[1].reading.recall()
+        self._last[0].stepper.bind()
         return self._last
 
     def _target(self) -> int | None:
@@ -220,8 +228,9 @@ class Driver:
             raise TypeError(f"stop: a function of the tree so far, such as converged(); got {self.stop!r}.")
         self.num_samples, self.num_chains, self.thinning = map(index, (self.num_samples, self.num_chains, self.thinning))
         _check_chain_method(self.chain_method, self.num_chains)
-        if self.chain_method == "parallel" and isinstance(self.kernel, Algorithm) and type(self.kernel).is_full is not Algorithm.is_full:
-            raise ValueError(f"chain_method: replicates of {type(self.kernel).__name__} grow together; use 'sequential' or 'vectorized'.")
+        if self.chain_method == "parallel" and isinstance(self.kernel, Algorithm) and type(self.kernel).needs_host is not Algorithm.needs_host:
+            name = type(self.kernel).__name__
+            raise ValueError(f"chain_method: replicates of {name} go to the host together; use 'sequential' or 'vectorized'.")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

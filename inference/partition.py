@@ -16,6 +16,7 @@ Hyper-parameters must also be the same on other rows, and on another number of t
 Cost: a few traces of the model on at most `OTHERS` rows; the whole data are only looked at.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -95,6 +96,11 @@ class Partition:
             elif not _is_same(old, new):
                 words.append(f"argument {name!r} is {new!r}, was {old!r}")
         return words
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """For the tree: which site is a partition of the rows, and which holds the classes that it is within."""
+        return {"partition": json.dumps([self.z, self.labels])}
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
         """Arguments that have an entry for each row, in each of some programs that differ in their rows alone."""

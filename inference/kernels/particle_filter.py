@@ -22,6 +22,7 @@ Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for g
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from inference.kernels._filtering import NARROW, filter_row, join_each, redraw
 from inference.kernels._groups import Groups, Rules, start, wider
 from inference.kernels._predictive import drawn_particles, drawn_places, log_classes, mean_rows, new_rows
 from inference.kernels._resampling import SCHEMES, effective_size
-from inference.partition import Rows, grid_of, read_partition
+from inference.partition import Partition, Rows, grid_of, read_partition
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 
@@ -66,6 +67,8 @@ class FilterState(NamedTuple):
     num_rows: Array  # of the data at hand
     next_label: Array  # class of the next row, -1 where it is latent
     rng_key: Array
+    points: dict[str, Array]  # values of the latent scalars, {site: [grid]}
+    most_groups: Array  # in each class, by the model
 
     def log_points(self) -> Array:
         """Log weight of each point of the grid, up to a number that they share."""
@@ -75,6 +78,51 @@ class FilterState(NamedTuple):
         """Of all rows so far, over the grid."""
         log_prior, log_evidence, rounding = (np.asarray(part, float) for part in (self.log_prior, self.log_evidence, self.rounding))
         return np.logaddexp.reduce(log_prior + log_evidence - rounding)
+
+
+class FilterData(NamedTuple):
+    """The rows at hand."""
+
+    rows: Rows  # padded to a power of two, so that batches of similar size share their compilation
+    num_rows: Array
+
+
+@dataclass(frozen=True)
+class FilterReading:
+    """What the filter needs of a model."""
+
+    partition: Partition
+    rules: Rules
+    keeps_rows: bool  # whether the assignments are kept, so that the tree tells of the rows of all updates
+
+    def more(self, program: Program) -> "tuple[FilterReading, FilterData]":
+        """Other rows of the same model."""
+        if differences := self.partition.differences(program):
+            raise ValueError(f"update: more rows of the same model are wanted, but {'; '.join(differences)}.")
+        return self, self.data(program)
+
+    def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
+        """The arguments that have an entry for each row."""
+        return self.partition.by_row(programs) if self.keeps_rows else ()
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """For the tree: the sites of the partition and of its classes."""
+        return self.partition.attributes
+
+    def data(self, program: Program) -> FilterData:
+        """The rows of a program."""
+        rows = self.partition.rows(program)
+        labels = rows.labels if self.partition.num_classes > 1 else np.zeros_like(rows.labels)
+        more = 2 ** int(np.ceil(np.log2(len(labels)))) - len(labels)
+        pad = lambda leaf: jnp.asarray(np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)]))
+        padded = Rows({site: pad(value.astype(float)) for site, value in rows.values.items()}, pad(labels))
+        return FilterData(padded, jnp.asarray(len(labels), jnp.int32))
+
+    def bounded(self, num_groups: int) -> int:
+        """No more groups than the model allows."""
+        most = self.rules.max_groups
+        return num_groups if most is None else min(num_groups, most)
 
 
 class RowReport(NamedTuple):
@@ -120,36 +168,33 @@ class ParticleFilter(Algorithm):
         self.grid = {name: np.atleast_1d(np.asarray(values, float)) for name, values in (grid or {}).items()}
         self.rejuvenate, self.keep_assignments = rejuvenate, keep_assignments
 
-    @property
-    def rules(self) -> Rules:
-        """What the compiled step depends on beside arrays."""
-        found = self.partition
+    def read(self, program: Program) -> tuple[FilterReading, FilterData]:
+        """The partition and its conjugate components, proved, and the rows."""
+        found = read_partition(program)
         shares = "dirichlet" if found.shares else "fixed" if found.labels else None
-        return Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, self.resampling)
+        rules = Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, self.resampling)
+        reading = FilterReading(found, rules, self.keep_assignments)
+        return reading, reading.data(program)
 
-    def check(self, program: Program) -> None:
-        """The model is read and proved; the data are checked when they are read."""
-        if not hasattr(self, "partition") or self.partition.differences(program):
-            self.partition = read_partition(program)
-
-    def init(self, rng_key: Array, program: Program) -> FilterState:
+    def init(self, rng_key: Array, reading: FilterReading, data: FilterData) -> FilterState:
         """No rows yet."""
-        self.check(program)
-        self.points, log_prior = grid_of(self.partition, self.grid)
-        rows = self.data(program)
-        begin = once(partial(self._begun, is_joint=bool(rows.labels[0] < 0)), self.points, log_prior, rows, rng_key)
-        return begin(self.points, log_prior, rows, rng_key)._replace(num_rows=jnp.asarray(self._length(program), jnp.int32))
+        points, log_prior = grid_of(reading.partition, self.grid)
+        begin = once(partial(self._begun, reading, is_joint=bool(data.rows.labels[0] < 0)), points, log_prior, data, rng_key)
+        return begin(points, log_prior, data, rng_key)
 
-    def _begun(self, points: dict[str, Array], log_prior: Array, rows: Rows, rng_key: Array, *, is_joint: bool) -> FilterState:
-        found = jax.vmap(self.partition.parameters, axis_size=len(log_prior))(points)
-        num_classes, num_grid = self.partition.num_classes, len(log_prior)
+    def _begun(
+        self, reading: FilterReading, points: dict[str, Array], log_prior: Array, data: FilterData, rng_key: Array, *, is_joint: bool
+    ) -> FilterState:
+        found = jax.vmap(reading.partition.parameters, axis_size=len(log_prior))(points)
+        rows = data.rows
+        num_classes, num_grid = reading.partition.num_classes, len(log_prior)
         begin = lambda priors: start(
-            self.rules,
+            reading.rules,
             priors,
             num_tables=1 if is_joint else num_classes,
             num_particles=self.num_particles,
             num_rows=(NUM_ROWS + 2 * self.rejuvenate) * self.num_particles + num_classes,
-            num_groups=self._bounded(NUM_GROUPS),
+            num_groups=reading.bounded(NUM_GROUPS),
         )
         num_kept = max(len(rows.labels), NUM_KEPT) if self.keep_assignments else 0
         history = ancestry.empty(num_kept, num_grid, num_classes, self.num_particles, joint=is_joint, whole=self.rejuvenate > 0)
@@ -167,28 +212,23 @@ class ParticleFilter(Algorithm):
             past,
             zero,
             zero,
-            zero,
+            data.num_rows,
             rows.labels[0],
             rng_key,
+            points,
+            jnp.asarray(reading.bounded(np.iinfo(np.int32).max), jnp.int32),
         )
 
-    def data(self, program: Program) -> Rows:
-        """The rows, padded to a power of two, so that batches of similar size share their compilation."""
-        rows = self.partition.rows(program)
-        labels = rows.labels if self.partition.num_classes > 1 else np.zeros_like(rows.labels)
-        more = 2 ** int(np.ceil(np.log2(len(labels)))) - len(labels)
-        pad = lambda leaf: jnp.asarray(np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)]))
-        return Rows({site: pad(value.astype(float)) for site, value in rows.values.items()}, pad(labels))
-
-    def step(self, rng_key: Array, state: FilterState, data: Rows) -> tuple[FilterState, RowReport]:
+    def step(self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData) -> tuple[FilterState, RowReport]:
         """One row of data."""
-        label, x = data.labels[state.row], {site: value[state.row] for site, value in data.values.items()}
+        rows = data.rows
+        label, x = rows.labels[state.row], {site: value[state.row] for site, value in rows.values.items()}
         row_key, past_key = random.split(rng_key)
         is_narrow = jnp.max(state.groups.widest) < NARROW  # at all points of the grid, so that they remain one branch
         one = lambda groups, concentration, weights, key: filter_row(
-            self.rules, groups, is_narrow, (concentration, weights, state.class_count), x, label, key
+            reading.rules, groups, is_narrow, (concentration, weights, state.class_count), x, label, key
         )
-        groups, chosen, total = self._over_grid(one, row_key, state.groups, state.concentration, state.class_weights)
+        groups, chosen, total = _over_grid(one, row_key, state.groups, state.concentration, state.class_weights)
         increment = total - state.rounding  # Kahan's sum
         log_evidence = state.log_evidence + increment
         past = jax.tree.map(lambda leaf, new: leaf.at[state.seen].set(new), state.past, Rows(x, label)) if self.rejuvenate else state.past
@@ -197,14 +237,15 @@ class ParticleFilter(Algorithm):
             log_evidence=log_evidence,
             rounding=(log_evidence - state.log_evidence) - increment,
             class_count=state.class_count.at[label].add(jnp.where(label >= 0, 1, 0)),
-            history=ancestry.record(state.history, state.seen, chosen.parent, self._code(groups, chosen.choice, label)),
+            history=ancestry.record(state.history, state.seen, chosen.parent, _code(reading, groups, chosen.choice, label)),
             past=past,
             seen=state.seen + 1,
             row=state.row + 1,
-            next_label=jnp.where(state.row + 1 < state.num_rows, data.labels[jnp.minimum(state.row + 1, len(data.labels) - 1)], 0),
+            next_label=jnp.where(state.row + 1 < state.num_rows, rows.labels[jnp.minimum(state.row + 1, len(rows.labels) - 1)], 0),
         )
         if self.rejuvenate:
-            state = jax.lax.fori_loop(0, self.rejuvenate, lambda i, at: self._redrawn(random.fold_in(past_key, i), at), state)
+            redrawn = lambda i, at: self._redrawn(random.fold_in(past_key, i), at, reading)
+            state = jax.lax.fori_loop(0, self.rejuvenate, redrawn, state)
         best = jnp.argmax(state.log_points())
         return state, self._report(state, jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen)), label)
 
@@ -216,72 +257,59 @@ class ParticleFilter(Algorithm):
         expected = jnp.sum(jnp.where(log_weight > -jnp.inf, jnp.exp(log_weight) * num_groups, 0))
         return RowReport(effective_size(log_weight), chosen.resampled, expected, logsumexp(state.log_prior + state.log_evidence))
 
-    def _redrawn(self, rng_key: Array, state: FilterState) -> FilterState:
+    def _redrawn(self, rng_key: Array, state: FilterState, reading: FilterReading) -> FilterState:
         """A past row, chosen at random, has its group drawn anew in every particle."""
         which_key, draw_key = random.split(rng_key)
         i = random.randint(which_key, (), 0, state.seen)
         label, x = state.past.labels[i], {site: value[i] for site, value in state.past.values.items()}
-        num_classes, num_groups = self.partition.num_classes, state.groups.slot.shape[-1]
+        num_classes, num_groups = reading.partition.num_classes, state.groups.slot.shape[-1]
         own, group = state.history.code[i] % num_classes, state.history.code[i] // num_classes
         choice = group if state.groups.slot.shape[1] > 1 else own * num_groups + group
         known = state.class_count.at[label].add(jnp.where(label >= 0, -1, 0))
         one = lambda groups, concentration, weights, choice, key: redraw(
-            self.rules, groups, (concentration, weights, known), x, label, choice, key
+            reading.rules, groups, (concentration, weights, known), x, label, choice, key
         )
-        groups, choice = self._over_grid(one, draw_key, state.groups, state.concentration, state.class_weights, choice)
-        code = state.history.code.at[i].set(self._code(groups, choice, label))
+        groups, choice = _over_grid(one, draw_key, state.groups, state.concentration, state.class_weights, choice)
+        code = state.history.code.at[i].set(_code(reading, groups, choice, label))
         return state._replace(groups=groups, history=state.history._replace(code=code))
 
     def finished(self, state: FilterState) -> Array:
         """When every row was seen."""
         return state.row >= state.num_rows
 
-    # Room.
-
-    def is_full(self, state: FilterState) -> Array:
+    def needs_host(self, state: FilterState) -> Array:
         """Whether the next row may find no room, or its class is the first that is not known."""
         return jnp.stack(list(self._wants(state).values())).any() & ~self.finished(state)
 
-    def grown(self, state: FilterState, program: Program) -> FilterState:
+    def on_host(self, states: Sequence[FilterState], reading: FilterReading, data: FilterData) -> Sequence[FilterState]:
         """One filter for all classes where there was one for each; or twice the room where there is none.
 
         Table and groups double together: replicates are stacked, and one may lack the former where another lacks the latter.
         """
-        wants, groups = self._wants(state), state.groups
+        wants = {name: any(bool(self._wants(state)[name]) for state in states) for name in ("join", "history")}
         if wants["join"]:
-            keys = random.split(random.fold_in(state.rng_key, state.seen), len(state.log_prior))
-            groups, link = join_each(self.rules, groups, keys)
-            return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
+            return [_joined(state, reading) for state in states]
         if wants["history"]:
-            return self._with_room(state, 2 * len(state.history.code))
-        num_rows, num_groups = 2 * groups.count.shape[-1], self._bounded(2 * groups.slot.shape[-1])
-        return state._replace(groups=jax.vmap(lambda one: wider(one, num_rows, num_groups))(groups))
+            return [self._with_room(state, 2 * len(state.history.code)) for state in states]
+        groups = states[0].groups
+        num_rows, num_groups = 2 * groups.count.shape[-1], reading.bounded(2 * groups.slot.shape[-1])
+        grow = jax.vmap(lambda one: wider(one, num_rows, num_groups))
+        return [state._replace(groups=grow(state.groups)) for state in states]
 
-    def updated(self, state: FilterState, program: Program, before: Program) -> FilterState:
+    def updated(self, state: FilterState, reading: FilterReading, data: FilterData, before: FilterData) -> FilterState:
         """The same filter before the first row of other data."""
         if not self.finished(state):
             raise ValueError(
-                f"update: the filter has taken {int(state.row)} of {int(state.num_rows)} rows; let it go on first, by `extend(1_000_000)`, "
-                f"or give up the others, by `leave_rest()`."
+                f"update: the filter has taken {int(state.row)} of {int(state.num_rows)} rows; let it go on first, by `extend(1_000_000)`."
             )
-        if differences := self.partition.differences(program):
-            raise ValueError(f"update: more rows of the same model are wanted, but {'; '.join(differences)}.")
-        label, num_rows = self.data(program).labels[0], jnp.asarray(self._length(program), jnp.int32)
-        return state._replace(row=jnp.zeros_like(state.row), num_rows=num_rows, next_label=label)
-
-    def rest_left(self, state: FilterState, program: Program) -> tuple[FilterState, Program | None]:
-        """As if the rows to come had never been given."""
-        taken = int(state.row)
-        rows = {name: program.arguments[name][:taken] for name in self.partition.by_row([program])}
-        return state._replace(num_rows=state.row), program.with_arguments(**rows) if taken else None
+        return state._replace(row=jnp.zeros_like(state.row), num_rows=data.num_rows, next_label=data.rows.labels[0])
 
     def _wants(self, state: FilterState) -> dict[str, Array]:
         """What the next row may lack: it opens or changes a group in each particle at most, and so do the rows redrawn after it, twice."""
         groups, num_changes = state.groups, 1 + 2 * self.rejuvenate
-        has_most = self._bounded(groups.slot.shape[-1] + 1) == groups.slot.shape[-1]
         return {
             "table": jnp.max(groups.used) + num_changes * self.num_particles > groups.count.shape[-1],
-            "groups": (jnp.max(groups.widest) + 1 + self.rejuvenate > groups.slot.shape[-1]) & (not has_most),
+            "groups": (jnp.max(groups.widest) + 1 + self.rejuvenate > groups.slot.shape[-1]) & (groups.slot.shape[-1] < state.most_groups),
             "history": jnp.asarray(self.keep_assignments) & (state.seen >= len(state.history.code)),
             "join": (state.next_label < 0) & (groups.slot.shape[1] > 1),
         }
@@ -291,64 +319,48 @@ class ParticleFilter(Algorithm):
         past = jax.tree.map(pad, state.past) if self.rejuvenate else state.past
         return state._replace(history=ancestry.with_room(state.history, num_rows), past=past)
 
-    def _bounded(self, num_groups: int) -> int:
-        """No more groups than the model allows."""
-        most = self.partition.max_groups
-        return num_groups if most is None else min(num_groups, most)
+    # What the filter says of other rows: `state` is one of `Driver.states`, `reading` is `Driver.reading`.
 
-    # Small things.
-
-    def _over_grid(self, function: Any, rng_key: Array, *leaves: Any) -> Any:
-        """`function(*leaves, key)` at every point of the grid; a single point pays for no batch."""
-        num_grid = len(self.points[next(iter(self.points))]) if self.points else 1
-        if num_grid > 1:
-            return jax.vmap(function)(*leaves, random.split(rng_key, num_grid))
-        found = function(*jax.tree.map(lambda leaf: leaf[0], leaves), rng_key)
-        return jax.tree.map(lambda leaf: leaf[None], found)
-
-    def _code(self, groups: Groups, choice: Array, label: Array) -> Array:
-        num_classes, num_groups = self.partition.num_classes, groups.slot.shape[-1]
-        if groups.slot.shape[1] > 1 or num_classes == 1:
-            return (choice * num_classes + label).astype(jnp.int32)
-        return (choice % num_groups * num_classes + choice // num_groups).astype(jnp.int32)
-
-    # What the filter says of other rows; `state` is one of `Driver.states`.
-
-    def log_classes(self, state: FilterState, program: Program) -> Array:
+    def log_classes(self, state: FilterState, reading: FilterReading, program: Program) -> Array:
         """log p(class, row | rows seen) of each row of a program's data, [row, class]; its labels play no part."""
-        return log_classes(self.rules, state, self.data(program))[: self._length(program)]
+        data = reading.data(program)
+        return log_classes(reading.rules, state, data.rows)[: int(data.num_rows)]
 
-    def mean_rows(self, state: FilterState, program: Program) -> dict[str, Array]:
+    def mean_rows(self, state: FilterState, reading: FilterReading, program: Program) -> dict[str, Array]:
         """Expected value of every entry given those that its row shows, and its label where it has one, {site: [row, column]}; in columns
         of codes the probability of each, [row, column, code]."""
-        return jax.tree.map(lambda leaf: leaf[: self._length(program)], mean_rows(self.rules, state, self.data(program)))
+        data = reading.data(program)
+        return jax.tree.map(lambda leaf: leaf[: int(data.num_rows)], mean_rows(reading.rules, state, data.rows))
 
-    def draw_rows(self, rng_key: Array, state: FilterState, program: Program) -> tuple[Array, dict[str, Array]]:
+    def draw_rows(
+        self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program
+    ) -> tuple[Array, dict[str, Array]]:
         """A class and a whole row for each row of a program's data, given what that shows (nothing, where all is missing)."""
         place_key, row_key = random.split(rng_key)
-        cls, place = drawn_places(self.rules, state, self.data(program), place_key)
-        cut = lambda leaf: leaf[: self._length(program)]
-        return cut(cls), jax.tree.map(cut, new_rows(self.rules, state, place, row_key))
-
-    def _length(self, program: Program) -> int:
-        return program.sites[self.partition.z].shape[0]
+        data = reading.data(program)
+        cls, place = drawn_places(reading.rules, state, data.rows, place_key)
+        cut = lambda leaf: leaf[: int(data.num_rows)]
+        return cut(cls), jax.tree.map(cut, new_rows(reading.rules, state, place, row_key))
 
     # What the tree holds.
 
-    def draw(self, rng_key: Array, state: FilterState, program: Program, num_draws: int) -> dict[str, Array]:
+    def draw(
+        self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData, num_draws: int
+    ) -> dict[str, Array]:
         """Partitions of the rows, classes where they are latent, shares of the classes and latent scalars, jointly."""
-        found, joint = self.partition, state.groups.slot.shape[1] < self.partition.num_classes
+        found = reading.partition
+        joint = state.groups.slot.shape[1] < found.num_classes
         point, particle, shares = jax.device_get(drawn_particles(rng_key, state, num_draws, joint))
-        drawn: dict[str, Any] = {name: np.asarray(values)[point] for name, values in self.points.items()}
+        drawn: dict[str, Any] = {name: np.asarray(values)[point] for name, values in state.points.items()}
         if found.shares:
             drawn[found.shares] = shares
         if self.keep_assignments:
             cls, drawn[found.z] = ancestry.drawn(state.history, state.seen, point, particle)
             if joint:
-                drawn[found.labels if found.labels in program.latent else f"{found.labels}_unobserved"] = cls
+                drawn[found.labels if found.labels in found.few.latent else f"{found.labels}_unobserved"] = cls
         return drawn
 
-    def results(self, state: FilterState, program: Program) -> Results:
+    def results(self, state: FilterState, reading: FilterReading, data: FilterData) -> Results:
         """The weighted particles as they are, the grid, how many ancestors the particles share at each row, and the evidence."""
         slot, count, log_weight = (np.asarray(part) for part in (state.groups.slot, state.groups.count, state.groups.log_weight))
         point, table = np.arange(len(slot)).reshape(-1, 1, 1, 1, 1), np.arange(slot.shape[1]).reshape(-1, 1, 1, 1)
@@ -367,11 +379,31 @@ class ParticleFilter(Algorithm):
             each = [len(np.unique(of_row[is_live])) for of_row, is_live in zip(ancestor[:, best], live, strict=True)]
             groups["ancestry"] = {"unique_ancestors": np.array(each)}
             dims["unique_ancestors"] = ("row",)
-        if self.points:
-            groups["grid"] = {**self.points, "log_weight_of_point": log_weight_of_point - np.logaddexp.reduce(log_weight_of_point)}
+        if state.points:
+            groups["grid"] = {**state.points, "log_weight_of_point": log_weight_of_point - np.logaddexp.reduce(log_weight_of_point)}
             dims |= dict.fromkeys(groups["grid"], ("point",))
         return Results(groups, {"log_evidence": float(state.total_log_evidence())}, dims)
 
-    def rows_of(self, programs: Sequence[Program]) -> tuple[str, ...]:
-        """Those of the partition, where it is kept."""
-        return self.partition.by_row(programs) if self.keep_assignments else ()
+
+def _joined(state: FilterState, reading: FilterReading) -> FilterState:
+    """One filter of joint particles, from the filters of the classes."""
+    keys = random.split(random.fold_in(state.rng_key, state.seen), len(state.log_prior))
+    groups, link = join_each(reading.rules, state.groups, keys)
+    return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
+
+
+def _over_grid(function: Any, rng_key: Array, *leaves: Any) -> Any:
+    """`function(*leaves, key)` at every point of the grid; a single point pays for no batch."""
+    num_grid = len(jax.tree.leaves(leaves)[0])
+    if num_grid > 1:
+        return jax.vmap(function)(*leaves, random.split(rng_key, num_grid))
+    found = function(*jax.tree.map(lambda leaf: leaf[0], leaves), rng_key)
+    return jax.tree.map(lambda leaf: leaf[None], found)
+
+
+def _code(reading: FilterReading, groups: Groups, choice: Array, label: Array) -> Array:
+    """Class and group of a row in one number."""
+    num_classes, num_groups = reading.partition.num_classes, groups.slot.shape[-1]
+    if groups.slot.shape[1] > 1 or num_classes == 1:
+        return (choice * num_classes + label).astype(jnp.int32)
+    return (choice % num_groups * num_classes + choice // num_groups).astype(jnp.int32)

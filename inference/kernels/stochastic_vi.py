@@ -19,7 +19,7 @@ from numpyro.infer.elbo import ELBO as ELBOLoss
 from numpyro.infer.svi import SVIState
 
 from inference.program import Program
-from inference.protocol import Algorithm, Results
+from inference.protocol import Algorithm, Results, init_strategy
 
 __all__ = ["ELBO", "OrderedTraceELBO", "StochasticVI"]
 
@@ -53,32 +53,57 @@ def _in_order(loss: ELBOLoss) -> ELBOLoss:
     return loss
 
 
+class GuidedModel(NamedTuple):
+    """What was read: the arguments of the run, and an `SVI` that has seen them."""
+
+    program: Program
+    svi: SVI
+
+    def __hash__(self) -> int:
+        return id(self.svi)
+
+    @property
+    def given(self) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of the run, without those that the `SVI` was built with and adds itself."""
+        kwargs = {name: value for name, value in self.program.kwargs.items() if name not in self.svi.static_kwargs}
+        return self.program.args, kwargs
+
+
 class StochasticVI(Algorithm):
     """One step is one update of `svi`; its own `update` is called, nothing is repeated here."""
 
     def __init__(self, svi: SVI):
-        self.template = deepcopy(svi)
-        self.template.loss = _in_order(svi.loss)
-        self.svi = self.template
+        self.svi = deepcopy(svi)
+        self.svi.loss = _in_order(svi.loss)
         self.model = svi.model
 
-    def init(self, rng_key: Array, program: Program) -> SVIState:
-        """NumPyro's own initial state, of a fresh copy: an autoguide remembers the start of its first run."""
-        self.svi = deepcopy(self.template)
-        return self.svi.init(rng_key, *program.args, **self._given(program))
+    def read(self, program: Program) -> tuple[GuidedModel, dict]:
+        """The model is evaluated, and the guide run once: NumPyro finds its transforms in this way."""
+        program.check(init_strategy(self.svi))
+        reading = GuidedModel(program, deepcopy(self.svi))
+        args, kwargs = reading.given
+        reading.svi.init(random.key(0), *args, **kwargs)
+        return reading, {}
 
-    def step(self, rng_key: Array, state: SVIState, program: Program) -> tuple[SVIState, ELBO]:
+    def init(self, rng_key: Array, reading: GuidedModel, data: dict) -> SVIState:
+        """NumPyro's own initial state, of a fresh copy: an autoguide remembers the start of its first run."""
+        args, kwargs = reading.given
+        return deepcopy(self.svi).init(rng_key, *args, **kwargs)
+
+    def step(self, rng_key: Array, state: SVIState, reading: GuidedModel, data: dict) -> tuple[SVIState, ELBO]:
         """One gradient step with the key of this step."""
-        state, loss = self.svi.update(state._replace(rng_key=rng_key), *program.args, **self._given(program))
+        args, kwargs = reading.given
+        state, loss = reading.svi.update(state._replace(rng_key=rng_key), *args, **kwargs)
         return state, ELBO(-loss)
 
     def finished(self, state: SVIState) -> Array:
         """Never by itself: the steps are the budget (`num_warmup`), or `stop` ends them."""
         return jnp.zeros((), bool)
 
-    def draw(self, rng_key: Array, state: SVIState, program: Program, num_draws: int) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: SVIState, reading: GuidedModel, data: dict, num_draws: int) -> dict[str, Array]:
         """Draws from the fitted guide, with their density under it; a site that the loss sums out (enumeration) has none."""
-        guide = substitute(self.svi.guide, data=self.svi.get_params(state))
+        program, svi = reading
+        guide = substitute(svi.guide, data=svi.get_params(state))
 
         def one(key: Array) -> dict[str, Array]:
             sites = trace(seed(guide, key)).get_trace(*program.args, **program.kwargs)
@@ -88,13 +113,9 @@ class StochasticVI(Algorithm):
 
         return jax.vmap(one)(random.split(rng_key, num_draws))
 
-    def _given(self, program: Program) -> dict[str, Any]:
-        """The keyword arguments of the run, without those that `svi` was built with and adds itself."""
-        return {name: value for name, value in program.kwargs.items() if name not in self.template.static_kwargs}
-
-    def results(self, state: SVIState, program: Program) -> Results:
+    def results(self, state: SVIState, reading: GuidedModel, data: dict) -> Results:
         """The variational parameters, constrained; refused where they are lost."""
-        parameters = self.svi.get_params(state)
+        parameters = reading.svi.get_params(state)
         lost = sorted(name for name, value in parameters.items() if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(value)))
         if lost:
             raise ValueError(

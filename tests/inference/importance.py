@@ -26,11 +26,15 @@ class ImportanceSampling(Algorithm):
     def __init__(self, model, num_batches: int, batch_size: int = 64):
         self.model, self.num_batches, self.batch_size = model, num_batches, batch_size
 
-    def init(self, rng_key: Array, program: Program) -> Pool:
+    def read(self, program: Program) -> tuple[Program, dict]:
+        program.check()
+        return program, {}
+
+    def init(self, rng_key: Array, program: Program, data: dict) -> Pool:
         values = jax.tree.map(jnp.zeros_like, program.draw_prior(rng_key, self.num_batches * self.batch_size))
         return Pool(values, jnp.full(self.num_batches * self.batch_size, -jnp.inf), jnp.zeros((), jnp.int32))
 
-    def step(self, rng_key: Array, state: Pool, program: Program) -> tuple[Pool, Batch]:
+    def step(self, rng_key: Array, state: Pool, program: Program, data: dict) -> tuple[Pool, Batch]:
         drawn = program.draw_prior(rng_key, self.batch_size)
         weigh = lambda values: sum(jnp.sum(term) for term in program.log_likelihood(values).values())
         first = state.batch * self.batch_size
@@ -42,11 +46,11 @@ class ImportanceSampling(Algorithm):
     def finished(self, state: Pool) -> Array:
         return state.batch >= self.num_batches
 
-    def draw(self, rng_key: Array, state: Pool, program: Program, num_draws: int) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: Pool, program: Program, data: dict, num_draws: int) -> dict[str, Array]:
         index = random.categorical(rng_key, state.log_weight, shape=(num_draws,))
         return jax.tree.map(lambda pool: pool[index], state.values)
 
-    def results(self, state: Pool, program: Program) -> Results:
+    def results(self, state: Pool, program: Program, data: dict) -> Results:
         count = self.num_batches * self.batch_size
         mean = logsumexp(state.log_weight) - jnp.log(count)
         error = jnp.std(jnp.exp(state.log_weight - mean)) / jnp.sqrt(count)
