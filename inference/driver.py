@@ -156,7 +156,9 @@ class Driver:
     @property
     def states(self) -> list[Any]:
         """Where each replicate of an algorithm stands: the algorithm's own states, for its own methods."""
-        return self._finished_run("states")[1].replicates()
+        run = self._finished_run("states")[1]
+        with jax.enable_x64(run.x64):
+            return run.replicates()
 
     @property
     def reading(self) -> Any:
@@ -228,7 +230,8 @@ class Driver:
             raise TypeError(f"stop: a function of the tree so far, such as converged(); got {self.stop!r}.")
         self.num_samples, self.num_chains, self.thinning = map(index, (self.num_samples, self.num_chains, self.thinning))
         _check_chain_method(self.chain_method, self.num_chains)
-        if self.chain_method == "parallel" and isinstance(self.kernel, Algorithm) and type(self.kernel).needs_host is not Algorithm.needs_host:
+        stays = not isinstance(self.kernel, Algorithm) or type(self.kernel).needs_host is Algorithm.needs_host
+        if self.chain_method == "parallel" and not stays:
             name = type(self.kernel).__name__
             raise ValueError(f"chain_method: replicates of {name} go to the host together; use 'sequential' or 'vectorized'.")
 

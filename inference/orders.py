@@ -5,17 +5,14 @@
 A family is a function of the order that returns a model, such as `zoo.staged_learning.family`: clusters of a mixture, nodes of a neural
 network, terms of a series. Orders are taken in turn, each in a run of its own, until no higher one is likely to count.
 
-`Orders` keeps the runs, so that more data can be learned from later; `run_orders` is one call. More data may call for orders above those
-that were tried. Such an order learns from them alone, and begins with what the summary of the order leaves to it (`_order_summary`), as if
-it had said of the data before what the family has; so it is less probable than all data at once would make it, by what it would have
-learned from those.
+`Orders` keeps the runs, so that more data can be learned from later; `run_orders` is one call. More data are learned by the orders that
+were tried. They may call for higher ones, which must learn from all data: `attrs["ended"]` is then "most", and `run` begins anew.
 
 Cost: that of a run for each order up to a few above the most probable one.
 """
 
 import json
 from collections.abc import Callable
-from copy import copy
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,10 +24,8 @@ from jax import random
 from numpyro.distributions import Distribution
 
 from inference._counts import is_between, is_whole
-from inference._order_summary import Entry, OrderSummary
 from inference._signals import signals_noted
 from inference.driver import Driver
-from inference.kernels._stages import ByStages
 from inference.kernels.nested_sampler import NestedSampler
 from inference.protocol import Algorithm
 from inference.sites import model_name
@@ -50,7 +45,6 @@ class Orders:
     :param kernel: `model -> Algorithm` with an evidence.
     :param least, most: the lowest and the highest order that is tried.
     :param negligible: ends after two orders in a row whose posterior odds to the best one are below this.
-    :param untried: what an update leaves to orders that were not tried, a share of the probability.
     :param settings: of the `Driver`; `max_time` is for all orders together, and in `checkpoint` each order has a folder of its own.
     """
 
@@ -63,19 +57,17 @@ class Orders:
         least: int = 1,
         most: int = 20,
         negligible: float = 1e-3,
-        untried: float = 0.02,
         settings: dict[str, Any] | None = None,
     ):
         for name, value, lowest in (("least", least, 1), ("most", most, least)):
             if not is_whole(value) or value < lowest:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {lowest}.")
-        for name, share in (("negligible", negligible), ("untried", untried)):
-            if not is_between(share, 0, 1):
-                raise ValueError(f"{name}: found {share!r}, wanted a number between 0 and 1.")
+        if not is_between(negligible, 0, 1):
+            raise ValueError(f"negligible: found {negligible!r}, wanted a number between 0 and 1.")
         if not isinstance(prior, Distribution):
             raise TypeError(f"prior: found {prior!r}, wanted a NumPyro distribution of the orders.")
         self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, int(least), int(most)
-        self.negligible, self.untried = negligible, untried
+        self.negligible = negligible
         self.settings: dict[str, Any] = dict(settings or {})
         self._forget()
 
@@ -83,14 +75,13 @@ class Orders:
         """A run of each order, on the model's arguments: what `tree` returns."""
         self._forget()
         self._key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
-        self._before, self._data = None, (args, kwargs)
+        self._data = args, kwargs
         self._go_up(self._clock())
         return self.tree()
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """More data for the orders that were tried, where the kernel can take them, and for higher ones, should they count now. What time
-        has ended goes on first, with the data of the call before, and so do orders above, where `most` allows more than it did; where that
-        takes all of the time, an error says so, and no order has learned of them."""
+        """More data for the orders that were tried, where the kernel can take them. What time has ended goes on first, with the data of the
+        call before; where that takes all of the time, an error says so, and no order has learned of the new ones."""
         if not self.drivers:
             raise ValueError("update: nothing has run yet; call `run` first.")
         self._check_whole()
@@ -98,26 +89,17 @@ class Orders:
             driver.check_precision("update")
         left = self._clock()
         self._go_on(left)
-        before = self.tree()
         first, *others = self.drivers
         self._learn(first, left(), args, kwargs)
         with signals_noted() as noted:  # one Ctrl-C must not tear them: the others take these data, and go on with them at the next call
             for order in others:
                 self._learn(order, self._unless_stopped(noted, left)(), args, kwargs)
-        self._is_torn = False
-        self.num_updates += 1
-        self._before, self._data = before, (args, kwargs)
-        try:
-            self._go_up(self._unless_stopped(noted, left))
-        except BaseException as error:
-            error.add_note(f"update: orders {min(self.drivers)} to {max(self.drivers)} have learned these data; do not give them again.")
-            raise
+        self._is_torn, self._is_updated = False, True
 
     def tree(self) -> xr.DataTree:
         """The run of each order under `order_1`, `order_2`, ..., and a group `orders` with their `log_prior`, `log_evidence`,
-        `log_evidence_se`, `probability` with its error `probability_se`, and `first_update`, 0 for an order that has learned from all data.
+        `log_evidence_se`, `probability` with its error `probability_se`.
 
-        Of a later order `log_prior` is what was left to it, and `log_evidence` has that of the family, of the data before.
         `probability_se` is NaN where an error of a `log_evidence` is infinite: a run that has forgotten some rows may be off by anything.
         `attrs["ended"]` says "finished", "most" where the highest order was still in doubt, or what ended the run of an order, which is
         then left out; `attrs["log_evidence"]` is that of the whole family, its orders up to the last one that was tried.
@@ -130,10 +112,11 @@ class Orders:
                 f"order {self.least}: its run ended by {stopped!r} before it had finished, so that there is no evidence; give it more "
                 "time. It has the data of the last call, and goes on with them at the next."
             )
-        if not any(np.isfinite(self.entries[order].log_prior) for order in whole):
+        log_prior = {order: self._log_prior(order) for order in whole}
+        if not np.isfinite(list(log_prior.values())).any():
             raise ValueError(f"prior: it gives no probability to any of the orders tried, {min(whole)} to {max(whole)}; raise `most`.")
         ended = stopped or ("finished" if self._is_over() else "most")
-        return _assembled(whole, self.entries, self.prior, model_name(self.family), ended)
+        return _assembled(whole, np.array(list(log_prior.values())), self.prior, model_name(self.family), ended)
 
     def _learn(self, order: int, seconds: float | None, args: tuple, kwargs: dict[str, Any]) -> None:
         driver = self.drivers[order]
@@ -153,8 +136,7 @@ class Orders:
         self.drivers: dict[int, Driver] = {}
         self.models: dict[int, Callable] = {}
         self.trees: dict[int, xr.DataTree] = {}
-        self.entries: dict[int, Entry] = {}
-        self.num_updates, self._is_torn = 0, False
+        self._is_updated = self._is_torn = False
 
     def _check_whole(self) -> None:
         if self._is_torn:
@@ -169,43 +151,30 @@ class Orders:
             if order not in self._whole():
                 driver.max_time = left()
                 self.trees[order] = driver.extend(MOST_STEPS)
-        self._go_up(left)
+        if not self._is_updated:
+            self._go_up(left)
         for order in self.drivers:
             if order not in self._whole():
                 raise ValueError(f"update: order {order} has not come to the end of the data before, and max_time is over; give it more.")
 
     def _go_up(self, left: Callable) -> None:
-        """Orders above those that were tried, on the data of the last call, until they do not count, or time is over."""
+        """Orders above those that were tried, on the data of the run, until they do not count, or time is over."""
         args, kwargs = self._data
         while not self._is_over() and len(self._whole()) == len(self.trees):
             order = max(self.drivers, default=self.least - 1) + 1
             if order > self.most:
                 return
             model = self.family(order)
-            driver = Driver(self._kernel_of(model), **self._settings_of(order))
+            folder = self.settings.get("checkpoint")
+            own = None if folder is None else Path(folder) / f"order_{order}"
+            driver = Driver(self.kernel(model), **self.settings | {"checkpoint": own})
             driver.max_time = left()
             tree = driver.run(random.fold_in(self._key, order), *args, **kwargs)
             if missing := [name for name in ("log_evidence", "log_evidence_se") if name not in tree.attrs]:
                 raise TypeError(
                     f"kernel: {type(driver.kernel).__name__} leaves no {missing[0]}; wanted one that does, such as NestedSampler."
                 )
-            self.models[order], self.drivers[order], self.trees[order], self.entries[order] = model, driver, tree, self._entry(order)
-
-    def _settings_of(self, order: int) -> dict[str, Any]:
-        """Updates are in memory alone, and so are orders that they call for."""
-        folder = self.settings.get("checkpoint")
-        own = None if folder is None or self.num_updates else Path(folder) / f"order_{order}"
-        return self.settings | {"checkpoint": own}
-
-    def _kernel_of(self, model: Callable) -> Algorithm:
-        """Of an update, which is one stage, and whose rows are what they were in the run."""
-        kernel = self.kernel(model)
-        if not self.num_updates or not isinstance(kernel, ByStages):
-            return kernel
-        kernel, first = copy(kernel), self.drivers[self.least].kernel
-        assert isinstance(first, ByStages)
-        kernel.num_stages, kernel.known_rows = 1, first.row_arguments
-        return kernel
+            self.models[order], self.drivers[order], self.trees[order] = model, driver, tree
 
     def _whole(self) -> dict[int, xr.DataTree]:
         """Runs that have finished: a part of an evidence is none."""
@@ -213,17 +182,8 @@ class Orders:
 
     def _is_over(self) -> bool:
         """Whether no higher order is likely to count."""
-        joint = [sum(_joint(self.entries[order], tree)) for order, tree in self._whole().items()]
+        joint = [self._log_prior(order) + tree.attrs["log_evidence"] for order, tree in self._whole().items()]
         return len(joint) > 2 and max(joint[-2:]) < max(joint) + np.log(self.negligible)
-
-    def _entry(self, order: int) -> Entry:
-        """By the prior; of an order that has not learned from the data before, by what these leave to it."""
-        if self._before is None:
-            return Entry(self._log_prior(order))
-        orders, attrs = self._before["orders"].dataset, self._before.attrs
-        summary = OrderSummary(orders["order"].values, orders["probability"].values, self.untried)
-        log_prior = summary.log_prob(order) - float(np.log1p(-summary.rest))  # for those that were tried have theirs, without this share
-        return Entry(log_prior, attrs["log_evidence"], attrs["log_evidence_se"], self.num_updates)
 
     def _clock(self) -> Callable[[], float | None]:
         """Seconds that are left of `max_time`."""
@@ -254,16 +214,10 @@ def run_orders(
     return orders.run(rng_key, *args, **kwargs)
 
 
-def _joint(entry: Entry, tree: xr.DataTree) -> tuple[float, float]:
-    """The logarithms of the prior of an order and of its evidence."""
-    return entry.log_prior, entry.log_evidence + tree.attrs["log_evidence"]
-
-
-def _assembled(trees: dict[int, xr.DataTree], entries: dict[int, Entry], prior: Distribution, name: str, ended: str) -> xr.DataTree:
+def _assembled(trees: dict[int, xr.DataTree], log_prior: np.ndarray, prior: Distribution, name: str, ended: str) -> xr.DataTree:
     orders = np.array(list(trees))
-    log_prior, log_evidence = np.array([_joint(entries[order], tree) for order, tree in trees.items()]).T
+    log_evidence, error = np.array([[tree.attrs[name] for name in ("log_evidence", "log_evidence_se")] for tree in trees.values()]).T
     joint = log_prior + log_evidence
-    error = np.array([np.hypot(entries[order].error, tree.attrs["log_evidence_se"]) for order, tree in trees.items()])
     is_known = np.isfinite(error).all()  # else what the orders say may be off by anything
     noise = np.random.default_rng(0).normal(size=(NUM_HISTORIES, len(orders))) * (error if is_known else 0.0)
     histories = np.array([_shares(joint + each) for each in noise])
@@ -273,7 +227,6 @@ def _assembled(trees: dict[int, xr.DataTree], entries: dict[int, Entry], prior: 
         "log_evidence_se": error,
         "probability": _shares(joint),
         "probability_se": histories.std(0) if is_known else np.full(len(orders), np.nan),
-        "first_update": [entries[order].update for order in trees],
     }
     dataset = xr.Dataset({key: (["order"], value) for key, value in variables.items()}, {"order": orders})
     tree = xr.DataTree.from_dict({"orders": dataset} | {f"order_{order}": each for order, each in trees.items()})
@@ -282,6 +235,7 @@ def _assembled(trees: dict[int, xr.DataTree], entries: dict[int, Entry], prior: 
         "family": name,
         "prior": json.dumps(type(prior).__name__),
         "ended": ended,
+        **{time: float(sum(tree.attrs[time] for tree in trees.values())) for time in ("sampling_time", "compile_time")},
         "log_evidence": float(log_total),
         "log_evidence_se": float(np.std(np.logaddexp.reduce(joint + noise, axis=1))) if is_known else np.inf,
     }

@@ -30,13 +30,13 @@ from inference.kernels._clumps import Clumps, StateClumps, moved
 from inference.kernels._code_clumps import CodeClumps
 from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
 from inference.kernels._nested_names import Named, drawn_in_places, in_places, named_alike
-from inference.kernels._nested_offers import Offering
-from inference.kernels._stages import ByStages
+from inference.kernels._nesting import Nesting
+from inference.kernels._stages import StageRows
 from inference.kernels._summary import Backed, Mixture, Told, divergence
 from inference.program import Program
 from inference.split import Split
 
-__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Searching", "Start", "centres"]
+__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Search", "Start", "centres"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too
@@ -78,6 +78,38 @@ class Start:
 
         return densities
 
+    def drawing(self, given: tuple[Mixture, Named]) -> Callable[[Array], Array]:
+        """Draws at clumps of pi_s, and at what is gone over in place of them, where that has any."""
+        clumps, sampled = given
+        before = self.before(clumps)
+        if not len(sampled.log_weight):
+            return before
+        before = drawn_in_places(self.exchange, sampled.reference, before)
+        return lambda key: self.behind.draw(key, sampled.clumps, before)
+
+    def before(self, clumps: Mixture) -> Callable[[Array], Array]:
+        """Draws from pi_s."""
+        return (lambda key: self.backed.draw(key, clumps, self.split.draw)) if len(clumps.log_weight) else self.split.draw
+
+    @property
+    def behind(self) -> Backed:
+        """What is gone over."""
+        return Backed(self.backed.summary, BEHIND_SEARCH)
+
+    def rest(self, clumps: Mixture, program: Program, sampled: Named) -> Callable:
+        """The logarithms of what nested sampling draws from, and of the rest of prior times likelihood."""
+        start = self.densities(clumps, program)
+        if not len(sampled.log_weight):
+            return start
+        start = in_places(self.exchange, sampled.reference, start)
+
+        def densities(z: Array) -> tuple[Array, Array]:
+            log_prior, log_likelihood = start(z)
+            log_sampled = self.behind.log_density(sampled.clumps, z, log_prior)
+            return log_sampled, log_likelihood + log_prior - log_sampled
+
+        return densities
+
 
 class Begin(NamedTuple):
     """Where a search begins."""
@@ -116,81 +148,93 @@ class Tried(NamedTuple):
         return self.left < NEAR
 
 
-class Searching(ByStages, Offering):
-    """A kernel whose stages go over what they have searched for."""
+@dataclass(frozen=True)
+class Search:
+    """Looks for what a stage may go over."""
 
-    exchange: Exchangeable | None
-    num_walkers: int | None
+    start: Start
+    nesting: Nesting
+    rows: StageRows
     num_clumps: int
-    summary: str
-    background: float
+    num_walkers: int | None
 
     @property
-    def _backed(self) -> Backed:
-        return Backed(SUMMARIES[self.summary](self.split), self.background)
+    def split(self) -> Split:
+        """Prior and likelihood."""
+        return self.start.split
 
-    def _searched(self, rng_key: Array, clumps: Mixture, program: Program, begin: Begin) -> Candidate:
+    @property
+    def exchange(self) -> Exchangeable | None:
+        """Members that may change places."""
+        return self.start.exchange
+
+    @property
+    def summary(self) -> Any:
+        """The form of what is found."""
+        return self.start.backed.summary
+
+    def searched(self, rng_key: Array, clumps: Mixture, program: Program, begin: Begin) -> Candidate:
         """The mixture, with no place for a clump where none is believed, and evaluations of all rows of the stage."""
-        if not self._size_of_search:
-            return Candidate(begin.near if begin.is_found else self._nothing, 0.0)
+        if not self.size:
+            return Candidate(begin.near if begin.is_found else self.nothing, 0.0)
         spent, left = 0.0, np.inf
-        for number, look in enumerate((self._near_clumps, self._near_peaks, self._near_heaviest, self._outwards)):
+        for number, look in enumerate((self.near_clumps, self.near_peaks, self.near_heaviest, self.walked_outwards)):
             look_key, try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 4)
             candidate = look(look_key, begin, clumps, program)
             if candidate is None:
                 continue
             begin = begin if candidate.peaks is None else begin._replace(peaks=candidate.peaks)
-            tried = self._tried(try_key, candidate.mixture, clumps, program)
+            tried = self.tried(try_key, candidate.mixture, clumps, program)
             spent, left = spent + candidate.evaluations + TRIED, min(left, tried.left)
             if tried.is_believed:
                 known = centres(candidate.mixture) if begin.peaks is None else begin.peaks
                 if tried.left < FINE:
                     return Candidate(candidate.mixture, spent, known, left)
                 finer = self._refined(fit_key, candidate.mixture, clumps, program)
-                is_better = self._tried(last_key, finer.mixture, clumps, program).left < tried.left
+                is_better = self.tried(last_key, finer.mixture, clumps, program).left < tried.left
                 return Candidate((finer if is_better else candidate).mixture, spent + finer.evaluations + TRIED, known, left)
-            begin = begin._replace(near=candidate.mixture if tried.is_near else self._nothing, heaviest=tried.heaviest)
-        return Candidate(self._nothing, spent, begin.peaks, left)
+            begin = begin._replace(near=candidate.mixture if tried.is_near else self.nothing, heaviest=tried.heaviest)
+        return Candidate(self.nothing, spent, begin.peaks, left)
 
     @property
-    def _nothing(self) -> Named:
-        return Named(self._backed.summary.nothing(0))
+    def nothing(self) -> Named:
+        return Named(self.summary.nothing(0))
 
     def _refined(self, rng_key: Array, near: Named, clumps: Mixture, program: Program) -> Candidate:
         """Clumps fitted to draws from a mixture in proportion to their weights."""
         draw_key, fit_key = random.split(rng_key)
-        parts = [self._drawn(key, near, clumps, program) for key in random.split(draw_key, FINER)]
+        parts = [self.drawn(key, near, clumps, program) for key in random.split(draw_key, FINER)]
         z, log_weight = map(jnp.concatenate, zip(*parts, strict=True))
-        told, cost = self._told(z, clumps, program)
+        told, cost = self.told(z, clumps, program)
         log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
-        fitted = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
+        fitted = self.summary.fitted(fit_key, told, log_weight, self.num_clumps)
         return Candidate(near._replace(clumps=fitted), float(len(z) + cost))
 
     @property
-    def _size_of_search(self) -> int:
+    def size(self) -> int:
         """Walkers of a stage; none where summaries have no slopes."""
-        if not self._backed.summary.asks_for_slopes:
+        if not self.summary.asks_for_slopes:
             return 0
-        return self._usual if self.num_walkers is None else self.num_walkers
+        return self.usual if self.num_walkers is None else self.num_walkers
 
     @property
-    def _usual(self) -> int:
+    def usual(self) -> int:
         return max(USUAL, EACH * self.split.size)
 
-    def _near_clumps(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
-        given = Given(clumps, self._rows(program))
+    def near_clumps(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
+        given = Given(clumps, self._columns(program))
         return self._climbs(rng_key, _apart(begin.near.clumps), given) if len(begin.near.log_weight) else None
 
-    def _near_peaks(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
+    def near_peaks(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         draw_key, climb_key = random.split(rng_key)
-        given = Given(clumps, self._rows(program))
-        drawn = self._draws(draw_key, self._size_of_search, self.split, (clumps, self._nothing))
+        given = Given(clumps, self._columns(program))
+        drawn = self.nesting.draws(draw_key, self.size, self.start, (clumps, self.nothing))
         start = drawn[jnp.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling says so
         found = self._climbed(begin, start, given)
         highest = apart(found._replace(z=self._alike(found.z, clumps)), start.std(0), MOST_PEAKS)
-        curved = [around(peak, start, given, self._start) for peak in highest.z]
+        curved = [around(peak, start, given, self.start) for peak in highest.z]
         near_them = self._climbs(climb_key, worthwhile(curved, highest.height), given)
         spent = near_them.evaluations + found.evaluations + GRADIENT * len(curved) * self.split.size
         return Candidate(near_them.mixture, spent, highest.z if len(highest.z) else None)
@@ -198,40 +242,36 @@ class Searching(ByStages, Offering):
     def _climbed(self, begin: Begin, start: Array, given: Given) -> Peaks:
         """What is best of few rows need not be near to what is best of more: some walkers begin anywhere whatever is known."""
         if begin.peaks is None:
-            return peaks(start, self._start, given)
+            return peaks(start, self.start, given)
         first = jnp.concatenate([begin.peaks, start[: begin.most_fresh]])
-        return peaks(first, self._start, given, least=len(begin.peaks) + FRESH)
+        return peaks(first, self.start, given, least=len(begin.peaks) + FRESH)
 
-    def _near_heaviest(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
+    def near_heaviest(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Draws may tell of a better peak, within what another seems to be."""
         if begin.heaviest is None or begin.peaks is None:
             return None
         known = jnp.concatenate([begin.peaks, begin.heaviest])
-        return self._near_peaks(rng_key, begin._replace(peaks=known, most_fresh=FRESH), clumps, program)
+        return self.near_peaks(rng_key, begin._replace(peaks=known, most_fresh=FRESH), clumps, program)
 
-    def _outwards(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
+    def walked_outwards(self, rng_key: Array, begin: Begin, clumps: Mixture, program: Program) -> Candidate | None:
         """Clumps fitted to what walkers come to that begin as draws from what is near."""
         near = begin.near
         if not len(near.log_weight):
             return None
         draw_key, walk_key, fit_key = random.split(rng_key, 3)
-        z, log_weight = self._drawn(draw_key, near, clumps, program)
-        z, cost = outwards(walk_key, z, log_weight, Given(clumps, self._rows(program), near.reference), self._start)
-        told, more = self._told(z, clumps, program)
-        fitted = self._backed.summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps)
+        z, log_weight = self.drawn(draw_key, near, clumps, program)
+        z, cost = outwards(walk_key, z, log_weight, Given(clumps, self._columns(program), near.reference), self.start)
+        told, more = self.told(z, clumps, program)
+        fitted = self.summary.fitted(fit_key, told, jnp.zeros(len(z)), self.num_clumps)
         return Candidate(near._replace(clumps=fitted), float(cost) + more + 2 * len(z))
 
-    def _drawn(self, rng_key: Array, found: Named, clumps: Mixture, program: Program, num_draws: int = 0) -> tuple[Array, Array]:
+    def drawn(self, rng_key: Array, found: Named, clumps: Mixture, program: Program, num_draws: int = 0) -> tuple[Array, Array]:
         """Draws from a summary, as many as walkers or as told, and the logarithms of their weights as draws of the posterior of a stage."""
-        given = Given(clumps, self._rows(program), found.reference)
-        return drawn_from(rng_key, self._backed.summary, found.clumps, given, self._start, num_draws or self._usual)
+        given = Given(clumps, self._columns(program), found.reference)
+        return drawn_from(rng_key, self.summary, found.clumps, given, self.start, num_draws or self.usual)
 
-    @property
-    def _start(self) -> Start:
-        return Start(self.split, self._backed, self.exchange)
-
-    def _rows(self, program: Program) -> dict[str, Array]:
-        return {name: jnp.asarray(program.arguments[name]) for name in self.row_arguments}
+    def _columns(self, program: Program) -> dict[str, Array]:
+        return {name: jnp.asarray(program.arguments[name]) for name in self.rows.names}
 
     def _climbs(self, rng_key: Array, starts: list[Clumps], given: Given) -> Candidate:
         """From clumps, but those that a climb before has come to."""
@@ -239,29 +279,29 @@ class Searching(ByStages, Offering):
         each: list[Climbed] = []
         for number, start in enumerate(starts):
             if not any(is_within(start.mean[0], before.clump) for before in each):
-                each.append(climbed(random.fold_in(rng_key, number), start, self._start, given, self._usual))
-        mixture = joined(each, self.num_clumps) if each else self._backed.summary.nothing(self.num_clumps)
+                each.append(climbed(random.fold_in(rng_key, number), start, self.start, given, self.usual))
+        mixture = joined(each, self.num_clumps) if each else self.summary.nothing(self.num_clumps)
         has_names = len(given.clumps.log_weight) or not np.isfinite(mixture.log_weight).any()
-        found = Named(mixture) if has_names else self._named(own_key, mixture)
+        found = Named(mixture) if has_names else self.named(own_key, mixture)
         return Candidate(found, float(sum(climb.evaluations for climb in each)))
 
-    def _named(self, rng_key: Array, found: Mixture) -> Named:
+    def named(self, rng_key: Array, found: Mixture) -> Named:
         """Of what is found the places of its members, where these have no names: those that they have in the heaviest of clumps."""
-        exchange, summary = self.exchange, self._backed.summary
+        exchange, summary = self.exchange, self.summary
         if exchange is None:
             return Named(found)
         first = _apart(found)[0] if isinstance(found, Clumps) else found
-        z = jax.vmap(lambda key: summary.draw(key, first))(random.split(rng_key, self._usual))
+        z = jax.vmap(lambda key: summary.draw(key, first))(random.split(rng_key, self.usual))
         reference = exchange.reference(z)
         if isinstance(found, Clumps):
             move = lambda clumps: moved(clumps, lambda z: exchange.alike(z, reference))
             found = once(move, found)(found)
         return Named(found, reference)
 
-    def _tried(self, rng_key: Array, sampled: Named, clumps: Mixture, program: Program) -> Tried:
+    def tried(self, rng_key: Array, sampled: Named, clumps: Mixture, program: Program) -> Tried:
         """Draws from what may be gone over, with pi_s behind it."""
-        z = self._draws(rng_key, TRIED, self.split, (clumps, sampled))
-        log_weight, log_likelihood = map(np.asarray, self._weighed(self.split, z, sampled, clumps, self._rows(program)))
+        z = self.nesting.draws(rng_key, TRIED, self.start, (clumps, sampled))
+        log_weight, log_likelihood = map(np.asarray, _weighed(self.start, z, sampled, clumps, self._columns(program)))
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
         heaviest = np.argsort(-log_weight)[: min(HEAVIEST, np.isfinite(log_weight).sum())]
         if not len(heaviest) or log_weight[heaviest[0]] == np.inf:  # of a likelihood without bound, which nested sampling refuses
@@ -270,54 +310,26 @@ class Searching(ByStages, Offering):
         information = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - np.logaddexp.reduce(log_weight) + np.log(TRIED)
         return Tried(float(divergence(jnp.asarray(log_weight))), float(information), z[heaviest])
 
-    @partial(jax.jit, static_argnums=(0, 1))
-    def _weighed(self, split: Split, z: Array, sampled: Named, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
-        """Log weights of draws [draw, size], and their log likelihoods."""
-        program = split.program.with_arguments(**rows)
-        densities, rest = self._start.densities(clumps, program), self._densities(clumps, program, sampled)
-
-        return jax.lax.map(lambda z: (rest(z)[1], densities(z)[1]), z, batch_size=BATCH)
-
     def _alike(self, z: Array, clumps: Mixture) -> Array:
         """Members in the same places: in the first stage they have no names."""
         return z if not self.exchange or len(clumps.log_weight) else named_alike(self.exchange, z)
 
-    def _told(self, z: Array, clumps: Mixture, program: Program) -> tuple[Told, int]:
+    def told(self, z: Array, clumps: Mixture, program: Program) -> tuple[Told, int]:
         """Points with the slopes of the posterior, for a summary that asks for them; and evaluations that these took."""
-        if not self._backed.summary.asks_for_slopes:
+        if not self.summary.asks_for_slopes:
             return Told(z), 0
-        given, parts = Given(clumps, self._rows(program)), [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
+        given, parts = Given(clumps, self._columns(program)), [z[at : at + CHUNK] for at in range(0, len(z), CHUNK)]
         parts[-1] = jnp.pad(parts[-1], ((0, CHUNK - len(parts[-1])), (0, 0)), mode="edge")  # what is compiled serves for all
-        slope = jnp.concatenate([sloped(part, given, self._start)[1] for part in parts])
+        slope = jnp.concatenate([sloped(part, given, self.start)[1] for part in parts])
         return Told(z, slope[: len(z)]), GRADIENT * len(z)
 
-    def _densities(self, clumps: Mixture, program: Program, sampled: Named | None = None) -> Callable:
-        """What nested sampling draws from, and the rest of prior times likelihood."""
-        start = self._start.densities(clumps, program)
-        if sampled is None or not len(sampled.log_weight):
-            return start
-        start = in_places(self.exchange, sampled.reference, start)
 
-        def densities(z: Array) -> tuple[Array, Array]:
-            log_prior, log_likelihood = start(z)
-            log_sampled = self._behind.log_density(sampled.clumps, z, log_prior)
-            return log_sampled, log_likelihood + log_prior - log_sampled
-
-        return densities
-
-    def _draw_from(self, split: Split, given: Any) -> Callable:
-        """At clumps, and at what is gone over in place of them, where that has any."""
-        clumps, sampled = given
-        before = (lambda key: self._backed.draw(key, clumps, split.draw)) if len(clumps.log_weight) else split.draw
-        if not len(sampled.log_weight):
-            return before
-        before = drawn_in_places(self.exchange, sampled.reference, before)
-        return lambda key: self._behind.draw(key, sampled.clumps, before)
-
-    @property
-    def _behind(self) -> Backed:
-        """What is gone over."""
-        return Backed(self._backed.summary, BEHIND_SEARCH)
+@partial(jax.jit, static_argnums=0)
+def _weighed(start: Start, z: Array, sampled: Named, clumps: Mixture, rows: dict[str, Array]) -> tuple[Array, Array]:
+    """Log weights of draws [draw, size], and their log likelihoods."""
+    program = start.split.program.with_arguments(**rows)
+    densities, rest = start.densities(clumps, program), start.rest(clumps, program, sampled)
+    return jax.lax.map(lambda z: (rest(z)[1], densities(z)[1]), z, batch_size=BATCH)
 
 
 def _apart(clumps: Mixture) -> list[Clumps]:

@@ -5,9 +5,9 @@ for each row are cut to those of a stage, and the size of the plate must follow 
 does not depend on rows beside it, which may be of other stages.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,10 @@ from inference._once import once
 from inference._some_rows import num_entries
 from inference.fingerprint import data_hash, model_hash
 from inference.program import Program
-from inference.protocol import Algorithm
 from inference.sites import StructureError
 from inference.split import NUM_PROOFS, Split
 
-__all__ = ["ByStages", "check_counts", "row_terms"]
+__all__ = ["StageData", "StageRows", "check_at_end", "check_counts", "check_finished", "row_dim", "row_terms", "taken"]
 
 FEW = 64  # rows, of which it is proved that they are independent
 
@@ -43,39 +42,45 @@ def row_terms(split: Split, row_axis: int, z: Array, program: Program) -> tuple[
     return log_prior, jnp.asarray(sum(term.reshape(len(term), -1).sum(1) for term in terms.values()), log_prior.dtype)
 
 
-class ByStages(Algorithm):
-    """An algorithm whose states have `stage`, `later` [stage, row] and `num_left`, and which begins the next stage by `_next`."""
+class StageData(NamedTuple):
+    """The rows of a run or an update."""
 
-    num_stages: int
-    split: Split
-    row_arguments: tuple[str, ...]
-    known_rows: tuple[str, ...] | None = None  # names of such arguments, where a run before has told them
+    columns: dict[str, Array]  # the arguments by row, padded to a power of two, so that updates of similar size share compiled code
+    num_rows: Array
 
-    def check(self, program: Program) -> None:
-        """The model is read and proved, and there are rows for each stage."""
+
+@dataclass(frozen=True)
+class StageRows:
+    """The rows of a model that are dealt out to stages."""
+
+    program: Program  # with the rows of the run, by which more rows are compared
+    names: tuple[str, ...]  # of the arguments that have an entry for each row
+    axis: int  # of the rows, among batch dimensions
+
+    @classmethod
+    def of(cls, program: Program, num_stages: int) -> "StageRows":
+        """Reads the rows and proves that they are independent; refuses fewer of them than stages."""
         if program.factors:
             raise StructureError(
                 f"site {program.factors[0]!r}: a factor is none of the rows that are dealt out to stages. Observe it by row."
             )
-        by_row = self._by_row(program)
-        num_rows = _length(by_row)
-        if num_rows < self.num_stages:
-            raise ValueError(f"num_stages: found {self.num_stages} for {num_rows} rows; wanted a row or more for each stage.")
-        super().check(program)
-        self._prove_rows(program, by_row)
+        by_row = _by_row(program)
+        if _length(by_row) < num_stages:
+            raise ValueError(f"num_stages: found {num_stages} for {_length(by_row)} rows; wanted a row or more for each stage.")
+        return cls(program, tuple(by_row), program.plates[row_dim(program)].dim or -1)
 
-    def _prove_rows(self, program: Program, by_row: dict[str, Any]) -> None:
+    def prove(self) -> None:
         """At draws from the prior: some rows alone, in another order, have the terms that they have among all."""
-        num_rows = _length(by_row)
+        program, num_rows = self.program, len(self.program.arguments[self.names[0]])
         places = np.linspace(0, num_rows - 1, min(FEW, num_rows - num_rows // 2)).astype(int)[::-1]
-        few = program.with_arguments(**_cut(by_row, places))
-        split, axis = Split(few), self._row_axis(program)
+        few = program.with_arguments(**_cut({name: program.arguments[name] for name in self.names}, places))
+        split = Split(few)
         keys = random.split(random.key(2), NUM_PROOFS)
 
         def both(key: Array) -> Any:
             z = split.draw(key)
-            log_prior, terms = row_terms(split, axis, z, program)
-            return row_terms(split, axis, z, few), (log_prior, terms[places])
+            log_prior, terms = row_terms(split, self.axis, z, program)
+            return row_terms(split, self.axis, z, few), (log_prior, terms[places])
 
         (prior, alone), (same_prior, among_all) = jax.tree.map(np.asarray, once(lambda keys: jax.lax.map(both, keys), keys)(keys))
         near = lambda one, other: np.allclose(one, other, rtol=1e-4, atol=1e-3, equal_nan=True)
@@ -86,111 +91,30 @@ class ByStages(Algorithm):
                 f"before, and give it to the model as an argument."
             )
 
-    def _row_axis(self, program: Program) -> int:
-        """Of the rows, among batch dimensions."""
-        return program.plates[self.row_dim(program)].dim or -1
+    def data(self, program: Program) -> StageData:
+        """All rows of a program."""
+        columns = {name: np.asarray(program.arguments[name]) for name in self.names}
+        count = _length(columns)
+        room = (1 << (count - 1).bit_length()) - count
+        pad = lambda column: jnp.asarray(np.concatenate([column, np.zeros((room, *column.shape[1:]), column.dtype)]))
+        return StageData({name: pad(column) for name, column in columns.items()}, jnp.asarray(count, jnp.int32))
 
-    def rows_of(self, programs: Sequence[Program]) -> tuple[str, ...]:
-        """As the run has read them."""
-        return self.row_arguments
-
-    def row_dim(self, program: Program) -> str:
-        """The plate that all observed sites are in; where there are several, the last whose size follows from arguments."""
-        plates = [site.plates for name, site in program.sites.items() if name in program.observed]
-        common = [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
-        if not common:
-            raise StructureError(f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be dealt out to stages.")
-        if len(common) == 1:
-            return common[0]
-        return next((plate for plate in reversed(common) if self._follows(program, plate)), common[-1])
-
-    def _follows(self, program: Program, plate: str) -> bool:
-        try:
-            return self._recounted(program, plate).plates[plate].size == _another(program.plates[plate].size)
-        except StructureError:
-            return False  # of this plate; where it holds of all, `_by_row` says so
-
-    def _with_entries(self, program: Program, plate: str) -> dict[str, Any]:
-        """The arguments that have an entry for each member of a plate."""
-        size = program.plates[plate].size
-        found = {name: value for name, value in program.arguments.items() if num_entries(value) == size}
-        return found if self.known_rows is None else {name: value for name, value in found.items() if name in self.known_rows}
-
-    def _recounted(self, program: Program, plate: str) -> Program:
-        """With another number of such entries."""
-        by_row, size = self._with_entries(program, plate), program.plates[plate].size
-        cut = program.with_arguments(**_cut(by_row, np.arange(_another(size)) % size))
-        try:
-            cut.plates  # noqa: B018 (the model is run)
-        except (TypeError, ValueError, IndexError) as error:
-            raise StructureError(
-                f"arguments {sorted(by_row)}: each has {size} entries, as many as there are rows, and of {_another(size)} the model "
-                f"makes an error: {error} Where one of them is no column of the rows, give it another shape, or bind it by partial."
-            ) from error
-        return cut
-
-    def _by_row(self, program: Program) -> dict[str, Any]:
-        """The arguments that have an entry for each row; refused where the number of rows does not follow from them, or a latent site
-        has a part for each row, of which every stage would have its own."""
-        plate = self.row_dim(program)
-        by_row, cut = self._with_entries(program, plate), self._recounted(program, plate)
-        num_rows = program.plates[plate].size
-        another = _another(num_rows)
-        if not by_row or cut.plates[plate].size != another:
-            raise StructureError(
-                f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
-            )
-        for name in program.latent:
-            if cut.sites[name].shape != program.sites[name].shape:
-                raise StructureError(
-                    f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, {cut.sites[name].shape} with "
-                    f"{another}; wanted latent sites that all rows have in common. Integrate it out of the model."
-                )
-        return by_row
-
-    def _num_rows(self, program: Program) -> int:
-        """By the arguments in which the run has found the rows: by an update alone, another one might be as long."""
-        return len(program.arguments[self.row_arguments[0]])
-
-    def _dealt(self, rng_key: Array, program: Program) -> tuple[Array, Array]:
+    def dealt(self, rng_key: Array, num_stages: int, data: StageData) -> tuple[Array, Array]:
         """Places of the rows of the first stage, which takes the remainder, and of those to come, [stage, row]."""
-        order = random.permutation(rng_key, self._num_rows(program)).astype(jnp.int32)
-        each = len(order) // self.num_stages
-        first = len(order) - each * (self.num_stages - 1)
-        return order[:first], order[first:].reshape(self.num_stages - 1, each)
+        order = random.permutation(rng_key, int(data.num_rows)).astype(jnp.int32)
+        each = len(order) // num_stages
+        first = len(order) - each * (num_stages - 1)
+        return order[:first], order[first:].reshape(num_stages - 1, each)
 
-    def _own(self, program: Program, rows: Array) -> Program:
-        """Some rows of a program."""
-        return program.with_arguments(**_cut({name: program.arguments[name] for name in self.row_arguments}, np.asarray(rows)))
+    def own(self, data: StageData, rows: Array) -> Program:
+        """The model on some of the rows; on the host, where nothing is compiled for their number."""
+        cut = {name: jnp.asarray(np.asarray(column)[np.asarray(rows)]) for name, column in data.columns.items()}
+        return self.program.with_arguments(**cut)
 
-    def _gone_on(self, state: Any, program: Program, is_over: Array) -> Any:
-        """The next of the stages that were dealt, where the one before is over."""
-        if not is_over or self.finished(state):  # another replicate is to go on, and this one is not at the end of a stage, or of all
-            raise ValueError("chain_method: stages of replicates, or turns in them, end at different steps; use 'sequential'.")
-        return self._next_dealt(state, program)
-
-    def _next_dealt(self, state: Any, program: Program) -> Any:
-        return self._next(*self._taken(state, 1), program, before=program)
-
-    def _taken(self, state: Any, count: int) -> tuple[Any, Array]:
-        """The state without so many of the stages that were dealt, or all that are left; and their rows."""
-        taken, first = min(count, int(state.num_left)), len(state.later) - int(state.num_left)
-        return state._replace(num_left=state.num_left - taken), state.later[first : first + taken].reshape(-1)
-
-    def updated(self, state: Any, program: Program, before: Program) -> Any:
-        """More rows: one more stage. What a stage has not come to yet are rows of the program before, so that all must have finished."""
-        if not self.finished(state):
-            raise ValueError(
-                f"update: the run stands in stage {int(state.stage) + 1} of {int(state.stage + state.num_left) + 1}; wanted one that has "
-                f"finished. Let it go on first: `extend(1_000_000)` ends when it has."
-            )
-        self._check_alike(program)
-        return self._next(state, jnp.arange(self._num_rows(program), dtype=jnp.int32), program, before)
-
-    def _check_alike(self, program: Program, asked: str = "update") -> None:
-        """More rows of the same model, and nothing else."""
-        mine, found = self.split.program.arguments, program.arguments
-        rows, rest = set(self.row_arguments), {name for name in {*mine, *found} if name not in self.row_arguments}
+    def check_alike(self, program: Program, asked: str = "update") -> None:
+        """Refuses all but more rows of the same model, in words that name `asked`."""
+        mine, found = self.program.arguments, program.arguments
+        rows, rest = set(self.names), {name for name in {*mine, *found} if name not in self.names}
         differ = sorted(name for name in rest if name not in mine or name not in found or not _is_same(mine[name], found[name]))
         differ += sorted(name for name in rows if name not in found or _of_row(found[name]) != _of_row(mine[name]))
         if differ:
@@ -201,13 +125,88 @@ class ByStages(Algorithm):
         if len(set(sizes.values())) > 1:
             raise ValueError(f"{asked}: arguments have {sizes} rows; wanted as many in each.")
         alike = {name: value for name, value in found.items() if name in rows or _has_content(mine[name], value)}
-        if model_hash(self.split.program.with_arguments(**alike)) != model_hash(program):  # as by a function among the arguments
+        if model_hash(self.program.with_arguments(**alike)) != model_hash(program):  # as by a function among the arguments
             raise ValueError(f"{asked}: more rows of the same model are wanted, and this is another one.")
         program.check()
 
-    def _next(self, state: Any, rows: Array, program: Program, before: Program) -> Any:
-        """The next stage, of these rows of a program; those of the stage that is over are in the program before."""
-        raise NotImplementedError(f"{type(self).__name__} has stages, and cannot begin the next.")
+
+def taken(state: Any, count: int) -> tuple[Any, Array]:
+    """The state without so many of the stages that were dealt, or all that are left; and their rows."""
+    number, first = min(count, int(state.num_left)), len(state.later) - int(state.num_left)
+    return state._replace(num_left=state.num_left - number), state.later[first : first + number].reshape(-1)
+
+
+def check_at_end(is_over: Any) -> None:
+    """Refuses to begin a stage for a replicate that is not at the end of one: another that is stacked with it may be."""
+    if not is_over:
+        raise ValueError("chain_method: stages of replicates, or turns in them, end at different steps; use 'sequential'.")
+
+
+def check_finished(state: Any, is_finished: Array) -> None:
+    """What a stage has not come to yet are rows of the program before, so that all must have finished before an update."""
+    if not is_finished:
+        raise ValueError(
+            f"update: the run stands in stage {int(state.stage) + 1} of {int(state.stage + state.num_left) + 1}; wanted one that has "
+            f"finished. Let it go on first: `extend(1_000_000)` ends when it has."
+        )
+
+
+def row_dim(program: Program) -> str:
+    """The plate that all observed sites are in; where there are several, the last whose size follows from arguments."""
+    plates = [site.plates for name, site in program.sites.items() if name in program.observed]
+    common = [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
+    if not common:
+        raise StructureError(f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be dealt out to stages.")
+    if len(common) == 1:
+        return common[0]
+    return next((plate for plate in reversed(common) if _follows(program, plate)), common[-1])
+
+
+def _follows(program: Program, plate: str) -> bool:
+    try:
+        return _recounted(program, plate).plates[plate].size == _another(program.plates[plate].size)
+    except StructureError:
+        return False  # of this plate; where it holds of all, `_by_row` says so
+
+
+def _with_entries(program: Program, plate: str) -> dict[str, Any]:
+    """The arguments that have an entry for each member of a plate."""
+    size = program.plates[plate].size
+    return {name: value for name, value in program.arguments.items() if num_entries(value) == size}
+
+
+def _recounted(program: Program, plate: str) -> Program:
+    """With another number of such entries."""
+    by_row, size = _with_entries(program, plate), program.plates[plate].size
+    cut = program.with_arguments(**_cut(by_row, np.arange(_another(size)) % size))
+    try:
+        cut.plates  # noqa: B018 (the model is run)
+    except (TypeError, ValueError, IndexError) as error:
+        raise StructureError(
+            f"arguments {sorted(by_row)}: each has {size} entries, as many as there are rows, and of {_another(size)} the model "
+            f"makes an error: {error} Where one of them is no column of the rows, give it another shape, or bind it by partial."
+        ) from error
+    return cut
+
+
+def _by_row(program: Program) -> dict[str, Any]:
+    """The arguments that have an entry for each row; refused where the number of rows does not follow from them, or a latent site
+    has a part for each row, of which every stage would have its own."""
+    plate = row_dim(program)
+    by_row, cut = _with_entries(program, plate), _recounted(program, plate)
+    num_rows = program.plates[plate].size
+    another = _another(num_rows)
+    if not by_row or cut.plates[plate].size != another:
+        raise StructureError(
+            f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; wanted the number of rows taken from them."
+        )
+    for name in program.latent:
+        if cut.sites[name].shape != program.sites[name].shape:
+            raise StructureError(
+                f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, {cut.sites[name].shape} with "
+                f"{another}; wanted latent sites that all rows have in common. Integrate it out of the model."
+            )
+    return by_row
 
 
 def _is_same(mine: Any, found: Any) -> bool:

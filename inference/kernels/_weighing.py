@@ -16,6 +16,7 @@ is infinite where it is the half or more. Cost: draws x rows, some three times i
 that begins again some hundred times.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,12 +27,11 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference.kernels._nested_names import Named
-from inference.kernels._search import FAR, FRESH, NEAR, Begin, Searching, centres
+from inference.kernels._search import FAR, FRESH, NEAR, Begin, Search, Start, centres
+from inference.kernels._stages import StageData
 from inference.kernels._summary import Loss, Mixture, loss_of, mean_of, no_loss
-from inference.program import Program
-from inference.split import Split
 
-__all__ = ["Account", "Evidence", "Weighed", "Weighing"]
+__all__ = ["Account", "Evidence", "Weighed", "Weighing", "forgotten", "lacking_of", "unweighed"]
 
 MOST_LEFT = 0.5  # nats to the posterior, or what a summary may cost where that is more
 DRAWS = 200  # at least
@@ -99,80 +99,92 @@ class Account(NamedTuple):
         return self._replace(nested=nested, information=jnp.zeros_like(self.information))
 
 
-class Weighing(Searching):
-    """A kernel whose states have `rows`, `num_rows` and `num_weighed`, the rows by which all was last weighed."""
+@dataclass(frozen=True)
+class Weighing:
+    """Weighs what has been found in stages, by all rows so far.
 
+    States have `rows`, `num_rows` and `num_weighed`, the rows by which all was last weighed.
+    """
+
+    search: Search
     most_lost: float
 
-    def _is_due(self, state: Any) -> bool:
+    def is_due(self, state: Any) -> bool:
         """Whether all is to be weighed: rows are twice as many, or no stage is left."""
         more = state.num_rows > state.num_weighed
         return bool(more & ((state.num_rows >= 2 * state.num_weighed) | (state.num_left == 0)))
 
-    def _is_fine(self, weighed: Weighed) -> bool:
+    def is_fine(self, weighed: Weighed) -> bool:
         """Whether little is left; where nobody knows, it is not."""
         return bool(weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost))
 
-    @property
-    def _unweighed(self) -> Weighed:
-        nobody_knows = jnp.full((), jnp.nan, self.split.dtype)
-        return Weighed(nobody_knows, nobody_knows, nobody_knows, no_loss(nobody_knows.dtype))
-
-    def _weighed_by_all(self, rng_key: Array, state: Any, found: Named, program: Program) -> tuple[Weighed, int]:
+    def by_all(self, rng_key: Array, state: Any, found: Named, data: StageData) -> tuple[Weighed, int]:
         """Draws from what stands for all that has been found; and evaluations."""
-        rows = self._so_far(state, program)
-        own, num_draws = self._own(program, rows), max(DRAWS, self._usual)
-        z, log_weight = self._drawn(rng_key, found, self._nothing.clumps, own, num_draws)
+        search, rows = self.search, self.so_far(state, data)
+        own, num_draws = search.rows.own(data, rows), max(DRAWS, search.usual)
+        z, log_weight = search.drawn(rng_key, found, search.nothing.clumps, own, num_draws)
         log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
         log_evidence = logsumexp(log_weight) - np.log(len(z))
         lost = loss_of(log_weight, state.num_rows)
         variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2  # few draws see little of tails
-        lacking = self._lacking(found.clumps, z, log_weight)
+        lacking = lacking_of(search.start, found.clumps, z, log_weight)
         return Weighed(log_evidence, lacking, variance, lost), len(z) * len(rows)
 
-    def _mended(self, rng_key: Array, state: Any, found: Named, weighed: Weighed, program: Program) -> tuple[Named, Weighed, int]:
+    def mended(self, rng_key: Array, state: Any, found: Named, weighed: Weighed, data: StageData) -> tuple[Named, Weighed, int]:
         """What clumps come to by all rows so far, and what its draws say, if that is enough; else what was found; and evaluations."""
-        if not self._size_of_search or not weighed.lost.nats[0] < FAR:
+        search = self.search
+        if not search.size or not weighed.lost.nats[0] < FAR:
             return found, weighed, 0
         climb_key, weigh_key = random.split(rng_key)
-        rows = self._so_far(state, program)
-        near = self._near_clumps(climb_key, Begin(found), self._nothing.clumps, self._own(program, rows))
+        rows = self.so_far(state, data)
+        near = search.near_clumps(climb_key, Begin(found), search.nothing.clumps, search.rows.own(data, rows))
         assert near is not None  # there are clumps
-        again, spent = self._weighed_by_all(weigh_key, state, near.mixture, program)
+        again, spent = self.by_all(weigh_key, state, near.mixture, data)
         spent += round(near.evaluations) * len(rows)
-        return (near.mixture, again, spent) if self._is_fine(again) else (found, weighed, spent)
+        return (near.mixture, again, spent) if self.is_fine(again) else (found, weighed, spent)
 
-    def _forgotten(self, clumps: Mixture, z: Array, log_weight: Array) -> Array:
-        """Nats by which the evidence of a stage may be off for those of its weighted points [point, size] that lie in the background of
-        what it starts from, where clumps say less than that: earlier rows may exclude them. Of the half or more nobody knows."""
-        if isinstance(clumps, Named) or not len(clumps.log_weight):  # of workers, which all rows weigh; of a first stage
-            return jnp.zeros((), self.split.dtype)
-        behind = self._share_behind(self.split, clumps, z, log_weight)
-        return jnp.where(behind < MOST_BEHIND, -jnp.log1p(-behind), jnp.inf)
-
-    @partial(jax.jit, static_argnums=(0, 1))
-    def _share_behind(self, split: Split, clumps: Mixture, z: Array, log_weight: Array) -> Array:
-        """The share of weighted points [point, size] that comes from the background."""
-        return mean_of(log_weight, 1 - (1 - self.background) * jnp.exp(-self._log_share(split, clumps, z)))
-
-    def _lacking(self, found: Mixture, z: Array, log_weight: Array) -> Array:
-        """Of the evidence of a stage that starts from what was found, and has the share of the background of it elsewhere."""
-        return mean_of(log_weight, -self._log_share(self.split, found, z))
-
-    @partial(jax.jit, static_argnums=(0, 1))
-    def _log_share(self, split: Split, found: Mixture, z: Array) -> Array:
-        """Of vectors [point, size]: the density of what the next stage starts from, over that of its clumps."""
-        one = lambda z: self._backed.log_density(found, z, split.densities(z)[0]) - self._backed.summary.log_density(found, z)
-        return jax.vmap(one)(z)
-
-    def _so_far(self, state: Any, program: Program) -> Array:
+    def so_far(self, state: Any, data: StageData) -> Array:
         """Rows of all stages that have begun."""
         begun = len(state.later) - int(state.num_left)
-        first = np.setdiff1d(np.arange(self._num_rows(program)), np.asarray(state.later))
+        first = np.setdiff1d(np.arange(int(data.num_rows)), np.asarray(state.later))
         return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
 
-    def _begin_again(self, found: Named, weighed: Weighed) -> Begin:
+    def begin_again(self, found: Named, weighed: Weighed) -> Begin:
         """With all rows so far: from where walkers climb, or what is gone over where there are none."""
-        if not self._size_of_search:
+        if not self.search.size:
             return Begin(found, is_found=bool(weighed.lost.nats[0] < NEAR))
-        return Begin(self._nothing, centres(found), FRESH)
+        return Begin(self.search.nothing, centres(found), FRESH)
+
+
+def unweighed(dtype: Any) -> Weighed:
+    """Nothing has been weighed."""
+    nobody_knows = jnp.full((), jnp.nan, dtype)
+    return Weighed(nobody_knows, nobody_knows, nobody_knows, no_loss(nobody_knows.dtype))
+
+
+def forgotten(start: Start, clumps: Mixture, z: Array, log_weight: Array) -> Array:
+    """Nats by which the evidence of a stage may be off for those of its weighted points [point, size] that lie in the background of what it
+    starts from, where clumps say less than that: earlier rows may exclude them. Infinite where that is the half of them or more."""
+    if isinstance(clumps, Named) or not len(clumps.log_weight):  # of workers, which all rows weigh; of a first stage
+        return jnp.zeros((), start.split.dtype)
+    behind = _share_behind(start, clumps, z, log_weight)
+    return jnp.where(behind < MOST_BEHIND, -jnp.log1p(-behind), jnp.inf)
+
+
+@partial(jax.jit, static_argnums=0)
+def _share_behind(start: Start, clumps: Mixture, z: Array, log_weight: Array) -> Array:
+    """The share of weighted points [point, size] that comes from the background."""
+    return mean_of(log_weight, 1 - (1 - start.backed.background) * jnp.exp(-_log_share(start, clumps, z)))
+
+
+def lacking_of(start: Start, found: Mixture, z: Array, log_weight: Array) -> Array:
+    """Correction of a log-evidence: the mean of log(clumps / (clumps + background)), for the next stage starts from the latter."""
+    return mean_of(log_weight, -_log_share(start, found, z))
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_share(start: Start, found: Mixture, z: Array) -> Array:
+    """Of vectors [point, size]: the density of what the next stage starts from, over that of its clumps."""
+    backed = start.backed
+    one = lambda z: backed.log_density(found, z, start.split.densities(z)[0]) - backed.summary.log_density(found, z)
+    return jax.vmap(one)(z)

@@ -19,7 +19,9 @@ Chopin (2002), "A sequential particle filter method for static models"; Del Mora
 (2013) for the error.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,10 +34,10 @@ from inference._counts import is_between, is_number
 from inference._once import once
 from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import effective_size, systematic_parents
-from inference.kernels._stages import ByStages, check_counts, row_terms
+from inference.kernels._stages import StageData, StageRows, check_at_end, check_counts, check_finished, row_terms, taken
 from inference.kernels._tempering import Families, counted, founded, moved, next_exponent, powered, variance_of
 from inference.program import Program
-from inference.protocol import Results
+from inference.protocol import Algorithm, Results
 from inference.split import Split
 
 __all__ = ["DataTempering", "Tempered", "TemperingReport"]
@@ -74,7 +76,28 @@ class TemperingReport(NamedTuple):
     num_nan: Array  # of them that are NaN, which counts as 0
 
 
-class DataTempering(ByStages):
+@dataclass(frozen=True)
+class TemperingReading:
+    """What was read of a model: prior and likelihood, and its rows."""
+
+    split: Split
+    rows: StageRows
+
+    def more(self, program: Program) -> "tuple[TemperingReading, StageData]":
+        """More rows of the same model."""
+        self.rows.check_alike(program)
+        return self, self.rows.data(program)
+
+    def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
+        """The arguments that have an entry for each row."""
+        return self.rows.names
+
+    def terms(self, z: Array, program: Program) -> tuple[Array, Array]:
+        """log prior, and the log likelihood of each row of a program."""
+        return row_terms(self.split, self.rows.axis, z, program)
+
+
+class DataTempering(Algorithm):
     """Sequential Monte Carlo over the rows of `model`, in stages.
 
     :param model: a NumPyro model whose latent sites are continuous and have proper priors; its data are rows of one plate.
@@ -107,27 +130,21 @@ class DataTempering(ByStages):
         self.model, self.num_stages, self.num_particles = model, int(num_stages), int(num_particles)
         self.threshold, self.num_sweeps, self.memory = threshold, num_sweeps, memory
 
-    def check(self, program: Program) -> None:
-        """The model is read and proved, and there are rows for each stage."""
-        super().check(program)
-        self._read(program)
-        self.split.prove()
+    def read(self, program: Program) -> tuple[TemperingReading, StageData]:
+        """Prior, likelihood and rows, proved."""
+        rows = StageRows.of(program, self.num_stages)
+        program.check()
+        rows.prove()
+        split = Split(program)
+        split.prove()
+        return TemperingReading(split, rows), rows.data(program)
 
-    def _read(self, program: Program) -> None:
-        self.split, self.row_arguments = Split(program), tuple(self._by_row(program))
-        self.row_axis = self._row_axis(program)
-
-    def _terms(self, z: Array, program: Program) -> tuple[Array, Array]:
-        """log prior, and the log likelihood of each row of a program."""
-        return row_terms(self.split, self.row_axis, z, program)
-
-    def init(self, rng_key: Array, program: Program) -> Tempered:
+    def init(self, rng_key: Array, reading: TemperingReading, data: StageData) -> Tempered:
         """Draws from the prior, before the first stage."""
         draw_key, deal_key = random.split(rng_key)
-        self._read(program)
-        rows, later = self._dealt(deal_key, program)
+        rows, later = reading.rows.dealt(deal_key, self.num_stages, data)
         keys = random.split(draw_key, self.num_particles)
-        z, log_prior = once(jax.vmap(self._drawn), keys)(keys)
+        z, log_prior = once(jax.vmap(partial(_drawn, reading)), keys)(keys)
         zero, count = jnp.zeros((), z.dtype), jnp.zeros((), jnp.int32)
         return self._begun(
             Tempered(
@@ -135,7 +152,7 @@ class DataTempering(ByStages):
                 log_before=log_prior,
                 log_own=jnp.zeros_like(log_prior),
                 exponent=zero,
-                table={name: jnp.asarray(program.arguments[name])[:0] for name in self.row_arguments},
+                table={name: column[:0] for name, column in data.columns.items()},
                 num_before=count,
                 num_rows=count,
                 later=later,
@@ -145,19 +162,17 @@ class DataTempering(ByStages):
                 families=founded(self.num_particles, zero),
                 num_evaluations=zero,
             ),
-            program,
+            reading,
+            data,
             rows,
         )
 
-    def _drawn(self, rng_key: Array) -> tuple[Array, Array]:
-        z = self.split.draw(rng_key)
-        return z, self._terms(z, self.split.program)[0]
-
-    def _begun(self, state: Tempered, program: Program, rows: Array) -> Tempered:
-        """A stage of these rows of a program, at exponent 0."""
-        own = self._own(program, rows)
-        log_own = once(jax.vmap(lambda z: self._terms(z, own)[1].sum()), state.z)(state.z)
-        self._check_start(np.asarray(state.z), np.asarray(log_own), int(state.stage))
+    def _begun(self, state: Tempered, reading: TemperingReading, data: StageData, rows: Array) -> Tempered:
+        """A stage of these rows, at exponent 0."""
+        own = reading.rows.own(data, rows)
+        log_own = once(jax.vmap(lambda z: reading.terms(z, own)[1].sum()), state.z)(state.z)
+        sites = " and ".join(map(repr, own.observed))
+        self._check_start(sites, np.asarray(state.z), np.asarray(log_own), int(state.stage))
         known = int(state.num_rows)
         every = {name: np.concatenate([np.asarray(leaf)[:known], own.arguments[name]]) for name, leaf in state.table.items()}
         room = 1 << (known + len(rows) - 1).bit_length()
@@ -171,8 +186,8 @@ class DataTempering(ByStages):
             num_evaluations=state.num_evaluations + self.num_particles * len(rows),
         )
 
-    def _check_start(self, z: np.ndarray, log_own: np.ndarray, stage: int) -> None:
-        sites, count = " and ".join(map(repr, self.split.program.observed)), self.num_particles
+    def _check_start(self, sites: str, z: np.ndarray, log_own: np.ndarray, stage: int) -> None:
+        count = self.num_particles
         if not np.isfinite(z).all():
             known = np.isfinite(z).all(1).sum()
             raise ValueError(f"{known} of {count} draws from the prior are finite; look for a prior that is too wide for its dtype.")
@@ -183,12 +198,8 @@ class DataTempering(ByStages):
         if not np.isfinite(log_own).any():
             raise ValueError(f"site {sites}: its likelihood is 0 at all of {count} {where}; wanted some that the data are possible at.")
 
-    def data(self, program: Program) -> dict[str, Array]:
-        """Nothing: rows that count are in the state."""
-        return {}
-
-    def step(self, rng_key: Array, state: Tempered, program: Any) -> tuple[Tempered, TemperingReport]:
-        """One exponent: weights, resampling, moves."""
+    def step(self, rng_key: Array, state: Tempered, reading: TemperingReading, data: StageData) -> tuple[Tempered, TemperingReport]:
+        """One exponent: weights, resampling, moves. Rows that count are in the state."""
         parent_key, walk_key = random.split(rng_key)
         exponent = next_exponent(state.log_own, state.exponent, self.threshold)
         log_weight = self._log_weight(state, exponent)
@@ -196,7 +207,7 @@ class DataTempering(ByStages):
         weight = jnp.exp(log_weight - log_total)
         parent = systematic_parents(parent_key, weight)
         start = Points(state.z, state.log_before + powered(state.log_own, exponent), state.log_own, jnp.zeros_like(state.log_own))
-        densities = self._densities(state, exponent)
+        densities = self._densities(state, reading, exponent)
         at, walked = moved(walk_key, start, parent, densities, num_sweeps=self.num_sweeps, memory=self.memory)
         log_evidence = state.log_evidence + log_total - np.log(self.num_particles)
         rows = state.num_rows.astype(log_evidence.dtype)
@@ -210,7 +221,7 @@ class DataTempering(ByStages):
             num_evaluations=state.num_evaluations + rows * walked.evaluations.astype(rows.dtype),
         )
         ess = effective_size(log_weight - log_total)
-        sweeps = walked.num_steps.astype(rows.dtype) / self.split.size
+        sweeps = walked.num_steps.astype(rows.dtype) / reading.split.size
         took = walked.halfway, sweeps, walked.evaluations, walked.num_nan
         return new, TemperingReport(ess, log_evidence, exponent, state.stage, *took)
 
@@ -224,14 +235,14 @@ class DataTempering(ByStages):
         of_own = jnp.where(place < state.num_rows, exponent, jnp.zeros_like(exponent))
         return jnp.where(place < state.num_before, jnp.ones_like(exponent), of_own)
 
-    def _densities(self, state: Tempered, exponent: Array) -> Callable:
+    def _densities(self, state: Tempered, reading: TemperingReading, exponent: Array) -> Callable:
         """z to log of what a walk leaves as it is, and the log likelihood of the rows of this stage."""
-        program, power = self.split.program.with_arguments(**state.table), self._powers(state, exponent)
+        program, power = reading.split.program.with_arguments(**state.table), self._powers(state, exponent)
         place = jnp.arange(len(power))
         is_own = (place >= state.num_before) & (place < state.num_rows)
 
         def densities(z: Array) -> tuple[Array, Array]:
-            log_prior, by_row = self._terms(z, program)
+            log_prior, by_row = reading.terms(z, program)
             return log_prior + powered(by_row, power).sum(), jnp.where(is_own, by_row, 0.0).sum()
 
         return densities
@@ -240,26 +251,33 @@ class DataTempering(ByStages):
         """After the last stage."""
         return (state.exponent >= 1) & (state.num_left == 0)
 
-    def is_full(self, state: Tempered) -> Array:
-        """Whether the host is needed, for the next stage."""
+    def needs_host(self, state: Tempered) -> Array:
+        """Whether the next stage is to begin."""
         return (state.exponent >= 1) & (state.num_left > 0)
 
-    def grown(self, state: Tempered, program: Program) -> Tempered:
-        """The next stage."""
-        return self._gone_on(state, program, state.exponent >= 1)
+    def on_host(self, states: Sequence[Tempered], reading: TemperingReading, data: StageData) -> Sequence[Tempered]:
+        """The next of the stages that were dealt."""
+        for state in states:
+            check_at_end(self.needs_host(state))
+        return [self._next(*taken(state, 1), reading, data) for state in states]
 
-    def _next(self, state: Tempered, rows: Array, program: Program, before: Program) -> Tempered:
+    def updated(self, state: Tempered, reading: TemperingReading, data: StageData, before: StageData) -> Tempered:
+        """More rows: one more stage."""
+        check_finished(state, self.finished(state))
+        return self._next(state, jnp.arange(int(data.num_rows), dtype=jnp.int32), reading, data)
+
+    def _next(self, state: Tempered, rows: Array, reading: TemperingReading, data: StageData) -> Tempered:
         state = state._replace(log_before=state.log_before + state.log_own, stage=state.stage + 1)
-        return self._begun(state, program, rows)
+        return self._begun(state, reading, data, rows)
 
-    def draw(self, rng_key: Array, state: Tempered, program: Program, num_draws: int) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: Tempered, reading: TemperingReading, data: StageData, num_draws: int) -> dict[str, Array]:
         """Particles, each as often as others or once more, in random order."""
         place_key, order_key = random.split(rng_key)
         places = (np.arange(num_draws) + float(random.uniform(place_key))) / num_draws
         index = np.minimum((places * self.num_particles).astype(int), self.num_particles - 1)
-        return jax.jit(jax.vmap(self.split.values))(state.z[np.asarray(random.permutation(order_key, index))])
+        return jax.jit(jax.vmap(reading.split.values))(state.z[np.asarray(random.permutation(order_key, index))])
 
-    def results(self, state: Tempered, program: Program) -> Results:
+    def results(self, state: Tempered, reading: TemperingReading, data: StageData) -> Results:
         """The evidence, and the particles, which have equal weights. Before the last stage has finished no error is claimed: NaN."""
         error = jnp.where(self.finished(state), jnp.sqrt(variance_of(state.families)), jnp.nan)
         attrs = {
@@ -268,7 +286,13 @@ class DataTempering(ByStages):
             "num_stages": state.stage + 1,
             "num_row_evaluations": state.num_evaluations,
         }
-        values = jax.jit(jax.vmap(self.split.values))(state.z)
+        values = jax.jit(jax.vmap(reading.split.values))(state.z)
         named = {name.replace("/", "."): value for name, value in values.items()}
         groups = {"particles": {"log_weight": jnp.full_like(state.log_own, -np.log(self.num_particles)), **named}}
         return Results(groups, attrs, dict.fromkeys(groups["particles"], ("particle",)))
+
+
+def _drawn(reading: TemperingReading, rng_key: Array) -> tuple[Array, Array]:
+    """A draw from the prior, and the logarithm of its density."""
+    z = reading.split.draw(rng_key)
+    return z, reading.terms(z, reading.split.program)[0]

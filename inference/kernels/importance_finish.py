@@ -19,9 +19,9 @@ Hesterberg (1995) for the prior in the background; Cappe, Guillin, Marin and Rob
 and each round a fit of clumps and `num_draws` evaluations of the model; its points are evaluated once more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +33,11 @@ from inference._counts import is_between, is_whole
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import drawn_in_places, in_places, shown
 from inference.kernels._nested_particles import particles, resampled
+from inference.kernels._nesting import Nesting
 from inference.kernels._summary import Backed, Told
 from inference.kernels.nested_sampler import Nest, NestedSampler, Shrinkage
-from inference.kernels.staged import Staged
 from inference.program import Program
 from inference.protocol import Algorithm, Results
-from inference.split import Split
 
 __all__ = ["Finish", "ImportanceFinish"]
 
@@ -83,10 +82,6 @@ class ImportanceFinish(Algorithm):
         num_rounds: int = 4,
         enough: float = 0.3,
     ):
-        if isinstance(sampler, Staged):
-            raise TypeError(
-                "sampler: found Staged, whose last stage is not the posterior of all rows by itself; wanted a NestedSampler of all rows."
-            )
         if not isinstance(sampler, NestedSampler):
             raise TypeError(f"sampler: found {sampler!r}, wanted a NestedSampler: ImportanceFinish(NestedSampler(model)).")
         for name, value, least in (("num_draws", num_draws, 100), ("num_clumps", num_clumps, 1), ("num_rounds", num_rounds, 1)):
@@ -99,57 +94,46 @@ class ImportanceFinish(Algorithm):
         self.num_draws, self.num_clumps, self.background = int(num_draws), int(num_clumps), background
         self.num_rounds, self.enough = int(num_rounds), enough
 
-    def check(self, program: Program) -> None:
+    def read(self, program: Program) -> tuple[Nesting, dict[str, Array]]:
         """As the sampler."""
-        self.sampler.check(program)
+        return self.sampler.read(program)
 
-    def init(self, rng_key: Array, program: Program) -> Finish:
+    def init(self, rng_key: Array, reading: Nesting, data: dict[str, Array]) -> Finish:
         """Where the sampler begins, with room for the draws."""
-        nest = self.sampler.init(rng_key, program)
+        nest = self.sampler.init(rng_key, reading, data)
         z = nest.live.z
         none = jnp.full(self.num_draws, -jnp.inf, z.dtype)
         own = random.key_data(random.fold_in(rng_key, OWN_KEY))
         return Finish(nest, jnp.zeros((self.num_draws, z.shape[1]), z.dtype), none, none, jnp.zeros((), jnp.int32), none[0], own)
 
-    def data(self, program: Program) -> dict[str, Array] | None:
-        """As the sampler."""
-        return self.sampler.data(program)
-
-    def step(self, rng_key: Array, state: Finish, program: Any) -> tuple[Finish, Shrinkage]:
+    def step(self, rng_key: Array, state: Finish, reading: Nesting, data: dict[str, Array]) -> tuple[Finish, Shrinkage]:
         """One step of the nested sampling."""
-        nest, info = self.sampler.step(rng_key, state.nest, program)
+        nest, info = self.sampler.step(rng_key, state.nest, reading, data)
         return state._replace(nest=nest), info
 
     def finished(self, state: Finish) -> Array:
         """After the importance sampling."""
         return state.num_rounds > 0
 
-    def is_full(self, state: Finish) -> Array:
-        """Whether the host is needed: for room, or for the importance sampling."""
-        return (state.num_rounds == 0) & (self.sampler.is_full(state.nest) | self.sampler.finished(state.nest))
+    def needs_host(self, state: Finish) -> Array:
+        """Whether the sampler needs the host, or has finished: then comes the importance sampling."""
+        return (state.num_rounds == 0) & (self.sampler.needs_host(state.nest) | self.sampler.finished(state.nest))
 
-    def grown(self, state: Finish, program: Program) -> Finish:
-        """More room, or the importance sampling."""
-        if self.sampler.finished(state.nest):
-            return self._weighed(state, program)
-        if not self.sampler.is_full(state.nest):
+    def on_host(self, states: Sequence[Finish], reading: Nesting, data: dict[str, Array]) -> Sequence[Finish]:
+        """What the sampler needs, or the importance sampling."""
+        if any(self.sampler.needs_host(state.nest) and not self.sampler.finished(state.nest) for state in states):
+            nests = self.sampler.on_host([state.nest for state in states], reading, data)
+            return [state._replace(nest=nest) for state, nest in zip(states, nests, strict=True)]
+        if not all(self.sampler.finished(state.nest) for state in states):
             raise ValueError("chain_method: replicates finish at different steps; use 'sequential'.")
-        return state._replace(nest=self.sampler.grown(state.nest, program))
+        return [self._weighed(state, reading) for state in states]
 
-    def is_waiting(self, state: Finish) -> Array:
-        """As the sampler."""
-        return self.sampler.is_waiting(state.nest)
-
-    def served(self, state: Finish, program: Program) -> Finish:
-        """As the sampler."""
-        return state._replace(nest=self.sampler.served(state.nest, program))
-
-    def _weighed(self, state: Finish, program: Program) -> Finish:
+    def _weighed(self, state: Finish, reading: Nesting) -> Finish:
         """Draws, and their weights."""
-        split, places = Split(program), (self.sampler.exchange, state.nest.reference)  # the sampler may have seen other data since
+        split, places = reading.split, (reading.exchange, state.nest.reference)
         backed = Backed(StateClumps(split.size, max(TAIL, TAIL_EACH * split.size)), self.background)
         draw, densities = drawn_in_places(*places, split.draw), in_places(*places, split.densities)
-        points, point_weight = self.sampler._together(state.nest)
+        points, point_weight = reading.points(state.nest)
         point_weight = point_weight - logsumexp(point_weight)
         z, weight = points, point_weight
         known = jax.jit(lambda z: jax.lax.map(densities, z, batch_size=BATCH))(points)
@@ -169,17 +153,17 @@ class ImportanceFinish(Algorithm):
         num_rounds = jnp.asarray(number, jnp.int32)
         return state._replace(z=drawn, log_weight=log_weight, log_likelihood=log_likelihood, num_rounds=num_rounds, missed=missed)
 
-    def draw(self, rng_key: Array, state: Finish, program: Program, num_draws: int) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: Finish, reading: Nesting, data: dict[str, Array], num_draws: int) -> dict[str, Array]:
         """Draws in proportion to their weights, by systematic resampling; of a run that was ended early, points of the sampler."""
         if not state.num_rounds:
-            return self.sampler.draw(rng_key, state.nest, program, num_draws)
+            return self.sampler.draw(rng_key, state.nest, reading, data, num_draws)
         chosen = state.z[resampled(rng_key, state.log_weight, num_draws)]
-        return shown(random.fold_in(rng_key, 1), self.sampler.split, self.sampler.exchange, chosen)
+        return shown(random.fold_in(rng_key, 1), reading.split, reading.exchange, chosen)
 
-    def results(self, state: Finish, program: Program) -> Results:
+    def results(self, state: Finish, reading: Nesting, data: dict[str, Array]) -> Results:
         """The evidence by importance sampling and by nested sampling, and the draws with their weights, whose sum is the evidence. A run
         that was ended early has no draws: what the sampler has found is there in their place, without an error."""
-        nested = self.sampler.results(state.nest, program)
+        nested = self.sampler.results(state.nest, reading, data)
         before = {f"nested_{name}": nested.attrs[name] for name in ("log_evidence", "log_evidence_se")}
         if not state.num_rounds:
             points = {name: value for name, value in nested.groups["particles"].items() if name != "mode"}
@@ -198,7 +182,7 @@ class ImportanceFinish(Algorithm):
             "num_evaluations": nested.attrs["num_evaluations"] + num_points + state.num_rounds * self.num_draws,
             "num_rounds": state.num_rounds,
         }
-        values = shown(random.key(0), self.sampler.split, self.sampler.exchange, state.z)
+        values = shown(random.key(0), reading.split, reading.exchange, state.z)
         found = particles(values, log_weight=log_weight, log_likelihood=state.log_likelihood)
         return found._replace(attrs=nested.attrs | attrs)
 

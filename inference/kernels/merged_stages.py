@@ -22,25 +22,27 @@ for each latent number, at least 200, by all rows.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference.exchangeable import Exchangeable
 from inference.kernels._nested_names import Named, together
+from inference.kernels._nesting import evidence_of
 from inference.kernels._search import NEAR, Start
+from inference.kernels._stages import StageData, row_dim
 from inference.kernels._summary import Mixture
-from inference.kernels._weighing import Account, Evidence
-from inference.kernels.staged import Stage, Staged
+from inference.kernels._weighing import Account, Evidence, unweighed
+from inference.kernels.staged import Stage, Staged, StagedReading, account_of, found_out, key_of, row_evaluations
 from inference.program import Program
 from inference.split import Split
 
-if TYPE_CHECKING:
-    from inference.driver import Driver
+__all__ = ["MergedStages", "Part", "Product"]
 
-__all__ = ["MergedStages", "Product"]
+SAME = ("summary", "num_clumps", "background", "most_lost", "num_iterations", "num_walkers")  # settings of the first part
 
 
 @dataclass(frozen=True)
@@ -68,124 +70,129 @@ class Product(Start):
         log_prior = self.split.densities(z, program)[0] + log_copies
         return self.backed.log_density(own.clumps, z, log_prior) - log_prior
 
+    def before(self, clumps: Mixture) -> Callable[[Array], Array]:
+        """Draws from the first."""
+        if not isinstance(clumps, Named):
+            return super().before(clumps)
+        first = jax.tree.map(lambda leaf: leaf[0], clumps.clumps)
+        return lambda key: self.backed.draw(key, first, self.split.draw)
+
+
+class Part(NamedTuple):
+    """A run of `Staged` that has finished."""
+
+    kernel: Staged
+    state: Stage
+    reading: StagedReading
+    data: StageData
+
 
 class MergedStages(Staged):
     """One posterior of several that were learned in stages from different rows.
 
-    :param parts: drivers of `Staged` that have finished, of one model with the same settings.
+    :param parts: drivers of `Staged` that have finished, or a `Part` each, of one model with the same settings.
     :param settings: of `Staged`, where they differ from those of the first part.
     """
 
-    def __init__(self, parts: Sequence["Driver"], **settings: Any):
+    def __init__(self, parts: Sequence[Any], **settings: Any):
         if len(parts) < 2:
             raise ValueError(f"parts: found {len(parts)}, wanted two or more drivers of Staged.")
-        for number, part in enumerate(parts):
-            kernel = getattr(part, "kernel", None)
-            if not isinstance(kernel, Staged):
-                raise TypeError(f"parts: number {number} is {part!r}; wanted a Driver of Staged.")
-            if len(part.states) > 1 or not kernel.finished(part.states[0]):
-                raise ValueError(f"parts: number {number} has {len(part.states)} replicates, or has not finished; wanted one that has.")
-        first: Any = parts[0].kernel
-        same = (
-            "summary",
-            "num_clumps",
-            "background",
-            "num_live",
-            "batch",
-            "num_sweeps",
-            "memory",
-            "along_curve",
-            "tolerance",
-            "track_modes",
-            "rename",
-            "most_lost",
-            "num_iterations",
-            "num_walkers",
-        )
-        renames = {getattr(part.kernel, "rename", None) for part in parts} | {settings.get("rename", first.rename)}
+        self.parts = tuple(_part(number, part) for number, part in enumerate(parts))
+        first = self.parts[0].kernel
+        renames = {part.kernel.sampler.rename for part in self.parts} | {settings.get("rename", first.sampler.rename)}
         if len(renames) > 1:
             raise ValueError("rename: found True and False among the parts and the settings; wanted one of them for all.")
-        super().__init__(first.model, num_stages=1, **{name: getattr(first, name) for name in same} | settings)
-        self.parts = tuple(parts)
+        own = {name: getattr(first, name) for name in SAME}
+        super().__init__(first.model, num_stages=1, **own | first.sampler.settings._asdict() | settings)
 
-    def check(self, program: Program) -> None:
+    def read(self, program: Program) -> tuple[StagedReading, StageData]:
         """The model is read and proved, it is that of all parts, and the rows are as many as these have learned from."""
+        is_double = bool(jax.config.jax_enable_x64)
         for number, part in enumerate(self.parts):
-            part.check_precision(f"parts, number {number}")
-        super().check(program)
-        learned, found = sum(int(part.states[0].num_rows) for part in self.parts), program.plates[self.row_dim(program)].size
+            if (was := part.reading.dtype == np.float64) != is_double:
+                raise ValueError(
+                    f"parts, number {number}: the run began with jax_enable_x64={was}, and now it is {is_double}; set it back."
+                )
+        reading, data = super().read(program)
+        learned, found = sum(int(part.state.num_rows) for part in self.parts), int(data.num_rows)
         if learned != found:
-            raise ValueError(
-                f"plate {self.row_dim(program)!r}: found {found} rows, and the parts have learned from {learned}; wanted those."
-            )
+            raise ValueError(f"plate {row_dim(program)!r}: found {found} rows, and the parts have learned from {learned}; wanted those.")
         for number, part in enumerate(self.parts):
-            part.states  # noqa: B018 (so that the kernel has read what this part has)
-            kernel: Any = part.kernel
-            kernel._check_alike(program, asked=f"parts, number {number}")
+            part.reading.check_alike(program, asked=f"parts, number {number}")
+        return reading, data
 
-    def init(self, rng_key: Array, program: Program) -> Any:
+    def _start_of(self, split: Split, exchange: Exchangeable | None) -> Start:
+        start = super()._start_of(split, exchange)
+        return Product(split, start.backed, exchange)
+
+    def init(self, rng_key: Array, reading: StagedReading, data: StageData) -> Stage:
         """The stage that puts the parts together."""
         fit_key, start_key, rng_key = random.split(rng_key, 3)
-        self._read(program)
-        self.row_arguments = tuple(self._by_row(program))
-        parts = [self._learned(random.fold_in(fit_key, number), part, program) for number, part in enumerate(self.parts)]
-        each, accounts = zip(*parts, strict=True)
+        each, accounts = zip(
+            *[self._learned(random.fold_in(fit_key, number), part, reading) for number, part in enumerate(self.parts)], strict=True
+        )
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
-        own, num_rows = self._own(program, one), sum(part.states[0].num_rows for part in self.parts)
+        own, num_rows = reading.rows.own(data, one), sum(part.state.num_rows for part in self.parts)
+        nothing, start = reading.search.nothing, reading.start
+        densities = start.rest(clumps, own, nothing)
         return Stage(
-            nest=self._started(start_key, (clumps, self._nothing), self._densities(clumps, own), is_even=False),
+            nest=reading.nesting.started(start_key, start, (clumps, nothing), densities, is_even=False),
             clumps=clumps,
-            sampled=self._nothing,
+            sampled=nothing,
             iteration=jnp.asarray(self.num_iterations - 1, jnp.int32),  # parts are put together in one turn
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
             num_rows=num_rows,
             num_weighed=num_rows if self.most_lost == np.inf else jnp.zeros_like(num_rows),
-            weighed=self._unweighed,
+            weighed=unweighed(reading.dtype),
             before=jax.tree.map(lambda *own: sum(own), *accounts),
-            stage=sum(part.states[0].stage + 1 for part in self.parts) - 1,
+            stage=sum(part.state.stage + 1 for part in self.parts) - 1,
             rng_key=random.key_data(rng_key),
         )
 
-    def _gone_on(self, state: Stage, program: Program, is_over: Array) -> Stage:
+    def _gone_on(self, state: Stage, reading: StagedReading, data: StageData) -> Stage:
         """Of replicates each is weighed when it has come to its end."""
-        return self._next_dealt(state, program) if is_over and not self.finished(state) else state
+        is_at_end = self.sampler.finished(state.nest) and not self.finished(state)
+        return self._next_dealt(state, reading, data) if is_at_end else state
 
-    def _next_weighed(self, state: Stage, program: Program, found: Named, before: Account) -> Stage:
+    def _next_weighed(self, state: Stage, reading: StagedReading, data: StageData, found: Named, before: Account) -> Stage:
         """The end, whatever is left: where all rows would begin is not known from here. Where few draws have all of the weight, more than
         the logarithm of their number is never seen to be left, and the error may be anything."""
-        weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
+        weighed, spent = reading.weighing.by_all(key_of(state, 4), state, found, data)
         if not weighed.lost.nats[0] < NEAR:
             weighed = weighed._replace(variance=jnp.full_like(weighed.variance, jnp.inf))
         told = state.before._replace(num_evaluations=state.before.num_evaluations + float(spent))
         return state._replace(num_weighed=state.num_rows, weighed=weighed, before=told)
 
-    def _learned(self, rng_key: Array, part: Any, program: Program) -> tuple[Named, Account]:
+    def _learned(self, rng_key: Array, part: Part, reading: StagedReading) -> tuple[Named, Account]:
         """What one worker has found, and the account of its stages."""
         fit_key, lost_key, name_key = random.split(rng_key, 3)
-        kernel, state = part.kernel, part.states[0]
-        told, log_weight, spent = kernel._found_out(state, part.program)
-        clumps = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps)
-        account = kernel._account(lost_key, state, clumps, part.program, spent)
+        _, state, own, data = part
+        told, log_weight, spent = found_out(state, own, data)
+        clumps = reading.search.summary.fitted(fit_key, told, log_weight, self.num_clumps)
+        evaluations = part.kernel._row_evaluations(state) - state.before.num_evaluations
+        account = account_of(lost_key, state, own, clumps, data, evaluations, spent)
         before = state.before.then(account)
         if state.weighed.is_there:  # that is the evidence of all of its rows; `account` has what these clumps lack of that, and lose
-            lacking = account.nested.log_evidence - kernel._evidence(state.nest)[0]
+            lacking = account.nested.log_evidence - evidence_of(state.nest)[0]
             log_evidence = state.weighed.log_evidence + lacking
             before = before._replace(corrected=Evidence(log_evidence, state.weighed.variance, account.nested.lost))
-        return self._named(name_key, clumps), before
-
-    @property
-    def _start(self) -> Start:
-        return Product(self.split, self._backed, self.exchange)
-
-    def _draw_from(self, split: Split, given: Any) -> Callable:
-        clumps, _ = given
-        if not isinstance(clumps, Named):
-            return super()._draw_from(split, given)
-        first = jax.tree.map(lambda leaf: leaf[0], clumps.clumps)
-        return lambda key: self._backed.draw(key, first, split.draw)
+        return reading.search.named(name_key, clumps), before
 
     def _row_evaluations(self, state: Stage) -> Array:
-        return state.before.num_evaluations if isinstance(state.clumps, Named) else super()._row_evaluations(state)
+        return state.before.num_evaluations if isinstance(state.clumps, Named) else row_evaluations(state)
+
+
+def _part(number: int, part: Any) -> Part:
+    """What a driver has found; a `Part` as it is."""
+    if isinstance(part, Part):
+        return part
+    kernel = getattr(part, "kernel", None)
+    if not isinstance(kernel, Staged):
+        raise TypeError(f"parts: number {number} is {part!r}; wanted a Driver of Staged.")
+    states = part.states
+    if len(states) > 1 or not kernel.finished(states[0]):
+        raise ValueError(f"parts: number {number} has {len(states)} replicates, or has not finished; wanted one that has.")
+    return Part(kernel, states[0], part.reading, part.data)

@@ -332,9 +332,7 @@ class ParticleFilter(Algorithm):
         data = reading.data(program)
         return jax.tree.map(lambda leaf: leaf[: int(data.num_rows)], mean_rows(reading.rules, state, data.rows))
 
-    def draw_rows(
-        self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program
-    ) -> tuple[Array, dict[str, Array]]:
+    def draw_rows(self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program) -> tuple[Array, dict[str, Array]]:
         """A class and a whole row for each row of a program's data, given what that shows (nothing, where all is missing)."""
         place_key, row_key = random.split(rng_key)
         data = reading.data(program)
@@ -344,9 +342,7 @@ class ParticleFilter(Algorithm):
 
     # What the tree holds.
 
-    def draw(
-        self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData, num_draws: int
-    ) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData, num_draws: int) -> dict[str, Array]:
         """Partitions of the rows, classes where they are latent, shares of the classes and latent scalars, jointly."""
         found = reading.partition
         joint = state.groups.slot.shape[1] < found.num_classes

@@ -36,6 +36,8 @@ gradient for each point, and a fit of clumps; four draws for each latent number,
 stage of all rows so far where it begins again.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -44,18 +46,21 @@ import numpy as np
 from jax import Array, random
 
 from inference._counts import is_between, is_number, is_whole
+from inference.exchangeable import Exchangeable
 from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
-from inference.kernels._search import FAR, FEWEST, SUMMARIES, Begin
-from inference.kernels._stages import check_counts
-from inference.kernels._summary import Loss, Mixture, Told, loss_of, no_loss
-from inference.kernels._weighing import Account, Evidence, Weighed, Weighing
+from inference.kernels._nesting import Nesting, evidence_of, is_full
+from inference.kernels._search import FAR, FEWEST, SUMMARIES, Begin, Search, Start
+from inference.kernels._stages import StageData, StageRows, check_at_end, check_counts, check_finished, taken
+from inference.kernels._summary import Backed, Loss, Mixture, Told, loss_of, no_loss
+from inference.kernels._weighing import Account, Evidence, Weighed, Weighing, forgotten, lacking_of, unweighed
 from inference.kernels.nested_sampler import NestedSampler
 from inference.program import Program
-from inference.protocol import Results
+from inference.protocol import Algorithm, Results
 from inference.sites import StructureError
+from inference.split import Split
 
-__all__ = ["Stage", "StageReport", "Staged"]
+__all__ = ["Stage", "StageReport", "Staged", "StagedReading", "account_of", "found_out", "key_of", "row_evaluations"]
 
 NUM_CLUMPS = {"state": 8, "code": 64}  # of those on circles it takes more
 
@@ -90,7 +95,46 @@ class StageReport(NamedTuple):
     num_nan: Array
 
 
-class Staged(Weighing, NestedSampler):
+@dataclass(frozen=True)
+class StagedReading:
+    """What was read of a model, and the parts of a stage that work on it."""
+
+    nesting: Nesting
+    rows: StageRows
+    search: Search
+    weighing: Weighing
+
+    @property
+    def start(self) -> Start:
+        """What stages start from."""
+        return self.search.start
+
+    @property
+    def dtype(self) -> Any:
+        """Of vectors."""
+        return self.nesting.split.dtype
+
+    def more(self, program: Program) -> "tuple[StagedReading, StageData]":
+        """More rows of the same model."""
+        self.check_alike(program)
+        return self, self.rows.data(program)
+
+    def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
+        """The arguments that have an entry for each row."""
+        return self.rows.names
+
+    def check_alike(self, program: Program, asked: str = "update") -> None:
+        """Refuses all but more rows of the same model, of which members that had no names so far have none."""
+        self.rows.check_alike(program, asked)
+        exchange = self.nesting.exchange
+        if exchange and not exchange.proved(program):
+            raise StructureError(
+                f"plate {exchange.plate!r}: so far its members might change places, and with these rows they may not. Begin again, "
+                f"with rows that tell them apart in the first stage, or with rename=False."
+            )
+
+
+class Staged(Algorithm):
     """Nested sampling of `model` in stages.
 
     :param model: as for `NestedSampler`; its data are rows of one plate.
@@ -121,7 +165,7 @@ class Staged(Weighing, NestedSampler):
         num_walkers: int | None = None,
         **settings: Any,
     ):
-        super().__init__(model, **settings)
+        self.model, self.sampler = model, NestedSampler(model, **settings)
         if summary not in SUMMARIES:
             raise ValueError(f"summary: found {summary!r}, wanted {' or '.join(map(repr, SUMMARIES))}.")
         num_clumps = NUM_CLUMPS[summary] if num_clumps is None else num_clumps
@@ -136,216 +180,196 @@ class Staged(Weighing, NestedSampler):
         self.most_lost, self.num_walkers = most_lost, None if num_walkers is None else int(num_walkers)
         self.num_iterations = int(num_iterations)
 
-    def init(self, rng_key: Array, program: Program) -> Any:
+    def read(self, program: Program) -> tuple[StagedReading, StageData]:
+        """Prior, likelihood and rows, proved."""
+        rows = StageRows.of(program, self.num_stages)
+        nesting = Nesting.of(self.sampler.settings, program)
+        rows.prove()
+        start = self._start_of(nesting.split, nesting.exchange)
+        search = Search(start, nesting, rows, self.num_clumps, self.num_walkers)
+        return StagedReading(nesting, rows, search, Weighing(search, self.most_lost)), rows.data(program)
+
+    def _start_of(self, split: Split, exchange: Exchangeable | None) -> Start:
+        return Start(split, Backed(SUMMARIES[self.summary](split), self.background), exchange)
+
+    def init(self, rng_key: Array, reading: StagedReading, data: StageData) -> Stage:
         """The first stage, from the prior."""
         deal_key, rng_key = random.split(rng_key)
-        self._read(program)
-        self.row_arguments = tuple(self._by_row(program))
-        rows, later = self._dealt(deal_key, program)
-        none, zero, count = self._backed.summary.nothing(0), jnp.zeros((), self.split.dtype), jnp.zeros((), jnp.int32)
-        nothing = Evidence(zero, zero, no_loss(zero.dtype))
+        rows, later = reading.rows.dealt(deal_key, self.num_stages, data)
+        nothing = reading.search.nothing
+        zero, count = jnp.zeros((), reading.dtype), jnp.zeros((), jnp.int32)
+        none = Evidence(zero, zero, no_loss(zero.dtype))
         nowhere = Stage(
             nest=None,
-            clumps=none,
-            sampled=self._nothing,
+            clumps=nothing.clumps,
+            sampled=nothing,
             iteration=count,
             rows=rows[:0],
             later=later,
             num_left=count + self.num_stages - 1,
             num_rows=count,
             num_weighed=count,
-            weighed=self._unweighed,
-            before=Account(nothing, nothing, zero, zero),
+            weighed=unweighed(reading.dtype),
+            before=Account(none, none, zero, zero),
             stage=count - 1,
             rng_key=random.key_data(rng_key),
         )
-        return self._started_with(nowhere, rows, program, Begin(self._nothing))
+        return self._started_with(nowhere, rows, reading, data, Begin(nothing))
 
-    def data(self, program: Program) -> dict[str, Array]:
-        """All rows; a step takes its own."""
-        return {name: jnp.asarray(program.arguments[name]) for name in self.row_arguments}
-
-    def step(self, rng_key: Array, state: Any, program: Any) -> tuple[Any, Any]:
+    def step(self, rng_key: Array, state: Stage, reading: StagedReading, data: StageData) -> tuple[Stage, StageReport]:
         """One step of the nested sampling of this stage."""
-        own = self.split.program.with_arguments(**{name: value[state.rows] for name, value in program.items()})
-        nest, info = self._shrunk(rng_key, state.nest, self._densities(state.clumps, own, state.sampled))
+        own = reading.nesting.program({name: column[state.rows] for name, column in data.columns.items()})
+        nest, info = reading.nesting.shrunk(rng_key, state.nest, reading.start.rest(state.clumps, own, state.sampled))
         log_evidence = state.before.corrected.log_evidence + info.log_evidence
         report = StageReport(info.insertion_rank, info.log_volume, log_evidence, state.stage, info.halfway, info.evaluations, info.num_nan)
         return state._replace(nest=nest), report
 
-    def finished(self, state: Any) -> Array:
+    def finished(self, state: Stage) -> Array:
         """After the last stage, when all has been weighed."""
-        is_over = super().finished(state.nest) & ~self._is_to_iterate(state)
+        is_over = self.sampler.finished(state.nest) & ~self._is_to_iterate(state)
         return is_over & (state.num_left == 0) & (state.num_weighed >= state.num_rows)
 
-    def is_full(self, state: Any) -> Array:
-        """Whether the host is needed: for room, or at the end of a stage."""
-        return super().is_full(state.nest) | (super().finished(state.nest) & ~self.finished(state))
+    def needs_host(self, state: Stage) -> Array:
+        """Whether the sampler needs the host, or a stage is at its end."""
+        return self.sampler.needs_host(state.nest) | (self.sampler.finished(state.nest) & ~self.finished(state))
 
-    def grown(self, state: Any, program: Program) -> Any:
-        """More room, or the next turn or stage."""
-        if super().is_full(state.nest):
-            return state._replace(nest=super().grown(state.nest, program))
-        if super().finished(state.nest) & self._is_to_iterate(state):
-            return self._iterated(state, program)
-        return self._gone_on(state, program, super().finished(state.nest))
+    def on_host(self, states: Sequence[Stage], reading: StagedReading, data: StageData) -> Sequence[Stage]:
+        """New offers or more room, or the next turn or stage."""
+        nesting = reading.nesting
+        if any(state.nest.offers.are_worn for state in states):
+            offered = lambda one: one._replace(nest=nesting.with_offers(one.nest, reading.start, (one.clumps, one.sampled)))
+            return [offered(state) if state.nest.offers.are_worn else state for state in states]
+        if any(is_full(state.nest, self.sampler.batch) for state in states):
+            return [state._replace(nest=nesting.with_more_room(state.nest)) for state in states]
+        return [self._gone_on(state, reading, data) for state in states]
 
-    def is_waiting(self, state: Any) -> Array:
-        """As `NestedSampler`."""
-        return super().is_waiting(state.nest)
+    def updated(self, state: Stage, reading: StagedReading, data: StageData, before: StageData) -> Stage:
+        """More rows: one more stage, which is not weighed by all."""
+        check_finished(state, self.finished(state))
+        found, account = self._handed_on(state, reading, before)
+        total = state.before.then(account)
+        if state.weighed.is_there:
+            found, total = reading.search.named(key_of(state, 3), found).clumps, total.weighed(state.weighed)
+        rows = jnp.arange(int(data.num_rows), dtype=jnp.int32)
+        state = self._next_from(state, rows, reading, data, found, total)
+        return state._replace(num_weighed=state.num_rows)
 
-    def served(self, state: Any, program: Program) -> Any:
-        """As `NestedSampler`, from where this stage starts."""
-        return state._replace(nest=self._with_offers(state.nest, self.split, (state.clumps, state.sampled)))
+    # The next turn or stage.
 
-    def _check_alike(self, program: Program, asked: str = "update") -> None:
-        """More rows of the same model, of which members that had no names so far have none."""
-        super()._check_alike(program, asked)
-        if self.exchange and not self.exchange.proved(program):
-            raise StructureError(
-                f"plate {self.exchange.plate!r}: so far its members might change places, and with these rows they may not. Begin again, "
-                f"with rows that tell them apart in the first stage, or with rename=False."
-            )
+    def _gone_on(self, state: Stage, reading: StagedReading, data: StageData) -> Stage:
+        is_over = self.sampler.finished(state.nest)
+        if is_over & self._is_to_iterate(state):
+            return self._iterated(state, reading, data)
+        check_at_end(is_over & ~self.finished(state))
+        return self._next_dealt(state, reading, data)
 
-    def _next_dealt(self, state: Stage, program: Program) -> Stage:
+    def _next_dealt(self, state: Stage, reading: StagedReading, data: StageData) -> Stage:
         """The next stage; where this one's summary costs too much, this one again with more rows."""
-        found, account = self._handed_on(state, program)
+        found, account = self._handed_on(state, reading, data)
         before = state.before.then(account)
         if state.num_left > 0 and self._costs_too_much(account.nested.lost):
-            return self._started_with(*self._with_more(state, before.num_evaluations), program, Begin(Named(found)))
-        if self._is_due(state):
-            return self._next_weighed(state, program, self._named(self._key(state, 3), found), before)
-        return self._next_from(*self._taken(state, 1), program, found, before)
+            return self._started_with(*_with_more(state, before.num_evaluations), reading, data, Begin(Named(found)))
+        if reading.weighing.is_due(state):
+            return self._next_weighed(state, reading, data, reading.search.named(key_of(state, 3), found), before)
+        return self._next_from(*taken(state, 1), reading, data, found, before)
 
-    def _next_weighed(self, state: Stage, program: Program, found: Named, before: Account) -> Stage:
+    def _next_weighed(self, state: Stage, reading: StagedReading, data: StageData, found: Named, before: Account) -> Stage:
         """The next stage, or the end; where all rows so far say something else than what was found, these again as the first stage, unless
         it can be mended."""
-        weighed, spent = self._weighed_by_all(self._key(state, 4), state, found, program)
-        if state.num_left > 0 and not self._is_fine(weighed):
-            mended, weighed, more = self._mended(self._key(state, 5), state, found, weighed, program)
+        weighing = reading.weighing
+        weighed, spent = weighing.by_all(key_of(state, 4), state, found, data)
+        if state.num_left > 0 and not weighing.is_fine(weighed):
+            mended, weighed, more = weighing.mended(key_of(state, 5), state, found, weighed, data)
             before, spent = before if mended is found else before.mended(weighed), spent + more
             found = mended
         before = before._replace(num_evaluations=before.num_evaluations + float(spent))
-        if not self._is_fine(weighed):
-            rows = self._so_far(state, program)
+        if not weighing.is_fine(weighed):
+            rows = weighing.so_far(state, data)
             begun = jax.tree.map(jnp.zeros_like, state.before)._replace(num_evaluations=before.num_evaluations)
-            again = state._replace(clumps=self._nothing.clumps, before=begun, num_rows=jnp.zeros_like(state.num_rows), rows=rows[:0])
-            return self._started_with(again, rows, program, self._begin_again(found, weighed))
+            nothing = reading.search.nothing.clumps
+            again = state._replace(clumps=nothing, before=begun, num_rows=jnp.zeros_like(state.num_rows), rows=rows[:0])
+            return self._started_with(again, rows, reading, data, weighing.begin_again(found, weighed))
         state = state._replace(num_weighed=state.num_rows)
         if state.num_left > 0:
-            return self._next_from(*self._taken(state, 1), program, found.clumps, before.weighed(weighed))
+            return self._next_from(*taken(state, 1), reading, data, found.clumps, before.weighed(weighed))
         of_nest = self._row_evaluations(state) - state.before.num_evaluations
         return state._replace(weighed=weighed, before=state.before._replace(num_evaluations=before.num_evaluations - of_nest))
 
-    def _next(self, state: Stage, rows: Array, program: Program, before: Program) -> Stage:
-        """Of an update, which is not weighed."""
-        found, account = self._handed_on(state, before)
-        so_far = state.before.then(account)
-        if state.weighed.is_there:
-            found, so_far = self._named(self._key(state, 3), found).clumps, so_far.weighed(state.weighed)
-        state = self._next_from(state, rows, program, found, so_far)
-        return state._replace(num_weighed=state.num_rows)
-
-    def _next_from(self, state: Stage, rows: Array, program: Program, found: Mixture, before: Account) -> Stage:
-        state = state._replace(clumps=found, before=before, rows=state.rows[:0], weighed=self._unweighed)
-        return self._started_with(state, rows, program, Begin(Named(found)))
+    def _next_from(self, state: Stage, rows: Array, reading: StagedReading, data: StageData, found: Mixture, before: Account) -> Stage:
+        state = state._replace(clumps=found, before=before, rows=state.rows[:0], weighed=unweighed(reading.dtype))
+        return self._started_with(state, rows, reading, data, Begin(Named(found)))
 
     def _costs_too_much(self, lost: Loss) -> bool:
         """As a summary; where nobody knows, too."""
         return self.most_lost < np.inf and not lost.nats[0] <= self.most_lost
 
-    def _with_more(self, state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
-        """The stage as it was before it began, but for evaluations so far; and as many rows of those to come as it has."""
-        before = state.before._replace(num_evaluations=num_evaluations)
-        return self._taken(state._replace(before=before), -(-len(state.rows) // state.later.shape[1]))
-
-    def _started_with(self, state: Stage, more: Array, program: Program, begin: Begin) -> Stage:
+    def _started_with(self, state: Stage, more: Array, reading: StagedReading, data: StageData, begin: Begin) -> Stage:
         """A stage of the rows that the state has and more of them, from its clumps. What may be gone over is looked for from where others
         were found. Where that costs too much as a summary, or is not believed, for clumps are not quite what was found, nested sampling is
         left until there are more rows, of which it is looked for anew, from all peaks that these have: what is best of few rows need not
         be near to what is best of more."""
+        search = reading.search
         state = state._replace(rows=jnp.concatenate([state.rows, more]), num_rows=state.num_rows + len(more))
         if not len(state.clumps.log_weight) or self.most_lost == np.inf:
             state = state._replace(num_weighed=state.num_rows)
-        search_key, lost_key, start_key = random.split(self._key(state, 0), 3)
-        own = self._own(program, state.rows)
-        sampled, spent, peaks, left = self._searched(search_key, state.clumps, own, begin)
+        search_key, lost_key, start_key = random.split(key_of(state, 0), 3)
+        own = reading.rows.own(data, state.rows)
+        sampled, spent, peaks, left = search.searched(search_key, state.clumps, own, begin)
         if state.num_left > 0 and not begin.is_found:
             if len(sampled.log_weight):
-                z, log_weight = self._drawn(lost_key, sampled, state.clumps, own)
+                z, log_weight = search.drawn(lost_key, sampled, state.clumps, own)
                 spent += len(z)
                 has_few = self._costs_too_much(loss_of(log_weight, state.num_rows))
             else:
                 has_few = self.most_lost < left < FAR
             if has_few:
                 num_evaluations = state.before.num_evaluations + spent * len(state.rows)
-                return self._started_with(*self._with_more(state, num_evaluations), program, Begin(Named(state.clumps), peaks))
+                fresh = Begin(Named(state.clumps), peaks)
+                return self._started_with(*_with_more(state, num_evaluations), reading, data, fresh)
         state = state._replace(stage=state.stage + 1, iteration=jnp.zeros_like(state.iteration))
-        return self._gone_over(start_key, state, sampled, round(spent), own)
+        return self._gone_over(start_key, state, reading, sampled, round(spent), own)
 
-    def _gone_over(self, rng_key: Array, state: Stage, sampled: Named, spent: int | Array, own: Program) -> Stage:
+    def _gone_over(self, rng_key: Array, state: Stage, reading: StagedReading, sampled: Named, spent: int | Array, own: Program) -> Stage:
         """The nested sampling of a stage at its start, from what was searched for or fitted; and evaluations that this took."""
-        densities = self._densities(state.clumps, own, sampled)
+        densities = reading.start.rest(state.clumps, own, sampled)
         is_even = not len(state.clumps.log_weight) and not sampled.reference.gives_names
-        nest = self._started(rng_key, (state.clumps, sampled), densities, is_even)
+        nest = reading.nesting.started(rng_key, reading.start, (state.clumps, sampled), densities, is_even)
         return state._replace(nest=nest._replace(num_evaluations=nest.num_evaluations + spent), sampled=sampled)
 
     def _is_to_iterate(self, state: Stage) -> Array:
         return state.iteration + 1 < self.num_iterations
 
-    def _iterated(self, state: Stage, program: Program) -> Stage:
+    def _iterated(self, state: Stage, reading: StagedReading, data: StageData) -> Stage:
         """The same stage once more, over what is fitted to its points: what it had found of the evidence is left, with its error."""
         state = state._replace(iteration=state.iteration + 1)
-        fit_key, name_key, start_key = random.split(random.fold_in(self._key(state, 6), int(state.iteration)), 3)
-        told, log_weight, spent = self._found_out(state, program)
-        fitted = self._backed.summary.fitted(fit_key, told, log_weight, self.num_clumps, state.sampled.clumps)
-        sampled = Named(fitted) if len(state.clumps.log_weight) else self._named(name_key, fitted)
-        return self._gone_over(start_key, state, sampled, state.nest.num_evaluations + spent, self._own(program, state.rows))
+        fit_key, name_key, start_key = random.split(random.fold_in(key_of(state, 6), int(state.iteration)), 3)
+        told, log_weight, spent = found_out(state, reading, data)
+        fitted = reading.search.summary.fitted(fit_key, told, log_weight, self.num_clumps, state.sampled.clumps)
+        sampled = Named(fitted) if len(state.clumps.log_weight) else reading.search.named(name_key, fitted)
+        own = reading.rows.own(data, state.rows)
+        return self._gone_over(start_key, state, reading, sampled, state.nest.num_evaluations + spent, own)
 
-    def _key(self, state: Stage, number: int) -> Array:
-        """Of what a stage does; rows are those of the stage before where a run begins again."""
-        of_stage = random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows)), int(state.stage) + 1)
-        return random.fold_in(of_stage, number)
-
-    def _handed_on(self, state: Stage, program: Program) -> tuple[Mixture, Account]:
+    def _handed_on(self, state: Stage, reading: StagedReading, data: StageData) -> tuple[Mixture, Account]:
         """What stands for what a stage has found, and the account of the stage."""
-        told, log_weight, spent = self._found_out(state, program)
-        found = self._backed.summary.fitted(self._key(state, 1), told, log_weight, self.num_clumps, state.sampled.clumps)
-        return found, self._account(self._key(state, 2), state, found, program, spent)
-
-    def _found_out(self, state: Stage, program: Program) -> tuple[Told, Array, int]:
-        """All points of a stage with what is told of them, their log weights, and evaluations that this took."""
-        z, log_weight = self._together(state.nest)
-        told, spent = self._told(z, state.clumps, self._own(program, state.rows))
-        return told, log_weight, spent
-
-    def _account(self, rng_key: Array, state: Stage, found: Mixture, program: Program, spent: int) -> Account:
-        """Of a stage, with clumps that stand for what it has found, and evaluations that were spent on them. The next starts from them but
-        for the share of the background, which its evidence will lack."""
-        z, log_weight = self._drawn(rng_key, Named(found), state.clumps, self._own(program, state.rows))
-        log_evidence, error = self._of_stage(state)
-        lacking = self._lacking(found, z, log_weight)
-        evaluations = self._row_evaluations(state) - state.before.num_evaluations + float((spent + len(z)) * len(state.rows))
-        own = Evidence(log_evidence + lacking, error**2, loss_of(log_weight, state.num_rows))
-        return Account(own, own, information_of(state.nest), evaluations)
-
-    def _of_stage(self, state: Stage) -> tuple[Array, Array]:
-        """Its log-evidence and the error of that."""
-        log_evidence, error = self._evidence(state.nest)
-        return log_evidence, jnp.hypot(error, self._forgotten(state.clumps, *self._together(state.nest)))
+        told, log_weight, spent = found_out(state, reading, data)
+        found = reading.search.summary.fitted(key_of(state, 1), told, log_weight, self.num_clumps, state.sampled.clumps)
+        evaluations = self._row_evaluations(state) - state.before.num_evaluations
+        return found, account_of(key_of(state, 2), state, reading, found, data, evaluations, spent)
 
     def _row_evaluations(self, state: Stage) -> Array:
-        return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
+        return row_evaluations(state)
 
-    def draw(self, rng_key: Array, state: Any, program: Program, num_draws: int) -> dict[str, Array]:
+    # What the tree holds.
+
+    def draw(self, rng_key: Array, state: Stage, reading: StagedReading, data: StageData, num_draws: int) -> dict[str, Array]:
         """As `NestedSampler`, of the last stage."""
-        return super().draw(rng_key, state.nest, program, num_draws)
+        return self.sampler.draw(rng_key, state.nest, reading.nesting, {}, num_draws)
 
-    def results(self, state: Any, program: Program) -> Results:
+    def results(self, state: Stage, reading: StagedReading, data: StageData) -> Results:
         """As `NestedSampler`, of the last stage; evidence and cost of all, and how many there were, with those that were begun again."""
         is_finished = self.finished(state)
-        found = self._found(state.nest, is_finished)
-        log_evidence, error = self._of_stage(state)
+        found = self.sampler.found(state.nest, reading.nesting, is_finished)
+        log_evidence, error = _of_stage(state, reading)
         before, weighed = state.before, state.weighed
         corrected, nested = before.corrected.error(state.num_rows, error), before.nested.error(state.num_rows, error)
         attrs = {
@@ -363,3 +387,49 @@ class Staged(Weighing, NestedSampler):
             "num_clumps": jnp.isfinite(state.clumps.log_weight).sum(),
         }
         return found._replace(attrs=found.attrs | attrs)
+
+
+def _with_more(state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
+    """The stage as it was before it began, but for evaluations so far; and as many rows of those to come as it has."""
+    before = state.before._replace(num_evaluations=num_evaluations)
+    return taken(state._replace(before=before), -(-len(state.rows) // state.later.shape[1]))
+
+
+def key_of(state: Stage, number: int) -> Array:
+    """Of what a stage does; rows are those of the stage before where a run begins again."""
+    of_stage = random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows)), int(state.stage) + 1)
+    return random.fold_in(of_stage, number)
+
+
+def found_out(state: Stage, reading: StagedReading, data: StageData) -> tuple[Told, Array, int]:
+    """All points of a stage with what is told of them, their log weights, and evaluations that this took."""
+    z, log_weight = reading.nesting.points(state.nest)
+    told, spent = reading.search.told(z, state.clumps, reading.rows.own(data, state.rows))
+    return told, log_weight, spent
+
+
+def account_of(
+    rng_key: Array, state: Stage, reading: StagedReading, found: Mixture, data: StageData, evaluations: Array, spent: int
+) -> Account:
+    """Of a stage, with clumps that stand for what it has found: the next starts from them but for the share of the background, which its
+    evidence will lack.
+
+    :param evaluations: of the nested sampling.
+    :param spent: on the clumps, of all rows of the stage each.
+    """
+    z, log_weight = reading.search.drawn(rng_key, Named(found), state.clumps, reading.rows.own(data, state.rows))
+    log_evidence, error = _of_stage(state, reading)
+    lacking = lacking_of(reading.start, found, z, log_weight)
+    own = Evidence(log_evidence + lacking, error**2, loss_of(log_weight, state.num_rows))
+    return Account(own, own, information_of(state.nest), evaluations + float((spent + len(z)) * len(state.rows)))
+
+
+def row_evaluations(state: Stage) -> Array:
+    """Of one row each, of all stages."""
+    return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
+
+
+def _of_stage(state: Stage, reading: StagedReading) -> tuple[Array, Array]:
+    """Its log-evidence and the error of that."""
+    log_evidence, error = evidence_of(state.nest)
+    return log_evidence, jnp.hypot(error, forgotten(reading.start, state.clumps, *reading.nesting.points(state.nest)))

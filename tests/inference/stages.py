@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from inference import Driver, StructureError, _store
+from inference import Driver, Program, StructureError, _store
 from inference._steppers import Step
 
 RNG = np.random.default_rng(5)
@@ -15,6 +15,12 @@ X = RNG.normal(size=(90, 2))
 Y = X @ [1.0, -0.5] + 0.5 * RNG.normal(size=90)
 PRECISION = np.diag([1.0, 0.25]) + X.T @ X / 0.25
 MEAN, DEVIATION = np.linalg.solve(PRECISION, X.T @ Y / 0.25), np.sqrt(np.diag(np.linalg.inv(PRECISION)))
+
+
+def begun(kernel, *args, seed=0, **kwargs):
+    """The first state, the reading and the data."""
+    reading, data = kernel.read(Program(kernel.model, *args, **kwargs))
+    return kernel.init(jax.random.key(seed), reading, data), reading, data
 
 
 def check_same(found, wanted):

@@ -14,7 +14,7 @@ from inference.kernels import _tempering, data_tempering
 from inference.kernels._resampling import effective_size, systematic_parents
 from inference.kernels._tempering import counted, founded, next_exponent, variance_of
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, check_refused, check_same, forget
+from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, begun, check_refused, check_same, forget
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -117,15 +117,14 @@ def test_walks_are_in_the_posterior_of_rows_so_far(bug, monkeypatch):
     x, seen, count = rng.normal(size=13), rng.normal(size=(13, 3)), rng.poisson(1.0, (13, 2))
     if bug:
         monkeypatch.setattr(DataTempering, "_powers", forgets_rows)
-    program = Program(several, x, seen, count=count)
     kernel = DataTempering(several, num_stages=2, num_particles=20)
-    first = kernel.init(random.key(0), program)
-    state = kernel.grown(first._replace(exponent=jnp.ones(())), program)
+    first, reading, data = begun(kernel, x, seen, count=count)
+    (state,) = kernel.on_host([over(first)], reading, data)
     assert [int(state.num_before), int(state.num_rows), len(state.table["x"])] == [7, 13, 16]
     table = [np.asarray(state.table[name])[:13] for name in ("x", "seen", "count")]
     assert sorted(table[0]) == sorted(x)
-    target, log_own = jax.jit(jax.vmap(kernel._densities(state, jnp.asarray(0.3))))(state.z)
-    values = jax.tree.map(np.asarray, jax.jit(jax.vmap(kernel.split.values))(state.z))
+    target, log_own = jax.jit(jax.vmap(kernel._densities(state, reading, jnp.asarray(0.3))))(state.z)
+    values = jax.tree.map(np.asarray, jax.jit(jax.vmap(reading.split.values))(state.z))
     by_row = np.array([apart({name: value[i] for name, value in values.items()}, *table) for i in range(20)])
     np.testing.assert_allclose(log_own, by_row[:, 7:].sum(1))
     np.testing.assert_allclose(state.log_own, log_own)
@@ -267,18 +266,17 @@ def over(state):
 
 
 def test_before_the_last_stage_has_finished_no_error_is_claimed():
-    program = Program(line, X, Y)
     for num_stages in (1, 3):
         kernel = DataTempering(line, num_stages=num_stages, num_particles=20)
-        state = kernel.init(random.key(0), program)
-        claimed = [kernel.results(each, program).attrs["log_evidence_se"] for each in (state, over(state))]
+        state, reading, data = begun(kernel, X, Y)
+        claimed = [kernel.results(each, reading, data).attrs["log_evidence_se"] for each in (state, over(state))]
         assert np.isnan(claimed[0])
         assert np.isnan(claimed[1]) == (num_stages == 3)
     with pytest.raises(ValueError, match="stages of replicates, or turns in them, end at different steps"):
-        kernel.grown(state, program)
+        kernel.on_host([over(state), state], reading, data)
     ended = over(state)._replace(num_left=jnp.zeros((), jnp.int32))
     with pytest.raises(ValueError, match="stages of replicates, or turns in them, end at different steps"):
-        kernel.grown(ended, program)
+        kernel.on_host([over(state), ended], reading, data)
 
 
 # Refusals.
@@ -290,10 +288,9 @@ def test_before_the_last_stage_has_finished_no_error_is_claimed():
     ids=["columns", "NaN"],
 )
 def test_an_update_of_another_kind_is_refused(arguments, message):
-    kernel = DataTempering(line, num_stages=1, num_particles=20)
-    state = over(kernel.init(random.key(0), Program(line, X, Y)))
+    reading, _ = DataTempering(line, num_stages=1, num_particles=20).read(Program(line, X, Y))
     with pytest.raises(ValueError, match=message):
-        kernel.updated(state, Program(line, **arguments), kernel.split.program)
+        reading.more(Program(line, **arguments))
 
 
 def bounded(x, y):
@@ -331,4 +328,4 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_data_that_are_impossible_are_refused():
     kernel = DataTempering(bounded, num_stages=1, num_particles=20)
     with pytest.raises(ValueError, match="site 'y': its likelihood is 0 at all of 20 draws from the prior"):
-        kernel.init(random.key(0), Program(bounded, X, Y))
+        begun(kernel, X, Y)

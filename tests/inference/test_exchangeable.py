@@ -19,7 +19,7 @@ from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import drawn_in_places, in_places
 from inference.kernels._summary import Backed
 from inference.split import Split
-from tests.inference.test_staged import over
+from tests.inference.stages import begun
 from zoo.staged_learning import family, full
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -88,11 +88,10 @@ def test_rows_that_give_members_names_are_no_more_of_the_same():
             numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
     alike, other = np.repeat(X[:, :1], 2, 1), X
-    kernel = Staged(columns, num_stages=1, num_live=40, num_walkers=0)
-    state = over(kernel.init(random.key(0), Program(columns, alike)))
-    kernel._check_alike(Program(columns, alike[:10]))
+    reading, _ = Staged(columns, num_stages=1, num_live=40, num_walkers=0).read(Program(columns, alike))
+    reading.more(Program(columns, alike[:10]))
     with pytest.raises(StructureError, match="plate 'column': so far its members might change places, and with these rows they may not"):
-        kernel.updated(state, Program(columns, other), kernel.split.program)
+        reading.more(Program(columns, other))
 
 
 def test_a_weight_that_is_not_said_to_be_of_the_clusters_is_none_of_them():
@@ -276,8 +275,8 @@ def test_draws_are_from_all_places_though_live_points_are_in_one(rename):
 
 def test_the_setting_is_taken():
     """And a plate whose members have names leaves the sampler as it was."""
-    kernel = NestedSampler(bumps, num_live=30, rename=False)
-    assert not kernel.init(random.key(0), Program(bumps, BUMPS)).reference.gives_names
-    kernel = NestedSampler(bumps, num_live=30)
-    assert kernel.init(random.key(0), Program(bumps, BUMPS)).reference.gives_names
-    assert isinstance(kernel.exchange, Exchangeable)
+    state, _, _ = begun(NestedSampler(bumps, num_live=30, rename=False), BUMPS)
+    assert not state.reference.gives_names
+    state, reading, _ = begun(NestedSampler(bumps, num_live=30), BUMPS)
+    assert state.reference.gives_names
+    assert isinstance(reading.exchange, Exchangeable)

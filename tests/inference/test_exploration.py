@@ -16,10 +16,10 @@ from inference import Driver, Program, Staged
 from inference.kernels import _exploration, _search
 from inference.kernels._clumps import Clumps
 from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
-from inference.kernels._search import Begin, centres
+from inference.kernels._search import Begin, Search, Start, centres
 from inference.kernels._summary import divergence
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, X, Y
+from tests.inference.stages import DEVIATION, X, Y, begun
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -99,6 +99,12 @@ def test_walkers_that_go_outwards_come_to_what_is_not_normal(bug, monkeypatch):
     assert evaluations > 600
 
 
+def search_of(kernel, *args):
+    """How a kernel looks for what a stage may go over, and the model with its data."""
+    reading, _ = kernel.read(Program(kernel.model, *args))
+    return reading.search, reading.rows.program
+
+
 def evidence(model=line, data=(X, Y), **settings):
     """Of one stage: how far it is from the exact one, where there is one, and the claimed error."""
     kernel = Staged(model, **({"num_stages": 1, "num_live": 100, "num_walkers": 100} | settings))
@@ -116,13 +122,13 @@ def test_what_is_missed_changes_no_evidence(bug, monkeypatch):
     monkeypatch.setattr(_search, "joined", lost)
     monkeypatch.setattr(_search, "LITTLE", np.inf)
     if bug:
-        right = Staged._densities
+        right = Start.rest
 
-        def wrong(self, clumps, program, sampled=None):
+        def wrong(self, clumps, program, sampled):
             both = right(self, clumps, program, sampled)
-            return lambda z: (both(z)[0], right(self, clumps, program)(z)[1])
+            return lambda z: (both(z)[0], self.densities(clumps, program)(z)[1])
 
-        monkeypatch.setattr(Staged, "_densities", wrong)
+        monkeypatch.setattr(Start, "rest", wrong)
     found, error = evidence()
     assert (abs(found - line_evidence(X, Y)) < 3.5 * error) != bug
 
@@ -137,7 +143,7 @@ def test_a_likelihood_that_is_no_number_is_refused_by_its_site(value):
             numpyro.sample("x", dist.Delta(x, log_density=value + 0 * place), obs=x)
 
     with pytest.raises(ValueError, match=r"'x': its likelihood is"):
-        Staged(model, num_stages=1, num_live=40).init(random.key(0), Program(model, X[:, 0]))
+        begun(Staged(model, num_stages=1, num_live=40), X[:, 0])
 
 
 def square(y):
@@ -156,8 +162,7 @@ def test_both_of_two_modes_are_found(bug, monkeypatch):
     """The planted bug: one peak alone is gone on from."""
     if bug:
         monkeypatch.setattr(_search, "MOST_PEAKS", 1)
-    kernel, program = Staged(square, num_stages=1, num_live=40), Program(square, SQUARES)
-    state = kernel.init(random.key(0), program)
+    state, _, _ = begun(Staged(square, num_stages=1, num_live=40), SQUARES)
     weight, mean = np.exp(np.asarray(state.sampled.log_weight)), np.asarray(state.sampled.clumps.mean)[:, 0]
     assert (abs(weight[mean > 0].sum() - 0.5) < 0.15) != bug  # from where is drawn: .04 is what 200 draws tell
 
@@ -176,10 +181,9 @@ def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
     """The planted bug: nobody looks at the heaviest."""
     monkeypatch.setattr(_search, "FRESH", 0)
     if bug:
-        monkeypatch.setattr(Staged, "_near_heaviest", lambda self, *given: None)
-    kernel, program = Staged(spiked, num_stages=1, num_live=40), Program(spiked, X[:, 0])
-    kernel.init(random.key(0), program)
-    found = kernel._searched(random.key(1), kernel._nothing.clumps, program, Begin(kernel._nothing, jnp.zeros((1, 2))))
+        monkeypatch.setattr(Search, "near_heaviest", lambda self, *given: None)
+    search, program = search_of(Staged(spiked, num_stages=1, num_live=40), X[:, 0])
+    found = search.searched(random.key(1), search.nothing.clumps, program, Begin(search.nothing, jnp.zeros((1, 2))))
     assert any(abs(mean - 0.6).max() < 0.05 for mean in np.asarray(centres(found.mixture))) != bug
 
 
@@ -187,15 +191,15 @@ def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_what_is_found_of_few_rows_is_where_more_are_searched_from(bug, monkeypatch):
     """Beside some walkers from anywhere. The planted bug: nobody looks there."""
-    kernel, program = Staged(line, num_stages=1, num_live=40), Program(line, X, Y)
-    sampled = kernel.init(random.key(0), program).sampled
-    found = kernel._searched(random.key(1), sampled.clumps, program, Begin(sampled))
+    state, reading, _ = begun(Staged(line, num_stages=1, num_live=40), X, Y)
+    sampled, search, program = state.sampled, reading.search, reading.rows.program
+    found = search.searched(random.key(1), sampled.clumps, program, Begin(sampled))
     np.testing.assert_allclose(found.peaks, centres(found.mixture), atol=0.2 * DEVIATION.min())
-    begun, right = [], _search.peaks
-    climb = lambda start, *given, **least: begun.append((start, right(start, *given, **least))) or begun[-1][1]
+    seen, right = [], _search.peaks
+    climb = lambda start, *given, **least: seen.append((start, right(start, *given, **least))) or seen[-1][1]
     monkeypatch.setattr(_search, "peaks", climb)
-    kernel._searched(random.key(2), sampled.clumps, program, Begin(kernel._nothing, None if bug else found.peaks))
-    start, climbed = begun[0]
+    search.searched(random.key(2), sampled.clumps, program, Begin(search.nothing, None if bug else found.peaks))
+    start, climbed = seen[0]
     assert np.array_equal(start[: len(found.peaks)], found.peaks) != bug
     assert (len(climbed.z) == len(found.peaks) + _search.FRESH) != bug  # the one peak was found often; else at least twenty climb
 
@@ -215,10 +219,9 @@ def rugged(x):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_where_more_rows_are_searched_walkers_go_on_until_the_highest_peak_has_been_found_often(bug):
     """The planted bug: there are five, beside what fewer rows had."""
-    kernel, program = Staged(rugged, num_stages=1, num_live=40, num_walkers=400), Program(rugged, X[:, 0])
-    kernel.init(random.key(0), program)
-    known = Begin(kernel._nothing, jnp.asarray(GRID[:1]), most_fresh=_search.FRESH if bug else None)
-    highest = [kernel._near_peaks(random.key(seed), known, kernel._nothing.clumps, program).peaks[0] for seed in range(4)]
+    search, program = search_of(Staged(rugged, num_stages=1, num_live=40, num_walkers=400), X[:, 0])
+    known = Begin(search.nothing, jnp.asarray(GRID[:1]), most_fresh=_search.FRESH if bug else None)
+    highest = [search.near_peaks(random.key(seed), known, search.nothing.clumps, program).peaks[0] for seed in range(4)]
     assert (abs(np.array(highest) - GRID[-1]).max() < 0.1) != bug
 
 
@@ -269,13 +272,13 @@ def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(
     """Clusters that are far apart are Normal each by itself, so that their evidence is known but for the tails. The planted bug: it is that
     of one arrangement, as the prior has it."""
     model, x = line_of(order)
-    kernel, program = Staged(model, num_stages=1), Program(model, x)
-    kernel._read(program)
+    kernel = Staged(model, num_stages=1)
+    reading, data = kernel.read(Program(model, x))
     if bug:
-        monkeypatch.setattr(kernel.exchange, "log_copies", 0.0)
-    state = kernel.init(random.key(0), program)
-    z = kernel._draws(random.key(1), 2000, kernel.split, (state.clumps, state.sampled))
-    log_weight, _ = kernel._weighed(kernel.split, z, state.sampled, state.clumps, {"x": jnp.asarray(x)})
+        monkeypatch.setattr(reading.nesting.exchange, "log_copies", 0.0)
+    state = kernel.init(random.key(0), reading, data)
+    z = reading.nesting.draws(random.key(1), 2000, reading.start, (state.clumps, state.sampled))
+    log_weight, _ = _search._weighed(reading.start, z, state.sampled, state.clumps, {"x": jnp.asarray(x)})
     found, weight = logsumexp(log_weight) - np.log(len(z)), np.exp(log_weight - np.max(log_weight))
     error = weight.std() / weight.mean() / np.sqrt(len(z))
     assert error < 0.05
@@ -287,14 +290,13 @@ def test_clumps_of_other_places_are_moved_to_those_of_the_heaviest(bug, monkeypa
     """Two arrangements, named in opposite ways. What is drawn from the second is alike after it was moved, and its density is that of draws
     that were. The planted bug leaves it."""
     model, x = line_of(3)
-    kernel, program = Staged(model, num_stages=1), Program(model, x)
-    kernel._read(program)
+    search, _ = search_of(Staged(model, num_stages=1), x)
     if bug:
         monkeypatch.setattr(_search, "moved", lambda clumps, to: clumps)
     mean = jnp.array([[0.0, 9.0, 18.0], [19.0, 10.0, -1.0]])
     roots = jnp.stack([jnp.eye(3), jnp.array([[0.5, 0.0, 0.0], [0.4, 0.5, 0.0], [0.0, 0.0, 1.5]])])
-    named = kernel._named(random.key(0), Clumps.of(jnp.log(jnp.array([0.6, 0.4])), mean, roots))
-    alike = [bool(kernel.exchange.is_alike(each, named.reference)) for each in named.clumps.mean]
+    named = search.named(random.key(0), Clumps.of(jnp.log(jnp.array([0.6, 0.4])), mean, roots))
+    alike = [bool(search.exchange.is_alike(each, named.reference)) for each in named.clumps.mean]
     assert all(alike) != bug
     if not bug:
         np.testing.assert_allclose(named.clumps.mean[1], [-1, 10, 19], atol=1e-6)

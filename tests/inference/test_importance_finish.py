@@ -37,14 +37,14 @@ def run(kernel, *args, seed=0, **settings):
 
 def weighed(monkeypatch, kernel, *args):
     """The state and the results of a run whose sampler ended before its first step."""
-    program = Program(kernel.model, *args)
+    reading, data = kernel.read(Program(kernel.model, *args))
     monkeypatch.setattr(NestedSampler, "finished", lambda self, nest: jnp.ones((), bool))
-    state = kernel.init(random.key(0), program)
-    asked = lambda: (bool(kernel.is_full(state)), bool(kernel.finished(state)))
+    state = kernel.init(random.key(0), reading, data)
+    asked = lambda: (bool(kernel.needs_host(state)), bool(kernel.finished(state)))
     assert asked() == (True, False)
-    state = kernel.grown(state, program)
+    (state,) = kernel.on_host([state], reading, data)
     assert asked() == (False, True)
-    return state, kernel.results(state, program)
+    return state, kernel.results(state, reading, data)
 
 
 def wrong(monkeypatch, bug):
@@ -226,7 +226,7 @@ def test_the_host_may_do_the_last_of_a_run_without_a_step():
 @pytest.mark.parametrize(
     ("sampler", "settings", "error", "message"),
     [
-        (Staged(line), {}, TypeError, "sampler: found Staged, whose last stage is not the posterior of all rows"),
+        (Staged(line), {}, TypeError, "sampler: found <inference.*Staged.*, wanted a NestedSampler"),
         (line, {}, TypeError, "sampler: found <function line.*wanted a NestedSampler"),
         (NestedSampler, {}, TypeError, "sampler: found <class"),
         (NestedSampler(line), {"num_draws": 10}, ValueError, "num_draws: found 10, wanted an integer, at least 100"),
@@ -246,9 +246,10 @@ def test_refused_by_name(sampler, settings, error, message):
 
 
 def test_replicates_that_would_end_together_are_refused():
-    kernel, program = finish(), Program(line, X, Y)
+    kernel = finish()
+    reading, data = kernel.read(Program(line, X, Y))
     with pytest.raises(ValueError, match="chain_method: replicates finish at different steps; use 'sequential'"):
-        kernel.grown(kernel.init(random.key(0), program), program)
+        kernel.on_host([kernel.init(random.key(0), reading, data)], reading, data)
 
 
 @pytest.mark.slow

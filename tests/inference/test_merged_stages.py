@@ -2,7 +2,6 @@
 
 from functools import cache
 from inspect import signature
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,9 @@ from diagnostics import report
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
 from inference.kernels import merged_stages
 from inference.kernels._clumps import Clumps
-from inference.kernels._weighing import DRAWS
-from inference.kernels.merged_stages import Product
+from inference.kernels._weighing import DRAWS, Weighing
+from inference.kernels.merged_stages import Part, Product
+from tests.inference import stages
 from tests.inference.nests import NOISE, line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
 from tests.inference.test_exploration import TWO, pair, pair_evidence
@@ -44,9 +44,8 @@ def workers():
 
 
 def test_settings_are_those_of_the_first_part():
-    of_nest = {"num_live": 40, "batch": 7, "num_sweeps": 2.5, "memory": 0.5, "along_curve": 0.5, "tolerance": 0.02, "track_modes": False}
+    of_nest = {"num_live": 40, "batch": 7, "num_sweeps": 2.5, "memory": 0.5, "tolerance": 0.02, "track_modes": False, "rename": False}
     of_stages = {
-        "rename": False,
         "summary": "code",
         "num_clumps": 3,
         "background": 0.1,
@@ -56,11 +55,9 @@ def test_settings_are_those_of_the_first_part():
     }
     names = {*signature(NestedSampler).parameters, *signature(Staged).parameters} - {"model", "num_stages", "settings"}
     assert names == {*of_nest, *of_stages}
-    kernel = Staged(line, num_stages=1, **of_nest, **of_stages)
-    part = SimpleNamespace(kernel=kernel, states=[None], program=None)
-    kernel.finished = lambda state: True
+    part = Part(Staged(line, num_stages=1, **of_nest, **of_stages), None, None, None)
     merged = MergedStages([part, part], num_live=50)
-    assert {name: getattr(merged, name) for name in names} == of_nest | of_stages | {"num_live": 50}
+    assert {name: getattr(merged.sampler if name in of_nest else merged, name) for name in names} == of_nest | of_stages | {"num_live": 50}
 
 
 def with_prior_each(self, clumps, program, densities=Product.densities):
@@ -104,7 +101,7 @@ def test_the_end_is_weighed_by_all_rows(bug, monkeypatch):
     """Workers have one clump for two modes each. The planted bug: weights see the rows of the first alone."""
     x = square_rows(6)
     if bug:
-        monkeypatch.setattr(Staged, "_so_far", lambda self, state, program: jnp.arange(40))
+        monkeypatch.setattr(Weighing, "so_far", lambda self, state, data: jnp.arange(40))
     settings = {"num_stages": 1, "num_live": 100, "num_clumps": 1}
     parts = [Driver(Staged(square, **settings, most_lost=np.inf), num_samples=1, progress_bar=False) for _ in range(2)]
     for seed, part in enumerate(parts):
@@ -178,24 +175,24 @@ def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
 def test_what_is_drawn_has_its_own_density(monkeypatch):
     """Of the first worker, wherever its clumps reach: the mean over draws of a Normal density over theirs is 1. Its clusters overlap with
     their copies."""
-    kernel = MergedStages([fake(model=pair), fake(model=pair)])
-    program = Program(pair, TWO)
-    kernel._read(program)
-    kernel.row_arguments = ("x",)
+    kernel, program = MergedStages([fake(model=pair), fake(model=pair)]), Program(pair, TWO)
+    reading, _ = Staged.read(kernel, program)
+    search = reading.search
     one = Clumps(*map(jnp.asarray, (np.zeros(1), np.array([[0.5, -0.5]]), np.eye(2)[None])))
-    both = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *[kernel._named(jax.random.key(number), one) for number in range(2)])
-    z = kernel._draws(jax.random.key(1), 2000, kernel.split, (both, kernel._nothing))
-    log_prior, rest = jax.jit(jax.vmap(kernel._densities(both, program)))(z)
+    both = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *[search.named(jax.random.key(number), one) for number in range(2)])
+    z = reading.nesting.draws(jax.random.key(1), 2000, reading.start, (both, search.nothing))
+    log_prior, rest = jax.jit(jax.vmap(reading.start.rest(both, program, search.nothing)))(z)
     ratio = np.exp(stats.norm.logpdf(z, 0, 0.7).sum(1) - np.asarray(log_prior))
     assert np.isfinite(rest).all()
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(len(z))
 
 
 @cache
-def begun(num_rows, model, **settings):
-    """A kernel, and its first state."""
+def begun(num_rows, model, x64, **settings):
+    """A kernel, its first state, and what it has read."""
     kernel = Staged(model, num_stages=1, num_live=40, num_walkers=0, **settings)
-    return kernel, kernel.init(jax.random.key(0), Program(model, *((TWO,) if model is pair else (X[:num_rows], Y[:num_rows]))))
+    with jax.enable_x64(x64):
+        return kernel, *stages.begun(kernel, *((TWO,) if model is pair else (X[:num_rows], Y[:num_rows])))
 
 
 def line_of_wide_prior(x, y):
@@ -214,13 +211,9 @@ def same_line(x, y):
 
 def fake(is_over=True, num_rows=50, model=line, replicates=1, x64=True, **settings):
     """A driver that stands at its first step, or where it has finished."""
-    kernel, state = begun(num_rows, model, **settings)
+    kernel, state, reading, data = begun(num_rows, model, x64, **settings)
     driver = Driver(kernel, progress_bar=False)
-    told = {
-        "states": [over(state) if is_over else state] * replicates,
-        "program": kernel.split.program,
-        "_finished_run": lambda self, asked: (None, SimpleNamespace(x64=x64)),
-    }
+    told = {"states": [over(state) if is_over else state] * replicates, "reading": reading, "data": data}
     driver.__class__ = type("Fake", (Driver,), told)
     return driver
 
@@ -245,4 +238,4 @@ def test_what_cannot_be_merged_is_refused(parts, error, message):
 
 
 def test_a_model_that_is_the_same_may_be_another_function():
-    MergedStages([fake(), fake(num_rows=40, model=same_line)]).check(Program(line, X, Y))
+    MergedStages([fake(), fake(num_rows=40, model=same_line)]).read(Program(line, X, Y))

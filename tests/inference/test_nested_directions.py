@@ -9,7 +9,7 @@ from jax import random
 
 from diagnostics import report
 from inference import Driver, NestedSampler
-from inference.kernels import nested_sampler
+from inference.kernels import _nesting
 from inference.kernels._nested_directions import Around, direction, spread_of
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -88,7 +88,7 @@ def of_any_two(key, around):
 def test_few_live_points_of_many_numbers(bug, monkeypatch):
     """Forty live points of twenty numbers: the error is as claimed."""
     if bug:
-        monkeypatch.setattr(nested_sampler, "direction", of_any_two)
+        monkeypatch.setattr(_nesting, "direction", of_any_two)
     driver = Driver(NestedSampler(normal, num_live=40), num_samples=10, num_chains=3, progress_bar=False)
     tree = driver.run(0)
     attrs = tree.attrs
@@ -109,9 +109,7 @@ def test_walks_that_are_too_short_grow_or_are_reported(memory):
 
 
 def test_walks_grow_by_what_they_keep():
-    grown = lambda longer, halfway, memory=0.25: float(
-        NestedSampler(normal, memory=memory)._lengthened(jnp.asarray(longer), jnp.asarray(halfway))
-    )
+    grown = lambda longer, halfway, memory=0.25: float(_nesting.lengthened(jnp.asarray(longer), jnp.asarray(halfway), memory))
     assert grown(1.0, 1 / 1.5) == pytest.approx(1.0)  # a correlation of .25
     assert grown(1.0, 0.5) > 1.0 > grown(1.0, 0.9)
     assert grown(0.0, 0.9) == 0.0

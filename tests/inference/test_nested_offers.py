@@ -2,15 +2,13 @@
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from jax import random
 
 from inference import Driver, NestedSampler, Program
-from inference.kernels import nested_sampler
+from inference.kernels import _nesting
 from inference.kernels._nested_names import together
-from inference.kernels._nested_offers import BLOCK, Offering
+from inference.kernels._nesting import BLOCK, Nesting
 from tests.inference.nests import X, Y, line
 from zoo.staged_learning import family
 
@@ -18,13 +16,14 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
 def begun(model=line, args=(X, Y), num_live=60):
-    kernel, program = NestedSampler(model, num_live=num_live), Program(model, *args)
-    return kernel, program, kernel.init(random.key(0), program)
+    kernel = NestedSampler(model, num_live=num_live)
+    reading, data = kernel.read(Program(model, *args))
+    return kernel, reading, kernel.init(random.key(0), reading, data)
 
 
-def used(kernel, state, count):
+def used(reading, state, count):
     """Of its offers so many more."""
-    return state._replace(offers=kernel._used(state, jnp.asarray(count, jnp.int32) - state.offers.num_used))
+    return state._replace(offers=reading.used(state, jnp.asarray(count, jnp.int32) - state.offers.num_used))
 
 
 def test_the_first_draws_are_the_live_points():
@@ -38,46 +37,33 @@ def test_the_first_draws_are_the_live_points():
 def test_worn_offers_are_renewed(bug, monkeypatch):
     """The planted bug: the same draws over again."""
     if bug:
-        offers = Offering._offers
-        monkeypatch.setattr(Offering, "_offers", lambda self, rng_key, *given: offers(self, random.key(5), *given))
-    kernel, program, state = begun()
-    fresh, worn = used(kernel, state, 300), used(kernel, state, 301)
-    assert not kernel.is_waiting(fresh)
-    assert kernel.is_waiting(worn)
-    new = kernel.served(worn, program)
-    newer = kernel.served(used(kernel, new, 600), program)
+        offers = Nesting._offers
+        monkeypatch.setattr(Nesting, "_offers", lambda self, rng_key, *given: offers(self, random.key(5), *given))
+    kernel, reading, state = begun()
+    fresh, worn = used(reading, state, 300), used(reading, state, 301)
+    assert not kernel.needs_host(fresh)
+    assert kernel.needs_host(worn)
+    (new,) = kernel.on_host([worn], reading, {})
+    (newer,) = kernel.on_host([used(reading, new, 600)], reading, {})
     assert new.offers.num_used == 0
-    assert not kernel.is_waiting(new)
+    assert not kernel.needs_host(new)
     numbers = np.concatenate([each.offers.z[:, 0] for each in (state, new, newer)])
     assert (len(np.unique(numbers)) == 1800) is not bug
     np.testing.assert_array_equal(new.live.z, worn.live.z)
 
 
 def test_no_new_ones_are_drawn_where_walks_are_cheaper():
-    kernel, _, state = begun()
+    kernel, reading, state = begun()
     low = state._replace(volumes=state.volumes._replace(log_volume=state.volumes.log_volume - 5))
-    assert not kernel.is_waiting(used(kernel, low, 600))
-
-
-def test_offers_are_of_the_run_that_asks_for_them():
-    """Another run of the same kernel has read other data since."""
-
-    def model(place):
-        numpyro.sample("z", dist.Normal(place, 0.01))
-        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=jnp.zeros(()))
-
-    kernel = NestedSampler(model, num_live=60)
-    programs = Program(model, 0.0), Program(model, 5.0)
-    state, _ = (kernel.init(random.key(0), program) for program in programs)
-    np.testing.assert_allclose(kernel.served(state, programs[0]).offers.z, 0, atol=0.1)
+    assert not kernel.needs_host(used(reading, low, 600))
 
 
 def test_offers_are_named_as_the_live_points():
     data = np.random.default_rng(0).normal(size=(20, 2))
-    kernel, program, state = begun(family(3, num_classes=0), (data,))
+    kernel, reading, state = begun(family(3, num_classes=0), (data,))
     assert state.reference.gives_names
-    for each in (state, kernel.served(state, program)):
-        np.testing.assert_allclose(each.offers.z, together(kernel.exchange, each.offers.z, state.reference))
+    for each in (state, *kernel.on_host([used(reading, state, 400)], reading, {})):
+        np.testing.assert_allclose(each.offers.z, together(reading.exchange, each.offers.z, state.reference))
 
 
 def test_a_few_live_points_have_a_block_of_offers():
@@ -88,7 +74,7 @@ def test_a_few_live_points_have_a_block_of_offers():
 @pytest.mark.slow
 def test_chains_side_by_side_get_offers_and_room_each_when_it_needs_them(monkeypatch):
     """As one after the other."""
-    monkeypatch.setattr(nested_sampler, "FIRST_FOLDS", 4)
+    monkeypatch.setattr(_nesting, "FIRST_FOLDS", 4)
     found = []
     for method in ("sequential", "vectorized"):
         driver = Driver(NestedSampler(line, num_live=60), num_chains=3, num_samples=10, chain_method=method, progress_bar=False)

@@ -13,7 +13,7 @@ from numpyro.handlers import scope
 
 from diagnostics import insertion_rank_test, report
 from inference import Driver, NestedSampler, Program, StructureError
-from inference.kernels import _nested_modes, _nested_moves, _nested_volumes, nested_sampler
+from inference.kernels import _nested_modes, _nested_moves, _nested_volumes, _nesting
 from inference.kernels._nested_moves import Limit
 from tests.inference.nests import EXACT, X, Y, line, line_evidence, two_modes
 
@@ -43,7 +43,7 @@ def test_claimed_errors_are_those_that_are_made(name):
     assert np.abs(z).max() < 3.7
 
 
-def same_share_of_each(live, mode, count, batch, lowest=nested_sampler.lowest):
+def same_share_of_each(live, mode, count, batch, lowest=_nesting.lowest):
     """A planted bug: each mode loses its own lowest, and"""
     death = lowest(live, mode, count, batch)
     mode = mode[death.order]
@@ -53,7 +53,7 @@ def same_share_of_each(live, mode, count, batch, lowest=nested_sampler.lowest):
     return death._replace(dying=dying, chosen=death.order[chosen], rank=rank[chosen])
 
 
-def limit_of_its_own(self, state, death, mode):
+def limit_of_its_own(state, death, mode):
     """walks above the limit that it has come to."""
     last = death.order[jnp.maximum(death.first + death.dying - 1, 0)][mode]
     return Limit(state.live.log_likelihood[last], state.live.label[last])
@@ -65,8 +65,8 @@ def test_modes_that_hang_together_do_not_bias_the_evidence(bug, monkeypatch):
     """Flat places, split a dozen times where nothing is apart."""
     monkeypatch.setattr(_nested_modes, "ON_A_LINE", 7)
     if bug:
-        monkeypatch.setattr(nested_sampler, "lowest", same_share_of_each)
-        monkeypatch.setattr(NestedSampler, "_limit", limit_of_its_own)
+        monkeypatch.setattr(_nesting, "lowest", same_share_of_each)
+        monkeypatch.setattr(_nesting, "limit_of", limit_of_its_own)
     model, args, exact = EXACT["flat places"]
     attrs = run(model, *args, num_chains=16, num_sweeps=10.0).attrs
     assert np.mean(attrs["num_modes_of_replicates"]) > 8
@@ -107,7 +107,7 @@ def test_the_tree_is_what_diagnostics_read():
 def test_a_run_that_was_ended_early_claims_no_error(limit, num_chains, bug, monkeypatch):
     """Nobody knows how far up the likelihood still goes. The planted bug claims what the histories say of what is known."""
     if bug:
-        monkeypatch.setattr(NestedSampler, "results", lambda self, state, program: self._found(state, True))
+        monkeypatch.setattr(NestedSampler, "results", lambda self, state, reading, data: self.found(state, reading, True))
     driver = Driver(NestedSampler(line, num_live=40), num_samples=50, num_chains=num_chains, progress_bar=False, **limit)
     attrs = driver.run(0, X, Y).attrs
     assert attrs["ended"] == next(iter(limit)).replace("num_warmup", "budget")
@@ -174,7 +174,7 @@ def test_a_run_is_the_same_run_again():
 
 def broken(monkeypatch, change):
     """Walks whose arguments are changed before they begin."""
-    monkeypatch.setattr("inference.kernels.nested_sampler.walk", lambda key, *rest: _nested_moves.walk(key, *change(*rest)))
+    monkeypatch.setattr("inference.kernels._nesting.walk", lambda key, *rest: _nested_moves.walk(key, *change(*rest)))
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_walks_that_forget_the_prior_are_seen(bug, monkeypatch):
         flat = lambda z: (jnp.zeros((), z.dtype), densities(z)[1])
         return flat, start._replace(log_prior=jnp.zeros_like(start.log_prior)), *rest
 
-    monkeypatch.setattr(NestedSampler, "_num_offers", lambda *_: 0)
+    monkeypatch.setattr(_nesting.Nesting, "_num_offers", lambda *_: 0)
     if bug:
         broken(monkeypatch, change)
     assert (np.abs(errors("counts", 4)).max() > 3.5) == bug
@@ -341,13 +341,12 @@ def test_a_likelihood_without_bound_is_given_up():
         numpyro.sample("y", dist.Delta(0.0, log_density=-100.0 * log_width**3), obs=0.0)
 
     kernel = NestedSampler(spike, num_live=20)
-    program = Program(spike)
-    kernel.check(program)
-    state = kernel.init(random.key(0), program)
+    reading, data = kernel.read(Program(spike))
+    states = [kernel.init(random.key(0), reading, data)]
     for _ in range(3):
-        state = kernel.grown(state, program)
+        states = kernel.on_host(states, reading, data)
     with pytest.raises(StructureError, match=r"sites \['y'\]: after .* e-folds .* the likelihood still rises, .* or data"):
-        kernel.grown(state, program)
+        kernel.on_host(states, reading, data)
 
 
 @pytest.mark.slow
@@ -358,20 +357,22 @@ def test_fewer_live_points_than_a_mode_needs_are_one_mode():
         x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([30]).to_event(1))
         numpyro.sample("y", dist.Normal(x.sum(), 1.0), obs=y)
 
-    kernel, program = NestedSampler(wide, num_live=20), Program(wide)
-    state = kernel.init(random.key(0), program)
+    kernel = NestedSampler(wide, num_live=20)
+    reading, data = kernel.read(Program(wide))
+    state = kernel.init(random.key(0), reading, data)
     assert state.volumes.log_volume.shape[0] == 1
-    state, info = jax.jit(lambda key, at: kernel.step(key, at, program))(random.key(1), state)
+    state, info = jax.jit(lambda key, at: kernel.step(key, at, reading, data))(random.key(1), state)
     assert np.isfinite(info.log_evidence)
 
 
 @pytest.mark.slow
 def test_a_run_knows_whom_its_points_descend_from():
     """After an e-fold and a half: fewer ancestors the further back."""
-    kernel, program = NestedSampler(two_modes, num_live=40, num_sweeps=0.5), Program(two_modes)
-    state = kernel.init(random.key(0), program)
+    kernel = NestedSampler(two_modes, num_live=40, num_sweeps=0.5)
+    reading, data = kernel.read(Program(two_modes))
+    state = kernel.init(random.key(0), reading, data)
     assert all(len(set(row)) == 40 for row in np.asarray(state.ancestor))
-    step = jax.jit(lambda key, at: kernel.step(key, at, program)[0])
+    step = jax.jit(lambda key, at: kernel.step(key, at, reading, data)[0])
     for number in range(15):
         state = step(random.key(number), state)
     families = [len(set(row)) for row in np.asarray(state.ancestor)]
@@ -389,7 +390,6 @@ def test_a_run_knows_whom_its_points_descend_from():
         ({"num_sweeps": np.inf}, "num_sweeps: found inf"),
         ({"memory": 0.0}, "memory: found 0.0"),
         ({"memory": "long"}, "memory: found 'long', wanted a number above 0, up to 1"),
-        ({"along_curve": None}, "along_curve: found None, wanted a number, 0 or more"),
         ({"tolerance": 2.0}, "tolerance: found 2.0"),
         ({"tolerance": None}, "tolerance: found None, wanted a number between 0 and 1"),
     ],

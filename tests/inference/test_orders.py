@@ -170,10 +170,6 @@ def test_no_order_is_refused():
         run_orders(0, polynomial, Zeta(), X, Y, most=0)
     with pytest.raises(ValueError, match="most: found 2, wanted an integer, at least 3"):
         Orders(polynomial, Zeta(), least=3, most=2)
-    with pytest.raises(ValueError, match="untried: found 0, wanted a number between 0 and 1"):
-        Orders(polynomial, Zeta(), untried=0)
-    with pytest.raises(ValueError, match="untried: found None, wanted a number between 0 and 1"):
-        Orders(polynomial, Zeta(), untried=None)  # ty: ignore[invalid-argument-type]
     with pytest.raises(ValueError, match="negligible: found -0.1, wanted a number between 0 and 1"):
         Orders(polynomial, Zeta(), negligible=-0.1)
     with pytest.raises(TypeError, match="prior: found None, wanted a NumPyro distribution"):

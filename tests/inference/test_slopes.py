@@ -9,10 +9,11 @@ from jax import random
 from scipy import stats
 
 from inference import Driver, Program, Staged
+from inference.kernels import staged
 from inference.kernels._clumps import StateClumps
 from inference.kernels._summary import Told
 from tests.inference.nests import line
-from tests.inference.stages import MEAN, PRECISION, X, Y
+from tests.inference.stages import MEAN, PRECISION, X, Y, begun
 from tests.inference.test_staged import driver_of, over, said
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -82,8 +83,8 @@ def test_points_without_a_slope_are_left_out():
     assert abs(lost(Told(z, slope))) < 1e-3
 
 
-def slopes_of(state, program, kernel):
-    told, _, _ = kernel._found_out(state, program)
+def slopes_of(*begun):
+    told, _, _ = staged.found_out(*begun)
     return np.asarray(told.slope), np.asarray(told.z)
 
 
@@ -96,22 +97,17 @@ def noisy(x, y, noise):
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_kernel_that_has_read_other_settings_has_their_slopes(bug):
-    """The planted bug: the code of the run before."""
+    """The planted bug: what was read for the run before."""
     kernel = Staged(noisy, num_stages=1, num_live=40, num_walkers=0)
-    first = Program(noisy, X, Y, 2.0)
-    before = kernel.init(random.key(0), first)
-    kernel._found_out(before, first)
-    split, second = kernel.split, Program(noisy, X, Y, 0.5)
-    state = kernel.init(random.key(0), second)
-    if bug:
-        kernel.split = split
-    slope, z = slopes_of(state, second, kernel)
+    before, first, data = begun(kernel, X, Y, 2.0)
+    slopes_of(before, first, data)
+    state, second, data = begun(kernel, X, Y, 0.5)
+    slope, z = slopes_of(state, first if bug else second, data)
     assert np.allclose(slope, (MEAN - z) @ PRECISION) != bug
 
 
 def test_slopes_of_a_stage_are_those_of_its_posterior():
-    program, kernel = Program(line, X, Y), Staged(line, num_stages=1, num_live=40)
-    slope, z = slopes_of(kernel.init(random.key(0), program), program, kernel)
+    slope, z = slopes_of(*begun(Staged(line, num_stages=1, num_live=40), X, Y))
     np.testing.assert_allclose(slope, (MEAN - z) @ PRECISION, rtol=1e-9, atol=1e-9)
 
 
@@ -120,11 +116,11 @@ def test_slopes_of_a_stage_are_those_of_its_posterior():
 def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     """The planted bug: of the rows that are new."""
     kernel, seen = Staged(line, num_stages=1, num_live=40, num_walkers=0), []
-    found_out = Staged._found_out
-    monkeypatch.setattr(Staged, "_found_out", lambda self, state, program: seen.append(found_out(self, state, program)) or seen[-1])
-    old, new = Program(line, X[:50], Y[:50]), Program(line, X[40:], Y[40:])
-    state = over(kernel.init(random.key(0), old))
-    kernel.updated(state, new, new if bug else old)
+    found_out = staged.found_out
+    monkeypatch.setattr(staged, "found_out", lambda *given: seen.append(found_out(*given)) or seen[-1])
+    state, reading, old = begun(kernel, X[:50], Y[:50])
+    _, new = reading.more(Program(line, X[40:], Y[40:]))
+    kernel.updated(over(state), reading, new, new if bug else old)
     precision = np.diag([1.0, 0.25]) + X[:50].T @ X[:50] / 0.25
     told = seen[0][0]
     right = X[:50].T @ Y[:50] / 0.25 - np.asarray(told.z) @ precision
@@ -137,11 +133,11 @@ def test_an_update_tells_of_the_rows_before():
     driver, seen = driver_of(num_stages=1, num_live=40), []
     driver.run(0, X[:40], Y[:40])
     updated = driver.kernel.updated
-    driver.kernel.updated = lambda state, program, before: seen.append(before) or updated(state, program, before)
+    driver.kernel.updated = lambda *given: seen.append(given[-1]) or updated(*given)
     driver.update(X[40:60], Y[40:60])
     driver.update(X[60:], Y[60:])
     for before, rows in zip(seen, (slice(0, 40), slice(40, 60)), strict=True):
-        np.testing.assert_array_equal(before.arguments["x"], X[rows])
+        np.testing.assert_array_equal(before.columns["x"][: before.num_rows], X[rows])
 
 
 def levels(x):

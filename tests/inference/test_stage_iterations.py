@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inference import Staged
+from inference.kernels._search import Start
 from tests.inference.nests import line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
 from tests.inference.test_staged import driver_of
@@ -18,8 +18,7 @@ ONCE = np.sqrt(6.0 / SMALL["num_live"])  # the error of one turn, of what all ro
 def test_what_was_fitted_is_gone_over(summary, bug, monkeypatch):
     """All rows are one stage, which nobody explores. The planted bug: points are drawn from what was fitted, as if it were the prior."""
     if bug:
-        densities = Staged._densities
-        monkeypatch.setattr(Staged, "_densities", lambda kernel, clumps, program, sampled=None: densities(kernel, clumps, program))
+        monkeypatch.setattr(Start, "rest", lambda self, clumps, program, sampled: self.densities(clumps, program))
     driver = driver_of(num_stages=1, num_iterations=3, summary=summary, **SMALL)
     tree = driver.run(0, X, Y)
     attrs = tree.attrs

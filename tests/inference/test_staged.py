@@ -13,11 +13,10 @@ from scipy import stats
 
 from inference import Driver, Program, Staged
 from inference.kernels._clumps import Clumps, StateClumps
-from inference.kernels._stages import row_terms
+from inference.kernels._stages import row_dim, row_terms
 from inference.kernels._summary import Told
-from inference.split import Split
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, check_refused, check_same, forget
+from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, begun, check_refused, check_same, forget
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -183,9 +182,8 @@ def over(state):
 def test_before_the_last_stage_has_finished_no_error_is_claimed():
     for num_stages in (1, 3):
         kernel = Staged(line, num_stages=num_stages, num_live=40, num_walkers=0)
-        program = Program(line, X, Y)
-        state = kernel.init(random.key(0), program)
-        claimed = [kernel.results(each, program).attrs["log_evidence_se"] for each in (state, over(state))]
+        state, reading, data = begun(kernel, X, Y)
+        claimed = [kernel.results(each, reading, data).attrs["log_evidence_se"] for each in (state, over(state))]
         assert np.isnan(claimed[0])
         assert np.isnan(claimed[1]) == (num_stages == 3)
 
@@ -206,9 +204,9 @@ def test_an_update_of_another_kind_is_refused(arguments, message):
             numpyro.sample("y", dist.Normal(x @ weight[: x.shape[1]], noise), obs=y)
 
     kernel = Staged(noisy, num_stages=1, num_live=40, num_walkers=0)
-    state = over(kernel.init(random.key(0), Program(noisy, x=X, y=Y)))
+    reading, _ = kernel.read(Program(noisy, x=X, y=Y))
     with pytest.raises(ValueError, match=message):
-        kernel.updated(state, Program(noisy, **arguments), kernel.split.program)
+        reading.more(Program(noisy, **arguments))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 90])
@@ -224,11 +222,10 @@ def test_rows_may_be_crossed_by_columns(transposed, num_rows):
             numpyro.sample("y", dist.Normal(level, 1.0), obs=y.T if transposed else y)
 
     y = X[:num_rows, :1] + np.arange(3)
-    kernel, program = Staged(table, num_stages=1), Program(table, y)
-    kernel.check(program)
-    assert kernel.row_dim(program) == "row"
-    split, axis = Split(program), kernel._row_axis(program)
-    _, terms = row_terms(split, axis, jnp.zeros(3), program)
+    program = Program(table, y)
+    reading, _ = Staged(table, num_stages=1).read(program)
+    assert row_dim(program) == "row"
+    _, terms = row_terms(reading.nesting.split, reading.rows.axis, jnp.zeros(3), program)
     np.testing.assert_allclose(terms, stats.norm.logpdf(y).sum(1), rtol=1e-6)
 
 

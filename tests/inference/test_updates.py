@@ -10,6 +10,8 @@ from scipy import stats
 
 from inference import DataTempering, Driver, Program, Staged, _tree
 from inference._outcome import _combined
+from inference.kernels._stages import StageRows
+from inference.kernels.data_tempering import TemperingReading
 from tests.inference.importance import ImportanceSampling
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -17,13 +19,23 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 X, MORE = np.linspace(0.0, 2.0, 20), np.full(6, 1.0)
 
 
+class Stream(Program):
+    """A reading that takes more rows."""
+
+    def more(self, program):
+        return Stream(program.model, *program.args, **program.kwargs), {}
+
+    def by_row(self, programs):
+        return ("x",)
+
+
 class Streaming(ImportanceSampling):
     """Takes more rows, and learns nothing from them."""
 
-    def rows_of(self, programs):
-        return ("x",)
+    def read(self, program):
+        return Stream(program.model, *program.args, **program.kwargs), {}
 
-    def updated(self, state, program, before):
+    def updated(self, state, reading, data, before):
         return state
 
 
@@ -63,15 +75,15 @@ def crossed(x, basis):
 
 
 def by_the_update(self, program):
-    """A planted bug: how many rows there are is asked of an update alone."""
-    return program.plates[self.row_dim(program)].size
+    """A planted bug: which arguments have the rows is asked of an update alone."""
+    return self, StageRows.of(program, 1).data(program)
 
 
 @pytest.mark.parametrize(("array", "bug"), [(np.asarray, False), (jnp.asarray, False), (jnp.asarray, True)])
 def test_rows_of_an_update_are_those_of_the_run(array, bug, monkeypatch):
     """By an update of three rows alone, five columns would be the rows: another argument has three entries as well."""
     if bug:
-        monkeypatch.setattr(DataTempering, "_num_rows", by_the_update)
+        monkeypatch.setattr(TemperingReading, "more", by_the_update)
     x, basis = np.arange(115.0).reshape(23, 5) / 100, np.array([1.0, 0.5, 0.2])
     driver = Driver(DataTempering(crossed, num_stages=1, num_particles=20), num_samples=10, progress_bar=False)
     driver.run(0, array(x[:20]), basis)
@@ -125,10 +137,10 @@ def times(factor):
 def test_functions_among_arguments_are_told_by_what_they_do(make, kept):
     """Their names are the same."""
     kernel, link = make(), lambda factor: kept(times(factor * jnp.ones(())))
-    kernel.init(jax.random.key(0), Program(linked, X, link(1.0)))
-    kernel._check_alike(Program(linked, MORE, link(1.0)))
+    reading, _ = kernel.read(Program(linked, X, link(1.0)))
+    reading.more(Program(linked, MORE, link(1.0)))
     with pytest.raises(ValueError, match="update: more rows of the same model are wanted, and this is another one"):
-        kernel._check_alike(Program(linked, MORE, link(-9.0)))
+        reading.more(Program(linked, MORE, link(-9.0)))
 
 
 def scaled(x, y, scale, unused=None):
@@ -138,21 +150,18 @@ def scaled(x, y, scale, unused=None):
         numpyro.sample("y", dist.Normal(level, scale), obs=y)
 
 
-def learned(scale):
-    kernel = DataTempering(scaled, num_stages=1, num_particles=20)
-    kernel.init(jax.random.key(0), Program(scaled, X, X, scale))
-    return kernel
+def learned(scale, **more):
+    reading, _ = DataTempering(scaled, num_stages=1, num_particles=20).read(Program(scaled, X, X, scale, **more))
+    return reading
 
 
 def test_what_is_no_number_is_the_same_again():
-    kernel, program = DataTempering(scaled, num_stages=1, num_particles=20), Program(scaled, X, X, 2.0, unused=np.nan)
-    kernel.init(jax.random.key(0), program)
-    kernel._check_alike(Program(scaled, MORE, MORE, 2.0, unused=np.nan))
+    learned(2.0, unused=np.nan).more(Program(scaled, MORE, MORE, 2.0, unused=np.nan))
 
 
 @pytest.mark.parametrize("again", [float, np.float64, np.array, jnp.array])
 def test_a_number_may_come_as_another_kind_of_array(again):
-    learned(np.float64(2.0))._check_alike(Program(scaled, MORE, MORE, again(2.0)))
+    learned(np.float64(2.0)).more(Program(scaled, MORE, MORE, again(2.0)))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +177,7 @@ def test_a_number_may_come_as_another_kind_of_array(again):
 )
 def test_rows_of_an_update_are_in_all_arguments_of_rows(y, message):
     with pytest.raises(ValueError, match=message):
-        learned(2.0)._check_alike(Program(scaled, MORE, y, 2.0))
+        learned(2.0).more(Program(scaled, MORE, y, 2.0))
 
 
 PRIORS = {"tuple": (np.zeros(3), np.eye(3)), "distribution": dist.MultivariateNormal(np.zeros(3), np.eye(3))}

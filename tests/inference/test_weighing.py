@@ -6,15 +6,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from jax import random
 from scipy import stats
 
 from diagnostics import report
-from inference import Driver, MergedStages, Program, Staged
-from inference.kernels import _weighing
+from inference import Driver, MergedStages, Staged
+from inference.kernels import _weighing, staged
 from inference.kernels._summary import loss_of
 from inference.kernels._weighing import Account, Evidence, Weighed, Weighing
-from tests.inference.stages import forget
+from tests.inference.stages import begun, forget
 from tests.inference.test_exploration import TWO, line_of, pair, pair_evidence
 from tests.inference.test_summary_losses import rows, square, square_evidence
 
@@ -64,17 +63,17 @@ def test_where_rows_lead_away_from_the_first_a_run_begins_again(x, bug, monkeypa
 @pytest.mark.slow
 def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
     """For fewer likelihoods than where a run begins again."""
-    begun, begin_again = [], Weighing._begin_again
-    monkeypatch.setattr(Weighing, "_begin_again", lambda *given: begun.append(given) or begin_again(*given))
+    anew, begin_again = [], Weighing.begin_again
+    monkeypatch.setattr(Weighing, "begin_again", lambda *given: anew.append(given) or begin_again(*given))
     x = heavy(4, 15.0, 400)
     error, attrs = error_of(x, 1, num_stages=20)
     assert abs(error) < min(3.5 * attrs["log_evidence_se"], 0.5)
-    assert not begun
-    monkeypatch.setattr(Weighing, "_mended", lambda self, key, state, found, weighed, program: (found, weighed, 0))
-    error, anew = error_of(x, 1, num_stages=20)
-    assert abs(error) < min(3.5 * anew["log_evidence_se"], 0.5)
-    assert begun
-    assert attrs["num_row_evaluations"] < anew["num_row_evaluations"]
+    assert not anew
+    monkeypatch.setattr(Weighing, "mended", lambda self, key, state, found, weighed, data: (found, weighed, 0))
+    error, longer = error_of(x, 1, num_stages=20)
+    assert abs(error) < min(3.5 * longer["log_evidence_se"], 0.5)
+    assert anew
+    assert attrs["num_row_evaluations"] < longer["num_row_evaluations"]
 
 
 @pytest.mark.slow
@@ -102,19 +101,19 @@ def test_what_was_mended_has_no_error_of_live_points():
 
 @pytest.mark.slow
 def test_where_the_model_is_right_it_is_not_begun_again(monkeypatch):
-    begun = []
-    monkeypatch.setattr(Weighing, "_begin_again", lambda self, found, weighed: begun.append(found))
+    anew = []
+    monkeypatch.setattr(Weighing, "begin_again", lambda self, found, weighed: anew.append(found))
     error, attrs = error_of(heavy(0, 1.0), 0)
     assert abs(error) < 3.5 * attrs["log_evidence_se"]
     assert attrs["nats_left"] < 0.5
-    assert not begun
+    assert not anew
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"num_walkers": 0}, {"summary": "code"}], ids=["not explored", "code"])
 def test_what_is_not_explored_begins_again_from_what_was_found(settings, monkeypatch):
     """For fewer likelihoods than from the prior, where it goes if what was found is not near, and with a smaller error."""
-    monkeypatch.setattr(Weighing, "_is_fine", lambda self, weighed: False)
+    monkeypatch.setattr(Weighing, "is_fine", lambda self, weighed: False)
     x = heavy(0, 1.0)
     error, attrs = error_of(x, 1, num_stages=4, **settings)
     monkeypatch.setattr(_weighing, "NEAR", -np.inf)
@@ -131,9 +130,9 @@ def test_nothing_is_weighed_where_summaries_may_lose_whatever_they_do():
     assert abs(error) > 10
 
 
-def forgets_the_first(self, state, program, right=Weighing._so_far):
+def forgets_the_first(self, state, data, right=Weighing.so_far):
     """The planted bug: rows of the first stage are in no `later`."""
-    return right(self, state, program)[self._num_rows(program) - state.later.size :]
+    return right(self, state, data)[int(data.num_rows) - state.later.size :]
 
 
 @pytest.mark.slow
@@ -141,7 +140,7 @@ def forgets_the_first(self, state, program, right=Weighing._so_far):
 def test_all_rows_are_weighed(bug, monkeypatch):
     x = heavy(0, 1.0)
     if bug:
-        monkeypatch.setattr(Weighing, "_so_far", forgets_the_first)
+        monkeypatch.setattr(Weighing, "so_far", forgets_the_first)
         monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
     error, attrs = error_of(x, 1, num_stages=4, most_lost=0.3)
     assert (abs(error) < 3.5 * attrs["log_evidence_se"]) != bug
@@ -186,7 +185,7 @@ def updated(x, again=()):
 def test_an_update_that_makes_a_run_forget_claims_nothing(bug, monkeypatch):
     """Its rows lead to where the summary says nothing, and the prior behind that is all that is left. The planted bug: nobody looks."""
     if bug:
-        monkeypatch.setattr(Weighing, "_forgotten", lambda self, *found: 0.0)
+        monkeypatch.setattr(staged, "forgotten", lambda *found: 0.0)
     tree, error = updated(np.random.default_rng(0).normal(size=40) + np.repeat([0.0, 6.0], 20))
     assert error > 100
     assert np.isinf(tree.attrs["log_evidence_se"]) != bug
@@ -206,16 +205,16 @@ def test_an_update_by_rows_like_the_first_forgets_nothing():
     assert abs(error) < 3.5 * tree.attrs["log_evidence_se"] < 1.5
 
 
-def in_one_place(self, rng_key, state, found, program, right=Weighing._weighed_by_all):
+def in_one_place(self, rng_key, state, found, data, right=Weighing.by_all):
     """The planted bug: members have the names that they were given."""
-    return right(self, rng_key, state, _weighing.Named(found.clumps), program)
+    return right(self, rng_key, state, _weighing.Named(found.clumps), data)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_members_without_names_are_weighed_in_all_places(bug, monkeypatch):
     if bug:
-        monkeypatch.setattr(Weighing, "_weighed_by_all", in_one_place)
+        monkeypatch.setattr(Weighing, "by_all", in_one_place)
     kernel = Staged(pair, num_stages=3, num_live=100)
     attrs = Driver(kernel, num_samples=10, progress_bar=False).run(0, np.tile(TWO, 3)).attrs
     assert (abs(attrs["log_evidence"] - pair_evidence(np.tile(TWO, 3))) < 3.5 * attrs["log_evidence_se"]) != bug
@@ -223,7 +222,7 @@ def test_members_without_names_are_weighed_in_all_places(bug, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"num_walkers": 0}, {"summary": "code"}], ids=["not explored", "code"])
 def test_members_have_names_where_a_first_stage_goes_from_the_prior(settings):
-    state = Staged(pair, num_stages=1, num_live=40, **settings).init(random.key(0), Program(pair, TWO))
+    state, _, _ = begun(Staged(pair, num_stages=1, num_live=40, **settings), TWO)
     assert state.nest.reference.gives_names
     assert not state.sampled.reference.gives_names
 
