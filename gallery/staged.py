@@ -97,8 +97,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         return self._begin(X, y, None, self.num_stages)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "StagedMixtureClassifier":
-        """One stage: more rows, which are seen once. Columns are scaled as at the first call. Where the highest orders that were tried come
-        to count, higher ones are tried, which learn from these rows and later ones alone (`inference.orders`).
+        """One stage: more rows, which are seen once, for the orders that the first call has tried. Columns are scaled as at the first call.
+        Where the highest order comes to be the most probable, a warning says so: call `fit` with all rows to try higher ones.
 
         Each call should have rows of all kinds, in random order: where rows lead away from all that earlier ones had left likely, these are
         forgotten, and a warning says so. `order`, `prior`, `cluster`, `num_live`, `num_sweeps` and `num_samples` are to stay what they were
@@ -176,7 +176,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         elif self.order is None and self.orders_[-1] > 1 and self.order_posterior_.argmax() == len(self.orders_) - 1:
             share = f"{self.order_posterior_[-1]:.2g}"
             warnings.warn(
-                f"max_order: {self.orders_[-1]} clusters are the most probable ({share}), and more were not tried; give more max_order.",
+                f"max_order: {self.orders_[-1]} clusters are the most probable ({share}), and more were not tried; give more max_order, "
+                "and all rows to fit.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

@@ -140,7 +140,6 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=500)
     parser.add_argument("--sweeps", type=float, default=3.0)
     parser.add_argument("--memory", type=float, default=0.25)
-    parser.add_argument("--curve", type=float, default=0.0)
     parser.add_argument("--apart", action="store_true", help="members without names stay in the places that they have")
     parser.add_argument("--single", action="store_true", help="in float32")
     parser.add_argument("--finish", action="store_true")
@@ -153,7 +152,7 @@ def main() -> None:
         model, exact = PROBLEMS[name]
         rows = []
         runs, seconds = ours(
-            model, told.seeds, told.live, finish, num_sweeps=told.sweeps, memory=told.memory, along_curve=told.curve, rename=not told.apart
+            model, told.seeds, told.live, finish, num_sweeps=told.sweeps, memory=told.memory, rename=not told.apart
         )
         for seed, found in enumerate(runs):
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)

@@ -7,8 +7,7 @@
 
 Centres of clusters are Normal with a deviation of 3, at least 3 from each other; deviations of rows lie between .5 and 1, shares are
 Dirichlet(5), and each cluster has one class nine times in ten. `StagedMixtureClassifier` by default, but for `max_order=8`. With `--first`
-the first rows are learned from by one call of `partial_fit`, and the others by another: orders that the first have no use for are tried by
-the second alone.
+the first rows are learned from by one call of `partial_fit`, and the others by another.
 """
 
 import argparse
@@ -46,8 +45,7 @@ def found(seed: int, first: int) -> dict[str, Any]:
     else:
         fitted.fit(x, y)
     probabilities = dict(zip(map(int, fitted.orders_), map(float, fitted.order_posterior_), strict=True))
-    late = fitted.posterior_["orders"]["first_update"].values.tolist()
-    return {"seed": seed, "probabilities": probabilities, "first_update": late, "cpu_seconds": process_time() - before}
+    return {"seed": seed, "probabilities": probabilities, "cpu_seconds": process_time() - before}
 
 
 def lines(results: list[dict[str, Any]]) -> list[str]:
