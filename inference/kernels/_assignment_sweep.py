@@ -87,7 +87,7 @@ class AssignmentSweep(Route):
     def draw(
         self, rng_key: Array, program: Program, values: dict[str, Any], data: tuple[Bucket, ...]
     ) -> tuple[dict[str, Any], list[Array], Program]:
-        """All sites after a sweep, and how far the model then is from what was read."""
+        """All sites after a sweep, how far the model then is from what was read, and the model."""
         split_key, weight_key, group_key, row_key = random.split(rng_key, 4)
         can_split = self.found.upper is None and are_alike(self.found) and len(self.rows.task) > 1
         if can_split:

@@ -62,12 +62,12 @@ class Block(MCMCKernel):
         Cost: one trace of the model for each call beside the reading itself.
         """
         arguments, form = jax.tree.flatten((program.arguments, owned))
-        known, is_traced_now = self.reading and self.reading.source, is_traced(arguments)
+        known, has_traced = self.reading and self.reading.source, is_traced(arguments)
         with jax.ensure_compile_time_eval():
-            is_same = known and not is_traced_now and form == known[1] and _are_same(arguments, known[0])
+            is_same = known and not has_traced and form == known[1] and _are_same(arguments, known[0])
             if not (is_same and _model_hash(program) == known[2]):
                 found = read()  # before the model is hashed: it says more of bad data
-                self.reading = replace(found, source=None if is_traced_now else (arguments, form, _model_hash(program)))
+                self.reading = replace(found, source=None if has_traced else (arguments, form, _model_hash(program)))
         return self.reading
 
 

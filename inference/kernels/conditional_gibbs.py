@@ -127,7 +127,7 @@ class ConditionalGibbs(Block):
         What has no finite density is refused, where all sites are drawn here; `Driver` sees to the models of `Gibbs`. Of a mixture, where
         soft labels at random have no finite density, the rows are read instead.
         """
-        # Beside a StructureError: data that a mixture cannot have, or a model that does not run on some of its rows.
+        # Also no mixture: a model with data that a mixture cannot have, or that does not run on some of its rows.
         if mixture := self._tried("mixture", (TypeError, ValueError), lambda: _mixture(program, owned)):
             return ConditionalReading(mixture, {})
         if len(owned) == len(program.latent) and not is_traced(program.arguments):
