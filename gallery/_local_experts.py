@@ -134,14 +134,13 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
 
     def _draw(self, model: Callable, seed: int, data: Any) -> None:
         """By Gibbs sampling; what is not of rows is kept of each draw, for predictions."""
-        kernel = ConditionalGibbs(model, route="assignment")
+        kernel = ConditionalGibbs(model, route="mixture")
         settings: dict[str, Any] = {"num_warmup": self.max_iter, "num_samples": self.num_samples, "num_chains": self.restarts}
         driver = Driver(kernel, max_time=self.max_time, progress_bar=self.progress_bar, **settings)
         args, kwargs = data
         with jax.enable_x64(True):
             self._tree = driver.run(seed, *args, **kwargs)
-        assert kernel.assignment is not None
-        found, posterior = kernel.assignment.found, self._tree["posterior"].dataset
+        found, posterior = driver.reading.route.found, self._tree["posterior"].dataset
         if posterior.sizes["draw"] < self.num_samples:
             if not posterior.sizes["draw"]:
                 ended = f"max_time: {self.max_time} s were over" if self.max_time is not None else "The fit was ended by a signal"

@@ -35,6 +35,7 @@ from inference.kernels._factors import message_at, seen_by_experts, shape_of, st
 from inference.kernels._layout import Bucket, lay_out
 from inference.kernels._levels import gathered
 from inference.kernels._mixture_draws import cut, draw_incomplete, draw_weights
+from inference.kernels._route import Route
 from inference.kernels._row_block import Message, Sums, asked, message_to, place_complete, place_given
 from inference.program import Program
 from inference.quadratic import weights_posterior
@@ -46,15 +47,18 @@ Values = Mapping[str, Array]
 NUM_SPLITS = 1  # a sweep; each costs up to half of one, where most rows are of two groups
 
 
-class AssignmentSweep:
+class AssignmentSweep(Route):
     """What a program's rows need for a sweep; reads the model and proves the reading."""
+
+    name, fields, drawn = "mixture", ("num_groups",), (("assignment of rows", "conjugate mixture"),)
 
     def __init__(self, program: Program):
         self.found = read_assignment(program)
         self.rows = self.found.rows(program)
         self.shape = shape_of(self.found, self.rows)
         self.statistics, _ = statistics_of(self.found, self.rows)
-        self.data = lay_out(self.rows, self.statistics, str(jnp.result_type(float)))
+        self.not_identified = tuple(sorted(self.found.by_number))
+        self.buckets = lay_out(self.rows, self.statistics, str(jnp.result_type(float)))
         self.prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.found.prior)
         self.num_tasks = int(np.prod(program.sites[self.found.sticks].shape[:-1]))
         few = self.found.few
@@ -76,8 +80,14 @@ class AssignmentSweep:
             values[found.experts.soft] = soft if len(found.few.sites[found.experts.soft].shape) == 2 else soft[0]
         return {name: jnp.asarray(value, found.few.sites[name].dtype) for name, value in values.items()}
 
-    def draw(self, rng_key: Array, values: Values, data: tuple[Bucket, ...]) -> dict[str, Array]:
-        """All sites after a sweep."""
+    def data(self, program: Program) -> tuple[Bucket, ...]:
+        """The rows of the program that was read."""
+        return self.buckets
+
+    def draw(
+        self, rng_key: Array, program: Program, values: dict[str, Any], data: tuple[Bucket, ...]
+    ) -> tuple[dict[str, Any], list[Array], Program]:
+        """All sites after a sweep, how far the model then is from what was read, and the model."""
         split_key, weight_key, group_key, row_key = random.split(rng_key, 4)
         can_split = self.found.upper is None and are_alike(self.found) and len(self.rows.task) > 1
         if can_split:
@@ -87,7 +97,8 @@ class AssignmentSweep:
             values = {**values, **self._weights_given(weight_key, values, sums)}
         groups = draw_groups_given(group_key, self.found, self.shape, self.prior, values, sums)
         values = {**values, **groups}
-        return values | self._rows_given(row_key, values, self.message(values), data)
+        values = values | self._rows_given(row_key, values, self.message(values), data)
+        return values, [self.residual(values)], program
 
     def _regrouped(self, rng_key: Array, values: Values, data: tuple[Bucket, ...]) -> Array:
         """The groups of the rows after some of them have split or merged."""

@@ -2,14 +2,26 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+import jax
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 
+from inference._canonical import sha_of_jaxpr
+from inference._traced import is_traced
 from inference.program import Program
 
-__all__ = ["Block"]
+__all__ = ["Block", "Reading"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What `init` has found out about a model, proved."""
+
+    # What it was read from: arguments, the form of their tree, a hash of the model. None where they are traced: it then serves one call.
+    source: tuple[list[Any], Any, str] | None = field(default=None, kw_only=True)
 
 
 class Block(MCMCKernel):
@@ -17,11 +29,11 @@ class Block(MCMCKernel):
 
     model: Callable
     sample_field = "values"
-    memory: ClassVar[tuple[str, ...]] = ()  # attributes that hold what `init` has read off the model, and maybe its data
+    reading: Any = None  # what `init` has read off the model
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was read stays behind; `init` reads it again."""
-        return self.__dict__ | dict.fromkeys(self.memory)
+        """The reading stays behind; `init` reads again."""
+        return vars(self) | {"reading": None}
 
     def refresh(self, state: Any, model_args, model_kwargs) -> Any:
         """By default nothing of the state follows from what another kernel has moved."""
@@ -29,9 +41,8 @@ class Block(MCMCKernel):
 
     def wrap_model(self, wrapper: Callable) -> Self:
         """The same kernel of another model. What `conditioned` gives to a model, this kernel takes itself."""
-        other = copy.copy(self)
+        other = copy.copy(self)  # without the reading, as it is pickled
         other.model = self.model if wrapper is conditioned else wrapper(self.model)
-        vars(other).update(dict.fromkeys(self.memory))
         return other
 
     def get_constrain_fn(self, model_args, model_kwargs) -> Callable:
@@ -43,3 +54,31 @@ class Block(MCMCKernel):
         kwargs = dict(kwargs or {})
         others = kwargs.pop(GIBBS_SITES_KWARG, {})
         return Program(self.model, *args, **kwargs), others
+
+    def _bind(self, program: Program, owned: list[str], read: Callable[[], Reading]) -> Any:
+        """Sets `reading` to what `read()` finds, and returns it. The chains of a run share one reading: it is kept where the arguments
+        are the very same and the model computes the same, so that a helper which was redefined in between is seen.
+
+        Cost: one trace of the model for each call beside the reading itself.
+        """
+        arguments, form = jax.tree.flatten((program.arguments, owned))
+        known, has_traced = self.reading and self.reading.source, is_traced(arguments)
+        with jax.ensure_compile_time_eval():
+            is_same = known and not has_traced and form == known[1] and _are_same(arguments, known[0])
+            if not (is_same and _model_hash(program) == known[2]):
+                found = read()  # before the model is hashed: it says more of bad data
+                self.reading = replace(found, source=None if has_traced else (arguments, form, _model_hash(program)))
+        return self.reading
+
+
+def _model_hash(program: Program) -> str:
+    """Of all terms and deterministic sites as functions of the latent values; data are constants in them."""
+    shapes = {name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype) for name in program.latent}
+    terms = lambda values: (program.log_probs(values), program.deterministics(values))
+    return f"{program.dims} {sha_of_jaxpr(jax.make_jaxpr(terms)(shapes))}"
+
+
+def _are_same(arguments: list[Any], others: list[Any]) -> bool:
+    """The very arrays; names and numbers may be equal ones."""
+    same = lambda one, other: one is other or (isinstance(one, str | int | float) and type(one) is type(other) and one == other)
+    return len(arguments) == len(others) and all(map(same, arguments, others))

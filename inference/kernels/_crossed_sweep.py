@@ -16,6 +16,7 @@ from inference.crossed import Crossed
 from inference.kernels._crossed_births import born
 from inference.kernels._crossed_components import rescaled, shifted, switched
 from inference.kernels._crossed_sides import Entries, buckets, steps
+from inference.kernels._route import Route
 from inference.latent_normal import hold, rebuilt, respond
 from inference.program import Program
 from inference.sites import StructureError
@@ -26,8 +27,10 @@ FEW = 512  # entries on which the predictor is checked after each draw of a side
 MANY, LEAST = 16_000, 0.02  # entries from which on births are rarer, for they cost about as much as a sweep; how rare at most
 
 
-class CrossedSweep:
+class CrossedSweep(Route):
     """What a program's entries need for a sweep; `num_births` components try to be born or to die in each, a fraction is a chance."""
+
+    name, drawn = "crossed", (("crossed predictor", "Normal"),)
 
     def __init__(self, crossed: Crossed, program: Program, num_births: float | None):
         usual = min(1.0, max(MANY / crossed.num_entries(program), LEAST))
@@ -47,7 +50,9 @@ class CrossedSweep:
             raise StructureError("crossed predictor: the rows and columns of the entries are others than at `init`, or traced. Run `init`.")
         return {"arguments": {name: jnp.asarray(program.arguments[name]) for name in self.crossed.by_entry}, "plan": self._plan}
 
-    def draw(self, rng_key: Array, program: Program, values: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Array, Program]:
+    def draw(
+        self, rng_key: Array, program: Program, values: dict[str, Any], data: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[Array], Program]:
         """All values after a sweep, the largest gap met, and the model with the predictor as it then is."""
         crossed, program = self.crossed, program.with_arguments(**data["arguments"])
         eta, keys = crossed.predictor(program, values), random.split(rng_key, 8)
@@ -66,7 +71,7 @@ class CrossedSweep:
             values, eta = lax.fori_loop(0, num_births, again, (values, eta))
             values = rescaled(keys[5], crossed, parts, program, values)
         values = shifted(keys[6], crossed, program, values)
-        return values, jnp.max(jnp.stack(gaps)), hold(program, crossed.observed, eta)
+        return values, [jnp.max(jnp.stack(gaps))], hold(program, crossed.observed, eta)
 
     def draw_items(self, rng_key: Array, program: Program, values: dict[str, Any], plate: str, num_rounds: int) -> dict[str, Any]:
         """The sites of one side alone, all else as it is: exactly where entries are Normal, else after some rounds of their latents."""

@@ -25,9 +25,8 @@ with each call; the structure is read once, from the model itself.
 Neal (2000), "Markov chain sampling methods for Dirichlet process mixture models", algorithm 3.
 """
 
-import operator
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -39,7 +38,7 @@ from numpyro.util import is_prng_key
 from inference._mixture_trace import columns, labelled, labels_of, term
 from inference._traced import is_traced, stand_in
 from inference.distributions import CRP
-from inference.kernels._block import Block
+from inference.kernels._block import Block, Reading
 from inference.kernels._groups import Rules
 from inference.kernels._seating import FULL, Seats, Table, empty, in_order, seated, sweep
 from inference.partition import Parameters, Partition, Rows, read_partition
@@ -47,6 +46,18 @@ from inference.program import Program
 from inference.sites import StructureError, unwrap
 
 __all__ = ["CollapsedGibbs", "GibbsState"]
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionReading(Reading):
+    """Which site of a model plays which part."""
+
+    partition: Partition
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """For the tree: the sites of the partition and of its classes."""
+        return self.partition.attributes
 
 
 class GibbsState(NamedTuple):
@@ -83,7 +94,7 @@ class CollapsedGibbs(Block):
 
     sample_field = "values"
     default_fields = ("values", "num_groups")
-    memory = ("_last",)
+    reading: PartitionReading
 
     @staticmethod
     def _init_strategy(message: dict[str, Any]) -> Array | None:
@@ -93,7 +104,6 @@ class CollapsedGibbs(Block):
 
     def __init__(self, model: Callable, *, parameters: bool = False):
         self.model, self.parameters = model, parameters
-        self._last: tuple[tuple[list[Any], Any], Partition] | None = None
 
     # The protocol of NumPyro's kernels.
 
@@ -105,7 +115,7 @@ class CollapsedGibbs(Block):
             each = [self.init(key, num_warmup, of(i), model_args, model_kwargs) for i, key in enumerate(rng_key)]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         program, others = self._program(model_args, model_kwargs)
-        found = self._read(program)
+        found = self._bind(program, [], lambda: self._read(program)).partition
         self._refuse_blocks(found, program, others)
         given = self._start(found, program, others, init_params or {})
         mixture, prior = _mixture(found, program, given | others), _prior(found, program, others)
@@ -128,9 +138,9 @@ class CollapsedGibbs(Block):
         if not is_prng_key(state.rng_key):
             return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs))(state)
         program, others = self._program(model_args, model_kwargs)
-        mixture = _mixture(self.partition, program, state.values | others)
+        mixture = _mixture(self.reading.partition, program, state.values | others)
         rng_key, seat_key, draw_key = random.split(state.rng_key, 3)
-        seats = Seats(mixture.classes, state.values[self.partition.z])
+        seats = Seats(mixture.classes, state.values[mixture.found.z])
         table = seated(mixture.rules, state.prior, mixture.rows, seats, mixture.shape[1])
         seats, table, failed = _swept(mixture, state.prior, seats, table, seat_key)
         failed = jnp.maximum(state.failed, failed)
@@ -139,18 +149,18 @@ class CollapsedGibbs(Block):
 
     def refresh(self, state: GibbsState, model_args, model_kwargs) -> GibbsState:
         """Hyper-parameters anew, where another kernel has moved what they are computed from."""
-        return state._replace(prior=_prior(self.partition, *self._program(model_args, model_kwargs)))
+        return state._replace(prior=_prior(self.reading.partition, *self._program(model_args, model_kwargs)))
 
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
         """Adds deterministic sites, where a draw has all latent ones."""
         program, _ = self._program(model_args, model_kwargs)
-        if not program.deterministic or set(program.latent) - set(self._drawn_sites(self.partition, program)):
+        if not program.deterministic or set(program.latent) - set(self._drawn_sites(self.reading.partition, program)):
             return lambda values: values
         return lambda values: values | program.deterministics(values)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """How many groups there are; raises where the chain has failed."""
-        z, failed = self.partition.z, int(state.failed)
+        z, failed = self.reading.partition.z, int(state.failed)
         if failed >= FULL:
             raise ValueError(
                 f"site {z!r}: class {failed - FULL} has {int(state.values[z][0])} groups, all that the capacity of its CRP has room for; "
@@ -165,25 +175,12 @@ class CollapsedGibbs(Block):
 
     # What it knows of the model.
 
-    @property
-    def partition(self) -> Partition:
-        """What `init` has read off the model."""
-        if self._last is None:
-            raise ValueError("CollapsedGibbs: call `init` first; it reads the model.")
-        return self._last[1]
-
-    def _read(self, program: Program) -> Partition:
-        """The structure, known from the last time where the arguments are the same. Traced ones play no part in it: others stand in."""
-        arguments, form = jax.tree.flatten(program.arguments)
-        unknown, found = is_traced(arguments), None
-        if self._last is not None and form == self._last[0][1] and all(map(operator.is_, arguments, self._last[0][0])):
-            found = self._last[1]
-        with jax.ensure_compile_time_eval():
-            found = found or read_partition(stand_in(program))
-            if not unknown:
-                found.rows(program)  # refuses what the likelihoods cannot have
-        self._last = ((arguments, None if unknown else form), found)
-        return found
+    def _read(self, program: Program) -> PartitionReading:
+        """The structure. Traced arguments play no part in it: others stand in."""
+        found = read_partition(stand_in(program))
+        if not is_traced(program.arguments):
+            found.rows(program)  # refuses what the likelihoods cannot have
+        return PartitionReading(found)
 
     def _refuse_blocks(self, found: Partition, program: Program, others: Mapping[str, Any]) -> None:
         """Every latent scalar must belong to another block, and nothing else may."""

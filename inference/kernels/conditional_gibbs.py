@@ -14,16 +14,17 @@ Where the observed entries have a crossed predictor (`inference.crossed`: matrix
 drawn jointly: all of a row, all of a column, all components with their number. Where rows are assigned to the groups of a truncated mixture
 of conjugate blocks (`inference.assignment`: sticks, normal-Wishart features, missing entries, probit experts), a sweep is some splits and
 merges of groups, all that belongs to groups, then all rows, much of it integrated out meanwhile (`_assignment_sweep`); it reads, proves and
-computes by the same code as `CoordinateAscent`, so that the two may be compared. `route` says which way was taken. These are routes and no
-kernels of their own because nothing but the blocks differs: what is drawn is drawn from complete conditionals that were read off the model,
-and the residual tells how far the model has gone from them.
+computes by the same code as `CoordinateAscent`, so that the two may be compared. The three ways are routes of one kernel, because nothing
+but the blocks differs: what is drawn is drawn from complete conditionals that were read off the model, and the residual tells how far the
+model has gone from them. `init` chooses the route; the attribute `route` of the tree names it.
 
 Cost of a sweep: for each site 4 gradients of the log joint, K + 3 for elements that are drawn jointly in blocks of K, and as many for
 each column where columns take turns; V log joints for a site of V values. Crossed: O(entries x columns^2 + items x columns^3), where
-columns are the sites' numbers for each row or column. Assignment: as in `_assignment_sweep`, and one log joint, for the record.
+columns are the sites' numbers for each row or column. Mixture: as in `_assignment_sweep`, and one log joint, for the record.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -35,17 +36,17 @@ from inference._crossed_reading import read_crossed
 from inference._traced import is_traced, stand_in
 from inference.kernels._assignment_prediction import AssignmentDraws
 from inference.kernels._assignment_sweep import AssignmentSweep
-from inference.kernels._block import Block
+from inference.kernels._block import Block, Reading
 from inference.kernels._crossed_sweep import CrossedSweep
+from inference.kernels._route import Route
 from inference.latent_normal import hold
 from inference.program import Program
-from inference.protocol import init_strategy
 from inference.sites import StructureError
 from inference.structure import draw, identify_among, settings_of
 
 __all__ = ["AssignmentDraws", "ConditionalGibbs", "ConditionalState", "draw_items"]
 
-ROUTES = ("auto", "assignment", "crossed", "each")
+ROUTES = ("auto", "mixture", "crossed", "each")
 MOST = 1e-2  # residual; what rounding of long sums in float32 may leave
 
 
@@ -56,40 +57,50 @@ class ConditionalState(NamedTuple):
     residual: Array  # the largest of the last sweep
     failed: Array  # 1 + the place of the site whose residual was above MOST; 0 as long as there was none
     rng_key: Array
-    num_groups: Array | None = None  # of an assignment, those that have rows
-    potential_energy: Array | None = None  # of an assignment, minus the log joint; 0 before the first draw
+    num_groups: Array | None = None  # of a mixture, those that have rows
+    potential_energy: Array | None = None  # of a mixture, minus the log joint; 0 before the first draw
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionalReading(Reading):
+    """How the sites of a model are drawn."""
+
+    route: Route  # draws some sites jointly
+    families: dict[str, Any]  # of each of the others
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """For the tree."""
+        return {"route": self.route.name}
+
+    @property
+    def not_identified(self) -> tuple[str, ...]:
+        """Sites of which `diagnostics` asks nothing."""
+        return self.route.not_identified
 
 
 class ConditionalGibbs(Block):
     """Draws sites of `model` from their complete conditionals; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs`.
 
-    :param route: "assignment" for a mixture, all of whose sites are then drawn here, "crossed" for the sites of a crossed predictor, "each"
+    :param route: "mixture" for a mixture, all of whose sites are then drawn here, "crossed" for the sites of a crossed predictor, "each"
         for one site after the other, "auto" for what the model allows.
     :param num_births: how many components of a crossed predictor try to be born, or to die, in each sweep; a fraction is a chance. None: 1,
         and down to 1 in 50 where entries are many.
     """
 
-    memory = ("_proved", "_read", "assignment", "crossed")
+    checks_itself = True  # whether `init` refuses what has no finite density
+    reading: ConditionalReading
 
     def __init__(self, model: Callable, *, route: str = "auto", num_births: float | None = None):
+        route = "mixture" if route == "assignment" else route  # its name in former versions
         if route not in ROUTES:
             raise ValueError(f"route: found {route!r}, wanted one of {ROUTES}.")
         self.model, self.route, self.num_births = model, route, num_births
-        self.families: dict[str, Any] = {}  # of each site that is drawn by itself, by `init`
-        self.crossed: CrossedSweep | None = None  # draws the others, by `init`
-        self.assignment: AssignmentSweep | None = None  # draws all of them, by `init`
-        self._read: tuple[list[Any], AssignmentSweep] | None = None  # the arguments that were read as an assignment
-        self._proved: tuple[list[Any], Any] | None = None  # the arguments for which they were
 
     @property
     def default_fields(self) -> tuple[str, ...]:
         """What a run records."""
-        return ("values", "residual", *(("num_groups",) if self.assignment else ()))
-
-    @property
-    def not_identified(self) -> tuple[str, ...]:
-        """Sites whose values depend on what groups are called."""
-        return tuple(sorted(self.assignment.found.by_number)) if self.assignment else ()
+        return ("values", "residual", *(self.reading.route.fields if self.reading else ()))
 
     # The protocol of NumPyro's kernels.
 
@@ -102,100 +113,74 @@ class ConditionalGibbs(Block):
         program, others = self._program(model_args, model_kwargs)
         start_key, chain_key = random.split(rng_key)
         owned = [name for name in program.latent if name not in others]
-        values = jax.jit(program.draw_initial)(start_key) | _checked(program, owned, init_params or {}) | others
-        self._prove(program, owned, values)
-        if self.assignment:
-            values = values | self.assignment.start(start_key) | (init_params or {})
+        given = _checked(program, owned, init_params or {})
+        values = jax.jit(program.draw_initial)(start_key) | given | others
+        route = self._bind(program, owned, lambda: self._read(program, owned, values)).route
+        values = values | route.start(start_key) | given
         drawn, zero = {name: jnp.asarray(values[name]) for name in owned}, jnp.zeros((), jnp.result_type(float))
-        told = (self.assignment.num_groups(drawn), zero) if self.assignment else (None, None)
-        return ConditionalState(drawn, zero, jnp.zeros((), jnp.int32), chain_key, *told)
+        num_groups = route.num_groups(drawn)
+        return ConditionalState(drawn, zero, jnp.zeros((), jnp.int32), chain_key, num_groups, None if num_groups is None else zero)
 
-    def _prove(self, program: Program, owned: list[str], values: dict[str, Array]) -> None:
-        """A family for each site, once for all chains. Of traced arguments stand-ins are read, at values of their own."""
-        arguments, form = jax.tree.flatten((program.arguments, owned))
-        if self._proved is not None and self._proved[1] == form and _same(arguments, self._proved[0]):
-            return
-        with jax.ensure_compile_time_eval():
-            shown, key = stand_in(program), random.key(0)
-            at = shown.draw_initial(key) if is_traced((arguments, values)) else values
-            self.assignment = self._read_assignment(program, owned)
-            self.crossed = None if self.assignment else self._read_crossed(program, owned, key)
-            if self.assignment:
-                owned = []
-            if self.crossed:
-                crossed = self.crossed.crossed
-                shown = hold(shown, crossed.observed, crossed.predictor(shown, at))
-                owned = [name for name in owned if name not in crossed.sites]
-            settings = settings_of(shown, at, key) if owned else {}
-            self.families = {name: identify_among(shown, name, settings, random.fold_in(key, i)) for i, name in enumerate(owned)}
-        self._proved = None if is_traced(arguments) else (arguments, form)
+    def _read(self, program: Program, owned: list[str], values: dict[str, Array]) -> ConditionalReading:
+        """The best route that the model allows. Of traced arguments stand-ins are read, at values of their own.
 
-    def _read_crossed(self, program: Program, owned: list[str], rng_key: Array) -> CrossedSweep | None:
-        """The joint route, where the model has one and all of its sites are drawn here."""
-        if self.route not in ("auto", "crossed"):
+        What has no finite density is refused, where all sites are drawn here; `Driver` sees to the models of `Gibbs`. Of a mixture, where
+        soft labels at random have no finite density, the rows are read instead.
+        """
+        # Also no mixture: a model with data that a mixture cannot have, or that does not run on some of its rows.
+        if mixture := self._tried("mixture", (TypeError, ValueError), lambda: _mixture(program, owned)):
+            return ConditionalReading(mixture, {})
+        if len(owned) == len(program.latent) and not is_traced(program.arguments):
+            program.check()
+        shown, key, route = stand_in(program), random.key(0), Route()
+        at = shown.draw_initial(key) if is_traced((program.arguments, values)) else values
+        if crossed := self._tried("crossed", StructureError, lambda: self._crossed(program, shown, owned, key)):
+            route, found = crossed, crossed.crossed
+            shown = hold(shown, found.observed, found.predictor(shown, at))
+            owned = [name for name in owned if name not in found.sites]
+        settings = settings_of(shown, at, key) if owned else {}
+        families = {name: identify_among(shown, name, settings, random.fold_in(key, i)) for i, name in enumerate(owned)}
+        return ConditionalReading(route, families)
+
+    def _tried(self, route: str, errors: Any, read: Callable[[], Any]) -> Any:
+        """What `read()` finds, where the route is asked for, or none is and the model allows it."""
+        if self.route not in ("auto", route):
             return None
         try:
-            crossed = read_crossed(stand_in(program), rng_key)
-            if elsewhere := sorted(set(crossed.sites) - set(owned)):
-                raise StructureError(f"no crossed predictor: its sites {elsewhere} are drawn by another kernel.")
-        except StructureError:
-            if self.route == "crossed":
+            return read()
+        except errors:
+            if self.route == route:
                 raise
             return None
+
+    def _crossed(self, program: Program, shown: Program, owned: list[str], rng_key: Array) -> CrossedSweep:
+        """The sweep over a crossed predictor, all of whose sites are drawn here."""
+        crossed = read_crossed(shown, rng_key)
+        if elsewhere := sorted(set(crossed.sites) - set(owned)):
+            raise StructureError(f"no crossed predictor: its sites {elsewhere} are drawn by another kernel.")
         return CrossedSweep(crossed, program, self.num_births)
-
-    def check(self, program: Program) -> None:
-        """Refuses what has no finite density; of an assignment, where soft labels at random have none, the rows are read."""
-        if self._read_assignment(program, program.latent) is None:
-            program.check(init_strategy(self))
-
-    def _read_assignment(self, program: Program, owned: Iterable[str]) -> AssignmentSweep | None:
-        """The route of mixtures, where the model is one and all of its sites are drawn here; read once for the same arguments."""
-        if self.route not in ("auto", "assignment"):
-            return None
-        try:
-            arguments = jax.tree.leaves(program.arguments)
-            if is_traced(arguments):
-                raise StructureError("no assignment of rows: its data are traced, and it must be known which entries are missing.")
-            if elsewhere := sorted(set(program.latent) - set(owned)):
-                raise StructureError(f"no assignment of rows: its sites {elsewhere} are drawn by another kernel.")
-            if self._read is None or not _same(arguments, self._read[0]):
-                self._read = (arguments, AssignmentSweep(program))
-            return self._read[1]
-        except (TypeError, ValueError):  # a StructureError, data that it cannot have, or a model that does not run on some of its rows
-            if self.route == "assignment":
-                raise
-            return None
 
     def data(self, model_args, model_kwargs) -> Any:
         """Arrays that `sample` takes, for a driver that gives compiled code its data as arguments; after `init`."""
-        if self.assignment:
-            return self.assignment.data
-        return self.crossed.data(Program(self.model, *model_args, **model_kwargs)) if self.crossed else None
+        return self.reading.route.data(self._program(model_args, model_kwargs)[0])
 
     def sample(self, state: ConditionalState, model_args, model_kwargs, data: Any = None) -> ConditionalState:
         """One sweep."""
         if not is_prng_key(state.rng_key):
             return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs, data))(state)
-        program, others = self._program(model_args, model_kwargs)
-        values, residuals = state.values | others, []
-        rng_key, joint_key, *keys = random.split(state.rng_key, 2 + len(self.families))
-        if self.assignment:
-            values = self.assignment.draw(joint_key, values, self.assignment.data if data is None else data)
-            residuals.append(self.assignment.residual(values))
-        if self.crossed:
-            data = self.crossed.data(program) if data is None else data
-            values, residual, program = self.crossed.draw(joint_key, program, values, data)
-            residuals.append(residual)
-        for key, (name, family) in zip(keys, self.families.items(), strict=True):
-            values[name], residual = draw(key, program, name, values, family)
+        (program, others), route, families = self._program(model_args, model_kwargs), self.reading.route, self.reading.families
+        rng_key, joint_key, *keys = random.split(state.rng_key, 2 + len(families))
+        data = route.data(program) if data is None else data
+        values, residuals, conditioned = route.draw(joint_key, program, state.values | others, data)
+        for key, (name, family) in zip(keys, families.items(), strict=True):
+            values[name], residual = draw(key, conditioned, name, values, family)
             residuals.append(residual)
         found = jnp.stack(residuals).astype(state.residual.dtype)
         failed = jnp.where(~(found <= MOST), 1 + jnp.arange(len(residuals), dtype=jnp.int32), 0).max()
-        drawn = {name: values[name] for name in state.values}
         failed = jnp.where(state.failed > 0, state.failed, failed)
-        told = (self.assignment.num_groups(values), -program.log_joint(values)) if self.assignment else (None, None)
-        return ConditionalState(drawn, found.max(), failed, rng_key, *told)
+        num_groups = route.num_groups(values)
+        energy = None if num_groups is None else -program.log_joint(values)
+        return ConditionalState({name: values[name] for name in state.values}, found.max(), failed, rng_key, num_groups, energy)
 
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
         """Adds deterministic sites, where a draw has all latent ones."""
@@ -207,9 +192,8 @@ class ConditionalGibbs(Block):
     def get_diagnostics_str(self, state: ConditionalState) -> str:
         """The residual; raises where one was too large."""
         if failed := int(state.failed):
-            joint = [("crossed predictor", "Normal")] if self.crossed else []
-            joint = [("assignment of rows", "conjugate mixture")] if self.assignment else joint
-            who, family = [*joint, *((f"site {name!r}", f.name) for name, f in self.families.items())][failed - 1]
+            alone = [(f"site {name!r}", family.name) for name, family in self.reading.families.items()]
+            who, family = [*self.reading.route.drawn, *alone][failed - 1]
             raise StructureError(
                 f"{who}: its complete conditional is not the {family} that it was at the start, by more than {MOST} (relative). Use "
                 f"float64, jax.enable_x64(True), in which sums over many data do not round; or give the site to NUTS: "
@@ -234,10 +218,13 @@ def draw_items(rng_key: Array, program: Program, draws: Mapping[str, Any], plate
     return each(values, random.split(rng_key, num_draws))
 
 
-def _same(arguments: list[Any], others: list[Any]) -> bool:
-    """The very arrays; names and numbers may be equal ones."""
-    same = lambda one, other: one is other or (isinstance(one, str | int | float) and type(one) is type(other) and one == other)
-    return len(arguments) == len(others) and all(map(same, arguments, others))
+def _mixture(program: Program, owned: list[str]) -> AssignmentSweep:
+    """The route of a mixture, all of whose sites are drawn here."""
+    if is_traced(program.arguments):
+        raise StructureError("no assignment of rows: its data are traced, and it must be known which entries are missing.")
+    if elsewhere := sorted(set(program.latent) - set(owned)):
+        raise StructureError(f"no assignment of rows: its sites {elsewhere} are drawn by another kernel.")
+    return AssignmentSweep(program)
 
 
 def _checked(program: Program, owned: list[str], init_params: Mapping[str, Any]) -> dict[str, Array]:

@@ -18,16 +18,15 @@ their scales. NUTS can draw them as well, but the scales then hardly move. A dra
    level of the functions could hardly move: where they are low everywhere, lower ones only mean more points.
 
 All densities are the model's own. Where the conditional of the count leaves room above the capacity no more than a chance of `SPARE`,
-nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. Where three
-quarters of half as many slots were enough by the same rule for `PATIENCE` sweeps, the driver halves it, for time grows as its cube; from
-`FINE` on by way of three quarters. In NumPyro's own `MCMC` nothing grows: look at `full`, an extra field, and give more.
+nothing is cut off; where it leaves more, the draw is `full`, and the driver doubles the capacity, an argument of the model. In NumPyro's
+own `MCMC` nothing grows: look at `full`, an extra field, and give more.
 
 Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for O(n) births, deaths and relocations,
 so O(K n^2) a move; 2 for each step of the scales; O(K n^2) for each leap of a trajectory. A gradient of NUTS costs O(K n^3).
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -41,16 +40,23 @@ from inference._traced import stand_in
 from inference.field import Field, read_field
 from inference.history import History, like, read_history, shuffled
 from inference.kernels import _surrogate
-from inference.kernels._block import Block
+from inference.kernels._block import Block, Reading
 from inference.program import Program
 from inference.sites import StructureError
 
 __all__ = ["HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
-PATIENCE = 10  # sweeps in a row with far too many slots, until there are fewer
-FINE = 256  # slots; above them, and above each double of them, half as many more are a size as well
 WINDOWS = 4  # the count moves within a part of the capacity, so that not all of it need stand ready
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryReading(Reading):
+    """The history of a model, and the functions that it is of."""
+
+    history: History
+    field: Field
+    scale: dict[str, Any]  # how far the prior spreads the places
 
 
 class HistoryState(NamedTuple):
@@ -58,7 +64,6 @@ class HistoryState(NamedTuple):
 
     values: dict[str, Array]  # of the sites that the kernel owns
     full: Array  # whether the draw came near the capacity
-    spare: Array  # for how many sweeps in a row three quarters of the next smaller capacity were enough
     moved: Array  # share of the used points that went to a place nearby, in the last sweep
     rescaled: Array  # share of the steps of scales that were taken, in the last sweep
     flown: Array  # share of the trajectories
@@ -76,7 +81,7 @@ class LatentHistory(Block):
     """
 
     default_fields = ("values", "moved", "rescaled", "flown", "full")
-    memory = ("_history", "_field")
+    reading: HistoryReading
 
     def __init__(
         self,
@@ -92,10 +97,6 @@ class LatentHistory(Block):
         self.num_rounds, self.num_steps, self.num_trajectories = num_rounds, num_steps, num_trajectories
         if not isinstance(max_capacity, Integral) or max_capacity < 1:
             raise ValueError(f"max_capacity: found {max_capacity!r}, wanted a whole number, 1 or more.")
-        self._history: History | None = None  # by `init`
-        self._field: Field | None = None
-        self._scale: dict[str, Any] = {}  # how far the prior spreads the places
-        self._least = 0  # slots at the start
 
     # The protocol of NumPyro's kernels.
 
@@ -109,40 +110,26 @@ class LatentHistory(Block):
             )
         program, others = self._program(model_args, model_kwargs)
         start_key, chain_key = random.split(rng_key)
-        with jax.ensure_compile_time_eval():
-            shown = stand_in(program)
-            history = self._history = read_history(shown)
-            history.prove(shown, random.key(0))
-            self._scale = history.scale_of_places(shown, random.key(0))
-            if absent := sorted(set(history.sites) & set(others)):
-                raise StructureError(f"LatentHistory draws {list(history.sites)}, and {absent} belong to another block of Gibbs.")
-            owned = [name for name in program.latent if name not in others]
-            own_alone = [name for name in owned if name == history.noise or name not in history.sites]
-            self._field = read_field(shown, history.noise, own_alone).proved(shown, random.key(0))
-        self._least = history.capacity
-        if self._least > self.max_capacity:
-            raise ValueError(
-                f"LatentHistory: found {self._least} slots at the start, wanted no more than max_capacity, {self.max_capacity}."
-            )
+        owned = [name for name in program.latent if name not in others]
+        size = self._bind(program, owned, lambda: _read(stand_in(program), owned, sorted(others))).history.capacity
+        if size > self.max_capacity:
+            raise ValueError(f"LatentHistory: found {size} slots at the start, wanted no more than max_capacity, {self.max_capacity}.")
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}
         values = {**program.draw_initial(start_key), **others, **given}
         zero = jnp.zeros((), jnp.result_type(float))
-        return HistoryState(
-            {name: values[name] for name in owned}, jnp.zeros((), bool), jnp.zeros((), jnp.int32), zero, zero, zero, chain_key
-        )
+        return HistoryState({name: values[name] for name in owned}, jnp.zeros((), bool), zero, zero, zero, chain_key)
 
     def sample(self, state: HistoryState, model_args, model_kwargs) -> HistoryState:
         """One sweep."""
         program, others = self._program(model_args, model_kwargs)
-        history = replace(self._names(), capacity=self._size(state))
+        history = replace(self.reading.history, capacity=self._size(state))
         rng_key, *keys = random.split(state.rng_key, 5)
         values = history.refreshed(keys[0], program, {**others, **state.values})
         function = program.deterministics(values)[history.function]
-        values, function, is_full, is_roomy = self._exchanged(keys[1], program, history, values, function)
+        values, function, is_full = self._exchanged(keys[1], program, history, values, function)
         values, function, moved = self._relocated(keys[2], program, history, values, function)
         values, ends_full, *taken = self._settled(keys[3], program, history, values, function)
-        spare = jnp.where(is_roomy, state.spare + 1, 0)
-        return HistoryState({name: values[name] for name in state.values}, is_full | ends_full, spare, moved, *taken, rng_key)
+        return HistoryState({name: values[name] for name in state.values}, is_full | ends_full, moved, *taken, rng_key)
 
     def get_diagnostics_str(self, state: HistoryState) -> str:
         """How many points there are; raises where the capacity was met, which the driver's growing prevents."""
@@ -153,34 +140,28 @@ class LatentHistory(Block):
             )
         return f"{self._count(state)} points"
 
-    # The driver gives a state that is full more slots, and fewer where many are long unused.
+    # The driver gives a state that is full more slots.
 
-    def is_full(self, state: HistoryState) -> Array:
+    def needs_host(self, state: HistoryState) -> Array:
         """Whether the capacity may have cut something off."""
         return state.full
 
-    def grown(self, state: HistoryState) -> HistoryState:
-        """The next double of the slots at the start; the new ones are drawn before they serve."""
-        size = self._size(state)
-        more = 2 * self._double(size)
-        if more > self.max_capacity:
+    def on_host(self, states: Sequence[HistoryState]) -> list[HistoryState]:
+        """Twice the slots; the new ones are drawn before they serve."""
+        size, slots = self._size(states[0]), (*self.reading.history.places, self.reading.history.noise)
+        if 2 * size > self.max_capacity:
+            [count, *_] = [self._count(state) for state in states if state.full]
             raise RuntimeError(
-                f"LatentHistory: found {self._count(state)} points that left no data, with {size} slots, and max_capacity is "
+                f"LatentHistory: found {count} points that left no data, with {size} slots, and max_capacity is "
                 f"{self.max_capacity}. A base density that is nearer to the data has fewer; or raise max_capacity (time grows as its cube)."
             )
-        return self._with_slots(state, lambda old: jnp.concatenate([old, jnp.zeros((more - size, *old.shape[1:]), old.dtype)]))
-
-    def has_spare(self, state: HistoryState) -> Array:
-        """Whether fewer slots have long been enough; there are never fewer than at the start."""
-        return (state.spare >= PATIENCE) & (self._fewer(self._size(state)) < self._size(state))
-
-    def shrunk(self, state: HistoryState) -> HistoryState:
-        """Fewer slots; those that are used are in front."""
-        return self._with_slots(state, lambda old: old[: self._fewer(len(old))])
+        doubled = lambda old: jnp.concatenate([old, jnp.zeros_like(old)])
+        wider = lambda values: values | {name: doubled(values[name]) for name in slots}
+        return [state._replace(values=wider(state.values), full=jnp.zeros_like(state.full)) for state in states]
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
         """What values of the slots say of the model's arguments."""
-        return {self.capacity: len(values[self._names().noise])}
+        return {self.capacity: len(values[self.reading.history.noise])}
 
     # The parts of a sweep.
 
@@ -188,27 +169,25 @@ class LatentHistory(Block):
         """Which slots are used, and how many: rounds of an exact draw of the count and of swaps, given the functions everywhere."""
         log_count = history.log_count(program, values)
         log_events = history.log_events(program, values, function)
-        counts, enough = jnp.arange(history.capacity + 1), 3 * self._fewer(history.capacity) // 4
+        counts = jnp.arange(history.capacity + 1)
 
         def one_round(key: Array, at: tuple[Array, ...]) -> tuple[Array, ...]:
-            order, count, is_full, is_roomy = at
+            order, count, is_full = at
             order_key, window_key, count_key, swap_key = random.split(key, 4)
             order = order[shuffled(order_key, count, history.capacity)]
             is_near = _within(_window(window_key, count, history.capacity), counts)
             logits = jnp.where(is_near, log_count + jnp.append(0.0, jnp.cumsum(log_events[order])), -jnp.inf)
             count = random.categorical(count_key, logits).astype(count.dtype)
-            little = jnp.log(SPARE) + logsumexp(logits)
-            is_full, is_roomy = is_full | _is_full(logits), is_roomy & (logsumexp(logits[enough:]) <= little)
             partner = _partners(count, history.capacity)
             gain = log_events[order[partner]] - log_events[order]
             swaps = (jnp.arange(history.capacity) < count) & (jnp.log(random.uniform(swap_key, gain.shape)) < gain)
-            return _swapped(order, partner, swaps), count, is_full, is_roomy
+            return _swapped(order, partner, swaps), count, is_full | _is_full(logits)
 
-        start = jnp.arange(history.capacity), values[history.count], jnp.zeros((), bool), jnp.ones((), bool)
+        start = jnp.arange(history.capacity), values[history.count], jnp.zeros((), bool)
         keys = random.split(rng_key, self.num_rounds)
-        order, count, is_full, is_roomy = lax.fori_loop(0, self.num_rounds, lambda i, at: one_round(keys[i], at), start)
+        order, count, is_full = lax.fori_loop(0, self.num_rounds, lambda i, at: one_round(keys[i], at), start)
         places = {name: values[name][order] for name in history.places}
-        return {**values, **places, history.count: count}, function[order], is_full, is_roomy
+        return {**values, **places, history.count: count}, function[order], is_full
 
     def _relocated(self, rng_key: Array, program: Program, history: History, values: dict[str, Any], function: Array):
         """Each used slot, as far as unused ones are there to hold its proposal, tries to go to a place nearby."""
@@ -218,7 +197,7 @@ class LatentHistory(Block):
         size = 10.0 ** random.uniform(size_key, minval=-2.0, maxval=0.0)
         proposed = dict(values)
         for i, name in enumerate(history.places):
-            step = size * self._scale[name] * random.normal(random.fold_in(step_key, i), values[name].shape)
+            step = size * self.reading.scale[name] * random.normal(random.fold_in(step_key, i), values[name].shape)
             proposed[name] = jnp.where(like(is_used, step), values[name], (values[name] + step)[partner])
         level, root = history.function_of(program, proposed)
         noise = jnp.where(is_used[:, None], history.noise_of(level, root, function), random.normal(noise_key, function.shape))
@@ -237,7 +216,7 @@ class LatentHistory(Block):
         level, root = history.function_of(program, values)
         noise, count = history.noise_of(level, root, function), values[history.count]
         values[history.noise] = jnp.where((jnp.arange(history.capacity) < count)[:, None], noise, values[history.noise])
-        window, field = _window(window_key, count, history.capacity), self._fields()
+        window, field = _window(window_key, count, history.capacity), self.reading.field
         by_count, may_be_used = self._by_count(program, history, values, window), jnp.arange(history.capacity) < window[1]
         seen = [may_be_used if name == history.function else jnp.ones(program.sites[name].shape[0], bool) for name in field.functions]
         log_events = lambda function: logsumexp(by_count(function))
@@ -250,7 +229,7 @@ class LatentHistory(Block):
 
     def _by_count(self, program: Program, history: History, values: dict[str, Any], window: tuple[Array, Array]) -> Callable:
         """Log probability of each count of a window and of all that happened, given the values of the functions."""
-        field, counts, used = self._fields(), jnp.arange(history.capacity + 1), history.all_used(program, values)
+        field, counts, used = self.reading.field, jnp.arange(history.capacity + 1), history.all_used(program, values)
         log_count = jnp.where(_within(window, counts), history.log_count(program, values), -jnp.inf)
 
         def by_count(function: Array) -> Array:
@@ -259,34 +238,22 @@ class LatentHistory(Block):
 
         return by_count
 
-    def _names(self) -> History:
-        assert self._history is not None, "`init` must be called first."
-        return self._history
-
-    def _fields(self) -> Field:
-        assert self._field is not None, "`init` must be called first."
-        return self._field
-
-    def _with_slots(self, state: HistoryState, change: Callable[[Array], Array]) -> HistoryState:
-        slots = (*self._names().places, self._names().noise)
-        changed = {name: change(state.values[name]) for name in slots}
-        return state._replace(values={**state.values, **changed}, full=jnp.zeros_like(state.full), spare=jnp.zeros_like(state.spare))
-
-    def _double(self, size: int) -> int:
-        """The slots at the start, doubled as often as is no more than this size."""
-        return self._least << (size // self._least).bit_length() - 1
-
-    def _fewer(self, size: int) -> int:
-        """The next smaller capacity."""
-        double = self._double(size)
-        half = double // 2
-        return double if size > double else size if size == self._least else half + half // 2 * (half >= FINE)
-
     def _size(self, state: HistoryState) -> int:
-        return len(state.values[self._names().noise])
+        return len(state.values[self.reading.history.noise])
 
     def _count(self, state: HistoryState) -> int:
-        return int(state.values[self._names().count])
+        return int(state.values[self.reading.history.count])
+
+
+def _read(shown: Program, owned: list[str], others: list[str]) -> HistoryReading:
+    """The history and its field, proved."""
+    history = read_history(shown)
+    history.prove(shown, random.key(0))
+    scale = history.scale_of_places(shown, random.key(0))
+    if absent := [name for name in others if name in history.sites]:
+        raise StructureError(f"LatentHistory draws {list(history.sites)}, and {absent} belong to another block of Gibbs.")
+    own_alone = [name for name in owned if name == history.noise or name not in history.sites]
+    return HistoryReading(history, read_field(shown, history.noise, own_alone).proved(shown, random.key(0)), scale)
 
 
 def _window(rng_key: Array, count: Array, capacity: int) -> tuple[Array, Array]:

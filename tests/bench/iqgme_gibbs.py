@@ -106,7 +106,8 @@ def compiled(name, num_splits):
     sweep = _assignment_sweep.AssignmentSweep(program)
     start = once(program.draw_initial, random.key(0))(random.key(0)) | sweep.start(random.key(0))
     _assignment_sweep.NUM_SPLITS = num_splits
-    many = jax.jit(lambda key, at: jax.lax.fori_loop(0, SWEEPS, lambda i, at: sweep.draw(random.fold_in(key, i), at, sweep.data), at))
+    turn = lambda key, at: sweep.draw(key, program, at, sweep.buckets)[0]
+    many = jax.jit(lambda key, at: jax.lax.fori_loop(0, SWEEPS, lambda i, at: turn(random.fold_in(key, i), at), at))
     return many.lower(random.key(0), start).compile(), start
 
 

@@ -42,7 +42,7 @@ def swept(name):
     program = Program(model, **data)
     sweep = AssignmentSweep(program)
     start = once(program.draw_initial, random.key(0))(random.key(0)) | sweep.start(random.key(0))
-    turn = lambda i, values: sweep.draw(random.fold_in(random.key(1), i), values, sweep.data)
+    turn = lambda i, values: sweep.draw(random.fold_in(random.key(1), i), program, values, sweep.buckets)[0]
     return sweep, program, once(lambda values: jax.lax.fori_loop(0, 3, turn, values), start)(start)
 
 
@@ -113,7 +113,7 @@ def moved(values, name, key):
 
 def gaps(sweep, program, values):
     """Of each conditional, how far its log density is from the model's, up to a constant, between two values of its sites."""
-    sums, found = sweep.sums(values, sweep.data), {}
+    sums, found = sweep.sums(values, sweep.buckets), {}
     for names, log_density in [*of_levels(sweep, sums, values), *of_blocks(sweep, sums, values)]:
         names = names if isinstance(names, tuple) else (names,)
         others = {one: moved(values, one, random.key(i)) for i, one in enumerate(names)}
@@ -137,7 +137,7 @@ def of_rows(sweep, program, values, rng_key):
     found, message = sweep.found, sweep.message(values)
     z, filled, soft = values[found.z], jnp.zeros(sweep.rows.features.shape), jnp.zeros(sweep.rows.signs.shape)
     total = -program.log_joint(values) * 0
-    for chunk in (jax.tree.map(itemgetter(j), bucket) for bucket in sweep.data for j in range(len(bucket.row))):
+    for chunk in (jax.tree.map(itemgetter(j), bucket) for bucket in sweep.buckets for j in range(len(bucket.row))):
         said, (rng_key, group_key, hole_key) = message_to(message, chunk.task), random.split(rng_key, 3)
         none = jnp.zeros((len(chunk.row), 0, len(said.const)))
         log_rho = place_given(said, chunk, none, none).log_rho
@@ -167,7 +167,7 @@ def test_rows_are_drawn_from_what_the_model_says_of_them(name):
 @pytest.mark.slow
 def test_a_row_without_holes_has_the_same_groups_either_way():
     sweep, _, values = swept("binary")
-    chunk = jax.tree.map(itemgetter(0), sweep.data[-1])
+    chunk = jax.tree.map(itemgetter(0), sweep.buckets[-1])
     chunk = chunk._replace(num_missing=0 * chunk.num_missing, entries=chunk.entries + 0.3)
     said = message_to(sweep.message(values), chunk.task)
     none = jnp.zeros((len(chunk.row), 0, len(said.const)))
@@ -209,7 +209,7 @@ def exact():
 
 def errors():
     """Of means over a run, in standard errors."""
-    kernel = ConditionalGibbs(iqgme, route="assignment")
+    kernel = ConditionalGibbs(iqgme, route="mixture")
     tree = Driver(kernel, num_warmup=100, num_samples=4000, num_chains=2, progress_bar=False).run(0, **BITS)
     each = np.stack([functions(chain) for chain in tree["posterior"]["z"].values])
     np.testing.assert_array_equal(tree["sample_stats"]["num_groups"], each[..., 0])
@@ -265,6 +265,7 @@ def test_tree_of_a_run_that_takes_the_route_by_itself(tmp_path):
     assert set(tree["sample_stats"].data_vars) >= {"lp", "num_groups", "residual"}
     assert tree["sample_stats"]["residual"].max() < 1e-9
     assert tree["log_likelihood"]["x"].dims[:2] == ("chain", "draw")
+    assert tree.attrs["route"] == "mixture"
     hidden = {name for name, values in tree["posterior"].data_vars.items() if values.attrs.get("not_identified")}
     assert hidden == {"V", "p", "z"}
     program = Program(iqgme, **BITS)
@@ -304,23 +305,23 @@ def test_numpyro_runs_it_too():
 
 def test_what_is_no_assignment_is_refused_where_that_route_is_asked_for():
     with pytest.raises(StructureError, match="found 0 latent Categorical sites of rows"):
-        ConditionalGibbs(normal_mean, route="assignment").init(random.key(0), 0, None, (Y,), {})
+        ConditionalGibbs(normal_mean, route="mixture").init(random.key(0), 0, None, (Y,), {})
 
 
 def test_an_edit_that_is_not_conjugate_is_refused_by_name():
     with pytest.raises(StructureError, match="site 'V'.*Use SVI with an autoguide"):
-        Driver(ConditionalGibbs(iqgme, route="assignment"), **SHORT).run(0, **BITS | {"alpha": dist.LogNormal(0.0, 1.0)})
+        Driver(ConditionalGibbs(iqgme, route="mixture"), **SHORT).run(0, **BITS | {"alpha": dist.LogNormal(0.0, 1.0)})
 
 
 def test_sites_of_another_kernel_are_refused():
     others = {GIBBS_SITES_KWARG: {"p": jnp.full((3, 3), 0.5)}}
     with pytest.raises(StructureError, match=r"its sites \['p'\] are drawn by another kernel"):
-        ConditionalGibbs(iqgme, route="assignment").init(random.key(0), 0, None, (), BITS | others)
+        ConditionalGibbs(iqgme, route="mixture").init(random.key(0), 0, None, (), BITS | others)
 
 
 def test_data_that_are_not_known_yet_are_refused():
     def start(alpha):
-        return ConditionalGibbs(iqgme, route="assignment").init(random.key(0), 0, None, (), BITS | {"alpha": alpha})
+        return ConditionalGibbs(iqgme, route="mixture").init(random.key(0), 0, None, (), BITS | {"alpha": alpha})
 
     with pytest.raises(StructureError, match="its data are traced"):
         jax.jit(start)(0.7)

@@ -81,9 +81,9 @@ class Holed(MCMCKernel):
         x, y = (jnp.asarray(program.arguments[name]) for name in "xy")
         u = jnp.concatenate([jnp.where(HOLES, 0.0, x), jnp.ones((NUM_ROWS, 1))], 1)
         signs = self._signs(y) * (LABELS[self.num_classes] >= 0)[:, None]
-        data = tuple(one_by_one(bucket, u, signs) for bucket in self.sweep.data)
+        data = tuple(one_by_one(bucket, u, signs) for bucket in self.sweep.buckets)
         rng_key, key = random.split(state.rng_key)
-        drawn = self.sweep.draw(key, state.values | state.hidden, data)
+        drawn = self.sweep.draw(key, program, state.values | state.hidden, data)[0]
         return State({name: drawn[name] for name in state.values}, {name: drawn[name] for name in state.hidden}, rng_key)
 
     def postprocess_fn(self, model_args, model_kwargs):

@@ -34,7 +34,7 @@ def marginals(name):
 
     def at(start):
         values = program.constrain(start)
-        rows = sweep._seen(values, sweep.data)
+        rows = sweep._seen(values, sweep.buckets)
         each = jax.vmap(rows.sums)(jnp.arange(len(rows.task)))
         some = [jax.tree.map(lambda leaf, num=num: leaf[:num].sum(0), each) for num in (len(rows.task), 3)]
         of = lambda group: log_marginal_at(found, sweep.shape, sweep.prior, values, group)
@@ -73,7 +73,7 @@ def test_the_marginal_of_bits_is_that_of_the_beta_distribution():
 
     def log_marginal(start):
         values = program.constrain(start)
-        rows = sweep._seen(values, sweep.data)
+        rows = sweep._seen(values, sweep.buckets)
         sums = jax.tree.map(lambda *leaves: sum(leaves), *(rows.sums(row) for row in range(3)))
         return log_marginal_at(sweep.found, sweep.shape, sweep.prior, values, jnp.array(0))(sums)
 
@@ -96,7 +96,7 @@ APART = {
 def numbers(num_splits, monkeypatch):
     """Groups with rows in each draw."""
     monkeypatch.setattr(_assignment_sweep, "NUM_SPLITS", num_splits)
-    start, kernel = {"z": jnp.zeros(30, int)}, ConditionalGibbs(iqgme, route="assignment")
+    start, kernel = {"z": jnp.zeros(30, int)}, ConditionalGibbs(iqgme, route="mixture")
     tree = Driver(kernel, num_warmup=0, num_samples=40, progress_bar=False).run(random.key(0), init_params=start, **APART)
     return tree["sample_stats"]["num_groups"].values.ravel()
 

@@ -121,7 +121,7 @@ def p_value(name, values):
     """Chi-square test of the draws; what is no partition is no draw at all. Rare answers are counted together."""
     case, (kernel, _) = CASES[name], started(name)
     *columns, labels = case.data if len(case.data) > 1 else (*case.data, None)
-    exact, z = case.mixture.answers(np.hstack(columns), labels), values[kernel.partition.z]
+    exact, z = case.mixture.answers(np.hstack(columns), labels), values[kernel.reading.partition.z]
     labels = next((values[site] for site in values if site.endswith("_unobserved")), np.zeros_like(z))
     known, found = codes(exact.labels, exact.groups), codes(labels, z)
     assert np.isin(found, known).all()

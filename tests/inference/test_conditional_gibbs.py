@@ -1,5 +1,6 @@
 """Gibbs sampling by complete conditionals that are read off the model: against exact answers, NUTS, and Geweke's test."""
 
+import pickle
 from functools import cache
 
 import arviz as az
@@ -161,7 +162,7 @@ def test_names_mean_nothing():
     kernel = ConditionalGibbs(renamed)
     tree = Driver(kernel, num_warmup=0, num_samples=3, progress_bar=False).run(0)
     assert {"new.weight", "new.precision", "new.noise", "new.size"} == set(tree["posterior"].data_vars)
-    assert {site: family.name for site, family in kernel.families.items()} == {
+    assert {site: family.name for site, family in kernel.reading.families.items()} == {
         "new/noise": "Gamma",
         "new/precision": "Gamma",
         "new/weight": "joint Normal of the last dimension",
@@ -233,3 +234,41 @@ def test_a_model_is_read_once_for_all_chains(monkeypatch):
     assert counted == [f"mean_{len(Y)}"]
     kernel.init(random.key(0), 0, None, (Y + 1,), {})
     assert len(counted) == 2
+
+
+WEIGHT = 1.0
+
+
+def weighted(y):
+    """What else its functions use may change between two runs."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("row", len(y)), numpyro.handlers.scale(scale=WEIGHT):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0], ids=["as it was", "redefined"])
+def test_a_model_is_read_again_where_it_computes_something_else(weight, monkeypatch):
+    kernel = ConditionalGibbs(weighted)
+    driver = Driver(kernel, num_warmup=0, num_samples=2, progress_bar=False)
+    driver.run(0, Y)
+    before = driver.reading
+    monkeypatch.setitem(globals(), "WEIGHT", weight)
+    driver.run(0, Y)
+    assert (driver.reading is before) == (weight == 1.0)
+
+
+def test_what_was_read_stays_behind():
+    kernel = ConditionalGibbs(normal_mean)
+    kernel.init(random.key(0), 0, None, (Y,), {})
+    assert kernel.reading.attributes == {"route": "each"}
+    assert pickle.loads(pickle.dumps(kernel)).reading is None
+    assert Gibbs([(kernel, None)]).blocks[0][0].reading is None
+
+
+def test_data_without_a_finite_density_are_refused():
+    with pytest.raises(ValueError, match="site 'y'"):
+        ConditionalGibbs(normal_mean).init(random.key(0), 0, None, (np.where(Y == Y[0], np.nan, Y),), {})
+
+
+def test_the_former_name_of_a_route_is_accepted():
+    assert ConditionalGibbs(normal_mean, route="assignment").route == "mixture"

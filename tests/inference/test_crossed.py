@@ -186,17 +186,17 @@ def test_rows_beyond_the_last_are_refused():
 def start(program, route="auto", **others):
     kernel = ConditionalGibbs(program.model, route=route)
     kernel.init(random.key(0), 0, None, program.args, others)
-    return kernel
+    return kernel.reading
 
 
 @pytest.mark.slow
 def test_the_kernel_takes_the_route_that_it_is_told():
     for route in ("auto", "crossed"):
-        assert start(few(), route).crossed.crossed == read(few())
+        assert start(few(), route).route.crossed == read(few())
         assert start(few(), route).families == {}
     each = start(few(), "each")
-    assert (each.crossed, list(each.families)) == (None, ["level", "mood", "fame"])
-    with pytest.raises(ValueError, match=r"route: found 'both', wanted one of \('auto', 'assignment', 'crossed', 'each'\)"):
+    assert (each.attributes, list(each.families)) == ({"route": "each"}, ["level", "mood", "fame"])
+    with pytest.raises(ValueError, match=r"route: found 'both', wanted one of \('auto', 'mixture', 'crossed', 'each'\)"):
         ConditionalGibbs(shelves, route="both")
 
 
@@ -210,14 +210,14 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_kernel_falls_back_to_one_site_after_the_other(name):
     program = few(**OTHERS[name])
-    assert (start(program).crossed, list(start(program).families)) == (None, ["level", "mood", "fame"])
+    assert (start(program).route.name, list(start(program).families)) == ("each", ["level", "mood", "fame"])
     with pytest.raises(StructureError, match="no crossed predictor"):
         start(program, "crossed")
 
 
 @pytest.mark.slow
 def test_the_kernel_falls_back_where_a_model_takes_no_fewer_entries():
-    assert start(few(size=20)).crossed is None
+    assert start(few(size=20)).route.name == "each"
 
 
 @pytest.mark.slow_after(1)
@@ -234,17 +234,17 @@ def test_what_no_route_can_draw_is_refused_by_name(edit, site):
 @pytest.mark.slow
 def test_sites_of_another_kernel_leave_no_crossed_predictor():
     others = {GIBBS_SITES_KWARG: {"fame": jnp.zeros(5)}}
-    kernel = start(few(), **others)
-    assert (kernel.crossed, list(kernel.families)) == (None, ["level", "mood"])
+    found = start(few(), **others)
+    assert (found.route.name, list(found.families)) == ("each", ["level", "mood"])
     with pytest.raises(StructureError, match=r"no crossed predictor: its sites \['fame'\] are drawn by another kernel"):
         start(few(), "crossed", **others)
 
 
 def test_places_of_entries_must_be_those_of_init():
-    kernel = start(few())
-    assert set(kernel.data((READER, BOOK, STARS), {})["arguments"]) == {"reader", "book", "stars"}
+    route = start(few()).route
+    assert set(route.data(few())["arguments"]) == {"reader", "book", "stars"}
     with pytest.raises(StructureError, match="rows and columns of the entries are others than at `init`"):
-        kernel.data((READER[::-1], BOOK, STARS), {})
+        route.data(few().with_arguments(reader=READER[::-1]))
     with pytest.raises(StructureError, match="rows and columns of the entries are traced"):
         jax.jit(lambda reader: start(Program(effects, reader, BOOK, STARS), "crossed") and 0)(READER)
 

@@ -10,7 +10,6 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 from scipy import stats
 
 from inference import Driver, LatentHistory
-from inference.kernels import latent_history
 from tests.inference.histories import ROOM, TOTAL, beads, loss_of_a_bead
 from zoo.archipelago import archipelago
 
@@ -46,64 +45,16 @@ def test_run_that_grows_is_resumed_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(in_memory.posterior["where"], whole.posterior["where"])
 
 
-class Roomy(LatentHistory):
-    """Whatever it starts with, `SMALL` slots may be enough for it."""
-
-    def init(self, *args, **kwargs):
-        state = super().init(*args, **kwargs)
-        self._least = SMALL
-        return state
-
-
-def roomy(num_samples, **options):
-    return Driver(Roomy(beads, capacity="room"), num_warmup=10, num_samples=num_samples, progress_bar=False, **options)
-
-
 @pytest.mark.slow
-def test_slots_that_are_long_unused_go_and_nothing_is_cut_off(tmp_path):
-    whole = roomy(1500, num_chains=2, checkpoint=tmp_path / "whole", groups=("log_likelihood",))
-    tree = whole.run(0, TOTAL, room=96)
-    assert tree.posterior.sizes["bead"] == tree.log_likelihood.sizes["bead"] == 96
-    last = tree.posterior["where"].isel(draw=-1).values
-    assert not last[:, 48:].any()
-    assert tree.posterior["where"].isel(draw=0).values[:, 48:].all()
-    lost, _ = loss_of_a_bead()
-    counts = np.bincount(tree.posterior["lost"].values.ravel(), minlength=60) / 3000
-    assert 0.5 * np.abs(counts - stats.nbinom.pmf(np.arange(len(counts)), TOTAL, 1 - lost)).sum() < 0.05
-    part = roomy(1500, num_chains=2, checkpoint=tmp_path / "part", max_time=0.0)
-    assert part.run(0, TOTAL, room=96).posterior.sizes["draw"] < 1500
-    resumed = roomy(1500, num_chains=2, checkpoint=tmp_path / "part").run(0, TOTAL, room=96)
-    assert resumed.posterior.to_dataset().equals(tree.posterior.to_dataset())
-
-
-@pytest.mark.slow
-def test_slots_that_go_are_the_last():
-    kernel = Roomy(beads, capacity="room")
-    state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": 24})
-    assert not kernel.has_spare(state)
-    state = state._replace(spare=state.spare + 50)
-    assert kernel.has_spare(state)
-    fewer = kernel.shrunk(state)
-    np.testing.assert_array_equal(fewer.values["where"], state.values["where"][:12])
-    assert kernel.arguments(fewer.values) == {"room": 12}
-    assert not kernel.has_spare(fewer._replace(spare=state.spare, values=kernel.shrunk(fewer).values))
-
-
-@pytest.mark.slow
-def test_large_capacities_have_one_more_between_them(monkeypatch):
-    monkeypatch.setattr(latent_history, "FINE", 12)
-    kernel = Roomy(beads, capacity="room")
-    state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": 48})
-    sizes = [48]
-    while kernel.has_spare(state._replace(spare=state.spare + 50)):
-        state = kernel.shrunk(state)
-        sizes.append(len(state.values["where"]))
-    assert sizes == [48, 36, 24, 18, 12, 6]
-    for size, wanted in ((6, 12), (18, 24), (36, 48), (48, 96)):
-        state = kernel.init(random.key(0), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": size})
-        grown = kernel.grown(state)
-        assert len(grown.values["where"]) == wanted
-        np.testing.assert_array_equal(grown.values["where"][:size], state.values["where"])
+def test_slots_are_doubled_for_all_chains_of_a_lane():
+    kernel = LatentHistory(beads, capacity="room")
+    begin = lambda seed: kernel.init(random.key(seed), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": SMALL})
+    states = [begin(0)._replace(full=np.array(True)), begin(1)]
+    assert [bool(kernel.needs_host(state)) for state in states] == [True, False]
+    for before, after in zip(states, kernel.on_host(states), strict=True):
+        assert kernel.arguments(after.values) == {"room": 2 * SMALL}
+        assert not kernel.needs_host(after)
+        np.testing.assert_array_equal(after.values["where"][:SMALL], before.values["where"])
 
 
 @pytest.mark.slow
