@@ -286,10 +286,10 @@ class ParticleFilter(Algorithm):
 
         Table and groups double together: replicates are stacked, and one may lack the former where another lacks the latter.
         """
-        wants = {name: any(bool(self._wants(state)[name]) for state in states) for name in ("join", "history")}
-        if wants["join"]:
+        each = [self._wants(state) for state in states]
+        if any(wants["join"] for wants in each):
             return [_joined(state, reading) for state in states]
-        if wants["history"]:
+        if any(wants["history"] for wants in each):
             return [self._with_room(state, 2 * len(state.history.code)) for state in states]
         groups = states[0].groups
         num_rows, num_groups = 2 * groups.count.shape[-1], reading.bounded(2 * groups.slot.shape[-1])
