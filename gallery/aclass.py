@@ -142,8 +142,8 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         same = np.isclose(found, rest[: len(x)], rtol=0, atol=0, equal_nan=True).all(1)
         if not same.all():
             raise ValueError(
-                f"X: a call that Ctrl-C or max_time ended has left {len(rest)} rows, which must come first, and row {same.argmin()} is another "
-                f"one or has another label; give them as the warning of that call said, or begin anew by fit."
+                f"X: a call that Ctrl-C or max_time ended has left {len(rest)} rows, which must come first, and row {same.argmin()} is "
+                f"another one or has another label; give them as the warning of that call said, or begin anew by fit."
             )
         self._driver.reading.more(self._program(x, labels))  # what is wrong with later rows is refused before these are taken
         return len(rest)

@@ -19,7 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference import _tree
 from inference._canonical import sha, sha_of_jaxpr
 from inference._session import Session
-from inference._steppers import Chain, Replicate, Stepper
+from inference._steppers import Chain, Replicate
 from inference.program import Program
 from inference.protocol import Algorithm
 

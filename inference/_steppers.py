@@ -24,6 +24,7 @@ __all__ = ["Chain", "Record", "Replicate", "Stepper", "apart", "stacked", "stepp
 
 Record = dict[str, dict[str, Array]]  # group of the tree -> variable -> value at one step
 
+
 @jax.jit
 def stacked(states: Sequence[Any]) -> Any:
     """States of chains as one, with a leading axis."""

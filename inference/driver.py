@@ -233,7 +233,11 @@ class Driver:
             raise TypeError(f"stop: a function of the tree so far, such as converged(); got {self.stop!r}.")
         self.num_samples, self.num_chains, self.thinning = map(index, (self.num_samples, self.num_chains, self.thinning))
         _check_chain_method(self.chain_method, self.num_chains)
-        if self.chain_method == "parallel" and isinstance(self.kernel, Algorithm) and type(self.kernel).needs_host is not Algorithm.needs_host:
+        if (
+            self.chain_method == "parallel"
+            and isinstance(self.kernel, Algorithm)
+            and type(self.kernel).needs_host is not Algorithm.needs_host
+        ):
             name = type(self.kernel).__name__
             raise ValueError(f"chain_method: replicates of {name} go to the host together; use 'sequential' or 'vectorized'.")
 

@@ -84,7 +84,7 @@ class FilterData(NamedTuple):
     """The rows at hand."""
 
     rows: Rows  # padded to a power of two, so that batches of similar size share their compilation
-    num_rows: Array
+    num_rows: np.ndarray  # on the host, so that what the filter says of rows may be compiled
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class FilterReading:
         more = 2 ** int(np.ceil(np.log2(len(labels)))) - len(labels)
         pad = lambda leaf: jnp.asarray(np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)]))
         padded = Rows({site: pad(value.astype(float)) for site, value in rows.values.items()}, pad(labels))
-        return FilterData(padded, jnp.asarray(len(labels), jnp.int32))
+        return FilterData(padded, np.asarray(len(labels), np.int32))
 
     def bounded(self, num_groups: int) -> int:
         """No more groups than the model allows."""
@@ -332,9 +332,7 @@ class ParticleFilter(Algorithm):
         data = reading.data(program)
         return jax.tree.map(lambda leaf: leaf[: int(data.num_rows)], mean_rows(reading.rules, state, data.rows))
 
-    def draw_rows(
-        self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program
-    ) -> tuple[Array, dict[str, Array]]:
+    def draw_rows(self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program) -> tuple[Array, dict[str, Array]]:
         """A class and a whole row for each row of a program's data, given what that shows (nothing, where all is missing)."""
         place_key, row_key = random.split(rng_key)
         data = reading.data(program)
@@ -344,9 +342,7 @@ class ParticleFilter(Algorithm):
 
     # What the tree holds.
 
-    def draw(
-        self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData, num_draws: int
-    ) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData, num_draws: int) -> dict[str, Array]:
         """Partitions of the rows, classes where they are latent, shares of the classes and latent scalars, jointly."""
         found = reading.partition
         joint = state.groups.slot.shape[1] < found.num_classes

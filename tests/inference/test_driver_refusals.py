@@ -56,7 +56,9 @@ def test_wrong_kernels_are_refused():
 
 
 def test_replicates_that_need_the_host_cannot_run_on_devices_of_their_own():
-    with pytest.raises(ValueError, match="chain_method: replicates of ParticleFilter go to the host together; use 'sequential' or 'vectorized'"):
+    with pytest.raises(
+        ValueError, match="chain_method: replicates of ParticleFilter go to the host together; use 'sequential' or 'vectorized'"
+    ):
         Driver(ParticleFilter(normal_mean), chain_method="parallel")
     assert Driver(ImportanceSampling(normal_mean, 5), chain_method="parallel").num_chains == 1  # it never asks
 

@@ -5,9 +5,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
+from inference._reading import Reading
 
 from inference import DataTempering, Driver, ImportanceFinish, NestedSampler
-from inference._reading import Reading
 from tests.inference.importance import ImportanceSampling
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
