@@ -301,16 +301,16 @@ def _values_of(kernel: MCMCKernel, state: Any, program: Program) -> Values:
 
 
 def _run_algorithm(algorithm: Algorithm, rng_key: Array, program: Program, num_steps: int | None, num_draws: int) -> Values:
-    if type(algorithm).is_full is not Algorithm.is_full:
-        raise TypeError(f"kernel: {type(algorithm).__name__} makes room as it goes, which compiled replicates cannot; use on_host(fit).")
+    if type(algorithm).needs_host is not Algorithm.needs_host:
+        name = type(algorithm).__name__
+        raise TypeError(f"kernel: {name} needs the host between steps, which compiled replicates lack; use on_host(fit).")
     init_key, step_key, draw_key = random.split(rng_key, 3)
-    state = jax.tree.map(jnp.asarray, algorithm.init(init_key, program))
+    reading, data = algorithm.read(program)
+    state = jax.tree.map(jnp.asarray, algorithm.init(init_key, reading, data))
     goes_on = lambda at: ~algorithm.finished(at[0]) & ((num_steps is None) | (at[1] < (num_steps or 0)))
-    data = algorithm.data(program)
-    given = program if data is None else data
-    step = lambda at: (algorithm.step(random.fold_in(step_key, at[1]), at[0], given)[0], at[1] + 1)
-    state, _ = jax.lax.while_loop(goes_on, step, (state, jnp.zeros((), jnp.int32)))
-    return algorithm.draw(draw_key, state, program, num_draws)
+    one = lambda state, count: algorithm.step(random.fold_in(step_key, count), state, reading, data)[0]
+    state, _ = jax.lax.while_loop(goes_on, lambda at: (one(*at), at[1] + 1), (state, jnp.zeros((), jnp.int32)))
+    return algorithm.draw(draw_key, state, reading, data, num_draws)
 
 
 def _flat_draws(tree: xr.DataTree, program: Program) -> dict[str, np.ndarray]:

@@ -44,8 +44,8 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
     Labels: -1 is a row of unknown class, in an array of numbers or of objects; it joins the classes that are known. The one exception is
     scikit-learn's coding of two classes by -1 and 1: where `y` holds these two and nothing else, both are classes.
 
-    A call that Ctrl-C or `max_time` ends keeps the rows that it has seen, warns, and says how to go on; a call that raises leaves the
-    classifier as it was.
+    A call that Ctrl-C or `max_time` ends keeps the rows that it has seen, warns, and says how to go on. The rows that it has not come to
+    must come next: `partial_fit` refuses others, so that none is lost. A call that raises leaves the classifier as it was.
 
     :param num_particles: partitions that are kept.
     :param alpha: concentration of the groups in each class: large for many groups. A NumPyro distribution is learned over `grid`.
@@ -121,8 +121,32 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         x, labels = self._read(X, y)
         self._driver.max_time = self.max_time
-        self._driver.update(jnp.asarray(x, float), labels, **self._settings)
+        waiting = self._waiting(x, labels)
+        try:
+            if waiting:
+                self._driver.extend(min(waiting, len(x)))
+            if waiting < len(x) and self._kernel.finished(self._state):
+                self._driver.update(jnp.asarray(x[waiting:], float), labels[waiting:], **self._settings)
+        except KeyboardInterrupt:
+            self._taken(x)
+            raise
         return self._taken(x)
+
+    def _waiting(self, x: np.ndarray, labels: np.ndarray) -> int:
+        """How many rows of an earlier call, which was ended, the filter has still to take; refused where `x` does not go on with them."""
+        taken, given = int(self._state.row), self._driver.program.arguments
+        rest = np.column_stack([given["x"], given["y"]])[taken:]
+        if not len(rest):
+            return 0
+        found = np.column_stack([jnp.asarray(x, float), labels])[: len(rest)]
+        same = np.isclose(found, rest[: len(x)], rtol=0, atol=0, equal_nan=True).all(1)
+        if not same.all():
+            raise ValueError(
+                f"X: a call that Ctrl-C or max_time ended has left {len(rest)} rows, which must come first, and row {same.argmin()} is "
+                f"another one or has another label; give them as the warning of that call said, or begin anew by fit."
+            )
+        self._driver.reading.more(self._program(x, labels))  # what is wrong with later rows is refused before these are taken
+        return len(rest)
 
     def _begin(self, X: Any, y: Any, classes: Any) -> "AClassClassifier":
         chosen = self._chosen_component()
@@ -144,7 +168,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         driver.run(self._seed(), jnp.asarray(x, float), labels, **settings)
         validate_data(self, X, skip_check_array=True)
         self.classes_, self._columns, self._settings = classes, columns, settings
-        self._kernel, self._driver, self._log_units = kernel, driver, 0.0
+        self._kernel, self._driver, self._log_units, self.n_rows_seen_ = kernel, driver, 0.0, 0
         return self._taken(x)
 
     def _read(self, X: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -158,12 +182,10 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
 
     def _taken(self, x: np.ndarray) -> "AClassClassifier":
         """Bookkeeping after the driver's return: of the rows `x` the first ones, or all, were seen."""
-        taken, self._tree = int(self._state.row), None
+        taken, self._tree = int(self._state.seen) - self.n_rows_seen_, None
         self._log_units += self._columns.log_units(x[:taken])
-        self.n_rows_seen_ = int(self._state.seen)
+        self.n_rows_seen_ += taken
         if taken < len(x):
-            if self.n_rows_seen_:
-                self._driver.leave_rest()
             warnings.warn(
                 f"ended by Ctrl-C or max_time after {taken} of {len(x)} rows; partial_fit(X[{taken}:], y[{taken}:]) goes on with the rest.",
                 ConvergenceWarning,
@@ -216,7 +238,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Log probability of each class, [row, class]."""
         check_is_fitted(self)
-        joint = np.asarray(self._kernel.log_classes(self._state, self._program(*self._read(X))), float)
+        joint = np.asarray(self._kernel.log_classes(self._state, self._driver.reading, self._program(*self._read(X))), float)
         return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
 
     def impute(self, X: Any, y: Any = None) -> Any:
@@ -226,9 +248,9 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         :param y: the class of each row, which then counts too; -1, or None for all, where it is unknown.
         """
         check_is_fitted(self)
-        means = self._kernel.mean_rows(self._state, self._program(*self._read(X, y)))
+        means = self._kernel.mean_rows(self._state, self._driver.reading, self._program(*self._read(X, y)))
         best: dict[str, Callable] = {"CategoricalProbs": lambda mean: mean.argmax(-1), "BernoulliProbs": lambda mean: mean > 0.5}
-        families = {block.site: block.family for block in self._kernel.partition.blocks}
+        families = {block.site: block.family for block in self._driver.reading.partition.blocks}
         guessed = {site: best.get(families[site].likelihood, np.asarray)(np.asarray(mean)) for site, mean in means.items()}
         return self._columns.fill(X, self._by_column(guessed))
 
@@ -243,7 +265,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         labels = np.full(n, -1, np.int32) if y is None else codes_among(y if np.ndim(y) else np.full(n, y, object), self.classes_)
         empty = np.full((n, self.n_features_in_), np.nan)
         key = jax.random.fold_in(jax.random.key(self._seed()), 1)
-        classes, rows = self._kernel.draw_rows(key, self._state, self._program(empty, labels))
+        classes, rows = self._kernel.draw_rows(key, self._state, self._driver.reading, self._program(empty, labels))
         return self._columns.decode(self._by_column(rows)), self.classes_[np.asarray(classes)]
 
     @property

@@ -157,6 +157,7 @@ class Session:
             loop = self._loop(self.lanes[i])
             with ctrl_c_waits(), others_run():  # the states are given away, and what comes of them must not be lost
                 self.lanes[i], records, count = loop.chunk(self.lanes[i], left, **how)
+            self.stepper.bind()  # another thread may have had the kernel read other data
             parts.append(records)
             left -= count
         return concatenate(parts), size - left

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
+from jax.core import Tracer
 
 from inference._once import once
 from inference.sites import StructureError, model_name
@@ -33,9 +34,12 @@ class _Probe(NamedTuple):
 
 
 def check(program, start=None) -> None:
-    """Raises ValueError unless at one of its starts every term is finite and every observation in its support."""
+    """Raises ValueError unless at one of its starts every term is finite and every observation in its support. Data that are being
+    traced have no numbers yet, and pass."""
     if not program.latent:
         raise StructureError(f"{model_name(program.model)}: found no latent site among {list(program.sites)}, wanted one to infer.")
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((program.args, program.kwargs))):
+        return
     first, num_starts = None, 0
     for found in _probes(program, start):
         finite = all(np.isfinite(term).all() for term in found.log_probs.values())

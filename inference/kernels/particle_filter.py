@@ -84,7 +84,7 @@ class FilterData(NamedTuple):
     """The rows at hand."""
 
     rows: Rows  # padded to a power of two, so that batches of similar size share their compilation
-    num_rows: Array
+    num_rows: np.ndarray  # on the host, so that what the filter says of rows may be compiled
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class FilterReading:
         more = 2 ** int(np.ceil(np.log2(len(labels)))) - len(labels)
         pad = lambda leaf: jnp.asarray(np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)]))
         padded = Rows({site: pad(value.astype(float)) for site, value in rows.values.items()}, pad(labels))
-        return FilterData(padded, jnp.asarray(len(labels), jnp.int32))
+        return FilterData(padded, np.asarray(len(labels), np.int32))
 
     def bounded(self, num_groups: int) -> int:
         """No more groups than the model allows."""
@@ -286,10 +286,10 @@ class ParticleFilter(Algorithm):
 
         Table and groups double together: replicates are stacked, and one may lack the former where another lacks the latter.
         """
-        wants = {name: any(bool(self._wants(state)[name]) for state in states) for name in ("join", "history")}
-        if wants["join"]:
+        each = [self._wants(state) for state in states]
+        if any(wants["join"] for wants in each):
             return [_joined(state, reading) for state in states]
-        if wants["history"]:
+        if any(wants["history"] for wants in each):
             return [self._with_room(state, 2 * len(state.history.code)) for state in states]
         groups = states[0].groups
         num_rows, num_groups = 2 * groups.count.shape[-1], reading.bounded(2 * groups.slot.shape[-1])

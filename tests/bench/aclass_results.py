@@ -38,7 +38,7 @@ def filter_fit(**settings: Any) -> Callable[[np.ndarray], Fit]:
         driver = Driver(kernel, num_samples=1, progress_bar=False)
         tree = driver.run(0, x, y, num_classes=1)
         program = lambda rows: Program(aclass, rows, np.zeros(len(rows), int), num_classes=1)
-        density = lambda rows: np.asarray(kernel.log_classes(driver.states[0], program(rows)), float)[:, 0]
+        density = lambda rows: np.asarray(kernel.log_classes(driver.states[0], driver.reading, program(rows)), float)[:, 0]
         return Fit(density, float(tree["sample_stats"]["num_groups"].values[0, -1]))
 
     return fit

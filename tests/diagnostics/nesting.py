@@ -46,11 +46,14 @@ class ExactNesting(Algorithm):
     def log_likelihood(self, theta: Array) -> Array:
         return dist.Normal(theta, 0.05).log_prob(0.0)
 
-    def init(self, rng_key, program):
+    def read(self, program):
+        return program, {}
+
+    def init(self, rng_key, program, data):
         live = random.uniform(rng_key, (self.num_live,))
         return Nest(live, jnp.zeros(MOST_STEPS), jnp.full(MOST_STEPS, -jnp.inf), jnp.array(-jnp.inf), jnp.zeros((), jnp.int32))
 
-    def step(self, rng_key, state, program):
+    def step(self, rng_key, state, program, data):
         worst, volume = jnp.argmax(state.live), -state.count / self.num_live
         theta = state.live[worst]
         log_weight = volume + jnp.log(-jnp.expm1(-1 / self.num_live)) + self.log_likelihood(theta)
@@ -73,11 +76,11 @@ class ExactNesting(Algorithm):
         left = -state.count / self.num_live - jnp.log(self.num_live) + self.log_likelihood(state.live)
         return jnp.concatenate([state.dead, state.live]), jnp.concatenate([state.log_weight, left])
 
-    def draw(self, rng_key, state, program, num_draws):
+    def draw(self, rng_key, state, program, data, num_draws):
         theta, log_weight = self._points(state)
         return {"theta": theta[random.categorical(rng_key, log_weight, shape=(num_draws,))]}
 
-    def results(self, state, program):
+    def results(self, state, program, data):
         theta, log_weight = self._points(state)
         log_evidence = logsumexp(log_weight)
         information = jnp.sum(jnp.exp(log_weight - log_evidence) * self.log_likelihood(theta)) - log_evidence

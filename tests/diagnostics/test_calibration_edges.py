@@ -118,26 +118,22 @@ def test_svi_is_a_fit():
         geweke(models.normal_mean, gaussian_guide, models.Y)
 
 
-def test_an_algorithm_that_makes_room_is_left_to_the_host():
+def test_an_algorithm_that_needs_the_host_is_left_to_it():
     class Growing(ImportanceSampling):
-        def is_full(self, state):
+        def needs_host(self, state):
             return state.batch > 3
 
-    with pytest.raises(TypeError, match=r"Growing makes room as it goes.*on_host\(fit\)"):
+    with pytest.raises(TypeError, match=r"Growing needs the host between steps.*on_host\(fit\)"):
         sbc(models.normal_mean, with_kernel(Growing(models.normal_mean, 4), None, 7), models.Y)
 
 
 def test_an_algorithm_is_given_what_it_made_of_its_data():
     class Reading(ImportanceSampling):
-        def data(self, program):
-            return program.arguments["y"]
+        def read(self, program):
+            return super().read(program)[0], program.arguments["y"]
 
-        def step(self, rng_key, state, data):
-            return super().step(rng_key, state, self.seen.with_arguments(y=data))
-
-        def init(self, rng_key, program):
-            self.seen = program
-            return super().init(rng_key, program)
+        def step(self, rng_key, state, program, y):
+            return super().step(rng_key, state, program.with_arguments(y=y), {})
 
     key = random.key(1)
     settings = {"rng_key": key, "num_replicates": 5}

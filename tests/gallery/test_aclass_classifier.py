@@ -219,7 +219,7 @@ def check_probabilities_of_codes(found):
 
 
 def test_probabilities_of_codes_are_mixed_over_groups(fitted):
-    found = fitted._kernel.mean_rows(fitted._state, fitted._program(*fitted._read(NEW)))["category3_x"]
+    found = fitted._kernel.mean_rows(fitted._state, fitted._driver.reading, fitted._program(*fitted._read(NEW)))["category3_x"]
     assert found.shape == (3, 1, 3)
     check_probabilities_of_codes(found[2, 0])
     modes = np.eye(3)[found[2, 0].argmax()]

@@ -210,6 +210,55 @@ def test_max_time_keeps_the_rows_that_were_seen_and_says_how_to_go_on(at_once):
     check_same(classifier, at_once)
 
 
+def ended_early():
+    """One row of 16 was taken."""
+    with pytest.warns(ConvergenceWarning, match="after 1 of 16 rows"):
+        return new(max_time=0.0).fit(X, Y).set_params(max_time=None)
+
+
+OTHERS = {
+    "other rows": (X[2:], Y[2:], "has left 15 rows, which must come first, and row 0 is another one"),
+    "another entry": (np.where(np.arange(45).reshape(15, 3) == 19, 0.5, X[1:]), Y[1:], "and row 6 is another one"),
+    "another label": (X[1:], np.where(np.arange(15) == 4, 1 - Y[1:], Y[1:]), "row 4 is another one or has another label"),
+    "a bad row behind them": (np.vstack([X[1:], [[2.0, 0.0, 0.0]]]), [*Y[1:], 0], "site 'bits_x': row 15, column 0 is 2.0"),
+}
+
+
+def test_no_row_is_lost_where_a_call_was_ended(at_once):
+    """Other rows are refused until those of the call have been taken, in however many calls."""
+    classifier = ended_early()
+    before = said(classifier)
+    for x, y, match in OTHERS.values():
+        with pytest.raises(ValueError, match=match):
+            classifier.partial_fit(x, y)
+        for key, value in said(classifier).items():
+            np.testing.assert_array_equal(value, before[key], err_msg=key)
+    assert classifier.partial_fit(X[1:5], Y[1:5]).n_rows_seen_ == 5
+    check_same(classifier.partial_fit(X[5:], Y[5:]), at_once)
+
+
+@pytest.mark.slow
+def test_rows_may_follow_those_that_a_call_has_left(at_once):
+    with pytest.warns(ConvergenceWarning, match=f"after 1 of {FIRST} rows"):
+        classifier = new(max_time=0.0).fit(X[:FIRST], Y[:FIRST])
+    check_same(classifier.set_params(max_time=None).partial_fit(X[1:], Y[1:]), at_once)
+
+
+def test_a_second_ctrl_c_raises_and_loses_no_row(monkeypatch, at_once):
+    classifier, update = new().fit(X[:FIRST], Y[:FIRST]), Driver.update
+
+    def ended(driver, *args, **kwargs):
+        driver.max_time = 0.0
+        update(driver, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "update", ended)
+        with pytest.raises(KeyboardInterrupt), pytest.warns(ConvergenceWarning, match="after 1 of 7 rows"):
+            classifier.partial_fit(X[FIRST:], Y[FIRST:])
+    check_same(classifier.partial_fit(X[FIRST + 1 :], Y[FIRST + 1 :]), at_once)
+
+
 @pytest.mark.slow
 def test_max_time_may_be_changed_between_calls():
     with pytest.warns(ConvergenceWarning, match="after 1 of 16 rows"):

@@ -7,10 +7,10 @@ import numpy as np
 import xarray as xr
 
 from inference import Driver, ParticleFilter, Program
-from inference.partition import Partition, read_partition
+from inference.kernels.particle_filter import FilterReading
 from zoo.aclass import aclass
 
-__all__ = ["LATER", "OPTIONS", "RNG", "X", "Y", "check_same", "driver", "kernel", "program", "put", "run", "values", "whole"]
+__all__ = ["LATER", "OPTIONS", "RNG", "X", "Y", "check_same", "driver", "kernel", "program", "put", "reading", "run", "values", "whole"]
 
 RNG = np.random.default_rng(0)
 GROUP = RNG.integers(0, 3, 27)
@@ -24,15 +24,16 @@ program = partial(Program, aclass, **OPTIONS)
 
 
 @cache
-def _read() -> Partition:
-    """The model with these options, read once for all."""
-    return read_partition(program(X, LATER))
+def reading(**settings: Any) -> FilterReading:
+    """What a filter with these settings reads of the model with these options."""
+    return ParticleFilter(aclass, **settings).read(program(X, LATER))[0]
 
 
 def kernel(**settings: Any) -> ParticleFilter:
-    """A filter that has read the model."""
+    """A filter that knows the model, which is read once for all."""
     found = ParticleFilter(aclass, **{"num_particles": 8, **settings})
-    found.partition = _read()
+    known = reading(resampling=found.resampling, keep_assignments=found.keep_assignments)
+    found.read = lambda program: (known, known.data(program))  # ty: ignore[invalid-assignment]
     return found
 
 

@@ -1,7 +1,7 @@
 """Many runs of a particle filter side by side, by its own functions: one compilation, and no driver between the rows."""
 
-from copy import copy
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,11 @@ from inference import ParticleFilter, Program
 from inference.kernels import _ancestry as ancestry
 from inference.kernels._filtering import join
 from inference.kernels._groups import wider
-from inference.kernels.particle_filter import FilterState
+from inference.kernels.particle_filter import FilterReading, FilterState
 from tests.inference.partitions import ordered
 from zoo.aclass import aclass
 
-__all__ = ["answers", "check_evidence", "filtered", "log_evidence", "predictive", "promoted", "table", "with_particles"]
+__all__ = ["answers", "check_evidence", "filtered", "log_evidence", "predictive", "promoted", "read", "table", "with_settings"]
 
 ROOM = 12  # groups in each class, and rows of the table for each particle: more than 8 rows of data fill
 
@@ -39,32 +39,47 @@ def table(x: np.ndarray, y: np.ndarray | None = None, num_classes: int = 1, mode
     return Program(model, x, np.zeros(len(x), int) if y is None else y, num_classes=num_classes, **options)
 
 
-def with_particles(kernel: ParticleFilter, num_particles: int, resampling: str = "optimal") -> ParticleFilter:
-    """The same filter of the same model, which is not read again."""
-    other = copy(kernel)
-    other.num_particles, other.resampling = num_particles, resampling
-    return other
+class Filter(NamedTuple):
+    """A kernel, and what it has read of a model."""
+
+    kernel: ParticleFilter
+    reading: FilterReading
 
 
-def filtered(kernel: ParticleFilter, program: Program, num_runs: int = 1, seed: int = 0) -> FilterState:
-    """The states after all rows, with a leading axis of runs."""
+def read(program: Program, **settings: Any) -> Filter:
+    """A filter that has read the model."""
+    kernel = ParticleFilter(program.model, **settings)
     with promoted():
-        state, data = kernel.init(random.key(seed), program), kernel.data(program)
+        return Filter(kernel, kernel.read(program)[0])
+
+
+def with_settings(known: Filter, resampling: str = "optimal", **settings: Any) -> Filter:
+    """One with other settings, for the same model, which is not read again."""
+    kernel = ParticleFilter(known.kernel.model, resampling=resampling, **settings)
+    return Filter(kernel, replace(known.reading, rules=known.reading.rules._replace(scheme=resampling)))
+
+
+def filtered(this: Filter, program: Program, num_runs: int = 1, seed: int = 0) -> FilterState:
+    """The states after all rows, with a leading axis of runs."""
+    kernel, reading = this
+    with promoted():
+        data = reading.data(program)
+        state = kernel.init(random.key(seed), reading, data)
     num_rows, num_groups = state.groups.count.shape[-1], state.groups.slot.shape[-1]
     num_rows = max(num_rows, ROOM * kernel.num_particles)
-    one = state._replace(groups=jax.vmap(lambda groups: wider(groups, num_rows, max(num_groups, kernel._bounded(ROOM))))(state.groups))
+    one = state._replace(groups=jax.vmap(lambda groups: wider(groups, num_rows, max(num_groups, reading.bounded(ROOM))))(state.groups))
     num_rows = int(state.num_rows)
-    unknown = np.flatnonzero(np.asarray(data.labels[:num_rows]) < 0)
+    unknown = np.flatnonzero(np.asarray(data.rows.labels[:num_rows]) < 0)
     is_joined = len(unknown) > 0 and state.groups.slot.shape[1] > 1
     cut = int(unknown[0]) if is_joined else num_rows
     forward = lambda key, state, start, stop: jax.lax.fori_loop(
-        start, stop, lambda t, at: kernel.step(random.fold_in(key, t), at, data)[0], state
+        start, stop, lambda t, at: kernel.step(random.fold_in(key, t), at, reading, data)[0], state
     )
 
     def run(key):
         step_key, join_key = random.split(key)
         before = forward(step_key, one, 0, cut)
-        return forward(step_key, _joined(kernel, before, join_key), cut, num_rows) if is_joined else before
+        return forward(step_key, _joined(reading, before, join_key), cut, num_rows) if is_joined else before
 
     states = jax.jit(jax.vmap(run))(random.split(random.key(seed), num_runs))
     wants = jax.vmap(kernel._wants)(states)
@@ -73,10 +88,10 @@ def filtered(kernel: ParticleFilter, program: Program, num_runs: int = 1, seed: 
     return states
 
 
-def _joined(kernel: ParticleFilter, state: FilterState, key: Array) -> FilterState:
-    """As `ParticleFilter.grown` does it on the host."""
+def _joined(reading: FilterReading, state: FilterState, key: Array) -> FilterState:
+    """As `ParticleFilter.on_host` does it."""
     keys = random.split(key, len(state.log_prior))
-    groups, link = jax.vmap(lambda one, key: join(kernel.rules, one, key))(state.groups, keys)
+    groups, link = jax.vmap(lambda one, key: join(reading.rules, one, key))(state.groups, keys)
     return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
 
 
@@ -100,7 +115,7 @@ def answers(states: FilterState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return last(labels), ordered(last(labels), last(groups)), np.exp(log_weight - log_weight.max())
 
 
-def predictive(kernel: ParticleFilter, states: FilterState, program: Program) -> np.ndarray:
+def predictive(this: Filter, states: FilterState, program: Program) -> np.ndarray:
     """log p(class, row | rows seen) of the rows of a program, [run, row, class]."""
     with promoted():
-        return np.asarray(jax.jit(jax.vmap(lambda state: kernel.log_classes(state, program)))(states))
+        return np.asarray(jax.jit(jax.vmap(lambda state: this.kernel.log_classes(state, this.reading, program)))(states))

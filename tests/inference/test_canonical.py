@@ -76,8 +76,10 @@ from tests.inference.models import LABELS, X, logistic
 def printed(loss):
     program = Program(logistic, X, LABELS)
     algorithm = StochasticVI(SVI(logistic, AutoNormal(logistic), numpyro.optim.Adam(0.02), loss))
-    state = algorithm.init(random.key(0), program)
-    print(sha_of_jaxpr(jax.make_jaxpr(lambda key, state: algorithm.step(key, state, program))(random.key(0), state)))
+    reading, data = algorithm.read(program)
+    state = algorithm.init(random.key(0), reading, data)
+    step = lambda key, state: algorithm.step(key, state, reading, data)
+    print(sha_of_jaxpr(jax.make_jaxpr(step)(random.key(0), state)))
 
 class Unordered(Trace_ELBO):  # the planted bug: NumPyro's own sum, which StochasticVI leaves to a class that it does not know
     pass

@@ -55,10 +55,12 @@ def test_wrong_kernels_are_refused():
         Driver(numpyro.infer.AIES(logistic), num_warmup=1, num_chains=4)
 
 
-def test_replicates_that_grow_cannot_run_on_devices_of_their_own():
-    with pytest.raises(ValueError, match="chain_method: replicates of ParticleFilter grow together; use 'sequential' or 'vectorized'"):
+def test_replicates_that_need_the_host_cannot_run_on_devices_of_their_own():
+    with pytest.raises(
+        ValueError, match="chain_method: replicates of ParticleFilter go to the host together; use 'sequential' or 'vectorized'"
+    ):
         Driver(ParticleFilter(normal_mean), chain_method="parallel")
-    assert Driver(ImportanceSampling(normal_mean, 5), chain_method="parallel").num_chains == 1  # it keeps its shapes
+    assert Driver(ImportanceSampling(normal_mean, 5), chain_method="parallel").num_chains == 1  # it never asks
 
 
 def test_wrong_arguments_are_refused_before_compilation():

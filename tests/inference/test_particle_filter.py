@@ -23,9 +23,8 @@ from tests.inference.partitions import (
     total_variation,
     wishart,
 )
-from tests.inference.replicates import answers, check_evidence, filtered, log_evidence, predictive, promoted, table, with_particles
+from tests.inference.replicates import answers, check_evidence, filtered, log_evidence, predictive, read, table, with_settings
 from zoo.aclass import (
-    aclass,
     beta_bernoulli,
     dirichlet_categorical,
     gamma_poisson,
@@ -93,24 +92,21 @@ def test_the_oracle_sums_to_one():
 
 @cache
 def exact_of(name, alpha, most):
-    """Rows, the mixture, all answers, a filter that has read the model, and the model with its rows."""
+    """Rows, the mixture, all answers, a filter of the model, and the model with its rows."""
     x, component, density = FAMILIES[name]
     mixture, program = Mixture(density, alpha=alpha, max_groups=most), table(x, component=component, alpha=alpha, max_groups=most)
-    kernel = ParticleFilter(aclass)
-    with promoted():
-        kernel.check(program)
-    return x, mixture, mixture.answers(x), kernel, program
+    return x, mixture, mixture.answers(x), read(program), program
 
 
 def check_exact(name="beta_bernoulli", alpha=1.5, most=None):
     """With room for every partition: evidence, posterior, and density of a next row, Z(n + 1) / Z(n)."""
-    x, mixture, exact, kernel, program = exact_of(name, alpha, most)
-    kernel = with_particles(kernel, ALL)
-    states = filtered(kernel, program)
+    x, mixture, exact, known, program = exact_of(name, alpha, most)
+    this = with_settings(known, num_particles=ALL)
+    states = filtered(this, program)
     assert abs(log_evidence(states)[0] - exact.log_evidence) < 1e-10
     assert total_variation(exact, *answers(states)) < 1e-10
     wanted = [mixture.log_predictive(x, row) for row in x[[0, 4]]]
-    np.testing.assert_allclose(predictive(kernel, states, program)[0, [0, 4]], wanted, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(predictive(this, states, program)[0, [0, 4]], wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.slow_after(1)
@@ -127,11 +123,11 @@ def test_bounded_partitions_are_exact(most):
 
 def check_unbiased(name="beta_bernoulli", resampling="optimal", num_particles=4):
     """E[Z-hat] = Z, and E[Z-hat p-hat(row)] = Z of one row more."""
-    x, mixture, exact, kernel, program = exact_of(name, 1.5, None)
-    kernel = with_particles(kernel, num_particles, resampling)
-    states = filtered(kernel, program, RUNS)
+    x, mixture, exact, known, program = exact_of(name, 1.5, None)
+    this = with_settings(known, resampling, num_particles=num_particles)
+    states = filtered(this, program, RUNS)
     check_evidence(states, exact.log_evidence)
-    ratio = np.exp(log_evidence(states) + predictive(kernel, states, program)[:, 0, 0] - exact.log_evidence)
+    ratio = np.exp(log_evidence(states) + predictive(this, states, program)[:, 0, 0] - exact.log_evidence)
     wanted = np.exp(mixture.log_predictive(x, x[0])[0])
     assert abs(ratio.mean() - wanted) < 3 * ratio.std(ddof=1) / np.sqrt(RUNS)
     return exact, states
@@ -229,8 +225,8 @@ def unknown_rows_do_not_count(patch):
 def first_increment_left_out(patch):
     step = ParticleFilter.step
 
-    def slip(self, key, state, data):
-        new, report = step(self, key, state, data)
+    def slip(self, key, state, *given):
+        new, report = step(self, key, state, *given)
         return new._replace(log_evidence=jnp.where(state.seen == 0, 0.0, new.log_evidence)), report
 
     patch.setattr(ParticleFilter, "step", slip)

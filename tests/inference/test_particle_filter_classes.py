@@ -20,8 +20,8 @@ from inference.kernels import _ancestry, _filtering, particle_filter
 from inference.kernels._filtering import filter_row, join
 from tests.inference import replicates
 from tests.inference.partitions import Mixture, bernoulli, poisson, total_variation
-from tests.inference.replicates import answers, check_evidence, filtered, log_evidence, predictive, promoted, table, with_particles
-from zoo.aclass import Axes, aclass, beta_bernoulli
+from tests.inference.replicates import answers, check_evidence, filtered, log_evidence, predictive, read, table, with_settings
+from zoo.aclass import Axes, beta_bernoulli
 
 pytestmark = pytest.mark.usefixtures("x64")
 sample = numpyro.sample
@@ -55,23 +55,19 @@ PRIORS = {  # of the classes: the mixture, and the model
 
 
 @cache
-def read(prior="dirichlet"):
+def known(prior="dirichlet"):
     """A filter that has read the model."""
-    program = PRIORS[prior][1](SEEN)
-    kernel = ParticleFilter(program.model)
-    with promoted():
-        kernel.check(program)
-    return kernel
+    return read(PRIORS[prior][1](SEEN))
 
 
 def check_labelled(prior="dirichlet"):
     """Filters side by side: evidence, and density of class and row, with room for every partition of a class."""
     mixture, model = PRIORS[prior]
-    kernel, program = with_particles(read(prior), 16), model(SEEN)
-    states = filtered(kernel, program)
+    this, program = with_settings(known(prior), num_particles=16), model(SEEN)
+    states = filtered(this, program)
     assert abs(log_evidence(states)[0] - mixture.log_evidence(X, SEEN)) < 1e-10
     wanted = [mixture.log_predictive(X, row, SEEN) for row in X[:2]]
-    np.testing.assert_allclose(predictive(kernel, states, program)[0, :2], wanted, rtol=1e-10)
+    np.testing.assert_allclose(predictive(this, states, program)[0, :2], wanted, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +80,11 @@ def test_labelled_rows_are_exact(prior):
 def check_unlabelled(prior="dirichlet", num_particles=1000):
     """One filter over class and group from the first row on, with room for every answer."""
     mixture, model = PRIORS[prior]
-    kernel, program = with_particles(read(prior), num_particles), model(FIRST)
-    states, exact = filtered(kernel, program), mixture.answers(X, FIRST)
+    this, program = with_settings(known(prior), num_particles=num_particles), model(FIRST)
+    states, exact = filtered(this, program), mixture.answers(X, FIRST)
     assert abs(log_evidence(states)[0] - exact.log_evidence) < 1e-10
     assert total_variation(exact, *answers(states)) < 1e-10
-    np.testing.assert_allclose(predictive(kernel, states, program)[0, 0], mixture.log_predictive(X, X[0], FIRST), rtol=1e-10)
+    np.testing.assert_allclose(predictive(this, states, program)[0, 0], mixture.log_predictive(X, X[0], FIRST), rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -99,8 +95,8 @@ def test_unlabelled_rows_are_exact(prior):
 
 def check_joined(resampling="optimal"):
     """Labelled rows first: the evidence is unbiased and the runs together have the posterior of class and group."""
-    kernel, program = with_particles(read(), 4, resampling), PRIORS["dirichlet"][1](LATER)
-    states, exact = filtered(kernel, program, RUNS), MIXTURE.answers(X, LATER)
+    this, program = with_settings(known(), resampling, num_particles=4), PRIORS["dirichlet"][1](LATER)
+    states, exact = filtered(this, program, RUNS), MIXTURE.answers(X, LATER)
     check_evidence(states, exact.log_evidence)
     assert total_variation(exact, *answers(states)) < 0.025
 
@@ -116,9 +112,8 @@ def test_unlabelled_rows_after_labelled_ones(resampling):
 
 def check_rejuvenated(y, resampling="optimal", alpha=1.5):
     """Redrawn past rows leave the evidence unbiased and the posterior as it is."""
-    kernel = with_particles(read(), 4, resampling)
-    kernel.rejuvenate = 2
-    states, exact = filtered(kernel, PRIORS["dirichlet"][1](y), RUNS), MIXTURE.answers(X, y)
+    this = with_settings(known(), resampling, num_particles=4, rejuvenate=2)
+    states, exact = filtered(this, PRIORS["dirichlet"][1](y), RUNS), MIXTURE.answers(X, y)
     check_evidence(states, exact.log_evidence)
     assert total_variation(exact, *answers(states)) < 0.025
 
@@ -140,7 +135,7 @@ def check_grid():
     """Latent alpha and beta: a mixture over the points, weighted by prior density times spacing."""
     component = partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0))
     program = table(X[:5], component=component, alpha=dist.Gamma(1.5, 1.0))
-    states = filtered(ParticleFilter(aclass, num_particles=52, grid=GRID), program)
+    states = filtered(read(program, num_particles=52, grid=GRID), program)
     weight = np.outer(
         stats.gamma.pdf(GRID["alpha"], 1.5) * np.array([0.7, 1.85, 3.0]),
         stats.gamma.pdf(GRID["beta"], 2.0, scale=0.25) * np.array([0.7, 0.7]),
@@ -170,7 +165,8 @@ def by_class_and_feature(x, at):
 @pytest.mark.slow
 def test_priors_by_class_and_feature_are_followed():
     mixture = Mixture(lambda x, c: bernoulli(x, ONES[c], 2.0), by_class=True, num_classes=2, gamma=(1.0, 1.0))
-    states = filtered(ParticleFilter(aclass, num_particles=300), table(X[:5], FIRST[:5], 2, component=by_class_and_feature))
+    program = table(X[:5], FIRST[:5], 2, component=by_class_and_feature)
+    states = filtered(read(program, num_particles=300), program)
     exact = mixture.answers(X[:5], FIRST[:5])
     assert abs(log_evidence(states)[0] - exact.log_evidence) < 1e-10
     assert total_variation(exact, *answers(states)) < 1e-10
@@ -188,7 +184,8 @@ def counts(numbers):
 @pytest.mark.slow
 def test_a_model_without_classes_is_followed():
     numbers = np.array([1.0, 12.0, np.nan, 2.0, 9.0])
-    states = filtered(ParticleFilter(counts, num_particles=52), Program(counts, numbers))
+    program = Program(counts, numbers)
+    states = filtered(read(program, num_particles=52), program)
     exact = Mixture(partial(poisson, shape=2.0, rate=0.5), alpha=0.7).answers(numbers[:, None])
     assert abs(log_evidence(states)[0] - exact.log_evidence) < 1e-10
     assert total_variation(exact, *answers(states)) < 1e-10
@@ -200,8 +197,8 @@ def test_a_model_without_classes_is_followed():
 def classes_not_counted(patch):
     step = ParticleFilter.step
 
-    def slip(self, key, state, data):
-        new, report = step(self, key, state, data)
+    def slip(self, key, state, *given):
+        new, report = step(self, key, state, *given)
         return new._replace(class_count=state.class_count), report
 
     patch.setattr(ParticleFilter, "step", slip)

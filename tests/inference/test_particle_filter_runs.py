@@ -78,13 +78,16 @@ def test_what_growth_forgets_is_seen(monkeypatch):
 def test_replicates_that_are_stacked_grow_together_whatever_each_lacks():
     """One has no room in the table, one none for a group."""
     this = kernel()
-    state = this.init(random.key(0), program(X, Y))
+    given = this.read(program(X, Y))
+    state = this.init(random.key(0), *given)
     lacking = lambda **fields: state._replace(groups=state.groups._replace(**{name: jnp.full((1, 2), n) for name, n in fields.items()}))
-    shapes = lambda at: [leaf.shape for leaf in jax.tree.leaves(this.grown(at, program(X, Y)))]
-    assert not this.is_full(state)
-    for one in (lacking(used=50), lacking(widest=32)):
-        assert this.is_full(one)
+    shapes = lambda *states: [[leaf.shape for leaf in jax.tree.leaves(one)] for one in this.on_host(states, *given)]
+    assert not this.needs_host(state)
+    of_rows, of_groups = lacking(used=50), lacking(widest=32)
+    for one in (of_rows, of_groups):
+        assert this.needs_host(one)
         assert shapes(one) == shapes(lacking(used=50, widest=32))
+    assert shapes(state, of_rows, of_groups) == 3 * shapes(of_rows)
 
 
 OTHERS = {
@@ -157,8 +160,8 @@ def test_three_batches_equal_one_run_for_other_settings(settings, monkeypatch):
 def test_what_a_batch_forgets_is_seen(field, monkeypatch):
     updated = ParticleFilter.updated
 
-    def forgetful(self, state, *programs):
-        new = updated(self, state, *programs)
+    def forgetful(self, state, *given):
+        new = updated(self, state, *given)
         return new._replace(**{field: jnp.zeros_like(getattr(new, field))})
 
     monkeypatch.setattr(ParticleFilter, "updated", forgetful)
@@ -237,19 +240,6 @@ def test_an_update_drops_no_rows_that_a_run_has_not_come_to(ended_early):
     with pytest.raises(ValueError, match=f"update: the filter has taken {taken} of 27 rows; let it go on first"):
         this.update(*MORE, **OPTIONS)
     check_same(this.extend(1_000_000), whole(num_chains=1)[1])
-
-
-def test_rows_that_are_given_up_are_as_if_they_had_never_been_given(ended_early):
-    this, taken = ended_early
-    this.leave_rest()
-    assert this.tree()["observed_data"]["x"].shape == (taken, 3)
-    this.update(X[taken:], Y[taken:], **OPTIONS)
-    check_same(this.tree(), whole(num_chains=1)[1])
-
-
-def test_what_takes_no_rows_one_by_one_has_no_rest():
-    with pytest.raises(TypeError, match="leave_rest: wanted one replicate"):
-        whole()[0].leave_rest()
 
 
 @pytest.mark.slow

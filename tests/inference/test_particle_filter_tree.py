@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import cache
 
 import arviz as az
 import jax
@@ -83,7 +82,7 @@ def five_rows():
 def test_draws_are_particles_by_weight(five_rows):
     """The partition of a class in a draw is that of a particle of its filter, as often as its weight says."""
     this, tree = five_rows
-    drawn = this.kernel.draw(random.key(1), this.states[0], program(X, Y), 4000)
+    drawn = this.kernel.draw(random.key(1), this.states[0], this.reading, this.data, 4000)
     for label in range(2):
         filtered, rows = tree["particles"].isel(chain=0, point=0), np.flatnonzero(label == Y[:5])
         weight = np.exp(filtered["log_weight"].values[label])
@@ -140,18 +139,11 @@ def test_one_replicate_is_undecided_and_four_are_trusted():
 LATENT = OPTIONS | {"alpha": dist.Gamma(1.5, 1.0)}
 
 
-@cache
-def with_latent_alpha():
-    return read_partition(Program(aclass, X, Y, **LATENT))
-
-
 @pytest.mark.slow
 def test_a_grid_is_in_the_tree():
     """The points and their posterior: prior density times spacing times evidence."""
     alpha = np.array([0.3, 1.0, 4.0])
-    filtering = ParticleFilter(aclass, num_particles=8, grid={"alpha": alpha})
-    filtering.partition = with_latent_alpha()
-    this = Driver(filtering, num_samples=4000, progress_bar=False)
+    this = Driver(ParticleFilter(aclass, num_particles=8, grid={"alpha": alpha}), num_samples=4000, progress_bar=False)
     tree = this.run(0, X, Y, **LATENT)
     grid = tree["grid"].isel(chain=0)
     assert grid["alpha"].dims == grid["log_weight_of_point"].dims == ("point",)
@@ -175,14 +167,15 @@ def test_assignments_that_are_not_kept_change_nothing_else():
     found, wanted = values(tree), values(wanted)
     for name in found.keys() - {"log_evidence"}:
         np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
-    np.testing.assert_array_equal(*(each.kernel.log_classes(each.states[0], program(X, Y)) for each in (this, other)))
+    np.testing.assert_array_equal(*(each.kernel.log_classes(each.states[0], each.reading, program(X, Y)) for each in (this, other)))
 
 
 def test_memory_is_constant_without_assignments(monkeypatch):
     monkeypatch.setattr(particle_filter, "NUM_KEPT", 1)
 
     def shapes(num_rows, **settings):
-        state = kernel(**settings).init(random.key(0), program(X[:num_rows], Y[:num_rows]))
+        this = kernel(**settings)
+        state = this.init(random.key(0), *this.read(program(X[:num_rows], Y[:num_rows])))
         return [leaf.shape for leaf in jax.tree.leaves(state)]
 
     assert shapes(9, keep_assignments=False) == shapes(27, keep_assignments=False)
@@ -233,10 +226,8 @@ def test_a_row_that_is_partly_missing_is_refused_where_columns_are_coupled():
 def test_latent_scalars_need_a_grid_and_a_grid_needs_latent_scalars():
     with pytest.raises(ValueError, match=r"grid: 'alpha' is no latent scalar of the model, which has \[\]"):
         driver(grid={"alpha": [0.5, 1.0]}).run(0, X, Y, **OPTIONS)
-    filtering = ParticleFilter(aclass)
-    filtering.partition = with_latent_alpha()
     with pytest.raises(StructureError, match=r"site 'alpha': a latent scalar is learned over a grid; give its values, say grid=\{'alpha'"):
-        Driver(filtering, progress_bar=False).run(0, X, Y, **LATENT)
+        Driver(ParticleFilter(aclass), progress_bar=False).run(0, X, Y, **LATENT)
 
 
 def test_numbers_are_the_same_to_the_last_bit_whatever_the_rows_on_which_they_were_read():
