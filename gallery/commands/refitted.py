@@ -32,15 +32,14 @@ def refitted_probabilities(tree: xr.DataTree, x: np.ndarray, by_row: Mapping[str
     :param by_row: what the model is told of each row beside x and y, such as its task.
     """
     entry, name, told, request, arguments = _again(tree)
-    kernel = make_kernel(name, entry.model, **told.kernel)
     settings = {key: told.driver[key] for key in ("num_warmup", "num_chains") if key in told.driver}
-    driver = Driver(kernel, **settings, num_samples=0, progress_bar=False)
+    driver = Driver(make_kernel(name, entry.model, **told.kernel), **settings, num_samples=0, progress_bar=False)
     with in_precision(name, arguments):
         again = driver.run(request.seed, **arguments)
         if not np.isclose(_evidence(again), _evidence(tree), rtol=1e-5, atol=0):
             changed = "the run ended early, or the data or the model have changed"
             raise ValueError(f"predict: it fits {request.data_name} again, which gives another evidence: {changed}. Fit anew.")
-        return _normalised(_joint(kernel, driver.states, Program(entry.model, **arguments), x, by_row))
+        return _normalised(_joint(driver, Program(entry.model, **arguments), x, by_row))
 
 
 def mixture_probabilities(tree: xr.DataTree, x: np.ndarray) -> np.ndarray:
@@ -80,15 +79,16 @@ def _evidence(tree: xr.DataTree) -> float:
     return float(tree["sample_stats"].to_dataset()["elbo"].isel(step=-1).max())
 
 
-def _joint(kernel: Any, states: list[Any], program: Program, x: np.ndarray, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
+def _joint(driver: Driver, program: Program, x: np.ndarray, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
     """log p(class, row) [row, class], but for a constant of the row."""
+    kernel, states, reading = driver.kernel, driver.states, driver.reading
     if isinstance(kernel, ParticleFilter):  # replicates count as much as their evidence
         new = program.with_arguments(x=x, y=np.full(len(x), -1))
-        each = [kernel.log_classes(state, new) + float(logsumexp(state.log_prior + state.log_evidence)) for state in states]
+        each = [kernel.log_classes(state, reading, new) + float(logsumexp(state.log_prior + state.log_evidence)) for state in states]
         return np.asarray(logsumexp(np.stack(each), axis=0), float)
     assert isinstance(kernel, CoordinateAscent)
     best = max(states, key=lambda state: float(state.elbo))
-    return np.asarray(kernel.predict(best, _with_each_label(program, x, by_row)).log_label, float).reshape(-1, len(x)).T
+    return np.asarray(kernel.predict(best, reading, _with_each_label(program, x, by_row)).log_label, float).reshape(-1, len(x)).T
 
 
 def _normalised(joint: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from inference._assignment_proof import precision_and_loc, values_by_group
 from inference._assignment_rows import by_class
-from inference.assignment import Assignment, Prior, Rows
+from inference.assignment import Assignment, Level, Prior, Rows
 from inference.kernels._levels import (
     Upper,
     agreement,
@@ -49,6 +49,7 @@ __all__ = [
     "factors_of",
     "message_at",
     "message_of",
+    "parameters_of",
     "said_at",
     "said_by_groups",
     "seen_by_experts",
@@ -222,3 +223,27 @@ def divergence(found: Assignment, factors: Factors) -> Array:
     if factors.weights is not None and factors.common is not None and prior.experts is not None:
         total = total - weights_term(factors.common, factors.weights) + common_divergence(factors.common, prior.experts)
     return total
+
+
+def parameters_of(found: Assignment, factors: Factors) -> dict[str, dict[str, Array]]:
+    """The parameters of the factors by site."""
+    one_row = len(found.few.sites[found.sticks].shape) == 1
+    named = _of_level(found.lower, factors.concentration, tuple(part[0] if one_row else part for part in factors.sticks))
+    if found.upper and factors.upper:
+        named |= _of_level(found.upper, factors.upper.concentration, factors.upper.sticks)
+        named[found.upper.site] = {"probs": jnp.exp(factors.upper.log_share)}
+    named |= {block.priors[-1]: hyper._asdict() for block, hyper in zip(found.columns, factors.columns, strict=True)}
+    if found.features:
+        named[found.features.priors[-1]] = factors.features._asdict()
+    if found.experts and factors.weights and factors.common:
+        _, _, weights, loc, precision = found.experts
+        common = factors.common
+        named[weights] = factors.weights._asdict()
+        named |= {loc: {"loc": common.loc, "gamma": common.gamma}} if loc else {}
+        named |= {precision: {"concentration": common.concentration, "rate": common.rate}} if precision else {}
+    return named
+
+
+def _of_level(level: Level, concentration: tuple[Array, Array], sticks: tuple[Array, ...]) -> dict[str, dict[str, Array]]:
+    named = {level.concentration: dict(zip(("concentration", "rate"), concentration, strict=True))} if level.concentration else {}
+    return named | {level.sticks: dict(zip(("concentration1", "concentration0"), sticks, strict=True))}
