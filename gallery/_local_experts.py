@@ -61,8 +61,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     max_time: float | None
     progress_bar: bool
     random_state: Any
-    _model: Callable
-    _predict: Callable[[Program], Any]  # what is known of the rows of a program
+    _driver: Any
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -123,7 +122,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             state = driver.states[0]
             is_done = bool(kernel.finished(state))
             self._state = jax.device_get(state)  # by numpy, which keeps float64 when it is pickled
-        self._predict = partial(kernel.predict, self._state, driver.reading)
+        self._predict = partial(kernel.predict, self._state, driver.reading)  # what is known of the rows of a program
         self._driver, self._tree = driver, None
         stats = tree["sample_stats"].dataset.isel(chain=0)
         self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])

@@ -9,7 +9,7 @@ rows with P features, K factors and H groups: 2 n (P K^2 + H K^3) + P K^3.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,16 +49,14 @@ class FactorState(NamedTuple):
     elbo: Array  # of the last step
     gain: Array  # over the step before
 
-    @property
-    def may_end(self) -> bool:
-        """Always: nothing is held."""
-        return True
+    may_end = True  # nothing is held
 
 
 @dataclass(frozen=True, eq=False)
 class FactorAscent:
     """The model as it was read, and its steps."""
 
+    attributes: ClassVar = {"route": "factors"}
     found: FactorMixture
     prior: LinearPrior
     rows: FactorRows  # as they came: a start reads them, steps read `FactorData`
@@ -68,21 +66,16 @@ class FactorAscent:
     def read(cls, program: Program) -> "tuple[FactorAscent, FactorData]":
         """Proved, and the rows laid out."""
         found = read_factors(program)
-        rows, size = found.rows(program), found.num_factors
         assert found.prior is not None
-        prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
+        rows, size = found.rows(program), found.num_factors
         if any(place > size for place in rows.design):
             raise ValueError(f"site {found.given.experts}: experts see more than factors and a bias; wanted no other columns.")
         x, seen = np.nan_to_num(rows.features), ~np.isnan(rows.features)
         features, signs = jnp.asarray(rows.features, float), jnp.asarray(rows.signs, float)
         chunks = lay_out(features, signs, found.given.num_own * (size + 1) ** 2)
         data = FactorData(chunks, jnp.asarray(seen.sum(0), float), jnp.asarray((x**2).sum(0), float))
+        prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
         return cls(found, prior, rows, Shape(size, size + 1, rows.design, ())), data
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        """For the tree: which of the two cases of `CoordinateAscent` this is."""
-        return {"route": "factors"}
 
     def start(self, rng: np.random.Generator, init: str, data: FactorData) -> FactorState:
         """What a start's groups and principal components imply."""
@@ -129,16 +122,16 @@ class FactorAscent:
 
     def parameters(self, state: FactorState) -> dict[str, dict[str, Array]]:
         """The parameters of q by site, but for the rows."""
-        linked, linear, named = self.found.linked, state.linear, parameters_of(self.found.given, state.factors)
-        named[linked.loadings] = {"loc": linear.mean[:, :-1].T, "covariance": linear.covariance}
-        if linked.centre:
-            named[linked.centre] = {"loc": linear.mean[:, -1]}
-        for name, (concentration, rate) in ((linked.beta, linear.beta), (linked.noise, linear.noise)):
-            if name:
-                named[name] = {"concentration": concentration, "rate": rate}
-        if linked.shown:
-            named[linked.shown] = {"probs": linear.shown[:, :-1]}
-        return named
+        linked, linear = self.found.linked, state.linear
+        gamma = lambda pair: {"concentration": pair[0], "rate": pair[1]}
+        named = {
+            linked.loadings: {"loc": linear.mean[:, :-1].T, "covariance": linear.covariance},
+            linked.centre: {"loc": linear.mean[:, -1]},
+            linked.beta: gamma(linear.beta),
+            linked.noise: gamma(linear.noise),
+            linked.shown: {"probs": linear.shown[:, :-1]},
+        }
+        return parameters_of(self.found.given, state.factors) | {site: own for site, own in named.items() if site}
 
 
 def said_of(found: FactorMixture, shape: Shape, factors: Factors) -> Said:

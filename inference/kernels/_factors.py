@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from inference._assignment_proof import precision_and_loc, values_by_group
 from inference._assignment_rows import by_class
-from inference.assignment import Assignment, Level, Prior, Rows
+from inference.assignment import Assignment, Prior, Rows
 from inference.kernels._levels import (
     Upper,
     agreement,
@@ -228,22 +228,20 @@ def divergence(found: Assignment, factors: Factors) -> Array:
 def parameters_of(found: Assignment, factors: Factors) -> dict[str, dict[str, Array]]:
     """The parameters of the factors by site."""
     one_row = len(found.few.sites[found.sticks].shape) == 1
-    named = _of_level(found.lower, factors.concentration, tuple(part[0] if one_row else part for part in factors.sticks))
+    levels = [(found.lower, factors.concentration, [part[0] if one_row else part for part in factors.sticks])]
+    named: dict[str | None, dict[str, Array]] = {}
     if found.upper and factors.upper:
-        named |= _of_level(found.upper, factors.upper.concentration, factors.upper.sticks)
+        levels.append((found.upper, factors.upper.concentration, [*factors.upper.sticks]))
         named[found.upper.site] = {"probs": jnp.exp(factors.upper.log_share)}
+    for level, (a, b), (c1, c0) in levels:
+        named |= {level.concentration: {"concentration": a, "rate": b}, level.sticks: {"concentration1": c1, "concentration0": c0}}
     named |= {block.priors[-1]: hyper._asdict() for block, hyper in zip(found.columns, factors.columns, strict=True)}
     if found.features:
         named[found.features.priors[-1]] = factors.features._asdict()
-    if found.experts and factors.weights and factors.common:
-        _, _, weights, loc, precision = found.experts
-        common = factors.common
-        named[weights] = factors.weights._asdict()
-        named |= {loc: {"loc": common.loc, "gamma": common.gamma}} if loc else {}
-        named |= {precision: {"concentration": common.concentration, "rate": common.rate}} if precision else {}
-    return named
-
-
-def _of_level(level: Level, concentration: tuple[Array, Array], sticks: tuple[Array, ...]) -> dict[str, dict[str, Array]]:
-    named = {level.concentration: dict(zip(("concentration", "rate"), concentration, strict=True))} if level.concentration else {}
-    return named | {level.sticks: dict(zip(("concentration1", "concentration0"), sticks, strict=True))}
+    if found.experts and factors.weights and (common := factors.common):
+        named |= {
+            found.experts.weights: factors.weights._asdict(),
+            found.experts.loc: {"loc": common.loc, "gamma": common.gamma},
+            found.experts.precision: {"concentration": common.concentration, "rate": common.rate},
+        }
+    return {site: own for site, own in named.items() if site}

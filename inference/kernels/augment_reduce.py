@@ -31,9 +31,9 @@ from inference._once import once
 from inference.fingerprint import is_arrays
 from inference.kernels._lazy_updates import Adaptive, check_lazy, remembered
 from inference.kernels._local_steps import Local, LocationScale, LogExponential
-from inference.kernels._reduced_model import Index, ReducedModel, read_reduced
+from inference.kernels._reduced_model import ReducedModel, read_reduced
 from inference.kernels._tables import Row, Table, tables_of
-from inference.kernels._weights import View, view_of
+from inference.kernels._weights import view_of
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 from inference.sites import StructureError
@@ -42,7 +42,6 @@ __all__ = ["AugmentReduce", "ReduceReading", "ReduceReport", "ReduceState"]
 
 PROBES = (0.3, 1.0, 2.5)  # where the slope in exp(-eps) is compared
 LINEAR = 1e-3  # the relative difference of slopes that rounding leaves
-PLAIN = (int, float, str, jax.ShapeDtypeStruct)  # what is the same where it is equal
 LOG_START = -2.3  # of the standard deviation of weights, with `posterior`
 
 
@@ -90,10 +89,6 @@ class ReduceReading:
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
         """None: the tree tells of the last rows, whose q(eps) alone is known."""
         return ()
-
-    def view(self, program: Program, index: Index, state: ReduceState, rng_key: Array | None) -> View:
-        """What the model asks for at these indices; without a key the weights are at their means."""
-        return view_of(self.reduced, self.tables, program, index, state, rng_key)
 
     def start(self) -> dict[str, Array]:
         """q(eps) of each row, at its start."""
@@ -160,10 +155,9 @@ class AugmentReduce(Algorithm):
         for name, is_finite in finite.items():
             if not is_finite:
                 raise ValueError(f"site {name!r}: its log probability is not finite at small weights; look at the data that it is given.")
-        reads = None
-        if reduced.local:
-            reads = LogExponential() if float(gap) < LINEAR else LocationScale(reduced.noise(program), self.num_draws)
-        data = _arrays(program)
+        is_linear = float(gap) < LINEAR
+        reads = None if not reduced.local else LogExponential() if is_linear else LocationScale(reduced.noise(program), self.num_draws)
+        data = {name: jax.tree.map(jnp.asarray, value) for name, value in program.arguments.items() if is_arrays(value)}
         shapes = program.with_arguments(**jax.eval_shape(lambda: data))
         return ReduceReading(self, shapes, reduced, tables, reads), data
 
@@ -207,7 +201,7 @@ class AugmentReduce(Algorithm):
         index_key, weight_key, local_key, point_key = random.split(rng_key, 4)
         index = model.draw_index(index_key, self.own_negatives)
         rows = index[model.rows]
-        view = reading.view(program, index, state, weight_key)
+        view = view_of(reading, program, index, state, weight_key)
         local = jax.tree.map(lambda leaf: leaf[rows], state.local)
         if reading.reads is not None:
             num_all, num_seen = model.sizes[model.rows]
@@ -241,16 +235,18 @@ class AugmentReduce(Algorithm):
             "largest numbers are not far beyond their standard deviation."
         )
 
-    def bound(self, state: ReduceState, reading: ReduceReading, program: Program, rows_at_once: int = 64) -> float:
-        """The bound on the log likelihood of all rows of the program that `state` was fitted to, with all classes, at the means of the
-        weights. Nothing is drawn; what is not in closed form is integrated by quadrature. Cost: rows x classes x features."""
-        model, total, data = reading.reduced, 0.0, _arrays(program)
+    def bound(self, state: ReduceState, reading: ReduceReading, data: dict[str, Any], rows_at_once: int = 64) -> float:
+        """The bound on the log likelihood of all rows that `state` was fitted to, with all classes, at the means of the weights.
+
+        Nothing is drawn; what is not in closed form is integrated by quadrature. Cost: rows x classes x features.
+        """
+        model, total = reading.reduced, 0.0
         every = {model.classes: jnp.arange(model.sizes[model.classes][0])} if model.classes else {}
 
         @jax.jit
         def of(rows: Array, state: ReduceState, data: dict[str, Any]) -> Array:
             index = every | {model.rows: rows}
-            view = reading.view(reading.program.with_arguments(**data), index, state, None)
+            view = view_of(reading, reading.program.with_arguments(**data), index, state, None)
             local = jax.tree.map(lambda leaf: leaf[rows], state.local)
             return reading.bound_of_rows(view.terms(view.parameters), local, len(rows), None)
 
@@ -291,15 +287,10 @@ class AugmentReduce(Algorithm):
         return state._replace(local=reading.start())
 
 
-def _arrays(program: Program) -> dict[str, Any]:
-    """The arrays among the arguments."""
-    return {name: jax.tree.map(jnp.asarray, value) for name, value in program.arguments.items() if is_arrays(value)}
-
-
 def _settings(program: Program) -> tuple[Any, list[Any]]:
     """The arguments, in a form that is the same only where they are."""
     leaves, form = jax.tree.flatten(program.arguments)
-    return form, [(type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)) for leaf in leaves]
+    return form, [(type(leaf), leaf if isinstance(leaf, int | float | str | jax.ShapeDtypeStruct) else id(leaf)) for leaf in leaves]
 
 
 def _probed(model: ReducedModel, program: Program, own_negatives: bool, rng_key: Array) -> tuple[dict[str, Array], Array]:

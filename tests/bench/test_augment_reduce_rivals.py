@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from inference import Program
+from inference.kernels._weights import view_of
 from tests.bench.augment_reduce_rivals import UMax, exact_softmax, one_vs_each, sampled_softmax
 from tests.inference.reducing import TOLD, Y, every, fitted, step, utilities, whole
 from zoo.augment_reduce import augment_reduce
@@ -53,7 +54,7 @@ def test_u_max_rests_at_the_best_rate():
     kernel = UMax(augment_reduce, init_scale=1.0)
     reading, data = kernel.read(program)
     state = kernel.init(jax.random.key(3), reading, data)
-    view = reading.view(program, every(reading), state, None)
+    view = view_of(reading, program, every(reading), state, None)
     terms, best = view.terms(view.parameters), np.exp(gaps(reading, state)).sum(1)
     rate_after = jax.jit(lambda local: reading.reads.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0)))
     np.testing.assert_allclose(rate_after({"rate": jnp.asarray(best)})["rate"], best, rtol=1e-10)

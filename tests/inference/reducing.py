@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference import AugmentReduce, Program
+from inference.kernels._weights import view_of
 from zoo.augment_reduce import augment_reduce
 
 X = np.random.default_rng(0).normal(size=(6, 2))
@@ -40,6 +41,11 @@ def step(reading, program, state, seed):
     return reading.kernel.step(jax.random.key(seed), state, reading, program.arguments)
 
 
+def bound(reading, program, state):
+    """Of all rows and classes."""
+    return reading.kernel.bound(state, reading, reading.kernel.read(program)[1])
+
+
 def weights_of(reading, state):
     """Of each site, where the weights are a point."""
     return {name: value["loc"] for name, value in reading.kernel.values(state, reading).items()}
@@ -54,15 +60,15 @@ def utilities(reading, state):
 def estimate(reading, program, state, index, rng_key):
     """What a step would take for the bound on the log likelihood, and its slopes in all weights; without a key eps is integrated out."""
     model = reading.reduced
-    view = reading.view(program, index, state, None)
+    view = view_of(reading, program, index, state, None)
     rows = index[model.rows]
     local = jax.tree.map(lambda leaf: leaf[rows], state.local)
 
-    def bound(parameters):
+    def of(parameters):
         each = reading.bound_of_rows(view.terms(parameters), local, len(rows), rng_key)
         return each.sum() * (model.sizes[model.rows][0] / len(rows))
 
-    value, slopes = jax.value_and_grad(bound)(view.parameters)
+    value, slopes = jax.value_and_grad(of)(view.parameters)
     dense = {
         name: view.asked[name].scatter(jnp.zeros(model.by_row[name].shape), view.asked[name].merged(slope["loc"]))
         for name, slope in slopes.items()

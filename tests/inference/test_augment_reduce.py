@@ -11,7 +11,8 @@ from scipy.optimize import minimize
 
 from inference.kernels import _reduced_model
 from inference.kernels._local_steps import LocationScale, LogExponential
-from tests.inference.reducing import X, Y, every, fitted, utilities, weights_of, whole, z_scores
+from inference.kernels._weights import view_of
+from tests.inference.reducing import X, Y, bound, every, fitted, utilities, weights_of, whole, z_scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -39,19 +40,19 @@ def best_rate(reading, state):
 def test_bound_is_below_the_log_likelihood(noise):
     reading, program, state = fitted(noise)
     exact = exact_log_likelihood(reading, program, state).sum()
-    assert reading.kernel.bound(state, reading, program) < exact
+    assert bound(reading, program, state) < exact
     nearly = state._replace(local={name: jnp.zeros_like(value) for name, value in state.local.items()}) if noise != "gumbel" else state
-    assert reading.kernel.bound(nearly, reading, program) < exact
+    assert bound(reading, program, nearly) < exact
 
 
 def test_bound_of_softmax_is_tight_at_the_best_rate():
     reading, program, state = fitted("gumbel")
     assert isinstance(reading.reads, LogExponential)
     best = state._replace(local={"rate": jnp.asarray(best_rate(reading, state))})
-    assert reading.kernel.bound(best, reading, program) == pytest.approx(exact_log_likelihood(reading, program, state).sum(), abs=1e-6)
+    assert bound(reading, program, best) == pytest.approx(exact_log_likelihood(reading, program, state).sum(), abs=1e-6)
     rate = np.asarray(state.local["rate"])
     closed = 1 - np.log(rate) - best_rate(reading, state) / rate  # eq. 8
-    assert reading.kernel.bound(state, reading, program) == pytest.approx(closed.sum(), abs=1e-10)
+    assert bound(reading, program, state) == pytest.approx(closed.sum(), abs=1e-10)
 
 
 @pytest.mark.slow_after(1)
@@ -71,7 +72,7 @@ def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
 
     log_joint = np.asarray(jax.lax.map(jax.jit(rows), jnp.asarray(z))).mean(0)
     entropy = np.log(scale) + float(SCIPY[noise]().entropy() if noise != "student_t" else stats.t(5).entropy())
-    assert reading.kernel.bound(state, reading, program) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
+    assert bound(reading, program, state) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
 
 
 def test_a_missing_entropy_is_seen(monkeypatch):
@@ -116,7 +117,7 @@ def test_classes_that_are_scaled_by_k_are_seen(request):
 def e_step(reading, program, state, index, key, step_size=1.0):
     @jax.jit
     def step(state, key):
-        view = reading.view(program, index, state, None)
+        view = view_of(reading, program, index, state, None)
         rows = index["row"]
         local = jax.tree.map(lambda leaf: leaf[rows], state.local)
         terms = view.terms(view.parameters)
@@ -140,7 +141,7 @@ def rate_scores(reading, program, state, num_draws=10_000):
 
     def target(key):
         classes = reading.reduced.draw_index(key, False)["other"]
-        view = reading.view(program, {"row": jnp.arange(6), "other": classes}, state, None)
+        view = view_of(reading, program, {"row": jnp.arange(6), "other": classes}, state, None)
         return reading.reads.target(view.terms(view.parameters), 6)[0]
 
     found = np.asarray(jax.jit(jax.vmap(target))(jax.random.split(jax.random.key(1), num_draws)))
@@ -187,7 +188,7 @@ def steps_with_a_posterior(local, step_size, num_draws, floor_at_means=True):
     reading, program, state, _ = with_a_posterior()
 
     def step(key):
-        view = reading.view(program, every(reading), state, key)
+        view = view_of(reading, program, every(reading), state, key)
         drawn, at_means = (each.terms(each.parameters) for each in (view, view._replace(noise={})))
         return reading.reads.step(local, drawn, at_means if floor_at_means else drawn, step_size, key)["rate"]
 
@@ -218,7 +219,7 @@ def test_steps_of_location_and_scale_end_at_the_best_bound(noise):
     step = jax.jit(lambda state, key, size: state._replace(local=e_step(reading, program, state, every(reading), key, size)))
     for t in range(60):
         state = step(state, jax.random.key(t), (1 + t / 4) ** -0.9)
-    view = reading.view(program, every(reading), state, None)
+    view = view_of(reading, program, every(reading), state, None)
     terms = view.terms(view.parameters)
 
     @jax.jit
@@ -227,5 +228,5 @@ def test_steps_of_location_and_scale_end_at_the_best_bound(noise):
         return -reading.bound_of_rows(terms, {"loc": vector[:6], "log_scale": vector[6:]}, 6, None).sum()
 
     best = minimize(lambda v: [np.asarray(part, float) for part in loss(jnp.asarray(v))], np.zeros(12), jac=True)
-    assert reading.kernel.bound(state, reading, program) == pytest.approx(-best.fun, abs=0.02)
+    assert bound(reading, program, state) == pytest.approx(-best.fun, abs=0.02)
     np.testing.assert_allclose(state.local["loc"], best.x[:6], atol=0.1)

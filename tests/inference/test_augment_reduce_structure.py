@@ -12,8 +12,9 @@ from inference import AugmentReduce, Program, StructureError
 from inference.distributions import Below, log_cdf
 from inference.kernels._local_steps import LocationScale, LogExponential
 from inference.kernels._touched_rows import note_requests
+from inference.kernels._weights import view_of
 from inference.sites import Site
-from tests.inference.reducing import TOLD, X, estimate, fitted, step, weights_of, whole
+from tests.inference.reducing import TOLD, X, bound, estimate, fitted, step, weights_of, whole
 from zoo.augment_reduce import augment_reduce
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -68,7 +69,7 @@ def test_other_names_and_another_utility_are_followed():
     rate = np.asarray(state.local["rate"])
     terms = jax.jit(full.log_probs)(v | {"shock": np.log(rate)})
     exact = float((terms["shock"] + terms["loses"].sum(0) + 1).sum())
-    assert reading.kernel.bound(state, reading, program) == pytest.approx(exact, rel=1e-10)
+    assert bound(reading, program, state) == pytest.approx(exact, rel=1e-10)
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_prior_of_a_row_is_felt_for_the_steps_since_it_was_touched():
 
     @jax.jit
     def slopes(state):
-        view = reading.view(program, index, state, None)
+        view = view_of(reading, program, index, state, None)
         found = jax.grad(view.log_prior)(view.parameters)
         zeros = {name: jnp.zeros(site.shape) for name, site in reading.reduced.by_row.items()}
         return {name: asked.scatter(zeros[name], asked.merged(found[name]["loc"])) for name, asked in view.asked.items()}

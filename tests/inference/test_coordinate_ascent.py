@@ -16,7 +16,7 @@ from sklearn.mixture import BayesianGaussianMixture
 from diagnostics import report
 from gallery.generators import three_gaussians
 from inference import CoordinateAscent, Driver, Program, StructureError
-from inference.kernels import _clusters, _factors, _layout, _mixture_ascent, _row_block
+from inference.kernels import _clusters, _factors, _layout, _row_block, coordinate_ascent
 from inference.kernels._factors import message_of
 from inference.kernels._mixture_draws import log_rho_of
 from tests.inference.mixtures import CASES, beta_bernoulli, case
@@ -269,7 +269,7 @@ def test_experts_that_differ_are_found(monkeypatch):
     chosen = np.random.default_rng(0).permutation(600) < 300
     data = {"x": x[chosen], "y": told.y[chosen], "num_experts": 8}
     _, _, elbo, *_ = ascended(data)
-    monkeypatch.setattr(_mixture_ascent, "NUM_HELD", 0)
+    monkeypatch.setattr(coordinate_ascent, "NUM_HELD", 0)
     monkeypatch.setattr(_factors, "WIDE", 1.0)
     _, _, trapped, *_ = ascended(data)
     assert np.diff(elbo).min() > -1e-9
