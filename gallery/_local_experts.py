@@ -61,7 +61,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     max_time: float | None
     progress_bar: bool
     random_state: Any
-    _kernel: Any  # what predicts, from `_state`
+    _driver: Any
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -79,6 +79,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         **settings: Any,
     ) -> None:
         self._check_numbers(batch_size)
+        self._model = model
         precision = positive("precision", self.precision)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
@@ -121,7 +122,8 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             state = driver.states[0]
             is_done = bool(kernel.finished(state))
             self._state = jax.device_get(state)  # by numpy, which keeps float64 when it is pickled
-        self._kernel, self._driver, self._tree = kernel, driver, None
+        self._predict = partial(kernel.predict, self._state, driver.reading)  # what is known of the rows of a program
+        self._driver, self._tree = driver, None
         stats = tree["sample_stats"].dataset.isel(chain=0)
         self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])
         self.n_experts_ = int(stats["num_groups"][-1])
@@ -148,7 +150,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             warnings.warn(f"ended after {posterior.sizes['draw']} of {self.num_samples} draws.", ConvergenceWarning, stacklevel=4)
         flat = posterior.stack(both=("chain", "draw")).transpose("both", ...)
         self._state = {str(name): values.values for name, values in flat.data_vars.items() if name not in found.of_rows}
-        self._kernel = AssignmentDraws(model, found)
+        self._predict = partial(AssignmentDraws(model, found).predict, self._state)
         vars(self).pop("elbo_", None)  # of a fit before this one
         self.n_iter_ = int(self._tree.attrs["steps"])
         self.n_experts_ = int(np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax())
@@ -197,8 +199,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         more = {name: np.tile(value, times) for name, value in by_row.items()}
         with jax.enable_x64(True):
             labels = np.repeat(codes, len(X)).astype(np.int32)
-            found = self._kernel.predict(self._state, Program(self._kernel.model, np.tile(x, (times, 1)), labels, **more, **self._settings))
-            return jax.device_get(found)
+            return jax.device_get(self._predict(Program(self._model, np.tile(x, (times, 1)), labels, **more, **self._settings)))
 
     def _log_proba(self, X: Any, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
         check_is_fitted(self)

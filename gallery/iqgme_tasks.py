@@ -97,7 +97,7 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         concentrations = {name: positive(name, getattr(self, name)) for name in ("alpha", "beta")}
         self._fit(iqgme_tasks, X, y, {"task": codes.astype(np.int32)}, **settings, **concentrations)
         with jax.enable_x64(True):
-            self.shares_ = np.exp(jax.device_get(self._kernel.log_weights(self._state)))
+            self.shares_ = np.exp(jax.device_get(self._driver.kernel.log_weights(self._state)))
         return self
 
     def similarity(self) -> np.ndarray:

@@ -88,7 +88,7 @@ def _joint(driver: Driver, program: Program, x: np.ndarray, by_row: Mapping[str,
         return np.asarray(logsumexp(np.stack(each), axis=0), float)
     assert isinstance(kernel, CoordinateAscent)
     best = max(states, key=lambda state: float(state.elbo))
-    return np.asarray(kernel.predict(best, _with_each_label(program, x, by_row)).log_label, float).reshape(-1, len(x)).T
+    return np.asarray(kernel.predict(best, reading, _with_each_label(program, x, by_row)).log_label, float).reshape(-1, len(x)).T
 
 
 def _normalised(joint: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Coordinate ascent for mixtures among common factors; `CoordinateAscent` hands over to it where rows have latent factors.
+"""Coordinate ascent for mixtures among common factors: what `CoordinateAscent` reads where rows have latent factors, and its steps.
 
     q = q(alpha) q(V) prod_h q(mu_h, Lambda_h) q(w) q(zeta, lambda)  prod_hk q(b_hk, pi_hk) prod_p q(A_p, c_p) q(beta) q(psi)
         prod_i q(z_i) q(s_i, t_i | z_i)
@@ -8,7 +8,8 @@ group shows, after the second the loadings and the noise: both need sums over ro
 rows with P features, K factors and H groups: 2 n (P K^2 + H K^3) + P K^3.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from inference.kernels._factor_draws import draw_factors
 from inference.kernels._factor_prediction import predict_factors
 from inference.kernels._factor_rows import Chunks, Said, lay_out, sum_chunks
 from inference.kernels._factor_start import start_linear, start_sums
-from inference.kernels._factors import Factors, Shape, divergence, factors_of
+from inference.kernels._factors import Factors, Shape, divergence, factors_of, parameters_of
 from inference.kernels._levels import expected_log_weights
 from inference.kernels._mixture_prediction import Prediction
 from inference.loadings import Linear, LinearPrior, LinearSums, posterior, shown_posterior, surprise, told
@@ -47,31 +48,40 @@ class FactorState(NamedTuple):
     size: Array  # rows of each group
     elbo: Array  # of the last step
     gain: Array  # over the step before
-    average: None = None  # as in the state of other mixtures: there are no batches
+
+    may_end = True  # nothing is held
 
 
+@dataclass(frozen=True, eq=False)
 class FactorAscent:
-    """The model as it was read, its rows, and steps."""
+    """The model as it was read, and its steps."""
 
-    def __init__(self, program: Program):
-        self.found: FactorMixture = read_factors(program)
-        self.rows: FactorRows = self.found.rows(program)
-        assert self.found.prior is not None
-        self.prior: LinearPrior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.found.prior)
-        size = self.found.num_factors
-        if any(place > size for place in self.rows.design):
-            raise ValueError(f"site {self.found.given.experts}: experts see more than factors and a bias; wanted no other columns.")
-        self.shape = Shape(size, size + 1, self.rows.design, ())
-        x, seen = np.nan_to_num(self.rows.features), ~np.isnan(self.rows.features)
-        features, signs = jnp.asarray(self.rows.features, float), jnp.asarray(self.rows.signs, float)
-        chunks = lay_out(features, signs, self.found.given.num_own * (size + 1) ** 2)
-        self.data = FactorData(chunks, jnp.asarray(seen.sum(0), float), jnp.asarray((x**2).sum(0), float))
+    attributes: ClassVar = {"route": "factors"}
+    found: FactorMixture
+    prior: LinearPrior
+    rows: FactorRows  # as they came: a start reads them, steps read `FactorData`
+    shape: Shape
 
-    def start(self, rng: np.random.Generator, init: str) -> FactorState:
+    @classmethod
+    def read(cls, program: Program) -> "tuple[FactorAscent, FactorData]":
+        """Proved, and the rows laid out."""
+        found = read_factors(program)
+        assert found.prior is not None
+        rows, size = found.rows(program), found.num_factors
+        if any(place > size for place in rows.design):
+            raise ValueError(f"site {found.given.experts}: experts see more than factors and a bias; wanted no other columns.")
+        x, seen = np.nan_to_num(rows.features), ~np.isnan(rows.features)
+        features, signs = jnp.asarray(rows.features, float), jnp.asarray(rows.signs, float)
+        chunks = lay_out(features, signs, found.given.num_own * (size + 1) ** 2)
+        data = FactorData(chunks, jnp.asarray(seen.sum(0), float), jnp.asarray((x**2).sum(0), float))
+        prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
+        return cls(found, prior, rows, Shape(size, size + 1, rows.design, ())), data
+
+    def start(self, rng: np.random.Generator, init: str, data: FactorData) -> FactorState:
         """What a start's groups and principal components imply."""
         sums, linear_sums = start_sums(self.found, self.rows, init, rng)
-        factors, linear = jax.jit(self._started)(sums, linear_sums, self.data)
-        signs = self.data.chunks.signs[..., None]
+        factors, linear = jax.jit(self._started)(sums, linear_sums, data)
+        signs = data.chunks.signs[..., None]
         score = jnp.broadcast_to(signs, (*signs.shape[:-1], self.found.given.num_own))
         infinite = jnp.asarray(jnp.inf, float)
         return FactorState(factors, linear, score, sums.moments[0, :, -1, -1], -infinite, infinite)
@@ -81,8 +91,8 @@ class FactorAscent:
         linear = start_linear(self.prior, linked.centre is not None, linked.shown is not None)
         return factors_of(self.found.given, self.shape, sums), posterior(self.prior, linear, linear_sums, data.count, data.squares)
 
-    def moved(self, state: FactorState, data: FactorData) -> FactorState:
-        """A step; the bound is that of the q it started from."""
+    def moved(self, rng_key: Array, state: FactorState, data: FactorData) -> FactorState:
+        """A step, which needs no random numbers; the bound is that of the q it started from."""
         before = state.elbo
         state = self._swept(state, data, is_of_loadings=False) if self.found.linked.shown else state
         elbo = state.elbo
@@ -105,24 +115,23 @@ class FactorAscent:
         """What q says of the rows of a program as if they were new."""
         return predict_factors(self.found, self.shape, state.factors, state.linear, self.found.rows(program))
 
-    def draw(self, rng_key: Array, state: FactorState, num_draws: int) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: FactorState, data: FactorData, num_draws: int) -> dict[str, Array]:
         """Independent draws from q, all sites; `log_q` is their density."""
         said, parameters = said_of(self.found, self.shape, state.factors), (state.factors, state.linear)
-        chunks, design = self.data.chunks, self.rows.design
-        return draw_factors(rng_key, self.found, self.prior, parameters, said, chunks, state.score, design, num_draws)
+        return draw_factors(rng_key, self.found, self.prior, parameters, said, data.chunks, state.score, self.shape.design, num_draws)
 
     def parameters(self, state: FactorState) -> dict[str, dict[str, Array]]:
-        """Those of q that belong to the loadings, by site."""
-        linked, linear, named = self.found.linked, state.linear, {}
-        named[linked.loadings] = {"loc": linear.mean[:, :-1].T, "covariance": linear.covariance}
-        if linked.centre:
-            named[linked.centre] = {"loc": linear.mean[:, -1]}
-        for name, (concentration, rate) in ((linked.beta, linear.beta), (linked.noise, linear.noise)):
-            if name:
-                named[name] = {"concentration": concentration, "rate": rate}
-        if linked.shown:
-            named[linked.shown] = {"probs": linear.shown[:, :-1]}
-        return named
+        """The parameters of q by site, but for the rows."""
+        linked, linear = self.found.linked, state.linear
+        gamma = lambda pair: {"concentration": pair[0], "rate": pair[1]}
+        named = {
+            linked.loadings: {"loc": linear.mean[:, :-1].T, "covariance": linear.covariance},
+            linked.centre: {"loc": linear.mean[:, -1]},
+            linked.beta: gamma(linear.beta),
+            linked.noise: gamma(linear.noise),
+            linked.shown: {"probs": linear.shown[:, :-1]},
+        }
+        return parameters_of(self.found.given, state.factors) | {site: own for site, own in named.items() if site}
 
 
 def said_of(found: FactorMixture, shape: Shape, factors: Factors) -> Said:

@@ -49,6 +49,7 @@ __all__ = [
     "factors_of",
     "message_at",
     "message_of",
+    "parameters_of",
     "said_at",
     "said_by_groups",
     "seen_by_experts",
@@ -222,3 +223,25 @@ def divergence(found: Assignment, factors: Factors) -> Array:
     if factors.weights is not None and factors.common is not None and prior.experts is not None:
         total = total - weights_term(factors.common, factors.weights) + common_divergence(factors.common, prior.experts)
     return total
+
+
+def parameters_of(found: Assignment, factors: Factors) -> dict[str, dict[str, Array]]:
+    """The parameters of the factors by site."""
+    one_row = len(found.few.sites[found.sticks].shape) == 1
+    levels = [(found.lower, factors.concentration, [part[0] if one_row else part for part in factors.sticks])]
+    named: dict[str | None, dict[str, Array]] = {}
+    if found.upper and factors.upper:
+        levels.append((found.upper, factors.upper.concentration, [*factors.upper.sticks]))
+        named[found.upper.site] = {"probs": jnp.exp(factors.upper.log_share)}
+    for level, (a, b), (c1, c0) in levels:
+        named |= {level.concentration: {"concentration": a, "rate": b}, level.sticks: {"concentration1": c1, "concentration0": c0}}
+    named |= {block.priors[-1]: hyper._asdict() for block, hyper in zip(found.columns, factors.columns, strict=True)}
+    if found.features:
+        named[found.features.priors[-1]] = factors.features._asdict()
+    if found.experts and factors.weights and (common := factors.common):
+        named |= {
+            found.experts.weights: factors.weights._asdict(),
+            found.experts.loc: {"loc": common.loc, "gamma": common.gamma},
+            found.experts.precision: {"concentration": common.concentration, "rate": common.rate},
+        }
+    return {site: own for site, own in named.items() if site}

@@ -79,8 +79,9 @@ class View(NamedTuple):
         return self.state._replace(tables=tuple(tables), whole=whole, optimizer=common, count=count)
 
 
-def view_of(model: ReducedModel, tables: tuple[Table, ...], program: Program, index: Index, state: Any, rng_key: Array | None) -> View:
-    """What the model asks for at these indices; without a key the weights are at their means."""
+def view_of(reading: Any, program: Program, index: Index, state: Any, rng_key: Array | None) -> View:
+    """What the model asks for at these indices, by a `ReduceReading`; without a key the weights are at their means."""
+    model, tables = reading.reduced, reading.tables
     whole = {name: model.constrained(name, state.whole[name]["loc"]) for name in model.whole}
     asked = model.asked(program, index, whole)
     for name, ids in ((name, asked[table.sites[0]].ids) for table in tables for name in table.sites):

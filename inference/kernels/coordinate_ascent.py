@@ -26,33 +26,39 @@ Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.4
 (2013), "Stochastic variational inference".
 """
 
-from functools import partial
-from numbers import Integral
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference.assignment import Level, read_assignment
+from inference._counts import is_whole
+from inference.assignment import Assignment, Rows, read_assignment
 from inference.factors import has_factors
 from inference.kernels._clusters import STARTS, TOGETHER, start_sums
 from inference.kernels._factor_ascent import FactorAscent
-from inference.kernels._factors import Factors, divergence, factors_of, message_of, shape_of, statistics_of
+from inference.kernels._factors import Factors, Shape, divergence, factors_of, message_of, parameters_of, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
-from inference.kernels._levels import Upper, gathered, share_of
+from inference.kernels._levels import gathered, share_of
 from inference.kernels._mixture_draws import draw_mixture
 from inference.kernels._mixture_prediction import Prediction, log_weights, predict_rows
 from inference.kernels._row_block import Message, Sums, sum_rows
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 
-__all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent"]
+__all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent", "MixtureAscent"]
 
 LEAST_SHARE = 1e-30  # at a start
 NUM_HELD = 40  # sweeps before what experts have in common is learned
 NUM_TRIAL = 10  # sweeps after which the best of several starts is chosen
+NO_NUMBER = (
+    "the bound is no number. Features whose mean is many times their standard deviation leave no digits: standardise them, or compute in "
+    "double precision (`numpyro.enable_x64()`)."
+)
 
 
 class AscentData(NamedTuple):
@@ -72,6 +78,99 @@ class AscentState(NamedTuple):
     gain: Array  # over the step before
     average: Sums | None  # of batches, the running average; and the number of steps
     step: Array
+
+    @property
+    def may_end(self) -> Array | bool:
+        """Never with batches, and not while what experts have in common is held."""
+        if self.average is not None:
+            return False
+        return self.factors.common is None or self.step > NUM_HELD + 1
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureAscent:
+    """A mixture without common factors as it was read, and its sweeps."""
+
+    attributes: ClassVar = {"route": "mixture"}
+    found: Assignment
+    rows: Rows  # as they came: a start and draws read them, sweeps read `AscentData`
+    statistics: np.ndarray  # of the columns [row, statistic]
+    shape: Shape
+    num_tasks: int
+    batch_size: int | None
+    forgetting: float
+
+    @classmethod
+    def read(cls, program: Program, dtype: str | None, batch_size: int | None, forgetting: float) -> "tuple[MixtureAscent, AscentData]":
+        """Proved, and the rows laid out."""
+        found = read_assignment(program)
+        rows = found.rows(program)
+        statistics, log_base = statistics_of(found, rows)
+        num_tasks = int(np.prod(program.sites[found.sticks].shape[:-1]))
+        buckets = lay_out(rows, statistics, dtype or str(jnp.result_type(float)), shuffled=batch_size is not None)
+        reading = cls(found, rows, statistics, shape_of(found, rows), num_tasks, batch_size, forgetting)
+        return reading, AscentData(buckets, jnp.asarray(log_base.sum(), float))
+
+    def start(self, rng: np.random.Generator, init: str, data: AscentData) -> AscentState:
+        """What a start's groups imply."""
+        sums, share = start_sums(self.rows, self.statistics, self.found, self.num_tasks, init, rng)
+        log_share = None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), LEAST_SHARE))
+        factors = jax.jit(partial(factors_of, self.found, self.shape, is_held=True))(sums, None, log_share)
+        score = tuple(self._first_scores(bucket) for bucket in data.buckets)
+        average = sums if self.batch_size else None
+        infinite = jnp.asarray(jnp.inf, float)
+        return AscentState(factors, score, self._size(sums, factors), -infinite, infinite, average, jnp.zeros((), jnp.int32))
+
+    def _first_scores(self, bucket: Bucket) -> Array:
+        """Signs; of rows without holes, and of the last class, there are none."""
+        num = max(bucket.signs.shape[-1] - 1, 0) if bucket.missing.shape[-1] else 0
+        signs = bucket.signs[..., :num, None]
+        return jnp.broadcast_to(signs, (*signs.shape[:-1], self.found.num_own))
+
+    def _size(self, sums: Sums, factors: Factors) -> Array:
+        return gathered(sums, share_of(factors.upper)).moments[:, self.shape.num_features, self.shape.num_features]
+
+    def moved(self, rng_key: Array, state: AscentState, data: AscentData) -> AscentState:
+        """A sweep, which needs no random numbers; or a batch. The bound is that of the q it started from."""
+        message = message_of(self.found, self.shape, state.factors)
+        own = jax.tree.map(lambda leaf: leaf.astype(data.buckets[0].entries.dtype), message)
+        key_of = lambda i: None if self.batch_size is None else random.fold_in(rng_key, i)
+        visited = [self._visited(key_of(i), own, *part) for i, part in enumerate(zip(data.buckets, state.score, strict=True))]
+        each, scores = zip(*visited, strict=True)
+        total = reduce(Sums.plus, jax.tree.map(lambda leaf: leaf.astype(message.const.dtype), each))
+        elbo = total.bound + data.log_base - divergence(self.found, state.factors)
+        average = None
+        if state.average is not None:
+            rate = (state.step + 1).astype(elbo.dtype) ** -self.forgetting
+            total = average = state.average.times(1 - rate).plus(total.times(rate))
+        factors = factors_of(self.found, self.shape, total, state.factors, is_held=state.step < NUM_HELD)
+        return AscentState(factors, scores, self._size(total, factors), elbo, elbo - state.elbo, average, state.step + 1)
+
+    def _visited(self, rng_key: Array | None, message: Message, bucket: Bucket, score: Array) -> tuple[Sums, Array]:
+        """Sums over the rows of a bucket, all of them or some chunks that stand for all; and the scores."""
+        num_rows, num_chunks = len(self.rows.features), len(bucket.row)
+        if rng_key is None or self.batch_size is None:
+            return sum_rows(message, bucket, score, num_rows)
+        size = min(max(round(num_chunks * self.batch_size / num_rows), 1), num_chunks)
+        at = random.permutation(rng_key, num_chunks)[:size]
+        sums, own = sum_rows(message, jax.tree.map(lambda leaf: leaf[at], bucket), score[at], num_rows)
+        return sums.times(num_chunks / size), score.at[at].set(own)
+
+    def predict(self, state: AscentState, program: Program) -> Prediction:
+        """What q says of the rows of a program as if they were new."""
+        return predict_rows(self.found, state.factors, self.found.rows(program))
+
+    def draw(self, rng_key: Array, state: AscentState, data: AscentData, num_draws: int) -> dict[str, Array]:
+        """Independent draws from q, all sites; `log_q` is their density."""
+        message = message_of(self.found, self.shape, state.factors)
+        return draw_mixture(rng_key, self.found, self.rows, message, state.factors, data.buckets, state.score, num_draws)
+
+    def parameters(self, state: AscentState) -> dict[str, dict[str, Array]]:
+        """The parameters of q by site, but for the rows."""
+        return parameters_of(self.found, state.factors)
+
+
+type Ascent = MixtureAscent | FactorAscent  # what was read, and how q moves
 
 
 class AscentReport(NamedTuple):
@@ -109,188 +208,72 @@ class CoordinateAscent(Algorithm):
     ):
         if init not in (*STARTS, TOGETHER):
             raise ValueError(f"init: found {init!r}, wanted one of {sorted((*STARTS, TOGETHER))}.")
-        if not isinstance(restarts, Integral) or isinstance(restarts, bool) or restarts < 1:
+        if not is_whole(restarts) or restarts < 1:
             raise ValueError(f"restarts: found {restarts!r}, wanted an integer, at least 1.")
         if not tolerance >= 0:
             raise ValueError(f"tolerance: found {tolerance!r}, wanted a number, at least 0.")
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype: found {dtype!r}, wanted 'float32', 'float64' or None.")
-        if batch_size is not None and (not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1):
+        if batch_size is not None and (not is_whole(batch_size) or batch_size < 1):
             raise ValueError(f"batch_size: found {batch_size!r}, wanted an integer, at least 1, or None.")
         if not 0.5 < forgetting <= 1:
             raise ValueError(f"forgetting: found {forgetting!r}, wanted a number above 0.5, at most 1.")
         self.batch_size, self.forgetting = batch_size, forgetting
         self.model, self.init_by, self.restarts, self.tolerance, self.dtype = model, init, restarts, tolerance, dtype
-        self._checked: Program | None = None
-        self._data: Any = None
-        self._among_factors: FactorAscent | None = None
 
-    def check(self, program: Program) -> None:
-        """The model is read and proved, and the data are looked at; once, though the driver asks before it asks for a start."""
-        if self._checked is program:
-            return
-        self._among_factors = self._read_factors(program) if has_factors(program) else None
-        if self._among_factors is not None:
-            self.assignment, self._data, self._checked = self._among_factors.found.given, self._among_factors.data, program
-            return
-        self.assignment = read_assignment(program)
-        self.rows = self.assignment.rows(program)
-        self.shape = shape_of(self.assignment, self.rows)
-        self.num_tasks = int(np.prod(program.sites[self.assignment.sticks].shape[:-1]))
-        self.statistics, log_base = statistics_of(self.assignment, self.rows)
-        buckets = lay_out(self.rows, self.statistics, self.dtype or str(jnp.result_type(float)), shuffled=self.batch_size is not None)
-        self._data = AscentData(buckets, jnp.asarray(log_base.sum(), float))
-        self._checked = program
-
-    def _read_factors(self, program: Program) -> FactorAscent:
-        for name, value in {"batch_size": self.batch_size, "dtype": self.dtype}.items():
-            if value is not None:
+    def read(self, program: Program) -> tuple[Ascent, Any]:
+        """The model, proved, and the rows, laid out."""
+        if not has_factors(program):
+            return MixtureAscent.read(program, self.dtype, self.batch_size, self.forgetting)
+        for name in ("batch_size", "dtype"):
+            if (value := getattr(self, name)) is not None:
                 raise ValueError(f"{name}: found {value!r} for a model whose rows have latent factors; wanted None.")
-        return FactorAscent(program)
+        return FactorAscent.read(program)
 
-    def data(self, program: Program) -> Any:
-        """The rows, laid out."""
-        return self._data
-
-    def init(self, rng_key: Array, program: Program) -> Any:
+    def init(self, rng_key: Array, reading: Ascent, data: Any) -> Any:
         """The factors that the groups of a start imply; the best of several after a few sweeps."""
-        self.check(program)
-        starts = [self._start(key) for key in random.split(rng_key, self.restarts)]
+        of = lambda key: np.random.default_rng(np.asarray(random.key_data(key)))
+        starts = [reading.start(of(key), self.init_by, data) for key in random.split(rng_key, self.restarts)]
         if self.restarts == 1:
             return starts[0]
-        turn = lambda data: lambda i, at: self._moved(random.fold_in(rng_key, i), at, data)
+        turn = lambda data: lambda i, at: reading.moved(random.fold_in(rng_key, i), at, data)
         advance = jax.jit(lambda state, data: jax.lax.fori_loop(0, NUM_TRIAL, turn(data), state))
-        ends = [advance(start, self._data) for start in starts]
+        ends = [advance(start, data) for start in starts]
         return max(ends, key=lambda state: float(state.elbo))
 
-    def _start(self, rng_key: Array) -> Any:
-        rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
-        if self._among_factors is not None:
-            return self._among_factors.start(rng, self.init_by)
-        sums, share = start_sums(self.rows, self.statistics, self.assignment, self.num_tasks, self.init_by, rng)
-        log_share = None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), LEAST_SHARE))
-        factors = jax.jit(partial(factors_of, self.assignment, self.shape, is_held=True))(sums, None, log_share)
-        score = tuple(self._first_scores(bucket) for bucket in self._data.buckets)
-        average = sums if self.batch_size else None
-        infinite = jnp.asarray(jnp.inf, float)
-        return AscentState(factors, score, self._size(sums, factors), -infinite, infinite, average, jnp.zeros((), jnp.int32))
-
-    def _first_scores(self, bucket: Bucket) -> Array:
-        """Signs; of rows without holes, and of the last class, there are none."""
-        num = max(bucket.signs.shape[-1] - 1, 0) if bucket.missing.shape[-1] else 0
-        signs = bucket.signs[..., :num, None]
-        return jnp.broadcast_to(signs, (*signs.shape[:-1], self.assignment.num_own))
-
-    def step(self, rng_key: Array, state: Any, data: Any) -> tuple[Any, AscentReport]:
+    def step(self, rng_key: Array, state: Any, reading: Ascent, data: Any) -> tuple[Any, AscentReport]:
         """One sweep, which needs no random numbers; or one batch."""
-        state = self._moved(rng_key, state, data)
+        state = reading.moved(rng_key, state, data)
         return state, AscentReport(state.elbo, jnp.sum(state.size >= 1))
-
-    def _size(self, sums: Sums, factors: Factors) -> Array:
-        return gathered(sums, share_of(factors.upper)).moments[:, self.shape.num_features, self.shape.num_features]
-
-    def _moved(self, rng_key: Array, state: Any, data: Any) -> Any:
-        if self._among_factors is not None:
-            return self._among_factors.moved(state, data)
-        message = message_of(self.assignment, self.shape, state.factors)
-        own = jax.tree.map(lambda leaf: leaf.astype(data.buckets[0].entries.dtype), message)
-        total, scores = None, []
-        for i, (bucket, score) in enumerate(zip(data.buckets, state.score, strict=True)):
-            sums, score = self._visited(None if self.batch_size is None else random.fold_in(rng_key, i), own, bucket, score)
-            sums = jax.tree.map(lambda leaf: leaf.astype(message.const.dtype), sums)
-            total = sums if total is None else total.plus(sums)
-            scores.append(score)
-        assert total is not None
-        elbo = total.bound + data.log_base - divergence(self.assignment, state.factors)
-        average = None
-        if state.average is not None:
-            rate = (state.step + 1).astype(elbo.dtype) ** -self.forgetting
-            total = average = state.average.times(1 - rate).plus(total.times(rate))
-        factors = factors_of(self.assignment, self.shape, total, state.factors, is_held=state.step < NUM_HELD)
-        return AscentState(factors, tuple(scores), self._size(total, factors), elbo, elbo - state.elbo, average, state.step + 1)
-
-    def _visited(self, rng_key: Array | None, message: Message, bucket: Bucket, score: Array) -> tuple[Sums, Array]:
-        """Sums over the rows of a bucket, all of them or some chunks that stand for all; and the scores."""
-        num_rows, num_chunks = len(self.rows.features), len(bucket.row)
-        if rng_key is None or self.batch_size is None:
-            return sum_rows(message, bucket, score, num_rows)
-        size = min(max(round(num_chunks * self.batch_size / num_rows), 1), num_chunks)
-        at = random.permutation(rng_key, num_chunks)[:size]
-        sums, own = sum_rows(message, jax.tree.map(lambda leaf: leaf[at], bucket), score[at], num_rows)
-        return sums.times(num_chunks / size), score.at[at].set(own)
 
     def finished(self, state: Any) -> Array:
         """When a sweep gains next to nothing; with batches never."""
-        stands = (state.gain < self.tolerance * jnp.abs(state.elbo)) & (state.average is None)
-        if self._among_factors is not None or state.factors.common is None:
-            return stands  # nothing is held
-        return stands & (state.step > NUM_HELD + 1)
+        return state.may_end & (state.gain < self.tolerance * jnp.abs(state.elbo))
 
-    def is_full(self, state: Any) -> Array:
+    def needs_host(self, state: Any) -> Array:
         """Whether the bound is no number: no sweep goes on from there."""
         return jnp.isnan(state.elbo)
 
-    def grown(self, state: Any, program: Program) -> Any:
+    def on_host(self, states: Sequence[Any], reading: Ascent, data: Any) -> Sequence[Any]:
         """Refuses to go on."""
-        raise ValueError(
-            "the bound is no number. Features whose mean is many times their standard deviation leave no digits: standardise them, or "
-            "compute in double precision (`numpyro.enable_x64()`)."
-        )
+        raise ValueError(NO_NUMBER)
 
-    def predict(self, state: Any, program: Program) -> Prediction:
+    def predict(self, state: Any, reading: Ascent, program: Program) -> Prediction:
         """What q says of the rows of a program as if they were new: groups, missing features, and how probable their labels are."""
-        if self._among_factors is not None:
-            return self._among_factors.predict(state, program)
-        return predict_rows(self.assignment, state.factors, self.assignment.rows(program))
+        return reading.predict(state, program)
 
     def log_weights(self, state: Any) -> Array:
         """How probable each group is in each task [task, group], the posterior integrated out; one data set is one task."""
         return log_weights(state.factors)
 
-    def draw(self, rng_key: Array, state: Any, program: Program, num_draws: int) -> dict[str, Array]:
+    def draw(self, rng_key: Array, state: Any, reading: Ascent, data: Any, num_draws: int) -> dict[str, Array]:
         """Independent draws from q, all sites; `log_q` is their density."""
-        if self._among_factors is not None:
-            return self._among_factors.draw(rng_key, state, num_draws)
-        message = message_of(self.assignment, self.shape, state.factors)
-        data = self._data.buckets
-        return draw_mixture(rng_key, self.assignment, self.rows, message, state.factors, data, state.score, num_draws)
+        return reading.draw(rng_key, state, data, num_draws)
 
-    def results(self, state: Any, program: Program) -> Results:
+    def results(self, state: Any, reading: Ascent, data: Any) -> Results:
         """The parameters of q, but for the rows."""
-        if self.is_full(state):
-            self.grown(state, program)
-        found, factors = self.assignment, state.factors
-        named: dict[str, Array] = {}
-        if found.concentration:
-            named |= _named(found.concentration, {"concentration": factors.concentration[0], "rate": factors.concentration[1]})
-        shape = (*program.sites[found.sticks].shape[:-1], -1)
-        sticks = (part.reshape(shape) for part in factors.sticks)
-        named |= _named(found.sticks, dict(zip(("concentration1", "concentration0"), sticks, strict=True)))
-        if found.upper and factors.upper:
-            named |= _of_upper(found.upper, factors.upper)
-        for block, hyper in zip(found.columns, factors.columns, strict=True):
-            named |= _named(block.priors[-1], hyper._asdict())
-        if found.features:
-            named |= _named(found.features.priors[-1], factors.features._asdict())
-        if found.experts and factors.weights and factors.common:
-            named |= _named(found.experts.weights, factors.weights._asdict())
-            common = factors.common
-            if found.experts.loc:
-                named |= _named(found.experts.loc, {"loc": common.loc, "gamma": common.gamma})
-            if found.experts.precision:
-                named |= _named(found.experts.precision, {"concentration": common.concentration, "rate": common.rate})
-        if self._among_factors is not None:
-            for name, parameters in self._among_factors.parameters(state).items():
-                named |= _named(name, parameters)
+        if np.isnan(state.elbo):
+            raise ValueError(NO_NUMBER)
+        each = reading.parameters(state).items()
+        named = {f"{site}_{name}".replace("/", "."): value for site, own in each for name, value in own.items()}
         return Results({"variational_parameters": named}, {}, {})
-
-
-def _of_upper(level: Level, upper: Upper) -> dict[str, Array]:
-    (a, b), (c1, c0) = upper.concentration, upper.sticks
-    named = _named(level.sticks, {"concentration1": c1, "concentration0": c0})
-    named |= _named(level.site, {"probs": jnp.exp(upper.log_share)})
-    return named | (_named(level.concentration, {"concentration": a, "rate": b}) if level.concentration else {})
-
-
-def _named(site: str, parameters: dict[str, Array]) -> dict[str, Array]:
-    return {f"{site}_{name}".replace("/", "."): value for name, value in parameters.items()}

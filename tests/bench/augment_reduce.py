@@ -93,7 +93,7 @@ def fitted(method: str, seed: int, steps: int, prior: float | None, optimizer: A
     started = process_time()
     tree = driver.extend(steps - 2)
     seconds = (process_time() - started) / (steps - 2)
-    values = {name: value["loc"] for name, value in driver.kernel.values(driver.states[0]).items()}
+    values = {name: value["loc"] for name, value in driver.kernel.values(driver.states[0], driver.reading).items()}
     return Fit(values, tree["sample_stats"].dataset["elbo"].values[0], seconds)
 
 

@@ -9,6 +9,7 @@ optimiser and start.
 | `UMax`            | the bound of augment and reduce, by gradient steps in u = log rate                | Fagan and Iyengar (2018) |
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from numpyro import factor, plate, sample
 
 from inference import AugmentReduce, Program
 from inference.kernels._local_steps import LogExponential
+from inference.kernels.augment_reduce import ReduceReading
 from zoo.augment_reduce import augment_reduce
 
 __all__ = ["METHODS", "UMax", "exact_softmax", "one_vs_each", "sampled_softmax"]
@@ -100,11 +102,11 @@ class UMaxSteps(NamedTuple):
 class UMax(AugmentReduce):
     """Fagan and Iyengar (2018), on the model of the zoo."""
 
-    def check(self, program: Program) -> None:
+    def read(self, program: Program) -> tuple[ReduceReading, dict]:
         """As the model is read, but for the local step."""
-        super().check(program)
-        assert isinstance(self.reads, LogExponential)
-        self.reads = UMaxSteps(self.reads)  # ty: ignore[invalid-assignment]
+        reading, data = super().read(program)
+        assert isinstance(reading.reads, LogExponential)
+        return replace(reading, reads=UMaxSteps(reading.reads)), data  # ty: ignore[invalid-argument-type]
 
 
 METHODS = {  # kernel, model, noise

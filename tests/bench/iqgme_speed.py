@@ -53,9 +53,9 @@ def seconds_of_sweep(x: np.ndarray, dtype: str, repeats: int = 10) -> float:
         Program(iqgme, x, num_experts=NUM_EXPERTS, expert=None, alpha=1.0),
         CoordinateAscent(iqgme, init="random", dtype=dtype),
     )
-    state = kernel.init(jax.random.key(0), program)
-    rows = kernel.data(program)
-    sweeps = jax.jit(lambda state, rows: jax.lax.fori_loop(0, repeats, lambda _, at: kernel.step(None, at, rows)[0], state))
+    reading, rows = kernel.read(program)
+    state = kernel.init(jax.random.key(0), reading, rows)
+    sweeps = jax.jit(lambda state, rows: jax.lax.fori_loop(0, repeats, lambda _, at: kernel.step(None, at, reading, rows)[0], state))
     jax.block_until_ready(sweeps(state, rows))
     times = []
     for _ in range(3):
@@ -71,9 +71,10 @@ def batches(num_rows: int, num_features: int = 20, batch_size: int = 8192, steps
     y = (np.nan_to_num(x[:, 0]) > 0).astype(int)
     program, kernel = Program(iqgme, x, y, num_experts=NUM_EXPERTS), CoordinateAscent(iqgme, batch_size=batch_size)
     start = process_time()
-    state, rows = kernel.init(jax.random.key(0), program), kernel.data(program)
+    reading, rows = kernel.read(program)
+    state = kernel.init(jax.random.key(0), reading, rows)
     read = process_time() - start
-    turn = lambda rows: lambda i, at: kernel.step(jax.random.key(i), at, rows)[0]
+    turn = lambda rows: lambda i, at: kernel.step(jax.random.key(i), at, reading, rows)[0]
     advance = jax.jit(lambda state, rows: jax.lax.fori_loop(0, steps, turn(rows), state))
     state = jax.block_until_ready(advance(state, rows))
     start = process_time()

@@ -6,26 +6,27 @@ import numpy as np
 import pytest
 
 from inference import Program
+from inference.kernels._weights import view_of
 from tests.bench.augment_reduce_rivals import UMax, exact_softmax, one_vs_each, sampled_softmax
-from tests.inference.reducing import TOLD, Y, every, fitted, utilities, whole
+from tests.inference.reducing import TOLD, Y, every, fitted, step, utilities, whole
 from zoo.augment_reduce import augment_reduce
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
-def gaps(kernel, state):
+def gaps(reading, state):
     """psi_k - psi_y [row, class]."""
-    psi = utilities(kernel, state)
+    psi = utilities(reading, state)
     return psi - psi[np.arange(6), Y][:, None]
 
 
-def log_softmax(kernel, state):
-    return -np.log(np.exp(gaps(kernel, state)).sum(1))
+def log_softmax(reading, state):
+    return -np.log(np.exp(gaps(reading, state)).sum(1))
 
 
-def all_others(kernel, state):
+def all_others(reading, state):
     """Sum of log sigmoid(psi_y - psi_k) over k != y."""
-    return -np.log1p(np.exp(gaps(kernel, state))).sum(1) + np.log(2)
+    return -np.log1p(np.exp(gaps(reading, state))).sum(1) + np.log(2)
 
 
 @pytest.mark.parametrize(
@@ -34,29 +35,30 @@ def all_others(kernel, state):
     ids=["exact", "sampled", "one-vs-each"],
 )
 def test_with_all_classes_a_rival_is_its_formula(model, formula):
-    kernel, program, state = fitted(model=model, told=TOLD)
-    assert kernel.reads is None
-    assert float(whole(kernel, program, state)[0]) == pytest.approx(formula(kernel, state).sum(), rel=1e-10)
-    assert all_others(kernel, state).sum() < log_softmax(kernel, state).sum()
+    reading, program, state = fitted(model=model, told=TOLD)
+    assert reading.reads is None
+    assert float(whole(reading, program, state)[0]) == pytest.approx(formula(reading, state).sum(), rel=1e-10)
+    assert all_others(reading, state).sum() < log_softmax(reading, state).sum()
 
 
 def test_a_sampled_softmax_draws_its_classes():
-    kernel, program, state = fitted(model=sampled_softmax, told=TOLD | {"batch_size": 6})
-    assert kernel.reduced.sizes == {"row": (6, 6), "other": (4, 2)}
-    step = jax.jit(kernel.step)
-    found = {float(step(jax.random.key(seed), state, kernel.data(program))[1].elbo) for seed in range(12)}
+    reading, program, state = fitted(model=sampled_softmax, told=TOLD | {"batch_size": 6})
+    assert reading.reduced.sizes == {"row": (6, 6), "other": (4, 2)}
+    elbo = jax.jit(lambda seed: step(reading, program, state, seed)[1].elbo)
+    found = {float(elbo(seed)) for seed in range(12)}
     assert len(found) == 4  # a class of each half of the others
 
 
 def test_u_max_rests_at_the_best_rate():
     program = Program(augment_reduce, **TOLD)
     kernel = UMax(augment_reduce, init_scale=1.0)
-    state = kernel.init(jax.random.key(3), program)
-    view = kernel._view(program, every(kernel), state, None)
-    terms, best = view.terms(view.parameters), np.exp(gaps(kernel, state)).sum(1)
-    step = jax.jit(lambda local: kernel.reads.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0)))
-    np.testing.assert_allclose(step({"rate": jnp.asarray(best)})["rate"], best, rtol=1e-10)
+    reading, data = kernel.read(program)
+    state = kernel.init(jax.random.key(3), reading, data)
+    view = view_of(reading, program, every(reading), state, None)
+    terms, best = view.terms(view.parameters), np.exp(gaps(reading, state)).sum(1)
+    rate_after = jax.jit(lambda local: reading.reads.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0)))
+    np.testing.assert_allclose(rate_after({"rate": jnp.asarray(best)})["rate"], best, rtol=1e-10)
     local = state.local
     for _ in range(60):
-        local = step(local)
+        local = rate_after(local)
     np.testing.assert_allclose(local["rate"], best, rtol=1e-3)

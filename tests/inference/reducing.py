@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference import AugmentReduce, Program
+from inference.kernels._weights import view_of
 from zoo.augment_reduce import augment_reduce
 
 X = np.random.default_rng(0).normal(size=(6, 2))
@@ -15,7 +16,7 @@ TOLD = {"x": X, "y": Y, "num_classes": 5, "batch_size": 3, "num_negatives": 2}
 
 
 def fitted(noise="gumbel", model=augment_reduce, told=TOLD, **options):
-    """Kernel, program and a state with weights of size 1 and a q(eps) of each row."""
+    """What the kernel has read of a program, the program, and a state with weights of size 1 and a q(eps) of each row."""
     if model is augment_reduce and told is TOLD:
         return _of_the_zoo(noise, **options)
     return _fitted(Program(model, **(told | {"noise": noise} if model is augment_reduce else told)), model, options)
@@ -28,35 +29,46 @@ def _of_the_zoo(noise, **options):
 
 def _fitted(program, model, options):
     kernel = AugmentReduce(model, init_scale=1.0, **options)
-    state = kernel.init(jax.random.key(3), program)
+    reading, data = kernel.read(program)
+    state = kernel.init(jax.random.key(3), reading, data)
     rng = np.random.default_rng(2)
     local = {name: jnp.asarray(rng.uniform(0.3, 1.2, value.shape)) for name, value in state.local.items()}
-    return kernel, program, state._replace(local={name: value * (5.0 if name == "rate" else 1.0) for name, value in local.items()})
+    return reading, program, state._replace(local={name: value * (5.0 if name == "rate" else 1.0) for name, value in local.items()})
 
 
-def weights_of(kernel, state):
+def step(reading, program, state, seed):
+    """State and report after a step on the data of the program."""
+    return reading.kernel.step(jax.random.key(seed), state, reading, program.arguments)
+
+
+def bound(reading, program, state):
+    """Of all rows and classes."""
+    return reading.kernel.bound(state, reading, reading.kernel.read(program)[1])
+
+
+def weights_of(reading, state):
     """Of each site, where the weights are a point."""
-    return {name: value["loc"] for name, value in kernel.values(state).items()}
+    return {name: value["loc"] for name, value in reading.kernel.values(state, reading).items()}
 
 
-def utilities(kernel, state):
+def utilities(reading, state):
     """psi [row, class], as numpy has it."""
-    found = weights_of(kernel, state)
+    found = weights_of(reading, state)
     return X @ np.asarray(found["weights"]).T + np.asarray(found["biases"])
 
 
-def estimate(kernel, program, state, index, rng_key):
+def estimate(reading, program, state, index, rng_key):
     """What a step would take for the bound on the log likelihood, and its slopes in all weights; without a key eps is integrated out."""
-    model = kernel.reduced
-    view = kernel._view(program, index, state, None)
+    model = reading.reduced
+    view = view_of(reading, program, index, state, None)
     rows = index[model.rows]
     local = jax.tree.map(lambda leaf: leaf[rows], state.local)
 
-    def bound(parameters):
-        each = kernel._bound_of_rows(view.terms(parameters), local, len(rows), rng_key)
+    def of(parameters):
+        each = reading.bound_of_rows(view.terms(parameters), local, len(rows), rng_key)
         return each.sum() * (model.sizes[model.rows][0] / len(rows))
 
-    value, slopes = jax.value_and_grad(bound)(view.parameters)
+    value, slopes = jax.value_and_grad(of)(view.parameters)
     dense = {
         name: view.asked[name].scatter(jnp.zeros(model.by_row[name].shape), view.asked[name].merged(slope["loc"]))
         for name, slope in slopes.items()
@@ -64,9 +76,9 @@ def estimate(kernel, program, state, index, rng_key):
     return value, dense
 
 
-def every(kernel):
+def every(reading):
     """The index of all rows and classes."""
-    return {name: jnp.arange(size[0]) for name, size in kernel.reduced.sizes.items()}
+    return {name: jnp.arange(size[0]) for name, size in reading.reduced.sizes.items()}
 
 
 def flat(found):
@@ -74,19 +86,19 @@ def flat(found):
     return jnp.concatenate([found[0].ravel(), *(found[1][name].ravel() for name in sorted(found[1]))])
 
 
-def z_scores(kernel, program, state, exact=None, num_draws=10_000):
+def z_scores(reading, program, state, exact=None, num_draws=10_000):
     """Of the mean over draws of all that a step draws, against the sum over everything."""
 
     def one(key):
         index_key, point_key = jax.random.split(key)
-        index = kernel.reduced.draw_index(index_key, kernel.own_negatives)
-        return flat(estimate(kernel, program, state, index, point_key))
+        index = reading.reduced.draw_index(index_key, reading.kernel.own_negatives)
+        return flat(estimate(reading, program, state, index, point_key))
 
-    exact = np.asarray(whole(kernel, program, state)) if exact is None else exact
+    exact = np.asarray(whole(reading, program, state)) if exact is None else exact
     found = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=500))(jax.random.split(jax.random.key(0), num_draws)))
     return (found.mean(0) - exact) / (found.std(0) / np.sqrt(num_draws) + 1e-12)
 
 
-def whole(kernel, program, state):
+def whole(reading, program, state):
     """Bound and slopes from all rows and classes."""
-    return jax.jit(lambda state: flat(estimate(kernel, program, state, every(kernel), None)))(state)
+    return jax.jit(lambda state: flat(estimate(reading, program, state, every(reading), None)))(state)

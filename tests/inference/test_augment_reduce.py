@@ -11,7 +11,8 @@ from scipy.optimize import minimize
 
 from inference.kernels import _reduced_model
 from inference.kernels._local_steps import LocationScale, LogExponential
-from tests.inference.reducing import X, Y, every, fitted, utilities, weights_of, whole, z_scores
+from inference.kernels._weights import view_of
+from tests.inference.reducing import X, Y, bound, every, fitted, utilities, weights_of, whole, z_scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -20,14 +21,14 @@ SCIPY = {"normal": stats.norm, "logistic": stats.logistic, "laplace": stats.lapl
 each_noise = pytest.mark.parametrize("noise", NOISES)
 
 
-def exact_log_likelihood(kernel, program, state):
+def exact_log_likelihood(reading, program, state):
     """Of each row, with eps integrated out."""
     exact = program.with_arguments(batch_size=None, augmented=False)
-    return np.asarray(jax.jit(lambda weights: exact.log_likelihood(weights)["y"])(weights_of(kernel, state)))
+    return np.asarray(jax.jit(lambda weights: exact.log_likelihood(weights)["y"])(weights_of(reading, state)))
 
 
-def best_rate(kernel, state):
-    psi = utilities(kernel, state)
+def best_rate(reading, state):
+    psi = utilities(reading, state)
     return np.exp(psi - psi[np.arange(6), Y][:, None]).sum(1)
 
 
@@ -37,30 +38,31 @@ def best_rate(kernel, state):
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("noise", ["gumbel", "normal", *(pytest.param(name, marks=pytest.mark.slow) for name in NOISES[2:])])
 def test_bound_is_below_the_log_likelihood(noise):
-    kernel, program, state = fitted(noise)
-    exact = exact_log_likelihood(kernel, program, state).sum()
-    assert kernel.bound(state, program) < exact
+    reading, program, state = fitted(noise)
+    exact = exact_log_likelihood(reading, program, state).sum()
+    assert bound(reading, program, state) < exact
     nearly = state._replace(local={name: jnp.zeros_like(value) for name, value in state.local.items()}) if noise != "gumbel" else state
-    assert kernel.bound(nearly, program) < exact
+    assert bound(reading, program, nearly) < exact
 
 
 def test_bound_of_softmax_is_tight_at_the_best_rate():
-    kernel, program, state = fitted("gumbel")
-    assert isinstance(kernel.reads, LogExponential)
-    best = state._replace(local={"rate": jnp.asarray(best_rate(kernel, state))})
-    assert kernel.bound(best, program) == pytest.approx(exact_log_likelihood(kernel, program, state).sum(), abs=1e-6)
+    reading, program, state = fitted("gumbel")
+    assert isinstance(reading.reads, LogExponential)
+    best = state._replace(local={"rate": jnp.asarray(best_rate(reading, state))})
+    assert bound(reading, program, best) == pytest.approx(exact_log_likelihood(reading, program, state).sum(), abs=1e-6)
     rate = np.asarray(state.local["rate"])
-    assert kernel.bound(state, program) == pytest.approx((1 - np.log(rate) - best_rate(kernel, state) / rate).sum(), abs=1e-10)  # eq. 8
+    closed = 1 - np.log(rate) - best_rate(reading, state) / rate  # eq. 8
+    assert bound(reading, program, state) == pytest.approx(closed.sum(), abs=1e-10)
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("noise", NOISES[1:])
 def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
     """By draws of eps from SciPy's distribution, put into the model itself."""
-    kernel, program, state = fitted(noise)
-    assert isinstance(kernel.reads, LocationScale)
+    reading, program, state = fitted(noise)
+    assert isinstance(reading.reads, LocationScale)
     full = program.with_arguments(batch_size=None, num_negatives=None)
-    v = {name: value["loc"] for name, value in kernel.values(state).items()}
+    v = {name: value["loc"] for name, value in reading.kernel.values(state, reading).items()}
     z = SCIPY[noise].ppf((np.arange(4000) + 0.5) / 4000)
     loc, scale = np.asarray(state.local["loc"]), np.exp(np.asarray(state.local["log_scale"]))
 
@@ -70,7 +72,7 @@ def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
 
     log_joint = np.asarray(jax.lax.map(jax.jit(rows), jnp.asarray(z))).mean(0)
     entropy = np.log(scale) + float(SCIPY[noise]().entropy() if noise != "student_t" else stats.t(5).entropy())
-    assert kernel.bound(state, program) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
+    assert bound(reading, program, state) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
 
 
 def test_a_missing_entropy_is_seen(monkeypatch):
@@ -102,48 +104,48 @@ def scaled_by_k(monkeypatch):
 
 
 def test_classes_that_are_scaled_by_k_are_seen(request):
-    kernel, program, state = fitted("gumbel")
-    exact = np.asarray(whole(kernel, program, state))
-    assert np.abs(z_scores(kernel, program, state, exact)).max() < 4.5
+    reading, program, state = fitted("gumbel")
+    exact = np.asarray(whole(reading, program, state))
+    assert np.abs(z_scores(reading, program, state, exact)).max() < 4.5
     request.getfixturevalue("scaled_by_k")
-    assert np.abs(z_scores(kernel, program, state, exact)).max() > 10
+    assert np.abs(z_scores(reading, program, state, exact)).max() > 10
 
 
 # Local steps.
 
 
-def e_step(kernel, program, state, index, key, step_size=1.0):
+def e_step(reading, program, state, index, key, step_size=1.0):
     @jax.jit
     def step(state, key):
-        view = kernel._view(program, index, state, None)
+        view = view_of(reading, program, index, state, None)
         rows = index["row"]
         local = jax.tree.map(lambda leaf: leaf[rows], state.local)
         terms = view.terms(view.parameters)
-        return kernel.reads.step(local, terms, terms, step_size, key)
+        return reading.reads.step(local, terms, terms, step_size, key)
 
     return step(state, key)
 
 
 def test_natural_gradient_has_its_fixed_point_at_the_best_rate():
-    kernel, program, state = fitted("gumbel")
-    found = e_step(kernel, program, state, every(kernel), jax.random.key(0))
-    np.testing.assert_allclose(found["rate"], best_rate(kernel, state), rtol=1e-10)
+    reading, program, state = fitted("gumbel")
+    found = e_step(reading, program, state, every(reading), jax.random.key(0))
+    np.testing.assert_allclose(found["rate"], best_rate(reading, state), rtol=1e-10)
     best = state._replace(local=found)
     np.testing.assert_allclose(
-        e_step(kernel, program, best, every(kernel), jax.random.key(0), 0.3)["rate"], best_rate(kernel, state), rtol=1e-10
+        e_step(reading, program, best, every(reading), jax.random.key(0), 0.3)["rate"], best_rate(reading, state), rtol=1e-10
     )
 
 
-def rate_scores(kernel, program, state, num_draws=10_000):
+def rate_scores(reading, program, state, num_draws=10_000):
     """z of the mean target of sampled classes, for each row."""
 
     def target(key):
-        classes = kernel.reduced.draw_index(key, False)["other"]
-        view = kernel._view(program, {"row": jnp.arange(6), "other": classes}, state, None)
-        return kernel.reads.target(view.terms(view.parameters), 6)[0]
+        classes = reading.reduced.draw_index(key, False)["other"]
+        view = view_of(reading, program, {"row": jnp.arange(6), "other": classes}, state, None)
+        return reading.reads.target(view.terms(view.parameters), 6)[0]
 
     found = np.asarray(jax.jit(jax.vmap(target))(jax.random.split(jax.random.key(1), num_draws)))
-    return (found.mean(0) - best_rate(kernel, state)) / (found.std(0) / np.sqrt(num_draws))
+    return (found.mean(0) - best_rate(reading, state)) / (found.std(0) / np.sqrt(num_draws))
 
 
 def test_target_of_the_rate_is_unbiased():
@@ -155,10 +157,10 @@ def test_a_wrong_scale_moves_the_target(scaled_by_k):
 
 
 def test_rate_is_never_below_a_term_that_it_exceeds():
-    kernel, program, state = fitted("gumbel")
-    index = every(kernel) | {"other": jnp.array([3])}
-    found = np.asarray(e_step(kernel, program, state, index, jax.random.key(0), 1e-9)["rate"])
-    psi = utilities(kernel, state)
+    reading, program, state = fitted("gumbel")
+    index = every(reading) | {"other": jnp.array([3])}
+    found = np.asarray(e_step(reading, program, state, index, jax.random.key(0), 1e-9)["rate"])
+    psi = utilities(reading, state)
     sampled = np.where(Y == 3, 4, 3)
     assert (found >= np.exp(psi[np.arange(6), sampled] - psi[np.arange(6), Y]) * (1 - 1e-6)).all()
     assert (found > np.asarray(state.local["rate"]) * 1.001).any()
@@ -166,39 +168,39 @@ def test_rate_is_never_below_a_term_that_it_exceeds():
 
 @cache
 def with_a_posterior():
-    """Kernel, program, a state with weights of many widths; and the best rate, by the moment-generating function of utilities."""
-    kernel, program, state = fitted("gumbel", posterior=True)
-    [table], [packed] = kernel.tables, state.tables
+    """As `fitted`, with weights of many widths; and the best rate, by the moment-generating function of utilities."""
+    reading, program, state = fitted("gumbel", posterior=True)
+    [table], [packed] = reading.tables, state.tables
     rows, rng = table.unpack(packed), np.random.default_rng(0)
     for value in rows.values.values():
         value["log_scale"] = jnp.log(jnp.asarray(rng.uniform(0.2, 0.8, value["log_scale"].shape)))
     state = state._replace(tables=(table.pack(rows),))
-    variance = {name: np.exp(2 * np.asarray(value["log_scale"])) for name, value in kernel.values(state).items()}
-    psi, spread = utilities(kernel, state), X**2 @ variance["weights"].T + variance["biases"]
+    variance = {name: np.exp(2 * np.asarray(value["log_scale"])) for name, value in reading.kernel.values(state, reading).items()}
+    psi, spread = utilities(reading, state), X**2 @ variance["weights"].T + variance["biases"]
     own = np.arange(6), Y
     terms = np.exp(psi - psi[own][:, None] + (spread + spread[own][:, None]) / 2)
     terms[own] = 1.0
-    return kernel, program, state, terms.sum(1)
+    return reading, program, state, terms.sum(1)
 
 
 def steps_with_a_posterior(local, step_size, num_draws, floor_at_means=True):
     """Rates after a step with each of many draws of the weights [draw, row]."""
-    kernel, program, state, _ = with_a_posterior()
+    reading, program, state, _ = with_a_posterior()
 
     def step(key):
-        view = kernel._view(program, every(kernel), state, key)
+        view = view_of(reading, program, every(reading), state, key)
         drawn, at_means = (each.terms(each.parameters) for each in (view, view._replace(noise={})))
-        return kernel.reads.step(local, drawn, at_means if floor_at_means else drawn, step_size, key)["rate"]
+        return reading.reads.step(local, drawn, at_means if floor_at_means else drawn, step_size, key)["rate"]
 
     return np.asarray(jax.jit(jax.vmap(step))(jax.random.split(jax.random.key(2), num_draws)))
 
 
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["weights are drawn", "weights at their means, which is seen"])
 def test_rate_under_a_posterior_is_the_moment_generating_function_on_average(is_drawn):
-    kernel, _, state, best = with_a_posterior()
+    reading, _, state, best = with_a_posterior()
     found = (steps_with_a_posterior({"rate": jnp.asarray(best)}, 0.01, 20_000) - 0.99 * best) / 0.01
     if not is_drawn:
-        found = found - found.mean(0) + best_rate(kernel, state)
+        found = found - found.mean(0) + best_rate(reading, state)
     z = (found.mean(0) - best) / (found.std(0) / np.sqrt(len(found)))
     assert (np.abs(z).max() < 4) == is_drawn
 
@@ -213,18 +215,18 @@ def test_no_draw_of_the_weights_pushes_the_rate_above_its_best(floor_at_means):
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["normal", "logistic"])
 def test_steps_of_location_and_scale_end_at_the_best_bound(noise):
-    kernel, program, state = fitted(noise, num_draws=400)
-    step = jax.jit(lambda state, key, size: state._replace(local=e_step(kernel, program, state, every(kernel), key, size)))
+    reading, program, state = fitted(noise, num_draws=400)
+    step = jax.jit(lambda state, key, size: state._replace(local=e_step(reading, program, state, every(reading), key, size)))
     for t in range(60):
         state = step(state, jax.random.key(t), (1 + t / 4) ** -0.9)
-    view = kernel._view(program, every(kernel), state, None)
+    view = view_of(reading, program, every(reading), state, None)
     terms = view.terms(view.parameters)
 
     @jax.jit
     @jax.value_and_grad
     def loss(vector):
-        return -kernel._bound_of_rows(terms, {"loc": vector[:6], "log_scale": vector[6:]}, 6, None).sum()
+        return -reading.bound_of_rows(terms, {"loc": vector[:6], "log_scale": vector[6:]}, 6, None).sum()
 
     best = minimize(lambda v: [np.asarray(part, float) for part in loss(jnp.asarray(v))], np.zeros(12), jac=True)
-    assert kernel.bound(state, program) == pytest.approx(-best.fun, abs=0.02)
+    assert bound(reading, program, state) == pytest.approx(-best.fun, abs=0.02)
     np.testing.assert_allclose(state.local["loc"], best.x[:6], atol=0.1)

@@ -31,7 +31,7 @@ def run(num_steps, seed=0, told=TINY, num_samples=1, **options):
 
 
 def weights(driver):
-    return weights_of(driver.kernel, driver.states[0])
+    return weights_of(driver.reading, driver.states[0])
 
 
 @cache
@@ -79,7 +79,7 @@ def spread_where_nothing_is_learned():
     """Features of zero: weights are as before."""
     told = TINY | {"x": np.zeros((60, 2), np.float32), "prior_scale": 0.7, "batch_size": 12, "num_negatives": 5}
     driver, tree = run(10_000, told=told, posterior=True, num_samples=400, optimizer=FAST)
-    return driver.kernel.values(driver.states[0])["weights"], tree
+    return driver.kernel.values(driver.states[0], driver.reading)["weights"], tree
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_an_update_goes_by_its_own_settings():
 
 
 def test_an_update_by_the_settings_before_is_seen(monkeypatch):
-    monkeypatch.setattr("inference._outcome._settings", lambda program: {})
+    monkeypatch.setattr("inference.kernels.augment_reduce._settings", lambda program: {})
     with pytest.raises(AssertionError):
         test_an_update_goes_by_its_own_settings()
 
@@ -198,12 +198,12 @@ def test_a_step_moves_no_array_of_all_classes_but_by_rows(options):
 def test_untouched_rows_stay_as_they_are():
     told = simulate(jax.random.key(0), num_rows=4, num_classes=500) | {"batch_size": 2, "num_negatives": 3}
     kernel = AugmentReduce(augment_reduce)
-    program = Program(augment_reduce, **told)
-    state = kernel.init(jax.random.key(0), program)
-    new, _ = jax.jit(kernel.step)(jax.random.key(1), state, kernel.data(program))
-    moved = np.asarray(weights_of(kernel, new)["weights"] != weights_of(kernel, state)["weights"]).any(1)
+    reading, data = kernel.read(Program(augment_reduce, **told))
+    state = kernel.init(jax.random.key(0), reading, data)
+    new, _ = jax.jit(lambda state, data: kernel.step(jax.random.key(1), state, reading, data))(state, data)
+    moved = np.asarray(weights_of(reading, new)["weights"] != weights_of(reading, state)["weights"]).any(1)
     assert 0 < moved.sum() <= 2 + 3 + 1
-    [table], [packed] = kernel.tables, new.tables
+    [table], [packed] = reading.tables, new.tables
     np.testing.assert_array_equal(moved, np.asarray(table.unpack(packed).touched) == 1)
 
 

@@ -1,4 +1,4 @@
-"""What the kernel reads off a model, followed through edits and names, or refused by the name of a site."""
+"""What the reading reads off a model, followed through edits and names, or refused by the name of a site."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ from inference import AugmentReduce, Program, StructureError
 from inference.distributions import Below, log_cdf
 from inference.kernels._local_steps import LocationScale, LogExponential
 from inference.kernels._touched_rows import note_requests
+from inference.kernels._weights import view_of
 from inference.sites import Site
-from tests.inference.reducing import TOLD, X, estimate, fitted, weights_of, whole
+from tests.inference.reducing import TOLD, X, bound, estimate, fitted, step, weights_of, whole
 from zoo.augment_reduce import augment_reduce
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -46,8 +47,8 @@ def fit_other(**options):
 
 
 def test_model_of_the_zoo_is_read():
-    kernel, _, state = fitted("gumbel")
-    found = kernel.reduced
+    reading, _, state = fitted("gumbel")
+    found = reading.reduced
     assert (found.local, found.rows, found.classes, found.observed) == ("eps", "row", "other", ("is_below",))
     assert found.sizes == {"row": (6, 3), "other": (4, 2)}
     assert set(found.by_row) == {"weights", "biases"}
@@ -57,17 +58,18 @@ def test_model_of_the_zoo_is_read():
 
 
 def test_other_names_and_another_utility_are_followed():
-    kernel, program, state = fit_other()
-    found = kernel.reduced
+    reading, program, state = fit_other()
+    found = reading.reduced
     assert (found.local, found.rows, found.classes, set(found.by_row), set(found.whole)) == (
         "shock", "case", "rival", {"slope"}, {"spread", "temperature"})  # fmt: skip
-    assert isinstance(kernel.reads, LogExponential)  # Gumbel of another place
+    assert isinstance(reading.reads, LogExponential)  # Gumbel of another place
     full = program.with_arguments(rows_seen=None, seen=None)
-    v = weights_of(kernel, state)
+    v = weights_of(reading, state)
     v["spread"] = jnp.exp(v["spread"])
     rate = np.asarray(state.local["rate"])
     terms = jax.jit(full.log_probs)(v | {"shock": np.log(rate)})
-    assert kernel.bound(state, program) == pytest.approx(float((terms["shock"] + terms["loses"].sum(0) + 1).sum()), rel=1e-10)
+    exact = float((terms["shock"] + terms["loses"].sum(0) + 1).sum())
+    assert bound(reading, program, state) == pytest.approx(exact, rel=1e-10)
 
 
 @pytest.mark.slow
@@ -76,17 +78,17 @@ def test_another_noise_is_followed(noise, request):
     if isinstance(noise, dist.Cauchy):
         log_cdf.register(dist.Cauchy, lambda noise, value: jnp.log(noise.cdf(value)))
         request.addfinalizer(lambda: log_cdf.register(dist.Cauchy, log_cdf.dispatch(object)))
-    kernel, program, state = fit_other(noise=noise)
-    assert isinstance(kernel.reads, LocationScale)
-    assert type(kernel.reads.noise) is type(noise)
-    new, report = jax.jit(kernel.step)(jax.random.key(0), state, kernel.data(program))
+    reading, program, state = fit_other(noise=noise)
+    assert isinstance(reading.reads, LocationScale)
+    assert type(reading.reads.noise) is type(noise)
+    new, report = jax.jit(lambda state: step(reading, program, state, 0))(state)
     assert np.isfinite(report.elbo)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new))
 
 
-def slopes_of_whole(kernel, program, state):
+def slopes_of_whole(reading, program, state):
     """Of the log joint at q's points, by differentiating everything."""
-    v = weights_of(kernel, state)
+    v = weights_of(reading, state)
     eps = jnp.log(state.local["rate"])
 
     def total(v):
@@ -98,16 +100,16 @@ def slopes_of_whole(kernel, program, state):
 
 @pytest.mark.parametrize("own_negatives", [False, True], ids=["shared by the batch", "of each row"])
 def test_slopes_of_touched_rows_are_those_of_all(own_negatives):
-    kernel, program, state = fitted("gumbel", own_negatives=own_negatives)
+    reading, program, state = fitted("gumbel", own_negatives=own_negatives)
     other = jnp.array([[0, 1, 2], [3, 0, 0]]) if own_negatives else jnp.array([1, 3])
     index = {"row": jnp.array([1, 3, 0]), "other": other}  # two of the class that is last, and stands in
-    _, found = jax.jit(lambda state: estimate(kernel, program, state, index, None))(state)
+    _, found = jax.jit(lambda state: estimate(reading, program, state, index, None))(state)
 
     def total(v):
         terms = program.log_probs({**v, "eps": jnp.log(state.local["rate"])[index["row"]], **index})
         return terms["eps"].sum() + terms["is_below"].sum()
 
-    exact = jax.jit(jax.grad(total))(weights_of(kernel, state))
+    exact = jax.jit(jax.grad(total))(weights_of(reading, state))
     for name, value in exact.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-10)
 
@@ -125,16 +127,16 @@ def shifted(x, y):
 
 
 def test_sites_that_are_asked_for_other_rows_are_tables_of_their_own():
-    kernel, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
-    assert kernel.reduced.together == (("w",), ("level",))
+    reading, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
+    assert reading.reduced.together == (("w",), ("level",))
     index = {"row": jnp.array([1, 3, 0]), "other": jnp.array([1, 3])}
-    _, found = jax.jit(lambda state: estimate(kernel, program, state, index, None))(state)
+    _, found = jax.jit(lambda state: estimate(reading, program, state, index, None))(state)
 
     def total(v):
         terms = program.log_probs({**v, "eps": jnp.log(state.local["rate"])[index["row"]], **index})
         return terms["eps"].sum() + terms["loses"].sum()
 
-    for name, value in jax.jit(jax.grad(total))(weights_of(kernel, state)).items():
+    for name, value in jax.jit(jax.grad(total))(weights_of(reading, state)).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-10)
 
 
@@ -143,9 +145,9 @@ def test_tables_that_mix_up_rows_are_seen(monkeypatch):
 
     joined = _reduced_model._asked_rows
     monkeypatch.setattr(_reduced_model, "_asked_rows", lambda *told: (joined(*told)[0], (("w", "level"),)))
-    kernel, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
+    reading, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
     with pytest.raises(AssertionError, match="asked for other rows than when the model was read"):
-        jax.eval_shape(kernel.step, jax.random.key(0), state, kernel.data(program))
+        jax.eval_shape(lambda state: step(reading, program, state, 0), state)
 
 
 def test_rows_that_are_not_merged_are_seen(monkeypatch):
@@ -157,29 +159,29 @@ def test_rows_that_are_not_merged_are_seen(monkeypatch):
 
 
 def test_all_rows_and_classes_give_the_whole_gradient():
-    kernel, program, state = fitted("gumbel")
-    exact = slopes_of_whole(kernel, program.with_arguments(batch_size=None, num_negatives=None), state)
-    found = np.asarray(whole(kernel, program, state))[1:]
+    reading, program, state = fitted("gumbel")
+    exact = slopes_of_whole(reading, program.with_arguments(batch_size=None, num_negatives=None), state)
+    found = np.asarray(whole(reading, program, state))[1:]
     np.testing.assert_allclose(found, np.concatenate([exact[name].ravel() for name in sorted(exact)]), rtol=1e-9, atol=1e-9)
 
 
 def test_prior_of_a_row_is_felt_for_the_steps_since_it_was_touched():
-    kernel, program, state = fitted("gumbel")
-    [table], [packed] = kernel.tables, state.tables
+    reading, program, state = fitted("gumbel")
+    [table], [packed] = reading.tables, state.tables
     touched = jnp.array([0.0, 9.0, 4.0, 7.0, 8.0])
     state = state._replace(count=jnp.array(9), tables=(table.pack(table.unpack(packed)._replace(touched=touched)),))
     index = {"row": jnp.array([0, 5, 4]), "other": jnp.array([0, 3])}  # classes 0, 2 are chosen; 0, 3, and 4, which stands in, are not
 
     @jax.jit
     def slopes(state):
-        view = kernel._view(program, index, state, None)
+        view = view_of(reading, program, index, state, None)
         found = jax.grad(view.log_prior)(view.parameters)
-        zeros = {name: jnp.zeros(site.shape) for name, site in kernel.reduced.by_row.items()}
+        zeros = {name: jnp.zeros(site.shape) for name, site in reading.reduced.by_row.items()}
         return {name: asked.scatter(zeros[name], asked.merged(found[name]["loc"])) for name, asked in view.asked.items()}
 
     for name, merged in slopes(state).items():
         steps = np.array([10, 0, 6, 3, 2]).reshape(-1, *(1,) * (merged.ndim - 1))
-        np.testing.assert_allclose(merged, -np.asarray(weights_of(kernel, state)[name]) * steps, rtol=1e-10)
+        np.testing.assert_allclose(merged, -np.asarray(weights_of(reading, state)[name]) * steps, rtol=1e-10)
 
 
 # Refusals.
@@ -237,7 +239,7 @@ ROWS = dist.Normal(0.0, 1.0).expand((2,)).to_event(1)
 def test_what_cannot_be_served_is_refused_by_its_name(changes, message):
     model = of(**changes)
     with pytest.raises((StructureError, TypeError), match=message) as caught:
-        AugmentReduce(model).check(Program(model, TOLD["x"], TOLD["y"]))
+        AugmentReduce(model).read(Program(model, TOLD["x"], TOLD["y"]))
     assert isinstance(caught.value, StructureError)
 
 
@@ -255,7 +257,7 @@ def test_data_outside_of_plates_are_refused():
         sample("y", dist.Normal(mu, 1.0), obs=y)
 
     with pytest.raises(StructureError, match="site 'y': it is observed outside of any plate"):
-        AugmentReduce(lonely).check(Program(lonely, 1.0))
+        AugmentReduce(lonely).read(Program(lonely, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -275,10 +277,10 @@ def test_impossible_options_are_refused(options, message):
 def test_posterior_of_a_flat_prior_is_refused():
     program = Program(augment_reduce, **TOLD, prior_scale=None)
     with pytest.raises(StructureError, match="site 'weights': its prior is flat"):
-        AugmentReduce(augment_reduce, posterior=True).check(program)
+        AugmentReduce(augment_reduce, posterior=True).read(program)
 
 
 def test_infinite_features_are_refused():
     program = Program(other_names, np.full((6, 2), np.nan), TOLD["y"])
     with pytest.raises(ValueError, match="site 'loses': its log probability is not finite"):
-        AugmentReduce(other_names).check(program)
+        AugmentReduce(other_names).read(program)

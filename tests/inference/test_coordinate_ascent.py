@@ -26,35 +26,36 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
 def ascended(data, num_steps=150, model=iqgme, **options):
-    """A kernel, its state after some sweeps, the bounds on the way, and the program."""
+    """A kernel, its state after some sweeps, the bounds on the way, the program, and what the kernel has read of it."""
     program, kernel = Program(model, **data), CoordinateAscent(model, **options)
-    start = kernel.init(random.key(0), program)
+    read = kernel.read(program)
+    start = kernel.init(random.key(0), *read)
 
     def sweep(state, number):
-        state, told = kernel.step(random.key(number), state, kernel.data(program))
+        state, told = kernel.step(random.key(number), state, *read)
         return state, told.elbo
 
     state, elbo = jax.jit(lambda state: jax.lax.scan(sweep, state, jnp.arange(num_steps)))(start)
-    return kernel, state, np.asarray(elbo), program
+    return kernel, state, np.asarray(elbo), program, read
 
 
-def gap_to_draws(kernel, state, program, num_draws):
+def gap_to_draws(kernel, state, program, read, num_draws):
     """The bound of q by draws from it and the model's own log density, less the closed form, in standard errors."""
-    drawn = jax.jit(lambda state: dict(kernel.draw(random.key(2), state, program, num_draws)))(state)
+    drawn = jax.jit(lambda state: dict(kernel.draw(random.key(2), state, *read, num_draws)))(state)
     log_q = drawn.pop("log_q")
     log_joint = jax.jit(lambda values: jax.lax.map(program.log_joint, values, batch_size=256))(drawn)
     weight = np.asarray(log_joint - log_q)
-    _, told = jax.jit(kernel.step)(random.key(0), state, kernel.data(program))
+    _, told = jax.jit(lambda state: kernel.step(random.key(0), state, *read))(state)
     return (weight.mean() - float(told.elbo)) / (weight.std() / np.sqrt(num_draws))
 
 
 @pytest.mark.parametrize("name", ["no labels", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "no labels")])
 def test_bound_is_that_of_the_model_and_never_falls(name):
     _, data = case(name)
-    kernel, state, elbo, program = ascended(data)
+    kernel, state, elbo, program, read = ascended(data)
     assert np.diff(elbo).min() > -1e-9
     assert elbo[-1] - elbo[-2] < 1e-5 < elbo[-1] - elbo[0]
-    assert abs(gap_to_draws(kernel, state, program, 20_000)) < 3
+    assert abs(gap_to_draws(kernel, state, program, read, 20_000)) < 3
 
 
 def forgets(message):
@@ -76,8 +77,8 @@ def counts_twice(form_of):
 def test_a_wrong_message_is_seen(twin, monkeypatch):
     monkeypatch.setattr(_row_block, "form_of", twin(_row_block.form_of))
     _, data = case("binary")
-    kernel, state, _, program = ascended(data)
-    assert abs(gap_to_draws(kernel, state, program, 20_000)) > 5
+    kernel, state, _, program, read = ascended(data)
+    assert abs(gap_to_draws(kernel, state, program, read, 20_000)) > 5
 
 
 # The evidence, every assignment written down.
@@ -99,7 +100,7 @@ def log_evidence_of_bits(x, num_experts, alpha):
 
 def test_bound_stays_below_the_evidence_and_not_far():
     x = np.array([[1.0, 1, 0], [1, np.nan, 0], [0, 0, 1], [0, 1, 1], [1, 1, 0], [np.nan, 0, 1]])
-    _, _, elbo, _ = ascended({"x": x, "alpha": 0.7, "num_experts": 3, "expert": None, "gate": beta_bernoulli})
+    _, _, elbo, *_ = ascended({"x": x, "alpha": 0.7, "num_experts": 3, "expert": None, "gate": beta_bernoulli})
     exact = log_evidence_of_bits(x, 3, 0.7)
     assert exact - 3 < elbo[-1] < exact
 
@@ -133,7 +134,7 @@ def evidence_of_labels(data, num_draws=4000):
 def test_bound_of_labels_stays_below_the_evidence_and_not_far():
     _, data = case("binary")
     data = data | {"x": np.array([[0.4], [-1.2], [np.nan]]), "y": np.array([1, 0, 1]), "num_experts": 2}
-    _, _, elbo, _ = ascended(data)
+    _, _, elbo, *_ = ascended(data)
     exact, error = evidence_of_labels(data)
     assert error < 0.1
     assert exact - 5 < elbo[-1] < exact - 3 * error  # three rows leave much that a product of factors cannot say
@@ -166,7 +167,7 @@ def test_complete_data_have_the_optimum_of_another_library(monkeypatch):
     start = np.argsort(np.argsort(-np.bincount(start), kind="stable"))[start]
     monkeypatch.setitem(_clusters.STARTS, "kmeans", lambda *_: start)
     gate = partial(normal_wishart, u0=0.3, nu0=5.0, covariance=2.0)
-    kernel, state, _, _ = ascended({"x": x, "alpha": 0.5, "num_experts": 6, "expert": None, "gate": gate}, 1000)
+    _, state, _, _, (reading, data) = ascended({"x": x, "alpha": 0.5, "num_experts": 6, "expert": None, "gate": gate}, 1000)
     peer = Peer(n_components=6, weight_concentration_prior=0.5, mean_prior=np.zeros(3), mean_precision_prior=0.3, reg_covar=0.0)
     peer.set_params(degrees_of_freedom_prior=5.0, covariance_prior=2.0 * np.eye(3), max_iter=1000, tol=1e-13)
     peer.start = start
@@ -176,8 +177,8 @@ def test_complete_data_have_the_optimum_of_another_library(monkeypatch):
     np.testing.assert_allclose(mine.loc, peer.means_, atol=1e-4)
     np.testing.assert_allclose(mine.concentration, peer.degrees_of_freedom_, atol=1e-3)
     np.testing.assert_allclose(mine.rate / mine.concentration[:, None, None], peer.covariances_, atol=1e-3)
-    message = message_of(kernel.assignment, kernel.shape, state.factors)
-    (bucket,) = kernel.data(None).buckets
+    message = message_of(reading.found, reading.shape, state.factors)
+    (bucket,) = data.buckets
     rho = np.zeros((161, 6))
     rho[np.ravel(bucket.row)] = np.exp(log_rho_of(message, bucket, state.score[0])).reshape(-1, 6)
     np.testing.assert_allclose(rho[:-1], peer.predict_proba(x), atol=1e-4)
@@ -247,8 +248,8 @@ def test_report_knows_the_bound(tree):
 @pytest.mark.slow
 def test_single_precision_sums_serve():
     _, data = case("binary", num_rows=60, num_features=3)
-    _, _, whole, _ = ascended(data)
-    _, _, single, _ = ascended(data, dtype="float32")
+    _, _, whole, *_ = ascended(data)
+    _, _, single, *_ = ascended(data, dtype="float32")
     np.testing.assert_allclose(single[-1], whole[-1], rtol=1e-5)
 
 
@@ -267,10 +268,10 @@ def test_experts_that_differ_are_found(monkeypatch):
     x = (x - np.nanmean(x, 0)) / np.nanstd(x, 0)
     chosen = np.random.default_rng(0).permutation(600) < 300
     data = {"x": x[chosen], "y": told.y[chosen], "num_experts": 8}
-    _, _, elbo, _ = ascended(data)
+    _, _, elbo, *_ = ascended(data)
     monkeypatch.setattr(coordinate_ascent, "NUM_HELD", 0)
     monkeypatch.setattr(_factors, "WIDE", 1.0)
-    _, _, trapped, _ = ascended(data)
+    _, _, trapped, *_ = ascended(data)
     assert np.diff(elbo).min() > -1e-9
     assert elbo[-1] > trapped[-1] + 5
 
@@ -307,11 +308,11 @@ def test_poor_data_still_have_a_bound(name):
         x[:, 1] = 2.0
     else:
         y[:] = 1 if name == "one class" else -1
-    kernel, state, elbo, program = ascended(data | {"x": x, "y": y})
+    kernel, state, elbo, program, (reading, _) = ascended(data | {"x": x, "y": y})
     assert np.isfinite(elbo).all()
     assert np.diff(elbo).min() > -1e-9
     if name in ("one class", "no label"):
-        one, other = (kernel.predict(state, program.with_arguments(y=np.full(40, code))).log_label for code in (1, 0))
+        one, other = (kernel.predict(state, reading, program.with_arguments(y=np.full(40, code))).log_label for code in (1, 0))
         share = np.exp(one) / (np.exp(one) + np.exp(other))
         assert share.mean() > 0.9 if name == "one class" else abs(share.mean() - 0.5) < 0.1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.factors))
@@ -354,10 +355,10 @@ def test_inverse_of_many_matrices(size, is_unrolled):
 def test_buckets_and_chunks_change_nothing(monkeypatch):
     """Of 60 rows, all in one bucket and chunk; or in buckets of their own, in chunks of 7."""
     _, data = case("three classes", num_rows=60, num_features=3)
-    kernel, _, elbo, _ = ascended(data, 30)
-    assert len(kernel.data(None).buckets) == 1
+    _, _, elbo, _, read = ascended(data, 30)
+    assert len(read[1].buckets) == 1
     monkeypatch.setattr(_layout, "OVERHEAD", 0.0)
     monkeypatch.setattr(_layout, "LONGEST_CHUNK", {"complete": 7, "incomplete": 7})
-    kernel, _, other, _ = ascended(data, 30)
-    assert len(kernel.data(None).buckets) == 4
+    _, _, other, _, read = ascended(data, 30)
+    assert len(read[1].buckets) == 4
     np.testing.assert_allclose(other, elbo, rtol=1e-10)

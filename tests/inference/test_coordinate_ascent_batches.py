@@ -32,16 +32,16 @@ def data():
 
 @pytest.mark.slow
 def test_a_batch_of_all_rows_is_a_sweep(short_chunks):
-    _, _, elbo, _ = ascended(data(), 1)
-    kernel, state, other, _ = ascended(data(), 1, batch_size=NUM_ROWS)
-    assert len(kernel.data(None).buckets[0].row) > 5
+    _, _, elbo, *_ = ascended(data(), 1)
+    _, state, other, _, read = ascended(data(), 1, batch_size=NUM_ROWS)
+    assert len(read[1].buckets[0].row) > 5
     np.testing.assert_allclose(other, elbo, rtol=1e-10)
     assert int(state.step) == 1
 
 
-def batches(kernel, state, program, number):
+def batches(kernel, state, read, number):
     """Sums that batches stand for, [batch, ...]."""
-    one = lambda key: kernel.step(key, state, kernel.data(program))[0].average.moments
+    one = lambda key: kernel.step(key, state, *read)[0].average.moments
     return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(random.split(random.key(3), number)))
 
 
@@ -55,11 +55,13 @@ def off(found, wanted):
 def test_batches_stand_for_all_rows(short_chunks, monkeypatch):
     program = Program(iqgme, **data())
     complete, kernel = (CoordinateAscent(iqgme, batch_size=size) for size in (NUM_ROWS, 20))
-    wanted = batches(complete, complete.init(random.key(0), program), program, 1)[0]
-    state = kernel.init(random.key(0), program)
-    assert off(batches(kernel, state, program, 2000), wanted) < 4.5
+    read = complete.read(program)
+    wanted = batches(complete, complete.init(random.key(0), *read), read, 1)[0]
+    read = kernel.read(program)
+    state = kernel.init(random.key(0), *read)
+    assert off(batches(kernel, state, read, 2000), wanted) < 4.5
     monkeypatch.setattr("inference.kernels._row_block.Sums.times", lambda self, factor: self)  # planted: a batch stands for itself
-    assert off(batches(kernel, state, program, 200), wanted) > 5
+    assert off(batches(kernel, state, read, 200), wanted) > 5
 
 
 @pytest.mark.slow
@@ -68,11 +70,11 @@ def test_batches_end_where_whole_sweeps_do(short_chunks):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_ROWS, 2)) + 8 * np.eye(3, 2)[np.arange(NUM_ROWS) % 3]
     told = {"x": np.where(rng.random(x.shape) < 0.1, np.nan, x), "expert": None, "num_experts": 3, "alpha": 1.0}
-    _, _, best, program = ascended(told, 200)
-    _, state, estimates, _ = ascended(told, 600, batch_size=30)
+    _, _, best, _, read = ascended(told, 200)
+    _, state, estimates, *_ = ascended(told, 600, batch_size=30)
     whole = CoordinateAscent(iqgme)
-    start = whole.init(random.key(0), program)._replace(factors=state.factors)
-    _, found = jax.jit(lambda state: whole.step(None, state, whole.data(program)))(start)
+    start = whole.init(random.key(0), *read)._replace(factors=state.factors)
+    _, found = jax.jit(lambda state: whole.step(None, state, *read))(start)
     assert best[-1] - 1 < float(found.elbo) < best[-1] + 1e-6
     assert abs(estimates[-200:].mean() - best[-1]) < 5
 

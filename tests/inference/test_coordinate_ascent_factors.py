@@ -73,11 +73,11 @@ def _of_rows(program: Program, values: dict[str, Any]) -> tuple[Any, ...]:
     return consts - consts[:1], jnp.stack(slopes), jnp.stack(curves)
 
 
-def wanted(kernel, state, program) -> dict[str, Any]:
+def wanted(reading, state) -> dict[str, Any]:
     """The same numbers of the factors of q."""
     factors = state.factors
     (a, b), nw, w, common = factors.concentration, factors.features, factors.weights, factors.common
-    c1, c0 = (part.reshape(program.sites["V"].shape) for part in factors.sticks)
+    c1, c0 = (part.reshape(reading.found.few.sites["V"].shape) for part in factors.sticks)
     beta = lambda v: (c1 - 1) / v - (c0 - 1) / (1 - v)
     size = nw.loc.shape[1]
     outer = nw.rate + nw.kappa[:, None, None] * nw.loc[:, :, None] * nw.loc[:, None]
@@ -92,12 +92,12 @@ def wanted(kernel, state, program) -> dict[str, Any]:
         "w": (towards, *(towards - root[..., j] for j in range(root.shape[-1]))),
         "zeta, lambda": (common.gamma * common.loc, common.gamma * (common.loc - 1), of_lambda(1.0), of_lambda(2.0)),
     }
-    return found | ({ROW: _row_factor(kernel, state)} if len(w.mean) == 1 else {})
+    return found | ({ROW: _row_factor(reading, state)} if len(w.mean) == 1 else {})
 
 
-def _row_factor(kernel, state):
+def _row_factor(reading, state):
     """log q(z, x_missing, t) of each row as a quadratic function of x_missing and t, by what the messages say."""
-    message, rows = message_of(kernel.assignment, kernel.shape, state.factors), kernel.rows
+    message, rows = message_of(reading.found, reading.shape, state.factors), reading.rows
     u = np.concatenate([np.nan_to_num(rows.features), np.ones((len(rows.features), 1))], 1)
     num_rows, num_holes, (row, column) = len(u), len(rows.holes), rows.holes.T
     each = [_row_block.message_to(message, task) for task in rows.task]
@@ -121,11 +121,11 @@ _READ: dict[str, Callable] = {}
 
 def worst(name="binary") -> dict[str, float]:
     """Of each factor, by how many standard errors its natural parameters are off; inf where no draw moves them and they are wrong."""
-    kernel, state, _, program = ascended(problem(name), 300)
-    drawn = {site: value for site, value in kernel.draw(random.key(2), state, program, DRAWS).items() if site != "log_q"}
+    kernel, state, _, program, read = ascended(problem(name), 300)
+    drawn = {site: value for site, value in kernel.draw(random.key(2), state, *read, DRAWS).items() if site != "log_q"}
     if name not in _READ:
         _READ[name] = jax.jit(lambda drawn: jax.lax.map(lambda values: readings(program, values), drawn, batch_size=100))
-    return gaps(*jax.device_get((_READ[name](drawn), wanted(kernel, state, program))))
+    return gaps(*jax.device_get((_READ[name](drawn), wanted(read[0], state))))
 
 
 def gaps(found: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:

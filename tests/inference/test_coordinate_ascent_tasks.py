@@ -29,10 +29,10 @@ DRAWS = 3000
 @pytest.mark.parametrize("name", ["binary tasks", "tasks of three classes", "tasks of bits"])
 def test_bound_is_that_of_the_model_and_never_falls(name):
     model, data = of_tasks(name)
-    kernel, state, elbo, program = ascended(data, model=model)
+    kernel, state, elbo, program, read = ascended(data, model=model)
     assert np.diff(elbo).min() > -1e-9
     assert elbo[-1] - elbo[-2] < 1e-5 < elbo[-1] - elbo[0]
-    assert abs(gap_to_draws(kernel, state, program, 20_000)) < 3
+    assert abs(gap_to_draws(kernel, state, program, read, 20_000)) < 3
 
 
 def without_forms(agreement):
@@ -91,7 +91,7 @@ def _of_index(program: Program, values: dict[str, Any]):
     return (each[:, 1:] - each[:, :1]).reshape(*values["c"].shape, groups - 1)
 
 
-def wanted(kernel, state, program) -> dict[str, Any]:
+def wanted(reading, state) -> dict[str, Any]:
     """The same numbers of the factors of q."""
     upper = state.factors.upper
     (a, b), (c1, c0), log_share = *upper[:2], upper.log_share
@@ -101,23 +101,23 @@ def wanted(kernel, state, program) -> dict[str, Any]:
         "U": (beta(0.3), beta(0.6)),
         "c": (log_share[..., 1:] - log_share[..., :1],),
     }
-    return of_one_task.wanted(kernel, state, program) | found
+    return of_one_task.wanted(reading, state) | found
 
 
 @pytest.fixture(scope="module")
 def fitted():
     """A kernel at its optimum, and what the model says there."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        kernel, state, _, program = ascended(problem(), 400, iqgme_tasks)
-        drawn = {name: value for name, value in kernel.draw(random.key(2), state, program, DRAWS).items() if name != "log_q"}
+        kernel, state, _, program, read = ascended(problem(), 400, iqgme_tasks)
+        drawn = {name: value for name, value in kernel.draw(random.key(2), state, *read, DRAWS).items() if name != "log_q"}
         found = jax.jit(lambda drawn: jax.lax.map(lambda values: readings(program, values), drawn, batch_size=100))(drawn)
-        return kernel, state, program, jax.device_get(found)
+        return kernel, state, read, jax.device_get(found)
 
 
 @pytest.mark.slow
 def test_natural_parameters(fitted):
-    kernel, state, program, found = fitted
-    off = of_one_task.gaps(found, jax.device_get(wanted(kernel, state, program)))
+    _, state, (reading, _), found = fitted
+    off = of_one_task.gaps(found, jax.device_get(wanted(reading, state)))
     assert max(off.values()) < 4.5, off
 
 
@@ -127,9 +127,9 @@ def test_a_planted_error_is_seen(name, fitted, monkeypatch):
     """At the optimum every factor is what the others say; a step with an error in it moves the factor away from that."""
     module, attribute, twin, factor = PLANTED[name]
     monkeypatch.setattr(module, attribute, twin(getattr(module, attribute)))
-    kernel, state, program, found = fitted
-    moved, _ = jax.jit(lambda state: kernel.step(None, state, kernel.data(program)))(state)
-    off = of_one_task.gaps(found, jax.device_get(wanted(kernel, moved, program)))
+    kernel, state, read, found = fitted
+    moved, _ = jax.jit(lambda state: kernel.step(None, state, *read))(state)
+    off = of_one_task.gaps(found, jax.device_get(wanted(read[0], moved)))
     assert off[factor] > 5, off
 
 

@@ -42,9 +42,9 @@ def integrals(draws, x, which):
 def test_prediction_is_an_integral_over_the_posterior():
     """Of each row: its label, and a missing entry."""
     model, data = factor_case("binary")
-    kernel, state, _, program = ascended(data, 300, model)
-    found = kernel.predict(state, Program(model, **data | {"x": NEW, "y": np.ones(4, int)}))
-    draws = jax.device_get(kernel.draw(random.key(0), state, program, 1500))
+    kernel, state, _, _, read = ascended(data, 300, model)
+    found = kernel.predict(state, read[0], Program(model, **data | {"x": NEW, "y": np.ones(4, int)}))
+    draws = jax.device_get(kernel.draw(random.key(0), state, *read, 1500))
     for i, x in enumerate(NEW):
         which = int(np.argmax(np.isnan(x)))
         density, yes, feature = integrals(draws, x, which).mean(0)

@@ -25,10 +25,10 @@ NEW = np.array([[0.5, -1.0], [np.nan, 0.3], [1.5, np.nan], [np.nan, np.nan]])
 def test_prediction_is_an_integral_over_the_posterior():
     """Of each row: the group, its label, and the missing entries; those are drawn where they are missing."""
     _, data = case("three classes", num_rows=60)
-    kernel, state, _, program = ascended(data)
+    kernel, state, _, _, read = ascended(data)
     labels = np.array([1, 2, 0, 1])
-    found = kernel.predict(state, Program(iqgme, **data | {"x": NEW, "y": labels}))
-    drawn = {name: value for name, value in kernel.draw(random.key(0), state, program, DRAWS).items() if name in ("V", "mu", "Lambda", "w")}
+    found = kernel.predict(state, read[0], Program(iqgme, **data | {"x": NEW, "y": labels}))
+    drawn = {name: value for name, value in kernel.draw(random.key(0), state, *read, DRAWS).items() if name in ("V", "mu", "Lambda", "w")}
 
     def one(key, values):
         return jnp.stack([jnp.stack(_row(key, values, x, y)) for x, y in zip(NEW, labels, strict=True)])
@@ -91,10 +91,10 @@ def test_prediction_for_a_task_is_an_integral_over_its_shares_too():
     """Of two tasks, at the same rows: the experts' weights are those of the groups that are under them, and so each task has its own."""
     model, data = of_tasks("binary tasks", num_rows=20, num_groups=3)
     data = data | {"task": (np.nan_to_num(data["x"][:, 0]) > np.nanmedian(data["x"][:, 0])).astype(int)}  # of other rows each
-    kernel, state, _, program = ascended(data, model=model)
+    kernel, state, _, _, read = ascended(data, model=model)
     rows, task, labels = NEW[[0, 0]], np.array([0, 1]), np.array([1, 0])
-    found = kernel.predict(state, Program(model, **data | {"x": rows, "y": labels, "task": task}))
-    drawn = {name: value for name, value in kernel.draw(random.key(0), state, program, DRAWS).items() if name != "log_q"}
+    found = kernel.predict(state, read[0], Program(model, **data | {"x": rows, "y": labels, "task": task}))
+    drawn = {name: value for name, value in kernel.draw(random.key(0), state, *read, DRAWS).items() if name != "log_q"}
 
     def one(values):
         density = jax.vmap(lambda mu, L: multivariate_normal.pdf(jnp.asarray(rows[0]), mu, jnp.linalg.inv(L)))(
@@ -124,8 +124,8 @@ def test_missing_entries_of_correlated_columns_are_covered():
     holes = rng.random(x.shape) < 0.25
     holes[holes.all(1)] = False
     data = {"x": np.where(holes, np.nan, x), "num_experts": 6, "expert": None, "alpha": 1.0}
-    kernel, state, _, program = ascended(data, 60)
-    found = kernel.predict(state, program)
+    kernel, state, _, program, (reading, _) = ascended(data, 60)
+    found = kernel.predict(state, reading, program)
     off = abs(found.mean - x)[holes] / found.deviation[holes]
     assert abs((off < 1).mean() - 0.683) < 0.08
     assert abs((off < 2).mean() - 0.954) < 0.04
