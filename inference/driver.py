@@ -4,7 +4,8 @@ It scans in compiled chunks and does everything else between them: the bar, the 
 Cost over the bare compiled loop: a few host milliseconds each quarter of a second.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from numbers import Real
 from operator import index
 from typing import Any
@@ -120,12 +121,11 @@ class Driver:
     def extend(self, more: int) -> xr.DataTree:
         """Go on from where the last `run` ended: `more` steps. Returns the whole, which equals one longer run bit for bit."""
         self.check_precision("extend")
-        session, _ = self._finished_run("extend")
         if more < 1:
             raise ValueError(f"extend: more must be positive, got {more}.")
         if more % self.thinning:
             raise ValueError(f"extend: more must be a multiple of thinning, {self.thinning}; got {more}.")
-        with TURN:
+        with self._turn("extend") as (session, _):
             return self._advance(lambda: session.records + more // self.thinning, None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
@@ -136,16 +136,14 @@ class Driver:
         updates are in memory alone, and their data, as those of `run`, are not copied.
         """
         self.check_precision("update")
-        session, run = self._finished_run("update")
-        with TURN:
+        with self._turn("update") as (session, run):
             run.update(*args, **kwargs)
             session.store = session.store.in_memory()
             self._go(session, run, self._target(), self.stop)
 
     def tree(self) -> xr.DataTree:
         """What the last run, with its updates, has found so far; in the precision of the run, whatever JAX has now."""
-        run = self._finished_run("tree")[1]
-        with TURN, jax.enable_x64(run.x64):
+        with self._turn("tree") as (_, run), jax.enable_x64(run.x64):
             return run.tree()
 
     def check_precision(self, asked: str) -> None:
@@ -178,8 +176,15 @@ class Driver:
     def _finished_run(self, asked: str) -> tuple[Session, _outcome.Run]:
         if self._last is None:
             raise ValueError(f"{asked}: nothing has run yet; call `run` first.")
-        self._last[0].stepper.bind()
         return self._last
+
+    @contextmanager
+    def _turn(self, asked: str) -> Generator[tuple[Session, _outcome.Run]]:
+        """The last run, while no other thread runs a model and the kernel has the reading of this run."""
+        session, run = self._finished_run(asked)
+        with TURN:
+            session.stepper.bind()
+            yield session, run
 
     def _target(self) -> int | None:
         return self.num_samples // self.thinning if self.is_chain else self.num_warmup
