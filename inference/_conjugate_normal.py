@@ -28,7 +28,7 @@ Cost for R groups and C columns: `add` and `score` R C logarithms at most; with 
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, override
+from typing import Any, NamedTuple, override
 
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +89,7 @@ class NormalInverseGamma(Columns):
 
     priors: tuple[str, ...] = ("InverseGamma", "Normal")
     likelihood: str = "Normal"
+    hyper: Any = NormalHyper
 
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> NormalHyper:
         """`values` are (variance, loc); kappa = variance / (scale of loc's prior)^2."""

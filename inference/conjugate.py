@@ -133,7 +133,7 @@ def register_conjugate(
     ...         numpyro.sample("x", dist.Exponential(rate[z]), obs=x)
     >>> x = np.array([0.1, 0.2, 9.0, 0.1, 7.0])
     >>> tree = Driver(CollapsedGibbs(waits), num_warmup=20, num_samples=30, progress_bar=False).run(0, x)
-    >>> tree.posterior["rate"].shape[:2]
-    (1, 30)
+    >>> tree.posterior["z"].shape  # chain, draw, row
+    (1, 30, 5)
     """
     put(derived(prior, likelihood, rows or likelihood, statistics, mean))

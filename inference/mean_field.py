@@ -102,13 +102,14 @@ class ConjugatePair(ABC):
         """Raises ValueError where rows [row, columns] are outside the likelihood's support; how many codes there are, `hyper` knows."""
 
 
+@dataclass(frozen=True)
 class Columns(ConjugatePair):
     """A pair of columns that are independent within a group, with a mean-field posterior.
 
     By default the hyper-parameters are the arguments of one prior, and a row adds its statistics to them.
     """
 
-    hyper: ClassVar[Any]  # NamedTuple of the arguments of the prior
+    hyper: Any  # NamedTuple of the arguments of the prior
     num_axes: ClassVar[int] = 0  # of a hyper-parameter, after the columns
 
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> Any:

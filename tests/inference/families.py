@@ -12,9 +12,9 @@ from jax import random
 
 from inference._conjugate_normal import NormalHyper, WishartHyper
 from inference.conjugate import (
-    ConjugatePair,
     BetaBernoulli,
     BetaHyper,
+    ConjugatePair,
     DirichletCategorical,
     DirichletHyper,
     GammaHyper,

@@ -148,7 +148,10 @@ REFUSALS = {
         {"alpha": dist.LogNormal(0.0, 1.0)},
         "site 'V': its concentration comes from 'alpha' .LogNormal.; wanted one scalar Gamma",
     ),
-    "integrated labels": ({"expert": probit}, "site 'y': CategoricalLogits with .*'w' ~ Normal.* is not in the table.* Labels need soft labels"),
+    "integrated labels": (
+        {"expert": probit},
+        "site 'y': CategoricalLogits with .*'w' ~ Normal.* is not in .* Labels need soft labels",
+    ),
     "logistic": ({"expert": logit}, "site 'y': BernoulliLogits with 'w' ~ Normal is not in the table.*SVI with an autoguide"),
     "heavy tails": ({"gate": heavy}, "site 'x': MultivariateStudentT with .* is not in the table"),
     "loc of its own": ({"gate": own_prior}, "site 'mu' .*: read as 'Lambda', 'mu' -> MultivariateNormal of 'z', but .* misses"),

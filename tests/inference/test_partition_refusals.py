@@ -120,9 +120,18 @@ def other_data(x, at):
 
 MISSES = "misses the conjugate one by"
 COMPONENTS = {
-    "logits": (with_chance(standard, lambda p, at: dist.Bernoulli(logits=p[at.z])), "BernoulliLogits with 'p' ~ Normal is not in the table"),
-    "sigmoid": (with_chance(standard, lambda p, at: dist.Bernoulli(jax.nn.sigmoid(p[at.z]))), "BernoulliProbs with 'p' ~ Normal is not in the table"),
-    "known spread": (with_chance(standard, lambda p, at: dist.Normal(p[at.z], 1.0)), "site 'x': Normal with 'p' ~ Normal is not in the table"),
+    "logits": (
+        with_chance(standard, lambda p, at: dist.Bernoulli(logits=p[at.z])),
+        "Logits with 'p' ~ Normal is not in the table",
+    ),
+    "sigmoid": (
+        with_chance(standard, lambda p, at: dist.Bernoulli(jax.nn.sigmoid(p[at.z]))),
+        "'p' ~ Normal is not in the table",
+    ),
+    "known spread": (
+        with_chance(standard, lambda p, at: dist.Normal(p[at.z], 1.0)),
+        "site 'x': Normal with 'p' ~ Normal is not",
+    ),
     "known mean": (variance_alone, "site 'x': Normal with 'var' ~ InverseGamma is not in the table of conjugate pairs; register it"),
     "square": (with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] ** 2)), f"site 'x': read as 'p' -> BernoulliProbs, but .* {MISSES}"),
     "covariate": (with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] * by_row(at))), f"site 'x': .* {MISSES}"),
@@ -143,7 +152,10 @@ COMPONENTS = {
         with_chance(half, lambda p, at: dist.Bernoulli(p[at.z[0], 0])),
         "site 'z': no observed site depends on it; wanted features, obs=x, whose parameters are indexed by 'z'",
     ),
-    "no parameter": (with_chance(half, lambda p, at: dist.Bernoulli(0.5 + 0.0 * at.z[1][:, None])), "no group parameter is behind its BernoulliProbs"),
+    "no parameter": (
+        with_chance(half, lambda p, at: dist.Bernoulli(0.5 + 0.0 * at.z[1][:, None])),
+        "no group parameter is behind",
+    ),
     "factor": (penalised, "site 'penalty' depends on 'p', a parameter of 'x', which can then not be integrated out"),
     "seen twice": (seen_twice, "site 'x' depends on 'p', a parameter of 'first'"),
     "shared by classes": (shared_by_classes, r"site 'p': 'x' depends on it, .* wanted a class plate of 2 outside a group plate of 6"),
