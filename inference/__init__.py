@@ -10,6 +10,7 @@ if jax.config.jax_default_matmul_precision is None:
     jax.config.update("jax_default_matmul_precision", "highest")
 
 from inference._store import CheckpointError
+from inference.conjugate import register_conjugate
 from inference.driver import Driver
 from inference.kernels.augment_reduce import AugmentReduce
 from inference.kernels.collapsed_gibbs import CollapsedGibbs
@@ -47,6 +48,7 @@ __all__ = [
     "Staged",
     "StructureError",
     "converged",
+    "register_conjugate",
     "run_orders",
     "settled",
 ]

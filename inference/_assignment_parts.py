@@ -12,9 +12,8 @@ from numpyro.distributions import biject_to
 
 from inference._assignment_rows import Rows, by_class, rows_of
 from inference._once import once
-from inference.conjugate import Family
 from inference.program import Program
-from inference.quadratic import CommonPrior
+from inference.quadratic import Common
 from inference.sites import unwrap
 
 __all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "event_dim"]
@@ -25,7 +24,7 @@ class Block(NamedTuple):
 
     site: str
     priors: tuple[str, ...]  # names of sites, in the order of the family
-    family: Family
+    family: Any  # `Columns`, or `NormalWishart` of the features
 
 
 class Experts(NamedTuple):
@@ -53,7 +52,7 @@ class Prior(NamedTuple):
     upper: Any  # the same of the level above, or None
     columns: tuple[Any, ...]  # of each block of columns, [group, column, ...]
     features: Any  # WishartHyper [group, ...], or None
-    experts: CommonPrior | None
+    experts: Common | None
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Assignment:
         first = self.few.sites[block.priors[0]]
         return leaf if len(first.shape) - event_dim(self.few, block.priors[0]) > 1 else leaf[:, None]
 
-    def _experts_prior(self, fn: Any, values: Mapping[str, Array]) -> CommonPrior | None:
+    def _experts_prior(self, fn: Any, values: Mapping[str, Array]) -> Common | None:
         if self.experts is None:
             return None
         weights, loc, precision = self.experts.weights, self.experts.loc, self.experts.precision
@@ -166,7 +165,7 @@ class Assignment:
         of = lambda number, name: by_class(jnp.broadcast_to(number, values[name].shape), 2)
         value = by_class(values[precision], 2) if precision else common(fn(weights).scale) ** -2
         infinite = jnp.full((shape[0], shape[2]), jnp.inf)
-        return CommonPrior(
+        return Common(
             of(fn(loc).loc, loc) if loc else common(fn(weights).loc),
             of(fn(loc).scale, loc) ** -2 / value if loc else infinite,
             of(fn(precision).concentration, precision) if precision else value,

@@ -18,8 +18,8 @@ from numpyro.distributions import constraints
 
 from inference._assignment_rows import Rows, by_class
 from inference._once import once
-from inference.mean_field import COLUMNS, log_sticks
-from inference.quadratic import CommonPrior, Form, gate_natural
+from inference.mean_field import log_sticks
+from inference.quadratic import Common, Form, gate_natural
 from inference.sites import StructureError
 
 if TYPE_CHECKING:
@@ -187,9 +187,8 @@ def row_sums(term: Array, num_rows: int) -> Array:
 
 def _of_columns(block: "Block", x: Array, hyper: Any, values: tuple[Array, ...], group: Array) -> Read:
     """[row]."""
-    field = COLUMNS[block.family]
-    terms = field.statistics(x, hyper) * field.natural(values)[group]
-    return Read(terms.sum((1, 2)) + field.log_base(x), jnp.abs(terms).sum((1, 2)))
+    terms = block.family.statistics(x, hyper) * block.family.natural(values)[group]
+    return Read(terms.sum((1, 2)) + block.family.log_base(x), jnp.abs(terms).sum((1, 2)))
 
 
 def _of_level(level: "Level", prior: Any, values: Any, row: Any) -> dict[str, Read]:
@@ -232,8 +231,7 @@ def _of_priors(found: "Assignment", block: "Block", hyper: Any, values: Any, mod
 
 def precision_and_loc(block: "Block", values: Any) -> tuple[Array, Array]:
     """The parameters of the features, their precision whichever of it and its inverse the model has."""
-    matrix, loc = (values[name] for name in block.priors)
-    return (jnp.linalg.inv(matrix) if block.family.priors[0] == "InverseWishart" else matrix), loc
+    return block.family.precision_and_loc(tuple(values[name] for name in block.priors))
 
 
 def _form_at(form: Form, u: Array, group: Array) -> Read:
@@ -242,7 +240,7 @@ def _form_at(form: Form, u: Array, group: Array) -> Read:
     return Read(form.const[group] - terms.sum((1, 2)), jnp.abs(form.const[group]) + jnp.abs(terms).sum((1, 2)))
 
 
-def _of_experts(found: "Assignment", rows: Rows, prior: CommonPrior | None, values: Any, u: Array, group: Array) -> dict[str, Read]:
+def _of_experts(found: "Assignment", rows: Rows, prior: Common | None, values: Any, u: Array, group: Array) -> dict[str, Read]:
     assert found.experts is not None
     assert prior is not None
     soft, label, weights, loc, precision = found.experts

@@ -1,4 +1,4 @@
-"""The conjugate families of a normal likelihood, and what every family shares: see `inference.conjugate` for their methods.
+"""The conjugate pairs of a normal likelihood: see `inference.conjugate` for their methods.
 
 NormalInverseGamma: x ~ Normal(loc, var), loc | var ~ Normal(m, var / kappa), var ~ InverseGamma(a, b). A row of weight w moves
 
@@ -28,15 +28,16 @@ Cost for R groups and C columns: `add` and `score` R C logarithms at most; with 
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, override
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import gammaln, multigammaln
-from jax.typing import DTypeLike
+from jax.scipy.special import digamma, gammaln, multigammaln
 from numpyro.distributions import Distribution
+
+from inference.mean_field import Columns, ConjugatePair, arguments, fill, fill_row, gamma_divergence, refuse_first
 
 __all__ = [
     "NormalHyper",
@@ -45,11 +46,9 @@ __all__ = [
     "NormalWishart",
     "StudentCache",
     "WishartHyper",
-    "arguments",
-    "fill",
-    "fill_row",
+    "half_log_det",
+    "inverse_root",
     "log_rising",
-    "refuse_first",
     "stirling_error",
 ]
 
@@ -82,12 +81,15 @@ class StudentCache(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NormalInverseGamma:
-    """Normal columns of unknown mean and variance."""
+class NormalInverseGamma(Columns):
+    """Normal columns of unknown mean and variance.
 
-    name: str = "normal, inverse gamma"
+    The statistics are sums of squares about 0: columns whose mean is many of their spreads away lose digits by `posterior`, not by `add`.
+    """
+
     priors: tuple[str, ...] = ("InverseGamma", "Normal")
     likelihood: str = "Normal"
+    hyper: Any = NormalHyper
 
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> NormalHyper:
         """`values` are (variance, loc); kappa = variance / (scale of loc's prior)^2."""
@@ -104,40 +106,33 @@ class NormalInverseGamma:
         rate = hyper.rate + weight / 2 * (hyper.kappa / kappa) * delta**2
         return NormalHyper(hyper.loc + weight / kappa * delta, kappa, hyper.concentration + weight / 2, rate)
 
-    def remove(self, hyper: NormalHyper, x: Array) -> NormalHyper:
-        """By (1) with the weight -1."""
-        return self.add(hyper, x, -1.0)
-
     def cache(self, hyper: NormalHyper) -> StudentCache:
         """The constants of (2)."""
         square = 2 * hyper.rate * (1 + 1 / hyper.kappa)
         base = log_rising(hyper.concentration, 0.5) - jnp.log(math.pi * square) / 2
         return StudentCache(hyper.loc, 1 / jnp.sqrt(square), hyper.concentration + 0.5, base)
 
-    def log_predictive(self, hyper: NormalHyper, x: Array) -> Array:
-        """By (2)."""
-        return self._log_t(self.cache(hyper), x)
+    def scores(self, cache: StudentCache, x: Array) -> Array:
+        """By (2), one logarithm for each group and column."""
+        delta, seen = self._gap(x, cache.loc)
+        return seen * (cache.base - cache.power * jnp.log1p((cache.root * delta) ** 2))
 
-    def score(self, cache: StudentCache, x: Array) -> Array:
-        """One logarithm for each group and column."""
-        return self._log_t(cache, x).sum(-1)
-
+    @override
     def log_prior(self, hyper: NormalHyper, values: tuple[Array, ...]) -> Array:
-        """`values` are (variance, loc)."""
         (variance, value), a, b = values, hyper.concentration, hyper.rate
         inverse_gamma = a * jnp.log(b) - gammaln(a) - (a + 1) * jnp.log(variance) - b / variance
         precision = hyper.kappa / variance
         return inverse_gamma + jnp.log(precision / (2 * math.pi)) / 2 - precision * (value - hyper.loc) ** 2 / 2
 
+    @override
     def draw(self, rng_key: Array, hyper: NormalHyper) -> tuple[Array, ...]:
-        """Variance and loc."""
         gamma_key, normal_key = random.split(rng_key)
         shape, dtype = hyper.loc.shape, hyper.loc.dtype
         variance = hyper.rate * jnp.exp(-random.loggamma(gamma_key, hyper.concentration, shape, dtype))
         return variance, hyper.loc + jnp.sqrt(variance / hyper.kappa) * random.normal(normal_key, shape, dtype)
 
+    @override
     def draw_row(self, rng_key: Array, hyper: NormalHyper) -> Array:
-        """A row from the Student t."""
         group_key, row_key = random.split(rng_key)
         variance, loc = self.draw(group_key, hyper)
         return loc + jnp.sqrt(variance) * random.normal(row_key, loc.shape, loc.dtype)
@@ -150,21 +145,50 @@ class NormalInverseGamma:
         """Infinite values, and what is too large to be squared."""
         refuse_first(site, x, _is_large(x), "Normal takes finite numbers that can be squared. Correct it, or give NaN where it is missing.")
 
+    @override
+    def statistics(self, x: Array, hyper: NormalHyper) -> Array:
+        x, seen = fill_row(x, x.dtype)
+        return jnp.stack([seen, x, x**2], -1)
+
+    @override
+    def natural(self, values: tuple[Array, ...]) -> Array:
+        variance, loc = values
+        return self._eta(1 / variance, loc / variance, loc**2 / variance, -jnp.log(variance))
+
+    @override
+    def expected(self, hyper: NormalHyper) -> Array:
+        precision = hyper.concentration / hyper.rate
+        log_precision = digamma(hyper.concentration) - jnp.log(hyper.rate)
+        return self._eta(precision, precision * hyper.loc, precision * hyper.loc**2 + 1 / hyper.kappa, log_precision)
+
+    def _eta(self, precision: Array, weighted: Array, square: Array, log_precision: Array) -> Array:
+        return jnp.stack([(log_precision - math.log(2 * math.pi) - square) / 2, weighted, -precision / 2], -1)
+
+    @override
+    def posterior(self, prior: NormalHyper, sums: Array) -> NormalHyper:
+        count, total, squares = jnp.moveaxis(sums, -1, 0)
+        kappa = prior.kappa + count
+        loc = (prior.kappa * prior.loc + total) / kappa
+        rate = prior.rate + (squares + prior.kappa * prior.loc**2 - kappa * loc**2) / 2
+        return NormalHyper(loc, kappa, prior.concentration + count / 2, rate)
+
+    @override
+    def divergence(self, hyper: NormalHyper, prior: NormalHyper) -> Array:
+        precision, ratio = hyper.concentration / hyper.rate, prior.kappa / hyper.kappa
+        of_loc = (ratio - 1 - jnp.log(ratio) + prior.kappa * precision * (hyper.loc - prior.loc) ** 2) / 2
+        of_variance = gamma_divergence((hyper.concentration, hyper.rate), (prior.concentration, prior.rate))
+        return jnp.sum(of_loc + of_variance)
+
     def _gap(self, x: Array, loc: Array) -> tuple[Array, Array]:
         """x - loc, 0 where missing; and what is seen."""
         x, seen = fill(x, loc)
         return seen * (x - loc), seen
 
-    def _log_t(self, cache: StudentCache, x: Array) -> Array:
-        delta, seen = self._gap(x, cache.loc)
-        return seen * (cache.base - cache.power * jnp.log1p((cache.root * delta) ** 2))
-
 
 @dataclass(frozen=True)
-class NormalWishart:
+class NormalWishart(ConjugatePair):
     """Rows of a multivariate normal distribution of unknown mean and precision matrix."""
 
-    name: str = "normal, Wishart"
     priors: tuple[str, ...] = ("Wishart", "MultivariateNormal")
     likelihood: str = "MultivariateNormal"
 
@@ -184,43 +208,36 @@ class NormalWishart:
         rate = hyper.rate + growth * delta[..., :, None] * delta[..., None, :]
         return WishartHyper(hyper.loc + step * delta, kappa, hyper.concentration + weight, rate)
 
-    def remove(self, hyper: WishartHyper, x: Array) -> WishartHyper:
-        """By (1) with the weight -1."""
-        return self.add(hyper, x, -1.0)
-
     def cache(self, hyper: WishartHyper) -> StudentCache:
         """The constants of (2), with the inverse of a Cholesky factor."""
         size = hyper.loc.shape[-1]
-        root = _inverse_root(hyper.rate * (1 + 1 / hyper.kappa)[..., None, None])
+        root = inverse_root(hyper.rate * (1 + 1 / hyper.kappa)[..., None, None])
         freedom = hyper.concentration - size + 1
-        base = log_rising(freedom / 2, size / 2) - size / 2 * math.log(math.pi) + _half_log_det(root)
+        base = log_rising(freedom / 2, size / 2) - size / 2 * math.log(math.pi) + half_log_det(root)
         return StudentCache(hyper.loc, root, (hyper.concentration + 1) / 2, base)
 
-    def log_predictive(self, hyper: WishartHyper, x: Array) -> Array:
-        """By (2)."""
-        return self._log_t(self.cache(hyper), x)
+    def scores(self, cache: StudentCache, x: Array) -> Array:
+        """By (2), one product of a matrix and a vector for each group and column."""
+        delta, seen = self._gap(x, cache.loc)
+        return seen * (cache.base - cache.power * jnp.log1p(jnp.sum(_times(cache.root, delta) ** 2, axis=-1)))
 
-    def score(self, cache: StudentCache, x: Array) -> Array:
-        """One triangle times a vector for each group."""
-        return self._log_t(cache, x).sum(-1)
-
+    @override
     def log_prior(self, hyper: WishartHyper, values: tuple[Array, ...]) -> Array:
-        """`values` are (precision, loc)."""
         (precision, value), nu, size = values, hyper.concentration, hyper.loc.shape[-1]
-        half_log_det = _half_log_det(jnp.linalg.cholesky(precision))
-        normaliser = nu * _half_log_det(jnp.linalg.cholesky(hyper.rate)) - nu * size / 2 * math.log(2) - multigammaln(nu / 2, size)
-        wishart = normaliser + (nu - size - 1) * half_log_det - jnp.sum(hyper.rate * precision, axis=(-2, -1)) / 2
+        log_det = half_log_det(jnp.linalg.cholesky(precision))
+        normaliser = nu * half_log_det(jnp.linalg.cholesky(hyper.rate)) - nu * size / 2 * math.log(2) - multigammaln(nu / 2, size)
+        wishart = normaliser + (nu - size - 1) * log_det - jnp.sum(hyper.rate * precision, axis=(-2, -1)) / 2
         delta = value - hyper.loc
         distance = jnp.einsum("...i,...ij,...j->...", delta, precision, delta)
-        return wishart + half_log_det + size / 2 * jnp.log(hyper.kappa / (2 * math.pi)) - hyper.kappa * distance / 2
+        return wishart + log_det + size / 2 * jnp.log(hyper.kappa / (2 * math.pi)) - hyper.kappa * distance / 2
 
+    @override
     def draw(self, rng_key: Array, hyper: WishartHyper) -> tuple[Array, ...]:
-        """Precision and loc."""
         precision, _, loc = _draw_wishart(rng_key, hyper)
         return precision, loc
 
+    @override
     def draw_row(self, rng_key: Array, hyper: WishartHyper) -> Array:
-        """A row from the multivariate t."""
         group_key, row_key = random.split(rng_key)
         _, root, loc = _draw_wishart(group_key, hyper)
         return loc + _times(root.mT, random.normal(row_key, loc.shape, loc.dtype))
@@ -240,6 +257,11 @@ class NormalWishart:
                 f"use normal_inverse_chi2, or drop the row."
             )
 
+    def precision_and_loc(self, values: tuple[Array, ...]) -> tuple[Array, Array]:
+        """The parameters of the rows, whichever of the precision and its inverse the model has."""
+        precision, loc = values
+        return precision, loc
+
     def _hyper(self, wishart, rate_name: str, normal, kappa: Array, matrix: Array, value: Array) -> WishartHyper:
         (loc,), (rate,) = arguments(normal, ("loc",), value), arguments(wishart, (rate_name,), matrix)
         return WishartHyper(loc, kappa, *arguments(wishart, ("concentration",), kappa), rate)
@@ -250,16 +272,11 @@ class NormalWishart:
         missing = jnp.isnan(x).all(-1)
         return jnp.where(missing[..., None], 0, x - loc), (~missing).astype(loc.dtype)
 
-    def _log_t(self, cache: StudentCache, x: Array) -> Array:
-        delta, seen = self._gap(x, cache.loc)
-        return seen * (cache.base - cache.power * jnp.log1p(jnp.sum(_times(cache.root, delta) ** 2, axis=-1)))
-
 
 @dataclass(frozen=True)
 class NormalInverseWishart(NormalWishart):
     """Rows of a multivariate normal distribution of unknown mean and covariance matrix."""
 
-    name: str = "normal, inverse Wishart"
     priors: tuple[str, ...] = ("InverseWishart", "MultivariateNormal")
 
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> WishartHyper:
@@ -272,11 +289,16 @@ class NormalInverseWishart(NormalWishart):
     def log_prior(self, hyper: WishartHyper, values: tuple[Array, ...]) -> Array:
         """`values` are (covariance, loc); the Jacobian of the inverse is |precision|^(D + 1)."""
         covariance, value = values
-        root = _inverse_root(covariance)
-        return super().log_prior(hyper, (root.mT @ root, value)) + 2 * (value.shape[-1] + 1) * _half_log_det(root)
+        root = inverse_root(covariance)
+        return super().log_prior(hyper, (root.mT @ root, value)) + 2 * (value.shape[-1] + 1) * half_log_det(root)
 
+    def precision_and_loc(self, values: tuple[Array, ...]) -> tuple[Array, Array]:
+        """The inverse of the covariance, and loc."""
+        covariance, loc = values
+        return jnp.linalg.inv(covariance), loc
+
+    @override
     def draw(self, rng_key: Array, hyper: WishartHyper) -> tuple[Array, ...]:
-        """Covariance and loc."""
         _, root, loc = _draw_wishart(rng_key, hyper)
         return root.mT @ root, loc
 
@@ -300,31 +322,15 @@ def _times(matrix: Array, vector: Array) -> Array:
     return jnp.einsum("...ij,...j->...i", matrix, vector)
 
 
-def _inverse_root(matrix: Array) -> Array:
+def inverse_root(matrix: Array) -> Array:
     """Inverse of the Cholesky factor."""
     root = jnp.linalg.cholesky(matrix)
     return solve_triangular(root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True)
 
 
-def _half_log_det(root: Array) -> Array:
+def half_log_det(root: Array) -> Array:
+    """Half the log determinant of a matrix, from its Cholesky factor or the inverse of that."""
     return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)
-
-
-def arguments(distribution: Distribution, names: tuple[str, ...], like: Array) -> list[Array]:
-    """Arguments of a distribution, each with the shape and dtype of `like`."""
-    return [jnp.broadcast_to(jnp.asarray(getattr(distribution, name), like.dtype), like.shape) for name in names]
-
-
-def fill(x: Array, like: Array) -> tuple[Array, Array]:
-    """`fill_row` over the shape of `like`."""
-    return fill_row(jnp.broadcast_to(x, like.shape), like.dtype)
-
-
-def fill_row(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
-    """The row, 0 where it is missing; and 1 where it is seen, 0 where it is missing."""
-    x = jnp.asarray(x, dtype)
-    missing = jnp.isnan(x)
-    return jnp.where(missing, 0, x), (~missing).astype(dtype)
 
 
 def log_rising(a: Array, x: float | Array) -> Array:
@@ -344,10 +350,3 @@ def stirling_error(z: Array) -> Array:
 def _is_large(x: np.ndarray) -> np.ndarray:
     """A sum of many squares must be a number still."""
     return np.abs(x) > 1e-4 * np.sqrt(np.finfo(x.dtype).max)  # NaN is not
-
-
-def refuse_first(site: str, x: np.ndarray, bad: np.ndarray, wanted: str) -> None:
-    """Raises for the first value that is bad, naming its place."""
-    for index in np.argwhere(bad)[:1]:
-        place = ", ".join(f"{axis} {i}" for axis, i in zip(("row", "column", "feature"), index, strict=False))
-        raise ValueError(f"site {site!r}: {place} is {x[tuple(index)]} (one of {bad.sum()} such values); {wanted}")

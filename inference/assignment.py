@@ -7,7 +7,7 @@
     alpha ~ Gamma (or known);  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
     tasks:    V[j, h], z[i] ~ Categorical(sticks(V[task[i]])); and where groups of tasks share what they say of rows, c[j, h] ~
               Categorical(sticks(U)), U[s] ~ Beta(1, beta), beta ~ Gamma (or known): a row is in group c[task[i], z[i]] of all
-    columns:  parameters [group, column] and rows with a conjugate likelihood, any of `inference.mean_field`
+    columns:  parameters [group, column] and rows with a conjugate likelihood, any `Columns` of the table of conjugate pairs
     features: normal rows, their mean and precision normal and (inverse) Wishart; missing entries may be latent (ImproperUniform) sites
     experts:  t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t lies
 
@@ -30,8 +30,8 @@ import numpy as np
 from inference._assignment_parts import Assignment, Block, Experts, Level, Prior, Rows, event_dim
 from inference._assignment_proof import prove, prove_for
 from inference._some_rows import arguments_by_row, on_rows
-from inference.conjugate import describe, family_of
-from inference.mean_field import COLUMNS
+from inference.conjugate import NormalWishart, pair_of
+from inference.mean_field import Columns
 from inference.program import Program
 from inference.sites import StructureError, is_real, model_name
 
@@ -55,7 +55,7 @@ WAY_OUT = "Use SVI with an autoguide for this model, or put a conjugate site the
 
 
 def read_assignment(program: Program) -> Assignment:
-    """Reads and proves; raises StructureError, by the name of the site, where a block is not conjugate."""
+    """Reads and proves; raises StructureError, by the name of the site, where a block is not what it looks like."""
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     _, sticks, concentration = _level(few, z)
@@ -147,7 +147,7 @@ def _holes(few: Program) -> str | None:
 def _blocks(few: Program, z: str, of_rows: set[str | None], holes: str | None) -> tuple[tuple[Block, ...], Block | None]:
     """The columns, and the features, of which there is at most one site."""
     found = [_block(few, of_rows, name) for name in few.observed if z in few.parents[name]]
-    features = [block for block in found if block.family not in COLUMNS]
+    features = [block for block in found if isinstance(block.family, NormalWishart)]
     if len(features) > 1:
         raise StructureError(f"site {features[1].site!r}: beside {features[0].site!r} a second one of correlated features. {WAY_OUT}")
     for block in found:
@@ -162,14 +162,11 @@ def _blocks(few: Program, z: str, of_rows: set[str | None], holes: str | None) -
 def _block(few: Program, of_rows: set[str | None], site: str) -> Block:
     groups = sorted(few.parents[site] - of_rows, key=few.latent.index)
     kinds = {name: few.sites[name].family for name in groups}
-    family = family_of(tuple(kinds.values()), few.sites[site].family)
-    if family is None:
-        priors = " and ".join(f"{name!r} ~ {kind}" for name, kind in kinds.items()) or "no parameter of a group"
-        raise StructureError(
-            f"site {site!r}: {priors} is not conjugate to {few.sites[site].family}. Conjugate: {describe()}; labels need soft labels, "
-            f"Normal sites of variance 1, of which they are the signs. {WAY_OUT}"
-        )
-    return Block(site, tuple(next(name for name, kind in kinds.items() if kind == wanted) for wanted in family.priors), family)
+    hint = f"Labels need soft labels, Normal sites of variance 1, of which they are the signs. {WAY_OUT}"
+    priors, family = pair_of(site, kinds, few.sites[site].family, hint)
+    if not isinstance(family, Columns | NormalWishart):
+        raise StructureError(f"site {site!r}: its pair in the table has no mean-field posterior; wanted the methods of Columns. {WAY_OUT}")
+    return Block(site, priors, family)
 
 
 def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:

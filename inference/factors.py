@@ -140,7 +140,7 @@ def _scores(program: Program) -> list[str]:
 
 
 def read_factors(program: Program) -> FactorMixture:
-    """Reads and proves; raises StructureError, by the name of the site, where a block is not conjugate."""
+    """Reads and proves; raises StructureError, by the name of the site, where a part is not what it looks like."""
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     linked = _linked(few, z)

@@ -23,10 +23,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.special import digamma, xlogy
+from jax.scipy.special import xlogy
 
-from inference.mean_field import gamma_divergence
-from inference.quadratic import half_log_det, inverse_of
+from inference._conjugate_normal import half_log_det
+from inference.mean_field import gamma_divergence, gamma_means
+from inference.quadratic import inverse_of
 
 __all__ = [
     "Linear",
@@ -87,7 +88,7 @@ class LinearSums(NamedTuple):
 
 def told(linear: Linear) -> Told:
     """Under q."""
-    noise, log_noise = _means(linear.noise)
+    noise, log_noise = gamma_means(linear.noise)
     second = linear.covariance + _outer(linear.mean)
     return Told(linear.mean, second, noise, log_noise, linear.shown, _both(linear.shown))
 
@@ -108,7 +109,7 @@ def posterior(prior: LinearPrior, before: Linear, sums: LinearSums, count: Array
     """q of loadings, their precisions and the noise, in turns; `count` and `squares` are sums of 1 and x^2 over what is seen [feature]."""
 
     def turn(_, at: Linear) -> Linear:
-        noise, weight = _means(at.noise)[0], _weight(prior, _means(at.beta)[0])
+        noise, weight = gamma_means(at.noise)[0], _weight(prior, gamma_means(at.beta)[0])
         precision = noise[:, None, None] * sums.moments + weight[:, :, None] * jnp.eye(weight.shape[1], dtype=weight.dtype)[None]
         covariance = inverse_of(jnp.linalg.cholesky(precision))
         mean = jnp.einsum("pij,pj->pi", covariance, noise[:, None] * sums.products + weight * prior.loc)
@@ -134,14 +135,15 @@ def shown_posterior(prior: LinearPrior, before: Array, moments: Array, products:
 
 def surprise(prior: LinearPrior, linear: Linear) -> Array:
     """KL(q | prior): what it takes from the evidence bound."""
-    beta, log_beta = _means(linear.beta)
+    beta, log_beta = gamma_means(linear.beta)
     log_weight = jnp.concatenate([jnp.broadcast_to(log_beta, (len(linear.mean), len(log_beta))), jnp.log(prior.centre)[:, None]], 1)
     away = _variance(linear.covariance) + (linear.mean - prior.loc) ** 2
     quadratic = jnp.sum(_weight(prior, beta) * away - log_weight - 1) / 2
     of_loadings = quadratic - jnp.sum(half_log_det(jnp.linalg.cholesky(linear.covariance)))
     q = linear.shown[:, :-1]
     of_shown = xlogy(q, q) + xlogy(1 - q, 1 - q) - xlogy(q, prior.share) - xlogy(1 - q, 1 - prior.share)
-    return of_loadings + _divergence(linear.beta, prior.beta) + _divergence(linear.noise, prior.noise) + jnp.sum(of_shown)
+    of_gammas = ((linear.beta, prior.beta), (linear.noise, prior.noise))
+    return of_loadings + sum(jnp.sum(gamma_divergence(*each)) for each in of_gammas) + jnp.sum(of_shown)
 
 
 def _weight(prior: LinearPrior, beta: Array) -> Array:
@@ -155,22 +157,9 @@ def _both(shown: Array) -> Array:
     return _outer(shown) * (1 - identity) + shown[:, :, None] * identity
 
 
-def _means(pair: Pair) -> Pair:
-    """E and E log."""
-    (a, b), is_known = pair, jnp.isinf(pair[1])
-    safe = jnp.where(is_known, 1, b)
-    return jnp.where(is_known, a, a / safe), jnp.where(is_known, jnp.log(a), digamma(a) - jnp.log(safe))
-
-
 def _after(prior: Pair, concentration: Array | float, rate: Array) -> Pair:
     a, b = prior
     return jnp.where(jnp.isinf(b), a, a + concentration), b + rate
-
-
-def _divergence(pair: Pair, prior: Pair) -> Array:
-    is_known = jnp.isinf(prior[1])
-    safe = lambda at: (at[0], jnp.where(is_known, 1, at[1]))
-    return jnp.sum(jnp.where(is_known, 0, gamma_divergence(safe(pair), safe(prior))))
 
 
 def _variance(covariance: Array) -> Array:

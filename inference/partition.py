@@ -31,7 +31,7 @@ from inference._mixture_proof import prove, prove_for
 from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, sites_of_labels, started, term
 from inference._once import once
 from inference._some_rows import on_rows
-from inference.conjugate import Family, describe, family_of
+from inference.conjugate import ConjugatePair, pair_of
 from inference.program import Program
 from inference.sites import StructureError, model_name, unwrap
 
@@ -45,7 +45,7 @@ class Block(NamedTuple):
 
     site: str
     priors: tuple[str, ...]  # names of sites, in the order of the family
-    family: Family
+    family: ConjugatePair
     num_axes: int  # axes of a parameter before its columns: class and group, or group alone
 
 
@@ -306,14 +306,10 @@ def _block(few: Program, z: str, site: str, trace: Mapping[str, dict], label_sit
             )
     types = {name: type(unwrap(trace[name]["fn"])).__name__ for name in groups}
     observed = type(unwrap(trace[site]["fn"])).__name__
-    family = family_of(tuple(types.values()), observed)
-    if family is None:
-        priors = " and ".join(f"{name!r} ~ {kind}" for name, kind in types.items()) or "no group parameter"
-        raise StructureError(f"site {site!r}: {priors} is not conjugate to {observed}. Conjugate: {describe()}.")
+    priors, family = pair_of(site, types, observed)
     batch = len(few.sites[site].shape) - unwrap(trace[site]["fn"]).event_dim
     if batch > 2:
         raise StructureError(f"site {site!r}: found {batch} axes before an event, wanted [row] or [row, feature]. Flatten the features.")
-    priors = tuple(next(name for name, kind in types.items() if kind == wanted) for wanted in family.priors)
     for name in priors:
         _refuse_other_children(few, name, [*priors, site], site)
     return Block(site, priors, family, len(outer(priors[0])))

@@ -23,12 +23,11 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import digamma, multigammaln
 
-from inference._conjugate_normal import WishartHyper
-from inference.mean_field import gamma_divergence
+from inference._conjugate_normal import WishartHyper, half_log_det
+from inference.mean_field import gamma_divergence, gamma_means
 
 __all__ = [
     "Common",
-    "CommonPrior",
     "Form",
     "Weights",
     "common_divergence",
@@ -37,7 +36,6 @@ __all__ = [
     "gate_expected",
     "gate_natural",
     "gate_posterior",
-    "half_log_det",
     "inverse_of",
     "known_weights",
     "precision_of",
@@ -65,13 +63,16 @@ def gate_natural(precision: Array, loc: Array) -> Form:
 
 def gate_expected(hyper: WishartHyper) -> Form:
     """Its mean under q."""
-    root = jnp.linalg.cholesky(hyper.rate)
-    precision = hyper.concentration[:, None, None] * inverse_of(root)
+    precision, log_det = _wishart_means(hyper, jnp.linalg.cholesky(hyper.rate))
     weighted = jnp.einsum("kij,kj->ki", precision, hyper.loc)
-    size = hyper.loc.shape[-1]
-    halves = (hyper.concentration[:, None] - jnp.arange(size, dtype=hyper.loc.dtype)[None]) / 2
-    log_det = digamma(halves).sum(-1) + size * math.log(2) - 2 * half_log_det(root)
-    return _form(precision, weighted, jnp.sum(weighted * hyper.loc, -1) + size / hyper.kappa, log_det)
+    return _form(precision, weighted, jnp.sum(weighted * hyper.loc, -1) + hyper.loc.shape[-1] / hyper.kappa, log_det)
+
+
+def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
+    """E of the precision and of its log determinant; `root` is the Cholesky factor of the rate."""
+    nu, size = hyper.concentration, hyper.loc.shape[-1]
+    halves = (nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2
+    return nu[:, None, None] * inverse_of(root), digamma(halves).sum(-1) + size * math.log(2) - 2 * half_log_det(root)
 
 
 def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
@@ -96,9 +97,7 @@ def gate_divergence(hyper: WishartHyper, prior: WishartHyper) -> Array:
     """KL(q | prior), summed over groups."""
     nu, nu0, size = hyper.concentration, prior.concentration, hyper.loc.shape[-1]
     root, root0 = jnp.linalg.cholesky(hyper.rate), jnp.linalg.cholesky(prior.rate)
-    precision = nu[:, None, None] * inverse_of(root)
-    halves = (nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2
-    log_det = digamma(halves).sum(-1) + size * math.log(2) - 2 * half_log_det(root)
+    precision, log_det = _wishart_means(hyper, root)
     log_z = lambda nu, root: nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * half_log_det(root)
     trace = jnp.einsum("kij,kij->k", prior.rate, precision)
     wishart = (nu - nu0) / 2 * log_det - (nu * size - trace) / 2 - log_z(nu, root) + log_z(nu0, root0)
@@ -126,17 +125,11 @@ def known_weights(w: Array) -> Weights:
     return Weights(w, jnp.zeros((*w.shape, w.shape[-1]), w.dtype))
 
 
-class CommonPrior(NamedTuple):
-    """Numbers of the prior of zeta and lambda, [class, weight]. Where zeta is known `gamma` is infinite, where lambda is `rate`."""
-
-    loc: Array
-    gamma: Array
-    concentration: Array  # of a known lambda: its value, beside an infinite rate
-    rate: Array
-
-
 class Common(NamedTuple):
-    """q(zeta, lambda) = Normal(loc, 1 / (gamma lambda)) Gamma(concentration, rate), [class, weight]; known as in `CommonPrior`."""
+    """The prior of zeta and lambda or q, Normal(loc, 1 / (gamma lambda)) Gamma(concentration, rate), [class, weight].
+
+    Where zeta is known `gamma` is infinite, where lambda is `rate`, beside its value.
+    """
 
     loc: Array
     gamma: Array
@@ -144,13 +137,9 @@ class Common(NamedTuple):
     rate: Array
 
 
-def precision_of(common: Common | CommonPrior) -> Array:
+def precision_of(common: Common) -> Array:
     """E lambda."""
-    return jnp.where(jnp.isinf(common.rate), common.concentration, common.concentration / common.rate)
-
-
-def _log_precision(common: Common) -> Array:
-    return jnp.where(jnp.isinf(common.rate), jnp.log(common.concentration), digamma(common.concentration) - jnp.log(common.rate))
+    return gamma_means(common[2:])[0]
 
 
 def weights_posterior(common: Common, moments: Array, products: Array) -> Weights:
@@ -170,7 +159,7 @@ def weights_log_density(common: Common, moments: Array, products: Array, w: Arra
     return half_log_det(root) - (jnp.sum(gap**2, -1) + w.shape[-1] * math.log(2 * math.pi)) / 2
 
 
-def common_posterior(prior: CommonPrior, weights: Weights, is_told: Array | None = None) -> Common:
+def common_posterior(prior: Common, weights: Weights, is_told: Array | None = None) -> Common:
     """q(zeta, lambda); `is_told` [class, group]: the experts that are known, by default all."""
     told = jnp.ones_like(weights.mean[..., :1]) if is_told is None else is_told[..., None].astype(weights.mean.dtype)
     num = told.sum(1)
@@ -191,26 +180,19 @@ def weights_term(common: Common, weights: Weights) -> Array:
     spread = jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - common.loc[:, None]) ** 2
     quadratic = precision_of(common)[:, None] * spread + 1 / common.gamma[:, None]  # 1 / inf = 0 where zeta is known
     entropy = half_log_det(jnp.linalg.cholesky(weights.covariance)) + size / 2
-    return jnp.sum(_log_precision(common)[:, None] - quadratic) / 2 + jnp.sum(entropy)
+    return jnp.sum(gamma_means(common[2:])[1][:, None] - quadratic) / 2 + jnp.sum(entropy)
 
 
-def common_divergence(common: Common, prior: CommonPrior) -> Array:
+def common_divergence(common: Common, prior: Common) -> Array:
     """KL(q(zeta, lambda) | prior), summed."""
-    is_free, is_known = jnp.isfinite(prior.gamma), jnp.isinf(prior.rate)
+    is_free = jnp.isfinite(prior.gamma)
     ratio = jnp.where(is_free, prior.gamma, 1) / jnp.where(is_free, common.gamma, 1)
     distance = jnp.where(is_free, prior.gamma, 0) * precision_of(common) * (common.loc - prior.loc) ** 2
     of_zeta = jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2
-    safe = lambda at: (at.concentration, jnp.where(is_known, 1, at.rate))
-    return jnp.sum(of_zeta + jnp.where(is_known, 0, gamma_divergence(safe(common), safe(prior))))
+    return jnp.sum(of_zeta + gamma_divergence(common[2:], prior[2:]))
 
 
 def inverse_of(root: Array) -> Array:
     """Inverse of root root'."""
-    identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
-    half = solve_triangular(root, identity, lower=True)
+    half = solve_triangular(root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True)
     return half.mT @ half
-
-
-def half_log_det(root: Array) -> Array:
-    """Of root root'."""
-    return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)

@@ -25,7 +25,7 @@ from inference.kernels._levels import (
     upper_of,
 )
 from inference.kernels._row_block import Message, Sums
-from inference.mean_field import COLUMNS, log_sticks
+from inference.mean_field import log_sticks
 from inference.quadratic import (
     Common,
     Form,
@@ -85,7 +85,7 @@ class Shape(NamedTuple):
 def shape_of(found: Assignment, rows: Rows) -> Shape:
     """As the data have it."""
     assert found.prior is not None
-    of = lambda block, hyper: COLUMNS[block.family].expected(jax.tree.map(jnp.asarray, hyper)).shape[1:]
+    of = lambda block, hyper: block.family.expected(jax.tree.map(jnp.asarray, hyper)).shape[1:]
     sizes = tuple(of(block, hyper) for block, hyper in zip(found.columns, found.prior.columns, strict=True))
     width = rows.features.shape[1]
     return Shape(width, width + 1 + rows.extras.shape[1], rows.design, sizes)
@@ -97,7 +97,7 @@ def statistics_of(found: Assignment, rows: Rows) -> tuple[np.ndarray, np.ndarray
     num_rows = len(rows.features)
     parts, base = [np.zeros((num_rows, 0))], np.zeros(num_rows)
     for block, x, hyper in zip(found.columns, rows.columns, found.prior.columns, strict=True):
-        field, x = COLUMNS[block.family], jnp.asarray(x, float)
+        field, x = block.family, jnp.asarray(x, float)
         parts.append(np.asarray(field.statistics(x, hyper)).reshape(num_rows, -1))
         base += np.asarray(field.log_base(x))
     return np.concatenate(parts, 1), base
@@ -106,14 +106,14 @@ def statistics_of(found: Assignment, rows: Rows) -> tuple[np.ndarray, np.ndarray
 def said_by_groups(found: Assignment, shape: Shape, factors: Factors) -> Message:
     """What the factors say of a row of each group; not yet how probable the group is."""
     form = None if factors.features is None else gate_expected(factors.features)
-    each = [COLUMNS[block.family].expected(hyper) for block, hyper in zip(found.columns, factors.columns, strict=True)]
+    each = [block.family.expected(hyper) for block, hyper in zip(found.columns, factors.columns, strict=True)]
     return _said(jnp.zeros(found.num_groups, factors.sticks[0].dtype), shape, form, each, factors.weights)
 
 
 def said_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
     """The same of parameters that are known, values of their sites."""
     form = gate_natural(*precision_and_loc(found.features, values)) if found.features else None
-    each = [COLUMNS[block.family].natural(values_by_group(found, block, values)) for block in found.columns]
+    each = [block.family.natural(values_by_group(found, block, values)) for block in found.columns]
     weights = known_weights(by_class(values[found.experts.weights], 3)) if found.experts else None
     return _said(jnp.zeros(found.num_groups, values[found.sticks].dtype), shape, form, each, weights)
 
@@ -181,7 +181,7 @@ def blocks_of(found: Assignment, shape: Shape, prior: Prior, sums: Sums) -> tupl
     """Hyper-parameters of the columns and of the features, from sums over the rows of each group."""
     blocks, split = [], jnp.split(sums.columns, np.cumsum([np.prod(size) for size in shape.columns], dtype=int)[:-1].tolist())
     for block, hyper, size, own in zip(found.columns, prior.columns, shape.columns, split, strict=False):
-        blocks.append(COLUMNS[block.family].posterior(hyper, own.T.reshape(-1, *size)))
+        blocks.append(block.family.posterior(hyper, own.T.reshape(-1, *size)))
     width = shape.num_features + 1
     return tuple(blocks), gate_posterior(prior.features, sums.moments[:, :width, :width]) if found.features else None
 
@@ -198,7 +198,7 @@ def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None, is_
     if own is None:
         return None, None
     moments, products = seen_by_experts(shape, sums)
-    wide = Common(*own)._replace(rate=WIDE * own.rate)
+    wide = own._replace(rate=WIDE * own.rate)
     common = wide if before is None or before.common is None else before.common
     start = (weights_posterior(common, moments, products), common)
 
@@ -217,7 +217,7 @@ def divergence(found: Assignment, factors: Factors) -> Array:
     if factors.upper is not None:
         total = total + divergence_of_upper(prior.upper, factors.upper)
     for block, hyper, own in zip(found.columns, factors.columns, prior.columns, strict=True):
-        total = total + COLUMNS[block.family].divergence(hyper, own)
+        total = total + block.family.divergence(hyper, own)
     if factors.features is not None:
         total = total + gate_divergence(factors.features, prior.features)
     if factors.weights is not None and factors.common is not None and prior.experts is not None:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from inference.conjugate import Family
+from inference.conjugate import ConjugatePair
 from inference.kernels._resampling import Chosen
 
 __all__ = ["Groups", "Rules", "all_scores", "block_scores", "log_crp", "place", "scores", "start", "take", "wider"]
@@ -30,7 +30,7 @@ BLOCK = 64  # rows of a table that are scored at once
 class Rules(NamedTuple):
     """What does not change along a run; static where it is compiled."""
 
-    families: tuple[tuple[str, Family], ...]  # (site, family)
+    families: tuple[tuple[str, ConjugatePair], ...]  # (site, family)
     max_groups: int | None  # of the bounded partition
     shares: str | None  # "dirichlet" or "fixed" probabilities of the classes; None where classes are plain data
     scheme: str  # of resampling

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.scipy.special import digamma
 
 from inference.kernels._row_block import Message, Sums
-from inference.mean_field import beta_divergence, gamma_divergence, log_sticks
+from inference.mean_field import beta_divergence, gamma_divergence, gamma_means, log_sticks
 
 __all__ = [
     "Upper",
@@ -143,14 +143,11 @@ def upper_of(prior: Pair, log_share: Array, before: Upper | None = None, agrees:
 
 def divergence_of_sticks(prior: Pair, concentration: Pair, sticks: Pair) -> Array:
     """KL(q | prior) of sticks and their concentration."""
-    (a, b), (a0, b0), (c1, c0) = concentration, prior, sticks
-    is_known = jnp.isinf(b)
-    safe_b, safe_b0 = jnp.where(is_known, 1, b), jnp.where(is_known, 1, b0)
-    mean, mean_log = jnp.where(is_known, a, a / safe_b), jnp.where(is_known, jnp.log(a), digamma(a) - jnp.log(safe_b))
+    (mean, mean_log), (c1, c0) = gamma_means(concentration), sticks
     log_left = digamma(c0) - digamma(c1 + c0)
     one = jnp.ones_like(c1)
     total = jnp.sum(beta_divergence((c1, c0), (one, one)) - mean_log - (mean - 1) * log_left)
-    return total + jnp.where(is_known, 0, gamma_divergence((a, safe_b), (a0, safe_b0)))
+    return total + gamma_divergence(concentration, prior)
 
 
 def divergence_of_upper(prior: Any, upper: Upper) -> Array:

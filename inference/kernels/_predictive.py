@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array, random
 from jax.nn import logsumexp
 
-from inference.conjugate import DirichletCategorical, Family
 from inference.kernels._filtering import log_places
 from inference.kernels._groups import Groups, Rules, all_scores
 from inference.partition import Rows
@@ -66,7 +65,7 @@ def mean_rows(rules: Rules, state: Any, rows: Rows) -> dict[str, Array]:
 
     A code has no mean: of a column of codes it is the probability of each, [row, column, code].
     """
-    means = rules.each(_expectation, state.groups.hyper)  # [point, table, row of the table, column, ...]
+    means = rules.each(lambda family, hyper: family.mean_row(hyper), state.groups.hyper)  # [point, table, row of the table, column, ...]
     log_share, is_joint = _log_shares(rules, state), state.groups.slot.shape[1] == 1
 
     def one(row):
@@ -84,10 +83,6 @@ def new_rows(rules: Rules, state: Any, place: Place, rng_key: Array) -> dict[str
     hyper = jax.tree.map(lambda leaf: leaf[place], state.groups.hyper)
     keys = dict(zip(hyper, random.split(rng_key, len(hyper)), strict=True))
     return rules.each(lambda family, mine, key: family.draw_row(key, mine), hyper, keys)
-
-
-def _expectation(family: Family, hyper: Any) -> Array:
-    return family.probabilities(hyper) if isinstance(family, DirichletCategorical) else family.mean_row(hyper)
 
 
 def _of_class(log_weight: Array, label: Array) -> Array:

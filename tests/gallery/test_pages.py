@@ -50,7 +50,7 @@ def page(tmp_path_factory):
 
 
 OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, by the name of what it cannot follow, or what it was worth
-    "aclass": "'p' ~ Kumaraswamy is not conjugate",
+    "aclass": "with 'p' ~ Kumaraswamy is not in the table",
     "archipelago": "sites ['where']: found slots whose order counts",
     "augment_reduce": "site 'eps': found Gamma",
     "bsvd_baseball": "site 's': its complete conditional is of no family",

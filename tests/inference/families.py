@@ -14,9 +14,9 @@ from inference._conjugate_normal import NormalHyper, WishartHyper
 from inference.conjugate import (
     BetaBernoulli,
     BetaHyper,
+    ConjugatePair,
     DirichletCategorical,
     DirichletHyper,
-    Family,
     GammaHyper,
     GammaPoisson,
     NormalInverseGamma,
@@ -30,7 +30,7 @@ COLUMNS, CODES, FEATURES = 3, 4, 3
 class Case(NamedTuple):
     """A family, hyper-parameters from `uniform(*event_shape)`, and the same pair in NumPyro."""
 
-    family: Family
+    family: ConjugatePair
     hyper: Callable
     priors: Callable[..., tuple[dist.Distribution, ...]]  # of hyper, values
     likelihood: Callable[..., dist.Distribution]  # of values

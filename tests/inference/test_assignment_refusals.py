@@ -148,9 +148,12 @@ REFUSALS = {
         {"alpha": dist.LogNormal(0.0, 1.0)},
         "site 'V': its concentration comes from 'alpha' .LogNormal.; wanted one scalar Gamma",
     ),
-    "integrated labels": ({"expert": probit}, "site 'y': .*'w' ~ Normal.* is not conjugate to CategoricalLogits.* labels need soft labels"),
-    "logistic": ({"expert": logit}, "site 'y': 'w' ~ Normal is not conjugate to BernoulliLogits.*SVI with an autoguide"),
-    "heavy tails": ({"gate": heavy}, "site 'x': .* is not conjugate to MultivariateStudentT"),
+    "integrated labels": (
+        {"expert": probit},
+        "site 'y': CategoricalLogits with .*'w' ~ Normal.* is not in .* Labels need soft labels",
+    ),
+    "logistic": ({"expert": logit}, "site 'y': BernoulliLogits with 'w' ~ Normal is not in the table.*SVI with an autoguide"),
+    "heavy tails": ({"gate": heavy}, "site 'x': MultivariateStudentT with .* is not in the table"),
     "loc of its own": ({"gate": own_prior}, "site 'mu' .*: read as 'Lambda', 'mu' -> MultivariateNormal of 'z', but .* misses"),
     "scaled loc": ({"gate": shifted}, "site 'x' .MultivariateNormal.: read as .* misses that by"),
     "prior of the rows": ({"gate": by_the_rows}, "site 'z': the numbers of the priors of its groups follow the rows"),
@@ -161,9 +164,9 @@ REFUSALS = {
         {"gate": gate_with(dist.Beta(1.0, 1.0), lambda p: dist.Bernoulli(p**2)), "x": BITS, "expert": None},
         "site 'x' .BernoulliProbs.: read as 'p' -> BernoulliProbs of 'z', but",
     ),
-    "not conjugate": (
+    "log-normal rate": (
         {"gate": gate_with(dist.LogNormal(0.0, 1.0), dist.Poisson), "x": BITS, "expert": None},
-        "site 'x': 'p' ~ LogNormal is not conjugate to Poisson",
+        "site 'x': Poisson with 'p' ~ LogNormal is not in the table of conjugate pairs; register it",
     ),
     "noise": ({"expert": soft_with(scale=2.0)}, "site 't' .Normal.: read as Normal.* misses that by"),
     "link": ({"expert": soft_with(score=lambda w, x: jnp.tanh(jnp.sum(w * x, -1)))}, "site 't'.*"),

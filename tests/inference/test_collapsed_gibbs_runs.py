@@ -304,7 +304,7 @@ REFUSED = {
     "latent scalar": (LEARNED, "site 'alpha': a latent scalar.*NUTS"),
     "latent hyper-parameter": ({"component": partial(beta_bernoulli, beta=dist.Gamma(1.0, 1.0))}, "site 'beta': a latent scalar"),
     "no partition": ({"model": no_partition}, "no_partition: found 0 CRP sites"),
-    "not conjugate": ({"x": np.nan_to_num(X), "component": logistic}, "site 'x': 'w' ~ Normal is not conjugate to BernoulliLogits"),
+    "no pair": ({"x": np.nan_to_num(X), "component": logistic}, "site 'x': BernoulliLogits with 'w' ~ Normal is not in the table"),
     "NaN label": ({"y": np.where(np.arange(6) == 4, np.nan, Y)}, r"CRP labels: found float32\[6\], wanted the class of each row, integers"),
     "label 2": ({"y": np.where(np.arange(6) == 4, 2, Y)}, "row 4: found class 2, wanted 0 to 1, or -1 where unlabelled"),
     "label -2": ({"y": np.where(np.arange(6) == 4, -2, Y)}, "row 4: found class -2, wanted 0 to 1"),

@@ -13,7 +13,7 @@ from jax import random
 
 from inference._conjugate_normal import NormalHyper
 from inference.conjugate import (
-    FAMILIES,
+    TABLE,
     BetaBernoulli,
     BetaHyper,
     DirichletCategorical,
@@ -22,10 +22,9 @@ from inference.conjugate import (
     GammaPoisson,
     NormalInverseGamma,
     NormalWishart,
-    describe,
-    family_of,
+    pair_of,
 )
-from inference.sites import unwrap
+from inference.sites import StructureError, unwrap
 from tests.inference.families import (
     BETA,
     CASES,
@@ -328,24 +327,35 @@ def test_draws_of_counts(case):
 
 @pytest.mark.usefixtures("x64")
 def test_mean_row():
-    """The mean of the predictive; of codes the most probable one."""
+    """The mean of the predictive; of codes the probability of each."""
     for case, num_codes in ((BETA, 2), (GAMMA, 3000)):
         hyper = hyper_of(case, ())
         assert_close(call(case.family, "mean_row", hyper), np.arange(num_codes) @ np.exp(log_pmf(case, hyper, num_codes)))
-    codes = call(DirichletCategorical(), "mean_row", DirichletHyper(np.array([[1.0, 3.0, 2.0], [4.0, 3.0, 2.0]])))
-    assert codes.tolist() == [1.0, 0.0]
+    codes = call(DirichletCategorical(), "mean_row", DirichletHyper(np.array([[1.0, 3.0, 4.0], [4.0, 3.0, 1.0]])))
+    assert codes.tolist() == [[0.125, 0.375, 0.5], [0.5, 0.375, 0.125]]
 
 
-def test_family_of_takes_the_priors_in_any_order():
-    for family in FAMILIES:
-        assert family_of(family.priors[::-1], family.likelihood) == family
-        assert hash(family) == hash(type(family)())
-    assert len({*FAMILIES}) == len(FAMILIES)
-    assert family_of(["Normal"], "Normal") is None
-    assert family_of(["Beta"], "BernoulliLogits") is None
-    assert describe().startswith(
-        "Beta -> BernoulliProbs; Dirichlet -> CategoricalProbs; Gamma -> Poisson; InverseGamma + Normal -> Normal;"
-    )
+def test_pair_of_takes_the_priors_in_any_order():
+    for pair in TABLE.values():
+        sites = {f"site {kind}": kind for kind in reversed(pair.priors)}
+        assert pair_of("x", sites, pair.likelihood) == (tuple(f"site {kind}" for kind in pair.priors), pair)
+        assert hash(pair) == hash(type(pair)())
+    assert len({*TABLE.values()}) == len(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("priors", "likelihood", "message"),
+    [
+        ({"mu": "Normal"}, "Normal", "site 'x': Normal with 'mu' ~ Normal is not in the table of conjugate pairs; register it with "),
+        ({"p": "Beta"}, "BernoulliLogits", "BernoulliLogits with 'p' ~ Beta is not in .* inference.register_conjugate, see its docstring"),
+        ({"a": "Gamma", "b": "Beta"}, "Poisson", "Poisson with 'a' ~ Gamma and 'b' ~ Beta .* In the table: Beta -> BernoulliProbs; Dir"),
+        ({}, "Poisson", "site 'x': no group parameter is behind its Poisson; wanted one of Beta -> BernoulliProbs; .* Leave.$"),
+    ],
+)
+def test_what_is_not_in_the_table_is_refused_with_the_way_into_it(priors, likelihood, message):
+    with pytest.raises(StructureError, match=message) as refused:
+        pair_of("x", priors, likelihood, "Leave.")
+    assert "not conjugate" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from jax import random
 from inference import mean_field, quadratic
 from inference._conjugate_normal import NormalHyper, NormalInverseWishart, NormalWishart, WishartHyper
 from inference.conjugate import BetaBernoulli, BetaHyper, DirichletCategorical, DirichletHyper, GammaHyper, GammaPoisson, NormalInverseGamma
-from inference.mean_field import COLUMNS
-from inference.quadratic import Common, CommonPrior, Weights
+from inference.quadratic import Common, Weights
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -41,14 +40,14 @@ def drawn(family, hyper):
 def test_columns(name):
     family, hyper, prior = FAMILIES[name]
     hyper, prior = jax.tree.map(jnp.asarray, (hyper, prior))
-    field, values = COLUMNS[family], drawn(family, hyper)
-    assert is_mean(jax.jit(jax.vmap(field.natural))(values), jax.jit(field.expected)(hyper))
+    values = drawn(family, hyper)
+    assert is_mean(jax.jit(jax.vmap(family.natural))(values), jax.jit(family.expected)(hyper))
     apart = jax.jit(jax.vmap(lambda *at: jnp.sum(family.log_prior(hyper, at) - family.log_prior(prior, at))))(*values)
-    assert is_mean(apart, jax.jit(field.divergence)(hyper, prior))
+    assert is_mean(apart, jax.jit(family.divergence)(hyper, prior))
     weights = jnp.array([1.0, 0.5, 0.25, 2.0])
     x = jnp.asarray(X)
-    statistics = jax.jit(field.statistics)(x, prior)
-    after = jax.jit(lambda statistics: field.posterior(prior, jnp.einsum("n,ncs->cs", weights, statistics)[None]))(statistics)
+    statistics = jax.jit(family.statistics)(x, prior)
+    after = jax.jit(lambda statistics: family.posterior(prior, jnp.einsum("n,ncs->cs", weights, statistics)[None]))(statistics)
     each, add = prior, jax.jit(family.add)
     for row, weight in zip(x, weights, strict=True):
         each = add(each, row, weight)
@@ -57,7 +56,7 @@ def test_columns(name):
     @jax.jit
     def told(at):
         """What the update adds to the log density, and the log likelihood of the rows by their weights."""
-        log_likelihood = jnp.einsum("ncs,kcs->n", statistics, field.natural(at)) + field.log_base(x)
+        log_likelihood = jnp.einsum("ncs,kcs->n", statistics, family.natural(at)) + family.log_base(x)
         return jnp.sum(family.log_prior(after, at) - family.log_prior(prior, at)), weights @ log_likelihood
 
     one, other = (np.array(told(jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], values))) for i in (0, 1))
@@ -90,7 +89,7 @@ def test_features(family):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), after, each)
 
 
-FREE = CommonPrior(*(np.full((1, 2), number) for number in (0.2, 0.5, 3.0, 2.0)))
+FREE = Common(*(np.full((1, 2), number) for number in (0.2, 0.5, 3.0, 2.0)))
 INFINITE = np.full((1, 2), np.inf)
 COMMON_PRIORS = {
     "joint": FREE,

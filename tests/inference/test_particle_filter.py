@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference import ParticleFilter, conjugate
+from inference import ParticleFilter, _conjugate_counts
 from inference.conjugate import BetaBernoulli
 from inference.kernels import _ancestry, _filtering, _groups, _resampling, particle_filter
 from inference.kernels._filtering import filter_row
@@ -208,7 +208,7 @@ def garbled_predictive(patch):
 
 
 def missing_is_zero(patch):
-    patch.setattr(conjugate, "fill_row", lambda x, dtype: (jnp.nan_to_num(x), jnp.ones_like(x)))
+    patch.setattr(_conjugate_counts, "fill_row", lambda x, dtype: (jnp.nan_to_num(x), jnp.ones_like(x)))
 
 
 def unknown_rows_do_not_count(patch):

@@ -9,7 +9,7 @@ import pytest
 from numpyro import handlers, plate
 
 from inference import Program, StructureError, _mixture_proof
-from inference.conjugate import BetaBernoulli, NormalInverseGamma
+from inference.conjugate import TABLE, BetaBernoulli, NormalInverseGamma
 from inference.distributions import CRP, Missing
 from inference.partition import read_partition
 from zoo.aclass import Axes, aclass, beta_bernoulli, normal_inverse_chi2, normal_inverse_wishart
@@ -120,10 +120,19 @@ def other_data(x, at):
 
 MISSES = "misses the conjugate one by"
 COMPONENTS = {
-    "logits": (with_chance(standard, lambda p, at: dist.Bernoulli(logits=p[at.z])), "'p' ~ Normal is not conjugate to BernoulliLogits"),
-    "sigmoid": (with_chance(standard, lambda p, at: dist.Bernoulli(jax.nn.sigmoid(p[at.z]))), "not conjugate to BernoulliProbs. Conj"),
-    "known spread": (with_chance(standard, lambda p, at: dist.Normal(p[at.z], 1.0)), "site 'x': 'p' ~ Normal is not conjugate to Normal"),
-    "known mean": (variance_alone, "site 'x': 'var' ~ InverseGamma is not conjugate to Normal"),
+    "logits": (
+        with_chance(standard, lambda p, at: dist.Bernoulli(logits=p[at.z])),
+        "Logits with 'p' ~ Normal is not in the table",
+    ),
+    "sigmoid": (
+        with_chance(standard, lambda p, at: dist.Bernoulli(jax.nn.sigmoid(p[at.z]))),
+        "'p' ~ Normal is not in the table",
+    ),
+    "known spread": (
+        with_chance(standard, lambda p, at: dist.Normal(p[at.z], 1.0)),
+        "site 'x': Normal with 'p' ~ Normal is not",
+    ),
+    "known mean": (variance_alone, "site 'x': Normal with 'var' ~ InverseGamma is not in the table of conjugate pairs; register it"),
     "square": (with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] ** 2)), f"site 'x': read as 'p' -> BernoulliProbs, but .* {MISSES}"),
     "covariate": (with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] * by_row(at))), f"site 'x': .* {MISSES}"),
     "noise": (with_chance(half, lambda p, at: dist.Bernoulli(0.9 * p[at.z] + 0.05)), f"site 'x': .* {MISSES}"),
@@ -143,7 +152,10 @@ COMPONENTS = {
         with_chance(half, lambda p, at: dist.Bernoulli(p[at.z[0], 0])),
         "site 'z': no observed site depends on it; wanted features, obs=x, whose parameters are indexed by 'z'",
     ),
-    "no parameter": (with_chance(half, lambda p, at: dist.Bernoulli(0.5 + 0.0 * at.z[1][:, None])), "no group parameter is not conjugate"),
+    "no parameter": (
+        with_chance(half, lambda p, at: dist.Bernoulli(0.5 + 0.0 * at.z[1][:, None])),
+        "no group parameter is behind",
+    ),
     "factor": (penalised, "site 'penalty' depends on 'p', a parameter of 'x', which can then not be integrated out"),
     "seen twice": (seen_twice, "site 'x' depends on 'p', a parameter of 'first'"),
     "shared by classes": (shared_by_classes, r"site 'p': 'x' depends on it, .* wanted a class plate of 2 outside a group plate of 6"),
@@ -292,7 +304,7 @@ more_rate = lambda hyper: hyper._replace(rate=hyper.rate * 1.01)
     ids=["add", "log_prior", "log_predictive", "add rate", "read rate"],
 )
 def test_a_family_with_one_wrong_term_fails_the_proof(family, component, x, monkeypatch):
-    monkeypatch.setattr("inference.partition.family_of", lambda priors, likelihood: family)
+    monkeypatch.setitem(TABLE, (tuple(sorted(family.priors)), family.likelihood), family)
     with pytest.raises(StructureError, match=MISSES):
         read(aclass, x, component=component)
 
