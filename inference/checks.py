@@ -15,7 +15,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
 
-from inference._once import once
+from inference.compiling import once
 from inference.sites import StructureError, model_name
 
 __all__ = ["check", "named_error"]

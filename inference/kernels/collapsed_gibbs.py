@@ -37,7 +37,7 @@ from numpyro.distributions.util import clamp_probs
 from numpyro.util import is_prng_key
 
 from inference._mixture_trace import columns, labelled, labels_of, term
-from inference._traced import is_traced, stand_in
+from inference.compiling import is_traced
 from inference.distributions import CRP
 from inference.kernels._block import Block
 from inference.kernels._groups import Rules
@@ -179,7 +179,7 @@ class CollapsedGibbs(Block):
         if self._last is not None and form == self._last[0][1] and all(map(operator.is_, arguments, self._last[0][0])):
             found = self._last[1]
         with jax.ensure_compile_time_eval():
-            found = found or read_partition(stand_in(program))
+            found = found or read_partition(program.with_stand_ins())
             if not unknown:
                 found.rows(program)  # refuses what the likelihoods cannot have
         self._last = ((arguments, None if unknown else form), found)

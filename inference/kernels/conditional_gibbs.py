@@ -32,7 +32,7 @@ from jax import Array, lax, random
 from numpyro.util import is_prng_key
 
 from inference._crossed_reading import read_crossed
-from inference._traced import is_traced, stand_in
+from inference.compiling import is_traced
 from inference.kernels._assignment_prediction import AssignmentDraws
 from inference.kernels._assignment_sweep import AssignmentSweep
 from inference.kernels._block import Block
@@ -116,7 +116,7 @@ class ConditionalGibbs(Block):
         if self._proved is not None and self._proved[1] == form and _same(arguments, self._proved[0]):
             return
         with jax.ensure_compile_time_eval():
-            shown, key = stand_in(program), random.key(0)
+            shown, key = program.with_stand_ins(), random.key(0)
             at = shown.draw_initial(key) if is_traced((arguments, values)) else values
             self.assignment = self._read_assignment(program, owned)
             self.crossed = None if self.assignment else self._read_crossed(program, owned, key)
@@ -135,7 +135,7 @@ class ConditionalGibbs(Block):
         if self.route not in ("auto", "crossed"):
             return None
         try:
-            crossed = read_crossed(stand_in(program), rng_key)
+            crossed = read_crossed(program.with_stand_ins(), rng_key)
             if elsewhere := sorted(set(crossed.sites) - set(owned)):
                 raise StructureError(f"no crossed predictor: its sites {elsewhere} are drawn by another kernel.")
         except StructureError:

@@ -37,7 +37,6 @@ from jax import Array, lax, random
 from jax.nn import logsumexp
 from numpyro.util import is_prng_key
 
-from inference._traced import stand_in
 from inference.field import Field, read_field
 from inference.history import History, like, read_history, shuffled
 from inference.kernels import _surrogate
@@ -110,7 +109,7 @@ class LatentHistory(Block):
         program, others = self._program(model_args, model_kwargs)
         start_key, chain_key = random.split(rng_key)
         with jax.ensure_compile_time_eval():
-            shown = stand_in(program)
+            shown = program.with_stand_ins()
             history = self._history = read_history(shown)
             history.prove(shown, random.key(0))
             self._scale = history.scale_of_places(shown, random.key(0))

@@ -29,7 +29,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference._counts import is_between, is_number, is_whole
-from inference._once import once
+from inference.compiling import once
 from inference.exchangeable import NO_REFERENCE, Exchangeable, exchangeable
 from inference.kernels._nested_curve import curve, reach
 from inference.kernels._nested_directions import Around, centre_of, direction, spread_of
