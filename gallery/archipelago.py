@@ -28,6 +28,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among
+from gallery._units import Units
 from inference import Driver, LatentHistory
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
 
@@ -130,7 +131,9 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, dtype=np.float64)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
-        self._learn_units(X)
+        self._units = Units.learn(X)
+        if not self._units.varies.any():
+            raise ValueError(f"X: found {len(X)} row(s) of constant columns, wanted at least one column (feature) that varies.")
         kernel, capacity = sampler(self.max_capacity), self._first_capacity(len(X))
         driver = Driver(
             kernel,
@@ -198,23 +201,15 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"capacity: found {self.capacity!r}, wanted a whole number from 1 to max_capacity, {self.max_capacity}.")
         return self.capacity
 
-    # Units: the model's features have mean 0 and variance 1.
-
-    def _learn_units(self, X: np.ndarray) -> None:
-        unit = np.maximum(np.abs(X).max(0), np.finfo(float).tiny)  # squares of large numbers overflow
-        self._mean, spread = unit * (X / unit).mean(0), unit * (X / unit).std(0)
-        self._varies = spread > 10 * np.finfo(float).eps * np.abs(self._mean)  # or it is what rounding makes of a constant
-        if not self._varies.any():
-            raise ValueError(f"X: found {len(X)} row(s) of constant columns, wanted at least one column (feature) that varies.")
-        self._spread = spread[self._varies]
-
     def _standard(self, X: np.ndarray) -> np.ndarray:
-        return (X - self._mean)[:, self._varies] / self._spread
+        """The columns that vary, in their own units."""
+        return self._units.coded(X)[:, self._units.varies]
 
     def _in_units(self, x: np.ndarray) -> np.ndarray:
-        X = np.tile(self._mean, (len(x), 1))
-        X[:, self._varies] += x * self._spread
-        return X
+        """All columns, from those that vary."""
+        whole = np.zeros((len(x), len(self._units.mean)))
+        whole[:, self._units.varies] = x
+        return self._units.decoded(whole)
 
     def _options(self) -> dict[str, Any]:
         """Of the model."""

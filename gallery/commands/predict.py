@@ -13,8 +13,8 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
+from gallery._units import Units
 from gallery.commands.entries import predicted_entries
-from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model
 from gallery.commands.predictive import has_predictive, predictive_probabilities
 from gallery.commands.refitted import REFITTED, mixture_probabilities, refitted_probabilities
@@ -40,13 +40,13 @@ def predict(args: Any) -> int:
     categories = json.loads(tree.attrs["categories"])
     x = read_features(args.table, features, categories)
     if tree.attrs.get("kernel") in REFITTED:
-        probabilities = refitted_probabilities(tree, scaling(x), _by_row(tree, args.table, categories))
+        probabilities = refitted_probabilities(tree, scaling.coded(x), _by_row(tree, args.table, categories))
     elif tree.attrs.get("kernel") == "ConditionalGibbs":
-        probabilities = mixture_probabilities(tree, scaling(x))
+        probabilities = mixture_probabilities(tree, scaling.coded(x))
     elif has_predictive(tree):
-        probabilities = predictive_probabilities(tree, scaling(x))
+        probabilities = predictive_probabilities(tree, scaling.coded(x))
     else:
-        program = _program(tree, scaling(x))
+        program = _program(tree, scaling.coded(x))
         site = _target(tree, program)
         draws = _draws(tree)
         probabilities = site_probabilities(program, site, draws)
@@ -113,13 +113,13 @@ def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.n
     return drawn.mean(axis=0), drawn.std(axis=0)
 
 
-def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Scaling, list[str]]:
+def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Units, list[str]]:
     """Names of the features, their scaling, names of the classes, as `zoo fit` recorded them."""
     constant = tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
     if "x_mean" not in constant or "feature" not in constant.coords or "categories" not in tree.attrs:
         raise ValueError(f"{path}: it does not say how its features were named and scaled; wanted a run of `zoo fit` on a table")
     class_names = list(map(str, constant["class"].values)) if "class" in constant.coords else []
-    return list(map(str, constant["feature"].values)), Scaling(constant["x_mean"].values, constant["x_std"].values), class_names
+    return list(map(str, constant["feature"].values)), Units(constant["x_mean"].values, constant["x_std"].values), class_names
 
 
 def _by_row(tree: xr.DataTree, path: str, categories: dict[str, list[str]]) -> dict[str, np.ndarray]:
