@@ -30,6 +30,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from gallery._labels import coded, codes_among
 from gallery._units import Units
 from inference import Driver, LatentHistory
+from inference.compiling import compiled
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
 
 __all__ = ["ArchipelagoClassifier", "sampler", "start"]
@@ -68,8 +69,9 @@ def start(num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **op
         return {**values, "num_rejected": jnp.asarray(count), "rejected": rejected, "rejected_noise": rejected_noise}
 
     with jax.enable_x64(True):
-        x, ask = jnp.asarray(x), jax.jit(one)
-        chains = [jax.tree.map(np.asarray, ask(rng_key)) for rng_key in random.split(random.key(0), num_chains)]
+        x, keys = jnp.asarray(x), random.split(random.key(0), num_chains)
+        ask = compiled(one, keys[0])
+        chains = [jax.tree.map(np.asarray, ask(rng_key)) for rng_key in keys]
     return chains[0] if num_chains == 1 else jax.tree.map(lambda *each: np.stack(each), *chains)
 
 
@@ -166,8 +168,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         with jax.enable_x64(True):
             options = self._told | {"knows_density": self.knows_density}
             draws = self._draws(MOST_DRAWS)
-            ask = jax.jit(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options))
-            found = np.concatenate([np.asarray(ask(draws, self._x, jnp.asarray(part))) for part in parts])[: len(x)]
+            ask = compiled(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options), draws, self._x, parts[0])
+            found = np.concatenate([np.asarray(ask(draws, self._x, part)) for part in parts])[: len(x)]
         if len(nowhere := np.flatnonzero(np.isnan(found).any(1))):
             raise ValueError(f"X: row {nowhere[0]} lies where the base density has no mass; knows_density=False answers there as well.")
         return found

@@ -22,6 +22,7 @@ from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
 from gallery.tables import read_features
 from inference import Program
+from inference.compiling import compiled
 
 __all__ = ["predict", "site_probabilities"]
 
@@ -95,19 +96,19 @@ def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> 
         fn = program.trace(values, key)[site]["fn"]
         return jnp.exp(fn.log_prob(fn.enumerate_support(expand=False)))
 
-    @jax.jit
     def total(draws: dict[str, Array], keys: Array) -> Array:
         start = jnp.zeros_like(of(first, keys[0]))
         return jax.lax.scan(lambda total, one: (total + of(*one), None), start, (draws, keys))[0]
 
-    summed = np.asarray(total(draws, keys), dtype=float)  # [value, row]
+    summed = np.asarray(compiled(total, draws, keys)(draws, keys), dtype=float)  # [value, row]
     return (summed / summed.sum(axis=0)).T
 
 
 def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a value drawn for each draw of the posterior, by row."""
+    of = lambda *each: jax.lax.map(lambda one: program.trace(*one)[site]["value"], each, batch_size=64)
     keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
-    drawn = np.asarray(jax.jit(lambda: jax.lax.map(lambda one: program.trace(*one)[site]["value"], (draws, keys), batch_size=64))())
+    drawn = np.asarray(compiled(of, draws, keys)(draws, keys))
     if drawn.ndim != 2:
         raise ValueError(f"predict: site {site!r} has {drawn.ndim - 1} dimensions; wanted one number or class for each row")
     return drawn.mean(axis=0), drawn.std(axis=0)
