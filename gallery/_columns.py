@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 from sklearn.utils import check_array
 
+from gallery._units import Units
 from zoo.aclass import beta_bernoulli, dirichlet_categorical, mixed, normal_inverse_chi2
 
 __all__ = ["BINARY", "NUMBER", "Column", "Columns", "Mixed", "as_table", "component_of"]
@@ -98,7 +99,7 @@ class Columns:
         else:
             codes = np.column_stack([column.codes(entries) for column, entries in zip(self.columns, _each(table), strict=True)])
         self._refuse(codes)
-        return (codes - self._shift) / self._scale
+        return self._units.coded(codes)
 
     def decode(self, x: np.ndarray) -> Any:
         """A table of the kind that was learned from. Whole numbers that are not all 0 and 1 come back as floats: they are modelled so."""
@@ -126,7 +127,7 @@ class Columns:
 
     def log_units(self, x: np.ndarray) -> float:
         """Log of the unit of every entry that is there, summed: log p(x) - log p(table)."""
-        return float((~np.isnan(x)).sum(0) @ np.log(self._scale))
+        return float((~np.isnan(x)).sum(0) @ np.log(self._units.scale))
 
     def component(self) -> Callable:
         """The zoo's component for these columns."""
@@ -147,12 +148,8 @@ class Columns:
         return np.array([column.kind == BINARY for column in self.columns])
 
     @cached_property
-    def _shift(self) -> np.ndarray:
-        return np.array([column.shift for column in self.columns])
-
-    @cached_property
-    def _scale(self) -> np.ndarray:
-        return np.array([column.scale for column in self.columns])
+    def _units(self) -> Units:
+        return Units(*(np.array([getattr(column, name) for column in self.columns]) for name in ("shift", "scale")))
 
 
 class Mixed:
@@ -207,10 +204,8 @@ def _learned(name: str, column: Any, plain: bool) -> Column:
         return Column(name, BINARY, column.dtype, (False, True) if isinstance(first, bool | np.bool_) else (0, 1))
     if not len(seen) or np.isinf(seen).any():
         return Column(name, NUMBER, column.dtype)  # `encode` refuses what is infinite, and says where
-    unit = np.abs(seen).max() or 1.0  # squares of very large and of very small numbers are none
-    shift, scale = unit * (seen / unit).mean(), unit * (seen / unit).std()
-    is_constant = scale <= 1e-12 * unit  # but for rounding
-    return Column(name, NUMBER, column.dtype, (), float(shift), 1.0 if is_constant else float(scale))
+    units = Units.learn(seen)
+    return Column(name, NUMBER, column.dtype, (), float(units.mean), float(units.scale))
 
 
 def _entries(name: str, column: Any) -> np.ndarray:

@@ -11,17 +11,15 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.linalg import svds
 
 from gallery._entries import Entries
+from gallery._units import Units
 
 __all__ = ["Features", "missingness"]
 
-ROUNDING = 1e-12  # of the largest number of a column: no more than that is no variation
-
 
 class Features(NamedTuple):
-    """Means and deviations of the columns; one that does not vary says nothing and is left out."""
+    """Units of the columns; one that does not vary says nothing and is left out."""
 
-    mean: np.ndarray
-    scale: np.ndarray
+    units: Units
     name: str
 
     @classmethod
@@ -31,17 +29,15 @@ class Features(NamedTuple):
         if not given:
             return None, None
         joined = np.concatenate(given, axis=1)
-        scale = joined.std(0)
-        found = cls(joined.mean(0), np.where(scale > ROUNDING * np.abs(joined).max(0), scale, 0.0), name)
+        found = cls(Units.learn(joined), name)
         return found, found.coded(joined)
 
     def coded(self, features: Any) -> np.ndarray:
         """[item, feature] in standard deviations."""
         features = _checked(features, None, self.name)
-        if features.shape[1] != len(self.mean):
-            raise ValueError(f"{self.name}: found {features.shape[1]} features, wanted {len(self.mean)}.")
-        varies = self.scale > 0
-        return (features[:, varies] - self.mean[varies]) / self.scale[varies]
+        if features.shape[1] != len(self.units.mean):
+            raise ValueError(f"{self.name}: found {features.shape[1]} features, wanted {len(self.units.mean)}.")
+        return self.units.coded(features)[:, self.units.varies]
 
 
 def missingness(entries: Entries, width: int) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from gallery._entries import Entries
+from gallery._units import Units
 from zoo.bsvd import binomial_probit, gaussian, ordered_probit
 
 __all__ = ["LINKS", "Binomial", "Gaussian", "Link", "Ordered", "num_told"]
@@ -35,10 +36,9 @@ class Gaussian:
 
     @classmethod
     def learn(cls, entries: Entries) -> "Gaussian":
-        """Mean and deviation, whose squares are of numbers about 1; entries that do not vary keep their unit."""
-        size = float(np.abs(entries.value).max()) or 1.0
-        parts = entries.value / size
-        return cls(float(parts.mean()) * size, float(parts.std()) * size if np.ptp(parts) > 0 else 1.0)
+        """Mean and deviation; entries that do not vary keep their unit."""
+        units = Units.learn(entries.value)
+        return cls(float(units.mean), float(units.scale))
 
     def coded(self, entries: Entries) -> Entries:
         """In standard deviations."""

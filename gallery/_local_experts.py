@@ -20,6 +20,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded
+from gallery._units import Units
 from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
 from inference.kernels.conditional_gibbs import AssignmentDraws
 from zoo.iqgme import normal_wishart, soft_probit
@@ -83,7 +84,9 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         precision = positive("precision", self.precision)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
-        self._learn_units(X)
+        units = Units.learn(X)
+        self._means = np.where(np.isnan(X).all(0), np.nan, units.mean)
+        self._kept, self._units = units.kept, units.of(units.kept)
         x = self._standard(X)
         if "gate" not in settings:
             settings["gate"] = self._gate(x)
@@ -155,23 +158,9 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         self.n_iter_ = int(self._tree.attrs["steps"])
         self.n_experts_ = int(np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax())
 
-    def _learn_units(self, X: np.ndarray) -> None:
-        """A column that says nothing is left out, but for the last one that there is."""
-        seen = ~np.isnan(X)
-        count, filled = np.maximum(seen.sum(0), 1), np.where(seen, X, 0)
-        unit = np.maximum(np.abs(filled).max(0), np.finfo(float).tiny)  # squares of large and of small numbers are none
-        mean = unit * ((filled / unit).sum(0) / count)
-        deviation = unit * np.sqrt((np.where(seen, filled / unit - mean / unit, 0) ** 2).sum(0) / count)
-        differs = np.where(seen, X, -np.inf).max(0) > np.where(seen, X, np.inf).min(0)
-        self._means = np.where(seen.any(0), mean, np.nan)
-        self._kept = np.flatnonzero(differs & (deviation > 10 * np.finfo(float).eps * abs(mean)))  # or it is a rounded constant
-        if not len(self._kept):
-            self._kept = np.zeros(1, int)
-        self._mean, self._deviation = mean[self._kept], np.where(deviation[self._kept] > 0, deviation[self._kept], 1)
-
     def _standard(self, X: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return np.clip((X[:, self._kept] - self._mean) / self._deviation, -FAR, FAR)
+            return np.clip(self._units.coded(X[:, self._kept]), -FAR, FAR)
 
     def _gate(self, x: np.ndarray) -> Callable:
         """The prior of an expert's covariance is worth one row of that of all rows and, for each column, another with a part of it: with
@@ -212,8 +201,8 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         found = self._predicted(X, np.array([-1]), by_row)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         mean, deviation = np.where(np.isnan(X), self._means, X), np.zeros(X.shape)
-        mean[:, self._kept] = np.where(np.isnan(X[:, self._kept]), found.mean * self._deviation + self._mean, X[:, self._kept])
-        deviation[:, self._kept] = found.deviation * self._deviation
+        mean[:, self._kept] = np.where(np.isnan(X[:, self._kept]), self._units.decoded(found.mean), X[:, self._kept])
+        deviation[:, self._kept] = found.deviation * self._units.scale
         return (mean, deviation) if return_std else mean
 
     @property

@@ -28,7 +28,9 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among
+from gallery._units import Units
 from inference import Driver, LatentHistory
+from inference.compiling import compiled
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
 
 __all__ = ["ArchipelagoClassifier", "sampler", "start"]
@@ -67,8 +69,9 @@ def start(num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **op
         return {**values, "num_rejected": jnp.asarray(count), "rejected": rejected, "rejected_noise": rejected_noise}
 
     with jax.enable_x64(True):
-        x, ask = jnp.asarray(x), jax.jit(one)
-        chains = [jax.tree.map(np.asarray, ask(rng_key)) for rng_key in random.split(random.key(0), num_chains)]
+        x, keys = jnp.asarray(x), random.split(random.key(0), num_chains)
+        ask = compiled(one, keys[0])
+        chains = [jax.tree.map(np.asarray, ask(rng_key)) for rng_key in keys]
     return chains[0] if num_chains == 1 else jax.tree.map(lambda *each: np.stack(each), *chains)
 
 
@@ -130,7 +133,9 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, dtype=np.float64)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
-        self._learn_units(X)
+        self._units = Units.learn(X)
+        if not self._units.varies.any():
+            raise ValueError(f"X: found {len(X)} row(s) of constant columns, wanted at least one column (feature) that varies.")
         kernel, capacity = sampler(self.max_capacity), self._first_capacity(len(X))
         driver = Driver(
             kernel,
@@ -163,8 +168,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         with jax.enable_x64(True):
             options = self._told | {"knows_density": self.knows_density}
             draws = self._draws(MOST_DRAWS)
-            ask = jax.jit(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options))
-            found = np.concatenate([np.asarray(ask(draws, self._x, jnp.asarray(part))) for part in parts])[: len(x)]
+            ask = compiled(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options), draws, self._x, parts[0])
+            found = np.concatenate([np.asarray(ask(draws, self._x, part)) for part in parts])[: len(x)]
         if len(nowhere := np.flatnonzero(np.isnan(found).any(1))):
             raise ValueError(f"X: row {nowhere[0]} lies where the base density has no mass; knows_density=False answers there as well.")
         return found
@@ -198,23 +203,15 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"capacity: found {self.capacity!r}, wanted a whole number from 1 to max_capacity, {self.max_capacity}.")
         return self.capacity
 
-    # Units: the model's features have mean 0 and variance 1.
-
-    def _learn_units(self, X: np.ndarray) -> None:
-        unit = np.maximum(np.abs(X).max(0), np.finfo(float).tiny)  # squares of large numbers overflow
-        self._mean, spread = unit * (X / unit).mean(0), unit * (X / unit).std(0)
-        self._varies = spread > 10 * np.finfo(float).eps * np.abs(self._mean)  # or it is what rounding makes of a constant
-        if not self._varies.any():
-            raise ValueError(f"X: found {len(X)} row(s) of constant columns, wanted at least one column (feature) that varies.")
-        self._spread = spread[self._varies]
-
     def _standard(self, X: np.ndarray) -> np.ndarray:
-        return (X - self._mean)[:, self._varies] / self._spread
+        """The columns that vary, in their own units."""
+        return self._units.coded(X)[:, self._units.varies]
 
     def _in_units(self, x: np.ndarray) -> np.ndarray:
-        X = np.tile(self._mean, (len(x), 1))
-        X[:, self._varies] += x * self._spread
-        return X
+        """All columns, from those that vary."""
+        whole = np.zeros((len(x), len(self._units.mean)))
+        whole[:, self._units.varies] = x
+        return self._units.decoded(whole)
 
     def _options(self) -> dict[str, Any]:
         """Of the model."""

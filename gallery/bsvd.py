@@ -37,6 +37,7 @@ from gallery._features import Features, missingness
 from gallery._links import LINKS, Gaussian, Link, num_told
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
+from inference.compiling import compiled
 from inference.crossed import chunks
 from inference.kernels.conditional_gibbs import draw_items
 from inference.sites import unwrap
@@ -243,7 +244,6 @@ class BSVDCompleter(BaseEstimator):
         arguments, size = self._arguments_, len(self._entries.value)
         names = [name for name in ("row", "column", "value", "trials") if name in arguments]
 
-        @jax.jit
         def at(draws, index, counts):
             some = {name: arguments[name][index] for name in names} | {"counts": counts}
             program = Program(bsvd, **arguments | some)
@@ -254,8 +254,9 @@ class BSVDCompleter(BaseEstimator):
             index = np.asarray(chunks(size, MOST_AT_ONCE))
             counts = np.arange(index.size).reshape(index.shape) < size  # the last chunk is filled up
             total = np.zeros((len(draws["s"]), self.shape_[0]))
+            ask = compiled(at, draws, index[0], counts[0])
             for chunk in zip(index, counts, strict=True):
-                total += np.asarray(at(draws, *chunk))
+                total += np.asarray(ask(draws, *chunk))
             return total
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -319,7 +320,6 @@ class BSVDCompleter(BaseEstimator):
             rows, columns = np.zeros((2, 1), np.int32)
         size = min(len(rows), MOST_AT_ONCE)
 
-        @jax.jit
         def at(draws, keys, row, column):
             def one(draw):
                 values, key = draw
@@ -333,7 +333,9 @@ class BSVDCompleter(BaseEstimator):
         with jax.enable_x64(self._draws["s"].dtype == np.float64):
             draws = {name: jnp.asarray(values[which]) for name, values in self._draws.items() if name != "rank"}
             keys = random.split(random.key(0) if rng_key is None else rng_key, len(draws["s"]))
-            parts = [at(draws, keys, rows[index], columns[index]) for index in np.asarray(chunks(len(rows), size))]
+            places = [(rows[index], columns[index]) for index in np.asarray(chunks(len(rows), size))]
+            ask = compiled(at, draws, keys, *places[0])
+            parts = [ask(draws, keys, *place) for place in places]
             join = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=1)[:, :number]
             return jax.tree.map(join, *parts)
 

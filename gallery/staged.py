@@ -28,6 +28,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among, declared
+from gallery._units import ROUNDING, Units
 from inference import Orders, Program, Staged
 from zoo.staged_learning import family, order_prior
 
@@ -35,7 +36,6 @@ __all__ = ["StagedMixtureClassifier"]
 
 AT_ONCE = 4 * 10**6  # rows x draws x clusters of a prediction
 FARTHEST = 1e100  # standard deviations, whose square is still a number
-ROUNDING = 1e-13  # of a column, in proportion to its mean
 FOR_ALL_CALLS = ("order", "prior", "cluster", "num_live", "num_sweeps", "num_samples")  # of partial_fit
 NEGLIGIBLE = 1e-4  # probability of an order that a prediction leaves out
 
@@ -141,7 +141,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                 f"X: found {len(X)} rows (1 sample, or copies of it), which tell no unit of any column; wanted rows that differ at the "
                 f"first call of partial_fit, for its units serve all calls."
             )
-        self._learn_units(X)
+        self._units = Units.learn(X)
         self._begun_with = {name: getattr(self, name) for name in FOR_ALL_CALLS}
         options = {"num_classes": max(len(classes), 2)} | ({} if self.cluster is None else {"cluster": self.cluster})
         least, most = (1, self.max_order) if self.order is None else (self.order, self.order)
@@ -200,18 +200,10 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
 
     # Columns.
 
-    def _learn_units(self, X: np.ndarray) -> None:
-        """A column that says nothing is left out, but for the first one where none says anything."""
-        mean, scale = X.mean(0), X.std(0)
-        kept = np.flatnonzero(scale > ROUNDING * abs(mean))
-        self._kept = kept if len(kept) else np.zeros(1, int)
-        self._mean, self._scale = mean[self._kept], np.where(len(kept), scale[self._kept], 1.0)
-        self._constant = mean
-
     def _check_left_out(self, X: np.ndarray) -> None:
         """A column that said nothing at the first call may say something later, which nobody learns."""
-        left_out = np.setdiff1d(np.arange(X.shape[1]), self._kept)
-        if len(changed := [int(column) for column in left_out if not np.allclose(X[:, column], self._constant[column], ROUNDING, 0.0)]):
+        left_out = np.setdiff1d(np.arange(X.shape[1]), self._units.kept)
+        if len(changed := [int(column) for column in left_out if not np.allclose(X[:, column], self._units.mean[column], ROUNDING, 0.0)]):
             warnings.warn(
                 f"columns {changed} had one value at the first call and were left out; they have others now, which are not looked at. Call "
                 f"fit, or begin anew with rows of which all columns say something.",
@@ -220,7 +212,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             )
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
-        return np.clip((X[:, self._kept] - self._mean) / self._scale, -FARTHEST, FARTHEST)
+        """The columns that say something; the first, where none does."""
+        return np.clip(self._units.coded(X)[:, self._units.kept], -FARTHEST, FARTHEST)
 
     # Asking.
 

@@ -11,7 +11,7 @@ from jax import Array
 from numpyro.distributions import biject_to
 
 from inference._assignment_rows import Rows, by_class, rows_of
-from inference._once import once
+from inference.compiling import once
 from inference.program import Program
 from inference.quadratic import Common
 from inference.sites import unwrap

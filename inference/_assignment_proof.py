@@ -17,7 +17,7 @@ from jax.scipy.special import betaln, gammaln
 from numpyro.distributions import constraints
 
 from inference._assignment_rows import Rows, by_class
-from inference._once import once
+from inference.compiling import once
 from inference.mean_field import log_sticks
 from inference.quadratic import Common, Form, gate_natural
 from inference.sites import StructureError

@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 
 from inference._mixture_trace import columns
-from inference._once import once
 from inference._some_rows import arguments_by_row, on_rows
+from inference.compiling import once
 from inference.mean_field import log_sticks
 from inference.sites import StructureError, unwrap
 

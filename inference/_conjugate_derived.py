@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array, random
 from numpyro.distributions import Distribution, biject_to, constraints
 
-from inference._once import once
+from inference.compiling import once
 from inference.mean_field import Columns, refuse_first
 
 __all__ = ["Derived", "derived"]

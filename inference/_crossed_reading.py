@@ -19,7 +19,7 @@ from jax import Array, lax, random
 from numpyro.distributions import constraints
 from numpyro.ops.provenance import eval_provenance
 
-from inference._once import once
+from inference.compiling import once
 from inference.crossed import Components, Crossed, Level, Side, chunks
 from inference.latent_normal import LINKS, hold, predictor, rebuilt
 from inference.program import Program

@@ -15,8 +15,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from inference._built import built, make_room
 from inference._steppers import Stepper
+from inference.compiling import built, make_room
 
 __all__ = ["CHAIN_METHODS", "Loop"]
 
@@ -109,9 +109,9 @@ def _compiled(stepper: Stepper, lift: Callable, chain_method: Any, num_chains: i
 
     whole = _one_chain_a_device(advance, num_chains) if by_device else advance
     trip = jax.ShapeDtypeStruct((), jnp.int32)
-    lowered = jax.jit(whole, donate_argnums=(0, 1), keep_unused=True).lower(states, buffers, stepper.data, trip, trip)
+    code, given = jax.jit(whole, donate_argnums=(0, 1), keep_unused=True), (states, buffers, stepper.data, trip, trip)
     options = None if stepper.warms_up else IN_ORDER
-    return lowered.compile(compiler_options=options) if stepper.data is None else built(lowered, options)
+    return code.lower(*given).compile(compiler_options=options) if stepper.data is None else built(code, given, options)
 
 
 def _unless_finished(stepper: Stepper, state: Any, data: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, random
 
 from inference._mixture_trace import by_class, columns, labels_of, sites_of_labels, term
-from inference._once import once
+from inference.compiling import once
 from inference.sites import StructureError, unwrap
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from jax.scipy.special import logsumexp
 from numpyro.infer.mcmc import MCMCKernel
 
 from inference import _tree
-from inference._canonical import sha, sha_of_jaxpr
 from inference._session import Session
 from inference._steppers import Chain, Replicate
+from inference.hashing import data_hash, trace_hash
 from inference.program import Program
 from inference.protocol import Algorithm
 
@@ -38,7 +38,7 @@ class Run:
         self.driver, self.session, self.stepper, self.keys = driver, session, session.stepper, keys
         self.programs = [] if program is None else [program]  # one more for each `update`
         self.x64 = bool(jax.config.jax_enable_x64)
-        self.start = sha(jax.tree.leaves(session.lanes))
+        self.start = data_hash(jax.tree.leaves(session.lanes))
         self.one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), session.lanes[0])
 
     @property
@@ -64,7 +64,7 @@ class Run:
             "start of the chains": self.start,
             "x64": self.x64,
             "device": jax.default_backend(),
-            "step of the kernel": sha_of_jaxpr(jax.make_jaxpr(self.stepper.step)(self.one, self.stepper.data)),
+            "step of the kernel": trace_hash(jax.make_jaxpr(self.stepper.step)(self.one, self.stepper.data)),
         }
 
     def tree_so_far(self) -> xr.DataTree:
@@ -239,7 +239,7 @@ def _in_words(value: Any) -> Any:
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray | Array):
-        return sha([value])
+        return data_hash(value)
     if isinstance(value, list | tuple):
         return [_in_words(item) for item in value]
     if isinstance(value, dict):

@@ -15,7 +15,7 @@ from jax import Array, random
 from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference._once import once
+from inference.compiling import once
 from inference.kernels.stochastic_vi import StochasticVI
 from inference.program import Program
 from inference.protocol import Algorithm, Online

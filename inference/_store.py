@@ -25,6 +25,8 @@ import xarray as xr
 import zarr
 from jax import random
 
+from inference.hashing import plain
+
 __all__ = ["CheckpointError", "Commit", "FolderStore", "MemoryStore"]
 
 BLOCK_BYTES = 4 * 2**20
@@ -309,12 +311,6 @@ def _length(records: Records) -> int:
 
 def _part(records: Records, where: slice) -> Records:
     return {group: {name: value[where] for name, value in names.items()} for group, names in records.items()}
-
-
-def plain(leaf: Any) -> np.ndarray:
-    """An array as NumPy holds it; of a key, its data."""
-    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(random.key_data(leaf) if is_key else leaf)
 
 
 def _as_leaf(array: np.ndarray, like: Any) -> Any:

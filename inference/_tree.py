@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
+from inference.compiling import compiled
 from inference.program import Program
 
 __all__ = ["GROUPS", "check_names", "data_groups", "named", "requested_groups", "variable_dims", "with_coordinates"]
@@ -91,13 +92,13 @@ def variable_dims(program: Program) -> dict[str, tuple[str, ...]]:
     return {_dotted(name): tuple(map(_dotted, dims)) for name, dims in program.dims.items()}
 
 
-def _over(function: Callable, draws: dict[str, Any]) -> dict[str, Array]:
-    return jax.jit(lambda values: jax.lax.map(function, values, batch_size=BATCH))(draws)
+def _over(function: Callable, draws: Any) -> dict[str, Array]:
+    return compiled(lambda values: jax.lax.map(function, values, batch_size=BATCH), draws)(draws)
 
 
 def _over_keys(program: Program, draws: dict[str, Any], rng_key: Array) -> dict[str, Array]:
     keys = random.split(rng_key, len(jax.tree.leaves(draws)[0]))
-    return jax.jit(lambda both: jax.lax.map(lambda pair: program.predict(*pair), both, batch_size=BATCH))((keys, draws))
+    return _over(lambda pair: program.predict(*pair), (keys, draws))
 
 
 def _grouped(program: Program, values: dict[str, Any], shape: tuple[int, int], batch_only: bool = False) -> xr.Dataset:

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from jax import Array, random
 from jax.core import Tracer
 
-from inference._once import once
+from inference.compiling import once
 from inference.sites import StructureError, model_name
 
 __all__ = ["check", "named_error"]

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, random
 from jax.flatten_util import ravel_pytree
 
-from inference._once import once
+from inference.compiling import once
 from inference.program import Program
 from inference.split import NUM_PROOFS, Split
 

@@ -30,8 +30,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from inference._assignment_proof import NUM_PROOFS, Magnitude, at_magnitude, magnitudes, numbers_that_hold, row_sums, worst_gap
-from inference._once import once
 from inference.assignment import FEW, MOST, WAY_OUT, Assignment, assignment_site, many_rows, numbers_of_a_row, read_assignment, some_rows
+from inference.compiling import once
 from inference.loadings import LinearPrior, of_rows, told_at
 from inference.program import Program
 from inference.sites import StructureError, unwrap

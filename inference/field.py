@@ -24,7 +24,7 @@ from jax import Array, random
 from numpyro.distributions import biject_to
 
 from inference._cholesky import with_factors
-from inference._once import once
+from inference.compiling import once
 from inference.sites import StructureError, model_name
 
 if TYPE_CHECKING:

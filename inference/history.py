@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array, random
 from jax.scipy.linalg import solve_triangular
 
-from inference._once import once
+from inference.compiling import once
 from inference.program import Program
 from inference.sites import StructureError, model_name
 

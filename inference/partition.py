@@ -29,8 +29,8 @@ from jax import Array, random
 
 from inference._mixture_proof import prove, prove_for
 from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, sites_of_labels, started, term
-from inference._once import once
 from inference._some_rows import on_rows
+from inference.compiling import once
 from inference.conjugate import ConjugatePair, pair_of
 from inference.program import Program
 from inference.sites import StructureError, model_name, unwrap

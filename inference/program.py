@@ -25,7 +25,8 @@ from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy
 from numpyro.ops.provenance import eval_provenance
 
 from inference.checks import check, named_error
-from inference.fingerprint import data_hash, model_hash
+from inference.compiling import is_traced
+from inference.hashing import data_hash, model_hash
 from inference.sites import Inspection, Plate, Site, StructureError, initial_value, inspect_model, is_data, model_name
 
 __all__ = ["Program"]
@@ -64,6 +65,13 @@ class Program:
             else:
                 raise TypeError(f"{model_name(self.model)}{bound.signature} has no argument {name!r}.")
         return Program(self.model, *bound.args, **bound.kwargs)
+
+    def with_stand_ins(self) -> "Program":
+        """The program with numbers in place of traced arguments, of their shapes and in every support: 1 for floats, 0 for integers."""
+        inside = lambda leaf: np.full(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.inexact), leaf.dtype)
+        fill = lambda leaf: inside(leaf) if isinstance(leaf, Tracer) else leaf
+        traced = {name: jax.tree.map(fill, value) for name, value in self.arguments.items() if is_traced(value)}
+        return self.with_arguments(**traced) if traced else self
 
     # What the trace says.
 

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from inference._once import once
+from inference.compiling import once
 from inference.program import Program
 from inference.sites import StructureError
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro.distributions import constraints
 
-from inference._once import once
+from inference.compiling import once
 from inference.conditionals import BETA, DIRICHLET, GAMMA, INVERSE_GAMMA, NORMAL, TRUNCATED_NORMAL, BlockNormal, Family, Finite, View
 from inference.program import Program
 from inference.sites import StructureError, model_name

@@ -17,6 +17,8 @@ from gallery._entries import Entries, read_entries
 from gallery._links import Gaussian, num_told
 from gallery.commands.models import find_model
 from inference import Program
+from inference.compiling import compiled
+from inference.crossed import chunks
 
 __all__ = ["draws_of", "entry_arguments", "entry_start", "entry_unit", "item_names", "predicted_entries", "takes_entries", "unit_of"]
 
@@ -87,13 +89,13 @@ def predicted_entries(tree: xr.DataTree, rows: np.ndarray, columns: np.ndarray) 
         raise ValueError(f"predict: the run has no draws of {', '.join(absent)}; it was fitted by a kernel or with a link that has none")
     keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
 
-    @jax.jit
     def at(row: Array, column: Array) -> Array:
         program = Program(model, row=row, column=column, **told)
         return jax.lax.map(lambda one: program.trace(*one)[program.latent[-1]]["value"], (draws, keys), batch_size=64)
 
-    parts = [slice(i, i + AT_ONCE) for i in range(0, len(rows), AT_ONCE)]
-    drawn = np.concatenate([np.asarray(at(jnp.asarray(rows[part]), jnp.asarray(columns[part]))) for part in parts], axis=1)
+    index = np.asarray(chunks(len(rows), AT_ONCE))
+    ask = compiled(at, rows[index[0]], columns[index[0]])
+    drawn = np.concatenate([np.asarray(ask(rows[some], columns[some])) for some in index], axis=1)[:, : len(rows)]
     return unit.told(drawn.mean(axis=0), drawn.std(axis=0))
 
 

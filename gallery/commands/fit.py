@@ -1,5 +1,7 @@
 """`zoo fit` and `zoo resume`."""
 
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -10,9 +12,9 @@ import xarray as xr
 import zoo
 from gallery._dataset import Dataset
 from gallery.commands import options
-from gallery.commands.entries import entry_unit
+from gallery.commands.entries import entry_start, entry_unit, takes_entries
 from gallery.commands.inputs import bind, read_data, scale_features
-from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, some, start_of
+from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, some
 from gallery.commands.request import Request, check_picture, check_writable, is_table, keep, recall
 from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, scores_text, summary_text
 
@@ -60,7 +62,7 @@ def _run(request: Request, folder: Path | None) -> int:
     arguments = bind(entry.model, entry.name, data, scaling, told.model)
     unit = entry_unit(entry.model, arguments, request.raw)
     arguments |= {} if unit is None else {"value": (arguments["value"] - unit.shift) / unit.scale}
-    start = start_of(kernel, entry.model, told.driver["num_chains"], arguments)
+    start = _start_of(kernel, entry.model, told.driver["num_chains"], arguments)
     groups = () if kernel in MARGINAL or _size(arguments, told.driver) > MOST else GROUPS
     driver = Driver(make_kernel(kernel, entry.model, **told.kernel), **told.driver, checkpoint=folder, groups=groups)
     if folder is not None:
@@ -78,6 +80,21 @@ def _run(request: Request, folder: Path | None) -> int:
         tree = annotate(tree, request, data, scaling, arguments, unit)
         save(tree, Path(request.output))
     return _tell(tree, request, folder, perf_counter() - started)
+
+
+def _start_of(kernel: str, model: Callable, num_chains: int, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where the chains start, where a draw from the prior would be a bad place."""
+    if kernel == "ConditionalGibbs" and takes_entries(model):
+        return entry_start(model, num_chains, dict(arguments))
+    if kernel != "LatentHistory":
+        return None
+    from gallery.archipelago import start
+    from zoo.archipelago import process
+
+    defaults = {name: each.default for name, each in inspect.signature(model).parameters.items()}
+    given = {name: arguments.get(name, defaults.get(name)) for name in ("x", "y", "num_classes", "capacity")}
+    of_process = {name: value for name, value in arguments.items() if name in inspect.signature(process).parameters and name not in given}
+    return start(num_chains, **given, **of_process)
 
 
 def _size(arguments: dict[str, Any], settings: dict[str, Any]) -> int:

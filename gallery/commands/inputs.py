@@ -4,27 +4,17 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gallery._dataset import Dataset
+from gallery._units import Units
 from gallery.commands.entries import entry_arguments, takes_entries
 from gallery.commands.models import unknown
 from gallery.commands.request import Request, is_table
 
-__all__ = ["Scaling", "bind", "read_data", "scale_features"]
-
-
-class Scaling(NamedTuple):
-    """What was taken from each column of `x` and what it was divided by; (0, 1) for a column left as it is."""
-
-    mean: np.ndarray
-    std: np.ndarray
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The columns, scaled."""
-        return (x - self.mean) / self.std
+__all__ = ["bind", "read_data", "scale_features"]
 
 
 def read_data(request: Request, model: Callable) -> Dataset:
@@ -48,29 +38,29 @@ def read_data(request: Request, model: Callable) -> Dataset:
     return load(request.data)
 
 
-def scale_features(data: Dataset, raw: bool) -> Scaling | None:
-    """Mean and standard deviation of the columns that hold quantities; categories, and columns of 0 and 1, stay as they are.
+def scale_features(data: Dataset, raw: bool) -> Units | None:
+    """Units of the columns that hold quantities; categories, and columns of 0 and 1, stay as they are: mean 0, scale 1.
 
     None where the data have no table `x` of floats.
     """
     x = data.arrays.get("x")
     if x is None or x.ndim != 2 or x.dtype.kind != "f":
         return None
-    mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    mean, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
     for column in range(x.shape[1]) if not raw else ():
         present = x[~np.isnan(x[:, column]), column]
         is_category = bool(data.feature_names) and data.feature_names[column] in data.categories
         if is_category or np.isin(present, (0.0, 1.0)).all():
             continue
-        mean[column], std[column] = present.mean(), present.std() or 1.0
-    return Scaling(mean, std)
+        mean[column], scale[column], _ = Units.learn(present)
+    return Units(mean, scale)
 
 
-def bind(model: Callable, name: str, data: Dataset, scaling: Scaling | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+def bind(model: Callable, name: str, data: Dataset, scaling: Units | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The model's keyword arguments: arrays by their names, `num_classes`, a `component` for the columns, and what `--option` says."""
     arrays = dict(data.arrays)
     if scaling is not None:
-        arrays["x"] = scaling(arrays["x"])
+        arrays["x"] = scaling.coded(arrays["x"])
     given = arrays | _num_classes(data) | entry_arguments(data) | ({} if scaling is None else {"component": _component(data, arrays["x"])})
     parameters = [p for p in inspect.signature(model).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     for key in keywords:

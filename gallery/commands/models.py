@@ -9,7 +9,7 @@ from typing import Any
 
 import zoo
 
-__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "some", "start_of", "unknown"]
+__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "some", "unknown"]
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ConditionalGibbs": {"num_births": 1.0},  # few sweeps must do
@@ -58,23 +58,6 @@ def in_precision(kernel: str, arguments: Mapping[str, Any]) -> AbstractContextMa
 
     size = max((np.size(value) for value in arguments.values()), default=0)
     return jax.enable_x64(kernel in DOUBLE or (kernel == "ConditionalGibbs" and size < MANY))
-
-
-def start_of(kernel: str, model: Callable, num_chains: int, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Where the chains start, where a draw from the prior would be a bad place."""
-    from gallery.commands.entries import entry_start, takes_entries
-
-    if kernel == "ConditionalGibbs" and takes_entries(model):
-        return entry_start(model, num_chains, dict(arguments))
-    if kernel != "LatentHistory":
-        return None
-    from gallery.archipelago import start
-    from zoo.archipelago import process
-
-    defaults = {name: each.default for name, each in inspect.signature(model).parameters.items()}
-    given = {name: arguments.get(name, defaults.get(name)) for name in ("x", "y", "num_classes", "capacity")}
-    of_process = {name: value for name, value in arguments.items() if name in inspect.signature(process).parameters and name not in given}
-    return start(num_chains, **given, **of_process)
 
 
 def some(items: Sequence[str], most: int = 40) -> str:

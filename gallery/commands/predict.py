@@ -13,8 +13,8 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
+from gallery._units import Units
 from gallery.commands.entries import predicted_entries
-from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model
 from gallery.commands.predictive import has_predictive, predictive_probabilities
 from gallery.commands.refitted import REFITTED, mixture_probabilities, refitted_probabilities
@@ -22,6 +22,7 @@ from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
 from gallery.tables import read_features
 from inference import Program
+from inference.compiling import compiled
 
 __all__ = ["predict", "site_probabilities"]
 
@@ -40,13 +41,13 @@ def predict(args: Any) -> int:
     categories = json.loads(tree.attrs["categories"])
     x = read_features(args.table, features, categories)
     if tree.attrs.get("kernel") in REFITTED:
-        probabilities = refitted_probabilities(tree, scaling(x), _by_row(tree, args.table, categories))
+        probabilities = refitted_probabilities(tree, scaling.coded(x), _by_row(tree, args.table, categories))
     elif tree.attrs.get("kernel") == "ConditionalGibbs":
-        probabilities = mixture_probabilities(tree, scaling(x))
+        probabilities = mixture_probabilities(tree, scaling.coded(x))
     elif has_predictive(tree):
-        probabilities = predictive_probabilities(tree, scaling(x))
+        probabilities = predictive_probabilities(tree, scaling.coded(x))
     else:
-        program = _program(tree, scaling(x))
+        program = _program(tree, scaling.coded(x))
         site = _target(tree, program)
         draws = _draws(tree)
         probabilities = site_probabilities(program, site, draws)
@@ -95,31 +96,31 @@ def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> 
         fn = program.trace(values, key)[site]["fn"]
         return jnp.exp(fn.log_prob(fn.enumerate_support(expand=False)))
 
-    @jax.jit
     def total(draws: dict[str, Array], keys: Array) -> Array:
         start = jnp.zeros_like(of(first, keys[0]))
         return jax.lax.scan(lambda total, one: (total + of(*one), None), start, (draws, keys))[0]
 
-    summed = np.asarray(total(draws, keys), dtype=float)  # [value, row]
+    summed = np.asarray(compiled(total, draws, keys)(draws, keys), dtype=float)  # [value, row]
     return (summed / summed.sum(axis=0)).T
 
 
 def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a value drawn for each draw of the posterior, by row."""
+    of = lambda *each: jax.lax.map(lambda one: program.trace(*one)[site]["value"], each, batch_size=64)
     keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
-    drawn = np.asarray(jax.jit(lambda: jax.lax.map(lambda one: program.trace(*one)[site]["value"], (draws, keys), batch_size=64))())
+    drawn = np.asarray(compiled(of, draws, keys)(draws, keys))
     if drawn.ndim != 2:
         raise ValueError(f"predict: site {site!r} has {drawn.ndim - 1} dimensions; wanted one number or class for each row")
     return drawn.mean(axis=0), drawn.std(axis=0)
 
 
-def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Scaling, list[str]]:
+def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Units, list[str]]:
     """Names of the features, their scaling, names of the classes, as `zoo fit` recorded them."""
     constant = tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
     if "x_mean" not in constant or "feature" not in constant.coords or "categories" not in tree.attrs:
         raise ValueError(f"{path}: it does not say how its features were named and scaled; wanted a run of `zoo fit` on a table")
     class_names = list(map(str, constant["class"].values)) if "class" in constant.coords else []
-    return list(map(str, constant["feature"].values)), Scaling(constant["x_mean"].values, constant["x_std"].values), class_names
+    return list(map(str, constant["feature"].values)), Units(constant["x_mean"].values, constant["x_std"].values), class_names
 
 
 def _by_row(tree: xr.DataTree, path: str, categories: dict[str, list[str]]) -> dict[str, np.ndarray]:

@@ -11,8 +11,8 @@ import xarray as xr
 
 from gallery._dataset import Dataset
 from gallery._links import Gaussian
+from gallery._units import Units
 from gallery.commands.entries import item_names, takes_entries
-from gallery.commands.inputs import Scaling
 from gallery.commands.models import find_model, unknown
 from gallery.commands.request import Request
 
@@ -20,7 +20,7 @@ __all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "s
 
 
 def annotate(
-    tree: xr.DataTree, request: Request, data: Dataset, scaling: Scaling | None, arguments: Mapping[str, Any], unit: Gaussian | None = None
+    tree: xr.DataTree, request: Request, data: Dataset, scaling: Units | None, arguments: Mapping[str, Any], unit: Gaussian | None = None
 ) -> xr.DataTree:
     """The driver's tree with the names of features and classes, the scaling, and what is needed to use the run again."""
     task = request.task or "task"
@@ -29,7 +29,7 @@ def annotate(
     constant = groups.get("constant_data", xr.Dataset())
     if scaling is not None:
         constant = constant.rename({old: new for old, new in (("x_dim_0", "row"), ("x_dim_1", "feature")) if old in constant.dims})
-        constant = constant.assign(x_mean=("feature", scaling.mean), x_std=("feature", scaling.std))
+        constant = constant.assign(x_mean=("feature", scaling.mean), x_std=("feature", scaling.scale))
     named = {dim: list(values) for dim, values in names.items() if values}
     groups["constant_data"] = constant.assign_coords(named)
     annotated = xr.DataTree.from_dict(groups)

@@ -23,6 +23,7 @@ from jax import Array, lax
 from jax.scipy.special import log_ndtr
 
 from inference.assignment import Assignment
+from inference.compiling import compiled
 from inference.kernels._factors import Shape, message_at, shape_of, statistics_of
 from inference.kernels._layout import Bucket, lay_out
 from inference.kernels._row_block import Message, message_to, place_complete, place_given
@@ -65,7 +66,8 @@ class AssignmentDraws:
         each = {name: jnp.asarray(value) for name, value in draws.items() if name in program.latent and name not in found.of_rows}
         features, signs = jnp.asarray(rows.features, dtype), jnp.asarray(rows.signs, dtype)
         num_draws = len(next(iter(each.values())))
-        log_label, first, second = jax.jit(lambda *given: _over_draws(found, shape, *given))(each, buckets, features, signs)
+        given = each, buckets, features, signs
+        log_label, first, second = compiled(lambda *given: _over_draws(found, shape, *given), *given)(*given)
         mean, is_seen = first / num_draws, ~jnp.isnan(features)
         deviation = jnp.sqrt(jnp.maximum(second / num_draws - mean**2, 0))
         known = lambda seen, filled: jnp.where(is_seen, seen, filled)

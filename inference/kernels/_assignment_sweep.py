@@ -26,8 +26,8 @@ from jax import Array, lax, random
 
 from inference._assignment_proof import gaps
 from inference._assignment_rows import by_class
-from inference._once import once
 from inference.assignment import read_assignment
+from inference.compiling import once
 from inference.kernels._assignment_groups import are_alike, draw_groups_given
 from inference.kernels._assignment_splits import SeenRows, common_at, log_marginal_at, split_or_merged
 from inference.kernels._clusters import column_means, start_groups

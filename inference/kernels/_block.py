@@ -9,8 +9,8 @@ import jax
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference._canonical import sha_of_jaxpr
 from inference._traced import is_traced
+from inference.hashing import trace_hash
 from inference.program import Program
 
 __all__ = ["Block", "Reading"]
@@ -75,7 +75,7 @@ def _model_hash(program: Program) -> str:
     """Of all terms and deterministic sites as functions of the latent values; data are constants in them."""
     shapes = {name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype) for name in program.latent}
     terms = lambda values: (program.log_probs(values), program.deterministics(values))
-    return f"{program.dims} {sha_of_jaxpr(jax.make_jaxpr(terms)(shapes))}"
+    return f"{program.dims} {trace_hash(jax.make_jaxpr(terms)(shapes))}"
 
 
 def _are_same(arguments: list[Any], others: list[Any]) -> bool:

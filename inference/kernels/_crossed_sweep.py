@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from inference._traced import is_traced
+from inference.compiling import is_traced
 from inference.crossed import Crossed
 from inference.kernels._crossed_births import born
 from inference.kernels._crossed_components import rescaled, shifted, switched

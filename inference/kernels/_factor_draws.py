@@ -9,7 +9,7 @@ from jax.scipy.special import xlog1py, xlogy
 from jax.scipy.stats import beta, gamma, norm
 
 from inference._assignment_rows import by_class
-from inference._once import once
+from inference.compiling import once
 from inference.factors import FactorMixture
 from inference.kernels._factor_rows import Chunks, Given, Said, given_group
 from inference.kernels._factors import Factors

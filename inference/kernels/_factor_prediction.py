@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from inference.compiling import compiled
 from inference.factors import FactorMixture, FactorRows
 from inference.kernels._factor_rows import Chunks, Said, given_group, lay_out, place
 from inference.kernels._factors import Factors, Shape
@@ -32,7 +33,7 @@ def predict_factors(found: FactorMixture, shape: Shape, factors: Factors, linear
     def of_chunk(chunk: Chunks) -> Prediction:
         return _predicted(said, at_once, noise, factors, shape, chunk)
 
-    parts = jax.jit(lambda chunks: lax.map(of_chunk, chunks))(chunks)
+    parts = compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks)
     whole = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])[:num_rows], parts)
     seen = jnp.asarray(~np.isnan(rows.features))
     mean = jnp.where(seen, jnp.nan_to_num(jnp.asarray(rows.features, float)), whole.mean)

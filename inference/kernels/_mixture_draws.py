@@ -10,6 +10,7 @@ from jax.scipy.stats import beta, gamma, norm
 
 from inference._assignment_rows import Rows, by_class
 from inference.assignment import Assignment, Level
+from inference.compiling import compiled
 from inference.kernels._factors import Factors
 from inference.kernels._layout import Bucket
 from inference.kernels._levels import Upper
@@ -57,7 +58,8 @@ def draw_mixture(
             log_q = log_q + of_labels
         return values | {"log_q": log_q}
 
-    return jax.jit(lambda keys: lax.map(one, keys))(random.split(rng_key, num_draws))
+    each = random.split(rng_key, num_draws)
+    return compiled(lambda keys: lax.map(one, keys), each)(each)
 
 
 def log_rho_of(message: Message, bucket: Bucket, score: Array) -> Array:

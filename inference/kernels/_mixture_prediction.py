@@ -21,6 +21,7 @@ from jax.scipy.special import gammaln, log_ndtr
 from inference._assignment_rows import Rows
 from inference._conjugate_normal import WishartHyper
 from inference.assignment import Assignment
+from inference.compiling import compiled
 from inference.kernels._factors import Factors
 from inference.mean_field import log_sticks
 from inference.orthants import log_orthant, points_of
@@ -76,7 +77,7 @@ def _predicted(found: Assignment, factors: Factors, design: tuple[int, ...], giv
         variance = rho @ (jnp.diagonal(covariance, axis1=1, axis2=2) + (mean - whole[None]) ** 2)
         return Prediction(log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0)))
 
-    return jax.jit(lambda given: lax.map(of_row, given, batch_size=AT_ONCE))(given)
+    return compiled(lambda given: lax.map(of_row, given, batch_size=AT_ONCE), given)(given)
 
 
 def log_weights(factors: Factors) -> Array:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from inference._once import once
+from inference.compiling import once
 from inference.exchangeable import NO_REFERENCE, Exchangeable, Reference
 from inference.kernels._nested_moves import Points
 from inference.kernels._summary import Mixture

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from inference._once import once
+from inference.compiling import once
 from inference.exchangeable import NO_REFERENCE, Exchangeable, exchangeable
 from inference.kernels._nested_directions import Around, direction, spread_of
 from inference.kernels._nested_lineage import Death, insertion_rank, lowest, parents_of

@@ -13,14 +13,15 @@ each of its groups. `log_weight` [particle, choice] holds log of (weight of the 
 Cost: O(particles x choices), no sort.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from jax.nn import logsumexp
 
-__all__ = ["SCHEMES", "Chosen", "drawn_choices", "effective_size", "systematic_parents", "threshold"]
+__all__ = ["SCHEMES", "Chosen", "drawn_choices", "effective_size", "resampled", "systematic", "systematic_parents", "threshold"]
 
 
 class Chosen(NamedTuple):
@@ -89,11 +90,29 @@ def _multinomial_parents(rng_key: Array, weight: Array) -> Array:
     return random.choice(rng_key, len(weight), weight.shape, p=weight).astype(jnp.int32)
 
 
+def systematic(weight: Any, start: Any, num_draws: int) -> Any:
+    """Indices in proportion to the weights, in order, by systematic resampling: where the running sum of the weights passes the points
+    of an even grid. NumPy's of its own arrays, else JAX's.
+
+    :param start: of the grid, uniform between 0 and 1: the one random number for all draws.
+    """
+    xp: Any = np if isinstance(weight, np.ndarray) else jnp
+    points = (xp.arange(num_draws, dtype=weight.dtype) + start) / num_draws
+    reached = xp.cumsum(weight)
+    return xp.minimum(xp.searchsorted(reached / reached[-1], points), len(weight) - 1)
+
+
 def systematic_parents(rng_key: Array, weight: Array) -> Array:
-    """As many particles as there are, in proportion to their weights; one random number for all."""
-    points = (jnp.arange(len(weight), dtype=weight.dtype) + random.uniform(rng_key, (), weight.dtype)) / len(weight)
-    reached = jnp.cumsum(weight)
-    return jnp.minimum(jnp.searchsorted(reached / reached[-1], points), len(weight) - 1).astype(jnp.int32)
+    """As many particles as there are, in proportion to their weights."""
+    return systematic(weight, random.uniform(rng_key, (), weight.dtype), len(weight)).astype(jnp.int32)
+
+
+def resampled(rng_key: Array, log_weight: Array, num_draws: int) -> np.ndarray:
+    """Indices in proportion to the weights, by systematic resampling in float64, in random order."""
+    known = np.asarray(log_weight, float)
+    place_key, order_key = random.split(rng_key)
+    index = systematic(np.exp(known - np.logaddexp.reduce(known)), float(random.uniform(place_key)), num_draws)
+    return np.asarray(random.permutation(order_key, index))
 
 
 def _with(parents):

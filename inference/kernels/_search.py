@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._once import once
+from inference.compiling import once
 from inference.exchangeable import NO_REFERENCE, Exchangeable, Reference
 from inference.kernels._climbing import GRADIENT, Climbed, climbed, drawn_from, is_within, joined, sloped
 from inference.kernels._clumps import Clumps, StateClumps, moved

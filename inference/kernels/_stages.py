@@ -15,9 +15,9 @@ import numpy as np
 from jax import Array, random
 
 from inference._counts import is_whole
-from inference._once import once
 from inference._some_rows import num_entries
-from inference.fingerprint import data_hash, model_hash
+from inference.compiling import once
+from inference.hashing import data_hash, model_hash
 from inference.program import Program
 from inference.sites import StructureError
 from inference.split import NUM_PROOFS, Split

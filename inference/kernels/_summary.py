@@ -14,6 +14,8 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from inference.kernels._resampling import systematic
+
 __all__ = ["Backed", "Loss", "Mixture", "Summary", "Told", "chosen", "counts", "divergence", "loss_of", "mean_of", "no_loss"]
 
 NUM_POINTS = 2000  # that a fit looks at, at least
@@ -183,7 +185,5 @@ def _score(summary: Summary, clumps: Any, points: Array) -> Array:
 
 def _even(rng: np.random.Generator, told: Told, weight: np.ndarray, among: np.ndarray, size: int) -> Told:
     """Points of equal weight, by systematic resampling of some, in random order."""
-    share = np.cumsum(weight[among] / weight[among].sum())
-    place = np.minimum(np.searchsorted(share, (np.arange(size) + rng.random()) / size), len(among) - 1)
-    index = among[rng.permutation(place)]
+    index = among[rng.permutation(systematic(weight[among], rng.random(), size))]
     return jax.tree.map(lambda each: jnp.asarray(each[index]), told)

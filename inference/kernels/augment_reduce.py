@@ -27,8 +27,8 @@ import numpy as np
 from jax import Array, random
 
 from inference._counts import is_whole
-from inference._once import once
-from inference.fingerprint import is_arrays
+from inference.compiling import once
+from inference.hashing import is_arrays
 from inference.kernels._lazy_updates import Adaptive, check_lazy, remembered
 from inference.kernels._local_steps import Local, LocationScale, LogExponential
 from inference.kernels._reduced_model import ReducedModel, read_reduced

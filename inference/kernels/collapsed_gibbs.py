@@ -36,7 +36,7 @@ from numpyro.distributions.util import clamp_probs
 from numpyro.util import is_prng_key
 
 from inference._mixture_trace import columns, labelled, labels_of, term
-from inference._traced import is_traced, stand_in
+from inference.compiling import is_traced
 from inference.distributions import CRP
 from inference.kernels._block import Block, Reading
 from inference.kernels._groups import Rules
@@ -177,7 +177,7 @@ class CollapsedGibbs(Block):
 
     def _read(self, program: Program) -> PartitionReading:
         """The structure. Traced arguments play no part in it: others stand in."""
-        found = read_partition(stand_in(program))
+        found = read_partition(program.with_stand_ins())
         if not is_traced(program.arguments):
             found.rows(program)  # refuses what the likelihoods cannot have
         return PartitionReading(found)

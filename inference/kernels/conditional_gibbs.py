@@ -33,7 +33,7 @@ from jax import Array, lax, random
 from numpyro.util import is_prng_key
 
 from inference._crossed_reading import read_crossed
-from inference._traced import is_traced, stand_in
+from inference.compiling import is_traced
 from inference.kernels._assignment_prediction import AssignmentDraws
 from inference.kernels._assignment_sweep import AssignmentSweep
 from inference.kernels._block import Block, Reading
@@ -132,7 +132,7 @@ class ConditionalGibbs(Block):
             return ConditionalReading(mixture, {})
         if len(owned) == len(program.latent) and not is_traced(program.arguments):
             program.check()
-        shown, key, route = stand_in(program), random.key(0), Route()
+        shown, key, route = program.with_stand_ins(), random.key(0), Route()
         at = shown.draw_initial(key) if is_traced((program.arguments, values)) else values
         if crossed := self._tried("crossed", StructureError, lambda: self._crossed(program, shown, owned, key)):
             route, found = crossed, crossed.crossed

@@ -31,7 +31,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from inference._counts import is_between, is_number
-from inference._once import once
+from inference.compiling import once
 from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import effective_size, systematic_parents
 from inference.kernels._stages import StageData, StageRows, check_at_end, check_counts, check_finished, row_terms, taken

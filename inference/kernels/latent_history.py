@@ -36,7 +36,6 @@ from jax import Array, lax, random
 from jax.nn import logsumexp
 from numpyro.util import is_prng_key
 
-from inference._traced import stand_in
 from inference.field import Field, read_field
 from inference.history import History, like, read_history, shuffled
 from inference.kernels import _surrogate
@@ -111,7 +110,7 @@ class LatentHistory(Block):
         program, others = self._program(model_args, model_kwargs)
         start_key, chain_key = random.split(rng_key)
         owned = [name for name in program.latent if name not in others]
-        size = self._bind(program, owned, lambda: _read(stand_in(program), owned, sorted(others))).history.capacity
+        size = self._bind(program, owned, lambda: _read(program.with_stand_ins(), owned, sorted(others))).history.capacity
         if size > self.max_capacity:
             raise ValueError(f"LatentHistory: found {size} slots at the start, wanted no more than max_capacity, {self.max_capacity}.")
         given = {name: jnp.asarray(value, program.sites[name].dtype) for name, value in (init_params or {}).items()}

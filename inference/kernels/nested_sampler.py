@@ -29,9 +29,9 @@ from jax import Array, random
 from inference._counts import is_between, is_number, is_whole
 from inference.kernels._nested_lineage import Death
 from inference.kernels._nested_names import shown
-from inference.kernels._nested_particles import particles, resampled
-from inference.kernels._nested_state import Dead, Nest, information_of, points_of
+from inference.kernels._nested_state import Dead, Nest, information_of, particles, points_of
 from inference.kernels._nesting import FromPrior, Nesting, Settings, Shrinkage, evidence_of, is_finished, is_full
+from inference.kernels._resampling import resampled
 from inference.program import Program
 from inference.protocol import Algorithm, Results
 

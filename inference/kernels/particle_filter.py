@@ -33,7 +33,7 @@ from jax import Array, random
 from jax.nn import logsumexp
 
 from inference._counts import is_whole
-from inference._once import once
+from inference.compiling import once
 from inference.kernels import _ancestry as ancestry
 from inference.kernels._filtering import NARROW, filter_row, join_each, redraw
 from inference.kernels._groups import Groups, Rules, start, wider

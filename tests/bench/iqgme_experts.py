@@ -53,7 +53,7 @@ def listed(share):
 
 def in_own_units(model, draws):
     """Posterior means of each expert's centre, covariance, and line (slope, intercept), of the columns as they were."""
-    shift, scale = model._mean, model._deviation
+    shift, scale = model._units.mean, model._units.scale
     covariance = np.linalg.inv(draws["Lambda"]).mean(0) * scale[:, None] * scale
     slopes, bias = draws["w"].mean(0)[0, :, :2] / scale, draws["w"].mean(0)[0, :, 2]
     bias = bias - slopes @ shift

@@ -31,7 +31,7 @@ from sklearn.model_selection import train_test_split
 from gallery import IQGMEClassifier
 from gallery.datasets import load
 from inference import Program
-from inference._once import once
+from inference.compiling import once
 from inference.kernels import _assignment_sweep
 from tests.bench.iqgme_tasks import rows_of
 from zoo.iqgme import iqgme, normal_wishart

@@ -151,9 +151,7 @@ def main() -> None:
     for name in told.problems:
         model, exact = PROBLEMS[name]
         rows = []
-        runs, seconds = ours(
-            model, told.seeds, told.live, finish, num_sweeps=told.sweeps, memory=told.memory, rename=not told.apart
-        )
+        runs, seconds = ours(model, told.seeds, told.live, finish, num_sweeps=told.sweeps, memory=told.memory, rename=not told.apart)
         for seed, found in enumerate(runs):
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
             rows.append((miss / found.error, miss, found.error, cost, figure(name, found)))

@@ -124,15 +124,6 @@ def test_a_fit_that_fails_leaves_nothing_to_ask(fitted):
         again.predict(x)
 
 
-@pytest.mark.parametrize(("centre", "spread"), [(0.0, 1e-13), (1.7e9, 0.05), (-1e-6, 1e-17)])
-def test_columns_of_any_unit_are_learned(centre, spread):
-    """And one that is constant is not, nor what rounding makes of it."""
-    column = centre + spread * np.random.default_rng(0).normal(size=50)
-    classifier = StagedMixtureClassifier()
-    classifier._learn_units(np.column_stack([np.full(50, 0.1), column, np.zeros(50)]))
-    assert classifier._kept.tolist() == [1]
-
-
 @SLOW
 @OTHER
 def test_orders_are_learned_and_averaged_over():

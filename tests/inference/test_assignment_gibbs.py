@@ -18,7 +18,7 @@ from scipy.special import betaln, logsumexp
 
 from inference import ConditionalGibbs, Driver, Program, StructureError
 from inference._assignment_rows import by_class
-from inference._once import once
+from inference.compiling import once
 from inference.kernels import _assignment_groups, _assignment_splits, _assignment_sweep
 from inference.kernels._assignment_sweep import AssignmentSweep
 from inference.kernels._factors import blocks_of, said_at, seen_by_experts

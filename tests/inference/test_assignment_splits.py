@@ -10,7 +10,7 @@ from jax import random
 from scipy.special import betaln
 
 from inference import ConditionalGibbs, Driver, Program
-from inference._once import once
+from inference.compiling import once
 from inference.kernels import _assignment_splits, _assignment_sweep
 from inference.kernels._assignment_splits import log_marginal_at
 from inference.kernels._assignment_sweep import AssignmentSweep

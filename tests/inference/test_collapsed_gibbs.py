@@ -13,7 +13,7 @@ from numpyro import plate, sample
 from scipy import stats
 
 from inference import CollapsedGibbs
-from inference._once import once
+from inference.compiling import once
 from inference.distributions import CRP, Missing
 from inference.kernels import _seating, collapsed_gibbs
 from inference.kernels._groups import log_crp

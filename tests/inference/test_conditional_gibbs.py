@@ -267,7 +267,7 @@ def test_what_was_read_stays_behind():
 
 def test_data_without_a_finite_density_are_refused():
     with pytest.raises(ValueError, match="site 'y'"):
-        ConditionalGibbs(normal_mean).init(random.key(0), 0, None, (np.where(Y == Y[0], np.nan, Y),), {})
+        ConditionalGibbs(normal_mean).init(random.key(0), 0, None, (np.where(Y[0] == Y, np.nan, Y),), {})
 
 
 def test_the_former_name_of_a_route_is_accepted():

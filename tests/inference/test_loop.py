@@ -10,7 +10,7 @@ from jax import random
 from numpyro.infer import HMC, MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
-from inference import Driver, Program, _built
+from inference import Driver, Program, compiling
 from tests.inference.models import LABELS, X, logistic
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -22,7 +22,7 @@ OTHER = np.asarray(X)[::-1] + 1  # of the same shape
 def built(monkeypatch):
     """Programs that this test has compiled, and that may serve again."""
     programs = {}
-    monkeypatch.setattr(_built, "BUILT", programs)
+    monkeypatch.setattr(compiling, "BUILT", programs)
     return programs
 
 
@@ -69,7 +69,7 @@ def test_a_model_that_differs_in_a_constant_is_compiled_again(jit_model_args):
 def test_programs_that_were_not_asked_for_the_longest_are_forgotten(built, monkeypatch):
     run(X[:4], LABELS[:4])
     each = len(built)
-    monkeypatch.setattr(_built, "MOST_BUILT", 2 * each)
+    monkeypatch.setattr(compiling, "MOST_BUILT", 2 * each)
     for num_rows in (5, 4, 6):
         run(X[:num_rows], LABELS[:num_rows])
     newest = set(built)
@@ -83,7 +83,7 @@ def test_programs_that_were_not_asked_for_the_longest_are_forgotten(built, monke
 def test_code_is_let_go_before_memory_has_no_more_maps(num_maps, is_let_go, monkeypatch, tmp_path):
     """A process dies where they run out, after some hundred runs."""
     for name, text in (("MAPS", "a map\n" * num_maps), ("MOST_MAPS", "65530\n")):
-        monkeypatch.setattr(_built, name, tmp_path / name)
+        monkeypatch.setattr(compiling, name, tmp_path / name)
         (tmp_path / name).write_text(text)
     compiled = []
     code = jax.jit(lambda x: compiled.append(x) or x + 1)

@@ -14,7 +14,7 @@ import pytest
 from diagnostics.calibration import on_host, sbc
 from inference import Driver, NestedSampler
 from inference.kernels import nested_sampler
-from inference.kernels._nested_particles import resampled
+from inference.kernels._resampling import resampled
 from tests.inference.nests import EXACT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]

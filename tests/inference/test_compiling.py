@@ -1,10 +1,11 @@
-"""Code that is compiled for a call or two."""
+"""Compiled code serves every function that computes the same, and no other."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from inference._once import once
+from inference.compiling import built, compiled, once
 
 
 def test_data_are_arguments_of_the_code_and_not_its_constants(monkeypatch):
@@ -34,3 +35,20 @@ def test_programs_that_leave_out_different_data_are_not_confused():
     for _ in range(2):
         for function in (first, second):
             np.testing.assert_array_equal(once(function, jnp.ones(3))(jnp.ones(3)), function(jnp.ones(3)))
+
+
+@pytest.mark.parametrize("how", [once, compiled, lambda function, x: built(jax.jit(function, keep_unused=True), (x,), None)])
+def test_what_is_traced_to_the_same_code_is_not_lowered_again(how, monkeypatch):
+    lowered, lower = [], jax.stages.Traced.lower
+    monkeypatch.setattr(jax.stages.Traced, "lower", lambda self, **options: (lowered.append(self), lower(self, **options))[1])
+    x = jnp.ones(7)
+    made = lambda factor: lambda x: jnp.cumsum(x) * factor
+    for factor, count in ((0.3, 1), (0.3, 1), (0.4, 2)):
+        np.testing.assert_allclose(how(made(factor), x)(x), made(factor)(x), rtol=1e-6)
+        assert len(lowered) == count
+
+
+def test_functions_of_the_host_are_not_confused():
+    for function in (np.sin, np.cos, np.sin):
+        called = lambda x, function=function: jax.pure_callback(function, x, x)
+        np.testing.assert_allclose(once(called, jnp.ones(3))(jnp.ones(3)), function(np.ones(3)), rtol=1e-6)

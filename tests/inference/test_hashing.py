@@ -7,13 +7,14 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from inference._canonical import sha_of_jaxpr
+from inference.hashing import trace_hash
 
 
 def sha(function, *arguments):
-    return sha_of_jaxpr(jax.make_jaxpr(function)(*arguments))
+    return trace_hash(jax.make_jaxpr(function)(*arguments))
 
 
 def difference(x, y):
@@ -33,7 +34,21 @@ def test_the_order_of_independent_equations_does_not_count(wrap):
     x = jnp.float32(1.0)
     one, other = (jax.make_jaxpr(wrap(f))(x, x) for f in (difference, difference_in_another_order))
     assert str(one) != str(other)
-    assert sha_of_jaxpr(one) == sha_of_jaxpr(other)
+    assert trace_hash(one) == trace_hash(other)
+
+
+def with_rule(function):
+    """With a derivative that is not the function's own."""
+    found = jax.custom_jvp(function)
+    found.defjvp(lambda primals, tangents: (function(*primals), 2.0 * tangents[0]))
+    return found
+
+
+KEYS = {impl: jax.random.key(0, impl=impl) for impl in ("rbg", "unsafe_rbg")}  # of equal data
+
+
+def drawn_by(impl):
+    return jax.random.normal(jax.random.split(KEYS[impl], 3)[1])
 
 
 @pytest.mark.parametrize(
@@ -50,6 +65,9 @@ def test_the_order_of_independent_equations_does_not_count(wrap):
         (lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2.0, x), lambda x: jax.lax.fori_loop(0, 4, lambda i, x: x * 2.0, x)),
         (lambda x: jax.jit(jnp.sin)(x), lambda x: jax.jit(jnp.cos)(x)),
         (lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), lambda x: jax.lax.cond(x[0] > 0, jnp.cos, jnp.sin, x)),
+        (lambda x: with_rule(jnp.sin)(x), lambda x: with_rule(jnp.cos)(x)),
+        (lambda x: x * jax.random.normal(jax.random.key(0)), lambda x: x * jax.random.normal(jax.random.key(1))),
+        (lambda x: x * drawn_by("rbg"), lambda x: x * drawn_by("unsafe_rbg")),
     ],
 )
 def test_whatever_changes_a_number_counts(one, other):
@@ -59,6 +77,19 @@ def test_whatever_changes_a_number_counts(one, other):
 
 def test_the_shape_of_an_input_counts():
     assert sha(jnp.sin, jnp.ones(3)) != sha(jnp.sin, jnp.ones(4))
+    assert sha(lambda x, y: x, jnp.ones(3), jnp.ones(3)) != sha(lambda x, y: x, jnp.ones(3), jnp.ones(4))
+
+
+def test_constants_count_unless_they_are_inputs():
+    one, other = (jax.make_jaxpr(lambda x, table=table: x + table)(jnp.ones(3)) for table in (jnp.arange(3.0), jnp.ones(3)))
+    assert trace_hash(one) != trace_hash(other)
+    assert trace_hash(one, knows_constants=False) == trace_hash(other, knows_constants=False)
+
+
+def test_functions_of_the_host_count_where_their_identity_is_asked_for():
+    one, other = (jax.make_jaxpr(lambda x, f=f: jax.pure_callback(f, x, x))(jnp.ones(3)) for f in (np.sin, np.cos))
+    assert trace_hash(one) == trace_hash(other)  # identities are others in each process
+    assert trace_hash(one, []) != trace_hash(other, [])
 
 
 @pytest.mark.slow
@@ -68,7 +99,7 @@ import jax, numpyro
 from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from inference._canonical import sha_of_jaxpr
+from inference.hashing import trace_hash
 from inference.kernels.stochastic_vi import StochasticVI
 from inference.program import Program
 from tests.inference.models import LABELS, X, logistic
@@ -79,7 +110,7 @@ def printed(loss):
     reading, data = algorithm.read(program)
     state = algorithm.init(random.key(0), reading, data)
     step = lambda key, state: algorithm.step(key, state, reading, data)
-    print(sha_of_jaxpr(jax.make_jaxpr(step)(random.key(0), state)))
+    print(trace_hash(jax.make_jaxpr(step)(random.key(0), state)))
 
 class Unordered(Trace_ELBO):  # the planted bug: NumPyro's own sum, which StochasticVI leaves to a class that it does not know
     pass
