@@ -18,8 +18,8 @@ Cost: a few traces of the model on at most `OTHERS` rows; the whole data are onl
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,17 +27,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._mixture_proof import prove, prove_for
 from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, sites_of_labels, started, term
-from inference._some_rows import on_rows
 from inference.compiling import once
 from inference.conjugate import ConjugatePair, pair_of
 from inference.program import Program
+from inference.proof import gap, gap_of_numbers, prove, random_settings
 from inference.sites import StructureError, model_name, unwrap
 
 __all__ = ["Block", "Parameters", "Partition", "Rows", "grid_of", "read_partition"]
 
 FEW, OTHERS = 8, 12  # rows on which the identity is proved; other rows, and another number, on which the priors must be the same
+SPREADS = (1.0, 4.0, 14.0)  # of latent values from the middle of their support: at the last a chance lies from about .001 to .999
+TOLERANCE = {"float64": 1e-6, "float32": 3e-4}
 
 
 class Block(NamedTuple):
@@ -86,11 +87,11 @@ class Partition:
         if program.model is not self.few.model:
             return [f"the model is {model_name(program.model)}, was {model_name(self.few.model)}"]
         mine, found = self.few.arguments, program.arguments
-        num_rows, num_mine = program.sites[self.z].shape[0], self.few.sites[self.z].shape[0]
+        mine_by_row, found_by_row = self._by_row(self.few), self._by_row(program)
         words = [f"argument {name!r} is {'new' if name in found else 'missing'}" for name in sorted({*mine} ^ {*found})]
         for name in (name for name in mine if name in found):
             old, new = mine[name], found[name]
-            if _argument_by_row(old, num_mine) and _argument_by_row(new, num_rows):
+            if name in mine_by_row and name in found_by_row:
                 if old.shape[1:] != new.shape[1:]:
                     words.append(f"argument {name!r} has {new.shape[1:]} a row, had {old.shape[1:]}")
             elif not _is_same(old, new):
@@ -104,8 +105,11 @@ class Partition:
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
         """Arguments that have an entry for each row, in each of some programs that differ in their rows alone."""
-        is_by_row = lambda name, each: _argument_by_row(each.arguments[name], each.sites[self.z].shape[0])
-        return tuple(name for name in self.few.arguments if all(is_by_row(name, each) for each in (self.few, *programs)))
+        each = [self._by_row(program) for program in (self.few, *programs)]
+        return tuple(name for name in each[0] if all(name in names for names in each))
+
+    def _by_row(self, program: Program) -> dict[str, Any]:
+        return program.by_row(program.sites[self.z].shape[0])
 
     def trace(self, program: Program, given: Mapping[str, Any], rng_key: Array | None = None, spread: Any = 1.0) -> dict[str, dict]:
         """The trace with latent sites at `given`, the rest at a start, the rows of each class in one group."""
@@ -145,10 +149,8 @@ class Partition:
 
     def _seen(self, program: Program) -> Rows:
         """What the model observes. Where it does not look at its data while it is traced, one compilation serves all data of a shape."""
-        num_rows = program.sites[self.z].shape[0]
-        by_row = {name: value for name, value in program.arguments.items() if _argument_by_row(value, num_rows)}
         try:
-            return self._observed_of(by_row)
+            return self._observed_of(self._by_row(program))
         except jax.errors.JAXTypeError:
             return once(lambda: self._observed(program))()
 
@@ -195,12 +197,109 @@ def read_partition(program: Program) -> Partition:
     _refuse_other_terms(few, z, {*known, *(block.site for block in blocks)})
     found = Partition(few, z, label_site, shares, blocks, scalars, crp.num_classes, crp.max_groups)
     try:
-        prove(found)
+        _prove_blocks(found)
     except StructureError:
         found.rows(program)  # data that a family cannot have say more than the identity that they break
         raise
-    prove_for(_some_rows(program, z, OTHERS), found)
+    _prove_for(_some_rows(program, z, OTHERS), found)
     return found
+
+
+# Proofs.
+
+
+def _prove_blocks(partition: Partition) -> None:
+    """Raises StructureError, by the name of the site, where a block is not the conjugate one that it looks like."""
+
+    def refusal(site: str, missed: float) -> str:
+        block = next((block for block in partition.blocks if block.site == site), None)
+        what = "the partition" if site == partition.z else "the class of each row"
+        read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
+        return (
+            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {missed:.2g} (relative). Look for a "
+            f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
+            f"prior differs between groups."
+        )
+
+    identities = lambda few: partial(_gaps, replace(partition, few=few))
+    prove(identities, random_settings(random.key(0), SPREADS), refusal, partition.few, tolerance=TOLERANCE)
+
+
+def _prove_for(others: Program, partition: Partition) -> None:
+    """Raises StructureError where the numbers of a prior are different ones on the other rows of this program."""
+    refusal = lambda site, missed: (
+        f"site {site!r}: the numbers of its prior follow the rows: on {others.sites[partition.z].shape[0]} others they are off by "
+        f"{missed:.2g} (relative). Wanted numbers that hold for any rows; compute them outside of the model, and give them as arguments."
+    )
+    identities = lambda few, others: partial(_moves, replace(partition, few=few), others)
+    prove(identities, random_settings(random.key(0), SPREADS), refusal, partition.few, others, tolerance=TOLERANCE)
+
+
+def _gaps(partition: Partition, rng_key: Array, spread: Array) -> dict[str, Array]:
+    start_key, z_key = random.split(rng_key)
+    plain = partition.trace(partition.few, {}, start_key, spread)[partition.z]  # one group a class, where the CRP has a density
+    crp = unwrap(plain["fn"])
+    z = random.randint(z_key, partition.few.sites[partition.z].shape, 0, min(3, crp.capacity))
+    trace = partition.trace(partition.few, {partition.z: z}, start_key, spread)
+    read = partition.parameters({name: trace[name]["value"] for name in partition.scalars})  # at other values of everything else
+    gaps = {block.site: _gap_of_block(partition, block, trace, z, read.priors[block.site]) for block in partition.blocks}
+    of_concentration = gap(read.concentration, crp.concentration)
+    gaps[partition.z] = jnp.maximum(of_concentration, gap(crp.log_prob(plain["value"]), term(plain)))
+    if partition.labels:
+        gaps[partition.labels] = _gap_of_classes(partition, trace, read.class_weights)
+    return gaps
+
+
+def _gap_of_block(partition: Partition, block: Block, trace: dict[str, dict], z: Array, prior: Any) -> Array:
+    """The rows are added one after the other, each scored before it is added. `prior` has no groups: it must serve for all of them."""
+    family, x, crp = block.family, columns(trace[block.site]), unwrap(trace[partition.z]["fn"])
+    labels = labels_of(crp)
+    hyper = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], crp.capacity, axis=1), prior)
+
+    def seen(carry, row):
+        hyper, total = carry
+        label, group, entry = row
+        mine = jax.tree.map(lambda leaf: leaf[label, group], hyper)
+        hyper = jax.tree.map(lambda leaf, new: leaf.at[label, group].set(new), hyper, family.add(mine, entry))
+        return (hyper, total + jnp.sum(family.log_predictive(mine, entry))), None
+
+    (hyper, right), _ = jax.lax.scan(seen, (hyper, jnp.zeros((), x.dtype)), (labels, z, x))
+    values = tuple(by_class(trace[name]["value"], trace[name]["fn"], block.num_axes) for name in block.priors)
+    terms = jnp.stack([term(trace[name]) for name in (block.site, *block.priors)])
+    return gap(right, jnp.sum(terms) - jnp.sum(family.log_prior(hyper, values)))
+
+
+def _gap_of_classes(partition: Partition, trace: dict[str, dict], weights: Array) -> Array:
+    """The same identity for the classes themselves, whose prior is Dirichlet or fixed."""
+    classes = labels_of(unwrap(trace[partition.z]["fn"]))
+    counts = jnp.zeros(partition.num_classes).at[classes].add(1.0)
+    terms = jnp.stack([term(trace[name]) for name in sites_of_labels(trace, partition.labels or "")])
+    if not partition.shares:
+        return gap(jnp.sum(counts * jnp.log(weights)), jnp.sum(terms))
+    shares, lgamma = trace[partition.shares]["value"], jax.scipy.special.gammaln
+    log_z = lambda a: jnp.sum(lgamma(a)) - lgamma(jnp.sum(a))
+    posterior = jnp.sum((weights + counts - 1) * jnp.log(shares)) - log_z(weights + counts)
+    return gap(log_z(weights + counts) - log_z(weights), jnp.sum(terms) + term(trace[partition.shares]) - posterior)
+
+
+def _moves(partition: Partition, others: Program, rng_key: Array, spread: Array) -> dict[str, Array]:
+    """How far the numbers of each prior are from those on other rows, at the same latent scalars."""
+    here = partition.trace(partition.few, {}, rng_key, spread)
+    there = partition.trace(others, {name: here[name]["value"] for name in partition.scalars}, rng_key, spread)
+    (prior, *sizes), (other, *other_sizes) = ((partition.parameters_of(at), *_sizes(at[partition.z])) for at in (here, there))
+    moves = {site: gap_of_numbers(other.priors[site], hyper) for site, hyper in prior.priors.items()}
+    moves[partition.z] = gap(other.concentration, prior.concentration) + (0.0 if sizes == other_sizes else jnp.inf)
+    if partition.labels:
+        moves[partition.labels] = gap_of_numbers(other.class_weights, prior.class_weights)
+    return moves
+
+
+def _sizes(message: dict) -> tuple[int, int | None]:
+    crp = unwrap(message["fn"])
+    return crp.num_classes, crp.max_groups
+
+
+# Parts.
 
 
 def _refuse_other_terms(few: Program, z: str, known: set[str]) -> None:
@@ -212,10 +311,6 @@ def _refuse_other_terms(few: Program, z: str, known: set[str]) -> None:
             )
 
 
-def _argument_by_row(value: Any, num_rows: int) -> bool:
-    return isinstance(value, np.ndarray | Array) and value.shape[:1] == (num_rows,)
-
-
 def _is_same(old: Any, new: Any) -> bool:
     """Also of distributions with the same numbers."""
     (old_leaves, old_form), (new_leaves, new_form) = jax.tree.flatten(old), jax.tree.flatten(new)
@@ -223,14 +318,8 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def _some_rows(program: Program, z: str, size: int) -> Program:
-    """The model on `size` of its rows, of different classes where it can be told; the last is repeated where there are fewer."""
     num_rows = program.sites[z].shape[0]
-    by_row = {name: value for name, value in program.arguments.items() if _argument_by_row(value, num_rows)}
-    firsts = [np.unique(np.asarray(value), return_index=True)[1] for value in by_row.values() if np.ndim(value) == 1]
-    spread = (np.arange(size) + 0.5) * num_rows // size  # other rows for other sizes
-    chosen = np.sort(list(dict.fromkeys([*(i for first in firsts for i in first[: size - 2]), *spread.astype(int)]))[:size])
-    chosen = np.pad(chosen, (0, size - len(chosen)), mode="edge")
-    return on_rows(program, z, by_row, chosen)
+    return program.on_rows(program.few_rows(num_rows, size), program.by_row(num_rows), z)
 
 
 def _partition_site(program: Program) -> str:

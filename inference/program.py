@@ -11,7 +11,7 @@ concrete (a model may look at the pattern of missing entries), and no array is c
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,7 @@ from inference.compiling import is_traced
 from inference.hashing import data_hash, model_hash
 from inference.sites import Inspection, Plate, Site, StructureError, initial_value, inspect_model, is_data, model_name
 
-__all__ = ["Program"]
+__all__ = ["Program", "evenly", "num_entries"]
 
 
 class Program:
@@ -72,6 +72,45 @@ class Program:
         fill = lambda leaf: inside(leaf) if isinstance(leaf, Tracer) else leaf
         traced = {name: jax.tree.map(fill, value) for name, value in self.arguments.items() if is_traced(value)}
         return self.with_arguments(**traced) if traced else self
+
+    # Rows: of some arguments each entry is one.
+
+    def by_row(self, num_rows: int, lists: bool = False) -> dict[str, Any]:
+        """The arrays among the arguments that have an entry for each of so many rows; with `lists`
+        also what NumPy makes an array of."""
+        is_one = lambda value: isinstance(value, np.ndarray | Array) or lists
+        return {name: value for name, value in self.arguments.items() if is_one(value) and num_entries(value) == num_rows}
+
+    def on_rows(self, rows: np.ndarray, by_row: Iterable[str], site: str | None = None) -> "Program":
+        """The same model on some rows, by their numbers, of the arguments `by_row`.
+
+        :param site: it is refused where it has not that many entries then; None: nothing is traced.
+        """
+        values = {name: self.arguments[name] for name in by_row}
+        arrays = {name: value if isinstance(value, Array) else np.asarray(value) for name, value in values.items()}
+        some = self.with_arguments(**{name: value[rows] for name, value in arrays.items()})
+        if site is None:
+            return some
+        cut = f"when the arguments {sorted(arrays)} are cut to {len(rows)} rows; wanted a model whose number of rows follows from its data."
+        try:
+            found = some.sites[site].shape
+        except (TypeError, ValueError) as error:
+            error.add_note(f"site {site!r}: the model does not run {cut}")
+            raise
+        if found != (len(rows),):
+            num_rows = self.sites[site].shape[0]
+            raise StructureError(f"site {site!r}: {found[0]} rows remain of {num_rows} {cut} Take it from the length of an argument.")
+        return some
+
+    def few_rows(self, num_rows: int, size: int) -> np.ndarray:
+        """Numbers of `size` rows: of different labels and with missing entries where it can be told,
+        the others spread evenly over all; the last is repeated where there are fewer."""
+        arrays = [np.asarray(value) for value in self.by_row(num_rows).values()]
+        firsts = [i for value in arrays if value.ndim == 1 for i in np.unique(value, return_index=True)[1][: size // 2]]
+        tables = [value for value in arrays if value.ndim == 2 and value.dtype.kind == "f"]
+        holed = [i for value in tables for i in np.flatnonzero(np.isnan(value).any(1))[: size // 3]]
+        chosen = np.sort(list(dict.fromkeys([*firsts, *holed, *evenly(num_rows, size)]))[:size])
+        return np.pad(chosen, (0, size - len(chosen)), mode="edge")
 
     # What the trace says.
 
@@ -344,6 +383,19 @@ class Program:
             NumPyro's initial strategies.
         """
         check(self, start)
+
+
+def evenly(num_rows: int, size: int) -> np.ndarray:
+    """Numbers of `size` rows, spread evenly over all."""
+    return ((np.arange(size) + 0.5) * num_rows // size).astype(int)
+
+
+def num_entries(value: Any) -> int | None:
+    """Of an array or what NumPy makes one of; None of a number, and of what is no array, such as a tuple of unlike ones."""
+    try:
+        return len(value) if np.ndim(value) else None
+    except ValueError:
+        return None
 
 
 def _rebuilt(model: Callable, args: tuple, kwargs: dict[str, Any]) -> Program:

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers, plate
 
-from inference import Program, StructureError, _mixture_proof
+from inference import Program, StructureError, partition
 from inference.conjugate import TABLE, BetaBernoulli, NormalInverseGamma
 from inference.distributions import CRP, Missing
 from inference.partition import read_partition
@@ -321,7 +321,7 @@ def test_what_acts_at_some_values_is_refused(name, monkeypatch):
     """It is seen near the bounds of a parameter; not, and so the case has power, in the middle."""
     with pytest.raises(StructureError, match=f"site 'x': .* {MISSES}"):
         read(aclass, component=SILENT[name])
-    monkeypatch.setattr(_mixture_proof, "SPREADS", (1.0, 1.0))
+    monkeypatch.setattr(partition, "SPREADS", (1.0, 1.0))
     read(aclass, component=SILENT[name])
 
 
