@@ -167,7 +167,8 @@ class Orders:
             model = self.family(order)
             folder = self.settings.get("checkpoint")
             own = None if folder is None else Path(folder) / f"order_{order}"
-            driver = Driver(self.kernel(model), **self.settings | {"checkpoint": own})
+            settings: dict[str, Any] = self.settings | {"checkpoint": own}
+            driver = Driver(self.kernel(model), **settings)
             driver.max_time = left()
             tree = driver.run(random.fold_in(self._key, order), *args, **kwargs)
             if missing := [name for name in ("log_evidence", "log_evidence_se") if name not in tree.attrs]:

@@ -9,7 +9,7 @@ import jax
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference._traced import is_traced
+from inference.compiling import is_traced
 from inference.hashing import trace_hash
 from inference.program import Program
 

@@ -133,7 +133,7 @@ class MergedStages(Staged):
         )
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
-        own, num_rows = reading.rows.own(data, one), sum(part.state.num_rows for part in self.parts)
+        own, num_rows = reading.rows.own(data, one), jnp.asarray(sum(part.state.num_rows for part in self.parts))
         nothing, start = reading.search.nothing, reading.start
         densities = start.rest(clumps, own, nothing)
         return Stage(
@@ -148,7 +148,7 @@ class MergedStages(Staged):
             num_weighed=num_rows if self.most_lost == np.inf else jnp.zeros_like(num_rows),
             weighed=unweighed(reading.dtype),
             before=jax.tree.map(lambda *own: sum(own), *accounts),
-            stage=sum(part.state.stage + 1 for part in self.parts) - 1,
+            stage=jnp.asarray(sum(part.state.stage + 1 for part in self.parts) - 1),
             rng_key=random.key_data(rng_key),
         )
 
