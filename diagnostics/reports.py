@@ -54,7 +54,12 @@ def report(tree: xr.DataTree) -> Report:
 
 
 def kind_of(tree: xr.DataTree) -> str:
-    """The kind of kernel that made the tree, read from its groups."""
+    """The kind of kernel that made the tree: as the kernel says in `attrs["report"]`, else read from the groups."""
+    if "report" in tree.attrs:
+        said = str(tree.attrs["report"])
+        if said not in CHECKS:
+            raise ValueError(f"attrs['report']: found {said!r}, wanted one of {sorted(CHECKS)}.")
+        return said
     stats = group_of(tree, "sample_stats")
     for kind, name in (("nested", "insertion_rank"), ("variational", "elbo"), ("smc", "ess")):
         if name in stats and "step" in stats[name].dims:

@@ -162,28 +162,32 @@ class Run:
     def _attributes(self) -> dict[str, Any]:
         driver, session = self.driver, self.session
         versions = _versions()
-        return {
-            "created_at": datetime.now(UTC).isoformat(),
-            "inference_library": "numpyro",
-            "inference_library_version": versions["numpyro"],
-            "model": "" if self.program is None else _function_name(self.program.model),
-            "factors": json.dumps([] if self.program is None else list(self.program.factors)),
-            "kernel": _kernel_name(driver.kernel),
-            "kernel_settings": json.dumps(driver._settings),
-            "num_warmup": -1 if driver.num_warmup is None else driver.num_warmup,
-            "num_samples": session.records * driver.thinning if driver.is_chain else driver.num_samples,
-            "num_chains": driver.num_chains,
-            "thinning": driver.thinning,
-            "tuning_steps": driver.num_warmup if driver.is_chain else 0,
-            "rng_key": json.dumps(np.asarray(random.key_data(self.keys)).tolist()),
-            "versions": json.dumps(versions),
-            "x64": int(self.x64),
-            "steps": session.steps,
-            "steps_run": session.steps_run,
-            "ended": session.ended,
-            "sampling_time": session.seconds,
-            "compile_time": session.seconds_to_compile,
-        } | getattr(self.stepper.reading, "attributes", {})
+        return (
+            {
+                "created_at": datetime.now(UTC).isoformat(),
+                "inference_library": "numpyro",
+                "inference_library_version": versions["numpyro"],
+                "model": "" if self.program is None else _function_name(self.program.model),
+                "factors": json.dumps([] if self.program is None else list(self.program.factors)),
+                "kernel": _kernel_name(driver.kernel),
+                "kernel_settings": json.dumps(driver._settings),
+                "num_warmup": -1 if driver.num_warmup is None else driver.num_warmup,
+                "num_samples": session.records * driver.thinning if driver.is_chain else driver.num_samples,
+                "num_chains": driver.num_chains,
+                "thinning": driver.thinning,
+                "tuning_steps": driver.num_warmup if driver.is_chain else 0,
+                "rng_key": json.dumps(np.asarray(random.key_data(self.keys)).tolist()),
+                "versions": json.dumps(versions),
+                "x64": int(self.x64),
+                "steps": session.steps,
+                "steps_run": session.steps_run,
+                "ended": session.ended,
+                "sampling_time": session.seconds,
+                "compile_time": session.seconds_to_compile,
+            }
+            | ({"report": report} if (report := self.stepper.report) else {})
+            | getattr(self.stepper.reading, "attributes", {})
+        )
 
 
 def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
@@ -198,10 +202,10 @@ def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
         found |= kernel_settings(part, f"{name}[{i}]/") | {f"{name}[{i}].sites": str(getattr(sites, "__name__", sites))}
     for argument in inspect.signature(type(kernel)).parameters:
         value = vars(kernel).get(argument, vars(kernel).get(f"_{argument}"))
-        if isinstance(value, MCMCKernel | Algorithm):
-            found |= kernel_settings(value, f"{name}/")
-        elif value is not None:
+        if value is not None and not isinstance(value, MCMCKernel | Algorithm):
             found[f"{name}.{argument}"] = _in_words(value)
+    for inner in (value for value in vars(kernel).values() if isinstance(value, MCMCKernel | Algorithm)):
+        found |= kernel_settings(inner, f"{name}/")
     return found
 
 

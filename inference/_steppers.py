@@ -55,6 +55,7 @@ class Stepper(Protocol):
 
     warms_up: bool  # whether the first `num_warmup` steps leave no record
     record_dim: str  # what a record is in the tree: a "draw", or a "step"
+    report: str  # which checks `diagnostics.report` makes
     asks_host: bool  # whether a state may need the host before its next step
 
     data: Any  # arrays that a step and a record read, arguments of the compiled loop
@@ -76,6 +77,7 @@ class Chain:
 
     warms_up = True
     record_dim = "draw"
+    report = "chains"
 
     def __init__(
         self, kernel: MCMCKernel, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...], jit_model_args: bool = False
@@ -195,6 +197,7 @@ class Replicate:
     def __init__(self, algorithm: Algorithm, program: Program, extra_fields: tuple[str, ...]):
         self.algorithm, self.extra_fields = algorithm, extra_fields
         self.reading, self.data = algorithm.read(program)
+        self.report = algorithm.report
 
     def bind(self) -> None:
         """Nothing: an algorithm keeps no reading."""

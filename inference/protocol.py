@@ -14,7 +14,7 @@ A reading is static and hashable: compiled code may depend on it. Data are array
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array
@@ -39,6 +39,7 @@ class Algorithm(ABC):
     """
 
     model: Any  # the NumPyro model that it was built on
+    report: ClassVar[str] = ""  # the checks of its runs: "smc", "nested" or "variational"; else `diagnostics.report` finds out
 
     @abstractmethod
     def read(self, program: Program) -> tuple[Any, Any]:

@@ -86,6 +86,12 @@ class ReduceReading:
         is_same = _settings(self.program) == _settings(found.program) and type(self.reads) is type(found.reads)
         return self if is_same else found, data
 
+    @property
+    def attributes(self) -> dict[str, str]:
+        """For the tree: how the noise of the rows is augmented."""
+        ways = {LogExponential: "closed form", LocationScale: "by draws"}
+        return {"route": "no augmentation" if self.reads is None else ways[type(self.reads)]}
+
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
         """None: the tree tells of the last rows, whose q(eps) alone is known."""
         return ()
@@ -116,6 +122,8 @@ class AugmentReduce(Algorithm):
     :param local_decay: step sizes of q(eps) are (1 + epoch)^-local_decay.
     :param optimizer: of the weights, with `init` and `update` as in optax; it must leave alone what has no slope.
     """
+
+    report = "variational"
 
     def __init__(
         self,

@@ -195,6 +195,8 @@ class CoordinateAscent(Algorithm):
         that should be one take longer to become so.
     """
 
+    report = "variational"
+
     def __init__(
         self,
         model: Any,

@@ -108,6 +108,8 @@ class DataTempering(Algorithm):
     :param memory: the correlation with its origin that a walk may keep: while walks keep more they go on. 1: they do not.
     """
 
+    report = "smc"
+
     def __init__(
         self,
         model: Any,

@@ -73,6 +73,8 @@ class ImportanceFinish(Algorithm):
     :param background: share of the prior in what is drawn from.
     """
 
+    report = "nested"
+
     def __init__(
         self,
         sampler: NestedSampler,

@@ -53,6 +53,8 @@ class NestedSampler(Algorithm):
         in the places of those of other points, so that modes which are copies of each other are one.
     """
 
+    report = "nested"
+
     def __init__(
         self,
         model: Any,

@@ -146,6 +146,8 @@ class ParticleFilter(Algorithm):
     :param keep_assignments: False forgets which row went where, and with it `z` in the posterior; memory is then constant.
     """
 
+    report = "smc"
+
     def __init__(
         self,
         model: Any,

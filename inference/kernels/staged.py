@@ -152,6 +152,8 @@ class Staged(Algorithm):
     :param settings: of `NestedSampler`.
     """
 
+    report = "nested"
+
     def __init__(
         self,
         model: Any,

@@ -72,6 +72,8 @@ class GuidedModel(NamedTuple):
 class StochasticVI(Algorithm):
     """One step is one update of `svi`; its own `update` is called, nothing is repeated here."""
 
+    report = "variational"
+
     def __init__(self, svi: SVI):
         self.svi = deepcopy(svi)
         self.svi.loss = _in_order(svi.loss)

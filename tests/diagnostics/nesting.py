@@ -40,6 +40,8 @@ class Shrinkage(NamedTuple):
 class ExactNesting(Algorithm):
     """`low` above 1 draws new points too near to the limit."""
 
+    report = "nested"
+
     def __init__(self, model, num_live: int = 50, low: float = 1.0):
         self.model, self.num_live, self.low = model, num_live, low
 

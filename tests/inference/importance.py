@@ -23,6 +23,8 @@ class Batch(NamedTuple):
 class ImportanceSampling(Algorithm):
     """`num_batches` batches of `batch_size` draws from the prior, weighted by the likelihood."""
 
+    report = "smc"
+
     def __init__(self, model, num_batches: int, batch_size: int = 64):
         self.model, self.num_batches, self.batch_size = model, num_batches, batch_size
 

@@ -53,6 +53,8 @@ def data_of(program):
 class Exact(Algorithm):
     """Of polynomials; all is known at once."""
 
+    report = "smc"
+
     def __init__(self, model):
         self.model = model
 
