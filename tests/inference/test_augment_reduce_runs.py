@@ -134,9 +134,10 @@ def test_a_run_that_goes_on_is_the_longer_run(tmp_path):
 
 def test_other_rows_go_on_with_the_weights():
     driver, _ = run(20)
-    before = weights(driver)
+    before, reading = weights(driver), driver.reading
     driver.num_warmup = 40
     driver.update(**{**TINY, "x": ROWS["x"][::-1], "y": ROWS["y"][::-1]})
+    assert driver.reading is reading  # so that nothing is compiled again
     assert int(driver.states[0].count) == 40
     assert 0 < np.abs(weights(driver)["weights"] - before["weights"]).max() < 1
     with pytest.raises(ValueError, match="must have the classes and features of those before"):

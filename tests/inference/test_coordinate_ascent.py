@@ -201,6 +201,7 @@ def far_tree(num_sweeps):
 
 def test_a_run():
     tree = far_tree(1)
+    assert tree.attrs["route"] == "mixture"
     assert tree["sample_stats"]["elbo"].dims == ("chain", "step")
     assert tree["posterior"]["z"].dims == ("chain", "draw", "row")
 

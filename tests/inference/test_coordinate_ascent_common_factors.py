@@ -72,6 +72,7 @@ def test_a_run():
     _, data = factor_case("known numbers")
     tree = Driver(CoordinateAscent(iqgme_factors), num_samples=50).run(0, **data)
     assert (tree["sample_stats"]["elbo"].diff("step") > -1e-9).all()
+    assert tree.attrs["route"] == "factors"
     assert tree["posterior"]["A"].dims == ("chain", "draw", "factor", "feature")
     assert tree["posterior"]["s"].dims == ("chain", "draw", "row", "factor")
     assert {"V_concentration1", "mu_rate", "A_loc", "b_probs", "psi_rate"} <= set(tree["variational_parameters"].data_vars)
