@@ -77,10 +77,11 @@ def prove(
     if _wrong(gaps, tolerance) and programs and not jax.config.read("jax_enable_x64"):
         try:
             with jax.enable_x64(True):
-                again = identities(*(each.with_arguments(**_in_double(each.arguments)) for each in programs))
-                gaps, _ = worst(again, _in_double(settings))
-        except (TypeError, jax.errors.JaxRuntimeError):  # the model has arrays of its own in single precision: what was found stands
-            pass
+                doubled = lambda program: program.with_arguments(**_in_double(program.arguments))
+                # No name for the identities: while they live, JAX takes their numbers for those of the next trace.
+                gaps, _ = worst(identities(*map(doubled, programs)), _in_double(settings))
+        except (TypeError, jax.errors.JaxRuntimeError):
+            pass  # the model has arrays of its own in single precision: what was found stands
     refuse(gaps, words, tolerance)
     return found
 
@@ -103,7 +104,7 @@ def refuse(gaps: Mapping[str, Any], words: Callable[[str, float], str], toleranc
 
 
 def _wrong(gaps: Mapping[str, Any], tolerance: Tolerance) -> list[str]:
-    limit = lambda size: tolerance if isinstance(tolerance, float) else tolerance[size.dtype.name]
+    limit = lambda size: tolerance[size.dtype.name] if isinstance(tolerance, Mapping) else tolerance
     return [site for site, size in gaps.items() if not size < limit(size)]
 
 
