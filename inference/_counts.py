@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["is_between", "is_number", "is_whole"]
+__all__ = ["check_setting", "check_whole", "is_between", "is_number", "is_whole"]
 
 
 def is_whole(value: Any) -> bool:
@@ -21,3 +21,16 @@ def is_number(value: Any) -> bool:
 def is_between(value: Any, low: float, high: float) -> bool:
     """Whether it is a number above the one and below the other."""
     return is_number(value) and low < value < high
+
+
+def check_setting(is_fine: bool, wanted: str, **setting: Any) -> None:
+    """Refuses a setting, by its name and what was wanted."""
+    for name, value in setting.items():
+        if not is_fine:
+            raise ValueError(f"{name}: found {value!r}, wanted {wanted}.")
+
+
+def check_whole(least: int, **settings: Any) -> None:
+    """Refuses settings that are no integers, or too small."""
+    for name, value in settings.items():
+        check_setting(is_whole(value) and value >= least, f"an integer, at least {least}", **{name: value})

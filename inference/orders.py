@@ -23,7 +23,7 @@ import xarray as xr
 from jax import random
 from numpyro.distributions import Distribution
 
-from inference._counts import is_between, is_whole
+from inference._counts import check_setting, check_whole, is_between
 from inference._signals import signals_noted
 from inference.driver import Driver
 from inference.kernels.nested_sampler import NestedSampler
@@ -59,11 +59,9 @@ class Orders:
         negligible: float = 1e-3,
         settings: dict[str, Any] | None = None,
     ):
-        for name, value, lowest in (("least", least, 1), ("most", most, least)):
-            if not is_whole(value) or value < lowest:
-                raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {lowest}.")
-        if not is_between(negligible, 0, 1):
-            raise ValueError(f"negligible: found {negligible!r}, wanted a number between 0 and 1.")
+        check_whole(1, least=least)
+        check_whole(least, most=most)
+        check_setting(is_between(negligible, 0, 1), "a number between 0 and 1", negligible=negligible)
         if not isinstance(prior, Distribution):
             raise TypeError(f"prior: found {prior!r}, wanted a NumPyro distribution of the orders.")
         self.family, self.prior, self.kernel, self.least, self.most = family, prior, kernel, int(least), int(most)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._counts import is_whole
 from inference._some_rows import num_entries
 from inference.compiling import once
 from inference.hashing import data_hash, model_hash
@@ -22,16 +21,9 @@ from inference.program import Program
 from inference.sites import StructureError
 from inference.split import NUM_PROOFS, Split
 
-__all__ = ["StageData", "StageRows", "check_at_end", "check_counts", "check_finished", "row_dim", "row_terms", "taken"]
+__all__ = ["StageData", "StageRows", "check_at_end", "check_finished", "row_dim", "row_terms", "taken"]
 
 FEW = 64  # rows, of which it is proved that they are independent
-
-
-def check_counts(**counts: Any) -> None:
-    """Settings that are whole numbers, at least 1."""
-    for name, value in counts.items():
-        if not is_whole(value) or value < 1:
-            raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
 
 
 def row_terms(split: Split, row_axis: int, z: Array, program: Program) -> tuple[Array, Array]:

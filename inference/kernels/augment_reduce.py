@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._counts import is_whole
+from inference._counts import check_setting, check_whole
 from inference.compiling import once
 from inference.hashing import is_arrays
 from inference.kernels._lazy_updates import Adaptive, check_lazy, remembered
@@ -136,10 +136,8 @@ class AugmentReduce(Algorithm):
         local_decay: float = 0.9,
         optimizer: Any = None,
     ):
-        if not is_whole(num_draws) or num_draws < 1:
-            raise ValueError(f"num_draws: found {num_draws!r}, wanted an integer, at least 1.")
-        if not init_scale >= 0:
-            raise ValueError(f"init_scale: found {init_scale!r}, wanted a number, at least 0.")
+        check_whole(1, num_draws=num_draws)
+        check_setting(init_scale >= 0, "a number, at least 0", init_scale=init_scale)
         if not 0.5 < local_decay <= 1:
             raise ValueError(
                 f"local_decay: found {local_decay!r}, wanted a number above 0.5, at most 1, so that steps end but not too soon."

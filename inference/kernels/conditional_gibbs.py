@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.util import is_prng_key
 
+from inference._counts import check_setting
 from inference._crossed_reading import read_crossed
 from inference.compiling import is_traced
 from inference.kernels._assignment_prediction import AssignmentDraws
@@ -93,8 +94,7 @@ class ConditionalGibbs(Block):
 
     def __init__(self, model: Callable, *, route: str = "auto", num_births: float | None = None):
         route = "mixture" if route == "assignment" else route  # its name in former versions
-        if route not in ROUTES:
-            raise ValueError(f"route: found {route!r}, wanted one of {ROUTES}.")
+        check_setting(route in ROUTES, f"one of {ROUTES}", route=route)
         self.model, self.route, self.num_births = model, route, num_births
 
     @property

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._counts import is_whole
+from inference._counts import check_setting, check_whole, is_whole
 from inference.assignment import Assignment, Rows, read_assignment
 from inference.factors import has_factors
 from inference.kernels._clusters import STARTS, TOGETHER, start_sums
@@ -208,18 +208,13 @@ class CoordinateAscent(Algorithm):
         batch_size: int | None = None,
         forgetting: float = 0.6,
     ):
-        if init not in (*STARTS, TOGETHER):
-            raise ValueError(f"init: found {init!r}, wanted one of {sorted((*STARTS, TOGETHER))}.")
-        if not is_whole(restarts) or restarts < 1:
-            raise ValueError(f"restarts: found {restarts!r}, wanted an integer, at least 1.")
-        if not tolerance >= 0:
-            raise ValueError(f"tolerance: found {tolerance!r}, wanted a number, at least 0.")
-        if dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype: found {dtype!r}, wanted 'float32', 'float64' or None.")
-        if batch_size is not None and (not is_whole(batch_size) or batch_size < 1):
-            raise ValueError(f"batch_size: found {batch_size!r}, wanted an integer, at least 1, or None.")
-        if not 0.5 < forgetting <= 1:
-            raise ValueError(f"forgetting: found {forgetting!r}, wanted a number above 0.5, at most 1.")
+        check_setting(init in (*STARTS, TOGETHER), f"one of {sorted((*STARTS, TOGETHER))}", init=init)
+        check_whole(1, restarts=restarts)
+        check_setting(tolerance >= 0, "a number, at least 0", tolerance=tolerance)
+        check_setting(dtype in (None, "float32", "float64"), "'float32', 'float64' or None", dtype=dtype)
+        is_size = batch_size is None or (is_whole(batch_size) and batch_size >= 1)
+        check_setting(is_size, "an integer, at least 1, or None", batch_size=batch_size)
+        check_setting(0.5 < forgetting <= 1, "a number above 0.5, at most 1", forgetting=forgetting)
         self.batch_size, self.forgetting = batch_size, forgetting
         self.model, self.init_by, self.restarts, self.tolerance, self.dtype = model, init, restarts, tolerance, dtype
 

@@ -30,11 +30,11 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from inference._counts import is_between, is_number
+from inference._counts import check_setting, check_whole, is_between, is_number
 from inference.compiling import once
 from inference.kernels._nested_moves import Points
 from inference.kernels._resampling import effective_size, systematic_parents
-from inference.kernels._stages import StageData, StageRows, check_at_end, check_counts, check_finished, row_terms, taken
+from inference.kernels._stages import StageData, StageRows, check_at_end, check_finished, row_terms, taken
 from inference.kernels._tempering import Families, counted, founded, moved, next_exponent, powered, variance_of
 from inference.program import Program
 from inference.protocol import Algorithm, Results
@@ -120,15 +120,11 @@ class DataTempering(Algorithm):
         num_sweeps: float = 3.0,
         memory: float = 0.25,
     ):
-        check_counts(num_stages=num_stages, num_particles=num_particles)
-        if num_particles < FEWEST:
-            raise ValueError(f"num_particles: found {num_particles}, wanted at least {FEWEST}.")
-        if not is_between(threshold, 0, 1):
-            raise ValueError(f"threshold: found {threshold!r}, wanted a number between 0 and 1.")
-        if not is_between(num_sweeps, 0, np.inf):
-            raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
-        if not is_number(memory) or not 0 < memory <= 1:
-            raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
+        check_whole(1, num_stages=num_stages)
+        check_whole(FEWEST, num_particles=num_particles)
+        check_setting(is_between(threshold, 0, 1), "a number between 0 and 1", threshold=threshold)
+        check_setting(is_between(num_sweeps, 0, np.inf), "a number above 0", num_sweeps=num_sweeps)
+        check_setting(is_number(memory) and 0 < memory <= 1, "a number above 0, up to 1", memory=memory)
         self.model, self.num_stages, self.num_particles = model, int(num_stages), int(num_particles)
         self.threshold, self.num_sweeps, self.memory = threshold, num_sweeps, memory
 

@@ -29,7 +29,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from inference._counts import is_between, is_whole
+from inference._counts import check_setting, check_whole, is_between
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import drawn_in_places, in_places, shown
 from inference.kernels._nested_state import particles
@@ -87,12 +87,10 @@ class ImportanceFinish(Algorithm):
     ):
         if not isinstance(sampler, NestedSampler):
             raise TypeError(f"sampler: found {sampler!r}, wanted a NestedSampler: ImportanceFinish(NestedSampler(model)).")
-        for name, value, least in (("num_draws", num_draws, 100), ("num_clumps", num_clumps, 1), ("num_rounds", num_rounds, 1)):
-            if not is_whole(value) or value < least:
-                raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
-        for name, value in (("background", background), ("enough", enough)):
-            if not is_between(value, 0, 1):
-                raise ValueError(f"{name}: found {value!r}, wanted a number between 0 and 1.")
+        check_whole(100, num_draws=num_draws)
+        check_whole(1, num_clumps=num_clumps, num_rounds=num_rounds)
+        for name, value in {"background": background, "enough": enough}.items():
+            check_setting(is_between(value, 0, 1), "a number between 0 and 1", **{name: value})
         self.model, self.sampler = sampler.model, sampler
         self.num_draws, self.num_clumps, self.background = int(num_draws), int(num_clumps), background
         self.num_rounds, self.enough = int(num_rounds), enough

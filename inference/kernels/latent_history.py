@@ -27,7 +27,6 @@ so O(K n^2) a move; 2 for each step of the scales; O(K n^2) for each leap of a t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +35,7 @@ from jax import Array, lax, random
 from jax.nn import logsumexp
 from numpyro.util import is_prng_key
 
+from inference._counts import check_whole
 from inference.field import Field, read_field
 from inference.history import History, like, read_history, shuffled
 from inference.kernels import _surrogate
@@ -94,8 +94,7 @@ class LatentHistory(Block):
     ):
         self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
         self.num_rounds, self.num_steps, self.num_trajectories = num_rounds, num_steps, num_trajectories
-        if not isinstance(max_capacity, Integral) or max_capacity < 1:
-            raise ValueError(f"max_capacity: found {max_capacity!r}, wanted a whole number, 1 or more.")
+        check_whole(1, max_capacity=max_capacity)
 
     # The protocol of NumPyro's kernels.
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._counts import is_between, is_number, is_whole
+from inference._counts import check_setting, check_whole, is_between, is_number, is_whole
 from inference.kernels._nested_lineage import Death
 from inference.kernels._nested_names import shown
 from inference.kernels._nested_state import Dead, Nest, information_of, particles, points_of
@@ -67,17 +67,13 @@ class NestedSampler(Algorithm):
         track_modes: bool = True,
         rename: bool = True,
     ):
-        if not is_whole(num_live) or num_live < 20:
-            raise ValueError(f"num_live: found {num_live!r}, wanted an integer, at least 20.")
+        check_whole(20, num_live=num_live)
         batch = max(1, num_live // 10) if batch is None else batch
-        if not is_whole(batch) or not 1 <= batch <= num_live // 2:
-            raise ValueError(f"batch: found {batch!r}, wanted an integer from 1 to num_live / 2 = {num_live // 2}.")
-        if not is_between(num_sweeps, 0, np.inf):
-            raise ValueError(f"num_sweeps: found {num_sweeps!r}, wanted a number above 0.")
-        if not is_number(memory) or not 0 < memory <= 1:
-            raise ValueError(f"memory: found {memory!r}, wanted a number above 0, up to 1.")
-        if not is_between(tolerance, 0, 1):
-            raise ValueError(f"tolerance: found {tolerance!r}, wanted a number between 0 and 1.")
+        is_size = is_whole(batch) and 1 <= batch <= num_live // 2
+        check_setting(is_size, f"an integer from 1 to num_live / 2 = {num_live // 2}", batch=batch)
+        check_setting(is_between(num_sweeps, 0, np.inf), "a number above 0", num_sweeps=num_sweeps)
+        check_setting(is_number(memory) and 0 < memory <= 1, "a number above 0, up to 1", memory=memory)
+        check_setting(is_between(tolerance, 0, 1), "a number between 0 and 1", tolerance=tolerance)
         self.model, self.num_live, self.batch, self.num_sweeps = model, int(num_live), int(batch), num_sweeps
         self.memory, self.tolerance = memory, tolerance
         self.track_modes, self.rename = track_modes, rename

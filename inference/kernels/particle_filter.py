@@ -32,7 +32,7 @@ import numpy as np
 from jax import Array, random
 from jax.nn import logsumexp
 
-from inference._counts import is_whole
+from inference._counts import check_setting, check_whole
 from inference.compiling import once
 from inference.kernels import _ancestry as ancestry
 from inference.kernels._filtering import NARROW, filter_row, join_each, redraw
@@ -158,12 +158,10 @@ class ParticleFilter(Algorithm):
         rejuvenate: int = 0,
         keep_assignments: bool = True,
     ):
-        if resampling not in SCHEMES:
-            raise ValueError(f"resampling: found {resampling!r}, wanted one of {sorted(SCHEMES)}.")
-        if not isinstance(grid, Mapping | None):
-            raise ValueError(f"grid: found {grid!r}, wanted the values of latent scalars, such as {{'alpha': [0.1, 1.0]}}.")
-        if not (is_whole(num_particles) and is_whole(rejuvenate)) or num_particles < 1 or rejuvenate < 0:
-            raise ValueError(f"num_particles, rejuvenate: found {num_particles}, {rejuvenate}; wanted integers, at least 1 and at least 0.")
+        check_setting(resampling in SCHEMES, f"one of {sorted(SCHEMES)}", resampling=resampling)
+        check_setting(isinstance(grid, Mapping | None), "the values of latent scalars, such as {'alpha': [0.1, 1.0]}", grid=grid)
+        check_whole(1, num_particles=num_particles)
+        check_whole(0, rejuvenate=rejuvenate)
         if rejuvenate and not keep_assignments:
             raise ValueError("rejuvenate: redraws assignments, so they must be kept; leave keep_assignments at True.")
         self.model, self.num_particles, self.resampling = model, num_particles, resampling

@@ -45,13 +45,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._counts import is_between, is_number, is_whole
+from inference._counts import check_setting, check_whole, is_between, is_number, is_whole
 from inference.exchangeable import Exchangeable
 from inference.kernels._nested_names import Named
 from inference.kernels._nested_state import information_of
 from inference.kernels._nesting import Nesting, evidence_of, is_full
 from inference.kernels._search import FAR, FEWEST, SUMMARIES, Begin, Search, Start
-from inference.kernels._stages import StageData, StageRows, check_at_end, check_counts, check_finished, taken
+from inference.kernels._stages import StageData, StageRows, check_at_end, check_finished, taken
 from inference.kernels._summary import Backed, Loss, Mixture, Told, loss_of, no_loss
 from inference.kernels._weighing import Account, Evidence, Weighed, Weighing, forgotten, lacking_of, unweighed
 from inference.kernels.nested_sampler import NestedSampler
@@ -168,17 +168,14 @@ class Staged(Algorithm):
         **settings: Any,
     ):
         self.model, self.sampler = model, NestedSampler(model, **settings)
-        if summary not in SUMMARIES:
-            raise ValueError(f"summary: found {summary!r}, wanted {' or '.join(map(repr, SUMMARIES))}.")
+        check_setting(summary in SUMMARIES, " or ".join(map(repr, SUMMARIES)), summary=summary)
         num_clumps = NUM_CLUMPS[summary] if num_clumps is None else num_clumps
-        check_counts(num_stages=num_stages, num_clumps=num_clumps, num_iterations=num_iterations)
-        if not is_between(background, 0, 1):
-            raise ValueError(f"background: found {background!r}, wanted a number between 0 and 1.")
-        if num_walkers is not None and (not is_whole(num_walkers) or not (num_walkers == 0 or num_walkers >= FEWEST)):
-            raise ValueError(f"num_walkers: found {num_walkers!r}, wanted None, 0, or an integer, at least {FEWEST}.")
+        check_whole(1, num_stages=num_stages, num_clumps=num_clumps, num_iterations=num_iterations)
+        check_setting(is_between(background, 0, 1), "a number between 0 and 1", background=background)
+        is_count = num_walkers is None or (is_whole(num_walkers) and (num_walkers == 0 or num_walkers >= FEWEST))
+        check_setting(is_count, f"None, 0, or an integer, at least {FEWEST}", num_walkers=num_walkers)
         self.num_stages, self.summary, self.num_clumps, self.background = int(num_stages), summary, int(num_clumps), background
-        if not is_number(most_lost) or not most_lost > 0:
-            raise ValueError(f"most_lost: found {most_lost!r}, wanted a number above 0.")
+        check_setting(is_number(most_lost) and most_lost > 0, "a number above 0", most_lost=most_lost)
         self.most_lost, self.num_walkers = most_lost, None if num_walkers is None else int(num_walkers)
         self.num_iterations = int(num_iterations)
 

@@ -311,7 +311,7 @@ def test_models_whose_rows_cannot_be_dealt_out_are_refused(model, arguments, mes
     [
         ({"num_stages": 91}, "num_stages: found 91 for 90 rows"),
         ({"num_stages": 0}, "num_stages: found 0"),
-        ({"num_particles": 19}, "num_particles: found 19, wanted at least 20"),
+        ({"num_particles": 19}, "num_particles: found 19, wanted an integer, at least 20"),
         ({"threshold": 1.0}, "threshold: found 1.0"),
         ({"num_sweeps": 0.0}, "num_sweeps: found 0.0"),
         ({"num_sweeps": np.inf}, "num_sweeps: found inf"),

@@ -186,7 +186,7 @@ def test_memory_is_constant_without_assignments(monkeypatch):
     ("settings", "message"),
     [
         ({"resampling": "residual"}, r"resampling: found 'residual', wanted one of \['multinomial', 'optimal', 'systematic'\]"),
-        ({"num_particles": 0}, "num_particles, rejuvenate: found 0, 0; wanted integers, at least 1 and at least 0"),
+        ({"num_particles": 0}, "num_particles: found 0, wanted an integer, at least 1"),
         ({"num_particles": 2.5}, "num_particles, rejuvenate: found 2.5, 0; wanted integers"),
         ({"rejuvenate": -1}, "num_particles, rejuvenate: found 40, -1; wanted integers"),
         ({"rejuvenate": 1, "keep_assignments": False}, "rejuvenate: redraws assignments, so they must be kept"),
