@@ -134,8 +134,9 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
 
     def _waiting(self, x: np.ndarray, labels: np.ndarray) -> int:
         """How many rows of an earlier call, which was ended, the filter has still to take; refused where `x` does not go on with them."""
-        taken, given = int(self._state.row), self._driver.program.arguments
-        rest = np.column_stack([given["x"], given["y"]])[taken:]
+        program = self._driver.program
+        assert program is not None
+        rest = np.column_stack([program.arguments["x"], program.arguments["y"]])[int(self._state.row) :]
         if not len(rest):
             return 0
         found = np.column_stack([jnp.asarray(x, float), labels])[: len(rest)]

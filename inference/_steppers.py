@@ -59,6 +59,9 @@ class Stepper(Protocol):
 
     data: Any  # arrays that a step and a record read, arguments of the compiled loop
 
+    @property
+    def reading(self) -> Any: ...
+    def bind(self) -> None: ...
     def start(self, rng_key: Array, init_params: Any) -> Any: ...
     def step(self, state: Any, data: Any) -> Any: ...
     def record(self, state: Any, data: Any) -> Record: ...
@@ -210,11 +213,11 @@ class Replicate:
 
     def updated(self, program: Program, lanes: Sequence[Any]) -> list[Any]:
         """The states that go on with more data, which take the place of those before."""
-        if not isinstance(self.algorithm, Online):
-            name = type(self.algorithm).__name__
-            raise TypeError(f"update: {name} learns from one data set; call `run` with all of the data.")
+        algorithm = self.algorithm
+        if not isinstance(algorithm, Online):
+            raise TypeError(f"update: {type(algorithm).__name__} learns from one data set; call `run` with all of the data.")
         reading, data = self.reading.more(program)
-        go_on = lambda one: one._replace(state=self.algorithm.updated(one.state, reading, data, self.data))
+        go_on = lambda one: one._replace(state=algorithm.updated(one.state, reading, data, self.data))
         found = [stacked([go_on(one) for one in apart(lane)]) for lane in lanes]
         self.reading, self.data = reading, data
         return found
