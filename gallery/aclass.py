@@ -136,8 +136,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """How many rows of an earlier call, which was ended, the filter has still to take; refused where `x` does not go on with them."""
         program = self._driver.program
         assert program is not None
-        taken, given = int(self._state.row), program.arguments
-        rest = np.column_stack([given["x"], given["y"]])[taken:]
+        rest = np.column_stack([program.arguments["x"], program.arguments["y"]])[int(self._state.row) :]
         if not len(rest):
             return 0
         found = np.column_stack([jnp.asarray(x, float), labels])[: len(rest)]

@@ -216,10 +216,9 @@ class Replicate:
 
     def updated(self, program: Program, lanes: Sequence[Any]) -> list[Any]:
         """The states that go on with more data, which take the place of those before."""
-        algorithm: Any = self.algorithm
+        algorithm = self.algorithm
         if not isinstance(algorithm, Online):
-            name = type(algorithm).__name__
-            raise TypeError(f"update: {name} learns from one data set; call `run` with all of the data.")
+            raise TypeError(f"update: {type(algorithm).__name__} learns from one data set; call `run` with all of the data.")
         reading, data = self.reading.more(program)
         go_on = lambda one: one._replace(state=algorithm.updated(one.state, reading, data, self.data))
         found = [stacked([go_on(one) for one in apart(lane)]) for lane in lanes]

@@ -212,8 +212,8 @@ class ParticleFilter(Algorithm):
             past,
             zero,
             zero,
-            data.num_rows,
-            jnp.asarray(rows.labels[0]),
+            jnp.asarray(data.num_rows),
+            rows.labels[0],
             rng_key,
             points,
             jnp.asarray(reading.bounded(np.iinfo(np.int32).max), jnp.int32),
@@ -302,7 +302,7 @@ class ParticleFilter(Algorithm):
             raise ValueError(
                 f"update: the filter has taken {int(state.row)} of {int(state.num_rows)} rows; let it go on first, by `extend(1_000_000)`."
             )
-        return state._replace(row=jnp.zeros_like(state.row), num_rows=data.num_rows, next_label=jnp.asarray(data.rows.labels[0]))
+        return state._replace(row=jnp.zeros_like(state.row), num_rows=jnp.asarray(data.num_rows), next_label=data.rows.labels[0])
 
     def _wants(self, state: FilterState) -> dict[str, Array]:
         """What the next row may lack: it opens or changes a group in each particle at most, and so do the rows redrawn after it, twice."""
