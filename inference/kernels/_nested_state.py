@@ -10,8 +10,9 @@ from jax import Array
 from inference.exchangeable import Reference
 from inference.kernels._nested_moves import Points
 from inference.kernels._nested_volumes import Volumes, started
+from inference.protocol import Results
 
-__all__ = ["Dead", "Nest", "Offers", "begun_with", "information_of", "points_of", "with_room"]
+__all__ = ["Dead", "Nest", "Offers", "begun_with", "information_of", "particles", "points_of", "with_room"]
 
 NUM_HISTORIES = 200
 GENERATIONS = 12  # looks back to the ancestors of live points: modes hang together for long after the last walk went from one to the other
@@ -97,3 +98,9 @@ def information_of(state: Nest) -> Array:
     total = np.logaddexp.reduce(log_weight)
     weight = np.exp(log_weight - total)
     return jnp.asarray(np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - total)
+
+
+def particles(named: dict[str, Array], **beside: Array) -> Results:
+    """The group `particles` of the tree: what is known of each weighted point, and its sites."""
+    named = {name.replace("/", "."): value for name, value in named.items()}
+    return Results({"particles": beside | named}, {}, dict.fromkeys(beside | named, ("particle",)))

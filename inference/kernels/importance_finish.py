@@ -32,7 +32,7 @@ from jax.scipy.special import logsumexp
 from inference._counts import is_between, is_whole
 from inference.kernels._clumps import Clumps, StateClumps
 from inference.kernels._nested_names import drawn_in_places, in_places, shown
-from inference.kernels._nested_particles import particles
+from inference.kernels._nested_state import particles
 from inference.kernels._resampling import resampled
 from inference.kernels._summary import Backed, Told
 from inference.kernels.nested_sampler import Nest, NestedSampler, Shrinkage

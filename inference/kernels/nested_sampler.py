@@ -38,8 +38,7 @@ from inference.kernels._nested_modes import parts_of, roots_of
 from inference.kernels._nested_moves import STRAIGHT, Ended, Limit, Points, walk
 from inference.kernels._nested_names import renamed, shown, together
 from inference.kernels._nested_offers import Offering
-from inference.kernels._nested_particles import particles
-from inference.kernels._nested_state import Dead, Nest, Offers, begun_with, information_of, points_of, with_room
+from inference.kernels._nested_state import Dead, Nest, Offers, begun_with, information_of, particles, points_of, with_room
 from inference.kernels._nested_volumes import evidence, remaining, shared, shrunk
 from inference.kernels._resampling import resampled
 from inference.program import Program
