@@ -23,14 +23,14 @@ def is_between(value: Any, low: float, high: float) -> bool:
     return is_number(value) and low < value < high
 
 
-def check_setting(is_fine: bool, wanted: str, **setting: Any) -> None:
+def check_setting(is_fine: bool, wanted: str, /, **setting: Any) -> None:
     """Refuses a setting, by its name and what was wanted."""
     for name, value in setting.items():
         if not is_fine:
             raise ValueError(f"{name}: found {value!r}, wanted {wanted}.")
 
 
-def check_whole(least: int, **settings: Any) -> None:
+def check_whole(least: int, /, **settings: Any) -> None:
     """Refuses settings that are no integers, or too small."""
     for name, value in settings.items():
         check_setting(is_whole(value) and value >= least, f"an integer, at least {least}", **{name: value})

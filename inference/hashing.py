@@ -13,7 +13,7 @@ the data counts. No local name, memory address or line number does.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,8 +29,7 @@ IGNORED = ("name", "jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")  # na
 
 def data_hash(value: Any) -> str:
     """Hash of a value: type, shape and bytes of its arrays, `repr` without addresses of anything else."""
-    leaves, tree = jax.tree.flatten(value)
-    return _sha(ADDRESS.sub("", str(tree)), *(part for leaf in leaves for part in _parts(leaf)))
+    return _of_tree(value, _of_leaf)
 
 
 def model_hash(program) -> str:
@@ -86,31 +85,25 @@ class _Flow:
             return data_hash(atom.val) + str(atom.aval) if isinstance(atom, Literal) else known[atom]
 
         for equation in jaxpr.eqns:
-            settings = sorted((name, self.of_setting(value)) for name, value in equation.params.items() if name not in IGNORED)
+            settings = {name: value for name, value in equation.params.items() if name not in IGNORED}
             at = equation.ctx  # settings of JAX that were in force
             context = f"{equation.primitive.name} {at.compute_type} {at.threefry_partitionable} {at.xla_metadata}"
-            found = _sha(context, str(settings), *map(read, equation.invars))
+            found = _sha(context, _of_tree(settings, self.of_setting), *map(read, equation.invars))
             known |= {variable: f"{found} {i} {variable.aval}" for i, variable in enumerate(equation.outvars)}
             effects += [found] if equation.effects else []
         return _sha(str([str(variable.aval) for variable in inputs]), str([read(atom) for atom in jaxpr.outvars]), *effects)
 
     def of_setting(self, value: Any) -> str:
         if isinstance(value, ClosedJaxpr | Jaxpr):
-            if id(value) not in self.inner:
-                self.inner[id(value)] = self.of_jaxpr(value)
+            self.inner[id(value)] = self.inner.get(id(value)) or self.of_jaxpr(value)
             return self.inner[id(value)]
-        if isinstance(value, np.ndarray | jax.Array):
-            return data_hash(value)
-        if isinstance(value, list | tuple):
-            return str([self.of_setting(item) for item in value])
-        if isinstance(value, Mapping | frozenset | set):
-            return str(sorted(map(self.of_setting, value.items() if isinstance(value, Mapping) else value)))
-        if callable(value) and not isinstance(value, type):
-            if self.functions is None:
-                return type(value).__name__
+        if isinstance(value, frozenset | set):
+            return str(sorted(map(self.of_setting, value)))
+        if not callable(value) or isinstance(value, type):
+            return _of_leaf(value)
+        if self.functions is not None:
             self.functions.append(value)
-            return str(id(value))
-        return ADDRESS.sub("", repr(value))
+        return type(value).__name__ if self.functions is None else str(id(value))
 
 
 def is_arrays(value) -> bool:
@@ -125,12 +118,16 @@ def plain(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
-def _parts(leaf) -> tuple[str | bytes, ...]:
+def _of_tree(value: Any, of_leaf: Callable[[Any], str]) -> str:
+    leaves, form = jax.tree.flatten(value)
+    return _sha(ADDRESS.sub("", str(form)), *map(of_leaf, leaves))
+
+
+def _of_leaf(leaf: Any) -> str:
     if not hasattr(leaf, "__array__"):
-        return (ADDRESS.sub("", repr(leaf)),)
+        return ADDRESS.sub("", repr(leaf))
     array = plain(leaf)
-    content = repr(array.tolist()) if array.dtype.hasobject else array.tobytes()
-    return str(array.dtype), str(array.shape), content
+    return _sha(str(array.dtype), str(array.shape), repr(array.tolist()) if array.dtype.hasobject else array.tobytes())
 
 
 def _sha(*parts: str | bytes) -> str:

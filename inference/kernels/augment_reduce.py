@@ -89,8 +89,8 @@ class ReduceReading:
     @property
     def attributes(self) -> dict[str, str]:
         """For the tree: how the noise of the rows is augmented."""
-        ways = {LogExponential: "closed form", LocationScale: "by draws"}
-        return {"route": "no augmentation" if self.reads is None else ways[type(self.reads)]}
+        augmented = "closed form" if isinstance(self.reads, LogExponential) else "by draws"
+        return {"route": "no augmentation" if self.reads is None else augmented}
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
         """None: the tree tells of the last rows, whose q(eps) alone is known."""
