@@ -15,10 +15,9 @@ import numpy as np
 from jax import Array, random
 
 from inference._counts import is_whole
-from inference._once import once
-from inference._some_rows import num_entries
 from inference.fingerprint import data_hash, model_hash
-from inference.program import Program
+from inference.program import Program, num_entries
+from inference.proof import gap, prove, random_settings
 from inference.protocol import Algorithm
 from inference.sites import StructureError
 from inference.split import NUM_PROOFS, Split
@@ -68,23 +67,24 @@ class ByStages(Algorithm):
         """At draws from the prior: some rows alone, in another order, have the terms that they have among all."""
         num_rows = _length(by_row)
         places = np.linspace(0, num_rows - 1, min(FEW, num_rows - num_rows // 2)).astype(int)[::-1]
-        few = program.with_arguments(**_cut(by_row, places))
+        few = program.on_rows(places, by_row)
         split, axis = Split(few), self._row_axis(program)
-        keys = random.split(random.key(2), NUM_PROOFS)
 
-        def both(key: Array) -> Any:
+        def gaps(key: Array) -> dict[str, Array]:
             z = split.draw(key)
             log_prior, terms = row_terms(split, axis, z, program)
-            return row_terms(split, axis, z, few), (log_prior, terms[places])
+            same_prior, same_terms = row_terms(split, axis, z, few)
+            among_all, alone = jnp.append(terms[places], log_prior), jnp.append(same_terms, same_prior)
+            either = ~(jnp.isnan(among_all) & jnp.isnan(alone))  # is a number
+            missed = gap(jnp.where(either, alone, 0), jnp.where(either, among_all, 0), 10 + jnp.abs(among_all))
+            return {f"sites {list(program.observed)}": missed}
 
-        (prior, alone), (same_prior, among_all) = jax.tree.map(np.asarray, once(lambda keys: jax.lax.map(both, keys), keys)(keys))
-        near = lambda one, other: np.allclose(one, other, rtol=1e-4, atol=1e-3, equal_nan=True)
-        if not (near(prior, same_prior) and near(alone, among_all)):
-            raise StructureError(
-                f"sites {list(program.observed)}: the log probability of a row, or of the latent sites, is another one where other "
-                f"rows are beside it; wanted rows that are independent given the latent sites. Compute what all rows have in common "
-                f"before, and give it to the model as an argument."
-            )
+        refusal = lambda sites, _: (
+            f"{sites}: the log probability of a row, or of the latent sites, is another one where other rows are beside it; wanted "
+            f"rows that are independent given the latent sites. Compute what all rows have in common before, and give it to the "
+            f"model as an argument."
+        )
+        prove(lambda: gaps, random_settings(random.key(2), num=NUM_PROOFS), refusal, tolerance=1e-4)
 
     def _row_axis(self, program: Program) -> int:
         """Of the rows, among batch dimensions."""
@@ -112,14 +112,13 @@ class ByStages(Algorithm):
 
     def _with_entries(self, program: Program, plate: str) -> dict[str, Any]:
         """The arguments that have an entry for each member of a plate."""
-        size = program.plates[plate].size
-        found = {name: value for name, value in program.arguments.items() if num_entries(value) == size}
+        found = program.by_row(program.plates[plate].size, lists=True)
         return found if self.known_rows is None else {name: value for name, value in found.items() if name in self.known_rows}
 
     def _recounted(self, program: Program, plate: str) -> Program:
         """With another number of such entries."""
         by_row, size = self._with_entries(program, plate), program.plates[plate].size
-        cut = program.with_arguments(**_cut(by_row, np.arange(_another(size)) % size))
+        cut = program.on_rows(np.arange(_another(size)) % size, by_row)
         try:
             cut.plates  # noqa: B018 (the model is run)
         except (TypeError, ValueError, IndexError) as error:
@@ -161,7 +160,7 @@ class ByStages(Algorithm):
 
     def _own(self, program: Program, rows: Array) -> Program:
         """Some rows of a program."""
-        return program.with_arguments(**_cut({name: program.arguments[name] for name in self.row_arguments}, np.asarray(rows)))
+        return program.on_rows(np.asarray(rows), self.row_arguments)
 
     def _gone_on(self, state: Any, program: Program, is_over: Array) -> Any:
         """The next of the stages that were dealt, where the one before is over."""
@@ -237,8 +236,3 @@ def _length(by_row: dict[str, Any]) -> int:
 def _another(size: int) -> int:
     """Half as many, or one row twice."""
     return 2 if size == 1 else size - size // 2
-
-
-def _cut(by_row: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """Some rows of arguments."""
-    return {name: (value if isinstance(value, Array) else np.asarray(value))[rows] for name, value in by_row.items()}
