@@ -23,12 +23,12 @@ from inference.compiling import once
 from inference.crossed import Components, Crossed, Level, Side, chunks
 from inference.latent_normal import LINKS, hold, predictor, rebuilt
 from inference.program import Program
+from inference.proof import gap, random_settings, root_epsilon, worst
 from inference.sites import Site, StructureError, is_real
 
 __all__ = ["read_crossed"]
 
 FEW = 512  # entries on which the identities are proved
-NUM_SETTINGS = 3  # random values of all sites
 
 
 def read_crossed(program: Program, rng_key: Array) -> Crossed:
@@ -37,14 +37,10 @@ def read_crossed(program: Program, rng_key: Array) -> Crossed:
     missed = []
     for found in _proposals(program, observed, size, missed):
         gap = _largest_gap(found, program, rng_key)
-        if gap < _tolerance():
+        if gap < root_epsilon():
             return replace(found, levels=_levels(found, program, rng_key))
         missed.append(f"sides {' and '.join(repr(side.plate) for side in found.sides)} miss by {gap:.2g}")
     raise StructureError(f"site {observed!r}: no crossed predictor; {'; '.join(missed) or 'nothing has the shape of one'}.")
-
-
-def _tolerance() -> float:
-    return float(jnp.sqrt(jnp.finfo(jnp.result_type(float)).eps))
 
 
 def _observed(program: Program) -> tuple[str, int]:
@@ -148,11 +144,10 @@ def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
             values[switch] = random.bernoulli(keys[4], shape=values[switch].shape).astype(values[switch].dtype)
             other[switch] = 1 - values[switch]
         found = [gap for side, at in zip(crossed.sides, keys[1:3], strict=True) for gap in _gaps_of_side(crossed, few, values, side, at)]
-        return jnp.max(jnp.stack([*found, *_gaps_of_globals(crossed, few, values, other), _gap_of_entries(crossed, few, values)]))
+        found += [*_gaps_of_globals(crossed, few, values, other), _gap_of_entries(crossed, few, values)]
+        return {crossed.observed: jnp.max(jnp.stack(found))}
 
-    keys = random.split(rng_key, NUM_SETTINGS)
-    found = once(lambda keys: lax.map(gaps, keys), keys)(keys)
-    return float(jnp.max(jnp.nan_to_num(found, nan=jnp.inf)))
+    return float(worst(gaps, random_settings(rng_key))[0][crossed.observed])
 
 
 def _gap_of_entries(crossed: Crossed, few: Program, values: dict[str, Array]) -> Array:
@@ -210,24 +205,24 @@ def _levels(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Level, 
     place = int(of_shared[0]) + (program.sites[crossed.components.switch].shape[0] if crossed.components else 0)
     proposed = [Level(side, int(at[0]), place) for side, at in zip(crossed.sides, tables, strict=True) if at.size]
     gaps = [_gap_of_level(crossed, program, level, rng_key) for level in proposed]
-    return tuple(level for level, gap in zip(proposed, gaps, strict=True) if gap < _tolerance())
+    return tuple(level for level, gap in zip(proposed, gaps, strict=True) if gap < root_epsilon())
 
 
 def _gap_of_level(crossed: Crossed, program: Program, level: Level, rng_key: Array) -> float:
     """The prior falls along the line as a Normal does."""
     few = crossed.at(program, np.arange(1))
 
-    def gap(key):
+    def gaps(key):
         values = few.draw_initial(key)
         (slope, fall), (there, _) = (crossed.line(few, crossed.shifted(few, values, level, step), level) for step in (0.0, 1.0))
-        return jnp.maximum(_gap(there, slope - fall), _infinite_unless(fall > 0))
+        return {level.side.plate: jnp.maximum(_gap(there, slope - fall), _infinite_unless(fall > 0))}
 
-    return float(jnp.nan_to_num(once(gap, rng_key)(rng_key), nan=jnp.inf))
+    return float(worst(gaps, [(rng_key,)])[0][level.side.plate])
 
 
 def _gap(found: Array, wanted: Array) -> Array:
     """The largest difference, relative to the largest number."""
-    return jnp.max(jnp.abs(found - wanted), initial=0) / (1e-30 + jnp.max(jnp.abs(wanted), initial=0))
+    return gap(found, wanted, 1e-30 + jnp.max(jnp.abs(wanted), initial=0))
 
 
 def _infinite_unless(holds: Array) -> Array:

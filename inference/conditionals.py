@@ -39,6 +39,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logit
 from numpyro.distributions import transforms
 
+from inference.proof import gap
 from inference.truncated import TruncatedNormal
 
 __all__ = [
@@ -211,8 +212,7 @@ class Finite:
         over = tuple(axis for axis in range(view.value.ndim) if axis not in view.plate_axes)
         score = lambda value: jnp.take_along_axis(scores, value[..., None].astype(int), axis=-1)[..., 0].sum(over)
         rise = view.terms(guess) - view.terms(view.value)
-        residual = _worst(jnp.abs(rise - score(guess) + score(view.value)) / (1 + jnp.abs(rise)))
-        return self._make(scores).to_event(view.event_dim), residual
+        return self._make(scores).to_event(view.event_dim), gap(score(guess) - score(view.value), rise)
 
     def _scores(self, view: View) -> Array:
         """Log joint of each element at each value [*shape, num_values], up to a constant of the element.
@@ -255,11 +255,5 @@ def _residual(log_joint, fitted, value_of, here: Array, there: Array, is_valid: 
     density = jax.value_and_grad(lambda t: fitted.log_prob(value_of(t)).sum())
     (low, _), (high, wanted), (fit_low, _), (fit_high, found) = model(here), model(there), density(here), density(there)
     step = there - here
-    slopes = jnp.abs(wanted - found) * jnp.abs(step) / (1 + jnp.abs(wanted * step))
-    rise = jnp.abs((high - low) - (fit_high - fit_low)) / (1 + jnp.abs(high) + jnp.abs(low))
-    return jnp.where(jnp.all(is_valid), jnp.maximum(_worst(slopes), _worst(rise)), jnp.inf)
-
-
-def _worst(gaps: Array) -> Array:
-    """The largest gap; one that is not a number is infinite."""
-    return jnp.max(jnp.where(jnp.isnan(gaps), jnp.inf, gaps), initial=0)
+    rise = gap(fit_high - fit_low, high - low, 1 + jnp.abs(high) + jnp.abs(low))
+    return jnp.where(jnp.all(is_valid), jnp.maximum(gap(found * step, wanted * step), rise), jnp.inf)

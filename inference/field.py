@@ -24,7 +24,7 @@ from jax import Array, random
 from numpyro.distributions import biject_to
 
 from inference._cholesky import with_factors
-from inference.compiling import once
+from inference.proof import gap, prove, random_settings
 from inference.sites import StructureError, model_name
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Affine", "Field", "read_field"]
 
 TOLERANCE = 1e-4  # relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
-NUM_SETTINGS = 3  # random settings of all sites at which the structure must hold
 
 Values = Mapping[str, Any]
 
@@ -119,14 +118,9 @@ class Field:
 
     def proved(self, program: "Program", rng_key: Array) -> "Field":
         """Raises StructureError unless the sites are what their names here say; returns the field with what else was found."""
-        gaps, is_factorised = once(lambda key: self._gaps(key, program), rng_key), True
-        for key in random.split(rng_key, NUM_SETTINGS):
-            wrong, other = gaps(key)
-            for what, gap in wrong.items():
-                if not gap < TOLERANCE:
-                    raise StructureError(f"{what} (relative gap {float(gap):.1g}). {self._wanted(program)}")
-            is_factorised &= bool(other < TOLERANCE)
-        return replace(self, is_factorised=is_factorised)
+        refusal = lambda what, missed: f"{what} (relative gap {missed:.1g}). {self._wanted(program)}"
+        others = prove(lambda: lambda key: self._gaps(key, program), random_settings(rng_key), refusal, tolerance=TOLERANCE)
+        return replace(self, is_factorised=all(bool(other < TOLERANCE) for other in others))
 
     def _gaps(self, rng_key: Array, program: "Program") -> tuple[dict[str, Array], Array]:
         start_key, noise_key, step_key = random.split(rng_key, 3)
@@ -144,19 +138,19 @@ class Field:
         own = (*self.noises, *self.scales)
         events = self.log_events(program, start, moved)[0] - self.log_events(program, start, function)[0]
         wrong = {
-            f"sites {list(self.noises)}: found another prior than the standard normal": _gap(
+            f"sites {list(self.noises)}: found another prior than the standard normal": gap(
                 sum(change[name] for name in self.noises), 0.5 * jnp.sum(self.noise(start) ** 2 - noise**2)
             ),
-            f"sites {list(self.functions)}: found functions that are not affine, each in its column of {list(self.noises)}": _gap(
+            f"sites {list(self.functions)}: found functions that are not affine, each in its column of {list(self.noises)}": gap(
                 level + jnp.einsum("kij,jk->ik", root, self.noise(start)), function
             ),
-            f"sites {list(self.scales)}: found scales of one function that bear on another": _gap(other[:, :-1], function[:, :-1]),
-            f"sites {list(own)}: found more in the model that depends on them than {list(self.functions)}": _gap(
+            f"sites {list(self.scales)}: found scales of one function that bear on another": gap(other[:, :-1], function[:, :-1]),
+            f"sites {list(own)}: found more in the model that depends on them than {list(self.functions)}": gap(
                 sum(each for name, each in change.items() if name not in own), events
             ),
         }
         is_one = len(factorised) == 1
-        other = jnp.maximum(_gap(factorised[0].root, root), _gap(factorised[0].covariance, covariance)) if is_one else jnp.inf
+        other = jnp.maximum(gap(factorised[0].root, root), gap(factorised[0].covariance, covariance)) if is_one else jnp.inf
         return wrong, jnp.asarray(other)
 
     def _parts(self, program: "Program", names: Sequence[str], whole: Array) -> dict[str, Array]:
@@ -196,8 +190,3 @@ def read_field(program: "Program", noise: str, owned: Sequence[str]) -> Field:
                 "Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
             )
     return Field(noises, functions, scales)
-
-
-def _gap(found: Any, wanted: Any) -> Array:
-    found, wanted = jnp.asarray(found), jnp.asarray(wanted)
-    return jnp.max(jnp.abs(found - wanted) / (1 + jnp.abs(wanted)), initial=0.0)

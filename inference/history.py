@@ -24,12 +24,12 @@ from jax.scipy.linalg import solve_triangular
 
 from inference.compiling import once
 from inference.program import Program
+from inference.proof import gap, prove, random_settings
 from inference.sites import StructureError, model_name
 
 __all__ = ["History", "like", "read_history", "shuffled"]
 
 TOLERANCE = 1e-4  # relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
-NUM_SETTINGS = 3  # random settings of all sites at which the structure must hold
 
 Values = Mapping[str, Any]
 
@@ -106,11 +106,8 @@ class History:
 
     def prove(self, program: Program, rng_key: Array) -> None:
         """Raises StructureError unless the sites are what their names here say."""
-        gaps = once(lambda key: self._gaps(key, program), rng_key)
-        for key in random.split(rng_key, NUM_SETTINGS):
-            for what, gap in gaps(key).items():
-                if not gap < TOLERANCE:
-                    raise StructureError(f"{what} (relative gap {float(gap):.1g}). {_wanted(program)}")
+        refusal = lambda what, missed: f"{what} (relative gap {missed:.1g}). {_wanted(program)}"
+        prove(lambda: lambda key: self._gaps(key, program), random_settings(rng_key), refusal, tolerance=TOLERANCE)
 
     def _gaps(self, rng_key: Array, program: Program) -> dict[str, Array]:
         start_key, count_key, noise_key, order_key, fresh_key = random.split(rng_key, 5)
@@ -133,19 +130,19 @@ class History:
         other = program.deterministics(self.refreshed(fresh_key, program, values))[self.function]
         size = lambda root: jnp.sum(jnp.where(is_used[:, 0], jnp.log(jnp.diagonal(root, 0, 1, 2)), 0.0))
         return {
-            f"site {self.noise!r}: found another prior than the standard normal": _gap(
+            f"site {self.noise!r}: found another prior than the standard normal": gap(
                 prior(values) - prior(standard), -0.5 * jnp.sum(noise**2)
             ),
-            f"site {self.function!r}: found a function that is not affine in {self.noise!r}, slot by slot": _gap(
+            f"site {self.function!r}: found a function that is not affine in {self.noise!r}, slot by slot": gap(
                 self.values_of(level, root, noise), function
             ),
             f"site {self.function!r}: found values of a slot that depend on later slots": jnp.maximum(
-                _gap(jnp.triu(root, 1), 0.0), _gap(is_used * other, is_used * function)
+                gap(jnp.triu(root, 1), 0.0), gap(is_used * other, is_used * function)
             ),
-            f"site {self.count!r}: found a log joint that is not its prior and one term for each used slot": _gap(
+            f"site {self.count!r}: found a log joint that is not its prior and one term for each used slot": gap(
                 joint - empty, ladder[count] - ladder[0]
             ),
-            f"sites {list(self.places)}: found slots whose order counts": _gap(moved - size(other_root), joint - size(root)),
+            f"sites {list(self.places)}: found slots whose order counts": gap(moved - size(other_root), joint - size(root)),
         }
 
     def _shuffled(self, rng_key: Array, program: Program, values: dict[str, Any], function: Array) -> dict[str, Any]:
@@ -199,8 +196,3 @@ def _wanted(program: Program) -> str:
         f"standard normal site [slot, function], numpyro.deterministic values of the same shape that are used as it returns them, and "
         f"masked observed sites. It looks at sums to {TOLERANCE}: use float64, jax.enable_x64(True)."
     )
-
-
-def _gap(found: Any, wanted: Any) -> Array:
-    found, wanted = jnp.asarray(found), jnp.asarray(wanted)
-    return jnp.max(jnp.abs(found - wanted) / (1 + jnp.abs(wanted)))

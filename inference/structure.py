@@ -19,6 +19,7 @@ from numpyro.distributions import constraints
 from inference.compiling import once
 from inference.conditionals import BETA, DIRICHLET, GAMMA, INVERSE_GAMMA, NORMAL, TRUNCATED_NORMAL, BlockNormal, Family, Finite, View
 from inference.program import Program
+from inference.proof import root_epsilon, worst
 from inference.sites import StructureError, model_name
 
 __all__ = ["ByColumn", "StructureError", "conditional", "draw", "identify", "identify_among", "settings_of"]
@@ -93,7 +94,7 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
 
 
 def settings_of(program: Program, values, rng_key: Array):
-    """`values` and random settings of all sites, on a leading axis; the first at which the log joint is finite comes first."""
+    """`values` and random settings of all sites, those at which the log joint is finite."""
 
     def drawn(values):
         others = lax.map(program.draw_initial, random.split(rng_key, NUM_SETTINGS))
@@ -101,26 +102,25 @@ def settings_of(program: Program, values, rng_key: Array):
         return settings, jnp.isfinite(lax.map(program.log_joint, settings))
 
     own = {name: jnp.asarray(values[name]) for name in program.latent}
-    settings, is_finite = once(drawn, own)(own)
+    settings, is_finite = jax.device_get(once(drawn, own)(own))
     if not is_finite.any():
         raise StructureError(
             f"{model_name(program.model)}: the log joint is finite neither at the given values nor at {NUM_SETTINGS} random ones."
         )
-    return jax.tree.map(lambda leaf: leaf[np.flatnonzero(is_finite)], settings)
+    return [({name: leaf[i] for name, leaf in settings.items()},) for i in np.flatnonzero(is_finite)]
 
 
 def identify_among(program: Program, site: str, settings, rng_key: Array) -> Family:
-    """The same at given settings, [setting, ...], which may serve many sites."""
+    """The same at given settings, which may serve many sites."""
     _refuse_early(program, site)
-    values = jax.tree.map(lambda leaf: leaf[0], settings)
-    tolerance = float(jnp.sqrt(jnp.finfo(jnp.result_type(float)).eps))
+    values = jax.tree.map(jnp.asarray, settings[0][0])
     _refuse_cut(program, site, values, lambda key: program._draw_start(key, _others(values, site)), rng_key, NUM_SETTINGS)
     probes = random.split(rng_key, NUM_PROBES)
     missed = {}
     for family in _candidates(program, site):
-        residual = lambda all, family=family: lax.map(lambda one: _largest_residual(program, site, one, family, probes), all).max()
-        missed[family] = float(once(residual, settings)(settings))
-        if missed[family] < tolerance:
+        gaps = lambda setting, family=family: {site: _largest_residual(program, site, setting, family, probes)}
+        missed[family] = float(worst(gaps, settings)[0][site])
+        if missed[family] < root_epsilon():
             moved = lambda key, family=family: {site: draw(key, program, site, values, family)[0]}
             _refuse_cut(program, site, values, moved, rng_key, NUM_DRAWS)
             return family

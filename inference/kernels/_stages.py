@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference._some_rows import num_entries
-from inference.compiling import once
 from inference.hashing import data_hash, model_hash
-from inference.program import Program
+from inference.program import Program, num_entries
+from inference.proof import gap, prove, random_settings
 from inference.sites import StructureError
 from inference.split import NUM_PROOFS, Split
 
@@ -65,23 +64,24 @@ class StageRows:
         """At draws from the prior: some rows alone, in another order, have the terms that they have among all."""
         program, num_rows = self.program, len(self.program.arguments[self.names[0]])
         places = np.linspace(0, num_rows - 1, min(FEW, num_rows - num_rows // 2)).astype(int)[::-1]
-        few = program.with_arguments(**_cut({name: program.arguments[name] for name in self.names}, places))
+        few = program.on_rows(places, self.names)
         split = Split(few)
-        keys = random.split(random.key(2), NUM_PROOFS)
 
-        def both(key: Array) -> Any:
+        def gaps(key: Array) -> dict[str, Array]:
             z = split.draw(key)
             log_prior, terms = row_terms(split, self.axis, z, program)
-            return row_terms(split, self.axis, z, few), (log_prior, terms[places])
+            same_prior, same_terms = row_terms(split, self.axis, z, few)
+            among_all, alone = jnp.append(terms[places], log_prior), jnp.append(same_terms, same_prior)
+            either = ~(jnp.isnan(among_all) & jnp.isnan(alone))  # is a number
+            missed = gap(jnp.where(either, alone, 0), jnp.where(either, among_all, 0), 10 + jnp.abs(among_all))
+            return {f"sites {list(program.observed)}": missed}
 
-        (prior, alone), (same_prior, among_all) = jax.tree.map(np.asarray, once(lambda keys: jax.lax.map(both, keys), keys)(keys))
-        near = lambda one, other: np.allclose(one, other, rtol=1e-4, atol=1e-3, equal_nan=True)
-        if not (near(prior, same_prior) and near(alone, among_all)):
-            raise StructureError(
-                f"sites {list(program.observed)}: the log probability of a row, or of the latent sites, is another one where other "
-                f"rows are beside it; wanted rows that are independent given the latent sites. Compute what all rows have in common "
-                f"before, and give it to the model as an argument."
-            )
+        refusal = lambda sites, _: (
+            f"{sites}: the log probability of a row, or of the latent sites, is another one where other rows are beside it; wanted "
+            f"rows that are independent given the latent sites. Compute what all rows have in common before, and give it to the "
+            f"model as an argument."
+        )
+        prove(lambda: gaps, random_settings(random.key(2), num=NUM_PROOFS), refusal, tolerance=1e-4)
 
     def data(self, program: Program) -> StageData:
         """All rows of a program."""
@@ -163,14 +163,13 @@ def _follows(program: Program, plate: str) -> bool:
 
 def _with_entries(program: Program, plate: str) -> dict[str, Any]:
     """The arguments that have an entry for each member of a plate."""
-    size = program.plates[plate].size
-    return {name: value for name, value in program.arguments.items() if num_entries(value) == size}
+    return program.by_row(program.plates[plate].size, lists=True)
 
 
 def _recounted(program: Program, plate: str) -> Program:
     """With another number of such entries."""
     by_row, size = _with_entries(program, plate), program.plates[plate].size
-    cut = program.with_arguments(**_cut(by_row, np.arange(_another(size)) % size))
+    cut = program.on_rows(np.arange(_another(size)) % size, by_row)
     try:
         cut.plates  # noqa: B018 (the model is run)
     except (TypeError, ValueError, IndexError) as error:
@@ -228,8 +227,3 @@ def _length(by_row: dict[str, Any]) -> int:
 def _another(size: int) -> int:
     """Half as many, or one row twice."""
     return 2 if size == 1 else size - size // 2
-
-
-def _cut(by_row: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """Some rows of arguments."""
-    return {name: (value if isinstance(value, Array) else np.asarray(value))[rows] for name, value in by_row.items()}
