@@ -10,7 +10,7 @@ from scipy import stats
 
 from inference import DataTempering, Driver, Program, Staged, _tree
 from inference._outcome import _combined
-from inference.kernels._stages import StageRows
+from inference.kernels._stages import row_dim
 from inference.kernels.data_tempering import TemperingReading
 from tests.inference.importance import ImportanceSampling
 
@@ -75,8 +75,9 @@ def crossed(x, basis):
 
 
 def by_the_update(self, program):
-    """A planted bug: which arguments have the rows is asked of an update alone."""
-    return self, StageRows.of(program, 1).data(program)
+    """A planted bug: how many rows there are is asked of an update alone."""
+    size = program.plates[row_dim(program)].size
+    return self, self.rows.data(program)._replace(num_rows=jnp.asarray(size, jnp.int32))
 
 
 @pytest.mark.parametrize(("array", "bug"), [(np.asarray, False), (jnp.asarray, False), (jnp.asarray, True)])
