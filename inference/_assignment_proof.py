@@ -1,136 +1,62 @@
-"""The proof that a mixture was read right: each site's log probability, written down from what was read by the functions that a kernel
-uses, equals the model's own at random values, row by row; and what was read on some rows holds for others.
+"""The proof that a mixture was read right: each site's log probability, written down from what was
+read by the functions that a kernel uses, equals the model's own at random values, row by row; and
+what was read on some rows holds for others.
 
-A model may be another one on some rows, at large values, or at small ones: `mu[z] + 5 * (arange(rows) >= 100)`, `clip(score, -5, 5)`,
-`maximum(alpha, 0.1)`, `clip(p, 0.1, 0.9)`. So all rows are compared, at values of several magnitudes, from a thousandth to beyond what the
-data hold, and probabilities from about .0025 to .9975."""
+A model may be another one on some rows: `mu[z] + 5 * (arange(rows) >= 100)`. So all rows are compared.
+"""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.scipy.special import betaln, gammaln
-from numpyro.distributions import constraints
 
-from inference._assignment_rows import Rows, by_class
-from inference.compiling import once
+from inference._assignment_parts import Assignment, Block, Level, Prior, Rows, by_class
 from inference.mean_field import log_sticks
+from inference.program import Program
+from inference.proof import Magnitude, at_magnitude, further, gap_of_sums, prove, prove_numbers
 from inference.quadratic import Common, Form, gate_natural
-from inference.sites import StructureError
 
-if TYPE_CHECKING:
-    from inference._assignment_parts import Assignment, Block, Level, Prior
-    from inference.program import Program
-
-__all__ = [
-    "NUM_PROOFS",
-    "Magnitude",
-    "at_magnitude",
-    "entries",
-    "gaps",
-    "magnitudes",
-    "numbers_that_hold",
-    "precision_and_loc",
-    "prove",
-    "prove_for",
-    "row_sums",
-    "values_by_group",
-    "worst_gap",
-]
-
-NUM_PROOFS = 5
-FAR = 1000.0  # times the largest number of the data, or times 1: the largest magnitude of values
-SOME = 8  # entries along an axis that are spread
-TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
-ROUNDING = 100.0  # machine epsilons of the terms of a sum, which may be much larger than it is
+__all__ = ["entries", "gaps", "precision_and_loc", "prove_for", "proved_prior", "row_sums", "values_by_group"]
 
 
-def prove(found: "Assignment", program: "Program") -> "Prior":
-    """The numbers of the priors; raises StructureError, by the name of the site, where a block is not what it looks like on the rows of
-    `program`."""
+def proved_prior(found: Assignment, program: Program) -> Prior:
+    """The numbers of the priors; raises StructureError, by the name of the site, where a block is not
+    what it looks like on the rows of `program`."""
     rows = found.rows(program)
 
-    def compared(first: Any, second: Any, size: "Magnitude") -> tuple["Prior", dict[str, Array]]:
-        prior = found.prior_at(program, program.constrain(first))
-        return prior, gaps(found, program, rows, prior, at_magnitude(program, second, size))
-
-    def refusal(site: str, gap: float) -> str:
-        first = "First look at the numbers of the priors, for a log probability is no number. " if math.isnan(gap) else ""
+    def refusal(site: str, missed: float) -> str:
+        first = "First look at the numbers of the priors, for a log probability is not finite. " if math.isinf(missed) else ""
         return (
             f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the log probability of the model "
-            f"misses that by {gap:.2g} (relative), in some row or at some value. {first}Look for a parameter that is transformed, scaled, "
-            f"clipped, shared, masked, or indexed by something else than {found.z!r}. Use SVI with an autoguide for this model, or put a "
-            f"conjugate site there."
+            f"misses that by {missed:.2g} (relative), in some row or at some value. {first}Look for a parameter that is transformed, "
+            f"scaled, clipped, shared, masked, or indexed by something else than {found.z!r}. Use SVI with an autoguide for this "
+            f"model, or put a conjugate site there."
         )
 
-    starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
-    return numbers_that_hold(compared, starts, magnitudes(rows.features, *rows.columns), refusal)
+    identities = lambda some: partial(_compared, found, some, rows if some is program else found.rows(some))
+    return prove(identities, further(partial(found.start, program), rows.features, *rows.columns), refusal, program)[0]
 
 
-class Magnitude(NamedTuple):
-    """Of values without bounds how many times as large they are made, of others how far they are spread towards their bounds."""
-
-    size: Any
-    spread: Any
-
-
-def magnitudes(*data: np.ndarray) -> list[Magnitude]:
-    """One for each proof; the largest is far beyond the data, but its fourth power is a number."""
-    largest = max((np.abs(part[np.isfinite(part)]).max(initial=1.0) for part in data), default=1.0)
-    most = float(jnp.finfo(jnp.result_type(float)).max) ** 0.2
-    far = max(min(FAR * largest, most / largest), 1.0)
-    return [Magnitude(1.0, 1.0), Magnitude(10.0, 3.0), Magnitude(far, 6.0), Magnitude(0.03, 6.0), Magnitude(1e-3, 3.0)]
+def _compared(found: Assignment, program: Program, rows: Rows, first: Any, second: Any, size: Magnitude) -> tuple[dict[str, Array], Prior]:
+    """The gaps at the second start, by the numbers of the priors at the first; and these."""
+    prior = found.prior_at(program, program.constrain(first))
+    return gaps(found, program, rows, prior, at_magnitude(program, second, size)), prior
 
 
-def at_magnitude(program: "Program", unconstrained: dict[str, Array], magnitude: Magnitude) -> dict[str, Array]:
-    """Values of all latent sites."""
-    latent = {name: program.sites[name] for name in unconstrained if not program.sites[name].is_discrete}
-    bounded = {name for name, site in latent.items() if not _is_scalable(site.support)}
-    stretched = {name: _some_times(value, magnitude.spread) if name in bounded else value for name, value in unconstrained.items()}
-    scaled = lambda name, value: value * magnitude.size.astype(value.dtype) if name in latent and name not in bounded else value
-    return {name: scaled(name, value) for name, value in program.constrain(stretched).items()}
-
-
-def _some_times(value: Array, factor: Array) -> Array:
-    """Some eight along the last axis: of many sticks all near a bound the weights would be too small for a number."""
-    length = value.shape[-1] if value.ndim else 1
-    some = jnp.arange(length) % max(1, length // SOME) == 0
-    return jnp.where(some if value.ndim else True, value * factor.astype(value.dtype), value)
-
-
-def _is_scalable(support: Any) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support in (constraints.real, constraints.positive, constraints.positive_definite)
-
-
-def numbers_that_hold(compared: Callable, starts: Sequence[Any], sizes: Sequence[Magnitude], refusal: Callable[[str, float], str]) -> Any:
-    """The numbers `compared` reads at the first start; raises StructureError where they miss the model, a gap of a site, at another."""
-    each = [Magnitude(*(jnp.asarray(part, float) for part in size)) for size in sizes]
-    compiled = once(compared, starts[0], starts[1], each[0])
-    for start, size in zip(starts[1:], each, strict=True):
-        numbers, missed = jax.device_get(compiled(starts[0], start, size))
-        for site, gap in missed.items():
-            if not gap < TOLERANCE[gap.dtype.name]:
-                raise StructureError(refusal(site, gap))
-    return numbers
-
-
-def prove_for(others: "Program", found: "Assignment") -> None:
+def prove_for(others: Program, found: Assignment) -> None:
     """Raises StructureError where the numbers of a prior are different ones on other rows."""
-    mine, theirs = (jax.tree.leaves(prior) for prior in (found.prior, found.prior_on(others)))
-    if any(a.shape != b.shape or not np.allclose(a, b, rtol=1e-4) for a, b in zip(mine, theirs, strict=True)):
-        raise StructureError(
-            f"site {found.z!r}: the numbers of the priors of its groups follow the rows; wanted numbers that hold for any rows. Compute "
-            f"them outside of the model, and give them as arguments."
-        )
+    refusal = lambda site, _: (
+        f"site {site!r}: the numbers of the priors of its groups follow the rows; wanted numbers that hold for any rows. Compute "
+        f"them outside of the model, and give them as arguments."
+    )
+    prove_numbers(found.z, found.prior, found.prior_at, found.start, others, refusal)
 
 
-def _role(found: "Assignment", site: str) -> str:
+def _role(found: Assignment, site: str) -> str:
     for block in (*found.columns, *([found.features] if found.features else [])):
         if site in (block.site, *block.priors):
             return f"{', '.join(map(repr, block.priors))} -> {block.family.likelihood} of {found.z!r}"
@@ -144,7 +70,7 @@ def _role(found: "Assignment", site: str) -> str:
     return roles.get(site, "its prior")
 
 
-def gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", values: dict[str, Array]) -> dict[str, Array]:
+def gaps(found: Assignment, program: Program, rows: Rows, prior: Prior, values: dict[str, Array]) -> dict[str, Array]:
     """Of each site, or of the first of several that are one block, how far what was read is from the model, in the worst row."""
     if found.experts:  # half of the soft labels on the side where they have to be, others likely on the wrong one
         soft = values[found.experts.soft]
@@ -170,7 +96,7 @@ def gaps(found: "Assignment", program: "Program", rows: Rows, prior: "Prior", va
         read |= _of_experts(found, rows, prior.experts, values, u, group)
     if found.holes:
         model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), Read(jnp.zeros(()))
-    return {name: worst_gap(model[name], *own) for name, own in read.items()}
+    return {name: gap_of_sums(own.value, model[name], own.size) for name, own in read.items()}
 
 
 class Read(NamedTuple):
@@ -185,13 +111,13 @@ def row_sums(term: Array, num_rows: int) -> Array:
     return term.reshape(num_rows, -1).sum(1) if term.shape[:1] == (num_rows,) else term
 
 
-def _of_columns(block: "Block", x: Array, hyper: Any, values: tuple[Array, ...], group: Array) -> Read:
+def _of_columns(block: Block, x: Array, hyper: Any, values: tuple[Array, ...], group: Array) -> Read:
     """[row]."""
     terms = block.family.statistics(x, hyper) * block.family.natural(values)[group]
     return Read(terms.sum((1, 2)) + block.family.log_base(x), jnp.abs(terms).sum((1, 2)))
 
 
-def _of_level(level: "Level", prior: Any, values: Any, row: Any) -> dict[str, Read]:
+def _of_level(level: Level, prior: Any, values: Any, row: Any) -> dict[str, Read]:
     """`row` of the sticks draws each index."""
     V, alpha = values[level.sticks], values[level.concentration] if level.concentration else prior[0]
     weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
@@ -206,7 +132,7 @@ def _width(rows: Rows) -> int:
     return rows.features.shape[1]
 
 
-def entries(found: "Assignment", rows: Rows, values: Any) -> Array:
+def entries(found: Assignment, rows: Rows, values: Any) -> Array:
     """u = (features, 1, extras) of each row, the missing entries at `values`."""
     features = jnp.asarray(rows.features, float)
     if found.holes:
@@ -214,12 +140,12 @@ def entries(found: "Assignment", rows: Rows, values: Any) -> Array:
     return jnp.concatenate([features, jnp.ones((len(features), 1)), jnp.asarray(rows.extras, float)], 1)
 
 
-def values_by_group(found: "Assignment", block: "Block", values: Any) -> tuple[Array, ...]:
+def values_by_group(found: Assignment, block: Block, values: Any) -> tuple[Array, ...]:
     """The parameters of a block of columns [group, column, ...]."""
     return tuple(found.by_column(values[name], block) for name in block.priors)
 
 
-def _of_priors(found: "Assignment", block: "Block", hyper: Any, values: Any, model: dict[str, Array]) -> dict[str, Read]:
+def _of_priors(found: Assignment, block: Block, hyper: Any, values: Any, model: dict[str, Array]) -> dict[str, Read]:
     """The terms of a block's parameters, together under the name of the last."""
     parameters = tuple(values[name] for name in block.priors)
     if block in found.columns:
@@ -229,7 +155,7 @@ def _of_priors(found: "Assignment", block: "Block", hyper: Any, values: Any, mod
     return {last: Read(jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)))}
 
 
-def precision_and_loc(block: "Block", values: Any) -> tuple[Array, Array]:
+def precision_and_loc(block: Block, values: Any) -> tuple[Array, Array]:
     """The parameters of the features, their precision whichever of it and its inverse the model has."""
     return block.family.precision_and_loc(tuple(values[name] for name in block.priors))
 
@@ -240,7 +166,7 @@ def _form_at(form: Form, u: Array, group: Array) -> Read:
     return Read(form.const[group] - terms.sum((1, 2)), jnp.abs(form.const[group]) + jnp.abs(terms).sum((1, 2)))
 
 
-def _of_experts(found: "Assignment", rows: Rows, prior: Common | None, values: Any, u: Array, group: Array) -> dict[str, Read]:
+def _of_experts(found: Assignment, rows: Rows, prior: Common | None, values: Any, u: Array, group: Array) -> dict[str, Read]:
     assert found.experts is not None
     assert prior is not None
     soft, label, weights, loc, precision = found.experts
@@ -268,13 +194,3 @@ def _log_normal(x: Array, loc: Any, precision: Any) -> Array:
 
 def _log_gamma(x: Any, concentration: Any, rate: Any) -> Array:
     return concentration * jnp.log(rate) - gammaln(concentration) + (concentration - 1) * jnp.log(x) - rate * x
-
-
-def worst_gap(model: Array, read: Array, size: Any) -> Array:
-    """The largest of all rows, or that of their sum where the model has no more; 0 where both are the same infinity."""
-    if model.size != read.size:
-        model, read, size = jnp.sum(model), jnp.sum(read), jnp.sum(size)
-    model, read = jnp.ravel(model), jnp.ravel(read)
-    rounding = ROUNDING * float(jnp.finfo(read.dtype).eps) / TOLERANCE[read.dtype.name]
-    of = 1 + jnp.abs(model) + rounding * jnp.ravel(size)
-    return jnp.max(jnp.where(model == read, 0.0, jnp.abs(model - read) / of))

@@ -22,17 +22,15 @@ begins only beyond as many places as there are rows compared.
 Cost: some traces of the model on at most `FEW` rows; and a few evaluations of its log density on all rows, at most `MOST` numbers each.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from inference._assignment_parts import Assignment, Block, Experts, Level, Prior, Rows, event_dim
-from inference._assignment_proof import prove, prove_for
-from inference._some_rows import arguments_by_row, on_rows
+from inference._assignment_proof import prove_for, proved_prior
 from inference.conjugate import NormalWishart, pair_of
 from inference.mean_field import Columns
-from inference.program import Program
+from inference.program import Program, evenly
 from inference.sites import StructureError, is_real, model_name
 
 __all__ = [
@@ -77,7 +75,7 @@ def read_assignment(program: Program) -> Assignment:
     _refuse_other_children(found)
     _refuse_shared(found)
     compared = many_rows(program, z, MOST // numbers_of_a_row(few, features.site if features else None))
-    found = replace(found, prior=prove(found, compared))
+    found = replace(found, prior=proved_prior(found, compared))
     for others in (few, program):
         if others is not compared:
             prove_for(others, found)
@@ -247,8 +245,7 @@ def some_rows(program: Program, z: str, size: int) -> Program:
     num_rows = program.sites[z].shape[0]
     if num_rows <= size:
         return program
-    by_row = arguments_by_row(program, num_rows)
-    return on_rows(program, z, by_row, np.sort(_different_rows(by_row, num_rows, size)))
+    return program.on_rows(program.few_rows(num_rows, size), program.by_row(num_rows), z)
 
 
 def many_rows(program: Program, z: str, size: int) -> Program:
@@ -256,16 +253,5 @@ def many_rows(program: Program, z: str, size: int) -> Program:
     num_rows = program.sites[z].shape[0]
     if num_rows <= max(size, FEW):
         return program
-    by_row = arguments_by_row(program, num_rows)
-    return on_rows(program, z, by_row, np.union1d(_different_rows(by_row, num_rows, FEW), _spread(num_rows, size)))
-
-
-def _different_rows(by_row: Mapping[str, np.ndarray], num_rows: int, size: int) -> list[int]:
-    firsts = [i for value in by_row.values() if value.ndim == 1 for i in np.unique(value, return_index=True)[1][: size // 2]]
-    reals = [value for value in by_row.values() if value.ndim == 2 and value.dtype.kind == "f"]
-    holed = [i for value in reals for i in np.flatnonzero(np.isnan(value).any(1))[: size // 3]]
-    return list(dict.fromkeys([*firsts, *holed, *_spread(num_rows, size)]))[:size]
-
-
-def _spread(num_rows: int, size: int) -> np.ndarray:
-    return ((np.arange(size) + 0.5) * num_rows // size).astype(int)
+    rows = np.union1d(program.few_rows(num_rows, FEW), evenly(num_rows, size))
+    return program.on_rows(rows, program.by_row(num_rows), z)

@@ -18,9 +18,9 @@ Cost: that of reading a mixture, and a few evaluations more of the model on all 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -29,11 +29,11 @@ from jax.scipy.stats import beta, gamma, norm
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from inference._assignment_proof import NUM_PROOFS, Magnitude, at_magnitude, magnitudes, numbers_that_hold, row_sums, worst_gap
+from inference._assignment_proof import row_sums
 from inference.assignment import FEW, MOST, WAY_OUT, Assignment, assignment_site, many_rows, numbers_of_a_row, read_assignment, some_rows
-from inference.compiling import once
 from inference.loadings import LinearPrior, of_rows, told_at
 from inference.program import Program
+from inference.proof import Magnitude, at_magnitude, further, gap, gap_of_sums, prove, prove_numbers
 from inference.sites import StructureError, unwrap
 
 __all__ = ["FactorMixture", "FactorRows", "GivenScores", "Linked", "has_factors", "read_factors"]
@@ -158,12 +158,11 @@ def read_factors(program: Program) -> FactorMixture:
 
 
 def _prove_for(others: Program, found: FactorMixture) -> None:
-    theirs = jax.device_get(_prior_by(found, others)(found.start(others, 0)))
-    if not all(np.allclose(a, b, rtol=1e-4) for a, b in zip(jax.tree.leaves(found.prior), jax.tree.leaves(theirs), strict=True)):
-        raise StructureError(
-            f"site {found.linked.site!r}: the numbers of the priors of its loadings follow the rows; wanted numbers that hold for any "
-            f"rows. Compute them outside of the model, and give them as arguments."
-        )
+    refusal = lambda site, _: (
+        f"site {site!r}: the numbers of the priors of its loadings follow the rows; wanted numbers that hold for any rows. Compute "
+        f"them outside of the model, and give them as arguments."
+    )
+    prove_numbers(found.linked.site, found.prior, found.prior_at, found.start, others, refusal)
 
 
 def _linked(few: Program, z: str) -> Linked:
@@ -262,29 +261,26 @@ def _given_scores(program: Program, linked: Linked, values: Mapping[str, Any]) -
     return Program(GivenScores(program.model, linked, values), np.random.default_rng(0).normal(size=shape), **program.arguments)
 
 
-def _prior_by(found: FactorMixture, program: Program) -> Any:
-    return once(lambda start: found.prior_at(program, program.constrain(start)), found.start(program, 0))
-
-
 def _proved(found: FactorMixture, program: Program) -> LinearPrior:
     """The numbers of the priors; raises StructureError, by the name of the site, where a part is not what it looks like on the rows of
     `program`."""
-    x = jnp.asarray(found.rows(program).features, float)
+    x = found.rows(program).features
+    refusal = lambda site, missed: (
+        f"site {site!r} ({program.sites[site].family}): read as part of Normal features that are sums of the factors "
+        f"{found.linked.scores!r} that the group of the row shows, but the log probability of the model misses that by "
+        f"{missed:.2g} (relative), in some row or at some value. Look for a parameter that is transformed, scaled, clipped, shared or "
+        f"masked. {WAY_OUT}"
+    )
+    identities = lambda some: partial(_compared, found, some, x if some is program else found.rows(some).features)
+    return prove(identities, further(partial(found.start, program), x), refusal, program)[0]
 
-    def compared(first: Any, second: Any, size: Magnitude) -> tuple[LinearPrior, dict[str, Array]]:
-        prior = found.prior_at(program, program.constrain(first))
-        return prior, _gaps(found, program, prior, x, at_magnitude(program, second, size))
 
-    def refusal(site: str, gap: float) -> str:
-        return (
-            f"site {site!r} ({program.sites[site].family}): read as part of Normal features that are sums of the factors "
-            f"{found.linked.scores!r} that the group of the row shows, but the log probability of the model misses that by "
-            f"{gap:.2g} (relative), in some row or at some value. Look for a parameter that is transformed, scaled, clipped, shared or "
-            f"masked. {WAY_OUT}"
-        )
-
-    starts = [found.start(program, seed) for seed in range(NUM_PROOFS + 1)]
-    return numbers_that_hold(compared, starts, magnitudes(np.asarray(x)), refusal)
+def _compared(
+    found: FactorMixture, program: Program, x: np.ndarray, first: Any, second: Any, size: Magnitude
+) -> tuple[dict[str, Array], LinearPrior]:
+    """The gaps at the second start, by the numbers of the priors at the first; and these."""
+    prior = found.prior_at(program, program.constrain(first))
+    return _gaps(found, program, prior, jnp.asarray(x, float), at_magnitude(program, second, size)), prior
 
 
 def _gaps(found: FactorMixture, program: Program, prior: LinearPrior, x: Array, values: dict[str, Array]) -> dict[str, Array]:
@@ -305,8 +301,9 @@ def _gaps(found: FactorMixture, program: Program, prior: LinearPrior, x: Array, 
     if linked.shown:
         shown, share = values[linked.shown].astype(float), values[linked.share] if linked.share else prior.share
         read[linked.shown] = jnp.sum(xlogy(shown, share) + xlog1py(1 - shown, -share))
-    gaps = {name: worst_gap(jnp.sum(each[name]), value, 0.0) for name, value in read.items()}
-    return gaps | {linked.site: worst_gap(row_sums(each[linked.site], len(x)), *_of_features(found, prior, x, centre, noise, values))}
+    value, size = _of_features(found, prior, x, centre, noise, values)
+    gaps = {name: gap(value, jnp.sum(each[name])) for name, value in read.items()}
+    return gaps | {linked.site: gap_of_sums(value, row_sums(each[linked.site], len(x)), size)}
 
 
 def _of_features(

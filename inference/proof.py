@@ -19,6 +19,7 @@ single precision, the same in double.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -42,6 +43,7 @@ __all__ = [
     "gap_of_numbers",
     "gap_of_sums",
     "prove",
+    "prove_numbers",
     "random_settings",
     "refuse",
     "root_epsilon",
@@ -50,6 +52,7 @@ __all__ = [
 
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}  # of a relative gap
 ROUNDING = 100.0  # machine epsilons of the terms of a sum, which may be much larger than it is
+SAME = 1e-4  # of numbers that are read twice, relative to each
 NUM_SETTINGS = 3
 FAR = 1000.0  # times the largest number of the data, or times 1: the largest magnitude of values
 SOME = 8  # entries along an axis that are spread
@@ -86,12 +89,25 @@ def prove(
     return found
 
 
+def prove_numbers(
+    site: str, numbers: Any, numbers_at: Callable, start: Callable, others: "Program", words: Callable[[str, float], str]
+) -> None:
+    """Raises StructureError where numbers that were read, a tree of arrays, are different ones on the
+    rows of another program.
+
+    :param numbers_at: of a program and values of its sites, those that it has.
+    :param start: of a program and a seed, values without bounds.
+    """
+    gaps = lambda some, at: {site: gap_of_numbers(numbers_at(some, some.constrain(at)), numbers, SAME)}
+    prove(lambda some: partial(gaps, some), [(start(others, 0),)], words, others, tolerance=SAME)
+
+
 def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, Any], list[Any]]:
     """The worst gap of each site over the settings, infinite where one is no number; and, where the
     identities return a pair, its second part at each setting."""
-    given = [jax.tree.map(jnp.asarray, setting) for setting in settings]
-    compiled = once(identities, *given[0])
-    answers = [jax.device_get(compiled(*setting)) for setting in given]
+    arrays = lambda setting: jax.tree.map(jnp.asarray, setting)
+    compiled = once(identities, *arrays(settings[0]))
+    answers = [jax.device_get(compiled(*arrays(setting))) for setting in settings]
     gaps, found = zip(*(answer if isinstance(answer, tuple) else (answer, None) for answer in answers), strict=True)
     largest = lambda site: np.max(np.nan_to_num([each[site] for each in gaps], nan=np.inf, posinf=np.inf))
     return {site: largest(site) for site in gaps[0]}, list(found)
@@ -165,7 +181,8 @@ class Magnitude(NamedTuple):
 
 def further(start: Callable[[int], Any], *data: np.ndarray) -> list[tuple]:
     """Settings of three parts: the first start, another start of a seed of its own, and its magnitude."""
-    return [(start(0), start(seed), size) for seed, size in enumerate(magnitudes(*data), 1)]
+    first = start(0)
+    return [(first, start(seed), size) for seed, size in enumerate(magnitudes(*data), 1)]
 
 
 def magnitudes(*data: np.ndarray) -> list[Magnitude]:

@@ -11,7 +11,7 @@ from jax import Array, lax, random
 from jax.scipy.special import betaln
 from numpyro.distributions.util import clamp_probs
 
-from inference._assignment_rows import by_class
+from inference._assignment_parts import by_class
 from inference.assignment import Assignment, Level, Prior
 from inference.kernels._factors import Shape, blocks_of, said_at, seen_by_experts
 from inference.kernels._levels import agreement, concentration_given, gathered, sticks_given

@@ -23,8 +23,8 @@ from jax import Array, lax, random
 from jax.scipy.special import betaln
 from jax.scipy.stats import norm
 
+from inference._assignment_parts import by_class
 from inference._assignment_proof import values_by_group
-from inference._assignment_rows import by_class
 from inference.assignment import Assignment, Prior
 from inference.kernels._factors import Shape, blocks_of, said_at, seen_by_experts
 from inference.kernels._levels import agreement, sticks_given

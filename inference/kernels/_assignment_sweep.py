@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
+from inference._assignment_parts import by_class
 from inference._assignment_proof import gaps
-from inference._assignment_rows import by_class
 from inference.assignment import read_assignment
 from inference.compiling import once
 from inference.kernels._assignment_groups import are_alike, draw_groups_given

@@ -8,7 +8,7 @@ from jax import Array, lax, random
 from jax.scipy.special import xlog1py, xlogy
 from jax.scipy.stats import beta, gamma, norm
 
-from inference._assignment_rows import by_class
+from inference._assignment_parts import by_class
 from inference.compiling import once
 from inference.factors import FactorMixture
 from inference.kernels._factor_rows import Chunks, Given, Said, given_group

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from inference._assignment_parts import by_class
 from inference._assignment_proof import precision_and_loc, values_by_group
-from inference._assignment_rows import by_class
 from inference.assignment import Assignment, Prior, Rows
 from inference.kernels._levels import (
     Upper,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.scipy.stats import beta, gamma, norm
 
-from inference._assignment_rows import Rows, by_class
+from inference._assignment_parts import Rows, by_class
 from inference.assignment import Assignment, Level
 from inference.compiling import compiled
 from inference.kernels._factors import Factors

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import gammaln, log_ndtr
 
-from inference._assignment_rows import Rows
+from inference._assignment_parts import Rows
 from inference._conjugate_normal import WishartHyper
 from inference.assignment import Assignment
 from inference.compiling import compiled

@@ -11,7 +11,7 @@ import pytest
 from numpyro import handlers
 from numpyro.handlers import scope
 
-from inference import Program, StructureError, _assignment_proof, _assignment_rows
+from inference import Program, StructureError, _assignment_parts, _assignment_proof
 from inference.assignment import read_assignment
 from tests.inference.mixtures import CASES, TASKS, case, of_tasks
 from zoo.iqgme import iqgme
@@ -126,7 +126,7 @@ def test_whole_numbers_are_features_too():
 
 @pytest.mark.slow
 def test_columns_in_small_units_are_not_told_apart_by_an_absolute_tolerance(monkeypatch):
-    monkeypatch.setattr(_assignment_rows, "_equal", np.isclose)
+    monkeypatch.setattr(_assignment_parts, "_equal", np.isclose)
     found = read_assignment(program := Program(iqgme, 1e-9 * X, Y, num_experts=3, alpha=1.0))
     assert found.rows(program).design == (0, 0, 2)
 
@@ -135,7 +135,7 @@ def test_columns_in_small_units_are_not_told_apart_by_an_absolute_tolerance(monk
 def test_many_rows_are_looked_at_in_parts(name, monkeypatch):
     program, _, found = read(name)
     whole = found.rows(program)
-    monkeypatch.setattr(_assignment_rows, "AT_ONCE", 5)
+    monkeypatch.setattr(_assignment_parts, "AT_ONCE", 5)
     parts = found.rows(program)
     assert parts.design == whole.design
     for one, other in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):

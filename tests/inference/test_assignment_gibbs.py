@@ -17,7 +17,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from scipy.special import betaln, logsumexp
 
 from inference import ConditionalGibbs, Driver, Program, StructureError
-from inference._assignment_rows import by_class
+from inference._assignment_parts import by_class
 from inference.compiling import once
 from inference.kernels import _assignment_groups, _assignment_splits, _assignment_sweep
 from inference.kernels._assignment_sweep import AssignmentSweep

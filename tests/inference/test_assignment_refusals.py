@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import plate
 
-from inference import Program, StructureError, _assignment_proof, assignment
+from inference import Program, StructureError, assignment, proof
 from inference.assignment import read_assignment
 from inference.distributions import Missing
 from tests.inference.mixtures import GATE, beta_bernoulli, columns_of, normal_columns
@@ -222,7 +222,7 @@ def test_what_acts_on_some_rows_or_at_some_values_is_refused(name, monkeypatch):
         read_assignment(Program(iqgme, **told))
     monkeypatch.setattr(assignment, "many_rows", lambda program, z, _: assignment.some_rows(program, z, 12))
     monkeypatch.setattr(assignment, "prove_for", lambda *_: None)
-    monkeypatch.setattr(_assignment_proof, "magnitudes", lambda *_: [(1.0, 1.0)] * _assignment_proof.NUM_PROOFS)
+    monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
     read_assignment(Program(iqgme, **told))
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpyro import plate
 from numpyro.handlers import scope
 
-from inference import CoordinateAscent, Driver, Program, StructureError, factors
+from inference import CoordinateAscent, Driver, Program, StructureError, factors, proof
 from inference.distributions import Missing
 from inference.factors import has_factors, read_factors
 from tests.inference.factor_mixtures import FACTORED, FEATURES, factor_case
@@ -124,7 +124,7 @@ def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
     with pytest.raises(StructureError, match="site 'x' .Normal.: read as part of .* in some row or at some value"):
         read_factors(program)
     monkeypatch.setattr(factors, "many_rows", lambda program, z, _: factors.some_rows(program, z, 12))
-    monkeypatch.setattr(factors, "magnitudes", lambda *_: [(1.0, 1.0)] * factors.NUM_PROOFS)
+    monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
     read_factors(program)
 
 

@@ -237,6 +237,42 @@ def test_arguments_by_name_and_rebound():
     assert program.arguments["first"] == 1.0
 
 
+# Rows.
+
+
+def of_rows(x, labels, names=(), weight=1.0):
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("x", dist.Normal(numpyro.sample("level", dist.Normal(0.0, 1.0)), weight), obs=x)
+
+
+def test_rows_are_the_entries_of_arguments():
+    x, labels = np.arange(40.0).reshape(20, 2), np.repeat(np.arange(4), 5)
+    x[17, 1] = np.nan
+    program = Program(of_rows, x, jnp.asarray(labels), names=["a"] * 20, weight=np.ones(3))
+    assert set(program.by_row(20)) == {"x", "labels"}
+    assert set(program.by_row(20, lists=True)) == {"x", "labels", "names"}
+    assert set(program.by_row(3)) == {"weight"}
+    rows = program.few_rows(20, 9)
+    assert len(rows) == 9
+    assert set(labels[rows]) == {0, 1, 2, 3}
+    assert 17 in rows
+    np.testing.assert_array_equal(Program(of_rows, x[:2], labels[:2]).few_rows(2, 4), [0, 1, 1, 1])
+    some = program.on_rows(rows, program.by_row(20, lists=True))
+    np.testing.assert_array_equal(some.arguments["x"], x[rows])
+    assert isinstance(some.arguments["labels"], jax.Array)
+    assert len(some.arguments["names"]) == 9
+
+
+def test_a_number_of_rows_that_does_not_follow_from_the_data_is_refused():
+    def fixed(x):
+        with numpyro.plate("row", 6):
+            numpyro.sample("z", dist.Normal(jnp.sum(x), 1.0))
+
+    program = Program(fixed, np.ones(6))
+    with pytest.raises(StructureError, match=r"site 'z': 6 rows remain of 6 when the arguments \['x'\] are cut to 2 rows; .* length of"):
+        program.on_rows(np.arange(2), program.by_row(6), "z")
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
