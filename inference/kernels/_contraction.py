@@ -17,7 +17,7 @@ from jax import Array
 __all__ = ["contracted"]
 
 FINER = 2  # parts of what a node will stand for
-HALVINGS, LOW, HIGH = 50, -60.0, 20.0  # of the interval of log spread^2
+NUM_HALVINGS, LOW, HIGH = 50, -60.0, 20.0  # of the interval of log spread^2
 
 
 def contracted(square: Array, count: Array) -> Array:
@@ -54,4 +54,4 @@ def _affinities(square: Array, num_near: Array) -> Array:
         return jnp.where(has_many, low, middle), jnp.where(has_many, middle, high)
 
     ends = jnp.asarray(LOW, square.dtype), jnp.asarray(HIGH, square.dtype)
-    return of(jax.lax.fori_loop(0, HALVINGS, halved, ends)[1])
+    return of(jax.lax.fori_loop(0, NUM_HALVINGS, halved, ends)[1])
