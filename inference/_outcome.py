@@ -16,9 +16,9 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference import _tree
 from inference._session import Session
 from inference._steppers import Chain, Replicate
+from inference._tree import data_groups, joined, named, requested_groups, variable_dims, with_coordinates
 from inference.hashing import data_hash, trace_hash
 from inference.program import Program
 from inference.protocol import Algorithm
@@ -81,11 +81,11 @@ class Run:
             groups |= (self._draws(self.stepper, program) if self.driver.num_samples else {}) | results
             attrs |= scalars
         if program is not None:
-            groups |= _tree.data_groups(program)
+            groups |= data_groups(program)
         if program is not None and self.driver.groups and "posterior" in groups and groups["posterior"].sizes.get("draw", 0):
             key = random.fold_in(self.keys[0], 1)
             try:
-                groups |= _tree.requested_groups(program, groups["posterior"], self.driver.groups, key)
+                groups |= requested_groups(program, groups["posterior"], self.driver.groups, key)
             except Exception as error:  # the draws must not be lost with a group that cannot be computed from them
                 keep(error, _assembled(groups, attrs))
                 raise
@@ -96,19 +96,19 @@ class Run:
         stepper, program = self.stepper, self.programs[0]
         if isinstance(stepper, Replicate):
             by_row = stepper.reading.by_row(self.programs) if len(self.programs) > 1 else ()
-            return _tree.joined(self.programs, by_row)
+            return joined(self.programs, by_row)
         assert isinstance(stepper, Chain)
         draw = {str(name): np.zeros(values.shape[2:]) for name, values in groups["posterior"].data_vars.items()}
         room = stepper.room(self.session.each()[0], draw)
         return program.with_arguments(**room) if room else program  # which keeps what its trace has found
 
     def _records(self) -> dict[str, xr.Dataset]:
-        dims = {} if self.program is None else _tree.variable_dims(self.program)
+        dims = {} if self.program is None else variable_dims(self.program)
         groups = ("posterior", "sample_stats") if self.stepper.warms_up else ("sample_stats",)
         found = {group: self.session.store.dataset(group) for group in groups}
         order = list(dims)
         found = {group: values[sorted(values.data_vars, key=lambda name: _place(order, name))] for group, values in found.items()}
-        found = {group: _tree.named(values, dims if group == "posterior" else {}) for group, values in found.items()}
+        found = {group: named(values, dims if group == "posterior" else {}) for group, values in found.items()}
         for name in (site.replace("/", ".") for site in getattr(self.stepper.reading, "not_identified", ())):
             found["posterior"][name].attrs["not_identified"] = 1  # `diagnostics` then asks nothing of it
         return found
@@ -122,11 +122,11 @@ class Run:
             whole = len(latent) == len(program.latent)  # a site that was summed out leaves nothing for deterministic ones to follow
             each.append(values | (jax.vmap(program.deterministics)(latent) if whole and program.deterministic else {}))
         stacked = {name.replace("/", "."): np.stack([values[name] for values in each]) for name in each[0]}
-        named = _tree.variable_dims(program)
+        named = variable_dims(program)
         dims = {name: ["chain", "draw", *named.get(name, ())] for name in stacked}
         variables = {name: (dims[name], value) for name, value in stacked.items()}
         groups = {"log_q": {"log_q": variables.pop("log_q")}} if "log_q" in variables else {}
-        return {group: _tree.with_coordinates(xr.Dataset(found)) for group, found in ({"posterior": variables} | groups).items()}
+        return {group: with_coordinates(xr.Dataset(found)) for group, found in ({"posterior": variables} | groups).items()}
 
     def _results(self, stepper: Replicate) -> tuple[dict[str, xr.Dataset], dict[str, Any]]:
         each = [stepper.algorithm.results(state, stepper.reading, stepper.data) for state in self.replicates()]
@@ -138,7 +138,7 @@ class Run:
                 given = each[0].dims.get(name, ())
                 inner = (*given, *(f"{name}_dim_{i}" for i in range(len(given), value.ndim - 1)))
                 variables[name] = (["chain", *inner], value)
-            groups[group] = _tree.with_coordinates(xr.Dataset(variables))
+            groups[group] = with_coordinates(xr.Dataset(variables))
         scalars = {name: np.array([float(one.attrs[name]) for one in each]) for name in each[0].attrs}
         return groups, _combined(scalars)
 

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from inference import DataTempering, Driver, Program, Staged, _tree
+from inference import DataTempering, Driver, Program, Staged, _outcome
 from inference._outcome import _combined
 from inference.kernels._stages import row_dim
 from inference.kernels.data_tempering import TemperingReading
@@ -58,7 +58,7 @@ def test_groups_after_an_update_are_of_all_rows(bug, monkeypatch):
     driver = streaming(groups=("log_likelihood", "posterior_predictive"))
     driver.update(MORE)
     if bug:
-        monkeypatch.setattr(_tree, "joined", lambda programs, by_row: programs[-1])
+        monkeypatch.setattr(_outcome, "joined", lambda programs, by_row: programs[-1])
     tree, rows = driver.tree(), np.concatenate([X, MORE])
     found = [tree[group].sizes["row"] for group in ("observed_data", "log_likelihood", "posterior_predictive", "posterior")]
     assert (found == [26] * 4) != bug
