@@ -49,7 +49,7 @@ __all__ = [
 
 FEW = 12  # rows that are looked at to tell sites apart, and on which the priors must be those of all rows
 MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
-WAY_OUT = "Use SVI with an autoguide for this model, or put a conjugate site there."
+WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
 
 
 def read_assignment(program: Program) -> Assignment:
