@@ -18,12 +18,14 @@ from inference._once import once
 from inference.sites import StructureError, unwrap
 
 if TYPE_CHECKING:
+    from inference.distributions import ExchangeablePartition
     from inference.partition import Block, Partition
     from inference.program import Program
 
 __all__ = ["prove", "prove_for"]
 
 SPREADS = (1.0, 4.0, 14.0)  # one for each proof
+BOUNDS = (1, 2, 3, 8)  # on the groups of a class, one for each partition whose rows are seated
 TOLERANCE = {"float64": 1e-6, "float32": 3e-4}
 
 
@@ -33,10 +35,14 @@ def prove(partition: "Partition") -> None:
         block = next((block for block in partition.blocks if block.site == site), None)
         what = "the partition" if site == partition.z else "the class of each row"
         read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
+        look = (
+            "term that one of its log_prob and log_seating has and the other has not, or for a scale"
+            if site == partition.z
+            else f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
+            f"prior differs between groups"
+        )
         raise StructureError(
-            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {gap:.2g} (relative). Look for a "
-            f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
-            f"prior differs between groups."
+            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {gap:.2g} (relative). Look for a {look}."
         )
 
 
@@ -78,15 +84,13 @@ def _in_double(program: "Program") -> "Program":
 
 
 def _gaps(partition: "Partition", rng_key: Array, spread: Array) -> dict[str, Array]:
-    start_key, z_key = random.split(rng_key)
-    plain = partition.trace(partition.few, {}, start_key, spread)[partition.z]  # one group a class, where the CRP has a density
-    crp = unwrap(plain["fn"])
-    z = random.randint(z_key, partition.few.sites[partition.z].shape, 0, min(3, crp.capacity))
+    start_key, z_key, seating_key = random.split(rng_key, 3)
+    about_z = partition.few.sites[partition.z]
+    z = random.randint(z_key, about_z.shape, 0, min(3, about_z.support.capacity))
     trace = partition.trace(partition.few, {partition.z: z}, start_key, spread)
     read = partition.parameters({name: trace[name]["value"] for name in partition.scalars})  # at other values of everything else
     gaps = {block.site: _gap(partition, block, trace, z, read.priors[block.site]) for block in partition.blocks}
-    of_concentration = jnp.max(_relative(crp.concentration, read.concentration))
-    gaps[partition.z] = jnp.maximum(of_concentration, _relative(term(plain), crp.log_prob(plain["value"])))
+    gaps[partition.z] = _gap_of_seating(trace[partition.z], read.seating, seating_key)
     if partition.labels:
         gaps[partition.labels] = _gap_of_classes(partition, trace, read.class_weights)
     return gaps
@@ -111,6 +115,27 @@ def _gap(partition: "Partition", block: "Block", trace: dict[str, dict], z: Arra
     return _relative(jnp.sum(terms) - jnp.sum(family.log_prior(hyper, values)), right)
 
 
+def _gap_of_seating(message: dict, seating: "ExchangeablePartition", rng_key: Array) -> Array:
+    """The probabilities by which rows are seated, one after the other in random order, make up the term of the site: in random partitions
+    of at most so many groups in a class as `BOUNDS` say."""
+    labels = labels_of(unwrap(message["fn"]))
+    rows, same_class = jnp.arange(len(labels)), labels[:, None] == labels
+    bounds = np.minimum(BOUNDS, unwrap(message["fn"]).support.capacity)[:, None]
+    each_drawn = jnp.floor(random.uniform(rng_key, (len(BOUNDS), len(rows))) * bounds)
+    places = np.stack([np.random.default_rng(bound).permutation(len(rows)) for bound in BOUNDS])
+
+    def gap(drawn: Array, place: Array) -> Array:
+        first = jnp.argmax(same_class & (drawn[:, None] == drawn), axis=1)  # row of each group
+        z = jnp.sum(same_class & (rows == first) & (rows < first[:, None]), axis=1, dtype=labels.dtype)  # in order of appearance
+        is_mine = z[:, None] == rows  # [row, group]
+        sizes = jnp.sum((same_class & (place < place[:, None]))[..., None] & is_mine, axis=1)  # of the groups when a row comes
+        is_old = jnp.any(is_mine & (sizes > 0), axis=1, keepdims=True)
+        terms = jax.nn.logsumexp(seating.log_seating(sizes), axis=1, where=jnp.where(is_old, is_mine, sizes == 0))
+        return _relative(term({**message, "value": z}), jnp.sum(terms))
+
+    return jnp.max(jax.vmap(gap)(each_drawn, places))
+
+
 def _gap_of_classes(partition: "Partition", trace: dict[str, dict], weights: Array) -> Array:
     """The same identity for the classes themselves, whose prior is Dirichlet or fixed."""
     classes = labels_of(unwrap(trace[partition.z]["fn"]))
@@ -128,17 +153,13 @@ def _moves(partition: "Partition", others: "Program", rng_key: Array, spread: Ar
     """How far the numbers of each prior are from those on other rows, at the same latent scalars."""
     here = partition.trace(partition.few, {}, rng_key, spread)
     there = partition.trace(others, {name: here[name]["value"] for name in partition.scalars}, rng_key, spread)
-    (prior, *sizes), (other, *other_sizes) = ((partition.parameters_of(at), *_sizes(at[partition.z])) for at in (here, there))
+    prior, other = partition.parameters_of(here), partition.parameters_of(there)
     moves = {site: _move(hyper, other.priors[site]) for site, hyper in prior.priors.items()}
-    moves[partition.z] = _move(prior.concentration, other.concentration) + (0.0 if sizes == other_sizes else jnp.inf)
+    is_same_rule = jax.tree.structure(prior.seating) == jax.tree.structure(other.seating)
+    moves[partition.z] = _move(prior.seating, other.seating) if is_same_rule else jnp.full((), jnp.inf)
     if partition.labels:
         moves[partition.labels] = _move(prior.class_weights, other.class_weights)
     return moves
-
-
-def _sizes(message: dict) -> tuple[int, int | None]:
-    crp = unwrap(message["fn"])
-    return crp.num_classes, crp.max_groups
 
 
 def _move(one: Any, other: Any) -> Array:

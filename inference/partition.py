@@ -1,4 +1,4 @@
-"""Reading a mixture whose groups can be integrated out: one CRP site, and conjugate components behind it.
+"""Reading a mixture whose groups can be integrated out: one site with a partition of the rows, and conjugate components behind it.
 
     structure = read_partition(program)               # which sites play which part; or an error that names the site
     hyper = structure.parameters({"alpha": 1.0})      # the numbers of the priors, at values of the latent scalars
@@ -31,6 +31,7 @@ from inference._mixture_trace import by_class, columns, kinds, labelled, labels_
 from inference._once import once
 from inference._some_rows import on_rows
 from inference.conjugate import Family, describe, family_of
+from inference.distributions import ExchangeablePartition
 from inference.program import Program
 from inference.sites import StructureError, model_name, unwrap
 
@@ -51,7 +52,7 @@ class Block(NamedTuple):
 class Parameters(NamedTuple):
     """The numbers of the priors; `priors` maps each block's site to the family's hyper-parameters, [class, column, ...]."""
 
-    concentration: Array
+    seating: ExchangeablePartition  # without rows: its leaves are the parameters of the rule
     class_weights: Array  # Dirichlet concentration [class]; of fixed class probabilities, these; of classes without a prior, ones
     priors: dict[str, Any]
 
@@ -112,8 +113,7 @@ class Partition:
     def parameters_of(self, trace: Mapping[str, dict]) -> Parameters:
         """The same as they stand in a trace."""
         priors = {block.site: jax.tree.map(lambda leaf: leaf[:, 0], self.hyper(block, trace)) for block in self.blocks}
-        concentration = jnp.asarray(unwrap(trace[self.z]["fn"]).concentration, float)
-        return Parameters(concentration, self.class_weights(trace), priors)
+        return Parameters(unwrap(trace[self.z]["fn"]).without_rows(), self.class_weights(trace), priors)
 
     def hyper(self, block: Block, trace: Mapping[str, dict]) -> Any:
         """Hyper-parameters of a block as they stand in a trace, [class, group, column, ...]."""
@@ -228,10 +228,10 @@ def _some_rows(program: Program, z: str, size: int) -> Program:
 
 
 def _partition_site(program: Program) -> str:
-    found = [name for name, site in program.sites.items() if site.family == "CRP"]
+    found = [name for name, site in program.sites.items() if issubclass(site.distribution, ExchangeablePartition)]
     if len(found) != 1:
         raise StructureError(
-            f"{model_name(program.model)}: found {len(found)} CRP sites {found}, wanted one: "
+            f"{model_name(program.model)}: found {len(found)} partition sites {found}, wanted one: "
             f"numpyro.sample('z', CRP(alpha, num_rows, labels))."
         )
     if program.sites[found[0]].kind != "latent":
@@ -240,7 +240,7 @@ def _partition_site(program: Program) -> str:
 
 
 def _label_site(few: Program, z: str, trace: Mapping[str, dict]) -> str | None:
-    """The site whose value the CRP has for the classes of its rows: equal to it at random starts."""
+    """The site whose value the partition has for the classes of its rows: equal to it at random starts."""
     like_z = lambda site: site.shape == few.sites[z].shape and jnp.issubdtype(site.dtype, jnp.integer)
     names = [name for name, site in few.sites.items() if name != z and like_z(site) and not name.endswith(("_observed", "_unobserved"))]
     names = [name for name in names if sites_of_labels(trace, name)]
