@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import init_to_feasible
 
-from inference.distributions import CRP
+from inference.distributions import ExchangeablePartition
 from inference.program import Program
 from inference.sites import initial_value, unwrap
 
@@ -67,9 +67,9 @@ def columns(message: dict) -> Array:
     return value if value.ndim - unwrap(message["fn"]).event_dim > 1 else value[:, None]
 
 
-def labels_of(crp: CRP) -> Array:
+def labels_of(partition: ExchangeablePartition) -> Array:
     """The class of each row, as the partition has it."""
-    return jnp.broadcast_to(jnp.asarray(crp.labels, jnp.int32), crp.num_rows)
+    return jnp.broadcast_to(jnp.asarray(partition.labels, jnp.int32), partition.num_rows)
 
 
 def sites_of_labels(trace: Mapping[str, dict], name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reading a mixture whose groups can be integrated out: one CRP site, and conjugate components behind it.
+"""Reading a mixture whose groups can be integrated out: one site with a partition of the rows, and conjugate components behind it.
 
     structure = read_partition(program)               # which sites play which part; or an error that names the site
     hyper = structure.parameters({"alpha": 1.0})      # the numbers of the priors, at values of the latent scalars
@@ -30,6 +30,7 @@ from jax import Array, random
 from inference._mixture_trace import by_class, columns, kinds, labelled, labels_of, sites_of_labels, started, term
 from inference.compiling import once
 from inference.conjugate import ConjugatePair, pair_of
+from inference.distributions import ExchangeablePartition
 from inference.program import Program
 from inference.proof import gap, gap_of_numbers, prove, random_settings
 from inference.sites import StructureError, model_name, unwrap
@@ -37,6 +38,7 @@ from inference.sites import StructureError, model_name, unwrap
 __all__ = ["Block", "Parameters", "Partition", "Rows", "grid_of", "read_partition"]
 
 FEW, OTHERS = 8, 12  # rows on which the identity is proved; other rows, and another number, on which the priors must be the same
+BOUNDS = (1, 2, 3, 8)  # on the groups of a class, one for each partition whose rows are seated
 SPREADS = (1.0, 4.0, 14.0)  # of latent values from the middle of their support: at the last a chance lies from about .001 to .999
 TOLERANCE = {"float64": 1e-6, "float32": 3e-4}
 
@@ -53,7 +55,7 @@ class Block(NamedTuple):
 class Parameters(NamedTuple):
     """The numbers of the priors; `priors` maps each block's site to the family's hyper-parameters, [class, column, ...]."""
 
-    concentration: Array
+    seating: ExchangeablePartition  # without rows: its leaves are the parameters of the rule
     class_weights: Array  # Dirichlet concentration [class]; of fixed class probabilities, these; of classes without a prior, ones
     priors: dict[str, Any]
 
@@ -122,8 +124,7 @@ class Partition:
     def parameters_of(self, trace: Mapping[str, dict]) -> Parameters:
         """The same as they stand in a trace."""
         priors = {block.site: jax.tree.map(lambda leaf: leaf[:, 0], self.hyper(block, trace)) for block in self.blocks}
-        concentration = jnp.asarray(unwrap(trace[self.z]["fn"]).concentration, float)
-        return Parameters(concentration, self.class_weights(trace), priors)
+        return Parameters(unwrap(trace[self.z]["fn"]).without_rows(), self.class_weights(trace), priors)
 
     def hyper(self, block: Block, trace: Mapping[str, dict]) -> Any:
         """Hyper-parameters of a block as they stand in a trace, [class, group, column, ...]."""
@@ -215,10 +216,14 @@ def _prove_blocks(partition: Partition) -> None:
         block = next((block for block in partition.blocks if block.site == site), None)
         what = "the partition" if site == partition.z else "the class of each row"
         read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
+        look = (
+            "term that one of its log_prob and log_seating has and the other has not, or for a scale"
+            if site == partition.z
+            else f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
+            f"prior differs between groups"
+        )
         return (
-            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {missed:.2g} (relative). Look for a "
-            f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
-            f"prior differs between groups."
+            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {missed:.2g} (relative). Look for a {look}."
         )
 
     identities = lambda few: partial(_gaps, replace(partition, few=few))
@@ -236,18 +241,37 @@ def _prove_for(others: Program, partition: Partition) -> None:
 
 
 def _gaps(partition: Partition, rng_key: Array, spread: Array) -> dict[str, Array]:
-    start_key, z_key = random.split(rng_key)
-    plain = partition.trace(partition.few, {}, start_key, spread)[partition.z]  # one group a class, where the CRP has a density
-    crp = unwrap(plain["fn"])
-    z = random.randint(z_key, partition.few.sites[partition.z].shape, 0, min(3, crp.capacity))
+    start_key, z_key, seating_key = random.split(rng_key, 3)
+    about_z = partition.few.sites[partition.z]
+    z = random.randint(z_key, about_z.shape, 0, min(3, about_z.support.capacity))
     trace = partition.trace(partition.few, {partition.z: z}, start_key, spread)
     read = partition.parameters({name: trace[name]["value"] for name in partition.scalars})  # at other values of everything else
     gaps = {block.site: _gap_of_block(partition, block, trace, z, read.priors[block.site]) for block in partition.blocks}
-    of_concentration = gap(read.concentration, crp.concentration)
-    gaps[partition.z] = jnp.maximum(of_concentration, gap(crp.log_prob(plain["value"]), term(plain)))
+    gaps[partition.z] = _gap_of_seating(trace[partition.z], read.seating, seating_key)
     if partition.labels:
         gaps[partition.labels] = _gap_of_classes(partition, trace, read.class_weights)
     return gaps
+
+
+def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Array) -> Array:
+    """The probabilities by which rows are seated, one after the other in random order, make up the term of the site: in random partitions
+    of at most so many groups in a class as `BOUNDS` say."""
+    labels = labels_of(unwrap(message["fn"]))
+    rows, same_class = jnp.arange(len(labels)), labels[:, None] == labels
+    bounds = np.minimum(BOUNDS, unwrap(message["fn"]).support.capacity)[:, None]
+    each_drawn = jnp.floor(random.uniform(rng_key, (len(BOUNDS), len(rows))) * bounds)
+    places = np.stack([np.random.default_rng(bound).permutation(len(rows)) for bound in BOUNDS])
+
+    def missed(drawn: Array, place: Array) -> Array:
+        first = jnp.argmax(same_class & (drawn[:, None] == drawn), axis=1)  # row of each group
+        z = jnp.sum(same_class & (rows == first) & (rows < first[:, None]), axis=1, dtype=labels.dtype)  # in order of appearance
+        is_mine = z[:, None] == rows  # [row, group]
+        sizes = jnp.sum((same_class & (place < place[:, None]))[..., None] & is_mine, axis=1)  # of the groups when a row comes
+        is_old = jnp.any(is_mine & (sizes > 0), axis=1, keepdims=True)
+        terms = jax.nn.logsumexp(seating.log_seating(sizes), axis=1, where=jnp.where(is_old, is_mine, sizes == 0))
+        return gap(jnp.sum(terms), term({**message, "value": z}))
+
+    return jnp.max(jax.vmap(missed)(each_drawn, places))
 
 
 def _gap_of_block(partition: Partition, block: Block, trace: dict[str, dict], z: Array, prior: Any) -> Array:
@@ -286,17 +310,13 @@ def _moves(partition: Partition, others: Program, rng_key: Array, spread: Array)
     """How far the numbers of each prior are from those on other rows, at the same latent scalars."""
     here = partition.trace(partition.few, {}, rng_key, spread)
     there = partition.trace(others, {name: here[name]["value"] for name in partition.scalars}, rng_key, spread)
-    (prior, *sizes), (other, *other_sizes) = ((partition.parameters_of(at), *_sizes(at[partition.z])) for at in (here, there))
+    prior, other = partition.parameters_of(here), partition.parameters_of(there)
     moves = {site: gap_of_numbers(other.priors[site], hyper) for site, hyper in prior.priors.items()}
-    moves[partition.z] = gap(other.concentration, prior.concentration) + (0.0 if sizes == other_sizes else jnp.inf)
+    is_same_rule = jax.tree.structure(prior.seating) == jax.tree.structure(other.seating)
+    moves[partition.z] = gap_of_numbers(other.seating, prior.seating) if is_same_rule else jnp.full((), jnp.inf)
     if partition.labels:
         moves[partition.labels] = gap_of_numbers(other.class_weights, prior.class_weights)
     return moves
-
-
-def _sizes(message: dict) -> tuple[int, int | None]:
-    crp = unwrap(message["fn"])
-    return crp.num_classes, crp.max_groups
 
 
 # Parts.
@@ -323,10 +343,10 @@ def _some_rows(program: Program, z: str, size: int) -> Program:
 
 
 def _partition_site(program: Program) -> str:
-    found = [name for name, site in program.sites.items() if site.family == "CRP"]
+    found = [name for name, site in program.sites.items() if issubclass(site.distribution, ExchangeablePartition)]
     if len(found) != 1:
         raise StructureError(
-            f"{model_name(program.model)}: found {len(found)} CRP sites {found}, wanted one: "
+            f"{model_name(program.model)}: found {len(found)} partition sites {found}, wanted one: "
             f"numpyro.sample('z', CRP(alpha, num_rows, labels))."
         )
     if program.sites[found[0]].kind != "latent":
@@ -335,7 +355,7 @@ def _partition_site(program: Program) -> str:
 
 
 def _label_site(few: Program, z: str, trace: Mapping[str, dict]) -> str | None:
-    """The site whose value the CRP has for the classes of its rows: equal to it at random starts."""
+    """The site whose value the partition has for the classes of its rows: equal to it at random starts."""
     like_z = lambda site: site.shape == few.sites[z].shape and jnp.issubdtype(site.dtype, jnp.integer)
     names = [name for name, site in few.sites.items() if name != z and like_z(site) and not name.endswith(("_observed", "_unobserved"))]
     names = [name for name in names if sites_of_labels(trace, name)]

@@ -48,6 +48,7 @@ class Site(NamedTuple):
     support: Any  # constraint; bounds that the model computes are jax.ShapeDtypeStruct. None for numpyro.deterministic
     is_discrete: bool
     dims: tuple[str, ...]  # a name for each dimension
+    distribution: type = type(None)  # class of the distribution under its wrappers; that of None for numpyro.deterministic
 
 
 def is_real(site: Site) -> bool:
@@ -133,8 +134,8 @@ def _site(message) -> Site:
         return Site(name, "deterministic", "", shape, dtype, 0, plates, None, False, dims)
     fn = message["fn"]
     dims = _dims(name, shape, frames, len(shape) - fn.event_dim, message["infer"].get("event_dims", ()))
-    family, support = type(unwrap(fn)).__name__, _abstract(fn.support)
-    return Site(name, _kind(message), family, shape, dtype, fn.event_dim, plates, support, fn.support.is_discrete, dims)
+    kind, base, support = _kind(message), type(unwrap(fn)), _abstract(fn.support)
+    return Site(name, kind, base.__name__, shape, dtype, fn.event_dim, plates, support, fn.support.is_discrete, dims, base)
 
 
 def _kind(message) -> str:

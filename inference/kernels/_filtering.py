@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.nn import logsumexp
 
-from inference.kernels._groups import Groups, Rules, log_crp, place, scores, take
+from inference.distributions import ExchangeablePartition
+from inference.kernels._groups import Groups, Rules, place, scores, take
 from inference.kernels._resampling import SCHEMES, Chosen, drawn_choices, systematic_parents
 
 __all__ = ["candidates", "filter_row", "join", "join_each", "log_class", "log_places", "redraw", "table_of"]
 
+type Prior = tuple[ExchangeablePartition, Array, Array]  # what `log_places` takes
 NARROW = 8  # groups of a class: most streams have few, and candidates that do not exist cost as much as others
 
 
@@ -30,12 +32,12 @@ def log_class(rules: Rules, weights: Array, count: Array) -> Array:
     return jnp.log(total) - jnp.log(jnp.sum(total, axis=-1, keepdims=True))
 
 
-def log_places(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], label: Array) -> Array:
+def log_places(rules: Rules, groups: Groups, prior: Prior, label: Array) -> Array:
     """Log probability of the next row's class and group given each particle, [particle, class, group]; -inf for other classes than `label`.
 
-    `prior` is the concentration, the weights of the classes, and how many rows of each class are known where classes are apart.
+    `prior` is the rule of seating, the weights of the classes, and how many rows of each class are known where classes are apart.
     """
-    concentration, weights, known = prior
+    seating, weights, known = prior
     table = table_of(groups, label)
     size = groups.count[table][groups.slot[table]].astype(weights.dtype)
     if size.shape[1] == len(weights) and len(weights) > 1:
@@ -43,10 +45,10 @@ def log_places(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], 
         about_class = jnp.where(is_possible[None], log_class(rules, weights, jnp.sum(size, axis=-1)), -jnp.inf)[..., None]
     else:
         about_class = log_class(rules, weights, known)[label]
-    return about_class + log_crp(size, concentration, rules.max_groups)
+    return about_class + seating.log_seating(size)
 
 
-def candidates(rules: Rules, groups: Groups, prior: tuple[Array, Array, Array], x: dict[str, Array], label: Array) -> Array:
+def candidates(rules: Rules, groups: Groups, prior: Prior, x: dict[str, Array], label: Array) -> Array:
     """Log probability of class, group and row given each particle, [particle, class, group]; `prior` and `label` as in `log_places`."""
     table = table_of(groups, label)
     return log_places(rules, groups, prior, label) + scores(rules, groups, table, x)[groups.slot[table]]

@@ -21,7 +21,7 @@ from jax import Array, lax
 from inference.conjugate import ConjugatePair
 from inference.kernels._resampling import Chosen
 
-__all__ = ["Groups", "Rules", "all_scores", "block_scores", "log_crp", "place", "scores", "start", "take", "wider"]
+__all__ = ["Groups", "Rules", "all_scores", "block_scores", "place", "scores", "start", "take", "wider"]
 
 
 BLOCK = 64  # rows of a table that are scored at once
@@ -31,7 +31,6 @@ class Rules(NamedTuple):
     """What does not change along a run; static where it is compiled."""
 
     families: tuple[tuple[str, ConjugatePair], ...]  # (site, family)
-    max_groups: int | None  # of the bounded partition
     shares: str | None  # "dirichlet" or "fixed" probabilities of the classes; None where classes are plain data
     scheme: str  # of resampling
 
@@ -72,21 +71,6 @@ def start(rules: Rules, priors: dict[str, Any], *, num_tables: int, num_particle
     count = jnp.zeros((num_tables, num_rows), jnp.int32)
     used = jnp.full(num_tables, num_classes, jnp.int32)
     return Groups(slot, count, hyper, rules.each(lambda family, h: family.cache(h), hyper), weight, used, jnp.zeros_like(used))
-
-
-def log_crp(size: Array, concentration: Array, max_groups: int | None) -> Array:
-    """Log probability that the next row of a class joins each of its groups, [..., group] from their sizes.
-
-    n_g / (n + alpha), and alpha / (n + alpha) in all for the groups of size 0, of which the first stands for all. Of at most K
-    groups: (n_g + alpha / K) / (n + alpha), and alpha (1 - G / K) / (n + alpha).
-    """
-    is_open = size > 0
-    share = concentration * 0 if max_groups is None else concentration / max_groups
-    new = concentration - share * jnp.sum(is_open, axis=-1, keepdims=True, dtype=size.dtype)
-    at = lax.broadcasted_iota(jnp.int32, size.shape, size.ndim - 1)
-    is_next = at == jnp.min(jnp.where(is_open, size.shape[-1], at), axis=-1, keepdims=True)
-    weight = jnp.where(is_open, size + share, jnp.where(is_next, jnp.maximum(new, 0), 0))
-    return jnp.log(weight) - jnp.log(jnp.sum(size, axis=-1, keepdims=True) + concentration)
 
 
 def scores(rules: Rules, groups: Groups, table: Array, x: dict[str, Array]) -> Array:

@@ -94,9 +94,9 @@ def _of_class(log_weight: Array, label: Array) -> Array:
 def _log_shares(rules: Rules, state: Any) -> Array:
     """Log probability of a point of the grid, and of the next row's class and group, [point, class, row of the table]."""
 
-    def at(leaves: tuple[Groups, Array, Array]) -> Array:
-        groups, concentration, weights = leaves
-        prior, classes = (concentration, weights, state.class_count), jnp.arange(len(weights))
+    def at(leaves: tuple[Groups, Any, Array]) -> Array:
+        groups, seating, weights = leaves
+        prior, classes = (seating, weights, state.class_count), jnp.arange(len(weights))
         if len(groups.slot) < len(weights):
             places = groups.log_weight[0][:, None, None] + log_places(rules, groups, prior, jnp.asarray(-1))
             slot = groups.slot[0]
@@ -108,7 +108,7 @@ def _log_shares(rules: Rules, state: Any) -> Array:
         largest = jnp.maximum(nowhere.at[where].max(places), jnp.finfo(places.dtype).min)
         return largest + jnp.log(jnp.zeros_like(nowhere).at[where].add(jnp.exp(places - largest[where])))
 
-    found = jax.lax.map(at, (state.groups, state.concentration, state.class_weights))
+    found = jax.lax.map(at, (state.groups, state.seating, state.class_weights))
     return jax.nn.log_softmax(state.log_points())[:, None, None] + found
 
 

@@ -4,7 +4,7 @@ A row is taken out of its group and put back into group g of class c, or a new o
 
     p(c, g | rest)  ~  p(c | classes)  p(g | groups of c)  p(row | rows of g),                                               (1)
 
-its three factors `log_class`, `log_crp` and the families' `score`, as the particle filter has them.
+its three factors are `log_class`, `log_seating` of the model's partition and the families' `score`, as in the particle filter.
 
 Cost of a row: O(classes x groups in use x columns) for the scores, which are computed in blocks of `BLOCK` groups as far as groups are
 in use, and O(classes x `NARROW`) for the rest, or O(classes x room) where a class has more groups than that. Where all classes are known
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from inference.kernels._filtering import log_class
-from inference.kernels._groups import Rules, block_scores, log_crp
+from inference.kernels._groups import Rules, block_scores
 from inference.partition import Parameters, Rows
 
 __all__ = ["FULL", "LOST", "Seats", "Table", "empty", "in_order", "seated", "sweep"]
@@ -123,12 +123,12 @@ def _log_weights(
     size = count.astype(prior.class_weights.dtype)
     num_used = 2 + jnp.max(jnp.where(count > 0, jnp.arange(width), -1))  # and the next group
     scores = block_scores(rules, table.cache, (first, len(count)), num_used, x, BLOCK)[:, :width]
-    log_weight = log_crp(size, prior.concentration, rules.max_groups) + scores
+    log_weight = prior.seating.log_seating(size) + scores
     is_possible = (label < 0) | (first + jnp.arange(len(count)) == label)
     if is_joint:
         about_class = log_class(rules, prior.class_weights, jnp.sum(size, axis=1))
         log_weight = log_weight + jnp.where(is_possible, about_class, -jnp.inf)[:, None]
-    has_room = rules.max_groups is not None and rules.max_groups <= room
+    has_room = prior.seating.max_groups is not None and prior.seating.max_groups <= room
     return log_weight, is_possible & jnp.all(count > 0, axis=1) & (not has_room)
 
 

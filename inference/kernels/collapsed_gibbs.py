@@ -1,4 +1,4 @@
-"""Gibbs sampling of the partition of a CRP mixture whose groups, and shares of classes, are integrated out: a chain.
+"""Gibbs sampling of the partition of a mixture whose groups, and shares of classes, are integrated out: a chain.
 
 A draw is one sweep: every row, in a new random order, is taken out of its group and put into one of the others or a new one by its
 complete conditional
@@ -14,7 +14,7 @@ A group is kept up to date as rows come and go, and computed anew from its rows 
 
 Cost of a sweep: O(rows x classes x groups in use x columns), one class where all labels are known; 2 to 4 us a row for 100 binary columns
 and a few groups. From 64 groups in a class on, a row costs O(classes x room) more. Memory: O(classes x room x columns), where the room for
-groups is the `capacity` of the model's CRP: by default one group a row, which is never too little. With a smaller one the chain stops
+groups is the `capacity` of the partition: by default one group a row, which is never too little. With a smaller one the chain stops
 where a class is full: get_diagnostics_str raises (`Driver` asks it between its chunks, `MCMC` for its bar), and from there on draws are
 void: z is the capacity, which is outside of its support, and numbers are NaN. Numbers are of JAX's default float; give columns of float32
 a scale near one.
@@ -37,7 +37,7 @@ from numpyro.util import is_prng_key
 
 from inference._mixture_trace import columns, labelled, labels_of, term
 from inference.compiling import is_traced
-from inference.distributions import CRP
+from inference.distributions import ExchangeablePartition
 from inference.kernels._block import Block, Reading
 from inference.kernels._groups import Rules
 from inference.kernels._seating import FULL, Seats, Table, empty, in_order, seated, sweep
@@ -77,7 +77,7 @@ class _Mixture(NamedTuple):
     program: Program
     rules: Rules
     rows: Rows
-    classes: Array  # [row], as the CRP has them
+    classes: Array  # [row], as the partition has them
     shape: tuple[int, int]  # classes, and room for groups in each
 
 
@@ -87,7 +87,8 @@ class CollapsedGibbs(Block):
     As a block it owns the partition, classes and shares, and the parameters of groups, and another kernel owns latent scalars:
     `Gibbs([(CollapsedGibbs(model, parameters=True), ["z", "share", "p"]), (NUTS(model), ["alpha"])])`.
 
-    :param model: a model with one CRP site and conjugate components, such as `zoo.load("aclass").model`.
+    :param model: a model with one partition of its rows, by `CRP`, `PitmanYor` or another `ExchangeablePartition`, and conjugate
+        components, such as `zoo.load("aclass").model`.
     :param parameters: whether the parameters of groups are drawn as well, so that a draw is one of all latent sites. Costs
         O(classes x room x columns) a draw.
     """
@@ -99,7 +100,7 @@ class CollapsedGibbs(Block):
     @staticmethod
     def _init_strategy(message: dict[str, Any]) -> Array | None:
         """Where `Driver` looks first for a finite density: one group in each class, which there is always room for."""
-        is_partition = message["type"] == "sample" and isinstance(unwrap(message["fn"]), CRP)
+        is_partition = message["type"] == "sample" and isinstance(unwrap(message["fn"]), ExchangeablePartition)
         return jnp.zeros(message["fn"].shape(), jnp.int32) if is_partition else None
 
     def __init__(self, model: Callable, *, parameters: bool = False):
@@ -163,7 +164,8 @@ class CollapsedGibbs(Block):
         z, failed = self.reading.partition.z, int(state.failed)
         if failed >= FULL:
             raise ValueError(
-                f"site {z!r}: class {failed - FULL} has {int(state.values[z][0])} groups, all that the capacity of its CRP has room for; "
+                f"site {z!r}: class {failed - FULL} has {int(state.values[z][0])} groups, all that the capacity of its "
+                f"{type(state.prior.seating).__name__} has room for; "
                 f"its rows can open no more. Leave the capacity at None, give more, or bound the number of groups itself: max_groups."
             )
         if failed:
@@ -221,7 +223,7 @@ class CollapsedGibbs(Block):
             return {name: inside(trace[name]) if program.sites[name].is_discrete else jnp.isfinite(term(trace[name])) for name in given}
 
         for name in (name for name, flag in is_possible(given).items() if not flag):
-            groups = "groups numbered from 0 in order of appearance within each class, and no more than the CRP has room for"
+            groups = "groups numbered from 0 in order of appearance within each class, and no more than the partition has room for"
             wanted = groups if name == found.z else f"values of a {program.sites[name].family}"
             raise ValueError(f"init_params: {name!r} is outside of its support; wanted {wanted}.")
 
@@ -260,7 +262,7 @@ def _mixture(found: Partition, program: Program, given: Mapping[str, Any]) -> _M
 
     rows, classes = read()
     shares = "dirichlet" if found.shares else "fixed" if found.labels else None
-    rules = Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, scheme="")  # nothing is resampled
+    rules = Rules(tuple((block.site, block.family) for block in found.blocks), shares, scheme="")  # nothing is resampled
     return _Mixture(found, program, rules, rows, classes, (found.num_classes, _capacity(found, program)))
 
 

@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo over the rows of a CRP mixture whose groups are integrated out.
+"""Sequential Monte Carlo over the rows of a mixture whose groups are integrated out.
 
     Z_n = p(rows 1..n),   the product over rows of   sum over particles of  w  sum over groups of  p(group | partition) p(row | group)
 
@@ -34,6 +34,7 @@ from jax.nn import logsumexp
 
 from inference._counts import check_setting, check_whole
 from inference.compiling import once
+from inference.distributions import ExchangeablePartition
 from inference.kernels import _ancestry as ancestry
 from inference.kernels._filtering import NARROW, filter_row, join_each, redraw
 from inference.kernels._groups import Groups, Rules, start, wider
@@ -54,7 +55,7 @@ class FilterState(NamedTuple):
     """Everything that the filter knows."""
 
     groups: Groups  # [grid, table, ...]
-    concentration: Array  # [grid]
+    seating: ExchangeablePartition  # [grid]: the rule by which rows join groups
     class_weights: Array  # [grid, class]
     log_prior: Array  # [grid], normalised
     log_evidence: Array  # [grid]: of all rows so far
@@ -121,7 +122,7 @@ class FilterReading:
 
     def bounded(self, num_groups: int) -> int:
         """No more groups than the model allows."""
-        most = self.rules.max_groups
+        most = self.partition.max_groups
         return num_groups if most is None else min(num_groups, most)
 
 
@@ -137,7 +138,8 @@ class RowReport(NamedTuple):
 class ParticleFilter(Algorithm):
     """Filters the rows of `model` in the order of the data; `Driver.update` goes on with more.
 
-    :param model: a model with one CRP site and conjugate components, such as `zoo.load("aclass").model`.
+    :param model: a model with one partition of its rows, by `CRP`, `PitmanYor` or another `ExchangeablePartition`, and conjugate
+        components, such as `zoo.load("aclass").model`.
     :param num_particles: candidates that are kept a row, in each filter.
     :param resampling: "optimal", "systematic" or "multinomial".
     :param grid: values of the model's latent scalars, {"alpha": [0.1, 0.3, 1.0, 3.0]}; each combination is a filter of its own, and its
@@ -172,7 +174,7 @@ class ParticleFilter(Algorithm):
         """The partition and its conjugate components, proved, and the rows."""
         found = read_partition(program)
         shares = "dirichlet" if found.shares else "fixed" if found.labels else None
-        rules = Rules(tuple((block.site, block.family) for block in found.blocks), found.max_groups, shares, self.resampling)
+        rules = Rules(tuple((block.site, block.family) for block in found.blocks), shares, self.resampling)
         reading = FilterReading(found, rules, self.keep_assignments)
         return reading, reading.data(program)
 
@@ -202,7 +204,7 @@ class ParticleFilter(Algorithm):
         zero = jnp.zeros((), jnp.int32)
         return FilterState(
             jax.vmap(begin)(found.priors),
-            found.concentration,
+            found.seating,
             found.class_weights,
             log_prior,
             jnp.zeros_like(log_prior),
@@ -225,10 +227,10 @@ class ParticleFilter(Algorithm):
         label, x = rows.labels[state.row], {site: value[state.row] for site, value in rows.values.items()}
         row_key, past_key = random.split(rng_key)
         is_narrow = jnp.max(state.groups.widest) < NARROW  # at all points of the grid, so that they remain one branch
-        one = lambda groups, concentration, weights, key: filter_row(
-            reading.rules, groups, is_narrow, (concentration, weights, state.class_count), x, label, key
+        one = lambda groups, seating, weights, key: filter_row(
+            reading.rules, groups, is_narrow, (seating, weights, state.class_count), x, label, key
         )
-        groups, chosen, total = _over_grid(one, row_key, state.groups, state.concentration, state.class_weights)
+        groups, chosen, total = _over_grid(one, row_key, state.groups, state.seating, state.class_weights)
         increment = total - state.rounding  # Kahan's sum
         log_evidence = state.log_evidence + increment
         past = jax.tree.map(lambda leaf, new: leaf.at[state.seen].set(new), state.past, Rows(x, label)) if self.rejuvenate else state.past
@@ -266,10 +268,8 @@ class ParticleFilter(Algorithm):
         own, group = state.history.code[i] % num_classes, state.history.code[i] // num_classes
         choice = group if state.groups.slot.shape[1] > 1 else own * num_groups + group
         known = state.class_count.at[label].add(jnp.where(label >= 0, -1, 0))
-        one = lambda groups, concentration, weights, choice, key: redraw(
-            reading.rules, groups, (concentration, weights, known), x, label, choice, key
-        )
-        groups, choice = _over_grid(one, draw_key, state.groups, state.concentration, state.class_weights, choice)
+        one = lambda groups, seating, weights, choice, key: redraw(reading.rules, groups, (seating, weights, known), x, label, choice, key)
+        groups, choice = _over_grid(one, draw_key, state.groups, state.seating, state.class_weights, choice)
         code = state.history.code.at[i].set(_code(reading, groups, choice, label))
         return state._replace(groups=groups, history=state.history._replace(code=code))
 

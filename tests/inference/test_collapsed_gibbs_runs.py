@@ -257,9 +257,9 @@ def test_another_kernel_hands_over_what_it_draws():
     chain = gibbs()
     state = chain.init(random.key(0), 0, {"alpha": jnp.log(7.0)}, (X, KNOWN), LEARNED)
     mine, (block, _) = state.block_states[0], chain.blocks[0]
-    assert mine.prior.concentration == pytest.approx(7.0)
+    assert mine.prior.seating.concentration == pytest.approx(7.0)
     moved = block.refresh(mine, (X, KNOWN), LEARNED | {"_gibbs_sites": {"alpha": jnp.asarray(3.0)}})
-    assert moved.prior.concentration == 3.0
+    assert moved.prior.seating.concentration == 3.0
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def no_partition(x, y):
 REFUSED = {
     "latent scalar": (LEARNED, "site 'alpha': a latent scalar.*NUTS"),
     "latent hyper-parameter": ({"component": partial(beta_bernoulli, beta=dist.Gamma(1.0, 1.0))}, "site 'beta': a latent scalar"),
-    "no partition": ({"model": no_partition}, "no_partition: found 0 CRP sites"),
+    "no partition": ({"model": no_partition}, "no_partition: found 0 partition sites"),
     "no pair": ({"x": np.nan_to_num(X), "component": logistic}, "site 'x': BernoulliLogits with 'w' ~ Normal is not in the table"),
     "NaN label": ({"y": np.where(np.arange(6) == 4, np.nan, Y)}, r"CRP labels: found float32\[6\], wanted the class of each row, integers"),
     "label 2": ({"y": np.where(np.arange(6) == 4, 2, Y)}, "row 4: found class 2, wanted 0 to 1, or -1 where unlabelled"),

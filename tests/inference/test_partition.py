@@ -75,7 +75,7 @@ def test_every_component_is_read_with_its_numbers(name):
         value = getattr(hyper, leaf)
         assert value.shape[:2] == (2, 1 if name.endswith("wishart") else 3)
         np.testing.assert_allclose(value, np.broadcast_to(wanted, value.shape), rtol=1e-9)
-    np.testing.assert_allclose(parameters.concentration, 2.5)
+    np.testing.assert_allclose(parameters.seating.concentration, 2.5)
     np.testing.assert_allclose(parameters.class_weights, [0.7, 0.7])
 
 
@@ -230,7 +230,7 @@ def test_latent_scalars_move_the_numbers():
     found = with_latent_scalars()
     assert found.scalars == ("alpha", "beta")
     parameters = jax.jit(found.parameters)({"alpha": 0.4, "beta": 0.9})
-    np.testing.assert_allclose(parameters.concentration, 0.4)
+    np.testing.assert_allclose(parameters.seating.concentration, 0.4)
     np.testing.assert_allclose(parameters.priors["x"].concentration1, np.full((2, 3), 0.9))
 
 

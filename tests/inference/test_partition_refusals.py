@@ -161,7 +161,7 @@ COMPONENTS = {
     "shared by classes": (shared_by_classes, r"site 'p': 'x' depends on it, .* wanted a class plate of 2 outside a group plate of 6"),
     "latent below z": (latent_below_z, "site 'w': latent, and depends on 'z'"),
     "factor on z": (factor_on_z, "site 'few': factor, and depends on 'z'"),
-    "second partition": (second_partition, r"found 2 CRP sites \['z', 'w'\], wanted one"),
+    "second partition": (second_partition, r"found 2 partition sites \['z', 'w'\], wanted one"),
     "latent by feature": (latent_by_feature, r"site 'a': latent, of shape \(3,\), and no parameter of a group"),
     "other data": (other_data, "site 'weight': observed, but no feature that depends on 'z'; its term would be left out"),
 }
@@ -228,7 +228,7 @@ MODELS = {
         r"site 'a': latent, of shape \(2,\)",
     ),
     "seen partition": (classes(obs=np.zeros(6, int)), "site 'z': the partition is observed, wanted latent. Leave out its obs"),
-    "no partition": (lambda x, y: sample("x", dist.Normal(0.0, 1.0), obs=x[0, 0]), r"found 0 CRP sites \[\], wanted one"),
+    "no partition": (lambda x, y: sample("x", dist.Normal(0.0, 1.0), obs=x[0, 0]), r"found 0 partition sites \[\], wanted one"),
 }
 
 
