@@ -260,7 +260,7 @@ def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Arra
     rows, same_class = jnp.arange(len(labels)), labels[:, None] == labels
     bounds = np.minimum(BOUNDS, unwrap(message["fn"]).support.capacity)[:, None]
     each_drawn = jnp.floor(random.uniform(rng_key, (len(BOUNDS), len(rows))) * bounds)
-    places = np.stack([np.random.default_rng(bound).permutation(len(rows)) for bound in BOUNDS])
+    places = jnp.stack([np.random.default_rng(bound).permutation(len(rows)) for bound in BOUNDS])
 
     def missed(drawn: Array, place: Array) -> Array:
         first = jnp.argmax(same_class & (drawn[:, None] == drawn), axis=1)  # row of each group

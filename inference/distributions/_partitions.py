@@ -155,6 +155,8 @@ class CRP(ExchangeablePartition):
     :param max_groups: K of (2); None: no bound, (1).
     """
 
+    concentration: Array
+
     arg_constraints = ExchangeablePartition.arg_constraints | {"concentration": constraints.positive}
 
     def __init__(
@@ -191,6 +193,9 @@ class PitmanYor(ExchangeablePartition):
     :param concentration: a > 0 of (3).
     :param discount: d of (3), at least 0 and less than 1.
     """
+
+    concentration: Array
+    discount: Array
 
     arg_constraints = ExchangeablePartition.arg_constraints | {
         "concentration": constraints.positive,
