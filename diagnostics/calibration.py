@@ -38,7 +38,7 @@ from diagnostics._calibration_batches import PREFIX, Plan, check_count, compiled
 from diagnostics._calibration_joint import Joint, Values
 from diagnostics._calibration_result import Calibration, plot_calibration_ecdf
 from inference import Algorithm, Program
-from inference.kernels.stochastic_vi import StochasticVI
+from inference.run.svi import StochasticVI
 
 __all__ = ["Calibration", "geweke", "on_host", "plot_calibration_ecdf", "sbc", "with_kernel"]
 

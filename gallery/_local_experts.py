@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from gallery._labels import coded
 from gallery._units import Units
 from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
-from inference.kernels.conditional_gibbs import AssignmentDraws
+from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
 from zoo.iqgme import normal_wishart, soft_probit
 
 __all__ = ["LocalExperts", "check_whole", "positive"]

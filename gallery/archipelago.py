@@ -30,7 +30,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from gallery._labels import coded, codes_among
 from gallery._units import Units
 from inference import Driver, LatentHistory
-from inference.compiling import compiled
+from inference.program.compiling import compiled
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
 
 __all__ = ["ArchipelagoClassifier", "sampler", "start"]

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among, declared
 from inference import AugmentReduce, Driver, Program
-from inference.kernels._lazy_updates import Adagrad
+from inference.kernels.augment_reduce.row_optimizer import Adagrad
 from zoo.augment_reduce import SparseRows, augment_reduce
 
 __all__ = ["AugmentReduceClassifier"]

@@ -37,10 +37,10 @@ from gallery._features import Features, missingness
 from gallery._links import LINKS, Gaussian, Link, num_told
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
-from inference.compiling import compiled
-from inference.crossed import chunks
-from inference.kernels.conditional_gibbs import draw_items
-from inference.sites import unwrap
+from inference.kernels.conditional_gibbs.kernel import draw_items
+from inference.program.compiling import compiled
+from inference.program.sites import unwrap
+from inference.reading.crossed import chunks
 from zoo.bsvd import bsvd
 
 __all__ = ["BSVDCompleter"]

@@ -9,24 +9,24 @@ import jax
 if jax.config.jax_default_matmul_precision is None:
     jax.config.update("jax_default_matmul_precision", "highest")
 
-from inference._store import CheckpointError
-from inference.conjugate import register_conjugate
-from inference.driver import Driver
-from inference.kernels.augment_reduce import AugmentReduce
-from inference.kernels.collapsed_gibbs import CollapsedGibbs
-from inference.kernels.conditional_gibbs import ConditionalGibbs
-from inference.kernels.coordinate_ascent import CoordinateAscent
-from inference.kernels.data_tempering import DataTempering
-from inference.kernels.importance_finish import ImportanceFinish
-from inference.kernels.latent_history import LatentHistory
-from inference.kernels.merged_stages import MergedStages
-from inference.kernels.nested_sampler import NestedSampler
-from inference.kernels.particle_filter import ParticleFilter
-from inference.kernels.staged import Staged
+from inference.kernels.augment_reduce.kernel import AugmentReduce
+from inference.kernels.collapsed_gibbs.kernel import CollapsedGibbs
+from inference.kernels.conditional_gibbs.kernel import ConditionalGibbs
+from inference.kernels.coordinate_ascent.kernel import CoordinateAscent
+from inference.kernels.latent_history.kernel import LatentHistory
+from inference.kernels.nested.importance_finish import ImportanceFinish
+from inference.kernels.nested.kernel import NestedSampler
+from inference.kernels.particle_filter.kernel import ParticleFilter
+from inference.kernels.staged.kernel import Staged
+from inference.kernels.staged.merge import MergedStages
+from inference.kernels.tempering.kernel import DataTempering
 from inference.orders import Orders, run_orders
-from inference.program import Program, StructureError
-from inference.protocol import Algorithm, Results
-from inference.stopping import converged, settled
+from inference.program.program import Program, StructureError
+from inference.reading.conjugate.table import register_conjugate
+from inference.run.driver import Driver
+from inference.run.protocol import Algorithm, Results
+from inference.run.stopping import converged, settled
+from inference.run.store import CheckpointError
 
 __all__ = [
     "Algorithm",

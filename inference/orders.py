@@ -23,12 +23,12 @@ import xarray as xr
 from jax import random
 from numpyro.distributions import Distribution
 
-from inference._counts import check_setting, check_whole, is_between
-from inference._signals import signals_noted
-from inference.driver import Driver
-from inference.kernels.nested_sampler import NestedSampler
-from inference.protocol import Algorithm
-from inference.sites import model_name
+from inference.kernels.nested.kernel import NestedSampler
+from inference.program.sites import model_name
+from inference.run.driver import Driver
+from inference.run.protocol import Algorithm
+from inference.run.settings import check_setting, check_whole, is_between
+from inference.run.signals import signals_noted
 
 __all__ = ["Orders", "run_orders"]
 

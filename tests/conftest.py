@@ -16,7 +16,7 @@ import jax
 import numpyro.infer  # noqa: F401 (before ArviZ, whose lazy modules would load it a second time)
 import pytest
 
-from inference.compiling import make_room
+from inference.program.compiling import make_room
 
 
 def pytest_configure(config):

@@ -56,7 +56,7 @@ def test_arrows_between_rooms(path):
         ("zoo", "from inference import Driver"),
         ("zoo", "import gallery.datasets"),
         ("inference", "from zoo import names"),
-        ("diagnostics", "def f():\n    from inference.program import Program"),
+        ("diagnostics", "def f():\n    from inference.program.program import Program"),
     ],
 )
 def test_a_forbidden_arrow_would_be_seen(room, line):

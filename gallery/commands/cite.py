@@ -20,7 +20,7 @@ def cite(args: Any) -> int:
 
 def entries_of(tree: xr.DataTree) -> list[str]:
     """Each once, the model's first."""
-    from inference.citations import SOFTWARE, citations
+    from inference.run.citations import SOFTWARE, citations
 
     own = find_model(str(tree.attrs.get("model"))).card.bibtex
     return list(dict.fromkeys([*filter(None, [own]), *citations(str(tree.attrs.get("kernel", ""))), *SOFTWARE]))

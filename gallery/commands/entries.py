@@ -17,8 +17,8 @@ from gallery._entries import Entries, read_entries
 from gallery._links import Gaussian, num_told
 from gallery.commands.models import find_model
 from inference import Program
-from inference.compiling import compiled
-from inference.crossed import chunks
+from inference.program.compiling import compiled
+from inference.reading.crossed import chunks
 
 __all__ = ["draws_of", "entry_arguments", "entry_start", "entry_unit", "item_names", "predicted_entries", "takes_entries", "unit_of"]
 

@@ -22,7 +22,7 @@ from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
 from gallery.tables import read_features
 from inference import Program
-from inference.compiling import compiled
+from inference.program.compiling import compiled
 
 __all__ = ["predict", "site_probabilities"]
 

@@ -15,7 +15,7 @@ from numpyro.ops.provenance import eval_provenance
 
 import zoo
 from inference import Program
-from inference.sites import unwrap
+from inference.program.sites import unwrap
 
 __all__ = ["site_lines"]
 

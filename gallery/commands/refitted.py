@@ -18,8 +18,8 @@ from gallery.commands.inputs import bind, read_data, scale_features
 from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel
 from gallery.commands.request import Request, is_table
 from inference import CoordinateAscent, Driver, ParticleFilter, Program
-from inference.assignment import read_assignment
-from inference.kernels.conditional_gibbs import AssignmentDraws
+from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
+from inference.reading.stick_mixture.read import read_assignment
 
 __all__ = ["REFITTED", "mixture_probabilities", "refitted_probabilities"]
 

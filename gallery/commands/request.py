@@ -87,7 +87,7 @@ def keep(request: Request, folder: Path) -> None:
 
     A folder of another run, or one that holds anything else, stays as it is.
     """
-    from inference._store import OURS
+    from inference.run.store import OURS
 
     path = folder / FILE
     if folder.is_dir() and not (folder / "run.json").exists() and any(p.name not in OURS for p in folder.iterdir()):

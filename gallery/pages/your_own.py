@@ -27,7 +27,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from diagnostics import plot_calibration_ecdf, report, sbc, with_kernel
 from inference import Driver, Program, StructureError
-from inference.sites import unwrap
+from inference.program.sites import unwrap
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
 REPLICATES, DRAWS = (500, 8000) if FULL else (100, 6000)

@@ -1,12 +1,12 @@
 """Distributions that NumPyro lacks: partitions, data with holes, integers with a Normal behind them, orders, choices among utilities; and a
 faster one."""
 
-from inference.distributions._diagonal import DiagonalNormal
-from inference.distributions._missing import Missing
-from inference.distributions._noise import Below, Choice, expectation_nodes, log_cdf
-from inference.distributions._orders import PositivePoisson, Zeta
-from inference.distributions._partitions import CRP, ExchangeablePartition, PitmanYor
-from inference.distributions._probit import BinomialProbit, OrderedProbit
+from inference.distributions.diagonal import DiagonalNormal
+from inference.distributions.missing import Missing
+from inference.distributions.noise import Below, Choice, expectation_nodes, log_cdf
+from inference.distributions.orders import PositivePoisson, Zeta
+from inference.distributions.partitions import CRP, ExchangeablePartition, PitmanYor
+from inference.distributions.probit import BinomialProbit, OrderedProbit
 
 __all__ = [
     "CRP",

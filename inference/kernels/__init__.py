@@ -1,17 +1,17 @@
-"""Inference kernels, one file a kernel."""
+"""Inference kernels, a folder a kernel: `kernel.py` has the class, and each `__init__.py` says which file does what."""
 
-from inference.kernels.augment_reduce import AugmentReduce
-from inference.kernels.collapsed_gibbs import CollapsedGibbs
-from inference.kernels.conditional_gibbs import ConditionalGibbs
-from inference.kernels.coordinate_ascent import CoordinateAscent
-from inference.kernels.data_tempering import DataTempering
-from inference.kernels.importance_finish import ImportanceFinish
-from inference.kernels.latent_history import LatentHistory
-from inference.kernels.merged_stages import MergedStages
-from inference.kernels.nested_sampler import NestedSampler
-from inference.kernels.particle_filter import ParticleFilter
-from inference.kernels.staged import Staged
-from inference.kernels.stochastic_vi import StochasticVI
+from inference.kernels.augment_reduce.kernel import AugmentReduce
+from inference.kernels.collapsed_gibbs.kernel import CollapsedGibbs
+from inference.kernels.conditional_gibbs.kernel import ConditionalGibbs
+from inference.kernels.coordinate_ascent.kernel import CoordinateAscent
+from inference.kernels.latent_history.kernel import LatentHistory
+from inference.kernels.nested.importance_finish import ImportanceFinish
+from inference.kernels.nested.kernel import NestedSampler
+from inference.kernels.particle_filter.kernel import ParticleFilter
+from inference.kernels.staged.kernel import Staged
+from inference.kernels.staged.merge import MergedStages
+from inference.kernels.tempering.kernel import DataTempering
+from inference.run.svi import StochasticVI
 
 __all__ = [
     "AugmentReduce",

@@ -20,8 +20,8 @@ from jax import Array
 from numpyro import factor, plate, sample
 
 from inference import AugmentReduce, Program
-from inference.kernels._local_steps import LogExponential
-from inference.kernels.augment_reduce import ReduceReading
+from inference.kernels.augment_reduce.kernel import ReduceReading
+from inference.kernels.augment_reduce.noise_posterior import LogExponential
 from zoo.augment_reduce import augment_reduce
 
 __all__ = ["METHODS", "UMax", "exact_softmax", "one_vs_each", "sampled_softmax"]

@@ -17,7 +17,7 @@ from jax import Array, random
 
 from inference import Program
 from inference.distributions import DiagonalNormal
-from inference.split import Split
+from inference.reading.density import Split
 from zoo.staged_learning import family
 
 VECTORS, REPEATS, ROUNDS = 30, 20, 7

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from hilbertcurve.hilbertcurve import HilbertCurve  # ty: ignore[unresolved-import]  # brought by `uv run --with`
 
-from inference import hilbert
+from inference.maths import hilbert
 
 POINTS, ROUNDS = 5000, 5
 SHAPES = ((2, 16), (10, 16), (10, 32), (40, 16))  # dimensions, bits

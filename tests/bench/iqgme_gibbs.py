@@ -31,8 +31,8 @@ from sklearn.model_selection import train_test_split
 from gallery import IQGMEClassifier
 from gallery.datasets import load
 from inference import Program
-from inference.compiling import once
-from inference.kernels import _assignment_sweep
+from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
+from inference.program.compiling import once
 from tests.bench.iqgme_tasks import rows_of
 from zoo.iqgme import iqgme, normal_wishart
 

@@ -27,7 +27,7 @@ from jax import random
 from scipy.special import logsumexp
 
 from inference import Driver, ImportanceFinish, NestedSampler, Program
-from inference.split import Split
+from inference.reading.density import Split
 from tests.bench.nested import PROBLEMS, Found, figure
 
 TOLERANCE, PATIENCE = 0.01, 300.0  # seconds, for the one that can be told

@@ -23,7 +23,7 @@ from scipy.special import logsumexp
 from sklearn.cluster import KMeans
 
 from inference import DataTempering, Driver, MergedStages, NestedSampler, Program, Staged
-from inference.split import Split
+from inference.reading.density import Split
 from tests.bench import mixture_evidence as exact
 from zoo.staged_learning import family
 

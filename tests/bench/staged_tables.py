@@ -38,7 +38,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.mixture import GaussianMixture
 
 from inference import DataTempering, Driver, Program, Staged
-from inference.split import Split
+from inference.reading.density import Split
 from tests.bench.staged import Draws, Learned, told
 from zoo.staged_learning import family
 

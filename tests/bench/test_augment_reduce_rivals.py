@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inference import Program
-from inference.kernels._weights import view_of
+from inference.kernels.augment_reduce.weights import view_of
 from tests.bench.augment_reduce_rivals import UMax, exact_softmax, one_vs_each, sampled_softmax
 from tests.inference.reducing import TOLD, Y, every, fitted, step, utilities, whole
 from zoo.augment_reduce import augment_reduce

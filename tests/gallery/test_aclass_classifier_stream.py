@@ -281,7 +281,7 @@ def test_units_are_free(unit):
 def test_ctrl_c_keeps_the_rows_that_were_seen(monkeypatch, at_once):
     classifier = new().fit(X[:FIRST], Y[:FIRST])
     with monkeypatch.context() as patch:
-        patch.setattr("inference._session.Bar.update", lambda *args: signal.raise_signal(signal.SIGINT))
+        patch.setattr("inference.run.session.Bar.update", lambda *args: signal.raise_signal(signal.SIGINT))
         with pytest.warns(ConvergenceWarning, match="ended by Ctrl-C or max_time"):
             classifier.partial_fit(X[FIRST:], Y[FIRST:])
     seen = classifier.n_rows_seen_
@@ -293,7 +293,7 @@ def test_ctrl_c_keeps_the_rows_that_were_seen(monkeypatch, at_once):
 def test_where_no_row_was_seen_the_next_call_is_the_first(monkeypatch, at_once):
     classifier = new()
     with monkeypatch.context() as patch:
-        patch.setattr("inference._session.signals_noted", lambda: nullcontext(["SIGINT"]))
+        patch.setattr("inference.run.session.signals_noted", lambda: nullcontext(["SIGINT"]))
         with pytest.warns(ConvergenceWarning, match="after 0 of 16 rows"):
             classifier.fit(X, Y)
     check_same(classifier.partial_fit(X, Y), at_once)

@@ -9,7 +9,7 @@ import inference.kernels
 import zoo
 from gallery.cli import main
 from gallery.commands.cite import entries_of
-from inference.citations import SOFTWARE, citations
+from inference.run.citations import SOFTWARE, citations
 
 KEY = re.compile(r"@\w+\{(\w+),")
 

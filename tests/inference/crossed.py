@@ -10,8 +10,7 @@ from jax import random
 from numpyro import handlers
 
 from inference import Program
-from inference._crossed_reading import read_crossed
-from inference.latent_normal import respond
+from inference.reading.crossed import read_crossed, respond
 from zoo.bsvd import binomial_probit, bsvd, gaussian, ordered_probit, simulate
 
 RNG = np.random.default_rng(5)

@@ -10,8 +10,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import random
 
-from inference._conjugate_normal import NormalHyper, WishartHyper
-from inference.conjugate import (
+from inference.reading.conjugate.normal import NormalHyper, WishartHyper
+from inference.reading.conjugate.table import (
     BetaBernoulli,
     BetaHyper,
     ConjugatePair,

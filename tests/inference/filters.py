@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from inference import Driver, ParticleFilter, Program
-from inference.kernels.particle_filter import FilterReading
+from inference.kernels.particle_filter.kernel import FilterReading
 from zoo.aclass import aclass
 
 __all__ = ["LATER", "OPTIONS", "RNG", "X", "Y", "check_same", "driver", "kernel", "program", "put", "reading", "run", "values", "whole"]

@@ -14,8 +14,8 @@ from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 from inference import LatentHistory
-from inference.history import read_history
-from inference.program import Program
+from inference.program.program import Program
+from inference.reading.history import read_history
 from zoo.archipelago import archipelago, process
 
 ROOM, TOTAL = 40, 8

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference import AugmentReduce, Program
-from inference.kernels._weights import view_of
+from inference.kernels.augment_reduce.weights import view_of
 from zoo.augment_reduce import augment_reduce
 
 X = np.random.default_rng(0).normal(size=(6, 2))

@@ -9,10 +9,10 @@ import numpy as np
 from jax import Array, random
 
 from inference import ParticleFilter, Program
-from inference.kernels import _ancestry as ancestry
-from inference.kernels._filtering import join
-from inference.kernels._groups import wider
-from inference.kernels.particle_filter import FilterReading, FilterState
+from inference.kernels.particle_filter import ancestry as ancestry
+from inference.kernels.particle_filter.candidates import join
+from inference.kernels.particle_filter.groups import wider
+from inference.kernels.particle_filter.kernel import FilterReading, FilterState
 from tests.inference.partitions import ordered
 from zoo.aclass import aclass
 

@@ -7,8 +7,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from inference import Driver, Program, StructureError, _store
-from inference._steppers import Step
+from inference import Driver, Program, StructureError
+from inference.run import store as _store
+from inference.run.steppers import Step
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(90, 2))

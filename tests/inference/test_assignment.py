@@ -11,8 +11,10 @@ import pytest
 from numpyro import handlers
 from numpyro.handlers import scope
 
-from inference import Program, StructureError, _assignment_parts, _assignment_proof
-from inference.assignment import read_assignment
+from inference import Program, StructureError
+from inference.reading.stick_mixture import identities as _assignment_proof
+from inference.reading.stick_mixture import structure as _assignment_parts
+from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import CASES, TASKS, case, of_tasks
 from zoo.iqgme import iqgme
 

@@ -17,16 +17,18 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from scipy.special import betaln, logsumexp
 
 from inference import ConditionalGibbs, Driver, Program, StructureError
-from inference._assignment_parts import by_class
-from inference.compiling import once
-from inference.kernels import _assignment_groups, _assignment_splits, _assignment_sweep
-from inference.kernels._assignment_sweep import AssignmentSweep
-from inference.kernels._factors import blocks_of, said_at, seen_by_experts
-from inference.kernels._levels import agreement, concentration_given, gathered, sticks_given
-from inference.kernels._mixture_draws import draw_incomplete
-from inference.kernels._row_block import message_to, place_complete, place_given
-from inference.mean_field import log_sticks
-from inference.quadratic import common_posterior, known_weights, precision_of, weights_posterior
+from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
+from inference.kernels.conditional_gibbs import mixture_groups as _assignment_groups
+from inference.kernels.conditional_gibbs import mixture_splits as _assignment_splits
+from inference.kernels.conditional_gibbs.mixture import AssignmentSweep
+from inference.kernels.coordinate_ascent.draws import draw_incomplete
+from inference.kernels.coordinate_ascent.posterior import blocks_of, said_at, seen_by_experts
+from inference.kernels.coordinate_ascent.rows import message_to, place_complete, place_given
+from inference.kernels.coordinate_ascent.sticks import agreement, concentration_given, gathered, sticks_given
+from inference.program.compiling import once
+from inference.reading.conjugate.pairs import log_sticks
+from inference.reading.conjugate.quadratic import common_posterior, known_weights, precision_of, weights_posterior
+from inference.reading.stick_mixture.structure import by_class
 from tests.inference.mixtures import CASES, TASKS, beta_bernoulli, case, of_tasks
 from tests.inference.models import Y, normal_mean
 from zoo.iqgme import iqgme

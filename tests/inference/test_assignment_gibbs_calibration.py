@@ -14,9 +14,10 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from diagnostics import geweke
 from inference import Program
-from inference.kernels import _assignment_groups, _assignment_sweep
-from inference.kernels._assignment_sweep import AssignmentSweep
-from inference.kernels._mixture_draws import cut
+from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
+from inference.kernels.conditional_gibbs import mixture_groups as _assignment_groups
+from inference.kernels.conditional_gibbs.mixture import AssignmentSweep
+from inference.kernels.coordinate_ascent.draws import cut
 from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]

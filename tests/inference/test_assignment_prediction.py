@@ -6,9 +6,9 @@ import pytest
 from scipy import stats
 
 from inference import Program
-from inference.assignment import read_assignment
-from inference.kernels import _assignment_prediction
-from inference.kernels.conditional_gibbs import AssignmentDraws
+from inference.kernels.conditional_gibbs import mixture_predict as _assignment_prediction
+from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
+from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import case
 from zoo.iqgme import iqgme
 

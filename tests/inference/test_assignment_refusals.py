@@ -7,9 +7,11 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import plate
 
-from inference import Program, StructureError, assignment, proof
-from inference.assignment import read_assignment
+from inference import Program, StructureError
 from inference.distributions import Missing
+from inference.reading import proof
+from inference.reading.stick_mixture import read as assignment
+from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import GATE, beta_bernoulli, columns_of, normal_columns
 from tests.inference.test_assignment import BITS, HOLES, X, Y, quick
 from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit

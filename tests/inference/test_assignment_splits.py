@@ -10,10 +10,11 @@ from jax import random
 from scipy.special import betaln
 
 from inference import ConditionalGibbs, Driver, Program
-from inference.compiling import once
-from inference.kernels import _assignment_splits, _assignment_sweep
-from inference.kernels._assignment_splits import log_marginal_at
-from inference.kernels._assignment_sweep import AssignmentSweep
+from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
+from inference.kernels.conditional_gibbs import mixture_splits as _assignment_splits
+from inference.kernels.conditional_gibbs.mixture import AssignmentSweep
+from inference.kernels.conditional_gibbs.mixture_splits import log_marginal_at
+from inference.program.compiling import once
 from tests.inference.mixtures import CASES, beta_bernoulli, case
 from zoo.iqgme import iqgme, normal_wishart
 

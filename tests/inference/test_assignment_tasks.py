@@ -10,7 +10,7 @@ from numpyro import plate
 from numpyro.handlers import scope
 
 from inference import Program, StructureError
-from inference.assignment import Level, read_assignment
+from inference.reading.stick_mixture.read import Level, read_assignment
 from tests.inference.mixtures import GATE, TASKS, of_tasks
 from zoo.iqgme import Axes, sticks
 from zoo.iqgme_tasks import iqgme_tasks

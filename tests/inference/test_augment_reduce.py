@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 from scipy.optimize import minimize
 
-from inference.kernels import _reduced_model
-from inference.kernels._local_steps import LocationScale, LogExponential
-from inference.kernels._weights import view_of
+from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
+from inference.kernels.augment_reduce.weights import view_of
+from inference.reading import row_table as _reduced_model
 from tests.inference.reducing import X, Y, bound, every, fitted, utilities, weights_of, whole, z_scores
 
 pytestmark = pytest.mark.usefixtures("x64")

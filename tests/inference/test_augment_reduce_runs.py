@@ -12,10 +12,10 @@ from scipy import sparse
 from scipy.optimize import minimize
 
 from inference import AugmentReduce, Driver, Program
-from inference.kernels import _weights
-from inference.kernels._lazy_updates import Adagrad, Adaptive, remembered, update_rows
-from inference.kernels._touched_rows import note_requests
-from inference.sites import Site
+from inference.kernels.augment_reduce import weights as _weights
+from inference.kernels.augment_reduce.row_optimizer import Adagrad, Adaptive, remembered, update_rows
+from inference.program.sites import Site
+from inference.reading.row_table import note_requests
 from tests.inference.reducing import weights_of
 from zoo.augment_reduce import SparseRows, augment_reduce, simulate
 
@@ -176,7 +176,7 @@ def test_an_update_goes_by_its_own_settings():
 
 
 def test_an_update_by_the_settings_before_is_seen(monkeypatch):
-    monkeypatch.setattr("inference.kernels.augment_reduce._settings", lambda program: {})
+    monkeypatch.setattr("inference.kernels.augment_reduce.kernel._settings", lambda program: {})
     with pytest.raises(AssertionError):
         test_an_update_goes_by_its_own_settings()
 

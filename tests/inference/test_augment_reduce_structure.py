@@ -10,10 +10,10 @@ from numpyro import plate, sample
 
 from inference import AugmentReduce, Program, StructureError
 from inference.distributions import Below, log_cdf
-from inference.kernels._local_steps import LocationScale, LogExponential
-from inference.kernels._touched_rows import note_requests
-from inference.kernels._weights import view_of
-from inference.sites import Site
+from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
+from inference.kernels.augment_reduce.weights import view_of
+from inference.program.sites import Site
+from inference.reading.row_table import note_requests
 from tests.inference.reducing import TOLD, X, bound, estimate, fitted, step, weights_of, whole
 from zoo.augment_reduce import augment_reduce
 
@@ -141,7 +141,7 @@ def test_sites_that_are_asked_for_other_rows_are_tables_of_their_own():
 
 
 def test_tables_that_mix_up_rows_are_seen(monkeypatch):
-    from inference.kernels import _reduced_model
+    from inference.reading import row_table as _reduced_model
 
     joined = _reduced_model._asked_rows
     monkeypatch.setattr(_reduced_model, "_asked_rows", lambda *told: (joined(*told)[0], (("w", "level"),)))
@@ -151,7 +151,7 @@ def test_tables_that_mix_up_rows_are_seen(monkeypatch):
 
 
 def test_rows_that_are_not_merged_are_seen(monkeypatch):
-    from inference.kernels import _touched_rows
+    from inference.reading import row_table as _touched_rows
 
     monkeypatch.setattr(_touched_rows, "_slots", lambda ids: jnp.arange(len(ids)))
     with pytest.raises(AssertionError):

@@ -25,7 +25,8 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference import CheckpointError, Driver, _store
+from inference import CheckpointError, Driver
+from inference.run import store as _store
 from tests.inference.importance import ImportanceSampling
 from tests.inference.models import LABELS, X, Y, logistic, normal_mean
 

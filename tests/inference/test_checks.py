@@ -10,8 +10,8 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.initialization import init_to_value
 
 from inference import Driver
-from inference.program import Program
-from inference.sites import StructureError
+from inference.program.program import Program
+from inference.program.sites import StructureError
 from tests.inference.test_program import continuous
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

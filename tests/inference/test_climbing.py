@@ -7,9 +7,9 @@ import pytest
 from jax import random
 from scipy import stats
 
-from inference.kernels import _climbing
-from inference.kernels._climbing import Climbed, climbed, drawn_from, joined
-from inference.kernels._clumps import Clumps, StateClumps
+from inference.kernels.staged import climbing as _climbing
+from inference.kernels.staged.climbing import Climbed, climbed, drawn_from, joined
+from inference.maths.normal_mixture import Clumps, StateClumps
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

@@ -13,11 +13,13 @@ from jax import random
 from jax.scipy.special import erf
 from scipy import optimize, stats
 
-from inference import Program, hilbert
-from inference.kernels import _code_clumps, _summary
-from inference.kernels._code_clumps import CodeClumps, Codes, spread_of
-from inference.kernels._summary import Told
-from inference.split import Split
+from inference import Program
+from inference.kernels.staged import hilbert_clumps as _code_clumps
+from inference.kernels.staged.hilbert_clumps import CodeClumps, Codes, spread_of
+from inference.maths import hilbert
+from inference.maths import summary as _summary
+from inference.maths.summary import Told
+from inference.reading.density import Split
 from tests.inference.nests import line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
 from tests.inference.test_staged import driver_of

@@ -13,10 +13,11 @@ from numpyro import plate, sample
 from scipy import stats
 
 from inference import CollapsedGibbs
-from inference.compiling import once
 from inference.distributions import CRP, Missing
-from inference.kernels import _seating, collapsed_gibbs
-from inference.kernels._groups import log_crp
+from inference.kernels.collapsed_gibbs import kernel as collapsed_gibbs
+from inference.kernels.collapsed_gibbs import sweep as _seating
+from inference.kernels.particle_filter.groups import log_crp
+from inference.program.compiling import once
 from tests.inference.partitions import Mixture, bernoulli, categorical, codes, normal, poisson, together, wishart
 from zoo.aclass import aclass, gamma_poisson, mixed, normal_inverse_chi2, normal_inverse_wishart
 
@@ -102,7 +103,7 @@ def started(name):
     kernel = CollapsedGibbs(CASES[name].model)
     with pytest.MonkeyPatch.context() as patch:
         for proof in ("prove", "prove_for"):  # they have their own tests, and take most of the time
-            patch.setattr(f"inference.partition.{proof}", lambda *_: None)
+            patch.setattr(f"inference.reading.crp_mixture.{proof}", lambda *_: None)
         return kernel, kernel.init(random.key(0), 0, None, CASES[name].data, {})
 
 

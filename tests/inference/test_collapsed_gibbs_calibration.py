@@ -13,8 +13,9 @@ from scipy.special import betaln, logsumexp
 
 from diagnostics import geweke
 from inference import CollapsedGibbs, Driver, ParticleFilter, Program
-from inference.kernels import _seating, collapsed_gibbs
-from inference.kernels._groups import log_crp
+from inference.kernels.collapsed_gibbs import kernel as collapsed_gibbs
+from inference.kernels.collapsed_gibbs import sweep as _seating
+from inference.kernels.particle_filter.groups import log_crp
 from tests.inference import partitions
 from zoo.aclass import aclass, beta_bernoulli
 

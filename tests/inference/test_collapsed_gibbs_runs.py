@@ -15,7 +15,8 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 
 import diagnostics
 from inference import CollapsedGibbs, Driver
-from inference.kernels import _seating, collapsed_gibbs
+from inference.kernels.collapsed_gibbs import kernel as collapsed_gibbs
+from inference.kernels.collapsed_gibbs import sweep as _seating
 from zoo.aclass import aclass, beta_bernoulli, normal_inverse_chi2, simulate
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -46,7 +47,7 @@ def run(num_samples=40):
 @pytest.fixture
 def unproved(monkeypatch):
     """For tests that read many models: the proofs have their own, and take most of the time."""
-    monkeypatch.setattr("inference.partition.prove", lambda *_, **__: None)
+    monkeypatch.setattr("inference.reading.crp_mixture.prove", lambda *_, **__: None)
 
 
 # Draws, and the tree.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.compiling import built, compiled, once
+from inference.program.compiling import built, compiled, once
 
 
 def test_data_are_arguments_of_the_code_and_not_its_constants(monkeypatch):

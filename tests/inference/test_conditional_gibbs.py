@@ -16,7 +16,7 @@ from scipy import stats
 
 from diagnostics import geweke
 from inference import ConditionalGibbs, Driver, StructureError
-from inference.kernels import conditional_gibbs
+from inference.kernels.conditional_gibbs import kernel as conditional_gibbs
 from tests.inference.models import Y, exact_posterior, normal_mean
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -11,8 +11,9 @@ import pytest
 import scipy.stats
 from jax import random
 
-from inference._conjugate_normal import NormalHyper
-from inference.conjugate import (
+from inference.program.sites import StructureError, unwrap
+from inference.reading.conjugate.normal import NormalHyper
+from inference.reading.conjugate.table import (
     TABLE,
     BetaBernoulli,
     BetaHyper,
@@ -24,7 +25,6 @@ from inference.conjugate import (
     NormalWishart,
     pair_of,
 )
-from inference.sites import StructureError, unwrap
 from tests.inference.families import (
     BETA,
     CASES,

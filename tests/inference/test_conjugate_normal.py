@@ -13,8 +13,8 @@ import scipy.stats
 from jax import lax, random
 from jax.scipy.special import gammaln
 
-from inference._conjugate_normal import NormalHyper, WishartHyper, log_rising
-from inference.conjugate import NormalInverseGamma, NormalInverseWishart, NormalWishart
+from inference.reading.conjugate.normal import NormalHyper, WishartHyper, log_rising
+from inference.reading.conjugate.table import NormalInverseGamma, NormalInverseWishart, NormalWishart
 from tests.inference.families import COLUMNS, FEATURES, INVERSE_WISHART, NORMAL, WISHART, assert_close, call, hyper_of, name_of, repeat
 
 MATRIX_CASES = [WISHART, INVERSE_WISHART]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from inference.kernels import _contraction
+from inference.kernels.staged import hilbert_clumps as _contraction
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -16,9 +16,13 @@ from sklearn.mixture import BayesianGaussianMixture
 from diagnostics import report
 from gallery.generators import three_gaussians
 from inference import CoordinateAscent, Driver, Program, StructureError
-from inference.kernels import _clusters, _factors, _layout, _row_block, coordinate_ascent
-from inference.kernels._factors import message_of
-from inference.kernels._mixture_draws import log_rho_of
+from inference.kernels.coordinate_ascent import kernel as coordinate_ascent
+from inference.kernels.coordinate_ascent import posterior as _factors
+from inference.kernels.coordinate_ascent import rows as _layout
+from inference.kernels.coordinate_ascent import rows as _row_block
+from inference.kernels.coordinate_ascent import start as _clusters
+from inference.kernels.coordinate_ascent.draws import log_rho_of
+from inference.kernels.coordinate_ascent.posterior import message_of
 from tests.inference.mixtures import CASES, beta_bernoulli, case
 from zoo.iqgme import iqgme, normal_wishart, probit
 

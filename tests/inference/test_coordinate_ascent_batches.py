@@ -8,7 +8,7 @@ import pytest
 from jax import random
 
 from inference import CoordinateAscent, Driver, Program
-from inference.kernels import _layout
+from inference.kernels.coordinate_ascent import rows as _layout
 from tests.inference.mixtures import case
 from tests.inference.test_coordinate_ascent import ascended
 from zoo.iqgme import iqgme
@@ -60,7 +60,9 @@ def test_batches_stand_for_all_rows(short_chunks, monkeypatch):
     read = kernel.read(program)
     state = kernel.init(random.key(0), *read)
     assert off(batches(kernel, state, read, 2000), wanted) < 4.5
-    monkeypatch.setattr("inference.kernels._row_block.Sums.times", lambda self, factor: self)  # planted: a batch stands for itself
+    monkeypatch.setattr(
+        "inference.kernels.coordinate_ascent.rows.Sums.times", lambda self, factor: self
+    )  # planted: a batch stands for itself
     assert off(batches(kernel, state, read, 200), wanted) > 5
 
 

@@ -12,9 +12,10 @@ from jax import random
 from scipy.special import logsumexp
 
 from inference import CoordinateAscent, Driver, Program
-from inference.kernels import _factor_ascent, _factor_rows
-from inference.kernels._factor_ascent import said_of
-from inference.loadings import of_rows, told
+from inference.kernels.coordinate_ascent import factor_rows as _factor_rows
+from inference.kernels.coordinate_ascent import factors as _factor_ascent
+from inference.kernels.coordinate_ascent.factors import said_of
+from inference.reading.conjugate.loadings import of_rows, told
 from tests.inference.factor_mixtures import factor_case
 from tests.inference.test_coordinate_ascent import ascended, gap_to_draws
 from tests.inference.test_coordinate_ascent_factors import gaps

@@ -14,8 +14,9 @@ import pytest
 from jax import random
 
 from inference import Program
-from inference.kernels import _factors, _row_block
-from inference.kernels._factors import message_of
+from inference.kernels.coordinate_ascent import posterior as _factors
+from inference.kernels.coordinate_ascent import rows as _row_block
+from inference.kernels.coordinate_ascent.posterior import message_of
 from tests.inference.mixtures import case
 from tests.inference.test_coordinate_ascent import ascended, forgets
 

@@ -11,10 +11,11 @@ import pytest
 from jax import random
 
 from inference import CoordinateAscent, Driver, Program
-from inference.assignment import Rows
-from inference.kernels import _factors, _levels
-from inference.kernels._clusters import start_groups, start_sums
-from inference.kernels._levels import gathered, spread
+from inference.kernels.coordinate_ascent import posterior as _factors
+from inference.kernels.coordinate_ascent import sticks as _levels
+from inference.kernels.coordinate_ascent.start import start_groups, start_sums
+from inference.kernels.coordinate_ascent.sticks import gathered, spread
+from inference.reading.stick_mixture.read import Rows
 from tests.inference import test_coordinate_ascent_factors as of_one_task
 from tests.inference.mixtures import of_tasks
 from tests.inference.test_coordinate_ascent import ascended, gap_to_draws

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
 from inference import Driver, NestedSampler, Program, Staged
-from inference.split import Split
+from inference.reading.density import Split
 from zoo.staged_learning import family, full
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]

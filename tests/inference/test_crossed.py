@@ -11,11 +11,10 @@ import pytest
 from jax import random
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
-from inference import ConditionalGibbs, Program, StructureError, _crossed_reading
-from inference._crossed_reading import read_crossed
-from inference.crossed import Components, Crossed, Side
+from inference import ConditionalGibbs, Program, StructureError
 from inference.distributions import Missing
-from inference.latent_normal import hold, predictor, respond
+from inference.reading import crossed as _crossed_reading
+from inference.reading.crossed import Components, Crossed, Side, hold, predictor, read_crossed, respond
 from tests.inference.crossed import BOOK, EDITS, NOTES, READER, REFUSED, RNG, STARS, shelves, shop, small
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

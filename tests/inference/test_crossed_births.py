@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference.kernels._crossed_births import _component
-from inference.kernels._crossed_bridge import Parts, Sums, guess, path, walk
-from inference.kernels._crossed_components import Tilted
-from inference.kernels._crossed_sides import buckets
+from inference.kernels.conditional_gibbs.crossed_births import Parts, Sums, _component, guess, path, walk
+from inference.kernels.conditional_gibbs.crossed_components import Tilted
+from inference.kernels.conditional_gibbs.crossed_sides import buckets
 from tests.inference.crossed import CASES, drawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]

@@ -11,9 +11,11 @@ from jax import random
 from diagnostics import geweke, sbc
 from diagnostics.calibration import with_kernel
 from inference import ConditionalGibbs, Driver
-from inference.kernels import _crossed_births, _crossed_components, _crossed_sweep
-from inference.kernels._crossed_bridge import walk
-from inference.kernels._crossed_components import rescaled
+from inference.kernels.conditional_gibbs import crossed as _crossed_sweep
+from inference.kernels.conditional_gibbs import crossed_births as _crossed_births
+from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
+from inference.kernels.conditional_gibbs.crossed_births import walk
+from inference.kernels.conditional_gibbs.crossed_components import rescaled
 from zoo.bsvd import binomial_probit, bsvd, ordered_probit, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("numpyro_promotion")]

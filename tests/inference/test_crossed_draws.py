@@ -10,10 +10,12 @@ from jax import random
 from jax.scipy.linalg import block_diag
 from scipy import integrate, stats
 
-from inference.kernels import _crossed_components, _crossed_sides, _crossed_sweep
-from inference.kernels._crossed_components import Tilted, switched
-from inference.kernels._crossed_sides import Entries, buckets
-from inference.structure import conditional, identify
+from inference.kernels.conditional_gibbs import crossed as _crossed_sweep
+from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
+from inference.kernels.conditional_gibbs import crossed_sides as _crossed_sides
+from inference.kernels.conditional_gibbs.crossed_components import Tilted, switched
+from inference.kernels.conditional_gibbs.crossed_sides import Entries, buckets
+from inference.reading.conditional import conditional, identify
 from tests.inference.crossed import CASES, RNG, drawn, indices
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]

@@ -11,12 +11,13 @@ import pytest
 from jax import random
 
 from inference import Program
-from inference._crossed_reading import read_crossed
-from inference.kernels import _crossed_births, _crossed_components, _crossed_sides
-from inference.kernels._crossed_births import born
-from inference.kernels._crossed_components import Tilted, rescaled, shifted, switched
-from inference.kernels._crossed_sweep import CrossedSweep
-from inference.latent_normal import respond
+from inference.kernels.conditional_gibbs import crossed_births as _crossed_births
+from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
+from inference.kernels.conditional_gibbs import crossed_sides as _crossed_sides
+from inference.kernels.conditional_gibbs.crossed import CrossedSweep
+from inference.kernels.conditional_gibbs.crossed_births import born
+from inference.kernels.conditional_gibbs.crossed_components import Tilted, rescaled, shifted, switched
+from inference.reading.crossed import read_crossed, respond
 from tests.inference.crossed import EDITS, shelves
 from zoo.bsvd import binomial_probit, bsvd, gaussian, ordered_probit, simulate
 

@@ -10,9 +10,10 @@ from jax import random
 
 from diagnostics import report
 from inference import DataTempering, Driver, Program
-from inference.kernels import _tempering, data_tempering
-from inference.kernels._resampling import effective_size, systematic_parents
-from inference.kernels._tempering import counted, founded, next_exponent, variance_of
+from inference.kernels.tempering import kernel as data_tempering
+from inference.maths import tempering as _tempering
+from inference.maths.resampling import effective_size, systematic_parents
+from inference.maths.tempering import counted, founded, next_exponent, variance_of
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, begun, check_refused, check_same, forget
 

@@ -14,11 +14,11 @@ import pytest
 from jax import random
 
 from inference import Driver, NestedSampler, Program, Staged, StructureError
-from inference.exchangeable import Exchangeable, exchangeable
-from inference.kernels._clumps import Clumps, StateClumps
-from inference.kernels._nested_names import drawn_in_places, in_places
-from inference.kernels._summary import Backed
-from inference.split import Split
+from inference.kernels.nested.relabel import drawn_in_places, in_places
+from inference.maths.normal_mixture import Clumps, StateClumps
+from inference.maths.summary import Backed
+from inference.reading.density import Split
+from inference.reading.exchangeable import Exchangeable, exchangeable
 from tests.inference.stages import begun
 from zoo.staged_learning import family, full
 

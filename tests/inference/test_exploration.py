@@ -13,11 +13,12 @@ from scipy import stats
 from scipy.special import gammaln, logsumexp
 
 from inference import Driver, Program, Staged
-from inference.kernels import _exploration, _search
-from inference.kernels._clumps import Clumps
-from inference.kernels._exploration import Peaks, apart, around, outwards, peaks, worthwhile
-from inference.kernels._search import Begin, Search, Start, centres
-from inference.kernels._summary import divergence
+from inference.kernels.staged import peaks as _exploration
+from inference.kernels.staged import search as _search
+from inference.kernels.staged.peaks import Peaks, apart, around, outwards, peaks, worthwhile
+from inference.kernels.staged.search import Begin, Search, Start, centres
+from inference.maths.normal_mixture import Clumps
+from inference.maths.summary import divergence
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, X, Y, begun
 

@@ -11,9 +11,11 @@ import pytest
 from numpyro import plate
 from numpyro.handlers import scope
 
-from inference import CoordinateAscent, Driver, Program, StructureError, factors, proof
+from inference import CoordinateAscent, Driver, Program, StructureError
 from inference.distributions import Missing
-from inference.factors import has_factors, read_factors
+from inference.reading import factor_mixture as factors
+from inference.reading import proof
+from inference.reading.factor_mixture import has_factors, read_factors
 from tests.inference.factor_mixtures import FACTORED, FEATURES, factor_case
 from zoo.iqgme import iqgme
 from zoo.iqgme_factors import iqgme_factors, linear_features

@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal
 
 from inference import LatentHistory, Program, StructureError
-from inference.field import Field, read_field
-from inference.kernels._surrogate import VARIANCE, At, Axes, Map, _surrogate
+from inference.kernels.latent_history.surrogate import VARIANCE, At, Axes, Map, _surrogate
+from inference.reading.field import Field, read_field
 from tests.inference.histories import FIELD, drift
 from zoo.archipelago import archipelago, student_t
 
@@ -191,7 +191,7 @@ def test_a_slip_moves_it(slip, monkeypatch):
             surrogate, error = (jnp.zeros_like(surrogate), error) if slip == "nowhere" else (surrogate, jnp.zeros_like(error))
             return surrogate, before, error, at.map.given(surrogate, before, error)[1]
 
-        monkeypatch.setattr("inference.kernels._surrogate._surrogate", wrong)
+        monkeypatch.setattr("inference.kernels.latent_history.surrogate._surrogate", wrong)
     if slip == "coordinates":  # in which a trajectory does not begin where the noise is
         moves = {"num_steps": 1}
         monkeypatch.setattr(Axes, "rest", lambda self, noise: 1.3 * rest(self, noise))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.hashing import trace_hash
+from inference.program.hashing import trace_hash
 
 
 def sha(function, *arguments):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inference import hilbert
+from inference.maths import hilbert
 
 RNG = np.random.default_rng(0)
 SOME = [(1, 1), (1, 32), (2, 31), (3, 32), (5, 13), (10, 16), (31, 1), (33, 7), (64, 32)]

@@ -13,10 +13,10 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged
-from inference._progress import figures
-from inference.kernels import importance_finish
-from inference.kernels._clumps import Clumps, StateClumps
-from inference.kernels._summary import Backed
+from inference.kernels.nested import importance_finish
+from inference.maths.normal_mixture import Clumps, StateClumps
+from inference.maths.summary import Backed
+from inference.run.progress import figures
 from tests.inference.nests import X, Y, line, line_evidence, two_modes
 from tests.inference.stages import forget
 from tests.inference.test_exploration import TWO, pair, pair_evidence

@@ -13,9 +13,9 @@ from numpyro import handlers
 from scipy import stats
 
 from inference import LatentHistory, Program, StructureError
-from inference.field import read_field
-from inference.history import History, read_history
-from inference.kernels.latent_history import _partners
+from inference.kernels.latent_history.kernel import _partners
+from inference.reading.field import read_field
+from inference.reading.history import History, read_history
 from tests.inference.histories import ROOM, TOTAL, beads, drift, loss_of_a_bead, orders, run
 from zoo.archipelago import archipelago, matern32, mixture, student_t
 

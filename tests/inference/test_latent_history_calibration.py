@@ -11,7 +11,7 @@ from numpyro.infer import NUTS, Gibbs
 
 from diagnostics.calibration import Calibration
 from inference import LatentHistory, Program
-from inference.history import History
+from inference.reading.history import History
 from tests.inference.histories import FEATURES, FIELD, OPTIONS, joint, seen
 from zoo.archipelago import archipelago
 

@@ -10,7 +10,8 @@ from jax import random
 from numpyro.infer import HMC, MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
-from inference import Driver, Program, compiling
+from inference import Driver, Program
+from inference.program import compiling
 from tests.inference.models import LABELS, X, logistic
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")

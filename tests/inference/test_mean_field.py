@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference import mean_field, quadratic
-from inference._conjugate_normal import NormalHyper, NormalInverseWishart, NormalWishart, WishartHyper
-from inference.conjugate import BetaBernoulli, BetaHyper, DirichletCategorical, DirichletHyper, GammaHyper, GammaPoisson, NormalInverseGamma
-from inference.quadratic import Common, Weights
+from inference.reading.conjugate import pairs as mean_field
+from inference.reading.conjugate import quadratic
+from inference.reading.conjugate.normal import NormalHyper, NormalInverseWishart, NormalWishart, WishartHyper
+from inference.reading.conjugate.quadratic import Common, Weights
+from inference.reading.conjugate.table import (
+    BetaBernoulli,
+    BetaHyper,
+    DirichletCategorical,
+    DirichletHyper,
+    GammaHyper,
+    GammaPoisson,
+    NormalInverseGamma,
+)
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

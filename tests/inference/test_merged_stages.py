@@ -13,10 +13,10 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
-from inference.kernels import merged_stages
-from inference.kernels._clumps import Clumps
-from inference.kernels._weighing import DRAWS, Weighing
-from inference.kernels.merged_stages import Part, Product
+from inference.kernels.staged import merge as merged_stages
+from inference.kernels.staged.merge import Part, Product
+from inference.kernels.staged.weighing import DRAWS, Weighing
+from inference.maths.normal_mixture import Clumps
 from tests.inference import stages
 from tests.inference.nests import NOISE, line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y

@@ -9,8 +9,8 @@ from jax.scipy.special import log_ndtr
 from jax.scipy.stats import multivariate_normal
 
 from inference import Program
-from inference.kernels._mixture_prediction import log_label
-from inference.quadratic import Weights
+from inference.kernels.coordinate_ascent.predict import log_label
+from inference.reading.conjugate.quadratic import Weights
 from tests.inference.mixtures import case, of_tasks
 from tests.inference.test_coordinate_ascent import ascended
 from zoo.iqgme import iqgme, sticks

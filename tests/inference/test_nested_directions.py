@@ -9,8 +9,8 @@ from jax import random
 
 from diagnostics import report
 from inference import Driver, NestedSampler
-from inference.kernels import _nesting
-from inference.kernels._nested_directions import Around, direction, spread_of
+from inference.kernels.nested import nesting as _nesting
+from inference.maths.slice_walk import Around, direction, spread_of
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

@@ -7,8 +7,9 @@ import pytest
 from jax import random
 from scipy.stats import beta, kstest
 
-from inference.kernels import _nested_lineage, _nested_volumes
-from inference.kernels._nested_lineage import Death, along_axis, parents_of
+from inference.kernels.nested import deaths as _nested_lineage
+from inference.kernels.nested import volumes as _nested_volumes
+from inference.kernels.nested.deaths import Death, along_axis, parents_of
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

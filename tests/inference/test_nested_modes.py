@@ -8,8 +8,9 @@ from jax import random
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import kstest, norm, truncnorm
 
-from inference.kernels import _nested_modes, _nested_moves
-from inference.kernels._nested_modes import parts_of, roots_of
+from inference.kernels.nested import modes as _nested_modes
+from inference.kernels.nested.modes import parts_of, roots_of
+from inference.maths import slice_walk as _nested_moves
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

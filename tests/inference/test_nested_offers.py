@@ -6,9 +6,9 @@ import pytest
 from jax import random
 
 from inference import Driver, NestedSampler, Program
-from inference.kernels import _nesting
-from inference.kernels._nested_names import together
-from inference.kernels._nesting import BLOCK, Nesting
+from inference.kernels.nested import nesting as _nesting
+from inference.kernels.nested.nesting import BLOCK, Nesting
+from inference.kernels.nested.relabel import together
 from tests.inference.nests import X, Y, line
 from zoo.staged_learning import family
 

@@ -13,8 +13,11 @@ from numpyro.handlers import scope
 
 from diagnostics import insertion_rank_test, report
 from inference import Driver, NestedSampler, Program, StructureError
-from inference.kernels import _nested_modes, _nested_moves, _nested_volumes, _nesting
-from inference.kernels._nested_moves import Limit
+from inference.kernels.nested import modes as _nested_modes
+from inference.kernels.nested import nesting as _nesting
+from inference.kernels.nested import volumes as _nested_volumes
+from inference.maths import slice_walk as _nested_moves
+from inference.maths.slice_walk import Limit
 from tests.inference.nests import EXACT, X, Y, line, line_evidence, two_modes
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -174,7 +177,7 @@ def test_a_run_is_the_same_run_again():
 
 def broken(monkeypatch, change):
     """Walks whose arguments are changed before they begin."""
-    monkeypatch.setattr("inference.kernels._nesting.walk", lambda key, *rest: _nested_moves.walk(key, *change(*rest)))
+    monkeypatch.setattr("inference.kernels.nested.nesting.walk", lambda key, *rest: _nested_moves.walk(key, *change(*rest)))
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ import pytest
 
 from diagnostics.calibration import on_host, sbc
 from inference import Driver, NestedSampler
-from inference.kernels import nested_sampler
-from inference.kernels._resampling import resampled
+from inference.kernels.nested import kernel as nested_sampler
+from inference.maths.resampling import resampled
 from tests.inference.nests import EXACT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]

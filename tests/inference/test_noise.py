@@ -8,7 +8,8 @@ import pytest
 from jax import random
 from scipy import integrate, stats
 
-from inference.distributions import Below, Choice, _noise, log_cdf
+from inference.distributions import Below, Choice, log_cdf
+from inference.distributions import noise as _noise
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -14,8 +14,8 @@ from scipy import stats
 
 from inference import Driver, NestedSampler, Orders, Staged, run_orders
 from inference import orders as orders_module
-from inference._session import Session
 from inference.distributions import PositivePoisson, Zeta
+from inference.run.session import Session
 from tests.inference import models
 from tests.inference.importance import ImportanceSampling
 from zoo.staged_learning import family, simulate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from inference.orthants import log_orthant, points_of
+from inference.maths.orthants import log_orthant, points_of
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

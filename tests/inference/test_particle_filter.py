@@ -7,10 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference import ParticleFilter, _conjugate_counts
-from inference.conjugate import BetaBernoulli
-from inference.kernels import _ancestry, _filtering, _groups, _resampling, particle_filter
-from inference.kernels._filtering import filter_row
+from inference import ParticleFilter
+from inference.kernels.particle_filter import ancestry as _ancestry
+from inference.kernels.particle_filter import candidates as _filtering
+from inference.kernels.particle_filter import groups as _groups
+from inference.kernels.particle_filter import kernel as particle_filter
+from inference.kernels.particle_filter.candidates import filter_row
+from inference.maths import resampling as _resampling
+from inference.reading.conjugate import counts as _conjugate_counts
+from inference.reading.conjugate.table import BetaBernoulli
 from tests.inference.partitions import (
     Mixture,
     bernoulli,

@@ -11,8 +11,8 @@ from jax.scipy.special import betaln, gammaln
 
 from diagnostics.calibration import on_host, sbc
 from inference import Driver, ParticleFilter, Program
-from inference.kernels import _filtering
-from inference.kernels._groups import log_crp
+from inference.kernels.particle_filter import candidates as _filtering
+from inference.kernels.particle_filter.groups import log_crp
 from zoo.aclass import aclass
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("numpyro_promotion")]

@@ -16,8 +16,10 @@ from scipy.special import logsumexp
 
 from inference import ParticleFilter, Program
 from inference.distributions import CRP, Missing
-from inference.kernels import _ancestry, _filtering, particle_filter
-from inference.kernels._filtering import filter_row, join
+from inference.kernels.particle_filter import ancestry as _ancestry
+from inference.kernels.particle_filter import candidates as _filtering
+from inference.kernels.particle_filter import kernel as particle_filter
+from inference.kernels.particle_filter.candidates import filter_row, join
 from tests.inference import replicates
 from tests.inference.partitions import Mixture, bernoulli, poisson, total_variation
 from tests.inference.replicates import answers, check_evidence, filtered, log_evidence, predictive, read, table, with_settings

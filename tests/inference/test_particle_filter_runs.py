@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference import CheckpointError, Driver, ParticleFilter, _session, _store
-from inference._steppers import Step
-from inference.kernels import particle_filter
+from inference import CheckpointError, Driver, ParticleFilter
+from inference.kernels.particle_filter import kernel as particle_filter
+from inference.run import session as _session
+from inference.run import store as _store
+from inference.run.steppers import Step
 from tests.inference.filters import LATER, OPTIONS, X, Y, check_same, driver, kernel, program, put, run, values, whole
 from tests.inference.replicates import promoted
 from zoo.aclass import aclass, normal_inverse_chi2

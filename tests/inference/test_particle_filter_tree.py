@@ -15,8 +15,8 @@ from scipy.stats import gamma
 
 from diagnostics import report
 from inference import Driver, ParticleFilter, Program, StructureError
-from inference.kernels import particle_filter
-from inference.partition import read_partition
+from inference.kernels.particle_filter import kernel as particle_filter
+from inference.reading.crp_mixture import read_partition
 from tests.inference.filters import OPTIONS, RNG, X, Y, check_same, driver, kernel, program, put, run, values, whole
 from tests.inference.replicates import promoted
 from zoo.aclass import aclass, beta_bernoulli, normal_inverse_chi2, normal_inverse_wishart

@@ -13,7 +13,7 @@ from scipy import stats
 
 from inference import Program
 from inference.distributions import CRP, Missing
-from inference.partition import grid_of, read_partition
+from inference.reading.crp_mixture import grid_of, read_partition
 from zoo.aclass import (
     Axes,
     aclass,

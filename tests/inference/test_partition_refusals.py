@@ -8,10 +8,11 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers, plate
 
-from inference import Program, StructureError, partition
-from inference.conjugate import TABLE, BetaBernoulli, NormalInverseGamma
+from inference import Program, StructureError
 from inference.distributions import CRP, Missing
-from inference.partition import read_partition
+from inference.reading import crp_mixture as partition
+from inference.reading.conjugate.table import TABLE, BetaBernoulli, NormalInverseGamma
+from inference.reading.crp_mixture import read_partition
 from zoo.aclass import Axes, aclass, beta_bernoulli, normal_inverse_chi2, normal_inverse_wishart
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -11,8 +11,9 @@ from jax import random
 from scipy import integrate, stats
 from scipy.special import gammaln, log_ndtr
 
-from inference.distributions import BinomialProbit, OrderedProbit, _probit
-from inference.truncated import TruncatedNormal
+from inference.distributions import BinomialProbit, OrderedProbit
+from inference.distributions import probit as _probit
+from inference.distributions.truncated_normal import TruncatedNormal
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

@@ -15,8 +15,8 @@ from arviz_base.io_numpyro import infer_dims
 from jax import random
 from numpyro.infer.util import log_density, potential_energy, unconstrain_fn
 
-from inference.program import Program
-from inference.sites import StructureError
+from inference.program.program import Program
+from inference.program.sites import StructureError
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from jax import random
 from jax.scipy.stats import norm
 
 from inference import Program, StructureError
-from inference.proof import at_magnitude, further, gap, gap_of_numbers, gap_of_sums, prove, random_settings, worst
+from inference.reading.proof import at_magnitude, further, gap, gap_of_numbers, gap_of_sums, prove, random_settings, worst
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 

@@ -34,14 +34,14 @@ from inference import (
     ParticleFilter,
     Program,
     Staged,
-    _session,
-    driver,
 )
-from inference._loop import Loop
-from inference._steppers import Chain
 from inference.distributions import CRP, Missing
-from inference.kernels import particle_filter
-from inference.kernels.stochastic_vi import StochasticVI
+from inference.kernels.particle_filter import kernel as particle_filter
+from inference.run import driver
+from inference.run import session as _session
+from inference.run.loop import Loop
+from inference.run.steppers import Chain
+from inference.run.svi import StochasticVI
 from tests.inference.importance import ImportanceSampling
 from tests.inference.mixtures import beta_bernoulli
 from tests.inference.replicates import promoted

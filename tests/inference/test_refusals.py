@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from inference.conditionals import NORMAL
-from inference.program import Program
-from inference.structure import StructureError, _refusal, identify
+from inference.program.program import Program
+from inference.reading.conditional import StructureError, _refusal, identify
+from inference.reading.families import NORMAL
 from tests.inference.conjugate import LABELS, ROWS, Y, location
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -12,12 +12,13 @@ import scipy.stats
 from numpyro import sample
 from scipy.special import betaln, gammaln, logsumexp
 
-from inference import CollapsedGibbs, CoordinateAscent, Driver, ParticleFilter, Program, StructureError, conjugate, register_conjugate
-from inference._conjugate_derived import derived
-from inference.assignment import read_assignment
-from inference.conjugate import GammaHyper, GammaPoisson
+from inference import CollapsedGibbs, CoordinateAscent, Driver, ParticleFilter, Program, StructureError, register_conjugate
 from inference.distributions import Missing
-from inference.partition import read_partition
+from inference.reading.conjugate import table as conjugate
+from inference.reading.conjugate.derived import derived
+from inference.reading.conjugate.table import GammaHyper, GammaPoisson
+from inference.reading.crp_mixture import read_partition
+from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import columns_of
 from tests.inference.partitions import Mixture, codes
 from zoo.aclass import aclass

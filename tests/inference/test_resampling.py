@@ -9,8 +9,8 @@ import pytest
 from jax import random
 from scipy.optimize import brentq
 
-from inference.kernels import _resampling
-from inference.kernels._resampling import SCHEMES, Chosen, drawn_choices, effective_size, threshold
+from inference.maths import resampling as _resampling
+from inference.maths.resampling import SCHEMES, Chosen, drawn_choices, effective_size, threshold
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -5,9 +5,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from inference import _session
-from inference._loop import Loop
-from inference._signals import ctrl_c_waits, signals_noted
+from inference.run import session as _session
+from inference.run.loop import Loop
+from inference.run.signals import ctrl_c_waits, signals_noted
 from tests.inference.test_updates import MORE, streaming
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

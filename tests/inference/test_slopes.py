@@ -9,9 +9,9 @@ from jax import random
 from scipy import stats
 
 from inference import Driver, Program, Staged
-from inference.kernels import staged
-from inference.kernels._clumps import StateClumps
-from inference.kernels._summary import Told
+from inference.kernels.staged import kernel as staged
+from inference.maths.normal_mixture import StateClumps
+from inference.maths.summary import Told
 from tests.inference.nests import line
 from tests.inference.stages import MEAN, PRECISION, X, Y, begun
 from tests.inference.test_staged import driver_of, over, said

@@ -11,7 +11,7 @@ from jax import random
 from numpyro.contrib.control_flow import scan
 
 from inference import DataTempering, ImportanceFinish, NestedSampler, Program, Staged, StructureError
-from inference.split import Split
+from inference.reading.density import Split
 from tests.inference.nests import X, Y, line
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

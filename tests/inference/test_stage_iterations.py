@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inference.kernels._search import Start
+from inference.kernels.staged.search import Start
 from tests.inference.nests import line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
 from tests.inference.test_staged import driver_of

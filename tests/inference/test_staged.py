@@ -12,9 +12,9 @@ from jax import random
 from scipy import stats
 
 from inference import Driver, Program, Staged
-from inference.kernels._clumps import Clumps, StateClumps
-from inference.kernels._stages import row_dim, row_terms
-from inference.kernels._summary import Told
+from inference.maths.normal_mixture import Clumps, StateClumps
+from inference.maths.summary import Told
+from inference.reading.stage_rows import row_dim, row_terms
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, begun, check_refused, check_same, forget
 

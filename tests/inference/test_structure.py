@@ -10,9 +10,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from inference.conditionals import BlockNormal
-from inference.program import Program
-from inference.structure import ByColumn, conditional, draw, identify
+from inference.program.program import Program
+from inference.reading.conditional import ByColumn, conditional, draw, identify
+from inference.reading.families import BlockNormal
 from tests.inference.conjugate import (
     COLUMNS,
     MATRIX,

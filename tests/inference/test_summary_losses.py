@@ -13,11 +13,14 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, MergedStages, Program, Staged
-from inference.kernels import _exploration, _search, _weighing, staged
-from inference.kernels._clumps import StateClumps
-from inference.kernels._nested_names import Named
-from inference.kernels._summary import Loss, loss_of
-from inference.kernels.merged_stages import Part
+from inference.kernels.nested.relabel import Named
+from inference.kernels.staged import kernel as staged
+from inference.kernels.staged import peaks as _exploration
+from inference.kernels.staged import search as _search
+from inference.kernels.staged import weighing as _weighing
+from inference.kernels.staged.merge import Part
+from inference.maths.normal_mixture import StateClumps
+from inference.maths.summary import Loss, loss_of
 from tests.inference.stages import begun
 from tests.inference.test_staged import over
 

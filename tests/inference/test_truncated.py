@@ -9,7 +9,7 @@ from jax import random
 from jax.scipy.special import log_ndtr
 from scipy.special import erfcx
 
-from inference.truncated import TruncatedNormal, log_ndtri, one_sided
+from inference.distributions.truncated_normal import TruncatedNormal, log_ndtri, one_sided
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

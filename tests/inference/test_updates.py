@@ -8,10 +8,11 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from inference import DataTempering, Driver, Program, Staged, _outcome
-from inference._outcome import _combined
-from inference.kernels._stages import row_dim
-from inference.kernels.data_tempering import TemperingReading
+from inference import DataTempering, Driver, Program, Staged
+from inference.kernels.tempering.kernel import TemperingReading
+from inference.reading.stage_rows import row_dim
+from inference.run import result as _outcome
+from inference.run.result import _combined
 from tests.inference.importance import ImportanceSampling
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -10,9 +10,10 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, MergedStages, Staged
-from inference.kernels import _weighing, staged
-from inference.kernels._summary import loss_of
-from inference.kernels._weighing import Account, Evidence, Weighed, Weighing
+from inference.kernels.staged import kernel as staged
+from inference.kernels.staged import weighing as _weighing
+from inference.kernels.staged.weighing import Account, Evidence, Weighed, Weighing
+from inference.maths.summary import loss_of
 from tests.inference.stages import begun, forget
 from tests.inference.test_exploration import TWO, line_of, pair, pair_evidence
 from tests.inference.test_summary_losses import rows, square, square_evidence

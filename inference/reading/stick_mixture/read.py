@@ -1,0 +1,257 @@
+"""Reading a truncated mixture whose every block is conjugate: rows that are assigned to groups, and what the groups say of them.
+
+    structure = read_assignment(program)          # which sites play which part; or an error that names the site
+    prior = structure.prior                       # the numbers of the priors
+    rows = structure.rows(program)                # the data, one entry a row
+
+    alpha ~ Gamma (or known);  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
+    tasks:    V[j, h], z[i] ~ Categorical(sticks(V[task[i]])); and where groups of tasks share what they say of rows, c[j, h] ~
+              Categorical(sticks(U)), U[s] ~ Beta(1, beta), beta ~ Gamma (or known): a row is in group c[task[i], z[i]] of all
+    columns:  parameters [group, column] and rows with a conjugate likelihood, any `Columns` of the table of conjugate pairs
+    features: normal rows, their mean and precision normal and (inverse) Wishart; missing entries may be latent (ImproperUniform) sites
+    experts:  t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t lies
+
+Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to mean is proved by writing each site's log
+probability down from what was read, by the functions that a kernel then uses, and comparing with the model's own at random values, in each
+row; the numbers of the priors are read at other values than those. See `inference.reading.stick_mixture.identities`.
+
+Of data whose log density takes more than `MOST` numbers at once, 1e4 rows of 44 correlated features, rows spread evenly over all are
+compared: so many that what happens to a part of the rows, by their data, is seen, but not what follows the place of a row in the table and
+begins only beyond as many places as there are rows compared.
+
+Cost: some traces of the model on at most `FEW` rows; and a few evaluations of its log density on all rows, at most `MOST` numbers each.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from inference.program.program import Program, evenly
+from inference.program.sites import StructureError, is_real, model_name
+from inference.reading.conjugate.pairs import Columns
+from inference.reading.conjugate.table import NormalWishart, pair_of
+from inference.reading.stick_mixture.identities import prove_for, proved_prior
+from inference.reading.stick_mixture.structure import Assignment, Block, Experts, Level, Prior, Rows, event_dim
+
+__all__ = [
+    "Assignment",
+    "Block",
+    "Experts",
+    "Level",
+    "Prior",
+    "Rows",
+    "assignment_site",
+    "many_rows",
+    "numbers_of_a_row",
+    "read_assignment",
+    "some_rows",
+]
+
+FEW = 12  # rows that are looked at to tell sites apart, and on which the priors must be those of all rows
+MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
+WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
+
+
+def read_assignment(program: Program) -> Assignment:
+    """Reads and proves; raises StructureError, by the name of the site, where a block is not what it looks like."""
+    z = assignment_site(program)
+    few = some_rows(program, z, FEW)
+    _, sticks, concentration = _level(few, z)
+    upper = _upper(few, z)
+    holes = _holes(few)
+    if holes != _holes(program):
+        raise StructureError(
+            f"site {_holes(program)!r}: missing entries, but none in the rows that were looked at; wanted NaN in an array."
+        )
+    of_rows = {z, upper.site if upper else z, holes}
+    columns, features = _blocks(few, z, of_rows, holes)
+    found = Assignment(few, z, sticks, concentration, upper, columns, features, holes, _experts(few, z, of_rows))
+    for name in (*few.latent, *few.observed, *few.factors):
+        if name not in found.known:
+            raise StructureError(
+                f"site {name!r} ({few.sites[name].family}): {few.sites[name].kind}, and no block of the mixture reads it; wanted sticks, "
+                f"parameters of groups, rows that depend on {z!r}, and soft labels. {WAY_OUT}"
+            )
+    _refuse_other_children(found)
+    _refuse_shared(found)
+    compared = many_rows(program, z, MOST // numbers_of_a_row(few, features.site if features else None))
+    found = replace(found, prior=proved_prior(found, compared))
+    for others in (few, program):
+        if others is not compared:
+            prove_for(others, found)
+    return found
+
+
+def numbers_of_a_row(few: Program, correlated: str | None) -> int:
+    """That its log density takes at once, about; `correlated` are normal numbers whose covariance differs from row to row."""
+    sizes = [int(np.prod(few.sites[name].shape[1:])) for name in few.observed]
+    return max([1, *sizes, (few.sites[correlated].shape[1] + 1) ** 2 if correlated else 1])
+
+
+def assignment_site(program: Program) -> str:
+    """The site that says which group each row is in."""
+    is_row = lambda site: site.kind == "latent" and site.family.startswith("Categorical") and len(site.shape) == 1
+    found = [name for name, site in program.sites.items() if is_row(site)]
+    if len(found) != 1:
+        raise StructureError(
+            f"{model_name(program.model)}: found {len(found)} latent Categorical sites of rows {found}, wanted one: the group of each row. "
+            f"{WAY_OUT}"
+        )
+    return found[0]
+
+
+def _level(few: Program, site: str) -> Level:
+    """The sticks that indices are drawn by."""
+    parents = sorted(few.parents[site])
+    if len(parents) != 1 or few.sites[parents[0]].family != "Beta":
+        raise StructureError(
+            f"site {site!r} ({few.sites[site].family}): its probabilities come from {parents}; wanted one Beta site V, with the weights "
+            f"V_h prod_(l<h) (1 - V_l), the last stick 1. {WAY_OUT}"
+        )
+    above = sorted(few.parents[parents[0]])
+    if not above:
+        return Level(site, parents[0], None)
+    if len(above) > 1 or few.sites[above[0]].family != "Gamma" or few.sites[above[0]].shape:
+        kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in above)
+        raise StructureError(f"site {parents[0]!r}: its concentration comes from {kinds}; wanted one scalar Gamma, or a number. {WAY_OUT}")
+    return Level(site, parents[0], above[0])
+
+
+def _upper(few: Program, z: str) -> Level | None:
+    """Groups of tasks that are themselves assigned."""
+    is_index = lambda site: site.kind == "latent" and site.family.startswith("Categorical")
+    found = [name for name, site in few.sites.items() if is_index(site) and name != z]
+    if not found:
+        return None
+    level = _level(few, found[0])
+    own, shape = (*few.sites[_level(few, z).sticks].shape[:-1], few.sites[_level(few, z).sticks].shape[-1] + 1), few.sites[found[0]].shape
+    if len(found) > 1 or shape != own or len(own) != 2 or len(few.sites[level.sticks].shape) != 1:
+        raise StructureError(
+            f"site {found[-1]!r} ({few.sites[found[-1]].family}): latent, of shape {few.sites[found[-1]].shape}; wanted, beside {z!r}, one "
+            f"index for each task and each of its groups, {own}, drawn by one row of sticks. {WAY_OUT}"
+        )
+    return level
+
+
+def _holes(few: Program) -> str | None:
+    found = [name for name in few.latent if few.sites[name].family == "ImproperUniform"]
+    if len(found) > 1:
+        raise StructureError(f"site {found[1]!r}: beside {found[0]!r} a second site of missing entries; wanted one. {WAY_OUT}")
+    if found and not is_real(few.sites[found[0]]):
+        raise StructureError(f"site {found[0]!r}: missing entries that have bounds; wanted any real numbers. {WAY_OUT}")
+    return found[0] if found else None
+
+
+def _blocks(few: Program, z: str, of_rows: set[str | None], holes: str | None) -> tuple[tuple[Block, ...], Block | None]:
+    """The columns, and the features, of which there is at most one site."""
+    found = [_block(few, of_rows, name) for name in few.observed if z in few.parents[name]]
+    features = [block for block in found if isinstance(block.family, NormalWishart)]
+    if len(features) > 1:
+        raise StructureError(f"site {features[1].site!r}: beside {features[0].site!r} a second one of correlated features. {WAY_OUT}")
+    for block in found:
+        if holes in few.parents[block.site] and block not in features:
+            raise StructureError(
+                f"site {block.site!r}: columns that are independent in a group have no latent missing entries; wanted "
+                f"Missing(dist...), obs with NaN. {WAY_OUT}"
+            )
+    return tuple(block for block in found if block not in features), features[0] if features else None
+
+
+def _block(few: Program, of_rows: set[str | None], site: str) -> Block:
+    groups = sorted(few.parents[site] - of_rows, key=few.latent.index)
+    kinds = {name: few.sites[name].family for name in groups}
+    hint = f"Labels need soft labels, Normal sites of variance 1, of which they are the signs. {WAY_OUT}"
+    priors, family = pair_of(site, kinds, few.sites[site].family, hint)
+    if not isinstance(family, Columns | NormalWishart):
+        raise StructureError(f"site {site!r}: its pair in the table has no mean-field posterior; wanted the methods of Columns. {WAY_OUT}")
+    return Block(site, priors, family)
+
+
+def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:
+    below = [name for name in few.latent if z in few.parents[name]]
+    if not below:
+        return None
+    soft = below[0]
+    if len(below) > 1 or few.sites[soft].family != "Normal":
+        kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in below)
+        raise StructureError(
+            f"site {below[-1]!r}: latent sites that depend on {z!r}: {kinds}; wanted one Normal site of soft labels. {WAY_OUT}"
+        )
+    labels = [name for name in few.observed if soft in few.parents[name]]
+    if len(labels) != 1 or few.sites[labels[0]].family != "Delta" or few.parents[labels[0]] != {soft}:
+        raise StructureError(f"site {soft!r}: {labels} depend on it; wanted one Delta site, the label, that its signs decide. {WAY_OUT}")
+    weights = sorted(few.parents[soft] - of_rows)
+    if len(weights) != 1 or few.sites[weights[0]].family != "Normal":
+        raise StructureError(f"site {soft!r}: its loc is computed from {weights}; wanted one Normal site of weights. {WAY_OUT}")
+    above = {few.sites[name].family: name for name in sorted(few.parents[weights[0]])}
+    loc, precision = above.pop("Normal", None), above.pop("Gamma", None)
+    if above or len(few.parents[weights[0]]) > 2 or (loc and few.parents[loc] - {precision}) or (precision and few.parents[precision]):
+        raise StructureError(
+            f"site {weights[0]!r}: its prior is computed from {sorted(few.parents[weights[0]])}; wanted a Normal loc and a Gamma "
+            f"precision, each of them or a number. {WAY_OUT}"
+        )
+    return Experts(soft, labels[0], weights[0], loc, precision)
+
+
+def _refuse_other_children(found: Assignment) -> None:
+    """A parameter must tell of nothing but its own block."""
+    few = found.few
+    allowed: dict[str, set[str]] = {}
+    for block in (*found.columns, *([found.features] if found.features else [])):
+        allowed |= {name: {block.site, *block.priors} for name in block.priors}
+    for level in (found.lower, *([found.upper] if found.upper else [])):
+        allowed[level.sticks] = {level.site}
+        allowed |= {level.concentration: {level.sticks}} if level.concentration else {}
+    if found.experts:
+        soft, label, weights, loc, precision = found.experts
+        allowed |= {soft: {label}, weights: {soft}}
+        allowed |= {name: {weights, *([loc] if loc else [])} for name in (loc, precision) if name}
+    for name, parents in few.parents.items():
+        if few.sites[name].kind == "deterministic":
+            continue
+        for parent in parents & set(allowed):
+            if name not in allowed[parent]:
+                raise StructureError(
+                    f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which was read as part of "
+                    f"{sorted(allowed[parent])}. {WAY_OUT}"
+                )
+
+
+def _refuse_shared(found: Assignment) -> None:
+    """Each group, column and weight has parameters of its own."""
+    few, wanted = found.few, {}
+    for block in found.columns:
+        sizes = (found.num_groups, *few.sites[block.site].shape[1:])
+        wanted |= {name: (*sizes, *few.sites[name].shape[-1:][: event_dim(few, name)]) for name in block.priors}
+    if found.features:
+        width = few.sites[found.features.site].shape[1:]
+        for name in found.features.priors:
+            wanted[name] = (found.num_groups, *width * (1 + (event_dim(few, name) == 2)))
+    if found.experts:
+        soft, _, weights, loc, precision = found.experts
+        classes, of_weights = few.sites[soft].shape[:-1], few.sites[weights].shape[-1:]
+        wanted[weights] = (*classes, found.num_groups, *of_weights)
+        wanted |= {name: (*classes, *of_weights) for name in (loc, precision) if name}
+    for name, shape in wanted.items():
+        if few.sites[name].shape != shape:
+            raise StructureError(
+                f"site {name!r} ({few.sites[name].family}): its shape is {few.sites[name].shape}, wanted {shape}: no parameter that "
+                f"groups, columns, classes or weights share. {WAY_OUT}"
+            )
+
+
+def some_rows(program: Program, z: str, size: int) -> Program:
+    """The model on `size` of its rows, of different labels and with missing entries where it can be told."""
+    num_rows = program.sites[z].shape[0]
+    if num_rows <= size:
+        return program
+    return program.on_rows(program.few_rows(num_rows, size), program.by_row(num_rows), z)
+
+
+def many_rows(program: Program, z: str, size: int) -> Program:
+    """The model on about `size` of its rows, or on all if there are no more: `FEW` different ones, and others spread evenly."""
+    num_rows = program.sites[z].shape[0]
+    if num_rows <= max(size, FEW):
+        return program
+    rows = np.union1d(program.few_rows(num_rows, FEW), evenly(num_rows, size))
+    return program.on_rows(rows, program.by_row(num_rows), z)
