@@ -1,4 +1,4 @@
-"""The shape of the repository: who may import whom, what is public, how long a module may be."""
+"""The shape of the repository: who may import whom, and what is public."""
 
 import ast
 import importlib
@@ -19,7 +19,6 @@ MAY_IMPORT = {  # prefixes of the project's own modules that a room may import, 
     "gallery": ROOMS,
 }
 EXCEPTIONS = {"diagnostics/calibration.py": ("inference",)}  # runs what it tests
-MOST_LINES = 400
 
 
 def module_name(path: Path) -> str:
@@ -73,21 +72,66 @@ def test_rooms_are_imported_from_this_repository(room):
     assert Path(importlib.import_module(room).__file__) == ROOT / room / "__init__.py"
 
 
-@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_is_long(path):
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+def arrows(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules that it imports, those for the type checker alone included."""
+    found = {}
+    for module, source in sources.items():
+        whole = imports_of(source)
+        found[module] = {name if name in sources else name.rpartition(".")[0] for name in whole} & set(sources) - {module}
+    return found
+
+
+def wrong_arrows(sources: dict[str, str]) -> list[str]:
+    """Imports inside `inference` that do not run down, and modules that import each other by some way."""
+    graph = arrows(sources)
+    wrong = [f"{module} -> {other}" for module, others in graph.items() for other in others if runs_up(module, other)]
+    for module in graph:
+        below, ahead = set(), list(graph[module])
+        while ahead:
+            if (other := ahead.pop()) not in below:
+                below.add(other)
+                ahead += graph[other]
+        wrong += [f"{module} -> ... -> {module}"] if module in below else []
+    return sorted(wrong)
+
+
+def runs_up(module: str, other: str) -> bool:
+    floors = [FLOORS.get(name.split(".")[1]) if "." in name else None for name in (module, other)]
+    is_same_room = module.split(".")[1:2] == other.split(".")[1:2]
+    return None not in floors and not is_same_room and floors[0] <= floors[1]
+
+
+FLOORS = {"maths": 0, "distributions": 0, "program": 1, "reading": 2, "run": 2, "kernels": 3, "orders": 4}  # of `inference`
+INFERENCE = {module_name(path): path.read_text() for path in MODULES if path.relative_to(ROOT).parts[0] == "inference"}
+
+
+def test_arrows_inside_inference_run_down():
+    assert not wrong_arrows(INFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "seen"),
+    [
+        ("inference.maths.hilbert", "import inference.run.driver", "inference.maths.hilbert -> inference.run.driver"),
+        ("inference.reading.proof", "from inference.run import store", "inference.reading.proof -> inference.run.store"),
+        ("inference.run.store", "from inference.run.driver import Driver", "inference.run.store -> ... -> inference.run.store"),
+    ],
+)
+def test_an_arrow_that_runs_up_would_be_seen(module, line, seen):
+    assert seen in wrong_arrows(INFERENCE | {module: f"{INFERENCE[module]}\n{line}"})
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_public_names_are_listed_and_documented(path):
     module = importlib.import_module(module_name(path))
     assert module.__doc__, "a module says what it is for"
-    assert len(module.__all__) == len(set(module.__all__)), "a name is listed once"
+    listed = getattr(module, "__all__", [])  # a folder's `__init__` may have none
+    assert len(listed) == len(set(listed)), "a name is listed once"
     defined = {name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
     own = {name for name in defined if not name.startswith("_") and callable(getattr(module, name))}
     if not path.name.startswith("_"):
-        assert own <= set(module.__all__), "list it in __all__, or begin its name with an underscore"
-    for name in module.__all__:
+        assert own <= set(listed), "list it in __all__, or begin its name with an underscore"
+    for name in listed:
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isfunction(value):
             assert value.__doc__, f"{module.__name__}.{name} has no docstring"

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-__all__ = ["STRAIGHT", "Around", "Chart", "Ended", "Limit", "Points", "centre_of", "direction", "is_above", "spread_of", "walk"]
+__all__ = ["STRAIGHT", "Around", "Chart", "Ended", "Limit", "Points", "Walk", "centre_of", "direction", "is_above", "spread_of", "walk"]
 
 
 class Points(NamedTuple):

@@ -42,6 +42,7 @@ __all__ = [
     "gap",
     "gap_of_numbers",
     "gap_of_sums",
+    "magnitudes",
     "prove",
     "prove_numbers",
     "random_settings",

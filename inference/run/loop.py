@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from inference.program.compiling import built, make_room
 from inference.run.steppers import Stepper
 
-__all__ = ["CHAIN_METHODS", "Loop"]
+__all__ = ["CHAIN_METHODS", "Loop", "alone"]
 
 BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
 # The operations of an algorithm's step are short: the order that saves memory is nearly a chain, and no second thread wakes up for each

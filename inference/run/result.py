@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,12 @@ from inference.run.protocol import Algorithm
 from inference.run.session import Session
 from inference.run.steppers import Chain, Replicate
 
-if TYPE_CHECKING:
-    from inference.run.driver import Driver
-
 __all__ = [
     "GROUPS",
     "Run",
     "check_names",
     "data_groups",
+    "joined",
     "keep",
     "kernel_settings",
     "named",
@@ -167,7 +165,7 @@ VERSION = version("bayes-model-zoo")
 class Run:
     """Model, kernel and settings of one run, beside the session that advances it."""
 
-    def __init__(self, driver: "Driver", program: Program | None, session: Session, keys: Array):
+    def __init__(self, driver: Any, program: Program | None, session: Session, keys: Array):
         self.driver, self.session, self.stepper, self.keys = driver, session, session.stepper, keys
         self.programs = [] if program is None else [program]  # one more for each `update`
         self.x64 = bool(jax.config.jax_enable_x64)

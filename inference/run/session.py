@@ -23,7 +23,7 @@ from inference.run.steppers import Stepper, apart, stacked
 from inference.run.stopping import StopRule
 from inference.run.store import Commit, FolderStore, MemoryStore, Records, concatenate
 
-__all__ = ["TURN", "Session", "chain_keys"]
+__all__ = ["TURN", "Session", "chain_keys", "marks", "others_run"]
 
 MOST_UNUSED = 4  # compiled loops kept for shapes that may come back
 TURN = RLock()  # NumPyro's handlers are one stack for all threads, so that models run in one thread at a time

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["ctrl_c_waits", "signals_noted"]
+__all__ = ["Noted", "ctrl_c_waits", "signals_noted"]
 
 
 class Noted(list[str]):

@@ -20,7 +20,7 @@ from inference.program.program import Program
 from inference.run.protocol import Algorithm, Online
 from inference.run.svi import StochasticVI
 
-__all__ = ["Chain", "Record", "Replicate", "Stepper", "apart", "stacked", "stepper_of"]
+__all__ = ["Chain", "Record", "Replicate", "Step", "Stepper", "apart", "field_at", "stacked", "stepper_of"]
 
 Record = dict[str, dict[str, Array]]  # group of the tree -> variable -> value at one step
 

@@ -27,7 +27,7 @@ from jax import random
 
 from inference.program.hashing import plain
 
-__all__ = ["CheckpointError", "Commit", "FolderStore", "MemoryStore"]
+__all__ = ["CheckpointError", "Commit", "FolderStore", "MemoryStore", "as_dataset", "concatenate", "dims_of", "write_atomically"]
 
 BLOCK_BYTES = 4 * 2**20
 OURS = (".lock", "run.partial", "command.json")  # what a folder may hold before its run begins

@@ -21,7 +21,7 @@ from numpyro.infer.svi import SVIState
 from inference.program.program import Program
 from inference.run.protocol import Algorithm, Results, init_strategy
 
-__all__ = ["ELBO", "OrderedTraceELBO", "StochasticVI"]
+__all__ = ["ELBO", "GuidedModel", "OrderedTraceELBO", "StochasticVI"]
 
 
 class ELBO(NamedTuple):

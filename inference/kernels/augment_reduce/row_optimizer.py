@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Adagrad", "Adaptive", "check_lazy", "remembered", "update_rows"]
+__all__ = ["Adagrad", "Adaptive", "AdaptiveState", "check_lazy", "remembered", "update_rows"]
 
 
 class AdaptiveState(NamedTuple):

@@ -44,7 +44,7 @@ from inference.program.sites import StructureError, unwrap
 from inference.reading.crp_mixture import Parameters, Partition, Rows, columns, labelled, labels_of, read_partition, term
 from inference.run.gibbs_block import Block, Reading
 
-__all__ = ["CollapsedGibbs", "GibbsState"]
+__all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ from inference.reading.crossed import hold, read_crossed
 from inference.run.gibbs_block import Block, Reading
 from inference.run.settings import check_setting
 
-__all__ = ["AssignmentDraws", "ConditionalGibbs", "ConditionalState", "draw_items"]
+__all__ = ["AssignmentDraws", "ConditionalGibbs", "ConditionalReading", "ConditionalState", "draw_items"]
 
 ROUTES = ("auto", "mixture", "crossed", "each")
 MOST = 1e-2  # residual; what rounding of long sums in float32 may leave

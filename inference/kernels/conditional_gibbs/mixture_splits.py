@@ -31,7 +31,7 @@ from inference.reading.stick_mixture.identities import values_by_group
 from inference.reading.stick_mixture.read import Assignment, Prior
 from inference.reading.stick_mixture.structure import by_class
 
-__all__ = ["SeenRows", "common_at", "log_marginal_at", "split_or_merged"]
+__all__ = ["Parted", "SeenRows", "common_at", "log_marginal_at", "split_or_merged"]
 
 Values = Mapping[str, Array]
 

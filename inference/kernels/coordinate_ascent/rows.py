@@ -46,6 +46,7 @@ __all__ = [
     "LONGEST_CHUNK",
     "Asked",
     "Bucket",
+    "Complete",
     "Message",
     "Place",
     "Sums",

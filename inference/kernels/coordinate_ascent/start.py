@@ -6,7 +6,7 @@ import numpy as np
 from inference.kernels.coordinate_ascent.rows import Sums
 from inference.reading.stick_mixture.read import Assignment, Rows
 
-__all__ = ["STARTS", "column_means", "start_groups", "start_sums"]
+__all__ = ["STARTS", "at_random", "column_means", "kmeans", "start_groups", "start_sums"]
 
 NUM_ROUNDS = 10
 MOST_ROWS = 20_000  # that k-means looks at

@@ -46,7 +46,7 @@ from inference.reading.history import History, like, read_history, shuffled
 from inference.run.gibbs_block import Block, Reading
 from inference.run.settings import check_whole
 
-__all__ = ["HistoryState", "LatentHistory"]
+__all__ = ["HistoryReading", "HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
 WINDOWS = 4  # the count moves within a part of the capacity, so that not all of it need stand ready

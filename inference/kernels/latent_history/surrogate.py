@@ -33,7 +33,7 @@ from jax.scipy.linalg import solve_triangular
 from inference.program.program import Program
 from inference.reading.field import Field
 
-__all__ = ["moved"]
+__all__ = ["At", "Axes", "Map", "moved"]
 
 VARIANCE = 4.0  # of surrogate data: the log probability of a yes or no is bent by a quarter at most
 SMALLEST, LARGEST = -1.5, 0.3  # decimal logarithms of the steps of scales, in unconstrained space

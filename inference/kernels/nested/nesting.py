@@ -27,7 +27,19 @@ from inference.program.sites import StructureError
 from inference.reading.density import Split
 from inference.reading.exchangeable import NO_REFERENCE, Exchangeable, exchangeable
 
-__all__ = ["FromPrior", "Nesting", "Settings", "Shrinkage", "Source", "evidence_of", "is_finished", "is_full", "left", "lengthened"]
+__all__ = [
+    "FromPrior",
+    "Nesting",
+    "Settings",
+    "Shrinkage",
+    "Source",
+    "evidence_of",
+    "is_finished",
+    "is_full",
+    "left",
+    "lengthened",
+    "limit_of",
+]
 
 WIDTH = 4.0  # of the interval of a walk, in standard deviations of a mode
 FIRST_FOLDS, MOST_FOLDS = 96, 1500  # e-folds of volume: room to begin with, and where a run is given up

@@ -11,7 +11,7 @@ from inference.distributions import ExchangeablePartition
 from inference.kernels.particle_filter.groups import Groups, Rules, place, scores, take
 from inference.maths.resampling import SCHEMES, Chosen, drawn_choices, systematic_parents
 
-__all__ = ["candidates", "filter_row", "join", "join_each", "log_class", "log_places", "redraw", "table_of"]
+__all__ = ["candidates", "choose", "filter_row", "join", "join_each", "log_class", "log_places", "redraw", "table_of"]
 
 type Prior = tuple[ExchangeablePartition, Array, Array]  # what `log_places` takes
 NARROW = 8  # groups of a class: most streams have few, and candidates that do not exist cost as much as others

@@ -44,7 +44,7 @@ from inference.reading.crp_mixture import Partition, Rows, grid_of, read_partiti
 from inference.run.protocol import Algorithm, Results
 from inference.run.settings import check_setting, check_whole
 
-__all__ = ["FilterState", "ParticleFilter", "RowReport"]
+__all__ = ["FilterData", "FilterReading", "FilterState", "ParticleFilter", "RowReport"]
 
 NUM_GROUPS = 32  # room at the start, in each class; doubles when it is full
 NUM_ROWS = 6  # of the table for each particle, at the start

@@ -36,7 +36,7 @@ from inference.reading.density import Split
 from inference.reading.exchangeable import NO_REFERENCE, Exchangeable, Reference
 from inference.reading.stage_rows import StageRows
 
-__all__ = ["FEWEST", "SUMMARIES", "Begin", "Given", "Search", "Start", "centres"]
+__all__ = ["FEWEST", "SUMMARIES", "Begin", "Candidate", "Given", "Search", "Start", "Tried", "centres"]
 
 SUMMARIES = {"state": lambda split: StateClumps(split.size), "code": lambda split: CodeClumps(split.blocks)}
 FEWEST, USUAL, EACH = 20, 50, 4  # walkers: at least; by default at least, and for each latent number. So many points has a climb, too

@@ -42,7 +42,7 @@ from inference.reading.stage_rows import StageData, StageRows, check_at_end, che
 from inference.run.protocol import Algorithm, Results
 from inference.run.settings import check_setting, check_whole, is_between, is_number
 
-__all__ = ["DataTempering", "Tempered", "TemperingReport"]
+__all__ = ["DataTempering", "Tempered", "TemperingReading", "TemperingReport"]
 
 FEWEST = 20  # particles
 

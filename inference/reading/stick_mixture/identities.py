@@ -20,7 +20,7 @@ from inference.reading.conjugate.quadratic import Common, Form, gate_natural
 from inference.reading.proof import Magnitude, at_magnitude, further, gap_of_sums, prove, prove_numbers
 from inference.reading.stick_mixture.structure import Assignment, Block, Level, Prior, Rows, by_class
 
-__all__ = ["entries", "gaps", "precision_and_loc", "prove_for", "proved_prior", "row_sums", "values_by_group"]
+__all__ = ["Read", "entries", "gaps", "precision_and_loc", "prove_for", "proved_prior", "row_sums", "values_by_group"]
 
 
 def proved_prior(found: Assignment, program: Program) -> Prior:
