@@ -15,6 +15,7 @@ class Noted(list[str]):
     is_to_wait = is_waiting = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
         if not self or number != signal.SIGINT:
             self.append(signal.Signals(number).name)
         elif not self.is_to_wait:

@@ -32,7 +32,7 @@ from inference.reading.conjugate.pairs import Columns, refuse_first
 
 __all__ = ["Derived", "derived"]
 
-hyper_of = cache(lambda names: namedtuple("Hyper", names))  # one class for all pairs whose priors have these arguments
+_hyper_of = cache(lambda names: namedtuple("Hyper", names))  # one class for all pairs whose priors have these arguments
 TRIED = (-1.0, -0.3, 0.4, 1.0)  # unconstrained values of the parameter at which linearity is looked at
 TOLERANCE = 1e-3
 
@@ -147,7 +147,7 @@ def derived(
     if set(statistics) != set(prior.arg_constraints):
         wanted = f"wanted what a row adds to each of {sorted(prior.arg_constraints)}, the arguments of {name}"
         raise ValueError(f"statistics: found {sorted(statistics)}; {wanted}.")
-    pair = Derived((name,), likelihood.__name__, hyper_of(tuple(statistics)), prior, rows, tuple(statistics.values()), mean)
+    pair = Derived((name,), likelihood.__name__, _hyper_of(tuple(statistics)), prior, rows, tuple(statistics.values()), mean)
     made = rows(pair.value_at(0.0))
     if type(made) is not likelihood or made.event_dim:
         raise ValueError(f"rows: found {type(made).__name__}, an event of {made.event_dim} axes; wanted numbers of {pair.likelihood}.")
