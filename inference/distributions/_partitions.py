@@ -78,9 +78,7 @@ class ExchangeablePartition(dist.Distribution):
         labels = np.zeros(num_rows, np.int32) if labels is None else labels
         if np.shape(labels)[-1:] != (num_rows,) or not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
             found = f"{jnp.result_type(labels)}{list(np.shape(labels))}"
-            raise ValueError(
-                f"{type(self).__name__} labels: found {found}, wanted the class of each row, integers [{num_rows}]."
-            )
+            raise ValueError(f"{type(self).__name__} labels: found {found}, wanted the class of each row, integers [{num_rows}].")
         vars(self).update({name: jnp.asarray(value, jnp.result_type(float)) for name, value in parameters.items()})
         self.labels, self.num_rows, self.num_classes, self.max_groups = labels, num_rows, num_classes, max_groups
         self.capacity = capacity or min(num_rows, max_groups or num_rows)
@@ -162,8 +160,7 @@ class CRP(ExchangeablePartition):
     def __init__(
         self, concentration, num_rows: int, labels=None, num_classes: int = 1, capacity=None, max_groups=None, *, validate_args=None
     ):
-        own = {"concentration": concentration, "validate_args": validate_args}
-        super().__init__(num_rows, labels, num_classes, capacity, max_groups, **own)
+        super().__init__(num_rows, labels, num_classes, capacity, max_groups, validate_args=validate_args, concentration=concentration)
 
     def log_prob_of_sizes(self, sizes):
         """(1) or (2)."""
@@ -199,11 +196,9 @@ class PitmanYor(ExchangeablePartition):
         "discount": constraints.unit_interval,
     }
 
-    def __init__(
-        self, concentration, discount, num_rows: int, labels=None, num_classes: int = 1, capacity=None, *, validate_args=None
-    ):
-        own = {"concentration": concentration, "discount": discount, "validate_args": validate_args}
-        super().__init__(num_rows, labels, num_classes, capacity, **own)
+    def __init__(self, concentration, discount, num_rows: int, labels=None, num_classes: int = 1, capacity=None, *, validate_args=None):
+        parameters = {"concentration": concentration, "discount": discount}
+        super().__init__(num_rows, labels, num_classes, capacity, validate_args=validate_args, **parameters)
 
     def log_prob_of_sizes(self, sizes):
         """(3)."""

@@ -227,9 +227,7 @@ class ParticleFilter(Algorithm):
         own, group = state.history.code[i] % num_classes, state.history.code[i] // num_classes
         choice = group if state.groups.slot.shape[1] > 1 else own * num_groups + group
         known = state.class_count.at[label].add(jnp.where(label >= 0, -1, 0))
-        one = lambda groups, seating, weights, choice, key: redraw(
-            self.rules, groups, (seating, weights, known), x, label, choice, key
-        )
+        one = lambda groups, seating, weights, choice, key: redraw(self.rules, groups, (seating, weights, known), x, label, choice, key)
         groups, choice = self._over_grid(one, draw_key, state.groups, state.seating, state.class_weights, choice)
         code = state.history.code.at[i].set(self._code(groups, choice, label))
         return state._replace(groups=groups, history=state.history._replace(code=code))
