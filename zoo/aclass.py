@@ -67,6 +67,7 @@ CARD = Card(
         "component=partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0)): learn how sure of its features a group is",
         "component=normal_inverse_chi2, or mixed(...): real features, or columns of several kinds",
         "max_groups=1: one group a class, naive Bayes",
+        "PitmanYor(alpha, 0.3, ...) in place of CRP(alpha, ...): more groups, most of them small; any ExchangeablePartition will do",
     ),
 )
 

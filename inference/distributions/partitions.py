@@ -162,8 +162,7 @@ class CRP(ExchangeablePartition):
     def __init__(
         self, concentration, num_rows: int, labels=None, num_classes: int = 1, capacity=None, max_groups=None, *, validate_args=None
     ):
-        own = {"concentration": concentration, "validate_args": validate_args}
-        super().__init__(num_rows, labels, num_classes, capacity, max_groups, **own)
+        super().__init__(num_rows, labels, num_classes, capacity, max_groups, validate_args=validate_args, concentration=concentration)
 
     def log_prob_of_sizes(self, sizes):
         """(1) or (2)."""
@@ -203,8 +202,8 @@ class PitmanYor(ExchangeablePartition):
     }
 
     def __init__(self, concentration, discount, num_rows: int, labels=None, num_classes: int = 1, capacity=None, *, validate_args=None):
-        own = {"concentration": concentration, "discount": discount, "validate_args": validate_args}
-        super().__init__(num_rows, labels, num_classes, capacity, **own)
+        parameters = {"concentration": concentration, "discount": discount}
+        super().__init__(num_rows, labels, num_classes, capacity, validate_args=validate_args, **parameters)
 
     def log_prob_of_sizes(self, sizes):
         """(3)."""

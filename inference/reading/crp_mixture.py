@@ -226,7 +226,8 @@ class Partition:
 
     def rows(self, program: Program) -> Rows:
         """Each block's data, refused where the family cannot have them, and the classes."""
-        rows = jax.tree.map(np.asarray, self._seen(program))
+        with jax.ensure_compile_time_eval():  # the rows are numbers, also where what is asked of them is compiled
+            rows = jax.tree.map(np.asarray, self._seen(program))
         for block in self.blocks:
             block.family.refuse(block.site, rows.values[block.site], self._priors[block.site])
         bad = np.flatnonzero((rows.labels < -1) | (rows.labels >= self.num_classes))

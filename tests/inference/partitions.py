@@ -42,10 +42,13 @@ def partitions(num_rows: int) -> np.ndarray:
     return np.array(found, int).reshape(len(found), num_rows)
 
 
-def log_crp(sizes: np.ndarray, alpha: float, max_groups: int | None = None) -> float:
-    """Log probability of a partition from the sizes of its groups."""
+def log_crp(sizes: np.ndarray, alpha: float, max_groups: int | None = None, discount: float = 0.0) -> float:
+    """Log probability of a partition from the sizes of its groups; with a discount that of Pitman and Yor."""
     n, num_groups = sum(sizes), len(sizes)
     whole = gammaln(alpha) - gammaln(alpha + n)
+    if discount:
+        opened = num_groups * np.log(discount) + gammaln(alpha / discount + num_groups) - gammaln(alpha / discount)
+        return whole + opened + (gammaln(sizes - discount) - gammaln(1 - discount)).sum()
     if max_groups is None:
         return whole + num_groups * np.log(alpha) + gammaln(sizes).sum()
     if num_groups > max_groups:
@@ -131,6 +134,7 @@ class Mixture:
     density: Callable
     alpha: float = 1.0
     max_groups: int | None = None
+    discount: float = 0.0
     gamma: tuple[float, ...] | None = (1.0,)
     shares: tuple[float, ...] | None = None
     num_classes: int = 1
@@ -177,7 +181,8 @@ class Mixture:
         if not len(rows):
             return 0.0
         groups = [rows[z == group] for group in range(z.max() + 1)]
-        return log_crp(np.array([len(each) for each in groups]), self.alpha, self.max_groups) + sum(density(tuple(g), c) for g in groups)
+        sizes = np.array([len(each) for each in groups])
+        return log_crp(sizes, self.alpha, self.max_groups, self.discount) + sum(density(tuple(g), c) for g in groups)
 
 
 def ordered(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from functools import cache, partial
 
 import arviz as az
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,9 +14,8 @@ from scipy.special import betaln, logsumexp
 
 from diagnostics import geweke
 from inference import CollapsedGibbs, Driver, ParticleFilter, Program
-from inference.kernels.collapsed_gibbs import kernel as collapsed_gibbs
-from inference.kernels.collapsed_gibbs import sweep as _seating
-from inference.kernels.particle_filter.groups import log_crp
+from inference.kernels.collapsed_gibbs.kernel import kernel as collapsed_gibbs
+from inference.kernels.collapsed_gibbs.kernel import sweep as _seating
 from tests.inference import partitions
 from zoo.aclass import aclass, beta_bernoulli
 
@@ -29,8 +29,15 @@ def plant(monkeypatch, module, name, planted):
 
 
 in_order = collapsed_gibbs.in_order
-double_alpha = lambda size, concentration, max_groups: log_crp(size, 2 * concentration, max_groups)
+prior_of = collapsed_gibbs._prior
 features_stay = lambda rules, prior, table, cls, group, x: table._replace(count=table.count.at[cls, group].add(-(group >= 0).astype(int)))
+
+
+def double_alpha(*of_what):
+    prior = prior_of(*of_what)
+    return prior._replace(seating=jax.tree.map(lambda leaf: 2 * leaf, prior.seating))
+
+
 groups_mixed_up = lambda seats, table: (in_order(seats, table)[0], table)
 
 
@@ -67,7 +74,7 @@ def test_the_joint_is_left_as_it_is():
 
 @pytest.mark.parametrize(
     ("module", "name", "planted"),
-    [(_seating, "log_crp", double_alpha), (_seating, "_without", features_stay), (collapsed_gibbs, "in_order", groups_mixed_up)],
+    [(collapsed_gibbs, "_prior", double_alpha), (_seating, "_without", features_stay), (collapsed_gibbs, "in_order", groups_mixed_up)],
     ids=["alpha doubled", "the features are not taken out", "the groups are in another order"],
 )
 def test_a_planted_bug_changes_the_joint(module, name, planted, monkeypatch):
@@ -231,10 +238,10 @@ def test_gibbs_and_the_filter_agree_on_200_rows():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name", "planted"),
-    [("groups", "log_crp", double_alpha), ("densities", "_without", features_stay)],
+    ("wrong", "module", "name", "planted"),
+    [("groups", collapsed_gibbs, "_prior", double_alpha), ("densities", _seating, "_without", features_stay)],
     ids=["alpha doubled", "the features are not taken out"],
 )
-def test_a_planted_bug_breaks_the_agreement(wrong, name, planted, monkeypatch):
-    plant(monkeypatch, _seating, name, planted)
+def test_a_planted_bug_breaks_the_agreement(wrong, module, name, planted, monkeypatch):
+    plant(monkeypatch, module, name, planted)
     assert gaps()[0][wrong] > 1

@@ -14,19 +14,19 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from scipy import stats
 
-from inference.distributions import CRP
+from inference.distributions import CRP, ExchangeablePartition, PitmanYor
 
 pytestmark = [
     pytest.mark.usefixtures("x64", "numpyro_promotion"),
     pytest.mark.filterwarnings("ignore:Out-of-support"),  # NumPyro's; asked for on purpose
 ]
-A = Fraction(7, 10)
+A, D = Fraction(7, 10), Fraction(2, 5)
 LABELS = [0, 1, 1, 0, 1]
 CASES = [(4, None, None), (5, None, None), (6, None, None), (5, LABELS, None)]
 CASES += [(n, labels, k) for k in (1, 2, 3) for n, labels in ((4, None), (6, None), (5, LABELS))]
 
 
-def rule(z, labels, max_groups=None, a=A):
+def rule(z, labels, max_groups=None, a=A, d=0):
     """Probability of a partition by the rule for the next row, of rows in their order; 0 for anything that is not one."""
     chance = Fraction(1)
     for i, group in enumerate(z):
@@ -34,7 +34,7 @@ def rule(z, labels, max_groups=None, a=A):
         num_groups, size = len(set(before)), before.count(group)
         if group > num_groups or group < 0:
             return Fraction(0)
-        bonus = Fraction(0) if max_groups is None else a / max_groups
+        bonus = -d if max_groups is None else a / max_groups
         chance *= (size + bonus if size else a - bonus * num_groups) / (len(before) + a)
     return chance
 
@@ -44,10 +44,10 @@ def everything(num_rows):
     return np.array(list(product(range(num_rows), repeat=num_rows)), np.int32)
 
 
-def partitions(num_rows, labels=None, max_groups=None):
+def partitions(num_rows, labels=None, max_groups=None, d=0):
     """Those with a positive probability, and their probabilities."""
     labels = labels or [0] * num_rows
-    found = [(z, rule(z, labels, max_groups)) for z in product(range(num_rows), repeat=num_rows)]
+    found = [(z, rule(z, labels, max_groups, d=d)) for z in product(range(num_rows), repeat=num_rows)]
     return np.array([z for z, p in found if p], np.int32), np.array([float(p) for _, p in found if p])
 
 
@@ -87,19 +87,23 @@ class TwiceAsOpen(CRP):
         return CRP(2 * self.concentration, 1, max_groups=self.max_groups).log_seating(sizes)
 
 
-def check_rule(case, family=CRP):
+def pitman_yor(a, num_rows, labels, num_classes, max_groups=None, **sizes):
+    return PitmanYor(a, float(D), num_rows, labels, num_classes, **sizes)
+
+
+def check_rule(case, family=CRP, d=0):
     """All vectors of labels have the probability of the rule, and so they sum to 1."""
     num_rows, labels, max_groups = case
     every = everything(num_rows)
     found = np.exp(jax.jit(made(*case, family=family, capacity=num_rows).log_prob)(every))
-    wanted = np.array([float(rule(z, labels or [0] * num_rows, max_groups)) for z in every.tolist()])
+    wanted = np.array([float(rule(z, labels or [0] * num_rows, max_groups, d=d)) for z in every.tolist()])
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
     np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-12)
 
 
-def check_frequencies(case, family=CRP, num_draws=20_000):
+def check_frequencies(case, family=CRP, num_draws=20_000, d=0):
     """Draws are partitions, as often as the rule says."""
-    every, chances = partitions(*case)
+    every, chances = partitions(*case, d=d)
     crp = made(*case, family=family)
     draws = np.asarray(jax.jit(lambda key: crp.sample(key, (num_draws,)))(random.key(3)))
     index = {tuple(z): i for i, z in enumerate(every.tolist())}
@@ -135,6 +139,62 @@ def test_draws_are_as_frequent_as_the_rule_says(case):
 def test_a_wrong_draw_is_seen(case, twin):
     with pytest.raises((AssertionError, KeyError)):  # a frequency, or no partition at all
         check_frequencies(case, twin)
+
+
+OF_PITMAN_YOR = pytest.mark.parametrize("case", [(5, None, None), (5, LABELS, None)], ids=str)
+
+
+@OF_PITMAN_YOR
+def test_a_discount_is_one_more_term_of_the_rule(case):
+    check_rule(case, pitman_yor, D)
+    check_frequencies(case, pitman_yor, d=D)
+
+
+@OF_PITMAN_YOR
+def test_a_forgotten_discount_is_seen(case):
+    with pytest.raises(AssertionError):
+        check_rule(case, CRP, D)
+    with pytest.raises(AssertionError):
+        check_frequencies(case, CRP, d=D)
+
+
+@pytest.mark.parametrize("max_groups", [None, 3])
+def test_without_a_discount_pitman_yor_is_the_crp(max_groups):
+    """And a bound on the groups is a discount below 0."""
+    every, _ = partitions(5, None, max_groups)
+    crp = CRP(0.7, 5, max_groups=max_groups)
+    same = PitmanYor(0.7, -0.7 / max_groups if max_groups else 0.0, 5, validate_args=False)
+    np.testing.assert_allclose(jax.jit(crp.log_prob)(every), jax.jit(same.log_prob)(every), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("family", "max_groups"), [(CRP, None), (CRP, 3), (pitman_yor, None)])
+def test_the_next_row_is_seated_by_the_rule(family, max_groups):
+    """A log probability for each group, for the first that is free, and none for the other free ones; for many sizes at once."""
+    partition, d = made(6, None, max_groups, family), D if family is pitman_yor else 0
+    before = [[0, 0, 1, 2, 1], [0, 0, 0, 0, 0], []]
+    sizes = np.array([np.bincount(z, minlength=5) for z in before])
+    chance = lambda z, group: rule([*z, group], [0] * 6, max_groups, d=d) / rule(z, [0] * 6, max_groups, d=d)
+    wanted = [[float(chance(z, group)) for group in range(5)] for z in before]
+    np.testing.assert_allclose(np.exp(partition.log_seating(sizes)), wanted, rtol=1e-12)
+    free = jnp.array([0, 2, 0, 1])  # the first that is free need not be the last
+    [first, _, third, _] = np.exp(partition.log_seating(free))
+    assert (first, third) == (pytest.approx(float(chance([0, 0, 1], 2))), 0.0)
+
+
+def test_a_rule_without_rows_is_its_parameters():
+    for labels in (None, np.array(LABELS)):
+        rule = PitmanYor(0.7, 0.4, 5, labels, 1 if labels is None else 2).without_rows()
+        assert sorted(jax.tree.leaves(rule)) == [0.4, 0.7]
+    many = jax.vmap(lambda a, d: PitmanYor(a, d, 5).without_rows())(np.array([0.5, 0.7]), np.array([0.1, 0.4]))
+    sizes = jnp.array([3.0, 1.0, 0.0, 0.0])
+    found = jax.vmap(lambda rule: rule.log_seating(sizes))(many)
+    np.testing.assert_array_equal(found, [PitmanYor(a, d, 5).log_seating(sizes) for a, d in ((0.5, 0.1), (0.7, 0.4))])
+
+
+def test_a_base_has_no_rule():
+    for ask in (ExchangeablePartition(3).log_seating, ExchangeablePartition(3).log_prob_of_sizes):
+        with pytest.raises(NotImplementedError):
+            ask(np.zeros(3))
 
 
 def masked(z, max_groups=2, a=float(A)):
@@ -174,7 +234,7 @@ def test_the_bound_fades_as_it_grows():
 
 def test_number_of_groups_has_the_mean_of_the_formula():
     """E[groups] = sum of a / (a + i), i < n: not log a, as the paper has it."""
-    draws = jax.jit(lambda key: CRP(2.0, 100).sample(key, (4000,)))(random.key(0))
+    draws = jax.jit(lambda key: CRP(2.0, 100).sample(key, (1000,)))(random.key(0))
     groups = np.asarray(draws).max(-1) + 1
     wanted = sum(2.0 / (2.0 + i) for i in range(100))
     assert abs(groups.mean() - wanted) < 4 * groups.std() / np.sqrt(len(groups))

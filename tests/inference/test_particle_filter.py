@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from inference import ParticleFilter
+from inference.distributions import CRP
 from inference.kernels.particle_filter import ancestry as _ancestry
-from inference.kernels.particle_filter import candidates as _filtering
 from inference.kernels.particle_filter import groups as _groups
 from inference.kernels.particle_filter import kernel as particle_filter
 from inference.kernels.particle_filter.candidates import filter_row
@@ -86,8 +86,8 @@ each_family = pytest.mark.parametrize("name", [pytest.param(name, marks=[] if na
 
 def test_the_oracle_sums_to_one():
     """Over partitions, and over all data of two rows."""
-    for most in (None, 1, 2, 3):
-        assert sum(np.exp(log_crp(np.bincount(z), 0.7, most)) for z in partitions(6)) == pytest.approx(1.0)
+    for rule in ((None,), (1,), (2,), (3,), (None, 0.4)):
+        assert sum(np.exp(log_crp(np.bincount(z), 0.7, *rule)) for z in partitions(6)) == pytest.approx(1.0)
     pairs = lambda codes: [np.array([[a, b], [c, d]], float) for a in codes for b in codes for c in codes for d in codes]
     assert sum(np.exp(Mixture(bernoulli).log_evidence(x)) for x in pairs(range(2))) == pytest.approx(1.0)
     assert sum(np.exp(Mixture(partial(categorical, num_values=3)).log_evidence(x)) for x in pairs(range(3))) == pytest.approx(1.0)
@@ -195,8 +195,9 @@ def seating(change):
     """The rule of the partition plus a term of (sizes, concentration)."""
 
     def slip(patch):
-        rule = _filtering.log_crp
-        patch.setattr(_filtering, "log_crp", lambda size, a, most: rule(size, a, most) + change(size, a))
+        exact_of("beta_bernoulli", 1.5, None)  # a wrong rule would be refused
+        rule = CRP.log_seating
+        patch.setattr(CRP, "log_seating", lambda self, size: rule(self, size) + change(size, self.concentration))
 
     return slip
 
