@@ -109,6 +109,7 @@ def test_the_structure_is_read_again_where_an_argument_has_another_name(unproved
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Out-of-support")
 def test_data_that_were_changed_in_place_are_looked_at_again(unproved):
     x = X.copy()
     kernel().init(random.key(0), 0, None, (x, KNOWN), {})
