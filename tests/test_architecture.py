@@ -135,3 +135,10 @@ def test_public_names_are_listed_and_documented(path):
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isfunction(value):
             assert value.__doc__, f"{module.__name__}.{name} has no docstring"
+
+
+def test_an_algorithm_owes_the_driver_at_most_eight_functions():
+    from inference import Algorithm
+
+    functions = {name for each in Algorithm.__mro__[:-1] for name, value in vars(each).items() if inspect.isfunction(value)}
+    assert functions == {"read", "init", "step", "finished", "draw", "results", "needs_host", "on_host"}
