@@ -99,9 +99,9 @@ import jax, numpyro
 from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from inference.hashing import trace_hash
-from inference.kernels.stochastic_vi import StochasticVI
-from inference.program import Program
+from inference.program.hashing import trace_hash
+from inference.run.svi import StochasticVI
+from inference.program.program import Program
 from tests.inference.models import LABELS, X, logistic
 
 def printed(loss):

@@ -301,7 +301,7 @@ def test_a_model_that_needs_numbers_from_jax_is_told_to_use_numpy():
 
 FINGERPRINT = """
     import numpy as np, numpyro, numpyro.distributions as dist
-    from inference.program import Program
+    from inference.program.program import Program
 
     def shrink({argument}):
         return {factor} * {argument}
