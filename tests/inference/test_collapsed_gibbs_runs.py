@@ -202,7 +202,7 @@ def test_any_chain_stops_the_driver_and_whatever_it_records():
 def test_a_weight_that_is_no_number_stops_the_driver(unproved):
     chain = kernel()
     state = chain.init(random.key(0), 0, ONE_GROUP, (X, KNOWN), {})
-    spoilt = state.prior._replace(concentration=jnp.asarray(jnp.nan))
+    spoilt = state.prior._replace(seating=jax.tree.map(lambda leaf: leaf * jnp.nan, state.prior.seating))
     state = chain.sample(state._replace(prior=spoilt), (X, KNOWN), {})
     with pytest.raises(ValueError, match=r"site 'z': the groups of a row have no finite weight.*jax.enable_x64"):
         chain.get_diagnostics_str(state)
