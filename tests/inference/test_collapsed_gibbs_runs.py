@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from jax import tree as trees
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import diagnostics
@@ -202,7 +203,7 @@ def test_any_chain_stops_the_driver_and_whatever_it_records():
 def test_a_weight_that_is_no_number_stops_the_driver(unproved):
     chain = kernel()
     state = chain.init(random.key(0), 0, ONE_GROUP, (X, KNOWN), {})
-    spoilt = state.prior._replace(seating=jax.tree.map(lambda leaf: leaf * jnp.nan, state.prior.seating))
+    spoilt = state.prior._replace(seating=trees.map(lambda leaf: leaf * jnp.nan, state.prior.seating))
     state = chain.sample(state._replace(prior=spoilt), (X, KNOWN), {})
     with pytest.raises(ValueError, match=r"site 'z': the groups of a row have no finite weight.*jax.enable_x64"):
         chain.get_diagnostics_str(state)

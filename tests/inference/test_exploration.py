@@ -19,6 +19,7 @@ from inference.kernels.staged.peaks import Peaks, apart, around, outwards, peaks
 from inference.kernels.staged.search import Begin, Search, Start, centres
 from inference.maths.normal_mixture import Clumps
 from inference.maths.summary import divergence
+from inference.reading.stage_rows import StageRows
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, X, Y, begun
 
@@ -101,8 +102,10 @@ def test_walkers_that_go_outwards_come_to_what_is_not_normal(bug, monkeypatch):
 
 
 def search_of(kernel, *args):
-    """How a kernel looks for what a stage may go over, and the model with its data."""
-    reading, _ = kernel.read(Program(kernel.model, *args))
+    """How a kernel looks for what a stage may go over, and the model with its data; the terms of rows may depend on their number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageRows, "prove", lambda self: None)
+        reading, _ = kernel.read(Program(kernel.model, *args))
     return reading.search, reading.rows.program
 
 
@@ -144,7 +147,7 @@ def test_a_likelihood_that_is_no_number_is_refused_by_its_site(value, monkeypatc
         with numpyro.plate("row", len(x)):
             numpyro.sample("x", dist.Delta(x, log_density=value + 0 * place), obs=x)
 
-    with pytest.raises(ValueError, match=r"'x': its likelihood is"):
+    with pytest.raises(ValueError, match=r"'x': its (likelihood|log probability) is"):
         begun(Staged(model, num_stages=1, num_live=40), X[:, 0])
 
 
@@ -328,7 +331,7 @@ def test_what_clumps_cannot_say_is_not_gone_over(little, places, monkeypatch):
     monkeypatch.setattr(_search, "LITTLE", little)
     monkeypatch.setattr(_search, "PART", 0.0)
     kernel = Staged(line, num_stages=1, num_live=40, num_walkers=50)
-    state = kernel.init(random.key(0), Program(line, X, Y))
+    state, _, _ = begun(kernel, X, Y)
     assert len(state.sampled.log_weight) == places
     assert int(state.nest.num_evaluations) > 500
 

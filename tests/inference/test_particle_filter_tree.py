@@ -187,8 +187,8 @@ def test_memory_is_constant_without_assignments(monkeypatch):
     [
         ({"resampling": "residual"}, r"resampling: found 'residual', wanted one of \['multinomial', 'optimal', 'systematic'\]"),
         ({"num_particles": 0}, "num_particles: found 0, wanted an integer, at least 1"),
-        ({"num_particles": 2.5}, "num_particles, rejuvenate: found 2.5, 0; wanted integers"),
-        ({"rejuvenate": -1}, "num_particles, rejuvenate: found 40, -1; wanted integers"),
+        ({"num_particles": 2.5}, "num_particles: found 2.5, wanted an integer, at least 1"),
+        ({"rejuvenate": -1}, "rejuvenate: found -1, wanted an integer, at least 0"),
         ({"rejuvenate": 1, "keep_assignments": False}, "rejuvenate: redraws assignments, so they must be kept"),
     ],
 )
