@@ -175,11 +175,17 @@ CASES = {
     "nested": of_rows(nested),
     "finish": of_rows(lambda: ImportanceFinish(nested(), num_draws=200)),
     "staged": streaming(staged),
-    "merged": of_rows(merged, data=((X,), (X[::-1] + 1,))),
+    "merged": of_rows(merged, data=((X,), (X[::-1] + 1,)), told=TOPS[:1] * 2),
     "tempering": streaming(partial(DataTempering, bounded, num_stages=1, num_particles=20, num_sweeps=1.0)),
 }
 QUICK = "filter", "importance", "variational"
-each_kernel = pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES])
+
+
+def each_of(names):
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names])
+
+
+each_kernel = each_of(CASES)
 
 
 # What a driver does with a kernel, in steps between which others may do so.
@@ -242,7 +248,7 @@ def contents(value):
     if isinstance(value, list | tuple):
         return [contents(entry) for entry in value]
     if isinstance(value, np.ndarray | jax.Array):
-        return np.asarray(value).tolist()
+        return np.asarray(value).tobytes()  # a list would not equal itself where it has NaN
     return value if isinstance(value, int | float | str | None) else id(value)
 
 
@@ -284,7 +290,7 @@ def found_after(kernel, this):
     return tree
 
 
-@each_kernel
+@each_of([name for name in CASES if name != "merged"])  # its parts have learned before
 def test_a_helper_that_is_defined_anew_changes_the_answer(name, monkeypatch):
     this = CASES[name]
     kernel = this.make()
