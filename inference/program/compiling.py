@@ -36,12 +36,14 @@ def once(function: Callable, *arguments: Any) -> Callable:
 
 def compiled(function: Callable, *arguments: Any, options: dict[str, Any] | None = None) -> Callable:
     """The function, compiled for arguments like these. The data that it closes over become arguments of the code: as its constants they
-    would be copied several times, and other data would be another program.
+    would be copied several times, and other data would be another program. Within other code it becomes a part of that.
 
     :param options: the compiler's.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     given, functions = (closed.consts, jax.tree.leaves(arguments)), []
+    if is_traced(given):
+        return function
     code = jax.jit(lambda consts, leaves: eval_jaxpr(closed.jaxpr, consts, *leaves), keep_unused=True)
     key = trace_hash(closed, functions, knows_constants=False)
     found = _remembered(key, functions, given, options, lambda: code.lower(*given))

@@ -320,7 +320,7 @@ def test_a_clone_has_the_settings_and_no_memory(half):
         ({"alpha": 0.0}, "alpha: found 0.0, wanted a positive number"),
         ({"gamma": "large"}, "gamma: found 'large', wanted a positive number"),
         ({"component": "normal"}, "component: found 'normal', wanted 'auto' or a component"),
-        ({"num_particles": 0}, "num_particles, rejuvenate: found 0"),
+        ({"num_particles": 0}, "num_particles: found 0"),
         ({"resampling": "none"}, "resampling: found 'none'"),
         ({"max_time": -1.0}, "max_time: seconds, at least 0"),
     ],

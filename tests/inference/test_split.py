@@ -82,8 +82,7 @@ def test_what_builds_on_the_nested_sampler_refuses_by_name_too(name, model, site
     kernel, program = KERNELS[name](model), Program(model, np.linspace(-1.0, 1.0, 20))
 
     def begin():
-        kernel.check(program)
-        kernel.init(random.key(0), program)
+        kernel.init(random.key(0), *kernel.read(program))
 
     with pytest.raises(ValueError, match=f"site '{site}': "):
         begin()
