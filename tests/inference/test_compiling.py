@@ -8,6 +8,9 @@ import pytest
 from inference.program.compiling import built, compiled, once
 
 
+X = jnp.ones(7)
+
+
 def test_data_are_arguments_of_the_code_and_not_its_constants(monkeypatch):
     texts, whole = [], jax.stages.Lowered.compile
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, **options: (texts.append(self.as_text()), whole(self, **options))[1])
@@ -41,10 +44,9 @@ def test_programs_that_leave_out_different_data_are_not_confused():
 def test_what_is_traced_to_the_same_code_is_not_lowered_again(how, monkeypatch):
     lowered, lower = [], jax.stages.Traced.lower
     monkeypatch.setattr(jax.stages.Traced, "lower", lambda self, **options: (lowered.append(self), lower(self, **options))[1])
-    x = jnp.ones(7)
     made = lambda factor: lambda x: jnp.cumsum(x) * factor
     for factor, count in ((0.3, 1), (0.3, 1), (0.4, 2)):
-        np.testing.assert_allclose(how(made(factor), x)(x), made(factor)(x), rtol=1e-6)
+        np.testing.assert_allclose(how(made(factor), X)(X), made(factor)(X), rtol=1e-6)
         assert len(lowered) == count
 
 
@@ -52,3 +54,10 @@ def test_functions_of_the_host_are_not_confused():
     for function in (np.sin, np.cos, np.sin):
         called = lambda x, function=function: jax.pure_callback(function, x, x)
         np.testing.assert_allclose(once(called, jnp.ones(3))(jnp.ones(3)), function(np.ones(3)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", [once, compiled])
+def test_code_within_other_code_is_a_part_of_it(how):
+    within = lambda factor: how(lambda x: jnp.cumsum(x) * factor, X)(X)
+    np.testing.assert_allclose(jax.jit(within)(2.0), 2.0 * jnp.cumsum(X))
+    np.testing.assert_allclose(jax.grad(lambda factor: within(factor)[-1])(2.0), 7.0)
