@@ -14,8 +14,8 @@ from scipy.special import betaln, logsumexp
 
 from diagnostics import geweke
 from inference import CollapsedGibbs, Driver, ParticleFilter, Program
-from inference.kernels.collapsed_gibbs.kernel import kernel as collapsed_gibbs
-from inference.kernels.collapsed_gibbs.kernel import sweep as _seating
+from inference.kernels.collapsed_gibbs import kernel as collapsed_gibbs
+from inference.kernels.collapsed_gibbs import sweep as _seating
 from tests.inference import partitions
 from zoo.aclass import aclass, beta_bernoulli
 

@@ -7,7 +7,6 @@ import pytest
 
 from inference.program.compiling import built, compiled, once
 
-
 X = jnp.ones(7)
 
 

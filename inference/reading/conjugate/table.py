@@ -96,18 +96,15 @@ def register_conjugate(
     mean: Callable[..., Any],
     rows: Callable[[Any], Distribution] | None = None,
 ) -> None:
-    """Puts a pair into the table of conjugate pairs; ParticleFilter, CollapsedGibbs and CoordinateAscent then follow a model with
-    it.
+    """Puts a pair into the table of conjugate pairs; ParticleFilter, CollapsedGibbs and CoordinateAscent then follow a model with it.
 
-    Args:
-        prior: class of the prior of a group's parameter, a number for each column. After a row it must be the same distribution
-        with
-            other arguments, each with something added.
-        likelihood: class of the distribution of a row's entries given the parameter. statistics: for each argument of the prior,
-        what one row adds to it: a function of the row's entries. mean: of the next row: a function of the prior's arguments, in
-        the order of `statistics`. It fills in missing entries, and no
-            proof covers it.
-        rows: the distribution of the entries given the parameter, where it is not `likelihood(parameter)`.
+    :param prior: class of the prior of a group's parameter, a number for each column. After a row it must be the same distribution with
+        other arguments, each with something added.
+    :param likelihood: class of the distribution of a row's entries given the parameter.
+    :param statistics: for each argument of the prior, what one row adds to it: a function of the row's entries.
+    :param mean: of the next row: a function of the prior's arguments, in the order of `statistics`. It fills in missing entries, and no
+        proof covers it.
+    :param rows: the distribution of the entries given the parameter, where it is not `likelihood(parameter)`.
 
     Densities, draws and updates follow from those of the two distributions. When a kernel reads a model, the pair is proved
     against the model's own terms; where a statistic is wrong, the model is refused by the name of the site. A pair that is
