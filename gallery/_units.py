@@ -45,7 +45,7 @@ class Units(NamedTuple):
         return places if len(places) else np.zeros(1, int)
 
     def of(self, columns: np.ndarray) -> "Units":
-        """Of some columns."""
+        """The units of some columns."""
         return Units(self.mean[columns], self.scale[columns], self.varies[columns])
 
     def coded(self, x: np.ndarray) -> np.ndarray:

@@ -205,7 +205,7 @@ def direction(rng_key: Array, around: Around) -> Array:
 
 
 def _difference(share: Array, around: Around) -> Array:
-    """Of two points of the mode, neither of them the origin, by numbers [2, lane] from 0 to 1."""
+    """The difference of two points of the mode that are not the origin, chosen by numbers [2, lane] from 0 to 1."""
     others = jnp.maximum(around.count - 1, 1)
     one = (share[0] * others).astype(jnp.int32)
     other = (one + 1 + (share[1] * (others - 1)).astype(jnp.int32)) % others

@@ -391,7 +391,7 @@ def evenly(num_rows: int, size: int) -> np.ndarray:
 
 
 def num_entries(value: Any) -> int | None:
-    """Of an array or what NumPy makes one of; None of a number, and of what is no array, such as a tuple of unlike ones."""
+    """Rows of an array, or of what NumPy makes an array of; None for a number and for a tuple of arrays of unlike lengths."""
     try:
         return len(value) if np.ndim(value) else None
     except ValueError:

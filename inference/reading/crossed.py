@@ -63,7 +63,7 @@ LINKS = {  # class -> name of the mean of the latent Normal among its parameters
 
 
 def predictor(program: Program, site: str, values: Mapping[str, Any]) -> Array:
-    """Of an observed site, one for each of its values."""
+    """The linear predictor of an observed site, one number for each of its values."""
     fn = unwrap(program.trace(values)[site]["fn"])
     return jnp.broadcast_to(getattr(fn, LINKS[type(fn)][0]), program.sites[site].shape)
 
@@ -175,7 +175,7 @@ class Crossed:
         return program.with_arguments(**{name: jnp.asarray(program.arguments[name])[entries] for name in self.by_entry})
 
     def predictor(self, program: Program, values: Mapping[str, Any]) -> Array:
-        """Of every entry, `CHUNK` of them at a time."""
+        """The linear predictor of every entry; the model runs on `CHUNK` entries at a time."""
         size = self.num_entries(program)
         found = lax.map(lambda entries: predictor(self.at(program, entries), self.observed, values), chunks(size))
         return found.reshape(-1)[:size]
@@ -380,7 +380,7 @@ def _is_apart(crossed: Crossed, few: Program) -> bool:
 
 
 def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
-    """Of all identities, relative, at random values of all sites; every switch is on at one of two places."""
+    """The largest relative gap of all identities at random values of all sites. Every switch is on at one of two places."""
     size = crossed.num_entries(program)
     few = crossed.at(program, np.linspace(0, size - 1, min(size, FEW)).astype(int))
 

@@ -73,7 +73,7 @@ class Block(MCMCKernel):
 
 
 def _model_hash(program: Program) -> str:
-    """Of all terms and deterministic sites as functions of the latent values; data are constants in them."""
+    """Hash of all terms and deterministic sites as functions of the latent values; data are constants in them."""
     shapes = {name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype) for name in program.latent}
     terms = lambda values: (program.log_probs(values), program.deterministics(values))
     with validation_enabled(False):  # whoever reads the model says what is wrong with the data

@@ -264,7 +264,7 @@ class AugmentReduce(Algorithm):
         return total
 
     def draw(self, rng_key: Array, state: ReduceState, reading: ReduceReading, data: dict[str, Any], num_draws: int) -> dict[str, Array]:
-        """Of the weights and of what else is used as a whole; where they are a point, `num_draws` copies of it. The noise of the
+        """Draws of the weights and of what else is used as a whole; where they are a point, `num_draws` copies of it. The noise of the
         rows is left out: its q is among the variational parameters.
         """
         reduced, values, found = reading.reduced, self.values(state, reading), {}

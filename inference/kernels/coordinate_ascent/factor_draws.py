@@ -136,7 +136,7 @@ def _free_labels(
 
 
 def predict_factors(found: FactorMixture, shape: Shape, factors: Factors, linear: Linear, rows: FactorRows) -> Prediction:
-    """Of rows other than those that were fitted, or the same ones as if they were new."""
+    """Predicts rows that were not fitted; rows that were are taken as new ones."""
     said, at_once, size = _said(factors), told(linear), shape.num_entries
     num_rows, num_groups = len(rows.features), found.given.num_own
     chunks = lay_out(jnp.asarray(rows.features, float), jnp.asarray(rows.signs, float), num_groups * size**2)
@@ -183,7 +183,7 @@ def _said(factors: Factors) -> Said:
 
 
 def _variance(linear: Linear) -> Array:
-    """Of the noise of each feature; where it has no mean, about as much."""
+    """The mean of each feature's noise; rate / concentration where it has no mean."""
     concentration, rate = linear.noise
     is_known = jnp.isinf(rate)
     free = jnp.where(concentration > 1, concentration - 1, concentration)

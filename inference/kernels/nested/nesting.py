@@ -271,7 +271,7 @@ class Nesting:
         return jnp.where(is_cheap, OFFERS * num_steps, 0)
 
     def _num_steps(self, state: Nest) -> Array:
-        """Of a walk."""
+        """How many steps a walk takes."""
         return jnp.round(max(1.0, self.sampler.num_sweeps * self.split.size) * jnp.exp(state.longer)).astype(jnp.int32)
 
     # The host.

@@ -113,7 +113,7 @@ class StagedReading:
 
     @property
     def dtype(self) -> Any:
-        """Of vectors."""
+        """The type of the unconstrained vectors."""
         return self.nesting.split.dtype
 
     def more(self, program: Program) -> "tuple[StagedReading, StageData]":
@@ -403,7 +403,7 @@ def _with_more(state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
 
 
 def key_of(state: Stage, number: int) -> Array:
-    """Of what a stage does; rows are those of the stage before where a run begins again."""
+    """The key of what a stage does under this `number`. It follows from the numbers of the stage and of the rows so far."""
     of_stage = random.fold_in(random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows)), int(state.stage) + 1)
     return random.fold_in(of_stage, number)
 
@@ -418,8 +418,8 @@ def found_out(state: Stage, reading: StagedReading, data: StageData) -> tuple[To
 def account_of(
     rng_key: Array, state: Stage, reading: StagedReading, found: Mixture, data: StageData, evaluations: Array, spent: int
 ) -> Account:
-    """Of a stage, with clumps that stand for what it has found: the next starts from them but for the share of the background,
-    which its evidence will lack.
+    """The account of a stage that hands on these clumps. The next stage starts from them without the share of the background, so
+    its evidence will lack that.
 
     :param evaluations: of the nested sampling.
     :param spent: on the clumps, of all rows of the stage each.
@@ -432,7 +432,7 @@ def account_of(
 
 
 def row_evaluations(state: Stage) -> Array:
-    """Of one row each, of all stages."""
+    """How often the density of a single row was evaluated, in all stages so far."""
     return state.before.num_evaluations + state.nest.num_evaluations.astype(state.before.num_evaluations.dtype) * len(state.rows)
 
 

@@ -155,7 +155,7 @@ class MergedStages(Staged):
         )
 
     def _gone_on(self, state: Stage, reading: StagedReading, data: StageData) -> Stage:
-        """Of replicates each is weighed when it has come to its end."""
+        """Weighs a replicate when it has come to its end."""
         is_at_end = self.sampler.finished(state.nest) and not self.finished(state)
         return self._next_dealt(state, reading, data) if is_at_end else state
 

@@ -184,7 +184,7 @@ def lacking_of(start: Start, found: Mixture, z: Array, log_weight: Array) -> Arr
 
 @partial(jax.jit, static_argnums=0)
 def _log_share(start: Start, found: Mixture, z: Array) -> Array:
-    """Of vectors [point, size]: the density of what the next stage starts from, over that of its clumps."""
+    """Log ratio of the density that the next stage starts from to that of its clumps, at each of the vectors [point, size]."""
     backed = start.backed
     one = lambda z: backed.log_density(found, z, start.split.densities(z)[0]) - backed.summary.log_density(found, z)
     return jax.vmap(one)(z)

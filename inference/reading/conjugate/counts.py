@@ -94,7 +94,7 @@ class BetaBernoulli(Columns):
 
 
 class DirichletHyper(NamedTuple):
-    """Of K codes."""
+    """The parameters of a Dirichlet over K codes, for each column."""
 
     concentration: Array  # [..., columns, K]
 

@@ -71,7 +71,7 @@ def _role(found: Assignment, site: str) -> str:
 
 
 def gaps(found: Assignment, program: Program, rows: Rows, prior: Prior, values: dict[str, Array]) -> dict[str, Array]:
-    """Of each site, or of the first of several that are one block, how far what was read is from the model, in the worst row."""
+    """How far what was read is from the model, in the worst row: for each site, or for the first of several in one block."""
     if found.experts:  # half of the soft labels on the side where they have to be, others likely on the wrong one
         soft = values[found.experts.soft]
         signs = by_class(jnp.asarray(rows.signs.T, soft.dtype), soft.ndim) if soft.ndim == 2 else jnp.asarray(rows.signs[:, 0], soft.dtype)
@@ -107,7 +107,7 @@ class Read(NamedTuple):
 
 
 def row_sums(term: Array, num_rows: int) -> Array:
-    """Of a site whose rows come first; one sum where the site does not tell them apart."""
+    """The sum of a term over each row, where rows are its first axis; else the term as it is."""
     return term.reshape(num_rows, -1).sum(1) if term.shape[:1] == (num_rows,) else term
 
 

@@ -89,7 +89,7 @@ class Assignment:
 
     @property
     def lower(self) -> Level:
-        """Of the rows."""
+        """The assignment of rows to groups."""
         return Level(self.z, self.sticks, self.concentration)
 
     @property
