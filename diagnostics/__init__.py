@@ -1,4 +1,5 @@
-"""Is this posterior right, and which model is better: everything that is said about the DataTree of a run.
+"""Is this posterior right, and which model is better: everything that is said about the DataTree of
+a run.
 
 Names are looked up when they are used, so that `import diagnostics` costs nothing.
 """
@@ -7,7 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diagnostics.calibration import Calibration, geweke, on_host, plot_calibration_ecdf, sbc, with_kernel
+    from diagnostics.calibration import (
+        Calibration,
+        geweke,
+        on_host,
+        plot_calibration_ecdf,
+        sbc,
+        with_kernel,
+    )
     from diagnostics.comparison import compare
     from diagnostics.partitions import (
         CredibleBall,
@@ -20,9 +28,24 @@ if TYPE_CHECKING:
         partition_of,
         point_estimate,
     )
-    from diagnostics.pictures import plot_ancestry, plot_calibration, plot_decision_regions, plot_elbo, plot_evidence, plot_partition
+    from diagnostics.pictures import (
+        plot_ancestry,
+        plot_calibration,
+        plot_decision_regions,
+        plot_elbo,
+        plot_evidence,
+        plot_partition,
+    )
     from diagnostics.reports import Report, Verdict, insertion_rank_test, kind_of, report
-    from diagnostics.scores import accuracy, auc, brier, calibration_curve, expected_calibration_error, log_score, perplexity
+    from diagnostics.scores import (
+        accuracy,
+        auc,
+        brier,
+        calibration_curve,
+        expected_calibration_error,
+        log_score,
+        perplexity,
+    )
 
 WHERE = {
     "calibration": (

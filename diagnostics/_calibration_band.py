@@ -1,11 +1,15 @@
-"""Whether ranks are uniform on 0, ..., L: the simultaneous band of their ECDF, with an exact p-value.
+"""Whether ranks are uniform on 0, ..., L: the simultaneous band of their ECDF, with an exact
+p-value.
 
-Of N independent uniform ranks, c_k = #{rank < k} is Binomial(N, k / (L + 1)), k = 1, ..., L. The statistic is the smallest
-two-sided tail probability of any c_k: the pointwise level at which the ECDF would just touch a simultaneous band. c_1, c_2, ...
-is a Markov chain, c_{k+1} - c_k ~ Binomial(N - c_k, 1 / (L + 1 - k)), so the probability of leaving a band is a sum over
-its paths, and no simulation is needed. Säilynoja, Bürkner and Vehtari (2022), "Graphical test for discrete uniformity".
+Of N independent uniform ranks, c_k = #{rank < k} is Binomial(N, k / (L + 1)), k = 1, ..., L. The
+statistic is the smallest two-sided tail probability of any c_k: the pointwise level at which the
+ECDF would just touch a simultaneous band. c_1, c_2, ... is a Markov chain, c_{k+1} - c_k ~
+Binomial(N - c_k, 1 / (L + 1 - k)), so the probability of leaving a band is a sum over its paths,
+and no simulation is needed. Säilynoja, Bürkner and Vehtari (2022), "Graphical test for discrete
+uniformity".
 
-Cost: the table N L binomial tails, once; a p-value L w^2 for a band of width w, about 6 sqrt(N / 4).
+Cost: the table N L binomial tails, once; a p-value L w^2 for a band of width w, about 6 sqrt(N /
+4).
 """
 
 from functools import lru_cache
@@ -24,16 +28,22 @@ def p_value(ranks: np.ndarray, num_draws: int) -> float:
 
 
 def band(num_ranks: int, num_draws: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest count of c_1, ..., c_L that ranks with a p-value above `alpha` may have."""
+    """Lowest and highest count of c_1, ..., c_L that ranks with a p-value above `alpha` may
+    have.
+    """
     low, high = -300.0, 0.0  # log10 of the pointwise level
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if _leaving(10**middle, num_ranks, num_draws) <= alpha else (low, middle)
+        low, high = (
+            (middle, high) if _leaving(10**middle, num_ranks, num_draws) <= alpha else (low, middle)
+        )
     return _inside(10**low, num_ranks, num_draws)
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:
-    """Holm's adjustment: those below alpha may all be rejected, with a false one among them at most at the rate alpha."""
+    """Holm's adjustment: those below alpha may all be rejected, with a false one among them at
+    most at the rate alpha.
+    """
     largest, adjusted = 0.0, {}
     for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         largest = max(largest, min(1.0, (len(p_values) - place) * p_values[name]))
@@ -44,13 +54,18 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
 @lru_cache(maxsize=16)
 def _tails(num_ranks: int, num_draws: int) -> np.ndarray:
     """Two-sided tail probability of each count 0, ..., N at k = 1, ..., L: [k, count]."""
-    counts, levels = np.arange(num_ranks + 1), np.arange(1, num_draws + 1)[:, None] / (num_draws + 1)
+    counts, levels = (
+        np.arange(num_ranks + 1),
+        np.arange(1, num_draws + 1)[:, None] / (num_draws + 1),
+    )
     upper = np.hstack([np.ones((num_draws, 1)), bdtrc(counts[:-1], num_ranks, levels)])
     return np.minimum(1.0, 2 * np.minimum(bdtr(counts, num_ranks, levels), upper))
 
 
 def _inside(level: float, num_ranks: int, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and last count whose tail probability is above the level; first > last where there is none."""
+    """First and last count whose tail probability is above the level; first > last where there
+    is none.
+    """
     inside = _tails(num_ranks, num_draws) > level
     first, last = inside.argmax(axis=1), num_ranks - inside[:, ::-1].argmax(axis=1)
     return first, np.where(inside.any(axis=1), last, -1)
@@ -58,7 +73,9 @@ def _inside(level: float, num_ranks: int, num_draws: int) -> tuple[np.ndarray, n
 
 @lru_cache(maxsize=4096)
 def _leaving(level: float, num_ranks: int, num_draws: int) -> float:
-    """P(some c_k has a tail probability of at most `level`): mass that leaves the band at k, summed over k."""
+    """P(some c_k has a tail probability of at most `level`): mass that leaves the band at k,
+    summed over k.
+    """
     first, last = _inside(level, num_ranks, num_draws)
     if (first > last).any():
         return 1.0
@@ -70,18 +87,28 @@ def _leaving(level: float, num_ranks: int, num_draws: int) -> float:
         more = there - here[:, None]
         possible = (more >= 0) & (more <= rest[:, None])
         step = np.where(possible, more, 0)
-        log_pmf = log_factorial[rest][:, None] - log_factorial[step] - log_factorial[rest[:, None] - step]
+        log_pmf = (
+            log_factorial[rest][:, None] - log_factorial[step] - log_factorial[rest[:, None] - step]
+        )
         log_pmf += step * np.log(chance) + (rest[:, None] - step) * np.log1p(-chance)
-        left += mass @ (_below(first[k] - here, rest, chance) + _above(last[k] - here, rest, chance))
+        left += mass @ (
+            _below(first[k] - here, rest, chance) + _above(last[k] - here, rest, chance)
+        )
         here, mass = there, mass @ np.where(possible, np.exp(log_pmf), 0.0)
     return min(float(left), 1.0)
 
 
 def _below(bound: np.ndarray, size: np.ndarray, chance: float) -> np.ndarray:
     """P(Binomial(size, chance) < bound)."""
-    return np.where(bound <= 0, 0.0, np.where(bound > size, 1.0, bdtr(np.clip(bound - 1.0, 0, size), size, chance)))
+    return np.where(
+        bound <= 0,
+        0.0,
+        np.where(bound > size, 1.0, bdtr(np.clip(bound - 1.0, 0, size), size, chance)),
+    )
 
 
 def _above(bound: np.ndarray, size: np.ndarray, chance: float) -> np.ndarray:
     """P(Binomial(size, chance) > bound)."""
-    return np.where(bound < 0, 1.0, np.where(bound >= size, 0.0, bdtrc(np.clip(bound, 0, size), size, chance)))
+    return np.where(
+        bound < 0, 1.0, np.where(bound >= size, 0.0, bdtrc(np.clip(bound, 0, size), size, chance))
+    )

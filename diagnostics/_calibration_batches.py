@@ -1,4 +1,6 @@
-"""Replicates in batches: compiled together, or one by one on the host; kept in a folder, which a second call goes on from."""
+"""Replicates in batches: compiled together, or one by one on the host; kept in a folder, which a
+second call goes on from.
+"""
 
 import hashlib
 import json
@@ -19,8 +21,10 @@ from diagnostics._calibration_result import Calibration
 __all__ = ["PREFIX", "UNTRACEABLE", "Plan", "check_count", "compiled", "one_by_one"]
 
 UNTRACEABLE = (
-    "calibration traces the data, so that replicates run together. What looks at its data, in the model or at a kernel's `init`, must "
-    "skip that when they are traced; or give sbc `on_host(fit)`, which fits one replicate after the other."
+    "calibration traces the data, so that replicates run together. What looks at its data, in the "
+    "model or at a kernel's `init`, must "
+    "skip that when they are traced; or give sbc `on_host(fit)`, which fits one replicate after "
+    "the other."
 )
 PREFIX = "ranks/"  # of a quantity in what a replicate returns
 
@@ -40,9 +44,11 @@ class Plan(NamedTuple):
 
 
 def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
-    """Batches shared out among the devices: vectorised on an accelerator, a loop on a CPU (as fast there, and compiled in half the time).
+    """Batches shared out among the devices: vectorised on an accelerator, a loop on a CPU (as fast
+    there, and compiled in half the time).
 
-    The compiler's text is the identity of the test: an edit of model, kernel, quantities or sizes makes another.
+    The compiler's text is the identity of the test: an edit of model, kernel, quantities or sizes
+    makes another.
     """
     check_count("num_replicates", plan.num_replicates)
     devices = jax.local_devices()
@@ -53,9 +59,13 @@ def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
         return jax.lax.map(one, numbers) if devices[0].platform == "cpu" else jax.vmap(one)(numbers)
 
     if len(devices) > 1:
-        mesh = jax.make_mesh((len(devices),), ("replicate",), axis_types=(AxisType.Auto,), devices=devices)
+        mesh = jax.make_mesh(
+            (len(devices),), ("replicate",), axis_types=(AxisType.Auto,), devices=devices
+        )
         spread = PartitionSpec("replicate")
-        each = jax.shard_map(each, mesh=mesh, in_specs=(PartitionSpec(), spread), out_specs=spread, check_vma=False)
+        each = jax.shard_map(
+            each, mesh=mesh, in_specs=(PartitionSpec(), spread), out_specs=spread, check_vma=False
+        )
     try:
         lowered = jax.jit(each).lower(_key(plan.rng_key), jnp.arange(size, dtype=jnp.int32))
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
@@ -70,23 +80,41 @@ def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
     return _collected(plan, size, batch, {"program": _sha(lowered.as_text())})
 
 
-def one_by_one(plan: Plan, replicate: Callable[[Array], Found], name: str, measure: Callable[[Any], Mapping[str, Any]]) -> Calibration:
-    """Replicates run by Python; a folder knows the fit by `name` alone, and what is ranked by what `measure` computes."""
+def one_by_one(
+    plan: Plan,
+    replicate: Callable[[Array], Found],
+    name: str,
+    measure: Callable[[Any], Mapping[str, Any]],
+) -> Calibration:
+    """Replicates run by Python; a folder knows the fit by `name` alone, and what is ranked by
+    what `measure` computes.
+    """
 
     def batch(key, numbers):
         found = [jax.device_get(replicate(random.fold_in(key, number))) for number in numbers]
         return {name: np.stack([each[name] for each in found]) for name in found[0]}
 
-    identity = {"program": name} if plan.folder is None else {"program": name, **_ranked(plan.joint, measure)}
+    identity = (
+        {"program": name}
+        if plan.folder is None
+        else {"program": name, **_ranked(plan.joint, measure)}
+    )
     return _collected(plan, _batch_size(plan, 1), batch, identity)
 
 
 def _ranked(joint: Joint, measure: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
     """What is ranked, as the compiler sees it, and which argument holds the data of which site."""
     sites = joint.program.sites
-    shapes = {site: jax.ShapeDtypeStruct(sites[site].shape, sites[site].dtype) for site in joint.program.latent}
+    shapes = {
+        site: jax.ShapeDtypeStruct(sites[site].shape, sites[site].dtype)
+        for site in joint.program.latent
+    }
     lowered = jax.jit(lambda values: dict(measure(values))).lower(shapes)
-    return {"quantities": sorted(lowered.out_info), "code of the quantities": _sha(lowered.as_text()), "arguments": joint.arguments}
+    return {
+        "quantities": sorted(lowered.out_info),
+        "code of the quantities": _sha(lowered.as_text()),
+        "arguments": joint.arguments,
+    }
 
 
 def check_count(name: str, value: Any) -> None:
@@ -95,14 +123,25 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name}: an integer, at least 1; got {value!r}.")
 
 
-def _collected(plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found], what: dict[str, Any]) -> Calibration:
-    """All replicates, from the folder where it has them. Batches are whole, so that a longer run finds them useful."""
+def _collected(
+    plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found], what: dict[str, Any]
+) -> Calibration:
+    """All replicates, from the folder where it has them.
+
+    Batches are whole, so that a longer run finds them useful.
+    """
     check_count("num_replicates", plan.num_replicates)
     if not 0 < plan.alpha < 1:
         raise ValueError(f"alpha: a rate between 0 and 1; got {plan.alpha!r}.")
     key, program = _key(plan.rng_key), plan.joint.program
     seed = np.asarray(random.key_data(key)).tolist()
-    identity = {"test": plan.test, **program.fingerprint(), **what, "seed": seed, "batch_size": size}
+    identity = {
+        "test": plan.test,
+        **program.fingerprint(),
+        **what,
+        "seed": seed,
+        "batch_size": size,
+    }
     kept = None if plan.folder is None else Folder(plan.folder, identity)
     parts = []
     for number in range(-(-plan.num_replicates // size)):
@@ -112,15 +151,29 @@ def _collected(plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found
             if kept:
                 kept.save(number, part)
         parts.append(part)
-    found = {name: np.concatenate([part[name] for part in parts])[: plan.num_replicates] for name in parts[0]}
+    found = {
+        name: np.concatenate([part[name] for part in parts])[: plan.num_replicates]
+        for name in parts[0]
+    }
     lengths = np.unique(found.pop("num_draws"))
     if len(lengths) > 1:
-        raise ValueError(f"fit: it returned {lengths.tolist()} draws; wanted the same number for each replicate.")
+        raise ValueError(
+            f"fit: it returned {lengths.tolist()} draws; wanted the same number for each replicate."
+        )
     ranks = {name.removeprefix(PREFIX): values for name, values in found.items()}
     for name, values in ranks.items():
         if (bad := np.unique(np.nonzero(values < 0)[0])).size:
-            raise ValueError(f"quantity {name!r}: NaN in {bad.size} of {plan.num_replicates} replicates, first in replicate {bad[0]}.")
-    return Calibration(plan.test, getattr(program.model, "__name__", "the model"), ranks, int(lengths[0]), plan.alpha)
+            raise ValueError(
+                f"quantity {name!r}: NaN in {bad.size} of {plan.num_replicates} replicates, first "
+                f"in replicate {bad[0]}."
+            )
+    return Calibration(
+        plan.test,
+        getattr(program.model, "__name__", "the model"),
+        ranks,
+        int(lengths[0]),
+        plan.alpha,
+    )
 
 
 def _sha(text: str) -> str:
@@ -140,7 +193,9 @@ def _key(rng_key: int | Array) -> Array:
 
 
 class Folder:
-    """Batches of one test on disk: `test.json` says what it is, each `batch_<n>.npz` is there whole or not at all."""
+    """Batches of one test on disk: `test.json` says what it is, each `batch_<n>.npz` is there
+    whole or not at all.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], identity: dict[str, Any]):
         self.folder = Path(folder)
@@ -148,11 +203,24 @@ class Folder:
         card = self.folder / "test.json"
         if card.exists():
             there = json.loads(card.read_text())
-            if differ := [name for name in sorted({*there, *identity}) if there.get(name) != identity.get(name)]:
-                lines = "; ".join(f"{name}: {there.get(name)!r} there, {identity.get(name)!r} here" for name in differ)
-                raise ValueError(f"folder: {str(folder)!r} holds another test ({lines}). Name another folder, or remove this one.")
+            if differ := [
+                name
+                for name in sorted({*there, *identity})
+                if there.get(name) != identity.get(name)
+            ]:
+                lines = "; ".join(
+                    f"{name}: {there.get(name)!r} there, {identity.get(name)!r} here"
+                    for name in differ
+                )
+                raise ValueError(
+                    f"folder: {str(folder)!r} holds another test ({lines}). Name another folder, "
+                    "or remove this one."
+                )
         elif any(path.suffix != ".partial" for path in self.folder.iterdir()):
-            raise ValueError(f"folder: {str(folder)!r} holds files that are no calibration test; name another folder.")
+            raise ValueError(
+                f"folder: {str(folder)!r} holds files that are no calibration test; name another "
+                "folder."
+            )
         else:
             self._write(card, lambda file: file.write(json.dumps(identity, indent=1).encode()))
 

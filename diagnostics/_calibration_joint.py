@@ -1,4 +1,6 @@
-"""The joint distribution of values and data, as a model draws it: `program` is an `inference.Program`."""
+"""The joint distribution of values and data, as a model draws it: `program` is an
+`inference.Program`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +18,9 @@ Values = dict[str, Array]
 
 
 class Joint:
-    """The joint distribution of latent values and data, and which argument takes the data of which observed site."""
+    """The joint distribution of latent values and data, and which argument takes the data of
+    which observed site.
+    """
 
     def __init__(self, program: Any, data: Mapping[str, str] | None):
         self.program = program
@@ -24,9 +28,15 @@ class Joint:
         self._check()
         self.arguments = {site: self._argument(site, data or {}) for site in program.observed}
         if unknown := sorted(set(data or {}) - set(program.observed)):
-            raise ValueError(f"data: {unknown[0]!r} is no observed site; the model observes {list(program.observed)}.")
+            raise ValueError(
+                f"data: {unknown[0]!r} is no observed site; the model observes "
+                f"{list(program.observed)}."
+            )
         if len(set(self.arguments.values())) < len(self.arguments):
-            raise ValueError(f"data: two observed sites have the same argument ({self.arguments}); give each its own.")
+            raise ValueError(
+                f"data: two observed sites have the same argument ({self.arguments}); give each "
+                "its own."
+            )
         self._check_fit()
         self._check_free_of_data()
 
@@ -39,7 +49,10 @@ class Joint:
     def draw_data(self, rng_key: Array, values: Values) -> Values:
         """New data, by argument."""
         drawn = self.program.predict(rng_key, values)
-        return {argument: self._as_argument(argument, drawn[site]) for site, argument in self.arguments.items()}
+        return {
+            argument: self._as_argument(argument, drawn[site])
+            for site, argument in self.arguments.items()
+        }
 
     def given(self, data: Values) -> Any:
         """The model on such data."""
@@ -61,9 +74,14 @@ class Joint:
             found = [name for name, argument in arguments.items() if _same(argument, value)]
             found = [site] if site in found else found
         if len(found) != 1:
-            problem = f"equals each of the arguments {found}" if found else f"is none of the arguments {list(arguments)}"
+            problem = (
+                f"equals each of the arguments {found}"
+                if found
+                else f"is none of the arguments {list(arguments)}"
+            )
             raise ValueError(
-                f"site {site!r}: which argument holds its data? It {problem}. Say it: data={{{site!r}: <argument>}}, with an argument that "
+                f"site {site!r}: which argument holds its data? It {problem}. Say it: "
+                f"data={{{site!r}: <argument>}}, with an argument that "
                 f"is an array."
             )
         return found[0]
@@ -73,37 +91,50 @@ class Joint:
         for kind, names in (("latent", program.latent), ("observed", program.observed)):
             if not names:
                 raise ValueError(
-                    f"{program!r}: found no {kind} site among {list(program.sites)}; the test needs one. Data are given as "
+                    f"{program!r}: found no {kind} site among {list(program.sites)}; the test "
+                    "needs one. Data are given as "
                     f"arguments; their values do not matter, their shape does."
                 )
         for name in program.factors:
             if program.parents[name]:
                 raise ValueError(
-                    f"site {name!r}: a factor of {sorted(program.parents[name])} makes a prior that cannot be drawn from. Write it as a "
+                    f"site {name!r}: a factor of {sorted(program.parents[name])} makes a prior "
+                    "that cannot be drawn from. Write it as a "
                     f"distribution to test the model."
                 )
         for name, plate in program.plates.items():
             if plate.subsample_size < plate.size:
-                raise ValueError(f"plate {name!r}: it is subsampled, so the data are not drawn as a whole. Test the model without it.")
+                raise ValueError(
+                    f"plate {name!r}: it is subsampled, so the data are not drawn as a whole. Test "
+                    "the model without it."
+                )
         for name, scale in _scales(program).items():
             raise ValueError(
-                f"site {name!r}: its log density is scaled by {scale}, so the model is not the distribution that its data are drawn from. "
+                f"site {name!r}: its log density is scaled by {scale}, so the model is not the "
+                "distribution that its data are drawn from. "
                 f"Test it without `numpyro.handlers.scale`."
             )
 
     def _check_fit(self) -> None:
         """An argument must have room for the data of its site."""
-        drawn = jax.eval_shape(lambda key: self.program.predict(key, self.program.draw_prior(key)), random.key(0))
+        drawn = jax.eval_shape(
+            lambda key: self.program.predict(key, self.program.draw_prior(key)), random.key(0)
+        )
         for site, name in self.arguments.items():
             like, wanted = np.asarray(self.program.arguments[name]), drawn[site]
-            if like.shape != wanted.shape or (like.dtype.kind in "iub" and jnp.issubdtype(wanted.dtype, jnp.inexact)):
+            if like.shape != wanted.shape or (
+                like.dtype.kind in "iub" and jnp.issubdtype(wanted.dtype, jnp.inexact)
+            ):
                 raise ValueError(
-                    f"argument {name!r}: it cannot hold the data of site {site!r}: found {like.dtype}{list(like.shape)}, "
+                    f"argument {name!r}: it cannot hold the data of site {site!r}: found "
+                    f"{like.dtype}{list(like.shape)}, "
                     f"wanted {wanted.dtype}{list(wanted.shape)}."
                 )
 
     def _check_free_of_data(self) -> None:
-        """A model whose prior, or the distribution of whose data, is computed from the data themselves has no joint to draw from."""
+        """A model whose prior, or the distribution of whose data, is computed from the data
+        themselves has no joint to draw from.
+        """
 
         def drawn(**data):
             here = self.given(data)
@@ -111,7 +142,10 @@ class Joint:
             return {**values, **here.predict(random.key(0), values)}
 
         names = set(self.arguments.values())
-        shapes = {name: jax.ShapeDtypeStruct(np.shape(self.program.arguments[name]), self._dtype(name)) for name in names}
+        shapes = {
+            name: jax.ShapeDtypeStruct(np.shape(self.program.arguments[name]), self._dtype(name))
+            for name in names
+        }
         try:
             found = eval_provenance(drawn, **shapes)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
@@ -120,7 +154,8 @@ class Joint:
         for name in (*self.program.latent, *self.program.observed):
             if used := sorted(frozenset(found[name]) & names):
                 raise ValueError(
-                    f"site {name!r}: its distribution is computed from the data in argument {used[0]!r}, so new data cannot be drawn from "
+                    f"site {name!r}: its distribution is computed from the data in argument "
+                    f"{used[0]!r}, so new data cannot be drawn from "
                     f"the model. Compute it from other sites, or from another argument."
                 )
 
@@ -147,7 +182,12 @@ def _scales(program: Any) -> dict[str, Any]:
 
 def _same(argument: Any, value: np.ndarray) -> bool:
     """Whether an argument is this array; NaN equals NaN."""
-    if not isinstance(argument, np.ndarray | Array | np.generic | float | int) or np.shape(argument) != value.shape:
+    if (
+        not isinstance(argument, np.ndarray | Array | np.generic | float | int)
+        or np.shape(argument) != value.shape
+    ):
         return False
     array = np.asarray(argument)
-    return bool(np.array_equal(array, value, equal_nan=array.dtype.kind == "f" and value.dtype.kind == "f"))
+    return bool(
+        np.array_equal(array, value, equal_nan=array.dtype.kind == "f" and value.dtype.kind == "f")
+    )

@@ -18,10 +18,11 @@ YLABEL = "ECDF minus uniform"
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Ranks that are uniform on 0, ..., `num_draws` if the sampler is right, and the test of whether they are.
+    """Ranks that are uniform on 0, ..., `num_draws` if the sampler is right, and the test of
+    whether they are.
 
-    Quantities are tested one scalar at a time by the exact simultaneous ECDF band, and all together by Holm's procedure: a right
-    sampler fails at most at the rate `alpha`.
+    Quantities are tested one scalar at a time by the exact simultaneous ECDF band, and all together
+    by Holm's procedure: a right sampler fails at most at the rate `alpha`.
     """
 
     test: str  # "sbc" or "geweke"
@@ -51,13 +52,18 @@ class Calibration:
 
     @cached_property
     def adjusted(self) -> dict[str, float]:
-        """P-values adjusted for their number by Holm's procedure: those below `alpha` are failures."""
+        """P-values adjusted for their number by Holm's procedure: those below `alpha` are
+        failures.
+        """
         return holm(self.p_values)
 
     @property
     def failed(self) -> list[str]:
         """The scalars whose ranks are not uniform, worst first."""
-        return sorted((name for name, p in self.adjusted.items() if p < self.alpha), key=lambda name: self.p_values[name])
+        return sorted(
+            (name for name, p in self.adjusted.items() if p < self.alpha),
+            key=lambda name: self.p_values[name],
+        )
 
     @property
     def passed(self) -> bool:
@@ -68,41 +74,64 @@ class Calibration:
     def text(self) -> str:
         """The conclusion, then each scalar, least uniform first."""
         conclusion = "PASSED" if self.passed else f"FAILED: {', '.join(self.failed)}"
-        lines = [f"{self.test} of {self.model}: {self.num_replicates} replicates, ranks among {self.num_draws}", conclusion, ""]
+        lines = [
+            f"{self.test} of {self.model}: {self.num_replicates} replicates, ranks among "
+            f"{self.num_draws}",
+            conclusion,
+            "",
+        ]
         width = max(map(len, self.p_values))
         lines.append(f"  {'':{width}}  p-value    adjusted   mean rank / L")
         for name in sorted(self.p_values, key=lambda name: self.p_values[name]):
             mean = self.scalars[name].mean() / self.num_draws
-            lines.append(f"  {name:{width}}  {self.p_values[name]:<9.3g}  {self.adjusted[name]:<9.3g}  {mean:.3f}")
+            lines.append(
+                f"  {name:{width}}  {self.p_values[name]:<9.3g}  {self.adjusted[name]:<9.3g}  "
+                f"{mean:.3f}"
+            )
         return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text
 
     def as_tree(self) -> xr.DataTree:
-        """The ranks as values in (0, 1), uniform if the sampler is right, in the group that `az.plot_ecdf_pit` reads.
+        """The ranks as values in (0, 1), uniform if the sampler is right, in the group that
+        `az.plot_ecdf_pit` reads.
 
         The place within a rank's bin is drawn with a fixed seed.
         """
         rng = np.random.default_rng(0)
         variables = {}
         for quantity, ranks in self.ranks.items():
-            name = quantity.replace("/", ".")  # a scope's "/" would be a group; the driver writes it so, too
+            # a scope's "/" would be a group; the driver writes it so, too
+            name = quantity.replace("/", ".")
             if name in variables:
-                raise ValueError(f"quantity {quantity!r}: another has the name {name!r}, as the tree writes it; rename one.")
+                raise ValueError(
+                    f"quantity {quantity!r}: another has the name {name!r}, as the tree writes it; "
+                    "rename one."
+                )
             places = (ranks + rng.uniform(size=ranks.shape)) / (self.num_draws + 1)
-            variables[name] = (("chain", "draw", *(f"{name}_dim_{i}" for i in range(ranks.ndim - 1))), places[None])
+            variables[name] = (
+                ("chain", "draw", *(f"{name}_dim_{i}" for i in range(ranks.ndim - 1))),
+                places[None],
+            )
         coords = {"chain": [0], "draw": np.arange(self.num_replicates)}
-        attrs = {"test": self.test, "model": self.model, "num_draws": self.num_draws, "alpha": self.alpha}
+        attrs = {
+            "test": self.test,
+            "model": self.model,
+            "num_draws": self.num_draws,
+            "alpha": self.alpha,
+        }
         tree = xr.DataTree.from_dict({GROUP: xr.Dataset(variables, coords)})
         tree.attrs.update(attrs)
         return tree
 
 
 def plot_calibration_ecdf(calibration: Calibration, **kwargs: Any) -> Any:
-    """ArviZ's ECDF-difference plot of each scalar with the band of the test: a curve that leaves it has failed.
+    """ArviZ's ECDF-difference plot of each scalar with the band of the test: a curve that leaves it
+    has failed.
 
-    The band is exact and holds for all scalars at once (alpha divided by their number, the first step of Holm's procedure).
+    The band is exact and holds for all scalars at once (alpha divided by their number, the first
+    step of Holm's procedure).
 
     :param kwargs: for `az.plot_ecdf_pit`: `var_names`, `backend`, `figure_kwargs`, ...
     :return: ArviZ's PlotCollection.
@@ -111,7 +140,12 @@ def plot_calibration_ecdf(calibration: Calibration, **kwargs: Any) -> Any:
     from arviz_plots.visuals import fill_between_y, set_ylim
 
     is_matplotlib = kwargs.get("backend", az.rcParams["plot.backend"]) == "matplotlib"
-    ours = {"suspicious_points": False, "p_value_text": False, "remove_axis": False, "xlabel": {"text": "rank / L"}}
+    ours = {
+        "suspicious_points": False,
+        "p_value_text": False,
+        "remove_axis": False,
+        "xlabel": {"text": "rank / L"},
+    }
     ours["ylabel"] = not is_matplotlib and {"text": YLABEL}
     kwargs["visuals"] = {**ours, **kwargs.get("visuals", {})}
     if is_matplotlib and "plot_collection" not in kwargs:
@@ -124,15 +158,31 @@ def plot_calibration_ecdf(calibration: Calibration, **kwargs: Any) -> Any:
     at = np.arange(draws + 2) / (draws + 1)
     below, above = (np.concatenate([[0.0], count / size, [1.0]]) - at for count in (low, high))
     template = figure.viz["ecdf_lines"].dataset
-    data = xr.Dataset({name: xr.zeros_like(values, float) for name, values in template.data_vars.items()})
-    figure.map(fill_between_y, "band", data=data, x=at, y_bottom=below, y_top=above, color="C7", alpha=0.25, ignore_aes="all")
+    data = xr.Dataset(
+        {name: xr.zeros_like(values, float) for name, values in template.data_vars.items()}
+    )
+    figure.map(
+        fill_between_y,
+        "band",
+        data=data,
+        x=at,
+        y_bottom=below,
+        y_top=above,
+        color="C7",
+        alpha=0.25,
+        ignore_aes="all",
+    )
     curves = [_farthest(ranks, draws) for ranks in calibration.scalars.values()]
     limit = 1.15 * max(-below.min(), above.max(), *curves)
-    figure.map(set_ylim, "ylim", data=data, limits=(-limit, limit), store_artist=False, ignore_aes="all")
+    figure.map(
+        set_ylim, "ylim", data=data, limits=(-limit, limit), store_artist=False, ignore_aes="all"
+    )
     return figure
 
 
 def _farthest(ranks: np.ndarray, num_draws: int) -> float:
     """The largest distance between the ECDF and the uniform distribution."""
     at = np.arange(1, num_draws + 1)
-    return float(np.abs(np.searchsorted(np.sort(ranks), at) / len(ranks) - at / (num_draws + 1)).max())
+    return float(
+        np.abs(np.searchsorted(np.sort(ranks), at) / len(ranks) - at / (num_draws + 1)).max()
+    )

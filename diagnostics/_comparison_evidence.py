@@ -1,4 +1,6 @@
-"""Log-evidences of several runs: Bayes factors, their errors, and how many errors apart is apart."""
+"""Log-evidences of several runs: Bayes factors, their errors, and how many errors apart is
+apart.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +12,8 @@ from diagnostics._verdict import attribute, each_of
 
 __all__ = ["evidence_columns", "uncertainty"]
 
-ERRORS = 2.0  # apart: this many known errors, and as improbably many where the error itself is an estimate
+# apart: this many known errors, and as improbably many where the error itself is an estimate
+ERRORS = 2.0
 
 
 def evidence_columns(trees: Mapping[str, xr.DataTree]) -> tuple[Any, dict[str, list[str]]]:
@@ -22,14 +25,22 @@ def evidence_columns(trees: Mapping[str, xr.DataTree]) -> tuple[Any, dict[str, l
     if not value:
         return pd.DataFrame(index=list(trees)), {}
     errors = {name: uncertainty(trees[name]) for name in value}
-    table = pd.DataFrame({"log_evidence": value, "log_evidence_se": {name: error for name, (error, _) in errors.items()}}, dtype=float)
+    table = pd.DataFrame(
+        {
+            "log_evidence": value,
+            "log_evidence_se": {name: error for name, (error, _) in errors.items()},
+        },
+        dtype=float,
+    )
     reasons = {name: _faults(trees[name], value[name], errors[name][0]) for name in value}
     finite = {name: number for name, number in value.items() if np.isfinite(number)}
     if not finite:
         return table.assign(log_bayes_factor=np.nan, log_bayes_factor_se=np.nan), reasons
     best = max(finite, key=lambda name: finite[name])
     table["log_bayes_factor"] = table["log_evidence"] - table["log_evidence"][best]
-    table["log_bayes_factor_se"] = np.hypot(table["log_evidence_se"], float(table["log_evidence_se"][best]))
+    table["log_bayes_factor_se"] = np.hypot(
+        table["log_evidence_se"], float(table["log_evidence_se"][best])
+    )
     table.loc[best, "log_bayes_factor_se"] = 0.0
     for name in finite:
         factor, se = table["log_bayes_factor"][name], table["log_bayes_factor_se"][name]
@@ -44,20 +55,26 @@ def evidence_columns(trees: Mapping[str, xr.DataTree]) -> tuple[Any, dict[str, l
 def uncertainty(tree: xr.DataTree) -> tuple[float, float]:
     """Standard error of the log-evidence, and the degrees of freedom with which it is known.
 
-    Of n replicates it is the larger of what their spread shows, an estimate with n - 1 degrees of freedom, and of what they
-    claim, sqrt(mean se^2 / n), which counts as known.
+    Of n replicates it is the larger of what their spread shows, an estimate with n - 1 degrees of
+    freedom, and of what they claim, sqrt(mean se^2 / n), which counts as known.
     """
     stated, each = attribute(tree, "log_evidence_se"), each_of(tree, "log_evidence")
     stated = np.nan if stated is None else stated
     if len(each) < 2:
         return stated, np.inf
-    claims = each_of(tree, "log_evidence_se") if "log_evidence_se_of_replicates" in tree.attrs else np.zeros(1)
+    claims = (
+        each_of(tree, "log_evidence_se")
+        if "log_evidence_se_of_replicates" in tree.attrs
+        else np.zeros(1)
+    )
     claimed = float(np.sqrt(np.mean(claims**2) / len(each)))
     return (claimed, np.inf) if claimed > stated else (stated, len(each) - 1.0)
 
 
 def _quantile(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """How many errors of the difference are as improbable as `ERRORS` known ones: Student's quantile, with Welch's degrees of freedom."""
+    """How many errors of the difference are as improbable as `ERRORS` known ones: Student's
+    quantile, with Welch's degrees of freedom.
+    """
     from scipy.stats import norm, t
 
     variances = np.array([one[0], other[0]]) ** 2
@@ -67,7 +84,11 @@ def _quantile(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 def _faults(tree: xr.DataTree, value: float, error: float) -> list[str]:
     ended = str(tree.attrs.get("ended", "finished"))
-    found = [] if ended == "finished" else [f"its run ended by {ended!r} before it had finished: part of its evidence is missing"]
+    found = (
+        []
+        if ended == "finished"
+        else [f"its run ended by {ended!r} before it had finished: part of its evidence is missing"]
+    )
     if not np.isfinite(value):
         return [*found, "its log-evidence is not finite"]
     return found if np.isfinite(error) else [*found, "its log-evidence has no error"]

@@ -1,4 +1,6 @@
-"""The observations that several runs are compared on: the same data, side by side, in the same order."""
+"""The observations that several runs are compared on: the same data, side by side, in the same
+order.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,46 +15,73 @@ __all__ = ["ROW", "check_same_data", "held_out_rows", "joined"]
 ROW = "observation"
 
 
-def joined(trees: Mapping[str, xr.DataTree], who: str = "trees", zero: bool = False) -> dict[str, xr.DataArray]:
-    """All observed sites of each tree side by side (chain, draw, observation), in the order of the first tree's data.
+def joined(
+    trees: Mapping[str, xr.DataTree], who: str = "trees", zero: bool = False
+) -> dict[str, xr.DataArray]:
+    """All observed sites of each tree side by side (chain, draw, observation), in the order of the
+    first tree's data.
 
     :param who: the argument that the trees came in, for errors.
     :param zero: whether a draw may give an observation the probability zero.
     """
     found, first = {}, None
     for name, tree in trees.items():
-        sites = list(group_of(tree, "log_likelihood").data_vars) if first is None else _matched(first, tree)
+        sites = (
+            list(group_of(tree, "log_likelihood").data_vars)
+            if first is None
+            else _matched(first, tree)
+        )
         first = tree if first is None else first
         if not sites:
-            raise ValueError(f"{who}[{name!r}]: no log-likelihood; found the groups {list(tree.children)}.")
+            raise ValueError(
+                f"{who}[{name!r}]: no log-likelihood; found the groups {list(tree.children)}."
+            )
         parts = [_flat(group_of(tree, "log_likelihood")[site], tree) for site in sites]
         found[name] = xr.DataArray(np.concatenate(parts, axis=-1), dims=("chain", "draw", ROW))
         if not (found[name] < np.inf).all() or not (zero or np.isfinite(found[name]).all()):
-            raise ValueError(f"{who}[{name!r}]: its log-likelihood has NaN or infinite values; sites {list(map(str, sites))}.")
+            raise ValueError(
+                f"{who}[{name!r}]: its log-likelihood has NaN or infinite values; sites "
+                f"{list(map(str, sites))}."
+            )
     sizes = {name: values.sizes[ROW] for name, values in found.items()}
     for name, size in sizes.items():
         if size != next(iter(sizes.values())):
             other = next(iter(sizes))
-            raise ValueError(f"{who}: {other!r} has {sizes[other]} log-likelihood terms, {name!r} has {size}: wanted the same rows.")
+            raise ValueError(
+                f"{who}: {other!r} has {sizes[other]} log-likelihood terms, {name!r} has {size}: "
+                "wanted the same rows."
+            )
     return found
 
 
 def held_out_rows(test: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Log-likelihoods of held-out rows, [chain, draw, row], from arrays or trees; a draw may give a row the probability zero."""
+    """Log-likelihoods of held-out rows, [chain, draw, row], from arrays or trees; a draw may
+    give a row the probability zero.
+    """
     trees = {name: values for name, values in test.items() if isinstance(values, xr.DataTree)}
     check_same_data(trees, "test")
     of_trees = joined(trees, "test", zero=True)
-    found = {name: of_trees[name].values if name in of_trees else _array(name, values) for name, values in test.items()}
+    found = {
+        name: of_trees[name].values if name in of_trees else _array(name, values)
+        for name, values in test.items()
+    }
     first = next(iter(found))
     for name, values in found.items():
         if values.shape[-1] != found[first].shape[-1]:
-            raise ValueError(f"test: {first!r} has {found[first].shape[-1]} held-out rows, {name!r} has {values.shape[-1]}.")
+            raise ValueError(
+                f"test: {first!r} has {found[first].shape[-1]} held-out rows, {name!r} has "
+                f"{values.shape[-1]}."
+            )
     return found
 
 
 def check_same_data(trees: Mapping[str, xr.DataTree], who: str = "trees") -> None:
     """Every tree observes the arrays that the first observes, whatever the sites are called."""
-    holders = {name: group_of(tree, "observed_data") for name, tree in trees.items() if "observed_data" in tree.children}
+    holders = {
+        name: group_of(tree, "observed_data")
+        for name, tree in trees.items()
+        if "observed_data" in tree.children
+    }
     first = next(iter(holders), None)
     for name, data in holders.items():
         left = [values.values for values in data.data_vars.values()]
@@ -65,27 +94,44 @@ def check_same_data(trees: Mapping[str, xr.DataTree], who: str = "trees") -> Non
             raise _other_data(who, str(first), holders[str(first)], name, data, "a further site")
 
 
-def _other_data(who: str, first: str, mine: xr.Dataset, name: str, theirs: xr.Dataset, site: str) -> ValueError:
-    shapes = [{str(key): values.shape for key, values in data.data_vars.items()} for data in (mine, theirs)]
-    why = "the values differ" if sorted(map(str, shapes[0].values())) == sorted(map(str, shapes[1].values())) else "the shapes differ"
+def _other_data(
+    who: str, first: str, mine: xr.Dataset, name: str, theirs: xr.Dataset, site: str
+) -> ValueError:
+    shapes = [
+        {str(key): values.shape for key, values in data.data_vars.items()}
+        for data in (mine, theirs)
+    ]
+    why = (
+        "the values differ"
+        if sorted(map(str, shapes[0].values())) == sorted(map(str, shapes[1].values()))
+        else "the shapes differ"
+    )
     return ValueError(
-        f"{who}: {first!r} and {name!r} observe different data ({why} at {site}): {first!r} has {shapes[0]}, {name!r} has {shapes[1]}. "
-        "Only runs on the same data can be compared; forecasts of the same new rows can, by `diagnostics.log_score` and its like."
+        f"{who}: {first!r} and {name!r} observe different data ({why} at {site}): {first!r} has "
+        f"{shapes[0]}, {name!r} has {shapes[1]}. "
+        "Only runs on the same data can be compared; forecasts of the same new rows can, by "
+        "`diagnostics.log_score` and its like."
     )
 
 
 def _array(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values.transpose("chain", "draw", ...) if isinstance(values, xr.DataArray) else values, float)
+    array = np.asarray(
+        values.transpose("chain", "draw", ...) if isinstance(values, xr.DataArray) else values,
+        float,
+    )
     if array.ndim < 3 or not (array < np.inf).all():
         bad = int(np.sum(~(array < np.inf)))
         raise ValueError(
-            f"test[{name!r}]: log-likelihoods (chain, draw, row), finite or -inf; found shape {array.shape}, {bad} NaN or infinite."
+            f"test[{name!r}]: log-likelihoods (chain, draw, row), finite or -inf; found shape "
+            f"{array.shape}, {bad} NaN or infinite."
         )
     return array.reshape(*array.shape[:2], -1)
 
 
 def _flat(values: xr.DataArray, tree: xr.DataTree) -> np.ndarray:
-    """(chain, draw, everything else), without the entries that were not observed (NaN in the data)."""
+    """(chain, draw, everything else), without the entries that were not observed (NaN in the
+    data).
+    """
     array = values.astype(float).transpose("chain", "draw", ...).values
     observed = group_of(tree, "observed_data")
     data = observed[values.name].values if values.name in observed else None
@@ -96,19 +142,29 @@ def _flat(values: xr.DataArray, tree: xr.DataTree) -> np.ndarray:
 
 
 def _matched(first: xr.DataTree, tree: xr.DataTree) -> list[Any]:
-    """The sites of `tree` in the order in which `first` has the same data; by name where there are none, or several are equal."""
+    """The sites of `tree` in the order in which `first` has the same data; by name where there
+    are none, or several are equal.
+    """
     left, order = list(group_of(tree, "log_likelihood").data_vars), []
     mine, theirs = group_of(tree, "observed_data"), group_of(first, "observed_data")
     for site in group_of(first, "log_likelihood").data_vars:
-        same = [other for other in left if other in mine and site in theirs and _equal(mine[other].values, theirs[site].values)]
-        same = same or [other for other in left if other == site and not (other in mine and site in theirs)]
+        same = [
+            other
+            for other in left
+            if other in mine and site in theirs and _equal(mine[other].values, theirs[site].values)
+        ]
+        same = same or [
+            other for other in left if other == site and not (other in mine and site in theirs)
+        ]
         order += sorted(same, key=lambda other: other != site)[:1]
         left = [other for other in left if other not in order]
     return order + left
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    """In the lower of two precisions: kernels that differ in it may have been given the same table."""
+    """In the lower of two precisions: kernels that differ in it may have been given the same
+    table.
+    """
     floats = one.dtype.kind == "f" and other.dtype.kind == "f"
     if floats:
         lower = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)

@@ -17,11 +17,13 @@ LEAST = 25  # draws: a tail of fewer than five has no shape
 def psis(
     log_ratio: xr.DataArray, relative_ess: float = 1.0, dims: tuple[str, ...] = ("chain", "draw")
 ) -> tuple[xr.DataArray, xr.DataArray]:
-    """Smoothed, normalised log weights and k-hat along `dims`: ArviZ's `psislw`, which takes minus the log ratio.
+    """Smoothed, normalised log weights and k-hat along `dims`: ArviZ's `psislw`, which takes minus
+    the log ratio.
 
-    ArviZ raises where the largest ratios are all the same (a masked row, a row with probability one). Such ratios are
-    bounded and need no smoothing: their weights are left as they are and k-hat is -inf. Where a ratio is NaN or infinite, or
-    all are zero, weights and k-hat are NaN. Fewer than 25 draws: k-hat is inf.
+    ArviZ raises where the largest ratios are all the same (a masked row, a row with probability
+    one). Such ratios are bounded and need no smoothing: their weights are left as they are and
+    k-hat is -inf. Where a ratio is NaN or infinite, or all are zero, weights and k-hat are NaN.
+    Fewer than 25 draws: k-hat is inf.
     """
     import arviz as az  # noqa: F401  (registers the accessor)
     from scipy.special import logsumexp
@@ -35,15 +37,25 @@ def psis(
     weights[usable] = flat[usable] - logsumexp(flat[usable], axis=1, keepdims=True)
     if size >= LEAST and usable.any():
         fits = usable.copy()
-        fits[usable] = np.ptp(np.sort(flat[usable], axis=1)[:, -tail_size(size, relative_ess) :], axis=1) > FLAT
+        fits[usable] = (
+            np.ptp(np.sort(flat[usable], axis=1)[:, -tail_size(size, relative_ess) :], axis=1)
+            > FLAT
+        )
         khat[usable & ~fits] = -np.inf
         if fits.any():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # a fit that fails has k-hat NaN or inf, which is never good
-                smooth, found = xr.DataArray(-flat[fits], dims=("row", "draw")).azstats.psislw(dim=["draw"], r_eff=relative_ess)
+                # a fit that fails has k-hat NaN or inf, which is never good
+                warnings.simplefilter("ignore", RuntimeWarning)
+                smooth, found = xr.DataArray(-flat[fits], dims=("row", "draw")).azstats.psislw(
+                    dim=["draw"], r_eff=relative_ess
+                )
             weights[fits], khat[fits] = smooth.transpose("row", "draw").values, found.values
     shape = [ordered.sizes[dim] for dim in rest]
-    k_array = xr.DataArray(khat.reshape(shape), dims=rest, coords={dim: ordered[dim] for dim in rest if dim in ordered.coords})
+    k_array = xr.DataArray(
+        khat.reshape(shape),
+        dims=rest,
+        coords={dim: ordered[dim] for dim in rest if dim in ordered.coords},
+    )
     return ordered.copy(data=weights.reshape(ordered.shape)).transpose(*log_ratio.dims), k_array
 
 
@@ -53,7 +65,10 @@ def tail_size(draws: int, relative_ess: float = 1.0) -> int:
 
 
 def good_k(draws: int) -> float:
-    """The largest k-hat with which this many draws are enough: min(1 - 1 / log10 S, 0.7). Vehtari et al. (2024), JMLR 25."""
+    """The largest k-hat with which this many draws are enough: min(1 - 1 / log10 S, 0.7).
+
+    Vehtari et al. (2024), JMLR 25.
+    """
     return min(1 - 1 / np.log10(draws), 0.7) if draws > 1 else 0.0
 
 
@@ -63,9 +78,11 @@ def num_high(khat: np.ndarray, limit: float) -> int:
 
 
 def densities(tree: xr.DataTree) -> xr.DataArray | None:
-    """log p(x, z) - log q(z) of each draw (chain, draw), from `log_prior`, `log_likelihood`, `log_factor` and `log_q`.
+    """log p(x, z) - log q(z) of each draw (chain, draw), from `log_prior`, `log_likelihood`,
+    `log_factor` and `log_q`.
 
-    None where one is `lacking`. Groups that do not describe the same draws are refused: xarray would leave the others out.
+    None where one is `lacking`. Groups that do not describe the same draws are refused: xarray
+    would leave the others out.
     """
     if lacking(tree):
         return None
@@ -78,16 +95,23 @@ def densities(tree: xr.DataTree) -> xr.DataArray | None:
             mine, theirs = values[dim].values, parts[first][dim].values
             if not np.array_equal(mine, theirs):
                 raise ValueError(
-                    f"{name}: {len(mine)} {dim}s with coordinates {mine.tolist()[:5]}..., where {first} has {len(theirs)} with "
-                    f"{theirs.tolist()[:5]}...; wanted the same draws in both. Select draws of the whole tree, not of one group."
+                    f"{name}: {len(mine)} {dim}s with coordinates {mine.tolist()[:5]}..., where "
+                    f"{first} has {len(theirs)} with "
+                    f"{theirs.tolist()[:5]}...; wanted the same draws in both. Select draws of the "
+                    "whole tree, not of one group."
                 )
     return sum(list(parts.values())[1:], start=parts[first])
 
 
 def lacking(tree: xr.DataTree) -> list[str]:
-    """The groups that are missing for log p - log q; a model says in `attrs["factors"]` whether it has a `log_factor`."""
+    """The groups that are missing for log p - log q; a model says in `attrs["factors"]` whether
+    it has a `log_factor`.
+    """
     factors = {name.replace("/", ".") for name in json.loads(str(tree.attrs.get("factors", "[]")))}
-    found = {name: set(map(str, group_of(tree, name).data_vars)) for name in ("log_prior", "log_likelihood", "log_factor", "log_q")}
+    found = {
+        name: set(map(str, group_of(tree, name).data_vars))
+        for name in ("log_prior", "log_likelihood", "log_factor", "log_q")
+    }
     missing = {
         "log_prior": not found["log_prior"],
         "log_likelihood": not found["log_likelihood"] and not factors,
@@ -100,7 +124,9 @@ def lacking(tree: xr.DataTree) -> list[str]:
 def _summed(group: xr.Dataset) -> xr.DataArray:
     """Sum of every variable over all but chain and draw."""
     each = [
-        values.astype(float).sum([dim for dim in values.dims if dim not in ("chain", "draw")], skipna=False)
+        values.astype(float).sum(
+            [dim for dim in values.dims if dim not in ("chain", "draw")], skipna=False
+        )
         for values in group.data_vars.values()
     ]
     return sum(each[1:], start=each[0])

@@ -1,4 +1,6 @@
-"""Checks of variational runs: the ELBO, agreement of replicates, and the distance from q to the model."""
+"""Checks of variational runs: the ELBO, agreement of replicates, and the distance from q to the
+model.
+"""
 
 import numpy as np
 import xarray as xr
@@ -9,29 +11,50 @@ from diagnostics._verdict import Verdict, early_end, finite_draws, group_of, ide
 __all__ = ["DECISIVE", "elbo_settled", "pareto_k", "variational_verdicts"]
 
 DECISIVE = ("draws", "ELBO settled", "Pareto k-hat")
-NATS, RELATIVE, MOST_NATS = 0.1, 1e-4, 1.0  # what is left of a large ELBO's last digits; but a nat is a nat, whatever the data add
+# what is left of a large ELBO's last digits; but a nat is a nat, whatever the data add
+NATS, RELATIVE, MOST_NATS = 0.1, 1e-4, 1.0
 AGREE_NATS, AGREE_SDS = 1.0, 0.25
 
 
 def variational_verdicts(tree: xr.DataTree) -> list[Verdict]:
     """All checks of a variational run."""
     trace = group_of(tree, "sample_stats")["elbo"].transpose("chain", "step").values.astype(float)
-    return [_draws(tree), elbo_settled(trace), _same_elbo(trace), _same_means(tree), _khat(tree), early_end(tree)]
+    return [
+        _draws(tree),
+        elbo_settled(trace),
+        _same_elbo(trace),
+        _same_means(tree),
+        _khat(tree),
+        early_end(tree),
+    ]
 
 
 def elbo_settled(trace: np.ndarray) -> Verdict:
-    """Gain of the last quarter of the trace [replicate, step] over the quarter before, against the noise of the trace.
+    """Gain of the last quarter of the trace [replicate, step] over the quarter before, against the
+    noise of the trace.
 
-    The noise of a step is read from successive differences, var = mean((e_t - e_{t-1})^2) / 2 (von Neumann 1941), which a slow
-    trend does not inflate. Settled: |gain| <= max(0.1 nat, 3 standard errors), in every replicate; for large ELBOs, whose own
-    digits are fewer, 1e-4 |ELBO| takes the place of the 0.1, up to one nat. A coordinate ascent that stops by itself may have
-    jumped shortly before its last quarter: a trace without noise is settled as well where the second half of the last quarter
-    gains no more than half of the tolerance over the first half, which is the same slope.
+    The noise of a step is read from successive differences, var = mean((e_t - e_{t-1})^2) / 2 (von
+    Neumann 1941), which a slow trend does not inflate. Settled: |gain| <= max(0.1 nat, 3 standard
+    errors), in every replicate; for large ELBOs, whose own digits are fewer, 1e-4 |ELBO| takes the
+    place of the 0.1, up to one nat. A coordinate ascent that stops by itself may have jumped
+    shortly before its last quarter: a trace without noise is settled as well where the second half
+    of the last quarter gains no more than half of the tolerance over the first half, which is the
+    same slope.
     """
     if not np.isfinite(trace).all():
-        return Verdict("ELBO settled", False, {"NaN or infinite": int((~np.isfinite(trace)).sum())}, "The ELBO is not finite.")
+        return Verdict(
+            "ELBO settled",
+            False,
+            {"NaN or infinite": int((~np.isfinite(trace)).sum())},
+            "The ELBO is not finite.",
+        )
     if trace.shape[1] < 8:
-        return Verdict("ELBO settled", False, {"steps": trace.shape[1]}, "Fewer than 8 steps: nothing can be said.")
+        return Verdict(
+            "ELBO settled",
+            False,
+            {"steps": trace.shape[1]},
+            "Fewer than 8 steps: nothing can be said.",
+        )
     quarter = trace.shape[1] // 4
     gain, error = _gain(trace, quarter)
     tolerance = np.clip(RELATIVE * np.abs(trace[:, -quarter:].mean(1)), NATS, MOST_NATS)
@@ -46,54 +69,87 @@ def elbo_settled(trace: np.ndarray) -> Verdict:
             "ELBO settled",
             False,
             figures,
-            f"The ELBO {way} over the last half of the run: take more steps (num_warmup), or, of SVI, a smaller step size.",
+            f"The ELBO {way} over the last half of the run: take more steps (num_warmup), or, of "
+            "SVI, a smaller step size.",
         )
     if np.any(3 * error > 10 * tolerance):
-        return Verdict("ELBO settled", None, figures, "Too noisy to say: take more steps or more particles an estimate.")
-    return Verdict("ELBO settled", True, figures, "The last quarter gained nothing that matters over the quarter before.")
+        return Verdict(
+            "ELBO settled",
+            None,
+            figures,
+            "Too noisy to say: take more steps or more particles an estimate.",
+        )
+    return Verdict(
+        "ELBO settled",
+        True,
+        figures,
+        "The last quarter gained nothing that matters over the quarter before.",
+    )
 
 
 def _gain(trace: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """[replicate]: gain of the last `window` steps over as many before them, and its standard error."""
+    """[replicate]: gain of the last `window` steps over as many before them, and its standard
+    error.
+    """
     last, before = trace[:, -window:], trace[:, -2 * window : -window]
-    return last.mean(1) - before.mean(1), np.sqrt(2 * _noise_variance(trace[:, -2 * window :]) / window)
+    return last.mean(1) - before.mean(1), np.sqrt(
+        2 * _noise_variance(trace[:, -2 * window :]) / window
+    )
 
 
 def pareto_k(tree: xr.DataTree) -> tuple[np.ndarray, float] | None:
-    """Pareto k-hat of the weights p(x, z) / q(z) for each replicate, and the limit min(1 - 1 / log10 S, 0.7).
+    """Pareto k-hat of the weights p(x, z) / q(z) for each replicate, and the limit min(1 - 1 /
+    log10 S, 0.7).
 
-    Needs the groups `log_prior`, `log_likelihood` and `log_q` with `log_q` (chain, draw), the density of the same constrained
-    draws, and `log_factor` where the model has factors; None where one is missing. Yao et al. (2018), "Yes, but did it work?";
-    Vehtari et al. (2024), PSIS.
+    Needs the groups `log_prior`, `log_likelihood` and `log_q` with `log_q` (chain, draw), the
+    density of the same constrained draws, and `log_factor` where the model has factors; None where
+    one is missing. Yao et al. (2018), "Yes, but did it work?"; Vehtari et al. (2024), PSIS.
     """
     ratio = densities(tree)
-    return None if ratio is None else (psis(ratio, dims=("draw",))[1].values, good_k(ratio.sizes["draw"]))
+    return (
+        None
+        if ratio is None
+        else (psis(ratio, dims=("draw",))[1].values, good_k(ratio.sizes["draw"]))
+    )
 
 
 def _draws(tree: xr.DataTree) -> Verdict:
-    """Finite draws of a distribution: a guide of points (`AutoDelta`) has a density, weights and an ELBO, and is no posterior."""
+    """Finite draws of a distribution: a guide of points (`AutoDelta`) has a density, weights and
+    an ELBO, and is no posterior.
+    """
     found = finite_draws(tree)
     points = _points(tree)
     if not found.ok or points is None:
         return found
     if points["replicates"]:
-        reason = "All draws are one point: a point mass is no posterior. Use a guide with a width, such as AutoNormal."
+        reason = (
+            "All draws are one point: a point mass is no posterior. Use a guide with a width, "
+            "such as AutoNormal."
+        )
         return found._replace(ok=False, figures={"replicates": points["replicates"]}, reason=reason)
     if points["sites"]:
-        reason = f"All draws of {some(points['sites'])} are one point, so nothing is said of how sure it is, and the others are given it."
+        reason = (
+            f"All draws of {some(points['sites'])} are one point, so nothing is said of how "
+            "sure it is, and the others are given it."
+        )
         return found._replace(ok=None, figures={"constant": points["sites"]}, reason=reason)
     return found
 
 
 def _points(tree: xr.DataTree) -> dict[str, list] | None:
-    """Replicates whose draws are all the same, and latent sites of floats that are in some replicate; None for a single draw."""
+    """Replicates whose draws are all the same, and latent sites of floats that are in some
+    replicate; None for a single draw.
+    """
     posterior, latent = group_of(tree, "posterior"), group_of(tree, "log_prior")
     floats = [str(name) for name, values in posterior.data_vars.items() if values.dtype.kind == "f"]
     if posterior.sizes.get("draw", 0) < 2 or not floats:
         return None
     still = {str(name): _stands_still(values) for name, values in posterior.data_vars.items()}
     replicates = np.flatnonzero(np.all(list(still.values()), axis=0)).tolist()
-    return {"replicates": replicates, "sites": [name for name in floats if name in latent and still[name].any()]}
+    return {
+        "replicates": replicates,
+        "sites": [name for name in floats if name in latent and still[name].any()],
+    }
 
 
 def _stands_still(values: xr.DataArray) -> np.ndarray:
@@ -109,7 +165,12 @@ def _noise_variance(trace: np.ndarray) -> np.ndarray:
 def _same_elbo(trace: np.ndarray) -> Verdict:
     name = "replicates: ELBO"
     if len(trace) < 2:
-        return Verdict(name, None, {"replicates": 1}, "One replicate: local optima cannot show. Run several with num_chains.")
+        return Verdict(
+            name,
+            None,
+            {"replicates": 1},
+            "One replicate: local optima cannot show. Run several with num_chains.",
+        )
     quarter = max(trace.shape[1] // 4, 1)
     ends = trace[:, -quarter:].mean(1)
     error = np.sqrt(_noise_variance(trace[:, -quarter:]).max() / quarter) if quarter > 1 else 0.0
@@ -117,12 +178,20 @@ def _same_elbo(trace: np.ndarray) -> Verdict:
     limit = max(AGREE_NATS, 4 * float(error))
     figures = {"spread": spread, "limit": limit, "best": float(ends.max())}
     if not spread <= limit:  # a NaN is not below
-        return Verdict(name, False, figures, "Replicates end at different ELBOs: local optima. Keep the best, and start from more points.")
+        return Verdict(
+            name,
+            False,
+            figures,
+            "Replicates end at different ELBOs: local optima. Keep the best, and start from more "
+            "points.",
+        )
     return Verdict(name, True, figures, "All replicates end at the same ELBO.")
 
 
 def _same_means(tree: xr.DataTree) -> Verdict:
-    """Largest distance of a replicate's posterior mean from the mean of all, in standard deviations within a replicate."""
+    """Largest distance of a replicate's posterior mean from the mean of all, in standard
+    deviations within a replicate.
+    """
     name = "replicates: means"
     draws, left_out = identified(tree)
     whole = {key for key, values in draws.data_vars.items() if values.dtype.kind in "iub"}
@@ -133,7 +202,8 @@ def _same_means(tree: xr.DataTree) -> Verdict:
     largest, of = -1.0, ""
     for key, values in ((key, values) for key, values in draws.data_vars.items() if values.size):
         apart = xr.DataArray(abs(values.mean("draw") - values.mean(("chain", "draw")))).max("chain")
-        sd = np.maximum(np.sqrt(values.var("draw").mean("chain")), 0.5 if key in whole else 0.0)  # of whole numbers: half a step at least
+        # of whole numbers: half a step at least
+        sd = np.maximum(np.sqrt(values.var("draw").mean("chain")), 0.5 if key in whole else 0.0)
         rounding = 1e-12 * abs(values).max(("chain", "draw"))  # of the means of a constant
         ratio = xr.where(apart > rounding, apart / np.maximum(sd, 1e-300), 0.0).rename(key)
         if float(ratio.max()) > largest:
@@ -141,32 +211,70 @@ def _same_means(tree: xr.DataTree) -> Verdict:
     limit = AGREE_SDS + 4 / np.sqrt(draws.sizes["draw"])
     if not largest <= limit:
         return Verdict(
-            name, False, {"furthest": largest, "of": of}, f"Means of replicates are over {limit:.2f} sd apart: local optima.{beside}"
+            name,
+            False,
+            {"furthest": largest, "of": of},
+            f"Means of replicates are over {limit:.2f} sd apart: local optima.{beside}",
         )
-    return Verdict(name, True, {"furthest": largest, "of": of}, f"Means agree within {limit:.2f} sd.{beside}")
+    return Verdict(
+        name, True, {"furthest": largest, "of": of}, f"Means agree within {limit:.2f} sd.{beside}"
+    )
 
 
 def _khat(tree: xr.DataTree) -> Verdict:
-    """k-hat is itself an estimate, with an error near (1 + limit) / sqrt(tail draws): that far above the limit it decides nothing."""
+    """k-hat is itself an estimate, with an error near (1 + limit) / sqrt(tail draws): that far
+    above the limit it decides nothing.
+    """
     name, found = "Pareto k-hat", pareto_k(tree)
     if found is None:
-        return Verdict(name, None, {}, f"Not in the tree: {', '.join(lacking(tree))}. Nothing here compares q with the model itself.")
+        return Verdict(
+            name,
+            None,
+            {},
+            f"Not in the tree: {', '.join(lacking(tree))}. Nothing here compares q with the model "
+            "itself.",
+        )
     draws = group_of(tree, "posterior").sizes.get("draw", 0)
     if draws < LEAST:
-        return Verdict(name, None, {"draws": draws}, f"Fewer than {LEAST} draws have no tail to fit: draw more (num_samples).")
+        return Verdict(
+            name,
+            None,
+            {"draws": draws},
+            f"Fewer than {LEAST} draws have no tail to fit: draw more (num_samples).",
+        )
     khat, limit = found
     worst = float(np.max(khat))  # NaN stays NaN
     figures = {"largest": worst, "limit": limit}
     if (points := _points(tree)) and points["replicates"]:
-        return Verdict(name, False, figures, "All draws are one point: the weights of a point mass say nothing.")
+        return Verdict(
+            name,
+            False,
+            figures,
+            "All draws are one point: the weights of a point mass say nothing.",
+        )
     if np.isnan(worst):
-        return Verdict(name, False, figures, "No k-hat: log p or log q of a draw is NaN or infinite, or nearly all of them are zero.")
+        return Verdict(
+            name,
+            False,
+            figures,
+            "No k-hat: log p or log q of a draw is NaN or infinite, or nearly all of them are "
+            "zero.",
+        )
     figures["error"] = error = (1 + limit) / np.sqrt(tail_size(draws))
     if worst <= limit:
-        return Verdict(name, True, figures, "Importance weights from q to the model are well behaved.")
+        return Verdict(
+            name, True, figures, "Importance weights from q to the model are well behaved."
+        )
     if worst <= limit + error:
         return Verdict(
-            name, None, figures, "Above the limit by less than its own error: a border case. Draw more (num_samples), or use NUTS."
+            name,
+            None,
+            figures,
+            "Above the limit by less than its own error: a border case. Draw more (num_samples), "
+            "or use NUTS.",
         )
-    reason = "q is far from the posterior: importance weights have no usable mean. Use a richer guide, or NUTS."
+    reason = (
+        "q is far from the posterior: importance weights have no usable mean. Use a richer "
+        "guide, or NUTS."
+    )
     return Verdict(name, False, figures, reason)

@@ -33,7 +33,11 @@ EARLY = {
 
 
 class Verdict(NamedTuple):
-    """One check. `ok` is None where the tree does not hold what the check needs, or where the figure is no judgement."""
+    """One check.
+
+    `ok` is None where the tree does not hold what the check needs, or where the figure is no
+    judgement.
+    """
 
     name: str
     ok: bool | None
@@ -43,10 +47,12 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """Whether to trust a run. `conclusion` is "trusted", "not trusted" (a check failed) or "undecided".
+    """Whether to trust a run.
 
-    A run is trusted when no check failed and every decisive check of its kind could be made: a check that the tree does
-    not allow never counts as passed.
+    `conclusion` is "trusted", "not trusted" (a check failed) or "undecided".
+
+    A run is trusted when no check failed and every decisive check of its kind could be made: a
+    check that the tree does not allow never counts as passed.
     """
 
     kind: str  # "chains", "variational", "smc" or "nested"
@@ -76,7 +82,11 @@ class Report:
     @property
     def unknown(self) -> list[str]:
         """Decisive checks that could not be made."""
-        return [verdict.name for verdict in self.verdicts if verdict.name in self.decisive and verdict.ok is None]
+        return [
+            verdict.name
+            for verdict in self.verdicts
+            if verdict.name in self.decisive and verdict.ok is None
+        ]
 
     @property
     def text(self) -> str:
@@ -89,8 +99,13 @@ class Report:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists: ready for JSON, which has no NaN and no infinity; they become "nan", "inf" and "-inf"."""
-        verdicts = [verdict._asdict() | {"figures": {k: _plain(v) for k, v in verdict.figures.items()}} for verdict in self.verdicts]
+        """Plain numbers, strings and lists: ready for JSON, which has no NaN and no infinity;
+        they become "nan", "inf" and "-inf".
+        """
+        verdicts = [
+            verdict._asdict() | {"figures": {k: _plain(v) for k, v in verdict.figures.items()}}
+            for verdict in self.verdicts
+        ]
         answer = {"conclusion": self.conclusion, "trusted": self.trusted, "unknown": self.unknown}
         return {"kind": self.kind, "title": self.title, **answer, "verdicts": verdicts}
 
@@ -118,7 +133,9 @@ def attribute(tree: xr.DataTree, name: str) -> Any:
 
 
 def each_of(tree: xr.DataTree, name: str) -> np.ndarray:
-    """An attribute of every replicate, [replicate]; one number when the run had one; empty where the tree has none."""
+    """An attribute of every replicate, [replicate]; one number when the run had one; empty where
+    the tree has none.
+    """
     value = tree.attrs.get(f"{name}_of_replicates", tree.attrs.get(name))
     return np.array([]) if value is None else np.atleast_1d(np.asarray(value, float))
 
@@ -126,17 +143,27 @@ def each_of(tree: xr.DataTree, name: str) -> np.ndarray:
 def identified(tree: xr.DataTree) -> tuple[xr.Dataset, list[str]]:
     """The posterior without the variables that are not identified, and the names of those.
 
-    A variable is not identified (labels of components, signs of factors) when its `attrs["not_identified"]` is true or
-    when a variable of its name is in the group `not_identified`.
+    A variable is not identified (labels of components, signs of factors) when its
+    `attrs["not_identified"]` is true or when a variable of its name is in the group
+    `not_identified`.
     """
-    posterior, group = group_of(tree, "posterior"), set(map(str, group_of(tree, "not_identified").data_vars))
-    left_out = [str(name) for name, values in posterior.data_vars.items() if values.attrs.get("not_identified") or name in group]
+    posterior, group = (
+        group_of(tree, "posterior"),
+        set(map(str, group_of(tree, "not_identified").data_vars)),
+    )
+    left_out = [
+        str(name)
+        for name, values in posterior.data_vars.items()
+        if values.attrs.get("not_identified") or name in group
+    ]
     return posterior.drop_vars(left_out), left_out
 
 
 def not_finite(draws: xr.Dataset) -> dict[str, int]:
     """How many values of each variable are NaN or infinite; only the variables that have some."""
-    counts = {str(name): int((~np.isfinite(values)).sum()) for name, values in draws.data_vars.items()}
+    counts = {
+        str(name): int((~np.isfinite(values)).sum()) for name, values in draws.data_vars.items()
+    }
     return {name: count for name, count in counts.items() if count}
 
 
@@ -144,7 +171,13 @@ def finite_draws(tree: xr.DataTree) -> Verdict:
     """Whether every draw is a number."""
     posterior = group_of(tree, "posterior")
     if bad := not_finite(posterior):
-        return Verdict("draws", False, bad, f"NaN or infinite draws of {some(list(bad))}: a density overflows, or a site is undefined.")
+        return Verdict(
+            "draws",
+            False,
+            bad,
+            f"NaN or infinite draws of {some(list(bad))}: a density overflows, or a site is "
+            "undefined.",
+        )
     if not posterior.data_vars:
         return Verdict("draws", None, {}, "No posterior in the tree.")
     return Verdict("draws", True, {"a replicate": posterior.sizes["draw"]}, "All finite.")
@@ -155,9 +188,20 @@ def early_end(tree: xr.DataTree) -> Verdict:
     ended = str(tree.attrs.get("ended", ""))
     figures = {"steps": int(tree.attrs["steps"])} if "steps" in tree.attrs else {}
     if not ended:
-        return Verdict("ended", None, figures, 'attrs["ended"] is not in the tree: nothing says why the run ended.')
+        return Verdict(
+            "ended",
+            None,
+            figures,
+            'attrs["ended"] is not in the tree: nothing says why the run ended.',
+        )
     if ended in EARLY:
-        return Verdict("ended", False, figures, f"Ended early, by {EARLY[ended]}: resume it from its checkpoint, or `Driver.extend` it.")
+        return Verdict(
+            "ended",
+            False,
+            figures,
+            f"Ended early, by {EARLY[ended]}: resume it from its checkpoint, or `Driver.extend` "
+            "it.",
+        )
     return Verdict("ended", True, figures, f"Ended as asked ({ended}).")
 
 

@@ -1,15 +1,17 @@
-"""What a posterior over partitions says: number of groups, who is with whom, a point estimate, and a ball about it.
+"""What a posterior over partitions says: number of groups, who is with whom, a point estimate, and
+a ball about it.
 
-Labels are integers (chain, draw, row) whose names mean nothing. With n_g, m_h and n_gh the sizes of the groups of two
-partitions and of their crossings, both losses are
+Labels are integers (chain, draw, row) whose names mean nothing. With n_g, m_h and n_gh the sizes of
+the groups of two partitions and of their crossings, both losses are
 
     f(n_g) + f(m_h) - 2 f(n_gh),  summed over groups,     VI:      f(x) = x log x / n         (nats)
                                                           Binder:  f(x) = x^2 / (n (n - 1))   (share of pairs)
 
-VI is Meila's variation of information, H(a) + H(b) - 2 I(a, b); Binder's loss with equal costs is the share of pairs of rows on
-which the partitions disagree, one minus the Rand index. Wade and Ghahramani (2018), "Bayesian cluster analysis: point
-estimation and credible balls", Bayesian Analysis 13; the search is of the kind of Dahl, Johnson and Mueller (2022), "Search
-algorithms and loss functions for Bayesian clustering", JCGS 31.
+VI is Meila's variation of information, H(a) + H(b) - 2 I(a, b); Binder's loss with equal costs is
+the share of pairs of rows on which the partitions disagree, one minus the Rand index. Wade and
+Ghahramani (2018), "Bayesian cluster analysis: point estimation and credible balls", Bayesian
+Analysis 13; the search is of the kind of Dahl, Johnson and Mueller (2022), "Search algorithms and
+loss functions for Bayesian clustering", JCGS 31.
 """
 
 import json
@@ -38,7 +40,9 @@ COUNTS = 2**21  # crossings of groups that are counted at once: 16 MB an array
 
 @dataclass(frozen=True)
 class PartitionEstimate:
-    """The partition found, [row], its expected loss over the draws, and the loss at which each start of the search ended."""
+    """The partition found, [row], its expected loss over the draws, and the loss at which each
+    start of the search ended.
+    """
 
     labels: np.ndarray
     expected_loss: float
@@ -48,10 +52,12 @@ class PartitionEstimate:
 
 @dataclass(frozen=True)
 class CredibleBall:
-    """All partitions at most `radius` away from `center`. The bounds are distinct draws, [bound, row]; there may be ties.
+    """All partitions at most `radius` away from `center`.
 
-    `upper`: of those in the ball with the fewest groups, the furthest from the center. `lower`: of those with the most
-    groups, the furthest. `horizontal`: the furthest of all.
+    The bounds are distinct draws, [bound, row]; there may be ties.
+
+    `upper`: of those in the ball with the fewest groups, the furthest from the center. `lower`: of
+    those with the most groups, the furthest. `horizontal`: the furthest of all.
     """
 
     center: np.ndarray
@@ -64,36 +70,56 @@ class CredibleBall:
 
 
 def partition_of(tree: xr.DataTree) -> xr.DataArray:
-    """The labels (chain, draw, row) of a run on a CRP mixture: rows of different classes are in different groups.
+    """The labels (chain, draw, row) of a run on a CRP mixture: rows of different classes are in
+    different groups.
 
-    A site `z` alone counts the groups within each class, so that group 0 of one class and group 0 of another look like one.
+    A site `z` alone counts the groups within each class, so that group 0 of one class and group 0
+    of another look like one.
     """
     if "partition" not in tree.attrs:
-        raise ValueError("partition_of: the run does not say which site is a partition; give that site's draws to the functions here.")
+        raise ValueError(
+            "partition_of: the run does not say which site is a partition; give that site's draws "
+            "to the functions here."
+        )
     z, classes = (name and name.replace("/", ".") for name in json.loads(tree.attrs["partition"]))
     if z not in tree["posterior"]:
-        raise ValueError(f"partition_of: the run has no draws of {z!r}; run the filter with keep_assignments=True.")
+        raise ValueError(
+            f"partition_of: the run has no draws of {z!r}; run the filter with "
+            "keep_assignments=True."
+        )
     labels: Any = tree["posterior"][z]
     if classes is None:
         return labels
-    groups = [tree[name].to_dataset() for name in ("posterior", "observed_data") if name in tree.children]
-    names = (classes, f"{classes}_unobserved", f"{classes}_observed")  # as NumPyro calls them where some labels are missing
+    groups = [
+        tree[name].to_dataset() for name in ("posterior", "observed_data") if name in tree.children
+    ]
+    # as NumPyro calls them where some labels are missing
+    names = (classes, f"{classes}_unobserved", f"{classes}_observed")
     found = [group[name] for group in groups for name in names if name in group]
     if not found:
-        raise ValueError(f"partition_of: the run holds no classes {classes!r}, within which {z!r} counts.")
+        raise ValueError(
+            f"partition_of: the run holds no classes {classes!r}, within which {z!r} counts."
+        )
     return (found[0] * (labels.max() + 1) + labels).transpose(*labels.dims).rename(z)
 
 
 def num_groups(labels: Any) -> xr.DataArray:
-    """Posterior probability of each number of groups, over "groups" = 1, 2, ... up to the largest drawn. Cost: n a draw."""
+    """Posterior probability of each number of groups, over "groups" = 1, 2, ... up to the
+    largest drawn. Cost: n a draw.
+    """
     draws, weights = _distinct(labels)
     counts = draws.max(1) + 1
     mass = np.bincount(counts, weights=weights, minlength=counts.max() + 1)[1:]
-    return xr.DataArray(mass, dims=("groups",), coords={"groups": np.arange(1, len(mass) + 1)}, name="probability")
+    return xr.DataArray(
+        mass, dims=("groups",), coords={"groups": np.arange(1, len(mass) + 1)}, name="probability"
+    )
 
 
 def coclustering(labels: Any) -> xr.DataArray:
-    """Posterior probability that two rows are in one group, (row, row_other). Cost: n^2 a distinct draw."""
+    """Posterior probability that two rows are in one group, (row, row_other).
+
+    Cost: n^2 a distinct draw.
+    """
     draws, weights = _distinct(labels)
     together = np.zeros((draws.shape[1],) * 2)
     for draw, weight in zip(draws, weights, strict=True):
@@ -104,27 +130,35 @@ def coclustering(labels: Any) -> xr.DataArray:
 def distances(labels: Any, center: Any, loss: str = "vi") -> np.ndarray:
     """Loss between each draw and one partition: (chain, draw), or [draw] for labels [draw, row].
 
-    Cost: n + K K' a distinct draw, for K groups of the center and at most K' in a draw; memory for some 100 MB, whatever the sizes,
-    or for one draw.
+    Cost: n + K K' a distinct draw, for K groups of the center and at most K' in a draw; memory for
+    some 100 MB, whatever the sizes, or for one draw.
     """
     array = _draws_of(labels)
     draws, inverse = np.unique(_canonical(array), axis=0, return_inverse=True)
-    return _losses(draws, _one(center, draws.shape[1]), loss)[inverse.ravel()].reshape(array.shape[:-1])
+    return _losses(draws, _one(center, draws.shape[1]), loss)[inverse.ravel()].reshape(
+        array.shape[:-1]
+    )
 
 
 def expected_loss(labels: Any, center: Any, loss: str = "vi") -> float:
-    """Posterior mean of the loss of one partition: exact over the draws, no bound. Cost: that of `distances`."""
+    """Posterior mean of the loss of one partition: exact over the draws, no bound.
+
+    Cost: that of `distances`.
+    """
     draws, weights = _distinct(labels)
     return float(weights @ _losses(draws, _one(center, draws.shape[1]), loss))
 
 
-def point_estimate(labels: Any, loss: str = "vi", restarts: int = 8, seed: int = 0) -> PartitionEstimate:
-    """The partition that minimises the expected loss, by greedy search from `restarts` draws, one group and all apart.
+def point_estimate(
+    labels: Any, loss: str = "vi", restarts: int = 8, seed: int = 0
+) -> PartitionEstimate:
+    """The partition that minimises the expected loss, by greedy search from `restarts` draws, one
+    group and all apart.
 
-    Each start moves single rows, merges pairs of groups and splits groups while the expected loss falls. Local optima remain
-    possible: `losses` shows how the starts agree; raise `restarts` when they do not.
-    Cost for D distinct draws of n rows and K groups: D n K a sweep of moves, D K^3 a round of merges, D n a split tried;
-    D K^2 numbers of memory.
+    Each start moves single rows, merges pairs of groups and splits groups while the expected loss
+    falls. Local optima remain possible: `losses` shows how the starts agree; raise `restarts` when
+    they do not. Cost for D distinct draws of n rows and K groups: D n K a sweep of moves, D K^3 a
+    round of merges, D n a split tried; D K^2 numbers of memory.
     """
     if restarts < 0:
         raise ValueError(f"restarts: at least 0, got {restarts}.")
@@ -139,7 +173,8 @@ def point_estimate(labels: Any, loss: str = "vi", restarts: int = 8, seed: int =
 
 
 def credible_ball(labels: Any, center: Any, level: float = 0.95, loss: str = "vi") -> CredibleBall:
-    """The smallest ball about `center` (labels [row], such as a point estimate) with posterior probability `level` at least.
+    """The smallest ball about `center` (labels [row], such as a point estimate) with posterior
+    probability `level` at least.
 
     Cost: that of `distances`.
     """
@@ -170,9 +205,19 @@ def credible_ball(labels: Any, center: Any, level: float = 0.95, loss: str = "vi
 
 
 class _Search:
-    """One greedy descent. `crossing[d, g, h]` counts the rows of group g of the candidate in group h of draw d."""
+    """One greedy descent.
 
-    def __init__(self, draws: np.ndarray, weights: np.ndarray, loss: str, start: np.ndarray, rng: np.random.Generator):
+    `crossing[d, g, h]` counts the rows of group g of the candidate in group h of draw d.
+    """
+
+    def __init__(
+        self,
+        draws: np.ndarray,
+        weights: np.ndarray,
+        loss: str,
+        start: np.ndarray,
+        rng: np.random.Generator,
+    ):
         self.draws, self.weights, self.rng = draws, weights, rng
         self.f = _size_function(loss, draws.shape[1])
         self.each = np.arange(len(draws))
@@ -192,7 +237,9 @@ class _Search:
         self.sizes = np.bincount(self.labels, minlength=groups)
 
     def _moves(self) -> bool:
-        """Every row to the group where the expected loss is least, in random order, until none moves."""
+        """Every row to the group where the expected loss is least, in random order, until none
+        moves.
+        """
         gained = False
         while True:
             moved = [self._move(row) for row in self.rng.permutation(len(self.labels))]
@@ -211,7 +258,9 @@ class _Search:
         self._shift(row, target, 1)
         self.labels[row] = target
         if self.sizes[-1]:  # the empty group was founded: keep another one ready
-            self.crossing = np.concatenate([self.crossing, np.zeros_like(self.crossing[:, :1])], axis=1)
+            self.crossing = np.concatenate(
+                [self.crossing, np.zeros_like(self.crossing[:, :1])], axis=1
+            )
             self.sizes = np.append(self.sizes, 0)
         return target != here
 
@@ -228,8 +277,14 @@ class _Search:
         best, pair = -1e-12, None
         for g in range(groups):
             others = np.arange(g + 1, groups)
-            joint = self._spread(self.crossing[:, others] + self.crossing[:, [g]]) - self._spread(self.crossing[:, others])
-            gain = self.f(self.sizes[others] + self.sizes[g]) - self.f(self.sizes[others]) - self.f(self.sizes[g])
+            joint = self._spread(self.crossing[:, others] + self.crossing[:, [g]]) - self._spread(
+                self.crossing[:, others]
+            )
+            gain = (
+                self.f(self.sizes[others] + self.sizes[g])
+                - self.f(self.sizes[others])
+                - self.f(self.sizes[g])
+            )
             change = gain - 2 * (joint - self._spread(self.crossing[:, [g]]))
             if len(others) and change.min() < best:
                 best, pair = change.min(), (g, int(others[change.argmin()]))
@@ -242,7 +297,9 @@ class _Search:
         return self.weights @ self.f(crossing).sum(-1)
 
     def _splits(self) -> bool:
-        """The first split that gains: a group as a random draw divides it, or grown from two random rows of it."""
+        """The first split that gains: a group as a random draw divides it, or grown from two
+        random rows of it.
+        """
         before = self._total(self.labels)
         for group in self.rng.permutation(self.labels.max() + 1):
             rows = np.flatnonzero(self.labels == group)
@@ -255,10 +312,16 @@ class _Search:
         return False
 
     def _divisions(self, rows: np.ndarray, tries: int = 4) -> list[np.ndarray]:
-        found = [self.draws[d][rows] for d in self.rng.choice(len(self.draws), size=tries, p=self.weights)]
+        found = [
+            self.draws[d][rows]
+            for d in self.rng.choice(len(self.draws), size=tries, p=self.weights)
+        ]
         for _ in range(tries):
             first, second = self.rng.choice(rows, size=2, replace=False)
-            near = [self.weights @ (self.draws[:, rows] == self.draws[:, [seed]]) for seed in (first, second)]
+            near = [
+                self.weights @ (self.draws[:, rows] == self.draws[:, [seed]])
+                for seed in (first, second)
+            ]
             found.append((near[1] > near[0]).astype(int))
         return found
 
@@ -270,7 +333,11 @@ def _size_function(loss: str, n: int) -> Callable[[np.ndarray], np.ndarray]:
     if loss not in LOSSES:
         raise ValueError(f"loss: {loss!r} unknown; choose from {list(LOSSES)}.")
     counts = np.arange(n + 2, dtype=float)
-    table = counts * np.log(np.maximum(counts, 1)) / n if loss == "vi" else counts**2 / max(n * (n - 1), 1)
+    table = (
+        counts * np.log(np.maximum(counts, 1)) / n
+        if loss == "vi"
+        else counts**2 / max(n * (n - 1), 1)
+    )
     return lambda x: table[x]
 
 
@@ -278,20 +345,28 @@ def _losses(draws: np.ndarray, one: np.ndarray, loss: str) -> np.ndarray:
     return _losses_f(draws, one, _size_function(loss, draws.shape[1]))
 
 
-def _losses_f(draws: np.ndarray, one: np.ndarray, f: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _losses_f(
+    draws: np.ndarray, one: np.ndarray, f: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
     """[draw]: the loss between each draw and one partition, in blocks of draws."""
     found, groups = [], one.max() + 1
     block = max(1, COUNTS // max(groups * (draws.max() + 1), draws.shape[1]))
     for part in (draws[i : i + block] for i in range(0, len(draws), block)):
         others = part.max() + 1
         index = (np.arange(len(part))[:, None] * groups + one) * others + part
-        crossing = np.bincount(index.ravel(), minlength=len(part) * groups * others).reshape(len(part), groups, others)
-        found.append(f(crossing.sum(2)).sum(1) + f(crossing.sum(1)).sum(1) - 2 * f(crossing).sum((1, 2)))
+        crossing = np.bincount(index.ravel(), minlength=len(part) * groups * others).reshape(
+            len(part), groups, others
+        )
+        found.append(
+            f(crossing.sum(2)).sum(1) + f(crossing.sum(1)).sum(1) - 2 * f(crossing).sum((1, 2))
+        )
     return np.maximum(np.concatenate(found), 0.0)
 
 
 def _draws_of(labels: Any) -> np.ndarray:
-    """Labels (chain, draw, row) or [draw, row]; a DataArray may have its dimensions in any order."""
+    """Labels (chain, draw, row) or [draw, row]; a DataArray may have its dimensions in any
+    order.
+    """
     if isinstance(labels, xr.DataArray):
         labels = labels.transpose(*(dim for dim in ("chain", "draw") if dim in labels.dims), ...)
     array = np.asarray(labels)
@@ -307,9 +382,14 @@ def _distinct(labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:
-    """Labels 0, 1, ... in the order of their first row, so that equal partitions are equal arrays: [draw, row], or [row]."""
+    """Labels 0, 1, ... in the order of their first row, so that equal partitions are equal
+    arrays: [draw, row], or [row].
+    """
     if array.dtype.kind not in "iu" or array.size == 0:
-        raise ValueError(f"labels: integers (chain, draw, row), at least one; found {array.dtype} of shape {array.shape}.")
+        raise ValueError(
+            f"labels: integers (chain, draw, row), at least one; found {array.dtype} of shape "
+            f"{array.shape}."
+        )
     flat = array.reshape(-1, array.shape[-1])
     dense = np.unique(flat, return_inverse=True)[1].reshape(flat.shape)
     first = np.full((len(flat), dense.max() + 1), flat.shape[1])
@@ -322,5 +402,8 @@ def _canonical(array: np.ndarray) -> np.ndarray:
 def _one(center: Any, n: int) -> np.ndarray:
     array = np.asarray(center)
     if array.shape != (n,) or array.dtype.kind not in "iu":
-        raise ValueError(f"center: one label a row, shape ({n},), integers; found {array.dtype} of shape {array.shape}.")
+        raise ValueError(
+            f"center: one label a row, shape ({n},), integers; found {array.dtype} of shape "
+            f"{array.shape}."
+        )
     return _canonical(array)

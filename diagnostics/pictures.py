@@ -1,4 +1,5 @@
-"""Pictures that ArviZ has not: each takes `ax` (None makes a figure), returns the axes, and never shows.
+"""Pictures that ArviZ has not: each takes `ax` (None makes a figure), returns the axes, and never
+shows.
 
 Matplotlib is imported when a picture is drawn.
 """
@@ -11,17 +12,25 @@ import xarray as xr
 
 from diagnostics._verdict import attribute, group_of
 
-__all__ = ["plot_ancestry", "plot_calibration", "plot_decision_regions", "plot_elbo", "plot_evidence", "plot_partition"]
+__all__ = [
+    "plot_ancestry",
+    "plot_calibration",
+    "plot_decision_regions",
+    "plot_elbo",
+    "plot_evidence",
+    "plot_partition",
+]
 
 QUIET, STRONG = "0.82", "C0"
 MOST_LABELS = 22  # that can be read beside each other
 
 
 def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -> Any:
-    """The ELBO of every replicate over the steps: each estimate thin, the mean of the last `window` steps bold.
+    """The ELBO of every replicate over the steps: each estimate thin, the mean of the last `window`
+    steps bold.
 
-    The window is a fiftieth of the run unless given. The vertical range is that of the last four fifths, a hundredth of them at
-    either end not asked: the climb is cut, and so are outliers.
+    The window is a fiftieth of the run unless given. The vertical range is that of the last four
+    fifths, a hundredth of them at either end not asked: the climb is cut, and so are outliers.
     """
     trace = _over_steps(tree, "elbo", "plot_elbo").values
     window = max(trace.shape[1] // 50, 1) if window is None else window
@@ -29,10 +38,19 @@ def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -
         raise ValueError(f"window: from 1 to the {trace.shape[1]} steps of the run, got {window}.")
     ax = _axes(ax)
     steps = np.arange(1, trace.shape[1] + 1)
-    mean = np.stack([np.convolve(each, np.full(window, 1 / window), mode="valid") for each in trace])
+    mean = np.stack(
+        [np.convolve(each, np.full(window, 1 / window), mode="valid") for each in trace]
+    )
     for i, (each, smooth) in enumerate(zip(trace, mean, strict=True)):
         ax.plot(steps, each, color=f"C{i % 10}", alpha=0.25, linewidth=0.7, zorder=1)
-        ax.plot(steps[window - 1 :], smooth, color=f"C{i % 10}", linewidth=1.8, zorder=2, label=f"replicate {i}: {smooth[-1]:.4g}")
+        ax.plot(
+            steps[window - 1 :],
+            smooth,
+            color=f"C{i % 10}",
+            linewidth=1.8,
+            zorder=2,
+            label=f"replicate {i}: {smooth[-1]:.4g}",
+        )
     late = trace[:, trace.shape[1] // 5 :]
     if np.isfinite(late).any():
         low, high = np.quantile(late[np.isfinite(late)], [0.01, 0.99])
@@ -43,11 +61,13 @@ def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -
 
 
 def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
-    """How the log-evidence of every replicate grew, and the final one of the run with two standard errors.
+    """How the log-evidence of every replicate grew, and the final one of the run with two standard
+    errors.
 
-    Over the shrinkage, minus the log of the prior volume left, where `sample_stats` has `log_volume` (a nested sampler); the
-    filled curve is then the share of the evidence that each shrinkage brought, its own axis left out. Over the steps otherwise
-    (a particle filter). Reads `sample_stats` `log_evidence`, the running log-evidence.
+    Over the shrinkage, minus the log of the prior volume left, where `sample_stats` has
+    `log_volume` (a nested sampler); the filled curve is then the share of the evidence that each
+    shrinkage brought, its own axis left out. Over the steps otherwise (a particle filter). Reads
+    `sample_stats` `log_evidence`, the running log-evidence.
     """
     running = _over_steps(tree, "log_evidence", "plot_evidence").values
     shrinks = "log_volume" in group_of(tree, "sample_stats")
@@ -56,7 +76,9 @@ def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
     known = np.isfinite(along) & np.isfinite(running)
     if not known.any():
         raise ValueError("plot_evidence: no step of any replicate has a finite log-evidence.")
-    curves = [(x[each], values[each]) for x, values, each in zip(along, running, known, strict=True)]
+    curves = [
+        (x[each], values[each]) for x, values, each in zip(along, running, known, strict=True)
+    ]
     ax = _axes(ax)
     if shrinks:
         _draw_shares(ax, curves)
@@ -69,23 +91,32 @@ def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
         low = max(running[known].min(), min(ends) - 20)
         ax.set_ylim(low, max(ends) + 0.35 * (max(ends) - low) + 1e-9)  # room for the legend
     xlabel = "shrinkage $-\\log X$" if shrinks else "step"
-    ax.set(xlabel=xlabel, ylabel="log-evidence so far (nats)", xlim=(along[known].min(), along[known].max()))
+    ax.set(
+        xlabel=xlabel,
+        ylabel="log-evidence so far (nats)",
+        xlim=(along[known].min(), along[known].max()),
+    )
     ax.legend(frameon=False, loc="upper left" if shrinks else "best", fontsize="small")
     return ax
 
 
 def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
-    """Who descends from whom among the particles of one replicate; lines that reach the last step are dark.
+    """Who descends from whom among the particles of one replicate; lines that reach the last step
+    are dark.
 
-    Reads `sample_stats` `ancestor` (chain, step, particle), the index of the parent at the step before. Particles are drawn
-    in an order in which siblings are neighbours. Where few dark lines leave the first steps, few histories are left.
+    Reads `sample_stats` `ancestor` (chain, step, particle), the index of the parent at the step
+    before. Particles are drawn in an order in which siblings are neighbours. Where few dark lines
+    leave the first steps, few histories are left.
     """
     from matplotlib.collections import LineCollection
 
     parents = _over_steps(tree, "ancestor", "plot_ancestry").sel(chain=chain).values.astype(int)
     steps, size = parents.shape
     if steps < 2:
-        raise ValueError(f"plot_ancestry: {steps} steps have no ancestry; wanted two at least, each after the first with its parents.")
+        raise ValueError(
+            f"plot_ancestry: {steps} steps have no ancestry; wanted two at least, each after the "
+            "first with its parents."
+        )
     place = np.empty((steps, size))
     place[0] = np.arange(size)
     for t in range(1, steps):  # siblings beside each other, below their parent
@@ -93,23 +124,40 @@ def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
     alive = np.ones((steps, size), bool)
     for t in range(steps - 1, 0, -1):
         alive[t - 1] = np.isin(np.arange(size), parents[t][alive[t]])
-    start = np.stack([np.repeat(np.arange(steps - 1), size), np.concatenate([place[t - 1][parents[t]] for t in range(1, steps)])], -1)
+    start = np.stack(
+        [
+            np.repeat(np.arange(steps - 1), size),
+            np.concatenate([place[t - 1][parents[t]] for t in range(1, steps)]),
+        ],
+        -1,
+    )
     stop = np.stack([np.repeat(np.arange(1, steps), size), place[1:].ravel()], -1)
     lives = alive[1:].ravel()
     ax = _axes(ax)
     lines = np.stack([start, stop], axis=1)
-    ax.add_collection(LineCollection(lines[~lives], colors=QUIET, linewidths=0.5, label="died out", zorder=1))
-    ax.add_collection(LineCollection(lines[lives], colors=STRONG, linewidths=1.0, label="reaches the end", zorder=2))
+    ax.add_collection(
+        LineCollection(lines[~lives], colors=QUIET, linewidths=0.5, label="died out", zorder=1)
+    )
+    ax.add_collection(
+        LineCollection(
+            lines[lives], colors=STRONG, linewidths=1.0, label="reaches the end", zorder=2
+        )
+    )
     ax.set(xlabel="step", ylabel="particle", xlim=(0, max(steps - 1, 1)), ylim=(-0.5, size - 0.5))
-    ax.set_title(f"{int(alive[0].sum())} of {size} first particles have descendants (dark)", fontsize="medium", loc="left")
+    ax.set_title(
+        f"{int(alive[0].sum())} of {size} first particles have descendants (dark)",
+        fontsize="medium",
+        loc="left",
+    )
     return ax
 
 
 def plot_partition(labels: Any, *, estimate: Any = None, ax: Any = None) -> Any:
-    """The co-clustering matrix of draws of labels (chain, draw, row), rows sorted by a point estimate, its groups framed.
+    """The co-clustering matrix of draws of labels (chain, draw, row), rows sorted by a point
+    estimate, its groups framed.
 
-    `estimate`: labels [row] or a `PartitionEstimate`; the least expected variation of information where None. Groups are
-    sorted by size, and rows within a group by how surely they belong to it.
+    `estimate`: labels [row] or a `PartitionEstimate`; the least expected variation of information
+    where None. Groups are sorted by size, and rows within a group by how surely they belong to it.
     """
     from diagnostics.partitions import PartitionEstimate, coclustering, point_estimate
 
@@ -117,33 +165,50 @@ def plot_partition(labels: Any, *, estimate: Any = None, ax: Any = None) -> Any:
     groups = np.asarray(found.labels if isinstance(found, PartitionEstimate) else found)
     together = coclustering(labels).values
     if groups.shape != (len(together),):
-        raise ValueError(f"estimate: one label for each of the {len(together)} rows; found shape {groups.shape}.")
+        raise ValueError(
+            f"estimate: one label for each of the {len(together)} rows; found shape {groups.shape}."
+        )
     names, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     sure = np.array([together[row, groups == groups[row]].mean() for row in range(len(groups))])
     order = np.lexsort((-sure, inverse, -sizes[inverse]))
     ax = _axes(ax, (5.2, 4.6))
-    image = ax.imshow(together[np.ix_(order, order)], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    image = ax.imshow(
+        together[np.ix_(order, order)], cmap="Blues", vmin=0, vmax=1, interpolation="nearest"
+    )
     ends = np.flatnonzero(np.diff(inverse[order])) + 1
     for low, high in zip([0, *ends], [*ends, len(order)], strict=True):
         ax.add_patch(_square(float(low) - 0.5, float(high - low)))
     middles = (np.array([0, *ends]) + np.array([*ends, len(order)]) - 1) / 2
     shown = _apart(middles, len(order) / MOST_LABELS)
     ax.set_yticks(shown, [f"{names[inverse[order[int(m)]]]}" for m in shown])
-    ylabel = "group of the point estimate" + ("" if len(shown) == len(middles) else f" ({len(middles)}; labels left out)")
+    ylabel = "group of the point estimate" + (
+        "" if len(shown) == len(middles) else f" ({len(middles)}; labels left out)"
+    )
     ax.set(xticks=[], xlabel=f"{len(order)} rows, sorted by group", ylabel=ylabel)
-    ax.figure.colorbar(image, ax=ax, label="probability of being together", fraction=0.046, pad=0.03)
+    ax.figure.colorbar(
+        image, ax=ax, label="probability of being together", fraction=0.046, pad=0.03
+    )
     return ax
 
 
 def plot_decision_regions(
-    predict: Callable | Any, x: Any, y: Any = None, *, class_names: Any = None, resolution: int = 200, ax: Any = None
+    predict: Callable | Any,
+    x: Any,
+    y: Any = None,
+    *,
+    class_names: Any = None,
+    resolution: int = 200,
+    ax: Any = None,
 ) -> Any:
-    """The most probable class over the plane, paler where the entropy of the prediction is high; white is log K, know-nothing.
+    """The most probable class over the plane, paler where the entropy of the prediction is high;
+    white is log K, know-nothing.
 
-    :param predict: a function from points [point, 2] to probabilities [point, class] (leading axes, such as draws, are
+    :param predict: a function from points [point, 2] to probabilities [point, class] (leading axes,
+    such as draws, are
         averaged), or an estimator with `predict_proba`.
     :param x: the data, [row, 2]; they set the range.
-    :param y: their classes, drawn in the colour of the class with a white rim; -1 for none. They are the `classes_` of an
+    :param y: their classes, drawn in the colour of the class with a white rim; -1 for none. They
+    are the `classes_` of an
         estimator, and 0, 1, ..., in the order of the columns, for a function.
     :param class_names: of the columns; the `classes_` of an estimator unless given.
 
@@ -164,10 +229,21 @@ def plot_decision_regions(
     names = _names(labels) if class_names is None and labels is not None else class_names
     colors = _colors(classes)
     entropy = _entropy(probabilities)
-    pale = np.clip(entropy / np.log(classes), 0, 1)[:, None] if classes > 1 else np.zeros((len(entropy), 1))
+    pale = (
+        np.clip(entropy / np.log(classes), 0, 1)[:, None]
+        if classes > 1
+        else np.zeros((len(entropy), 1))
+    )
     rgb = (1 - pale) * (0.25 + 0.75 * colors[probabilities.argmax(1)]) + pale
     ax, extent = _axes(ax, (5.6, 4.6)), (low[0], high[0], low[1], high[1])
-    ax.imshow(rgb.reshape(resolution, resolution, 3), extent=extent, origin="lower", aspect="auto", interpolation="bilinear", zorder=0)
+    ax.imshow(
+        rgb.reshape(resolution, resolution, 3),
+        extent=extent,
+        origin="lower",
+        aspect="auto",
+        interpolation="bilinear",
+        zorder=0,
+    )
     _draw_borders(ax, across, up, probabilities.reshape(resolution, resolution, classes))
     _draw_points(ax, data, of, colors, names)
     _entropy_bar(ax, np.log(max(classes, 2)))
@@ -176,12 +252,19 @@ def plot_decision_regions(
 
 
 def plot_calibration(
-    y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform", ax: Any = None
+    y: Any,
+    probabilities: Any,
+    *,
+    of: int | None = None,
+    bins: int = 10,
+    strategy: str = "uniform",
+    ax: Any = None,
 ) -> Any:
-    """Observed against predicted frequency with Wilson intervals (90 %), the diagonal, and how many rows each bin has.
+    """Observed against predicted frequency with Wilson intervals (90 %), the diagonal, and how many
+    rows each bin has.
 
-    Arguments are those of `scores.calibration_curve`: with `of` the probability of that class, otherwise that of the most
-    probable class against being right.
+    Arguments are those of `scores.calibration_curve`: with `of` the probability of that class,
+    otherwise that of the most probable class against being right.
     """
     from diagnostics.scores import calibration_curve, expected_calibration_error
 
@@ -192,13 +275,35 @@ def plot_calibration(
     width = (curve["right"] - curve["left"]).values
     density = curve["count"].values / np.maximum(width, 1e-9)
     heights = 0.2 * density / density.max()
-    ax.bar(curve["left"].values, heights, width, align="edge", color=QUIET, edgecolor="white", label="density of rows (scaled)")
+    ax.bar(
+        curve["left"].values,
+        heights,
+        width,
+        align="edge",
+        color=QUIET,
+        edgecolor="white",
+        label="density of rows (scaled)",
+    )
     ax.plot([0, 1], [0, 1], color="0.4", linewidth=1, linestyle="--", label="calibrated")
-    bars = np.clip(np.stack([observed - curve["lower"].values, curve["upper"].values - observed]), 0, None)
+    bars = np.clip(
+        np.stack([observed - curve["lower"].values, curve["upper"].values - observed]), 0, None
+    )
     label = f"observed, {curve.attrs['level']:.0%} interval"
-    ax.errorbar(predicted, observed, yerr=bars, fmt="o-", color=STRONG, markersize=5, linewidth=1.2, capsize=2, label=label)
+    ax.errorbar(
+        predicted,
+        observed,
+        yerr=bars,
+        fmt="o-",
+        color=STRONG,
+        markersize=5,
+        linewidth=1.2,
+        capsize=2,
+        label=label,
+    )
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", ylabel="observed frequency")
-    ax.set_xlabel("probability of the most probable class" if of is None else f"probability of class {of}")
+    ax.set_xlabel(
+        "probability of the most probable class" if of is None else f"probability of class {of}"
+    )
     ax.set_title(f"expected calibration error {error:.3f}", fontsize="medium")
     ax.legend(frameon=False, loc="upper left", fontsize="small")
     return ax
@@ -215,7 +320,10 @@ def _axes(ax: Any, size: tuple[float, float] = (6.4, 4.0)) -> Any:
 def _over_steps(tree: xr.DataTree, name: str, who: str) -> xr.DataArray:
     stats = group_of(tree, "sample_stats")
     if name not in stats or "step" not in stats[name].dims:
-        raise ValueError(f"{who}: needs sample_stats {name!r} over (chain, step); the tree has {sorted(map(str, stats.data_vars))}.")
+        raise ValueError(
+            f"{who}: needs sample_stats {name!r} over (chain, step); the tree has "
+            f"{sorted(map(str, stats.data_vars))}."
+        )
     return stats[name].transpose("chain", "step", ...)
 
 
@@ -234,7 +342,9 @@ def _draw_final(ax: Any, tree: xr.DataTree) -> list[float]:
 
 
 def _draw_shares(ax: Any, curves: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Increments of the evidence, as shares of it, over the shrinkage: where the posterior's mass lies."""
+    """Increments of the evidence, as shares of it, over the shrinkage: where the posterior's
+    mass lies.
+    """
     beside = ax.twinx()
     for i, (x, values) in enumerate(curves):
         if len(x) < 2:
@@ -266,7 +376,9 @@ def _square(corner: float, side: float) -> Any:
 def _colors(classes: int) -> np.ndarray:
     import matplotlib as mpl
 
-    return np.array([mpl.colormaps["tab10" if classes <= 10 else "tab20"](k % 20)[:3] for k in range(classes)])
+    return np.array(
+        [mpl.colormaps["tab10" if classes <= 10 else "tab20"](k % 20)[:3] for k in range(classes)]
+    )
 
 
 def _entropy(probabilities: np.ndarray) -> np.ndarray:
@@ -292,20 +404,32 @@ def _columns(y: Any, labels: np.ndarray, rows: int) -> np.ndarray | None:
         raise ValueError(f"y: one class a row, shape ({rows},); found shape {values.shape}.")
     column = {label: k for k, label in reversed(list(enumerate(labels.tolist())))}
     found = np.array([column.get(value, -1) for value in values.tolist()], int)
-    unknown = [value for value, k in zip(values.tolist(), found, strict=True) if k == -1 and value != -1]
+    unknown = [
+        value for value, k in zip(values.tolist(), found, strict=True) if k == -1 and value != -1
+    ]
     if unknown:
-        raise ValueError(f"y: {unknown[0]!r} is no class of the prediction; wanted {labels.tolist()}, or -1 for none.")
+        raise ValueError(
+            f"y: {unknown[0]!r} is no class of the prediction; wanted {labels.tolist()}, or -1 for "
+            "none."
+        )
     return found
 
 
 def _names(labels: Any) -> list[str]:
-    return [f"class {label}" if isinstance(label, int | float) else str(label) for label in np.asarray(labels).tolist()]
+    return [
+        f"class {label}" if isinstance(label, int | float) else str(label)
+        for label in np.asarray(labels).tolist()
+    ]
 
 
-def _draw_points(ax: Any, data: np.ndarray, columns: np.ndarray | None, colors: np.ndarray, class_names: Any) -> None:
+def _draw_points(
+    ax: Any, data: np.ndarray, columns: np.ndarray | None, colors: np.ndarray, class_names: Any
+) -> None:
     of = np.full(len(data), -1) if columns is None else columns
     for k in np.unique(of):
-        name = "no class" if k == -1 else f"class {k}" if class_names is None else str(class_names[k])
+        name = (
+            "no class" if k == -1 else f"class {k}" if class_names is None else str(class_names[k])
+        )
         face = "0.5" if k == -1 else colors[k]
         here = data[of == k]
         ax.scatter(
@@ -327,5 +451,9 @@ def _entropy_bar(ax: Any, most: float) -> None:
 
     shades = LinearSegmentedColormap.from_list("entropy", ["0.45", "1.0"])
     ax.figure.colorbar(
-        ScalarMappable(Normalize(0, most), shades), ax=ax, label="entropy of the prediction (nats)", fraction=0.046, pad=0.03
+        ScalarMappable(Normalize(0, most), shades),
+        ax=ax,
+        label="entropy of the prediction (nats)",
+        fraction=0.046,
+        pad=0.03,
     )

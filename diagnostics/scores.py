@@ -1,7 +1,9 @@
-"""How good predicted class probabilities are: functions of the classes `y` [row] and `probabilities` [..., row, class].
+"""How good predicted class probabilities are: functions of the classes `y` [row] and
+`probabilities` [..., row, class].
 
-Leading dimensions, such as chain and draw, are averaged first: the score is that of the posterior predictive. A vector
-[row] is the probability of class 1 of two. Rows labelled -1 have no class and are left out. Cost: the size of the array.
+Leading dimensions, such as chain and draw, are averaged first: the score is that of the posterior
+predictive. A vector [row] is the probability of class 1 of two. Rows labelled -1 have no class and
+are left out. Cost: the size of the array.
 """
 
 from typing import Any
@@ -9,13 +11,23 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-__all__ = ["accuracy", "auc", "brier", "calibration_curve", "expected_calibration_error", "log_score", "perplexity"]
+__all__ = [
+    "accuracy",
+    "auc",
+    "brier",
+    "calibration_curve",
+    "expected_calibration_error",
+    "log_score",
+    "perplexity",
+]
 
 WAYS = ("uniform", "quantile")
 
 
 def log_score(y: Any, probabilities: Any) -> float:
-    """Mean of log p(y_i): higher is better, 0 is perfect, -inf when an observed class had probability zero. Good (1952)."""
+    """Mean of log p(y_i): higher is better, 0 is perfect, -inf when an observed class had
+    probability zero. Good (1952).
+    """
     classes, p = _checked(y, probabilities)
     with np.errstate(divide="ignore"):
         return float(np.mean(np.log(p[np.arange(len(p)), classes])))
@@ -27,7 +39,9 @@ def perplexity(y: Any, probabilities: Any) -> float:
 
 
 def brier(y: Any, probabilities: Any) -> float:
-    """Mean over rows of sum_k (p_ik - [y_i = k])^2, between 0 and 2; two classes count twice the one-sided form. Brier (1950)."""
+    """Mean over rows of sum_k (p_ik - [y_i = k])^2, between 0 and 2; two classes count twice the
+    one-sided form. Brier (1950).
+    """
     classes, p = _checked(y, probabilities)
     return float(np.mean(np.sum((p - np.eye(p.shape[1])[classes]) ** 2, axis=1)))
 
@@ -39,7 +53,8 @@ def accuracy(y: Any, probabilities: Any) -> float:
 
 
 def auc(y: Any, probabilities: Any) -> float:
-    """Area under the ROC curve by scikit-learn; of several classes the plain mean of one against the rest.
+    """Area under the ROC curve by scikit-learn; of several classes the plain mean of one against
+    the rest.
 
     Classes that no row has are left out of the mean; one class alone has no curve.
     """
@@ -48,24 +63,37 @@ def auc(y: Any, probabilities: Any) -> float:
     classes, p = _checked(y, probabilities)
     seen = np.unique(classes)
     if len(seen) < 2:
-        raise ValueError(f"y: AUC needs rows of two classes at least; every row has class {seen[0]}.")
+        raise ValueError(
+            f"y: AUC needs rows of two classes at least; every row has class {seen[0]}."
+        )
     if p.shape[1] == 2:
         return float(roc_auc_score(classes, p[:, 1]))
     return float(np.mean([roc_auc_score(classes == k, p[:, k]) for k in seen]))
 
 
-def calibration_curve(y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform", level: float = 0.9):
-    """Predicted against observed frequency in bins of probability: a dataset over "bin", empty bins left out.
+def calibration_curve(
+    y: Any,
+    probabilities: Any,
+    *,
+    of: int | None = None,
+    bins: int = 10,
+    strategy: str = "uniform",
+    level: float = 0.9,
+):
+    """Predicted against observed frequency in bins of probability: a dataset over "bin", empty bins
+    left out.
 
-    `predicted` (mean probability), `observed` (share that happened), `lower` and `upper` (Wilson's interval of that share at
-    `level`), `count`, `left` and `right` (edges). What is predicted: with `of` the class k, otherwise that the most probable
-    class is right. `strategy`: "uniform" edges, or "quantile" with equal counts. Wilson (1927); DeGroot and Fienberg (1983).
+    `predicted` (mean probability), `observed` (share that happened), `lower` and `upper` (Wilson's
+    interval of that share at `level`), `count`, `left` and `right` (edges). What is predicted: with
+    `of` the class k, otherwise that the most probable class is right. `strategy`: "uniform" edges,
+    or "quantile" with equal counts. Wilson (1927); DeGroot and Fienberg (1983).
     """
     from scipy.stats import binomtest
 
     happened, p = _event(*_checked(y, probabilities), of)
     edges = _edges(p, bins, strategy)
-    which = np.searchsorted(edges[1:-1], p)  # as scikit-learn: an edge belongs to the bin on its left
+    # as scikit-learn: an edge belongs to the bin on its left
+    which = np.searchsorted(edges[1:-1], p)
     count = np.bincount(which, minlength=len(edges) - 1)
     kept = count > 0
     hits = np.bincount(which, weights=happened, minlength=len(count))[kept]
@@ -81,13 +109,19 @@ def calibration_curve(y: Any, probabilities: Any, *, of: int | None = None, bins
         "left": edges[:-1][kept],
         "right": edges[1:][kept],
     }
-    return xr.Dataset({name: ("bin", values) for name, values in columns.items()}, attrs={"level": level})
+    return xr.Dataset(
+        {name: ("bin", values) for name, values in columns.items()}, attrs={"level": level}
+    )
 
 
-def expected_calibration_error(y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform") -> float:
-    """Mean over rows of the gap between observed and predicted of the row's bin, as `calibration_curve` draws it. Naeini et al. (2015).
+def expected_calibration_error(
+    y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform"
+) -> float:
+    """Mean over rows of the gap between observed and predicted of the row's bin, as
+    `calibration_curve` draws it. Naeini et al. (2015).
 
-    It is not zero for a calibrated prediction: a bin with n rows adds noise of order sqrt(p (1 - p) / n).
+    It is not zero for a calibrated prediction: a bin with n rows adds noise of order sqrt(p (1 - p)
+    / n).
     """
     curve = calibration_curve(y, probabilities, of=of, bins=bins, strategy=strategy)
     share = curve["count"] / curve["count"].sum()
@@ -100,10 +134,15 @@ def _checked(y: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
     if p.ndim == 1:
         p = np.stack([1 - p, p], axis=-1)
     if classes.ndim != 1 or p.shape[-2] != len(classes):
-        raise ValueError(f"probabilities: [..., row, class] for y [row]; found {p.shape} for {classes.shape}.")
+        raise ValueError(
+            f"probabilities: [..., row, class] for y [row]; found {p.shape} for {classes.shape}."
+        )
     p = p.reshape(-1, *p.shape[-2:]).mean(0)
     if classes.dtype.kind not in "iub":
-        raise ValueError(f"y: classes 0, 1, ..., -1 for none; found {classes.dtype}. Encode them, with sklearn's LabelEncoder.")
+        raise ValueError(
+            f"y: classes 0, 1, ..., -1 for none; found {classes.dtype}. Encode them, with "
+            "sklearn's LabelEncoder."
+        )
     classes = classes.astype(int)
     kept = classes != -1
     classes, p = classes[kept], p[kept]
@@ -111,10 +150,14 @@ def _checked(y: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("y: no row has a class.")
     if classes.min() < 0 or classes.max() >= p.shape[1]:
         raise ValueError(
-            f"y: classes 0 to {p.shape[1] - 1}, as many as columns of probabilities; found {classes.min()} to {classes.max()}."
+            f"y: classes 0 to {p.shape[1] - 1}, as many as columns of probabilities; found "
+            f"{classes.min()} to {classes.max()}."
         )
     if not (np.all(p >= -1e-6) and np.allclose(p.sum(1), 1.0, atol=1e-4)):
-        raise ValueError("probabilities: not negative, and of sum one in each row; log-probabilities need exp first.")
+        raise ValueError(
+            "probabilities: not negative, and of sum one in each row; log-probabilities need exp "
+            "first."
+        )
     return classes, np.clip(p, 0.0, 1.0)
 
 
@@ -131,4 +174,8 @@ def _edges(p: np.ndarray, bins: int, strategy: str) -> np.ndarray:
         raise ValueError(f"strategy: {strategy!r} unknown; choose from {list(WAYS)}.")
     if bins < 1:
         raise ValueError(f"bins: at least 1, got {bins}.")
-    return np.linspace(0, 1, bins + 1) if strategy == "uniform" else np.quantile(p, np.linspace(0, 1, bins + 1))
+    return (
+        np.linspace(0, 1, bins + 1)
+        if strategy == "uniform"
+        else np.quantile(p, np.linspace(0, 1, bins + 1))
+    )

@@ -1,7 +1,9 @@
-"""Batter against pitcher: ten seasons of head-to-head tables, and one season read from Retrosheet's play-by-play files.
+"""Batter against pitcher: ten seasons of head-to-head tables, and one season read from Retrosheet's
+play-by-play files.
 
-A play record is one line: inning, half, batter, count, pitches, event. A plate appearance counts for the batter at the
-plate and the pitcher on the mound when it ends, whoever was there when it began.
+A play record is one line: inning, half, batter, count, pitches, event. A plate appearance counts
+for the batter at the plate and the pitcher on the mound when it ends, whoever was there when it
+began.
 """
 
 import csv
@@ -14,12 +16,16 @@ import numpy as np
 
 __all__ = ["batter_pitcher", "event_counts", "plate_appearance"]
 
-NOT_BATTING = ("NP", "BK", "CS", "DI", "OA", "PB", "PO", "SB", "WP", "FLE")  # the batter's turn goes on
-Counts = dict[tuple[int, str, str], list[int]]  # (year, batter, pitcher) -> plate appearances, at-bats, hits, plays
+# the batter's turn goes on
+NOT_BATTING = ("NP", "BK", "CS", "DI", "OA", "PB", "PO", "SB", "WP", "FLE")
+# (year, batter, pitcher) -> plate appearances, at-bats, hits, plays
+Counts = dict[tuple[int, str, str], list[int]]
 
 
 def batter_pitcher(raw: Mapping[str, bytes]) -> dict[str, np.ndarray]:
-    """headtohead-YEAR.csv of several seasons and YEAReve.zip of one, as one row for each year, batter and pitcher."""
+    """headtohead-YEAR.csv of several seasons and YEAReve.zip of one, as one row for each year,
+    batter and pitcher.
+    """
     counts: Counts = {}
     for name, data in raw.items():
         if name.endswith(".csv"):
@@ -47,7 +53,12 @@ def batter_pitcher(raw: Mapping[str, bytes]) -> dict[str, np.ndarray]:
 def _head_to_head(text: str) -> Counts:
     """One season's table; later editions have a column PHASE, of which R is the regular season."""
     return {
-        (int(row["YEAR"]), row["RESP_BAT_ID"], row["RESP_PIT_ID"]): [int(row["B_PA"]), int(row["B_AB"]), int(row["B_H"]), 0]
+        (int(row["YEAR"]), row["RESP_BAT_ID"], row["RESP_PIT_ID"]): [
+            int(row["B_PA"]),
+            int(row["B_AB"]),
+            int(row["B_H"]),
+            0,
+        ]
         for row in csv.DictReader(io.StringIO(text))
         if row.get("PHASE", "R") == "R"
     }
@@ -59,14 +70,18 @@ def _season(year: int, data: bytes) -> Counts:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in sorted(archive.namelist()):
             if name.upper().endswith((".EVA", ".EVN")):
-                for (batter, pitcher), new in event_counts(archive.read(name).decode("latin-1").splitlines()).items():
+                for (batter, pitcher), new in event_counts(
+                    archive.read(name).decode("latin-1").splitlines()
+                ).items():
                     old = counts.get((year, batter, pitcher), [0, 0, 0, 0])
                     counts[year, batter, pitcher] = [a + b for a, b in zip(old, new, strict=True)]
     return {key: value for key, value in counts.items() if value[0]}
 
 
 def event_counts(lines: Iterable[str]) -> dict[tuple[str, str], list[int]]:
-    """Plate appearances, at-bats, hits and plays (all records but `NP`) of each batter and pitcher."""
+    """Plate appearances, at-bats, hits and plays (all records but `NP`) of each batter and
+    pitcher.
+    """
     counts: dict[tuple[str, str], list[int]] = {}
     pitchers = ["", ""]  # of the visitors and of the home team
     for record in csv.reader(lines):
@@ -85,8 +100,8 @@ def event_counts(lines: Iterable[str]) -> dict[tuple[str, str], list[int]]:
 def plate_appearance(event: str) -> tuple[bool, bool, bool]:
     """Whether an event ends a plate appearance, is an at-bat, is a hit.
 
-    Walks, hit batters, interference and sacrifices are plate appearances and no at-bats. The event comes first, then its
-    modifiers after slashes, then the runners' advances after a point.
+    Walks, hit batters, interference and sacrifices are plate appearances and no at-bats. The event
+    comes first, then its modifiers after slashes, then the runners' advances after a point.
     """
     play, *modifiers = re.sub(r"[!?#]", "", event).split(".")[0].split("/")
     if play.startswith(NOT_BATTING):

@@ -10,8 +10,9 @@
 | other numbers, or nothing but NaN   | normal, with the zoo's own prior        | (value - mean) / standard deviation    |
 | texts, or a pandas category         | categorical, Dirichlet(1/2, ..., 1/2)   | codes: the category's order, or sorted |
 
-Mean and deviation are those of the rows that were learned from (a column that does not vary keeps its unit), so
-log p(table) = log p(x) - `log_units(x)`. Cost: a pass over the table, and a Python step for each text.
+Mean and deviation are those of the rows that were learned from (a column that does not vary keeps
+its unit), so log p(table) = log p(x) - `log_units(x)`. Cost: a pass over the table, and a Python
+step for each text.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +51,10 @@ class Column:
             return self._coded(entries)
         if entries.dtype == object:
             found = next(entry for entry in entries if isinstance(entry, str))
-            raise ValueError(f"{self.name}: found {found!r}, wanted {self.kind} as in the first call, or NaN where missing.")
+            raise ValueError(
+                f"{self.name}: found {found!r}, wanted {self.kind} as in the first call, or NaN "
+                "where missing."
+            )
         return entries
 
     def restored(self, codes: np.ndarray) -> np.ndarray:
@@ -64,12 +68,16 @@ class Column:
     def _coded(self, entries: np.ndarray) -> np.ndarray:
         known = {value: code for code, value in enumerate(self.values)}
         each = zip(entries.tolist(), pd.isna(entries), strict=True)
-        codes = np.array([np.nan if missing else known.get(entry, -1) for entry, missing in each], float)
+        codes = np.array(
+            [np.nan if missing else known.get(entry, -1) for entry, missing in each], float
+        )
         if (codes == -1).any():
             row = int(np.argmax(codes == -1))
             raise ValueError(
-                f"{self.name}: found {entries.tolist()[row]!r} in row {row}, which was not there in the first call; known are "
-                f"{', '.join(map(repr, self.values))}. Put NaN where it may count as missing, or give the first call a pandas category "
+                f"{self.name}: found {entries.tolist()[row]!r} in row {row}, which was not there "
+                "in the first call; known are "
+                f"{', '.join(map(repr, self.values))}. Put NaN where it may count as missing, or "
+                "give the first call a pandas category "
                 f"that lists them all."
             )
         return codes
@@ -84,31 +92,54 @@ class Columns:
 
     @classmethod
     def learn(cls, table: Any, *, plain: bool = False) -> "Columns":
-        """From the first rows; `plain` leaves numbers as they are, for a component that the user has chosen."""
+        """From the first rows; `plain` leaves numbers as they are, for a component that the user
+        has chosen.
+        """
         table = as_table(table)
         is_frame = isinstance(table, pd.DataFrame)
-        names = [f"column {name!r}" for name in table.columns] if is_frame else [f"column {j}" for j in range(table.shape[1])]
-        found = [_learned(name, column, plain) for name, column in zip(names, _each(table), strict=True)]
+        names = (
+            [f"column {name!r}" for name in table.columns]
+            if is_frame
+            else [f"column {j}" for j in range(table.shape[1])]
+        )
+        found = [
+            _learned(name, column, plain) for name, column in zip(names, _each(table), strict=True)
+        ]
         return cls(found, *((table.columns, None) if is_frame else (None, table.dtype)))
 
     def encode(self, table: Any) -> np.ndarray:
         """[row, column], NaN where missing."""
         table = as_table(table)
-        if isinstance(table, np.ndarray) and table.dtype.kind in "fiub" and not any(column.kind == CATEGORY for column in self.columns):
+        if (
+            isinstance(table, np.ndarray)
+            and table.dtype.kind in "fiub"
+            and not any(column.kind == CATEGORY for column in self.columns)
+        ):
             codes = table.astype(float)
         else:
-            codes = np.column_stack([column.codes(entries) for column, entries in zip(self.columns, _each(table), strict=True)])
+            codes = np.column_stack(
+                [
+                    column.codes(entries)
+                    for column, entries in zip(self.columns, _each(table), strict=True)
+                ]
+            )
         self._refuse(codes)
         return self._units.coded(codes)
 
     def decode(self, x: np.ndarray) -> Any:
-        """A table of the kind that was learned from. Whole numbers that are not all 0 and 1 come back as floats: they are modelled so."""
+        """A table of the kind that was learned from.
+
+        Whole numbers that are not all 0 and 1 come back as floats: they are modelled so.
+        """
         each = [column.restored(codes) for column, codes in zip(self.columns, x.T, strict=True)]
         if self.dtype is not None:
             is_whole = self.dtype.kind in "iu" and not all(column.values for column in self.columns)
             return np.column_stack(each).astype(float if is_whole else self.dtype)
         typed = zip(self.columns, each, strict=True)
-        series = [pd.Series(values, dtype=column.dtype if column.values else float) for column, values in typed]
+        series = [
+            pd.Series(values, dtype=column.dtype if column.values else float)
+            for column, values in typed
+        ]
         return pd.concat(series, axis=1).set_axis(self.names, axis=1)
 
     def fill(self, table: Any, x: np.ndarray) -> Any:
@@ -117,12 +148,18 @@ class Columns:
         each = [column.restored(codes) for column, codes in zip(self.columns, x.T, strict=True)]
         if isinstance(table, np.ndarray):
             missing = pd.isna(table)
-            return np.where(missing, np.column_stack(each), table).astype(table.dtype) if missing.any() else table.copy()
+            return (
+                np.where(missing, np.column_stack(each), table).astype(table.dtype)
+                if missing.any()
+                else table.copy()
+            )
         filled = table.copy()
         for j, (column, values) in enumerate(zip(self.columns, each, strict=True)):
             old = filled.iloc[:, j]
             if old.isna().any():
-                filled.isetitem(j, _room_for(column, old).where(old.notna(), pd.Series(values, index=old.index)))
+                filled.isetitem(
+                    j, _room_for(column, old).where(old.notna(), pd.Series(values, index=old.index))
+                )
         return filled
 
     def log_units(self, x: np.ndarray) -> float:
@@ -131,14 +168,22 @@ class Columns:
 
     def component(self) -> Callable:
         """The zoo's component for these columns."""
-        return component_of([len(column.values) if column.kind == CATEGORY else column.kind for column in self.columns])
+        return component_of(
+            [
+                len(column.values) if column.kind == CATEGORY else column.kind
+                for column in self.columns
+            ]
+        )
 
     def _refuse(self, codes: np.ndarray) -> None:
         bad = np.isinf(codes) | (self._is_binary & ~np.isnan(codes) & (codes != 0) & (codes != 1))
         for row, j in np.argwhere(bad)[:1]:
             column = self.columns[j]
             if column.kind == BINARY:
-                hint = "only 0 and 1 were there in the first call, so the column is modelled as Bernoulli. Begin with rows that show more."
+                hint = (
+                    "only 0 and 1 were there in the first call, so the column is modelled as "
+                    "Bernoulli. Begin with rows that show more."
+                )
             else:
                 hint = "wanted finite numbers, or NaN where missing."
             raise ValueError(f"{column.name}: found {codes[row, j]:g} in row {row}; {hint}")
@@ -149,7 +194,12 @@ class Columns:
 
     @cached_property
     def _units(self) -> Units:
-        return Units(*(np.array([getattr(column, name) for column in self.columns]) for name in ("shift", "scale")))
+        return Units(
+            *(
+                np.array([getattr(column, name) for column in self.columns])
+                for name in ("shift", "scale")
+            )
+        )
 
 
 class Mixed:
@@ -163,7 +213,9 @@ class Mixed:
 
 
 def component_of(kinds: Sequence[str | int]) -> Callable:
-    """The zoo's component for columns that hold 0 and 1, numbers, or so many categories; categories are together where they are as many."""
+    """The zoo's component for columns that hold 0 and 1, numbers, or so many categories;
+    categories are together where they are as many.
+    """
     parts: dict[str, tuple[list[int], Callable]] = {}
     for j, kind in enumerate(kinds):
         name, component = _part(kind)
@@ -176,7 +228,10 @@ def as_table(table: Any) -> Any:
     if isinstance(table, pd.DataFrame):
         for what, count in (("sample(s)", table.shape[0]), ("feature(s)", table.shape[1])):
             if not count:
-                raise ValueError(f"Found a data frame with 0 {what} (shape={table.shape}) while a minimum of 1 is required.")
+                raise ValueError(
+                    f"Found a data frame with 0 {what} (shape={table.shape}) while a minimum of 1 "
+                    "is required."
+                )
         return table
     if isinstance(table, list | tuple):  # numpy would make texts of numbers among texts
         plain = np.asarray(table)
@@ -185,52 +240,84 @@ def as_table(table: Any) -> Any:
 
 
 def _each(table: Any) -> list[Any]:
-    return list(table.T) if isinstance(table, np.ndarray) else [table.iloc[:, j] for j in range(table.shape[1])]
+    return (
+        list(table.T)
+        if isinstance(table, np.ndarray)
+        else [table.iloc[:, j] for j in range(table.shape[1])]
+    )
 
 
 def _learned(name: str, column: Any, plain: bool) -> Column:
     entries = _entries(name, column)
     if plain:
         if entries.dtype == object:
-            raise ValueError(f"{name}: found texts; a component of your own reads numbers. Code them 0, 1, ..., or take component='auto'.")
+            raise ValueError(
+                f"{name}: found texts; a component of your own reads numbers. Code them 0, 1, ..., "
+                "or take component='auto'."
+            )
         return Column(name, PLAIN, column.dtype)
     if entries.dtype == object:
         is_declared = isinstance(column.dtype, pd.CategoricalDtype)
-        values = column.dtype.categories.tolist() if is_declared else sorted(set(entries[~pd.isna(entries)]))
+        values = (
+            column.dtype.categories.tolist()
+            if is_declared
+            else sorted(set(entries[~pd.isna(entries)]))
+        )
         return Column(name, CATEGORY, column.dtype, tuple(values))
     seen = entries[~np.isnan(entries)]
     if len(seen) and np.isin(seen, (0, 1)).all():
         first = np.asarray(column, object)[~np.isnan(entries)][0]
-        return Column(name, BINARY, column.dtype, (False, True) if isinstance(first, bool | np.bool_) else (0, 1))
+        return Column(
+            name,
+            BINARY,
+            column.dtype,
+            (False, True) if isinstance(first, bool | np.bool_) else (0, 1),
+        )
     if not len(seen) or np.isinf(seen).any():
-        return Column(name, NUMBER, column.dtype)  # `encode` refuses what is infinite, and says where
+        # `encode` refuses what is infinite, and says where
+        return Column(name, NUMBER, column.dtype)
     units = Units.learn(seen)
     return Column(name, NUMBER, column.dtype, (), float(units.mean), float(units.scale))
 
 
 def _entries(name: str, column: Any) -> np.ndarray:
-    """The entries of a column: floats, NaN where missing; or objects, where they are texts or categories."""
+    """The entries of a column: floats, NaN where missing; or objects, where they are texts or
+    categories.
+    """
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         if not len(dtype.categories):
-            raise ValueError(f"{name}: a pandas category without categories; drop the column, or make it one of NaN.")
+            raise ValueError(
+                f"{name}: a pandas category without categories; drop the column, or make it one of "
+                "NaN."
+            )
         return np.asarray(column, object)
     if pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype):
-        return column.to_numpy(float, na_value=np.nan) if isinstance(column, pd.Series) else column.astype(float)
+        return (
+            column.to_numpy(float, na_value=np.nan)
+            if isinstance(column, pd.Series)
+            else column.astype(float)
+        )
     if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
         raise TypeError(
-            f"{name}: found the type {dtype}, wanted numbers, booleans, texts or a category. Turn it into one, a date say into days."
+            f"{name}: found the type {dtype}, wanted numbers, booleans, texts or a category. Turn "
+            "it into one, a date say into days."
         )
     entries = np.asarray(column, object)
     seen = ~pd.isna(entries)
     for entry in entries[seen]:
         if not isinstance(entry, str | Real | np.bool_):
-            raise TypeError(f"{name}: found {entry!r}; an argument must be a string or a number, or NaN where missing.")
+            raise TypeError(
+                f"{name}: found {entry!r}; an argument must be a string or a number, or NaN where "
+                "missing."
+            )
     is_text = [isinstance(entry, str) for entry in entries[seen]]
     if any(is_text):
         if not all(is_text):
             text, number = entries[seen][np.argmax(is_text)], entries[seen][np.argmin(is_text)]
-            raise ValueError(f"{name}: found the text {text!r} and the number {number}; wanted one or the other.")
+            raise ValueError(
+                f"{name}: found the text {text!r} and the number {number}; wanted one or the other."
+            )
         return entries
     numbers = np.full(len(entries), np.nan)
     numbers[seen] = entries[seen].astype(float)
@@ -247,4 +334,8 @@ def _room_for(column: Column, old: pd.Series) -> pd.Series:
     """A column whose type can hold what is filled in."""
     if column.kind == CATEGORY and isinstance(old.dtype, pd.CategoricalDtype):
         return old.cat.set_categories(column.values)
-    return old.astype("Float64") if not column.values and pd.api.types.is_integer_dtype(old.dtype) else old
+    return (
+        old.astype("Float64")
+        if not column.values and pd.api.types.is_integer_dtype(old.dtype)
+        else old
+    )

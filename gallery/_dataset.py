@@ -4,8 +4,9 @@
     data["x"], data["y"]          or  data.x, data.y
     model(**data.select("x", "y"))
 
-`x` and `y` are the argument names of the zoo's models: `x` is [row, feature] float64 with NaN where a value is missing,
-`y` holds 0 .. K-1 and -1 where a row has no label. A set that is not such a table has arrays that name themselves.
+`x` and `y` are the argument names of the zoo's models: `x` is [row, feature] float64 with NaN where
+a value is missing, `y` holds 0 .. K-1 and -1 where a row has no label. A set that is not such a
+table has arrays that name themselves.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ class Dataset:
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     target_name: str = ""  # the column of a table that `y` holds
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> what its codes 0, 1, ... stand for
+    # column -> what its codes 0, 1, ... stand for
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     description: str = ""
     licence: str = ""
     citation: str = ""
@@ -35,12 +37,15 @@ class Dataset:
     def __getitem__(self, name: str) -> np.ndarray:
         """The array `name`; an unknown name is an error that lists those there are."""
         if name not in self.arrays:
-            raise KeyError(f"data set {self.name!r} has no array {name!r}; it has {', '.join(self.arrays)}")
+            raise KeyError(
+                f"data set {self.name!r} has no array {name!r}; it has {', '.join(self.arrays)}"
+            )
         return self.arrays[name]
 
     def __getattr__(self, name: str) -> np.ndarray:
         """`data.x` is `data["x"]`."""
-        if name.startswith("_") or "arrays" not in self.__dict__:  # asked by copy and pickle, before there are arrays
+        # asked by copy and pickle, before there are arrays
+        if name.startswith("_") or "arrays" not in self.__dict__:
             raise AttributeError(name)
         try:
             return self[name]
@@ -48,7 +53,9 @@ class Dataset:
             raise AttributeError(error.args[0]) from None
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {list(array.shape)} {array.dtype}" for name, array in self.arrays.items())
+        shapes = ", ".join(
+            f"{name} {list(array.shape)} {array.dtype}" for name, array in self.arrays.items()
+        )
         return f"Dataset({self.name!r}: {shapes})"
 
     def select(self, *names: str) -> dict[str, np.ndarray]:

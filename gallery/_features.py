@@ -23,7 +23,9 @@ class Features(NamedTuple):
     name: str
 
     @classmethod
-    def learn(cls, parts: list[Any], size: int, name: str) -> "tuple[Features, np.ndarray] | tuple[None, None]":
+    def learn(
+        cls, parts: list[Any], size: int, name: str
+    ) -> "tuple[Features, np.ndarray] | tuple[None, None]":
         """From those that are given, side by side: what was learned, and the features."""
         given = [_checked(part, size, name) for part in parts if part is not None]
         if not given:
@@ -36,23 +38,39 @@ class Features(NamedTuple):
         """[item, feature] in standard deviations."""
         features = _checked(features, None, self.name)
         if features.shape[1] != len(self.units.mean):
-            raise ValueError(f"{self.name}: found {features.shape[1]} features, wanted {len(self.units.mean)}.")
+            raise ValueError(
+                f"{self.name}: found {features.shape[1]} features, wanted {len(self.units.mean)}."
+            )
         return self.units.coded(features)[:, self.units.varies]
 
 
 def missingness(entries: Entries, width: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Leading singular vectors, of rows and of columns, of the matrix that is 1 where an entry is known."""
+    """Leading singular vectors, of rows and of columns, of the matrix that is 1 where an entry
+    is known.
+    """
     if width == 0:
         return None, None
     if not 0 < width < min(entries.shape):
-        raise ValueError(f"missingness: found {width}, wanted 0 to {min(entries.shape) - 1}, less than rows and columns.")
-    known = coo_matrix((np.ones(len(entries.row)), (entries.row, entries.column)), shape=entries.shape)
+        raise ValueError(
+            f"missingness: found {width}, wanted 0 to {min(entries.shape) - 1}, less than rows and "
+            "columns."
+        )
+    known = coo_matrix(
+        (np.ones(len(entries.row)), (entries.row, entries.column)), shape=entries.shape
+    )
     left, _, right = svds(known.tocsr(), k=width, random_state=0)
     return left, right.T
 
 
 def _checked(features: Any, size: int | None, name: str) -> np.ndarray:
     features = np.asarray(features, float)
-    if features.ndim != 2 or (size is not None and len(features) != size) or not np.isfinite(features).all():
-        raise ValueError(f"{name}: found shape {features.shape}, wanted ({'items' if size is None else size}, features), all finite.")
+    if (
+        features.ndim != 2
+        or (size is not None and len(features) != size)
+        or not np.isfinite(features).all()
+    ):
+        raise ValueError(
+            f"{name}: found shape {features.shape}, wanted ({'items' if size is None else size}, "
+            "features), all finite."
+        )
     return features

@@ -1,8 +1,9 @@
 """Finding a data set's file: the folder that `ZOO_DATA` names, the cache, the public source.
 
-All three hold `<folder>/<file>`. Whatever is read is checked against the sha256 of its content, so that a corrupt copy is
-an error and never data. A download is parsed, written under a temporary name in the cache, read back, checked, and only then
-renamed: a process killed on the way leaves no entry. Where there is no network, the raw file may be put into the folder by hand.
+All three hold `<folder>/<file>`. Whatever is read is checked against the sha256 of its content, so
+that a corrupt copy is an error and never data. A download is parsed, written under a temporary name
+in the cache, read back, checked, and only then renamed: a process killed on the way leaves no
+entry. Where there is no network, the raw file may be put into the folder by hand.
 """
 
 import csv
@@ -18,13 +19,23 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CorruptDataError", "DataNotFoundError", "RawFile", "Source", "cache_folder", "content_hash", "fetch"]
+__all__ = [
+    "CorruptDataError",
+    "DataNotFoundError",
+    "RawFile",
+    "Source",
+    "cache_folder",
+    "content_hash",
+    "fetch",
+]
 
 Arrays = dict[str, np.ndarray]
 
 
 class DataNotFoundError(FileNotFoundError):
-    """No copy, and no way to the source; the message says where to get the file and where to put it."""
+    """No copy, and no way to the source; the message says where to get the file and where to put
+    it.
+    """
 
 
 class CorruptDataError(ValueError):
@@ -42,12 +53,15 @@ class RawFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A downloadable data set: where it lies, how its bytes become arrays, and what must be said about it."""
+    """A downloadable data set: where it lies, how its bytes become arrays, and what must be said
+    about it.
+    """
 
     name: str
     title: str
     path: str  # <folder>/<file> in ZOO_DATA and in the cache
-    contents: tuple[str, ...]  # `content_hash` of the arrays; more than one where two recipes are sound
+    # `content_hash` of the arrays; more than one where two recipes are sound
+    contents: tuple[str, ...]
     raw: tuple[RawFile, ...]
     parse: Callable[[Mapping[str, bytes]], Arrays] | None
     view: Callable[[Mapping[str, np.ndarray]], dict[str, Any]]
@@ -69,7 +83,8 @@ def cache_folder() -> Path:
 def content_hash(arrays: Mapping[str, np.ndarray]) -> str:
     """sha256 over the sorted names, with each array's dtype, shape and values in row order.
 
-    Values are little-endian bytes, all NaN alike and minus zero as zero; texts are UTF-8 with a zero byte after each.
+    Values are little-endian bytes, all NaN alike and minus zero as zero; texts are UTF-8 with a
+    zero byte after each.
     """
     digest = hashlib.sha256()
     for name in sorted(arrays):
@@ -77,7 +92,9 @@ def content_hash(arrays: Mapping[str, np.ndarray]) -> str:
         if array.dtype.kind == "U":
             kind, values = "text", "".join(f"{text}\0" for text in array.ravel()).encode()
         else:
-            array = np.where(np.isnan(array), np.nan, array + 0.0) if array.dtype.kind == "f" else array
+            array = (
+                np.where(np.isnan(array), np.nan, array + 0.0) if array.dtype.kind == "f" else array
+            )
             array = array.astype(array.dtype.newbyteorder("<"), copy=False)
             kind, values = array.dtype.str, array.tobytes()
         digest.update(f"{name} {kind} {array.shape}\n".encode())
@@ -91,11 +108,20 @@ def fetch(source: Source) -> Arrays:
     for folder in folders:
         path = folder / source.path
         if path.is_file():
-            advice = "delete it and load again" if folder == folders[-1] else "replace it with a good copy, or unset ZOO_DATA"
+            advice = (
+                "delete it and load again"
+                if folder == folders[-1]
+                else "replace it with a good copy, or unset ZOO_DATA"
+            )
             return _checked(source, lambda path=path: _read(path), str(path), advice)
     if source.base is not None and source.derive is not None:
         base, derive = fetch(source.base), source.derive
-        arrays = _checked(source, lambda: derive(base), f"what was computed from {source.base.name!r}", "report it")
+        arrays = _checked(
+            source,
+            lambda: derive(base),
+            f"what was computed from {source.base.name!r}",
+            "report it",
+        )
     else:
         arrays = _from_raw(source, folders)
     _store(source, arrays, folders[-1] / source.path)
@@ -109,12 +135,16 @@ def _folders() -> list[Path]:
         return [cache_folder()]
     folder = Path(named).expanduser()
     if not folder.is_dir():
-        raise DataNotFoundError(f"ZOO_DATA={named!r}: no such folder; name a folder of data sets, or unset ZOO_DATA")
+        raise DataNotFoundError(
+            f"ZOO_DATA={named!r}: no such folder; name a folder of data sets, or unset ZOO_DATA"
+        )
     return [folder, cache_folder()]
 
 
 def _from_raw(source: Source, folders: list[Path]) -> Arrays:
-    """The arrays from raw files, put there by hand or downloaded into a temporary folder of the cache."""
+    """The arrays from raw files, put there by hand or downloaded into a temporary folder of the
+    cache.
+    """
     parse, cache = source.parse, folders[-1]
     if parse is None:
         raise TypeError(f"source {source.name!r} has neither a parser nor a base")
@@ -132,21 +162,30 @@ def _raw_bytes(source: Source, file: RawFile, folders: list[Path], scratch: Path
         path = (folder / source.path).parent / file.name
         if path.is_file():
             if file.known_hash and not pooch.hashes.hash_matches(path, file.known_hash):
-                raise CorruptDataError(f"{path}: its checksum is not {file.known_hash}; get it again from {' or '.join(file.urls)}")
+                raise CorruptDataError(
+                    f"{path}: its checksum is not {file.known_hash}; get it again from "
+                    f"{' or '.join(file.urls)}"
+                )
             return path.read_bytes()
     failures = []
     for url in file.urls:
         try:
-            return Path(pooch.retrieve(url, known_hash=file.known_hash, fname=file.name, path=scratch)).read_bytes()
+            return Path(
+                pooch.retrieve(url, known_hash=file.known_hash, fname=file.name, path=scratch)
+            ).read_bytes()
         except OSError as error:  # no network, no such file, a server that refuses
             failures.append((url, error, False))
         except ValueError as error:  # pooch: the checksum differs
             failures.append((url, error, True))
     reasons = "; ".join(f"{url}: {type(error).__name__}: {error}" for url, error, _ in failures)
     if any(corrupt for _, _, corrupt in failures):
-        raise CorruptDataError(f"data set {source.name!r}: corrupt download, nothing was kept ({reasons}). {_by_hand(source, folders)}")
+        raise CorruptDataError(
+            f"data set {source.name!r}: corrupt download, nothing was kept ({reasons}). "
+            f"{_by_hand(source, folders)}"
+        )
     raise DataNotFoundError(
-        f"data set {source.name!r}: there is no copy in {' or '.join(str(folder / source.path) for folder in folders)}, and it "
+        f"data set {source.name!r}: there is no copy in "
+        f"{' or '.join(str(folder / source.path) for folder in folders)}, and it "
         f"could not be downloaded ({reasons}). {_by_hand(source, folders)}"
     )
 
@@ -154,19 +193,29 @@ def _raw_bytes(source: Source, file: RawFile, folders: list[Path], scratch: Path
 def _by_hand(source: Source, folders: list[Path]) -> str:
     target = (folders[-1] / source.path).parent
     files = "; ".join(f"{file.name} from {' or '.join(file.urls)}" for file in source.raw)
-    return f"By hand: get {files}; put it into {target}, or set ZOO_DATA to a folder that holds {source.path}"
+    return (
+        f"By hand: get {files}; put it into {target}, or set ZOO_DATA to a folder that holds "
+        f"{source.path}"
+    )
 
 
 def _checked(source: Source, make: Callable[[], Arrays], what: str, advice: str) -> Arrays:
     """The arrays, if they can be read and their content is the one expected."""
     try:
         arrays = make()
-    except Exception as error:  # a damaged archive fails in any of zipfile, zlib, struct, numpy, h5py, scipy
-        raise CorruptDataError(f"data set {source.name!r}: {what} cannot be read ({type(error).__name__}: {error}); {advice}") from error
+    # a damaged archive fails in any of zipfile, zlib, struct, numpy, h5py, scipy
+    except Exception as error:
+        raise CorruptDataError(
+            f"data set {source.name!r}: {what} cannot be read ({type(error).__name__}: {error}); "
+            f"{advice}"
+        ) from error
     found = content_hash(arrays)
     if found not in source.contents:
         wanted = " or ".join(digest[:12] for digest in source.contents)
-        raise CorruptDataError(f"data set {source.name!r}: {what} has content {found[:12]}..., wanted {wanted}...; {advice}")
+        raise CorruptDataError(
+            f"data set {source.name!r}: {what} has content {found[:12]}..., wanted {wanted}...; "
+            f"{advice}"
+        )
     return arrays
 
 
@@ -200,7 +249,12 @@ def _store(source: Source, arrays: Arrays, path: Path) -> None:
             _write(file, suffix, arrays)
             file.flush()
             os.fsync(file.fileno())
-        _checked(source, lambda: _read(temporary), f"what was written to {temporary}", "is the disk full or faulty?")
+        _checked(
+            source,
+            lambda: _read(temporary),
+            f"what was written to {temporary}",
+            "is the disk full or faulty?",
+        )
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,10 +1,12 @@
-"""Class labels, -1 where the class of a row is unknown: from scikit-learn's convention to codes, and back by `classes[code]`.
+"""Class labels, -1 where the class of a row is unknown: from scikit-learn's convention to codes,
+and back by `classes[code]`.
 
     classes, codes = coded(y)           # codes 0 .. K - 1, or -1
     codes = codes_among(y_more, classes)
 
--1 is a number, among numbers or in an array of dtype object. The labels -1 and 1 and no other are scikit-learn's coding of two
-classes: as one class and unlabelled rows they would say nothing, for every row would be of that class. Cost: a Python step a row.
+-1 is a number, among numbers or in an array of dtype object. The labels -1 and 1 and no other are
+scikit-learn's coding of two classes: as one class and unlabelled rows they would say nothing, for
+every row would be of that class. Cost: a Python step a row.
 """
 
 from numbers import Real
@@ -22,13 +24,18 @@ SHOWN = 20  # classes in a message
 
 
 def coded(y: Any, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """The classes, sorted, and the code of each row. Where `classes` are given and hold -1, it is a class."""
+    """The classes, sorted, and the code of each row.
+
+    Where `classes` are given and hold -1, it is a class.
+    """
     y = _labels(y)
     if classes is None:
         is_two_classes = y.dtype.kind in "if" and np.array_equal(np.unique(y), [-1, 1])
         classes = y if is_two_classes else y[[label != UNLABELLED for label in y.tolist()]]
         if not len(classes):
-            way = "Label some, or name all classes where there is a `partial_fit`, which takes them."
+            way = (
+                "Label some, or name all classes where there is a `partial_fit`, which takes them."
+            )
             raise ValueError(f"y: every row is unlabelled (-1), so no class is known. {way}")
     classes = declared(classes)
     return classes, codes_among(y, classes)
@@ -40,7 +47,8 @@ def codes_among(y: Any, classes: np.ndarray) -> np.ndarray:
     labels = _labels(y).tolist()
     if unknown := [row for row, label in enumerate(labels) if label not in codes]:
         raise ValueError(
-            f"y: row {unknown[0]} has the class {labels[unknown[0]]!r}; the classes of the first call are {_few(classes)}. What learns by "
+            f"y: row {unknown[0]} has the class {labels[unknown[0]]!r}; the classes of the first "
+            f"call are {_few(classes)}. What learns by "
             "`partial_fit` is told then of classes that come later."
         )
     return np.array([codes[label] for label in labels], np.int32)
@@ -48,16 +56,24 @@ def codes_among(y: Any, classes: np.ndarray) -> np.ndarray:
 
 def _few(classes: np.ndarray) -> str:
     """For a message: all, or some of very many."""
-    return f"{classes.tolist()}" if len(classes) <= SHOWN else f"{classes[:SHOWN].tolist()} and {len(classes) - SHOWN} more"
+    return (
+        f"{classes.tolist()}"
+        if len(classes) <= SHOWN
+        else f"{classes[:SHOWN].tolist()} and {len(classes) - SHOWN} more"
+    )
 
 
 def declared(classes: Any) -> np.ndarray:
     """Sorted, each once."""
     classes = _labels(classes)
     if classes.dtype == object and UNLABELLED in classes.tolist():
-        raise ValueError("classes: found -1 among texts. It says that the class of a row is unknown, and is no class: leave it out.")
+        raise ValueError(
+            "classes: found -1 among texts. It says that the class of a row is unknown, and is no "
+            "class: leave it out."
+        )
     classes = np.unique(classes)
-    check_classification_targets(np.repeat(classes, 3))  # each class once would look like a regression
+    # each class once would look like a regression
+    check_classification_targets(np.repeat(classes, 3))
     return classes
 
 
@@ -67,18 +83,25 @@ def _labels(y: Any) -> np.ndarray:
     if y.dtype.kind == "f":
         assert_all_finite(y, input_name="y")
     if y.dtype.kind not in "biuf" and str(UNLABELLED) in y.tolist():
-        raise ValueError("y: found the text '-1' among texts. An unlabelled row is the number -1: give an array of dtype object.")
+        raise ValueError(
+            "y: found the text '-1' among texts. An unlabelled row is the number -1: give an array "
+            "of dtype object."
+        )
     if y.dtype != object:
         return y
     if pd.isna(y).any():
         row = int(np.argmax(pd.isna(y)))
         raise ValueError(
-            f"y: row {row} has the label {y[row]!r}; the label of a row of unknown class is -1: y.astype(object).fillna(-1) of a "
+            f"y: row {row} has the label {y[row]!r}; the label of a row of unknown class is -1: "
+            "y.astype(object).fillna(-1) of a "
             "pandas column."
         )
     if all(isinstance(label, Real | np.bool_) for label in y):
         return np.array(y.tolist())
     for row, label in enumerate(y):
         if not isinstance(label, str) and label != UNLABELLED:
-            raise ValueError(f"y: row {row} has the label {label!r} among texts. Labels are texts or numbers; -1 where unlabelled.")
+            raise ValueError(
+                f"y: row {row} has the label {label!r} among texts. Labels are texts or numbers; "
+                "-1 where unlabelled."
+            )
     return y

@@ -1,8 +1,11 @@
-"""What the entries of a matrix are, and how the model takes them: real numbers, integer levels, or successes of trials.
+"""What the entries of a matrix are, and how the model takes them: real numbers, integer levels, or
+successes of trials.
 
 link = LINKS["ordered"].learn(entries)       # from the entries of the first call
-entries = link.coded(entries)                # as the model takes them; refused where they are none of the link's
-start = link.start(entries)                  # of a probit: values of sites that explain the entries by their level alone
+entries = link.coded(entries)                # as the model takes them; refused where they are none
+                                             of the link's
+start = link.start(entries)                  # of a probit: values of sites that explain the entries
+                                             by their level alone
 mean, variance = link.moments(distribution)  # of entries given the parameters of a draw
 mean, deviation = link.told(mean, deviation) # in the unit of the data
 """
@@ -22,7 +25,9 @@ from zoo.bsvd import binomial_probit, gaussian, ordered_probit
 
 __all__ = ["LINKS", "Binomial", "Gaussian", "Link", "Ordered", "num_told"]
 
-ENTRIES_A_FACTOR = 8  # at the start; with more components than that, a chain would begin where entries are learned by heart
+# at the start; with more components than that, a chain would begin where entries are learned by
+# heart
+ENTRIES_A_FACTOR = 8
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,15 @@ class Gaussian:
         return entries._replace(value=(entries.value - self.shift) / self.scale)
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
-        """In the data's unit, in double precision, for the shift may be far more than the deviation."""
+        """In the data's unit, in double precision, for the shift may be far more than the
+        deviation.
+        """
         return np.asarray(values, float) * self.scale + self.shift
 
     def moments(self, fn: Any) -> tuple[Any, Any]:
-        """Mean and variance of an entry, noise included, in standard deviations and their squares."""
+        """Mean and variance of an entry, noise included, in standard deviations and their
+        squares.
+        """
         return fn.loc, jnp.broadcast_to(fn.scale**2, fn.loc.shape)
 
     def told(self, mean: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,7 +91,10 @@ class Ordered:
         """0 for the lowest level."""
         _refuse_parts(entries.value, "values", entries)
         if (unknown := ~np.isin(entries.value, self.levels)).any():
-            raise ValueError(f"values: found the level {entries.value[np.argmax(unknown)]:g}, wanted one of those learned, {self.levels}.")
+            raise ValueError(
+                f"values: found the level {entries.value[np.argmax(unknown)]:g}, wanted one of "
+                f"those learned, {self.levels}."
+            )
         return entries._replace(value=np.searchsorted(self.levels, entries.value))
 
     def start(self, entries: Entries) -> dict[str, Any]:
@@ -98,7 +110,12 @@ class Ordered:
 
     def moments(self, fn: Any) -> tuple[Any, Any]:
         """Mean and variance of a level."""
-        share = jnp.exp(jnp.stack([fn.log_prob(jnp.full(fn.batch_shape, code)) for code in range(len(self.levels))], axis=-1))
+        share = jnp.exp(
+            jnp.stack(
+                [fn.log_prob(jnp.full(fn.batch_shape, code)) for code in range(len(self.levels))],
+                axis=-1,
+            )
+        )
         levels = jnp.array(self.levels, share.dtype)
         mean = share @ levels
         return mean, jnp.sum(share * jnp.subtract.outer(mean, levels) ** 2, axis=-1)
@@ -128,12 +145,18 @@ class Binomial:
         if (bad := (entries.value < 0) | (entries.value > trials)).any():
             i = int(np.argmax(bad))
             place = f"row {entries.row[i]}, column {entries.column[i]}"
-            raise ValueError(f"X: found {entries.value[i]:g} successes of {trials[i]:g} trials at {place}.")
+            raise ValueError(
+                f"X: found {entries.value[i]:g} successes of {trials[i]:g} trials at {place}."
+            )
         return entries._replace(value=entries.value.astype(int), trials=trials.astype(int))
 
     def start(self, entries: Entries) -> dict[str, Any]:
-        """The probability of success of all; half a success and half a failure keep it off the ends."""
-        return {"intercept": ndtri((entries.value.sum() + 0.5) / (np.asarray(entries.trials).sum() + 1))}
+        """The probability of success of all; half a success and half a failure keep it off the
+        ends.
+        """
+        return {
+            "intercept": ndtri((entries.value.sum() + 0.5) / (np.asarray(entries.trials).sum() + 1))
+        }
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
         """As they are."""
@@ -156,13 +179,18 @@ LINKS = {"gaussian": Gaussian, "ordered": Ordered, "binomial": Binomial}
 
 
 def num_told(entries: Entries, num_components: int) -> int:
-    """As many components as entries can tell of, to start from; at most half of those that there may be."""
-    return min(max(1, len(entries.value) // (ENTRIES_A_FACTOR * sum(entries.shape))), num_components // 2)
+    """As many components as entries can tell of, to start from; at most half of those that there
+    may be.
+    """
+    return min(
+        max(1, len(entries.value) // (ENTRIES_A_FACTOR * sum(entries.shape))), num_components // 2
+    )
 
 
 def _refuse_parts(values: np.ndarray, name: str, entries: Entries) -> None:
     if (parts := ~(np.abs(values) <= MOST) | (values != np.floor(values))).any():
         i = int(np.argmax(parts))
         raise ValueError(
-            f"{name}: found {values[i]:g} at row {entries.row[i]}, column {entries.column[i]}, wanted integers under this link."
+            f"{name}: found {values[i]:g} at row {entries.row[i]}, column {entries.column[i]}, "
+            "wanted integers under this link."
         )

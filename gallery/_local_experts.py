@@ -1,7 +1,8 @@
-"""What estimators by mixtures of local experts share: columns in their own units, a fit by variational Bayes or by draws, predictions that
-integrate.
+"""What estimators by mixtures of local experts share: columns in their own units, a fit by
+variational Bayes or by draws, predictions that integrate.
 
-A subclass has the parameters that are declared and says in `fit` which model of the zoo it is, with which arguments beside x and y.
+A subclass has the parameters that are declared and says in `fit` which model of the zoo it is, with
+which arguments beside x and y.
 """
 
 import warnings
@@ -28,7 +29,8 @@ from zoo.iqgme import normal_wishart, soft_probit
 __all__ = ["LocalExperts", "check_whole", "positive"]
 
 FAR = 1e50  # deviations from the mean: what is further is as far, for its square must be a number
-PART = 0.3  # of the covariance of all rows, what an expert's is expected to be where there are many columns
+# of the covariance of all rows, what an expert's is expected to be where there are many columns
+PART = 0.3
 
 
 def positive(name: str, value: Any) -> Any:
@@ -48,7 +50,9 @@ def check_whole(least: int = 1, **numbers: Any) -> None:
 
 
 class LocalExperts(ClassifierMixin, BaseEstimator):
-    """The common part; `by_row` are arguments of the model that hold one entry a row beside x and y."""
+    """The common part; `by_row` are arguments of the model that hold one entry a row beside x
+    and y.
+    """
 
     sparse: bool
     precision: Any
@@ -110,29 +114,49 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         if not is_number(self.tolerance):
             raise ValueError(f"tolerance: found {self.tolerance!r}, wanted a number, at least 0.")
         if self.max_time is not None and not is_number(self.max_time):
-            raise ValueError(f"max_time: found {self.max_time!r}, wanted seconds, at least 0, or None.")
-        if self.gate_rows is not None and not (is_number(self.gate_rows) and 0 < self.gate_rows < np.inf):
-            raise ValueError(f"gate_rows: found {self.gate_rows!r}, wanted a number above 0, or None.")
+            raise ValueError(
+                f"max_time: found {self.max_time!r}, wanted seconds, at least 0, or None."
+            )
+        if self.gate_rows is not None and not (
+            is_number(self.gate_rows) and 0 < self.gate_rows < np.inf
+        ):
+            raise ValueError(
+                f"gate_rows: found {self.gate_rows!r}, wanted a number above 0, or None."
+            )
 
     def _ascend(self, model: Callable, seed: int, data: Any, batch_size: int | None) -> None:
         """By variational Bayes."""
-        kernel = CoordinateAscent(model, init=self.init, restarts=self.restarts, tolerance=self.tolerance, batch_size=batch_size)
+        kernel = CoordinateAscent(
+            model,
+            init=self.init,
+            restarts=self.restarts,
+            tolerance=self.tolerance,
+            batch_size=batch_size,
+        )
         # Draws are made when `posterior_` is asked for.
-        driver = Driver(kernel, num_warmup=self.max_iter, num_samples=0, max_time=self.max_time, progress_bar=self.progress_bar)
+        driver = Driver(
+            kernel,
+            num_warmup=self.max_iter,
+            num_samples=0,
+            max_time=self.max_time,
+            progress_bar=self.progress_bar,
+        )
         args, kwargs = data
         with jax.enable_x64(True):
             tree = driver.run(seed, *args, **kwargs)
             state = driver.states[0]
             is_done = bool(kernel.finished(state))
             self._state = jax.device_get(state)  # by numpy, which keeps float64 when it is pickled
-        self._predict = partial(kernel.predict, self._state, driver.reading)  # what is known of the rows of a program
+        # what is known of the rows of a program
+        self._predict = partial(kernel.predict, self._state, driver.reading)
         self._driver, self._tree = driver, None
         stats = tree["sample_stats"].dataset.isel(chain=0)
         self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])
         self.n_experts_ = int(stats["num_groups"][-1])
         if not is_done and batch_size is None:  # by batches a fit is as long as it is told to be
             warnings.warn(
-                f"ended after {self.n_iter_} sweeps, before the bound stood still; give more max_iter or max_time.",
+                f"ended after {self.n_iter_} sweeps, before the bound stood still; give more "
+                "max_iter or max_time.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -140,7 +164,11 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     def _draw(self, model: Callable, seed: int, data: Any) -> None:
         """By Gibbs sampling; what is not of rows is kept of each draw, for predictions."""
         kernel = ConditionalGibbs(model, route="mixture")
-        settings: dict[str, Any] = {"num_warmup": self.max_iter, "num_samples": self.num_samples, "num_chains": self.restarts}
+        settings: dict[str, Any] = {
+            "num_warmup": self.max_iter,
+            "num_samples": self.num_samples,
+            "num_chains": self.restarts,
+        }
         driver = Driver(kernel, max_time=self.max_time, progress_bar=self.progress_bar, **settings)
         args, kwargs = data
         with jax.enable_x64(True):
@@ -148,66 +176,107 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         found, posterior = driver.reading.route.found, self._tree["posterior"].dataset
         if posterior.sizes["draw"] < self.num_samples:
             if not posterior.sizes["draw"]:
-                ended = f"max_time: {self.max_time} s were over" if self.max_time is not None else "The fit was ended by a signal"
-                raise ValueError(f"{ended} before the first draw; wanted more time, or a smaller max_iter.")
-            warnings.warn(f"ended after {posterior.sizes['draw']} of {self.num_samples} draws.", ConvergenceWarning, stacklevel=4)
+                ended = (
+                    f"max_time: {self.max_time} s were over"
+                    if self.max_time is not None
+                    else "The fit was ended by a signal"
+                )
+                raise ValueError(
+                    f"{ended} before the first draw; wanted more time, or a smaller max_iter."
+                )
+            warnings.warn(
+                f"ended after {posterior.sizes['draw']} of {self.num_samples} draws.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
         flat = posterior.stack(both=("chain", "draw")).transpose("both", ...)
-        self._state = {str(name): values.values for name, values in flat.data_vars.items() if name not in found.of_rows}
+        self._state = {
+            str(name): values.values
+            for name, values in flat.data_vars.items()
+            if name not in found.of_rows
+        }
         self._predict = partial(AssignmentDraws(model, found).predict, self._state)
         vars(self).pop("elbo_", None)  # of a fit before this one
         self.n_iter_ = int(self._tree.attrs["steps"])
-        self.n_experts_ = int(np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax())
+        self.n_experts_ = int(
+            np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax()
+        )
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
             return np.clip(self._units.coded(X[:, self._kept]), -FAR, FAR)
 
     def _gate(self, x: np.ndarray) -> Callable:
-        """The prior of an expert's covariance is worth one row of that of all rows and, for each column, another with a part of it: with
-        many columns and few rows, estimates of missing entries would confirm themselves else. With `gate_rows` that of the whole Gaussian
-        is worth so many rows of the covariance of all."""
+        """The prior of an expert's covariance is worth one row of that of all rows and, for each
+        column, another with a part of it: with many columns and few rows, estimates of missing
+        entries would confirm themselves else. With `gate_rows` that of the whole Gaussian is worth
+        so many rows of the covariance of all.
+        """
         columns = x.shape[1]
         if self.gate_rows is not None:
-            return partial(normal_wishart, covariance=self._spread(x), u0=float(self.gate_rows), nu0=columns + 1.0 + self.gate_rows)
+            return partial(
+                normal_wishart,
+                covariance=self._spread(x),
+                u0=float(self.gate_rows),
+                nu0=columns + 1.0 + self.gate_rows,
+            )
         expected = (1 + PART * columns) / (1 + columns) * self._spread(x)
         return partial(normal_wishart, covariance=expected, nu0=2.0 * columns + 2)
 
     def _spread(self, x: np.ndarray) -> np.ndarray:
-        """Covariance of pairs of columns over the rows that have both, drawn towards a diagonal one; no eigenvalue is negative."""
+        """Covariance of pairs of columns over the rows that have both, drawn towards a diagonal
+        one; no eigenvalue is negative.
+        """
         seen = ~np.isnan(x)
         filled = np.where(seen, x, 0)
         matrix = filled.T @ filled / np.maximum(seen.T.astype(float) @ seen, 1)
-        values, vectors = np.linalg.eigh((1 - self.shrinkage) * matrix + self.shrinkage * np.eye(len(matrix)))
+        values, vectors = np.linalg.eigh(
+            (1 - self.shrinkage) * matrix + self.shrinkage * np.eye(len(matrix))
+        )
         return vectors * np.maximum(values, max(self.shrinkage, 0.01)) @ vectors.T
 
     def _predicted(self, X: Any, codes: np.ndarray, by_row: Mapping[str, np.ndarray]) -> Any:
-        """What the kernel says of the rows, labelled by each of the codes in turn, one code's rows after the other's."""
+        """What the kernel says of the rows, labelled by each of the codes in turn, one code's
+        rows after the other's.
+        """
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         x, times = self._standard(X), len(codes)
         more = {name: np.tile(value, times) for name, value in by_row.items()}
         with jax.enable_x64(True):
             labels = np.repeat(codes, len(X)).astype(np.int32)
-            return jax.device_get(self._predict(Program(self._model, np.tile(x, (times, 1)), labels, **more, **self._settings)))
+            return jax.device_get(
+                self._predict(
+                    Program(self._model, np.tile(x, (times, 1)), labels, **more, **self._settings)
+                )
+            )
 
     def _log_proba(self, X: Any, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
         check_is_fitted(self)
         if len(self.classes_) == 1:
             return np.zeros((len(self._predicted(X, np.zeros(1), by_row).log_label), 1))
-        joint = self._predicted(X, np.arange(len(self.classes_)), by_row).log_label.reshape(len(self.classes_), -1).T
+        joint = (
+            self._predicted(X, np.arange(len(self.classes_)), by_row)
+            .log_label.reshape(len(self.classes_), -1)
+            .T
+        )
         return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
 
     def _imputed(self, X: Any, by_row: Mapping[str, np.ndarray], return_std: bool) -> Any:
         found = self._predicted(X, np.array([-1]), by_row)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         mean, deviation = np.where(np.isnan(X), self._means, X), np.zeros(X.shape)
-        mean[:, self._kept] = np.where(np.isnan(X[:, self._kept]), self._units.decoded(found.mean), X[:, self._kept])
+        mean[:, self._kept] = np.where(
+            np.isnan(X[:, self._kept]), self._units.decoded(found.mean), X[:, self._kept]
+        )
         deviation[:, self._kept] = found.deviation * self._units.scale
         return (mean, deviation) if return_std else mean
 
     @property
     def posterior_(self) -> xr.DataTree:
-        """Draws from the fitted posterior, its parameters and the bound of each sweep, of the standardised columns; made when asked for."""
+        """Draws from the fitted posterior, its parameters and the bound of each sweep, of the
+        standardised columns; made when asked for.
+        """
         check_is_fitted(self)
         if self._tree is None:
             self._driver.num_samples = self.num_samples

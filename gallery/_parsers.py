@@ -1,8 +1,9 @@
 """Downloaded bytes to the arrays that the cache holds.
 
-Each parser is a pure function of the raw files, by their names, and each is tested on a small fixture of the raw format.
-What it returns must equal, dtype and all, the content whose checksum stands in `_sources`; the arrays that a user sees are
-made from it by `_views`. SciPy and h5py are imported where they are used, to keep `zoo --help` quick.
+Each parser is a pure function of the raw files, by their names, and each is tested on a small
+fixture of the raw format. What it returns must equal, dtype and all, the content whose checksum
+stands in `_sources`; the arrays that a user sees are made from it by `_views`. SciPy and h5py are
+imported where they are used, to keep `zoo --help` quick.
 """
 
 import csv
@@ -37,26 +38,45 @@ Arrays = dict[str, np.ndarray]
 
 PIMA = ("pregnant", "glucose", "pressure", "triceps", "insulin", "mass", "pedigree", "age")
 PIMA_ZERO_MEANS_MISSING = (1, 2, 3, 4, 5)
-BREAST = "Id Cl.thickness Cell.size Cell.shape Marg.adhesion Epith.c.size Bare.nuclei Bl.cromatin Normal.nucleoli Mitoses Class"
-SOYBEAN = (
-    "Class date plant.stand precip temp hail crop.hist area.dam sever seed.tmt germ plant.growth leaves leaf.halo leaf.marg "
-    "leaf.size leaf.shread leaf.malf leaf.mild stem lodging stem.cankers canker.lesion fruiting.bodies ext.decay mycelium "
-    "int.discolor sclerotia fruit.pods fruit.spots seed mold.growth seed.discolor seed.size shriveling roots"
+BREAST = (
+    "Id Cl.thickness Cell.size Cell.shape Marg.adhesion Epith.c.size Bare.nuclei Bl.cromatin "
+    "Normal.nucleoli Mitoses Class"
 )
-ZOO = "hair feathers eggs milk airborne aquatic predator toothed backbone breathes venomous fins legs tail domestic catsize type"
+SOYBEAN = (
+    "Class date plant.stand precip temp hail crop.hist area.dam sever seed.tmt germ plant.growth "
+    "leaves leaf.halo leaf.marg "
+    "leaf.size leaf.shread leaf.malf leaf.mild stem lodging stem.cankers canker.lesion "
+    "fruiting.bodies ext.decay mycelium "
+    "int.discolor sclerotia fruit.pods fruit.spots seed mold.growth seed.discolor seed.size "
+    "shriveling roots"
+)
+ZOO = (
+    "hair feathers eggs milk airborne aquatic predator toothed backbone breathes venomous fins "
+    "legs tail domestic catsize type"
+)
 ZOO_TYPES = ("mammal", "bird", "reptile", "fish", "amphibian", "insect", "mollusc.et.al")
 NUM_BIBTEX_LABELS = 159
 
 
 def idx_images(raw: Raw) -> Arrays:
     """The four gzipped idx files of MNIST."""
-    names = {"x_train": "train-images", "y_train": "train-labels", "x_test": "t10k-images", "y_test": "t10k-labels"}
-    files = {name: next(data for file, data in raw.items() if file.startswith(start)) for name, start in names.items()}
+    names = {
+        "x_train": "train-images",
+        "y_train": "train-labels",
+        "x_test": "t10k-images",
+        "y_test": "t10k-labels",
+    }
+    files = {
+        name: next(data for file, data in raw.items() if file.startswith(start))
+        for name, start in names.items()
+    }
     return {name: _idx(gzip.decompress(data)) for name, data in files.items()}
 
 
 def _idx(data: bytes) -> np.ndarray:
-    """One idx file of bytes: zero, zero, 8 for uint8, the number of axes, each length as a big-endian int, the values."""
+    """One idx file of bytes: zero, zero, 8 for uint8, the number of axes, each length as a
+    big-endian int, the values.
+    """
     if data[:3] != b"\0\0\x08":
         raise ValueError(f"not an idx file of bytes: it starts with {data[:4]!r}")
     num_axes = data[3]
@@ -65,7 +85,9 @@ def _idx(data: bytes) -> np.ndarray:
 
 
 def newsgroups_mat(raw: Raw) -> Arrays:
-    """20news_w100.mat: `documents` [word, document] sparse, `newsgroups` 1..4, the words and the groups' names."""
+    """20news_w100.mat: `documents` [word, document] sparse, `newsgroups` 1..4, the words and the
+    groups' names.
+    """
     content = _mat(raw)
     present = content["documents"].T.toarray() > 0
     return {
@@ -85,7 +107,9 @@ def landmine_mat(raw: Raw) -> Arrays:
     return {
         "X": np.concatenate(features),
         "y": np.concatenate(labels).astype(np.int8),
-        "task": np.repeat(np.arange(1, len(labels) + 1), [len(label) for label in labels]).astype(np.int16),
+        "task": np.repeat(np.arange(1, len(labels) + 1), [len(label) for label in labels]).astype(
+            np.int16
+        ),
     }
 
 
@@ -102,16 +126,23 @@ def _texts(cells: np.ndarray) -> np.ndarray:
 
 
 def jld2_oil(raw: Raw) -> Arrays:
-    """oil.jld2, which is HDF5: `T` [row, feature] in Julia's column order (HDF5 sees it transposed) and `labels` 1..3."""
+    """oil.jld2, which is HDF5: `T` [row, feature] in Julia's column order (HDF5 sees it
+    transposed) and `labels` 1..3.
+    """
     import h5py
 
     (data,) = raw.values()
     with h5py.File(io.BytesIO(data), "r") as file:
-        return {"X": np.asarray(file["T"][()], dtype=float).T, "y": np.ravel(file["labels"][()]).astype(np.int8)}
+        return {
+            "X": np.asarray(file["T"][()], dtype=float).T,
+            "y": np.ravel(file["labels"][()]).astype(np.int8),
+        }
 
 
 def multilabel_arff(raw: Raw, num_labels: int = NUM_BIBTEX_LABELS) -> Arrays:
-    """bibtex-train.arff and bibtex-test.arff: sparse 0/1 rows, the last attributes being the labels."""
+    """bibtex-train.arff and bibtex-test.arff: sparse 0/1 rows, the last attributes being the
+    labels.
+    """
     arrays: Arrays = {}
     for split in ("train", "test"):
         text = next(data for name, data in raw.items() if split in name).decode()
@@ -121,8 +152,13 @@ def multilabel_arff(raw: Raw, num_labels: int = NUM_BIBTEX_LABELS) -> Arrays:
         labels = [[i - num_features for i in row if i >= num_features] for row in rows]
         for kind, values in (("x", features), ("labels", labels)):
             arrays[f"{kind}_{split}_indptr"] = np.cumsum([0, *map(len, values)]).astype(np.int32)
-            arrays[f"{kind}_{split}_indices"] = np.array([i for row in values for i in row], dtype=np.int16)
-        arrays["n_features"], arrays["n_labels"] = np.array(num_features, dtype=np.int64), np.array(num_labels, dtype=np.int64)
+            arrays[f"{kind}_{split}_indices"] = np.array(
+                [i for row in values for i in row], dtype=np.int16
+            )
+        arrays["n_features"], arrays["n_labels"] = (
+            np.array(num_features, dtype=np.int64),
+            np.array(num_labels, dtype=np.int64),
+        )
     return arrays
 
 
@@ -142,9 +178,13 @@ def _sparse_arff(text: str) -> tuple[int, list[list[int]]]:
 
 
 def letters(raw: Raw) -> Arrays:
-    """letter.data.gz: id, letter, next id (-1 ends a word), word id, position, fold, 128 pixels; tabs between."""
+    """letter.data.gz: id, letter, next id (-1 ends a word), word id, position, fold, 128 pixels;
+    tabs between.
+    """
     (data,) = raw.values()
-    rows = [line.split() for line in gzip.decompress(data).decode("ascii").splitlines() if line.strip()]
+    rows = [
+        line.split() for line in gzip.decompress(data).decode("ascii").splitlines() if line.strip()
+    ]
     ends = np.array([row[2] == "-1" for row in rows])
     pixels = np.array([row[6:134] for row in rows]).astype(np.uint8)
     return {
@@ -156,11 +196,17 @@ def letters(raw: Raw) -> Arrays:
 
 
 def movielens(raw: Raw) -> Arrays:
-    """ml-1m.zip: ratings.dat, users.dat, movies.dat, `::` between fields; ids count from 1 and are made to count from 0."""
+    """ml-1m.zip: ratings.dat, users.dat, movies.dat, `::` between fields; ids count from 1 and
+    are made to count from 0.
+    """
     (data,) = raw.values()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         ratings, users, movies = (
-            [line.split("::") for line in archive.read(f"ml-1m/{name}.dat").decode("latin-1").splitlines() if line]
+            [
+                line.split("::")
+                for line in archive.read(f"ml-1m/{name}.dat").decode("latin-1").splitlines()
+                if line
+            ]
             for name in ("ratings", "users", "movies")
         )
     triples = np.array([row[:3] for row in ratings]).astype(np.int64)
@@ -186,12 +232,20 @@ def movielens(raw: Raw) -> Arrays:
 
 
 def horse_colic(raw: Raw) -> Arrays:
-    """horse-colic.data: 28 fields between blanks, ? missing. Kept are the first 22 but the hospital number (the third);
-    the label is field 24, surgical lesion (1 yes, 2 no). The others would give the label away."""
+    """horse-colic.data: 28 fields between blanks, ? missing.
+
+    Kept are the first 22 but the hospital number (the third); the label is field 24, surgical
+    lesion (1 yes, 2 no). The others would give the label away.
+    """
     rows = [line.split() for line in _text(raw).splitlines() if line.strip()]
     kept = [column for column in range(22) if column != 2]
     return {
-        "X": np.array([[np.nan if row[column] == "?" else float(row[column]) for column in kept] for row in rows]),
+        "X": np.array(
+            [
+                [np.nan if row[column] == "?" else float(row[column]) for column in kept]
+                for row in rows
+            ]
+        ),
         "y": np.array([row[23] == "1" for row in rows], dtype=np.int8),
         "source_columns": np.array(kept, dtype=np.int64),
     }
@@ -200,16 +254,25 @@ def horse_colic(raw: Raw) -> Arrays:
 def ionosphere(raw: Raw) -> Arrays:
     """ionosphere.data: 34 numbers and g or b."""
     rows = _csv(_text(raw))
-    return {"X": np.array([row[:34] for row in rows]).astype(float), "y": np.array([row[34] == "b" for row in rows], dtype=np.int8)}
+    return {
+        "X": np.array([row[:34] for row in rows]).astype(float),
+        "y": np.array([row[34] == "b" for row in rows], dtype=np.int8),
+    }
 
 
 def pima_missing(raw: Raw) -> Arrays:
-    """pima-indians-diabetes.csv: 8 numbers and 0 or 1; a zero of five columns cannot be and is missing."""
+    """pima-indians-diabetes.csv: 8 numbers and 0 or 1; a zero of five columns cannot be and is
+    missing.
+    """
     rows = _pima_rows(raw)
     x = np.array([row[:8] for row in rows]).astype(float)
     for column in PIMA_ZERO_MEANS_MISSING:
         x[x[:, column] == 0, column] = np.nan
-    return {"X": x, "y": np.array([row[8] == "1" for row in rows], dtype=np.int8), "names": np.array(PIMA)}
+    return {
+        "X": x,
+        "y": np.array([row[8] == "1" for row in rows], dtype=np.int8),
+        "names": np.array(PIMA),
+    }
 
 
 def pima_table(raw: Raw) -> Arrays:
@@ -217,7 +280,10 @@ def pima_table(raw: Raw) -> Arrays:
     rows = []
     for row in _pima_rows(raw):
         cells = [str(float(cell)) for cell in row[:8]]
-        cells = ["" if i in PIMA_ZERO_MEANS_MISSING and float(cell) == 0 else cell for i, cell in enumerate(cells)]
+        cells = [
+            "" if i in PIMA_ZERO_MEANS_MISSING and float(cell) == 0 else cell
+            for i, cell in enumerate(cells)
+        ]
         rows.append([*cells, "pos" if row[8] == "1" else "neg"])
     return _table([*PIMA, "diabetes"], rows)
 
@@ -266,4 +332,7 @@ def _csv(text: str) -> list[list[str]]:
 
 def _table(header: Sequence[str], rows: list[list[str]]) -> Arrays:
     """A table of texts as arrays; a ? is a missing cell."""
-    return {"header": np.array(header), "cells": np.array([["" if cell == "?" else cell for cell in row] for row in rows])}
+    return {
+        "header": np.array(header),
+        "cells": np.array([["" if cell == "?" else cell for cell in row] for row in rows]),
+    }

@@ -1,7 +1,9 @@
-"""The gallery's site: what Sphinx is told, cards made of the models' own, formulas as MathML, docstrings as they stand.
+"""The gallery's site: what Sphinx is told, cards made of the models' own, formulas as MathML,
+docstrings as they stand.
 
-A page is a script in `gallery/pages`, in percent format; its name begins with that of the model that it is about, or with that of no model.
-The words around the pages are in `gallery/pages/text`. The site needs no internet, neither to be built nor to be read.
+A page is a script in `gallery/pages`, in percent format; its name begins with that of the model
+that it is about, or with that of no model. The words around the pages are in `gallery/pages/text`.
+The site needs no internet, neither to be built nor to be read.
 """
 
 import inspect
@@ -62,9 +64,15 @@ def prepare(folder: Path) -> None:
 
 
 def pages_of(model: str) -> list[str]:
-    """Names of the pages about a model: a page is about the model with the longest name that its own begins with."""
+    """Names of the pages about a model: a page is about the model with the longest name that its
+    own begins with.
+    """
     names = sorted(path.stem for path in PAGES.glob("*.py"))
-    owner = lambda page: max((name for name in zoo.names() if page == name or page.startswith(f"{name}_")), key=len, default=None)
+    owner = lambda page: max(
+        (name for name in zoo.names() if page == name or page.startswith(f"{name}_")),
+        key=len,
+        default=None,
+    )
     return [name for name in names if owner(name) == model]
 
 
@@ -82,7 +90,10 @@ def cards() -> str:
                 f"         :target: pages/{page}.html",
                 "",
             ]
-        links = ", ".join(f":doc:`{page.replace('_', ' ')} <pages/{page}>`" for page in pages_of(name)) or "no page yet"
+        links = (
+            ", ".join(f":doc:`{page.replace('_', ' ')} <pages/{page}>`" for page in pages_of(name))
+            or "no page yet"
+        )
         lines += [
             f"      **{name}: {card.title}**",
             "",
@@ -95,8 +106,13 @@ def cards() -> str:
 
 
 def sessions() -> str:
-    """A section for each model: what is typed and what comes back, as `tests/gallery/test_sessions.py` has written it down."""
-    shown = lambda name: f"{name}\n{'-' * len(name)}\n\n.. literalinclude:: sessions/{name}.txt\n   :language: console\n"
+    """A section for each model: what is typed and what comes back, as
+    `tests/gallery/test_sessions.py` has written it down.
+    """
+    shown = lambda name: (
+        f"{name}\n{'-' * len(name)}\n\n.. literalinclude:: sessions/{name}.txt\n   :language: "
+        "console\n"
+    )
     return "\n".join(map(shown, zoo.names()))
 
 
@@ -107,7 +123,9 @@ def setup(app: Any) -> dict[str, Any]:
     """Formulas, docstrings, and the directive `model-source`."""
     app.add_html_math_renderer("mathml", (_visit_inline, None), (_visit_block, None))
     app.connect("autodoc-process-docstring", lambda *given: _literal_blocks(given[-1]))
-    app.connect("autodoc-skip-member", lambda _app, _what, name, *_: True if _is_routing(name) else None)
+    app.connect(
+        "autodoc-skip-member", lambda _app, _what, name, *_: True if _is_routing(name) else None
+    )
     app.add_directive("model-source", _model_source())
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -135,11 +153,18 @@ def _is_routing(name: str) -> bool:
 
 
 def _literal_blocks(lines: list[str]) -> None:
-    """In this project's docstrings an indented paragraph is code or a formula, never a quotation."""
+    """In this project's docstrings an indented paragraph is code or a formula, never a
+    quotation.
+    """
     found, is_block = [], False
     for i, line in enumerate(lines):
         is_indented = line.startswith("    ")
-        starts = is_indented and not is_block and (i == 0 or not lines[i - 1].strip()) and _is_prose(lines[: i - 1])
+        starts = (
+            is_indented
+            and not is_block
+            and (i == 0 or not lines[i - 1].strip())
+            and _is_prose(lines[: i - 1])
+        )
         if starts:
             found += ["::", ""]
         is_block = starts or (is_block and (is_indented or not line.strip()))

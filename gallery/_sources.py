@@ -1,17 +1,23 @@
-"""The table of downloadable data sets: where each comes from, its checksum, its licence, whom to cite.
+"""The table of downloadable data sets: where each comes from, its checksum, its licence, whom to
+cite.
 
-`contents` is the sha256 of the parsed arrays (`gallery._fetch.content_hash`), computed from copies. The copies of
-letters16x8, mnist, movielens_1m, omniglot, ionosphere, pima_missing and the tables came another way than `raw`, from the same
-originals. When this was written no download could be tried; a source that differs is refused by the content check.
-What was proven, by parsing public copies of the raw text:
+`contents` is the sha256 of the parsed arrays (`gallery._fetch.content_hash`), computed from copies.
+The copies of letters16x8, mnist, movielens_1m, omniglot, ionosphere, pima_missing and the tables
+came another way than `raw`, from the same originals. When this was written no download could be
+tried; a source that differs is refused by the content check. What was proven, by parsing public
+copies of the raw text:
 
     zoo_animals                       the whole file, to the same content
     house_votes, breast_cancer,       some rows, equal
     horse_colic, soybean, pima
-    mlb_batter_pitcher                two seasons' column names; three games of 2008: 53 pairs that met in no other, equal
-    omniglot                          the averaging only: every byte of the copy is one that it can give
-    mnist_pca50                       recomputed from mnist: all but one bit of 3.5 million (see there)
-    the others                        parsers follow the description of the raw format, and are tested on fixtures of it
+    mlb_batter_pitcher                two seasons' column names; three games of 2008: 53 pairs that
+                                      met in no other, equal
+    omniglot                          the averaging only: every byte of the copy is one that it can
+                                      give
+    mnist_pca50                       recomputed from mnist: all but one bit of 3.5 million (see
+                                      there)
+    the others                        parsers follow the description of the raw format, and are
+                                      tested on fixtures of it
 """
 
 from functools import partial
@@ -25,7 +31,10 @@ GITHUB = "https://raw.githubusercontent.com/"
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 UCI_LICENCE = "CC BY 4.0 (UCI Machine Learning Repository)"
 NOT_STATED = "none stated for the data; used for research"
-MNIST_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
 RETROSPLITS = "chadwickbureau/retrosplits/"
 RETROSPLITS_COMMITS = {
     "9f1bdf4c13a44856415fa14200e18e4ea2007e39": (1998, 2001, 2002, 2003, 2005),
@@ -45,8 +54,13 @@ def _mnist(name: str, md5: str) -> RawFile:
     return RawFile(name, tuple(mirror + name for mirror in MNIST_MIRRORS), f"md5:{md5}")
 
 
-PIMA_FILE = _github("darenr/public_datasets/7273440b471b763d750556e92336b5ae6f14385c/pima-indians-diabetes.csv")
-PIMA_CITATION = "Smith, Everhart, Dickson, Knowler and Johannes (1988), Using the ADAP learning algorithm to forecast diabetes mellitus"
+PIMA_FILE = _github(
+    "darenr/public_datasets/7273440b471b763d750556e92336b5ae6f14385c/pima-indians-diabetes.csv"
+)
+PIMA_CITATION = (
+    "Smith, Everhart, Dickson, Knowler and Johannes (1988), Using the ADAP learning "
+    "algorithm to forecast diabetes mellitus"
+)
 
 MNIST = Source(
     name="mnist",
@@ -61,9 +75,11 @@ MNIST = Source(
     ),
     parse=_parsers.idx_images,
     view=_views.mnist,
-    description="x_train (60000 images) and x_test (10000) as bytes 0 .. 255; divide by 255 for most models.",
+    description="x_train (60000 images) and x_test (10000) as bytes 0 .. 255; divide by 255 for "
+    "most models.",
     licence="CC BY-SA 3.0, as commonly given (Y. LeCun and C. Cortes)",
-    citation="LeCun, Bottou, Bengio and Haffner (1998), Gradient-based learning applied to document recognition, Proc. IEEE 86",
+    citation="LeCun, Bottou, Bengio and Haffner (1998), Gradient-based learning applied to "
+    "document recognition, Proc. IEEE 86",
     url="http://yann.lecun.com/exdb/mnist/",
 )
 
@@ -73,10 +89,16 @@ _ALL = (
         title="20 Newsgroups, 100 words present or absent, four groups of boards",
         path="20news_w100/20news_w100.npz",
         contents=("836ece683269d09bc750fc60a4a76af398bfb5196824a8d7ecc5d36f4538468e",),
-        raw=(_github("probml/probml-data/main/data/20news_w100.mat", "6667c5459e22eb544a854bff1443edaaea71735cf1af7b12cc5d986e74af7064"),),
+        raw=(
+            _github(
+                "probml/probml-data/main/data/20news_w100.mat",
+                "6667c5459e22eb544a854bff1443edaaea71735cf1af7b12cc5d986e74af7064",
+            ),
+        ),
         parse=_parsers.newsgroups_mat,
         view=_views.newsgroups,
-        description="16242 posts; x says which of 100 words occur (4 %); classes comp.*, rec.*, sci.*, talk.*, sorted by class.",
+        description="16242 posts; x says which of 100 words occur (4 %); classes comp.*, rec.*, "
+        "sci.*, talk.*, sorted by class.",
         licence="none stated for the data; the repository that holds them is MIT",
         citation="Roweis, 20 newsgroups (data page, University of Toronto)",
         url="https://github.com/probml/probml-data",
@@ -87,15 +109,20 @@ _ALL = (
         path="bibtex/bibtex.npz",
         contents=("0b8128d2e88bcc0ce983e7174b16e57bcdfb4fd9a0dd74f9cf77dacae2610e58",),
         raw=tuple(
-            _github(f"tsoumakas/mulan/43f6389095ad71984264db4387a8074b22bc7d4a/data/multi-label/bibtex/bibtex-{split}.arff")
+            _github(
+                f"tsoumakas/mulan/43f6389095ad71984264db4387a8074b22bc7d4a/data/multi-label/bibtex/bibtex-{split}.arff"
+            )
             for split in ("train", "test")
         ),
         parse=_parsers.multilabel_arff,
         view=_views.bibtex,
-        description="4880 training and 2515 test rows, 1836 binary features, 159 labels, several a row: sparse rows as index arrays "
-        "(x_train_indptr, x_train_indices, labels_train_indptr, ...). Augment and reduce keeps each row's first label.",
+        description="4880 training and 2515 test rows, 1836 binary features, 159 labels, several a "
+        "row: sparse rows as index arrays "
+        "(x_train_indptr, x_train_indices, labels_train_indptr, ...). Augment and reduce keeps "
+        "each row's first label.",
         licence=NOT_STATED,
-        citation="Katakis, Tsoumakas and Vlahavas (2008), Multilabel text classification for automated tag suggestion, ECML/PKDD",
+        citation="Katakis, Tsoumakas and Vlahavas (2008), Multilabel text classification for "
+        "automated tag suggestion, ECML/PKDD",
         url="https://mulan.sourceforge.net/datasets-mlc.html",
     ),
     Source(
@@ -105,15 +132,24 @@ _ALL = (
         contents=("587791f2ef3eb626d3ed3788d8ca2d0c328b8fc70ec51500e20b45fcea031136",),
         raw=(
             _github(
-                "jbrownlee/Datasets/d20fcb6402ae34e653d4513b00f39257bb37ed7f/horse-colic.data", None, UCI + "horse-colic/horse-colic.data"
+                "jbrownlee/Datasets/d20fcb6402ae34e653d4513b00f39257bb37ed7f/horse-colic.data",
+                None,
+                UCI + "horse-colic/horse-colic.data",
             ),
         ),
         parse=_parsers.horse_colic,
-        view=partial(_views.labelled, class_names=("no surgical lesion", "surgical lesion"), feature_names=_views.HORSE),
-        description="300 horses, 21 features of which several are ordinal codes taken as numbers; is the lesion surgical? "
-        "Hospital number, outcome and lesion codes are left out, the last two because they give the label away.",
+        view=partial(
+            _views.labelled,
+            class_names=("no surgical lesion", "surgical lesion"),
+            feature_names=_views.HORSE,
+        ),
+        description="300 horses, 21 features of which several are ordinal codes taken as numbers; "
+        "is the lesion surgical? "
+        "Hospital number, outcome and lesion codes are left out, the last two because they give "
+        "the label away.",
         licence=UCI_LICENCE,
-        citation="McLeish and Cecile (1989), Horse Colic, UCI Machine Learning Repository, doi 10.24432/C58W23",
+        citation="McLeish and Cecile (1989), Horse Colic, UCI Machine Learning Repository, doi "
+        "10.24432/C58W23",
         url="https://archive.ics.uci.edu/dataset/47/horse+colic",
     ),
     Source(
@@ -124,10 +160,12 @@ _ALL = (
         raw=(_uci("ionosphere/ionosphere.data"),),
         parse=_parsers.ionosphere,
         view=partial(_views.labelled, class_names=("good", "bad")),
-        description="351 returns, 34 features; class 1 is bad (126). The second column is zero throughout: add a ridge before "
+        description="351 returns, 34 features; class 1 is bad (126). The second column is zero "
+        "throughout: add a ridge before "
         "inverting a covariance. The first is binary.",
         licence=UCI_LICENCE,
-        citation="Sigillito, Wing, Hutton and Baker (1989), Ionosphere, UCI Machine Learning Repository, doi 10.24432/C5W01B",
+        citation="Sigillito, Wing, Hutton and Baker (1989), Ionosphere, UCI Machine Learning "
+        "Repository, doi 10.24432/C5W01B",
         url="https://archive.ics.uci.edu/dataset/52/ionosphere",
     ),
     Source(
@@ -143,10 +181,12 @@ _ALL = (
         ),
         parse=_parsers.landmine_mat,
         view=_views.landmine,
-        description="14820 objects, 9 features; task 0 .. 28 is the field. Tasks 0-14 are foliated, 15-28 bare earth; the 19 tasks of "
+        description="14820 objects, 9 features; task 0 .. 28 is the field. Tasks 0-14 are "
+        "foliated, 15-28 bare earth; the 19 tasks of "
         "Xue et al. are by custom 0-9 and 15-23.",
         licence=NOT_STATED,
-        citation="Xue, Liao, Carin and Krishnapuram (2007), Multi-task learning for classification with Dirichlet process priors, JMLR 8",
+        citation="Xue, Liao, Carin and Krishnapuram (2007), Multi-task learning for classification "
+        "with Dirichlet process priors, JMLR 8",
         url="https://github.com/daizhongxiang/Federated_Bayesian_Optimization",
     ),
     Source(
@@ -157,9 +197,11 @@ _ALL = (
         raw=(RawFile("letter.data.gz", ("https://ai.stanford.edu/~btaskar/ocr/letter.data.gz",)),),
         parse=_parsers.letters,
         view=_views.letters,
-        description="52152 binary images of letters a .. z from 6877 words; `word` and `fold` (0 .. 9) are given at the source.",
+        description="52152 binary images of letters a .. z from 6877 words; `word` and `fold` (0 "
+        ".. 9) are given at the source.",
         licence=NOT_STATED,
-        citation="Kassel (1995), A comparison of approaches to on-line handwritten character recognition, MIT; cleaned by B. Taskar",
+        citation="Kassel (1995), A comparison of approaches to on-line handwritten character "
+        "recognition, MIT; cleaned by B. Taskar",
         url="https://ai.stanford.edu/~btaskar/ocr/",
     ),
     Source(
@@ -181,10 +223,14 @@ _ALL = (
         ),
         parse=_baseball.batter_pitcher,
         view=_views.baseball,
-        description="One row a season, batter and pitcher (indices into batter_id, pitcher_id): plate appearances, at-bats, hits; "
-        "plays_2008 counts the play records of 2008. 2008 is read from play-by-play, the other seasons from head-to-head tables.",
-        licence="Open Database License 1.0, contents under the Database Contents License 1.0 (retrosplits). The information used "
-        "here was obtained free of charge from and is copyrighted by Retrosheet. Interested parties may contact "
+        description="One row a season, batter and pitcher (indices into batter_id, pitcher_id): "
+        "plate appearances, at-bats, hits; "
+        "plays_2008 counts the play records of 2008. 2008 is read from play-by-play, the other "
+        "seasons from head-to-head tables.",
+        licence="Open Database License 1.0, contents under the Database Contents License 1.0 "
+        "(retrosplits). The information used "
+        "here was obtained free of charge from and is copyrighted by Retrosheet. Interested "
+        "parties may contact "
         "Retrosheet at www.retrosheet.org.",
         citation="Retrosheet, www.retrosheet.org; Chadwick Baseball Bureau, retrosplits",
         url="https://github.com/chadwickbureau/retrosplits",
@@ -194,7 +240,8 @@ _ALL = (
         name="mnist_pca50",
         title="MNIST, signs of its first 50 principal components",
         path="mnist_pca50/mnist_pca50_sign.npz",
-        # A copy made in mixed precision, and our own float64 recipe: one bit of 3.5 million differs (image 31495, component 43).
+        # A copy made in mixed precision, and our own float64 recipe: one bit of 3.5 million differs
+        # (image 31495, component 43).
         contents=(
             "348e98c7d002af2484b120193309cd2a2374bb7bdec7384fdfd262b783014687",
             "d36f2abe1fc06ca121c34d60393f6e484e6bf0e6355564438153d1be763f044a",
@@ -202,7 +249,8 @@ _ALL = (
         raw=(),
         parse=None,
         view=_views.mnist_signs,
-        description="70000 binary rows, computed from `mnist`; y is 1 for an odd digit, is_train marks the first 60000. The AClass "
+        description="70000 binary rows, computed from `mnist`; y is 1 for an odd digit, is_train "
+        "marks the first 60000. The AClass "
         "paper's fourth experiment; it does not say whether it centred, this does.",
         licence=MNIST.licence,
         citation=MNIST.citation + "; Mansinghka, Roy, Rifkin and Tenenbaum (2007), AClass, AISTATS",
@@ -215,13 +263,22 @@ _ALL = (
         title="MovieLens 1M, a million ratings of films",
         path="movielens_1m/ml1m.npz",
         contents=("2b589c586b7059590fef6277d1c39bcc74c75453690b0f57750199d34eaf3d85",),
-        raw=(RawFile("ml-1m.zip", ("https://files.grouplens.org/datasets/movielens/ml-1m.zip",), "md5:c4d9eecfca2ab87c1945afe126590906"),),
+        raw=(
+            RawFile(
+                "ml-1m.zip",
+                ("https://files.grouplens.org/datasets/movielens/ml-1m.zip",),
+                "md5:c4d9eecfca2ab87c1945afe126590906",
+            ),
+        ),
         parse=_parsers.movielens,
         view=_views.movielens,
-        description="1000209 ratings 1 .. 5 as entries (rows, cols, values) of a 6040 x 3952 matrix, users' sex, age and occupation, "
+        description="1000209 ratings 1 .. 5 as entries (rows, cols, values) of a 6040 x 3952 "
+        "matrix, users' sex, age and occupation, "
         "films' genres. 3883 of the 3952 film numbers are listed.",
-        licence="Research use with acknowledgement; no redistribution and no commercial use without GroupLens' permission",
-        citation="Harper and Konstan (2015), The MovieLens datasets: history and context, ACM TiiS 5(4), doi 10.1145/2827872",
+        licence="Research use with acknowledgement; no redistribution and no commercial use "
+        "without GroupLens' permission",
+        citation="Harper and Konstan (2015), The MovieLens datasets: history and context, ACM TiiS "
+        "5(4), doi 10.1145/2827872",
         url="https://grouplens.org/datasets/movielens/1m/",
     ),
     Source(
@@ -232,10 +289,12 @@ _ALL = (
         raw=(_github("ngiann/GPLVM.jl/76ad74e716da29858bc1b4c448f82a585d8881ee/src/oil.jld2"),),
         parse=_parsers.jld2_oil,
         view=_views.oil,
-        description="1000 simulated gamma densitometry readings, 12 features; the source does not say which regime is which. Not the "
+        description="1000 simulated gamma densitometry readings, 12 features; the source does not "
+        "say which regime is which. Not the "
         "14-dimensional set of the Archipelago paper: a stand-in for it.",
         licence=NOT_STATED,
-        citation="Bishop and James (1993), Analysis of multiphase flows using dual-energy gamma densitometry and neural networks",
+        citation="Bishop and James (1993), Analysis of multiphase flows using dual-energy gamma "
+        "densitometry and neural networks",
         url="https://github.com/ngiann/GPLVM.jl",
     ),
     Source(
@@ -244,15 +303,23 @@ _ALL = (
         path="omniglot/omniglot28.npz",
         contents=("57a921b86e7e0343f8d7e8559f4886728cac935d0858d1207fc78eea72db4cea",),
         raw=(
-            _github("brendenlake/omniglot/master/python/images_background.zip", "md5:68d2efa1b9178cc56df9314c21c6e718"),
-            _github("brendenlake/omniglot/master/python/images_evaluation.zip", "md5:6b91aef0f799c5bb55b94e3f2daec811"),
+            _github(
+                "brendenlake/omniglot/master/python/images_background.zip",
+                "md5:68d2efa1b9178cc56df9314c21c6e718",
+            ),
+            _github(
+                "brendenlake/omniglot/master/python/images_evaluation.zip",
+                "md5:6b91aef0f799c5bb55b94e3f2daec811",
+            ),
         ),
         parse=_images.omniglot,
         view=_views.omniglot,
-        description="32460 drawings averaged from 105 x 105 to 28 x 28 bytes, ink 255; drawer 1 .. 20. Class names begin with 0/ for the "
+        description="32460 drawings averaged from 105 x 105 to 28 x 28 bytes, ink 255; drawer 1 .. "
+        "20. Class names begin with 0/ for the "
         "background set and 1/ for the evaluation set.",
         licence="MIT (c) 2015 Brenden Lake",
-        citation="Lake, Salakhutdinov and Tenenbaum (2015), Human-level concept learning through program induction, Science 350",
+        citation="Lake, Salakhutdinov and Tenenbaum (2015), Human-level concept learning through "
+        "program induction, Science 350",
         url="https://github.com/brendenlake/omniglot",
     ),
     Source(
@@ -263,7 +330,8 @@ _ALL = (
         raw=(PIMA_FILE,),
         parse=_parsers.pima_missing,
         view=partial(_views.labelled, class_names=("neg", "pos"), feature_names=_parsers.PIMA),
-        description="768 women, 8 features, 10.6 % of the cells missing, insulin half of the time; class 1 is diabetes (268).",
+        description="768 women, 8 features, 10.6 % of the cells missing, insulin half of the time; "
+        "class 1 is diabetes (268).",
         licence=NOT_STATED,
         citation=PIMA_CITATION,
         url="https://github.com/darenr/public_datasets",
@@ -282,7 +350,8 @@ _TABLES = (  # small tables with missing or mixed cells, in the folder uci_missi
         view=_views.mixed_table,
         description="435 members, 16 votes yes or no, 392 cells missing; which party?",
         licence=UCI_LICENCE,
-        citation="Congressional Voting Records (1987), UCI Machine Learning Repository, doi 10.24432/C5C01P",
+        citation="Congressional Voting Records (1987), UCI Machine Learning Repository, doi "
+        "10.24432/C5C01P",
         url="https://archive.ics.uci.edu/dataset/105/congressional+voting+records",
     ),
     Source(
@@ -293,9 +362,11 @@ _TABLES = (  # small tables with missing or mixed cells, in the folder uci_missi
         raw=(_uci("breast-cancer-wisconsin/breast-cancer-wisconsin.data"),),
         parse=_parsers.breast_cancer,
         view=_views.mixed_table,
-        description="699 samples, 9 ordinal scores taken as numbers, 16 cells missing; benign or malignant?",
+        description="699 samples, 9 ordinal scores taken as numbers, 16 cells missing; benign or "
+        "malignant?",
         licence=UCI_LICENCE,
-        citation="Wolberg (1992), Breast Cancer Wisconsin (Original), UCI Machine Learning Repository, doi 10.24432/C5HP4Z",
+        citation="Wolberg (1992), Breast Cancer Wisconsin (Original), UCI Machine Learning "
+        "Repository, doi 10.24432/C5HP4Z",
         url="https://archive.ics.uci.edu/dataset/15/breast+cancer+wisconsin+original",
     ),
     Source(
@@ -306,9 +377,11 @@ _TABLES = (  # small tables with missing or mixed cells, in the folder uci_missi
         raw=(_uci("soybean/soybean-large.data"), _uci("soybean/soybean-large.test")),
         parse=_parsers.soybean,
         view=partial(_views.mixed_table, categorical=True),
-        description="683 plants, 19 diseases, 2337 cells missing. Categories are the source's own codes.",
+        description="683 plants, 19 diseases, 2337 cells missing. Categories are the source's own "
+        "codes.",
         licence=UCI_LICENCE,
-        citation="Michalski and Chilausky (1980), Soybean (Large), UCI Machine Learning Repository, doi 10.24432/C5JG6Z",
+        citation="Michalski and Chilausky (1980), Soybean (Large), UCI Machine Learning "
+        "Repository, doi 10.24432/C5JG6Z",
         url="https://archive.ics.uci.edu/dataset/90/soybean+large",
     ),
     Source(
@@ -332,7 +405,8 @@ _TABLES = (  # small tables with missing or mixed cells, in the folder uci_missi
         raw=(PIMA_FILE,),
         parse=_parsers.pima_table,
         view=partial(_views.mixed_table, target="diabetes"),
-        description="768 women, 8 features, 652 cells missing; the same data as `pima_missing`, stored as a table.",
+        description="768 women, 8 features, 652 cells missing; the same data as `pima_missing`, "
+        "stored as a table.",
         licence=NOT_STATED,
         citation=PIMA_CITATION,
         url="https://github.com/darenr/public_datasets",

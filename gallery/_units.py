@@ -1,12 +1,14 @@
-"""Columns in units of their own: mean 0 and standard deviation 1 over the rows that were learned from.
+"""Columns in units of their own: mean 0 and standard deviation 1 over the rows that were learned
+from.
 
     units = Units.learn(x)      # NaN, where missing, is left out
     units.coded(other)          # other rows, in these units
     units.decoded(coded)        # and back
 
-A column that does not vary says nothing and keeps its unit. It varies where not all of its numbers are equal and their standard deviation
-is more than rounding makes of a constant: `ROUNDING` times the largest of them. Numbers of any size have a deviation, although
-squares of very large and of very small ones are no numbers.
+A column that does not vary says nothing and keeps its unit. It varies where not all of its numbers
+are equal and their standard deviation is more than rounding makes of a constant: `ROUNDING` times
+the largest of them. Numbers of any size have a deviation, although squares of very large and of
+very small ones are no numbers.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +32,8 @@ class Units(NamedTuple):
         """Those of [row, column] or [row]; the mean of a column without a number is 0."""
         seen = ~np.isnan(x)
         count, largest = np.maximum(seen.sum(0), 1), np.abs(np.where(seen, x, 0)).max(0)
-        power = np.ldexp(1.0, np.frexp(largest)[1] - 1)  # of two, by which numbers are divided without rounding
+        # of two, by which numbers are divided without rounding
+        power = np.ldexp(1.0, np.frexp(largest)[1] - 1)
         parts = np.where(seen, x, 0) / power
         mean = parts.sum(0) / count
         scale = power * np.sqrt((np.where(seen, parts - mean, 0) ** 2).sum(0) / count)

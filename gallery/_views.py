@@ -1,4 +1,6 @@
-"""The arrays that the cache holds, as the arrays that a user wants: bits unpacked, labels 0 .. K-1, names that say what they are.
+"""The arrays that the cache holds, as the arrays that a user wants: bits unpacked, labels 0 ..
+
+K-1, names that say what they are.
 
 Each view takes the stored arrays and returns the fields of a `Dataset` that depend on them.
 """
@@ -52,11 +54,17 @@ HORSE = (
 )
 
 
-def labelled(stored: Stored, class_names: tuple[str, ...], feature_names: tuple[str, ...] = ()) -> dict[str, Any]:
+def labelled(
+    stored: Stored, class_names: tuple[str, ...], feature_names: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """A table of numbers `X` and a label `y`; features without names are v1, v2, ..."""
     x = np.array(stored["X"], dtype=float, order="C")
     names = feature_names or tuple(f"v{i + 1}" for i in range(x.shape[1]))
-    return {"arrays": {"x": x, "y": stored["y"].astype(np.int64)}, "feature_names": names, "class_names": class_names}
+    return {
+        "arrays": {"x": x, "y": stored["y"].astype(np.int64)},
+        "feature_names": names,
+        "class_names": class_names,
+    }
 
 
 def newsgroups(stored: Stored) -> dict[str, Any]:
@@ -72,7 +80,11 @@ def newsgroups(stored: Stored) -> dict[str, Any]:
 def landmine(stored: Stored) -> dict[str, Any]:
     """Clutter and mines; `task` counts the fields from 0."""
     return {
-        "arrays": {"x": np.ascontiguousarray(stored["X"]), "y": stored["y"].astype(np.int64), "task": stored["task"].astype(np.int64) - 1},
+        "arrays": {
+            "x": np.ascontiguousarray(stored["X"]),
+            "y": stored["y"].astype(np.int64),
+            "task": stored["task"].astype(np.int64) - 1,
+        },
         "feature_names": tuple(f"v{i + 1}" for i in range(stored["X"].shape[1])),
         "class_names": ("clutter", "landmine"),
     }
@@ -117,7 +129,11 @@ def mnist_signs(stored: Stored) -> dict[str, Any]:
 def omniglot(stored: Stored) -> dict[str, Any]:
     """Images as bytes, ink 255; drawers 1 .. 20."""
     return {
-        "arrays": {"x": stored["x"], "y": stored["y"].astype(np.int64), "drawer": stored["drawer"].astype(np.int64)},
+        "arrays": {
+            "x": stored["x"],
+            "y": stored["y"].astype(np.int64),
+            "drawer": stored["drawer"].astype(np.int64),
+        },
         "class_names": tuple(map(str, stored["class_names"])),
     }
 
@@ -133,13 +149,17 @@ def oil(stored: Stored) -> dict[str, Any]:
 
 def bibtex(stored: Stored) -> dict[str, Any]:
     """Index arrays of sparse 0/1 rows: the ones of row i are indices[indptr[i] : indptr[i + 1]]."""
-    arrays = {name: array.astype(np.int64) for name, array in stored.items() if not name.startswith("n_")}
+    arrays = {
+        name: array.astype(np.int64) for name, array in stored.items() if not name.startswith("n_")
+    }
     arrays |= {"num_features": stored["n_features"], "num_labels": stored["n_labels"]}
     return {"arrays": arrays}
 
 
 def movielens(stored: Stored) -> dict[str, Any]:
-    """Ratings as entries (row, column, value) of the matrix user x movie, and what is known of users and movies."""
+    """Ratings as entries (row, column, value) of the matrix user x movie, and what is known of
+    users and movies.
+    """
     return {
         "arrays": {
             "rows": stored["user"].astype(np.int64),
@@ -158,13 +178,20 @@ def movielens(stored: Stored) -> dict[str, Any]:
 def baseball(stored: Stored) -> dict[str, Any]:
     """Counts for each year, batter and pitcher."""
     names = {"pa": "plate_appearances", "ab": "at_bats", "h": "hits", "events2008": "plays_2008"}
-    return {"arrays": {names.get(name, name): array if name.endswith("_id") else array.astype(np.int64) for name, array in stored.items()}}
+    return {
+        "arrays": {
+            names.get(name, name): array if name.endswith("_id") else array.astype(np.int64)
+            for name, array in stored.items()
+        }
+    }
 
 
 def mixed_table(stored: Stored, target: str = "Class", categorical: bool = False) -> dict[str, Any]:
     """A table of texts, by the rules of `gallery.tables`; a column `Id` is left out."""
     rows = stored["cells"].tolist()
-    table = Table("the data set's table", tuple(map(str, stored["header"])), rows, range(2, len(rows) + 2))
+    table = Table(
+        "the data set's table", tuple(map(str, stored["header"])), rows, range(2, len(rows) + 2)
+    )
     coded = encode(table, target, categorical=categorical, drop=("Id",))
     return {
         "arrays": coded.arrays,

@@ -1,18 +1,23 @@
-"""AClass as a scikit-learn classifier: tables with missing entries and missing labels, learned row by row.
+"""AClass as a scikit-learn classifier: tables with missing entries and missing labels, learned row
+by row.
 
-    classifier = AClassClassifier().fit(X, y)         # numbers, 0/1, texts, categories; NaN anywhere; y = -1 where unlabelled
+    classifier = AClassClassifier().fit(X, y)         # numbers, 0/1, texts, categories; NaN
+                                                      anywhere; y = -1 where unlabelled
     classifier.predict_proba(X_new)
     classifier.partial_fit(X_more, y_more)            # goes on where it stopped
 
 Every class is a Chinese restaurant process mixture (`zoo.aclass`), read by a `ParticleFilter`:
 
-    p(class | row, rows before) ~ p(class | labels before) sum over particles of  w  sum over groups of  p(group) p(row | group)
+    p(class | row, rows before) ~ p(class | labels before) sum over particles of  w  sum over groups
+    of  p(group) p(row | group)
 
-Because the whole row has a density, the classifier also fills in what a row misses (`impute`), draws new rows (`sample`), and knows
-the evidence of the model (`log_evidence_`). Cost of a row: O(particles x classes x groups x columns), whatever came before;
-memory: 8 bytes x particles a row for the partitions, which `keep_assignments=False` drops.
+Because the whole row has a density, the classifier also fills in what a row misses (`impute`),
+draws new rows (`sample`), and knows the evidence of the model (`log_evidence_`). Cost of a row:
+O(particles x classes x groups x columns), whatever came before; memory: 8 bytes x particles a row
+for the partitions, which `keep_assignments=False` drops.
 
-Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative classification".
+Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative
+classification".
 """
 
 import warnings
@@ -41,29 +46,37 @@ __all__ = ["AClassClassifier"]
 class AClassClassifier(ClassifierMixin, BaseEstimator):
     """Classifies rows by a mixture in each class, and learns them one after the other.
 
-    Labels: -1 is a row of unknown class, in an array of numbers or of objects; it joins the classes that are known. The one exception is
-    scikit-learn's coding of two classes by -1 and 1: where `y` holds these two and nothing else, both are classes.
+    Labels: -1 is a row of unknown class, in an array of numbers or of objects; it joins the classes
+    that are known. The one exception is scikit-learn's coding of two classes by -1 and 1: where `y`
+    holds these two and nothing else, both are classes.
 
-    A call that Ctrl-C or `max_time` ends keeps the rows that it has seen, warns, and says how to go on. The rows that it has not come to
-    must come next: `partial_fit` refuses others, so that none is lost. A call that raises leaves the classifier as it was.
+    A call that Ctrl-C or `max_time` ends keeps the rows that it has seen, warns, and says how to go
+    on. The rows that it has not come to must come next: `partial_fit` refuses others, so that none
+    is lost. A call that raises leaves the classifier as it was.
 
     :param num_particles: partitions that are kept.
-    :param alpha: concentration of the groups in each class: large for many groups. A NumPyro distribution is learned over `grid`.
+    :param alpha: concentration of the groups in each class: large for many groups. A NumPyro
+    distribution is learned over `grid`.
     :param gamma: concentration of the classes: of their Dirichlet prior.
-    :param component: "auto", by the columns of the first call: 0 and 1 are Bernoulli, other numbers normal, texts and pandas categories
-        categorical, see `gallery._columns`; later rows must fit. Or a component such as those of `zoo.aclass`, which reads the numbers as
-        they are, in their own unit.
+    :param component: "auto", by the columns of the first call: 0 and 1 are Bernoulli, other numbers
+    normal, texts and pandas categories
+        categorical, see `gallery._columns`; later rows must fit. Or a component such as those of
+        `zoo.aclass`, which reads the numbers as they are, in their own unit.
     :param max_groups: bounds the groups in each class; 1 is naive Bayes.
     :param resampling: "optimal", "systematic" or "multinomial".
-    :param rejuvenate: past rows whose group is redrawn after each row; more than 0 is slower with every row, and more exact.
-    :param grid: values over which latent scalars are learned, such as {"alpha": [0.1, 1, 10]} for `alpha=dist.Gamma(1.0, 1.0)`.
-    :param keep_assignments: False forgets which row is in which group, and with it `z` in `posterior_`: memory is then constant.
+    :param rejuvenate: past rows whose group is redrawn after each row; more than 0 is slower with
+    every row, and more exact.
+    :param grid: values over which latent scalars are learned, such as {"alpha": [0.1, 1, 10]} for
+    `alpha=dist.Gamma(1.0, 1.0)`.
+    :param keep_assignments: False forgets which row is in which group, and with it `z` in
+    `posterior_`: memory is then constant.
     :param num_samples: draws in `posterior_`.
     :param max_time: seconds after which a call ends.
     :param progress_bar: shows a bar, with the particles' effective number.
     :param random_state: integer, `RandomState` or None.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_rows_seen_`, `log_evidence_`, `posterior_`.
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_rows_seen_`,
+    `log_evidence_`, `posterior_`.
     """
 
     classes_: np.ndarray
@@ -86,8 +99,18 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.num_particles, self.alpha, self.gamma, self.component = num_particles, alpha, gamma, component
-        self.max_groups, self.resampling, self.rejuvenate, self.grid = max_groups, resampling, rejuvenate, grid
+        self.num_particles, self.alpha, self.gamma, self.component = (
+            num_particles,
+            alpha,
+            gamma,
+            component,
+        )
+        self.max_groups, self.resampling, self.rejuvenate, self.grid = (
+            max_groups,
+            resampling,
+            rejuvenate,
+            grid,
+        )
         self.keep_assignments, self.num_samples = keep_assignments, num_samples
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
@@ -107,16 +130,23 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return self._begin(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AClassClassifier":
-        """Learn from more rows. Row by row equals all at once, bit for bit, but for what `component="auto"` reads off the first call.
+        """Learn from more rows.
 
-        :param classes: at the first call, every class that may come; None: those of its labels. Among them, -1 is a class.
+        Row by row equals all at once, bit for bit, but for what `component="auto"` reads off the
+        first call.
+
+        :param classes: at the first call, every class that may come; None: those of its labels.
+        Among them, -1 is a class.
         """
         if not self.__sklearn_is_fitted__():
             return self._begin(X, y, classes)
         if not self.n_rows_seen_:  # the first call was ended before any
             return self._begin(X, y, self.classes_ if classes is None else classes)
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
-            raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
+            raise ValueError(
+                f"classes: found {declared(classes)}, but the first call began with "
+                f"{self.classes_}; give the same, or none."
+            )
         if y is None:
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         x, labels = self._read(X, y)
@@ -126,27 +156,36 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             if waiting:
                 self._driver.extend(min(waiting, len(x)))
             if waiting < len(x) and self._kernel.finished(self._state):
-                self._driver.update(jnp.asarray(x[waiting:], float), labels[waiting:], **self._settings)
+                self._driver.update(
+                    jnp.asarray(x[waiting:], float), labels[waiting:], **self._settings
+                )
         except KeyboardInterrupt:
             self._taken(x)
             raise
         return self._taken(x)
 
     def _waiting(self, x: np.ndarray, labels: np.ndarray) -> int:
-        """How many rows of an earlier call, which was ended, the filter has still to take; refused where `x` does not go on with them."""
+        """How many rows of an earlier call, which was ended, the filter has still to take;
+        refused where `x` does not go on with them.
+        """
         program = self._driver.program
         assert program is not None
-        rest = np.column_stack([program.arguments["x"], program.arguments["y"]])[int(self._state.row) :]
+        rest = np.column_stack([program.arguments["x"], program.arguments["y"]])[
+            int(self._state.row) :
+        ]
         if not len(rest):
             return 0
         found = np.column_stack([jnp.asarray(x, float), labels])[: len(rest)]
         same = np.isclose(found, rest[: len(x)], rtol=0, atol=0, equal_nan=True).all(1)
         if not same.all():
             raise ValueError(
-                f"X: a call that Ctrl-C or max_time ended has left {len(rest)} rows, which must come first, and row {same.argmin()} is "
-                f"another one or has another label; give them as the warning of that call said, or begin anew by fit."
+                f"X: a call that Ctrl-C or max_time ended has left {len(rest)} rows, which must "
+                f"come first, and row {same.argmin()} is "
+                "another one or has another label; give them as the warning of that call said, or "
+                "begin anew by fit."
             )
-        self._driver.reading.more(self._program(x, labels))  # what is wrong with later rows is refused before these are taken
+        # what is wrong with later rows is refused before these are taken
+        self._driver.reading.more(self._program(x, labels))
         return len(rest)
 
     def _begin(self, X: Any, y: Any, classes: Any) -> "AClassClassifier":
@@ -165,7 +204,9 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             keep_assignments=self.keep_assignments,
         )
         # Draws are made when `posterior_` is asked for, so one is enough here.
-        driver = Driver(kernel, num_samples=1, progress_bar=self.progress_bar, max_time=self.max_time)
+        driver = Driver(
+            kernel, num_samples=1, progress_bar=self.progress_bar, max_time=self.max_time
+        )
         driver.run(self._seed(), jnp.asarray(x, float), labels, **settings)
         validate_data(self, X, skip_check_array=True)
         self.classes_, self._columns, self._settings = classes, columns, settings
@@ -173,7 +214,9 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return self._taken(x)
 
     def _read(self, X: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and labels as the model takes them; refused where they do not look like those of the first call."""
+        """Rows and labels as the model takes them; refused where they do not look like those of
+        the first call.
+        """
         table = as_table(X)
         validate_data(self, X, skip_check_array=True, reset=False)
         x = self._columns.encode(table)
@@ -182,13 +225,16 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return x, labels
 
     def _taken(self, x: np.ndarray) -> "AClassClassifier":
-        """Bookkeeping after the driver's return: of the rows `x` the first ones, or all, were seen."""
+        """Bookkeeping after the driver's return: of the rows `x` the first ones, or all, were
+        seen.
+        """
         taken, self._tree = int(self._state.seen) - self.n_rows_seen_, None
         self._log_units += self._columns.log_units(x[:taken])
         self.n_rows_seen_ += taken
         if taken < len(x):
             warnings.warn(
-                f"ended by Ctrl-C or max_time after {taken} of {len(x)} rows; partial_fit(X[{taken}:], y[{taken}:]) goes on with the rest.",
+                f"ended by Ctrl-C or max_time after {taken} of {len(x)} rows; "
+                f"partial_fit(X[{taken}:], y[{taken}:]) goes on with the rest.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -198,19 +244,30 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """None where the columns choose."""
         for name in ("alpha", "gamma"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 < value < np.inf) and not (name == "alpha" and isinstance(value, dist.Distribution)):
+            if not (isinstance(value, Real) and 0 < value < np.inf) and not (
+                name == "alpha" and isinstance(value, dist.Distribution)
+            ):
                 raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
         if callable(self.component):
             return self.component
         if self.component == "auto":
             return None
-        raise ValueError(f"component: found {self.component!r}, wanted 'auto' or a component such as zoo.aclass.beta_bernoulli.")
+        raise ValueError(
+            f"component: found {self.component!r}, wanted 'auto' or a component such as "
+            "zoo.aclass.beta_bernoulli."
+        )
 
     def _model_settings(self, component: Callable, num_classes: int) -> dict[str, Any]:
         """The model's arguments beside rows and labels; the same for every call."""
         alpha = self.alpha if isinstance(self.alpha, dist.Distribution) else float(self.alpha)
-        settings = {"num_classes": num_classes, "alpha": alpha, "gamma": float(self.gamma), "max_groups": self.max_groups}
-        return settings | {"component": component, "all_labelled": False}  # said, so that the model need not look at each batch
+        settings = {
+            "num_classes": num_classes,
+            "alpha": alpha,
+            "gamma": float(self.gamma),
+            "max_groups": self.max_groups,
+        }
+        # said, so that the model need not look at each batch
+        return settings | {"component": component, "all_labelled": False}
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -239,46 +296,75 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Log probability of each class, [row, class]."""
         check_is_fitted(self)
-        joint = np.asarray(self._kernel.log_classes(self._state, self._driver.reading, self._program(*self._read(X))), float)
+        joint = np.asarray(
+            self._kernel.log_classes(
+                self._state, self._driver.reading, self._program(*self._read(X))
+            ),
+            float,
+        )
         return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
 
     def impute(self, X: Any, y: Any = None) -> Any:
-        """A copy of X with every missing entry filled, given the entries that its row has: the expected value of a number, the most
-        probable value of a category and of 0 and 1.
+        """A copy of X with every missing entry filled, given the entries that its row has: the
+        expected value of a number, the most probable value of a category and of 0 and 1.
 
-        :param y: the class of each row, which then counts too; -1, or None for all, where it is unknown.
+        :param y: the class of each row, which then counts too; -1, or None for all, where it is
+        unknown.
         """
         check_is_fitted(self)
-        means = self._kernel.mean_rows(self._state, self._driver.reading, self._program(*self._read(X, y)))
-        best: dict[str, Callable] = {"CategoricalProbs": lambda mean: mean.argmax(-1), "BernoulliProbs": lambda mean: mean > 0.5}
+        means = self._kernel.mean_rows(
+            self._state, self._driver.reading, self._program(*self._read(X, y))
+        )
+        best: dict[str, Callable] = {
+            "CategoricalProbs": lambda mean: mean.argmax(-1),
+            "BernoulliProbs": lambda mean: mean > 0.5,
+        }
         families = {block.site: block.family for block in self._driver.reading.partition.blocks}
-        guessed = {site: best.get(families[site].likelihood, np.asarray)(np.asarray(mean)) for site, mean in means.items()}
+        guessed = {
+            site: best.get(families[site].likelihood, np.asarray)(np.asarray(mean))
+            for site, mean in means.items()
+        }
         return self._columns.fill(X, self._by_column(guessed))
 
     def sample(self, n: int = 1, y: Any = None) -> tuple[Any, np.ndarray]:
-        """Rows from the predictive density of the next row, each drawn by itself, in the columns of the training table; and their classes.
+        """Rows from the predictive density of the next row, each drawn by itself, in the columns of
+        the training table; and their classes.
 
-        :param y: a class, or a class for each row; None: drawn as well. An integer `random_state` gives the same rows each time.
+        :param y: a class, or a class for each row; None: drawn as well. An integer `random_state`
+        gives the same rows each time.
         """
         check_is_fitted(self)
         if not isinstance(n, Integral) or n < 1 or (np.ndim(y) and len(y) != n):
-            raise ValueError(f"n: found {n} rows and {np.size(y)} classes; wanted at least one row, and one class or a class for each row.")
-        labels = np.full(n, -1, np.int32) if y is None else codes_among(y if np.ndim(y) else np.full(n, y, object), self.classes_)
+            raise ValueError(
+                f"n: found {n} rows and {np.size(y)} classes; wanted at least one row, and one "
+                "class or a class for each row."
+            )
+        labels = (
+            np.full(n, -1, np.int32)
+            if y is None
+            else codes_among(y if np.ndim(y) else np.full(n, y, object), self.classes_)
+        )
         empty = np.full((n, self.n_features_in_), np.nan)
         key = jax.random.fold_in(jax.random.key(self._seed()), 1)
-        classes, rows = self._kernel.draw_rows(key, self._state, self._driver.reading, self._program(empty, labels))
+        classes, rows = self._kernel.draw_rows(
+            key, self._state, self._driver.reading, self._program(empty, labels)
+        )
         return self._columns.decode(self._by_column(rows)), self.classes_[np.asarray(classes)]
 
     @property
     def log_evidence_(self) -> float:
-        """Log density of all rows and labels so far, in the units of the table; unbiased (before the logarithm)."""
+        """Log density of all rows and labels so far, in the units of the table; unbiased (before
+        the logarithm).
+        """
         check_is_fitted(self)
         return float(self._state.total_log_evidence()) - self._log_units
 
     @property
     def posterior_(self) -> xr.DataTree:
-        """Partitions of the rows, weighted particles, effective sizes and evidence, as ArviZ reads them; made when asked for. Its
-        `attrs["log_evidence"]` is `log_evidence_`; with component="auto" everything else counts numbers in standard deviations."""
+        """Partitions of the rows, weighted particles, effective sizes and evidence, as ArviZ reads
+        them; made when asked for. Its `attrs["log_evidence"]` is `log_evidence_`; with
+        component="auto" everything else counts numbers in standard deviations.
+        """
         check_is_fitted(self)
         if self._tree is None:
             self._driver.num_samples = self.num_samples
@@ -287,7 +373,9 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return self._tree
 
     def _by_column(self, sites: Mapping[str, Any]) -> np.ndarray:
-        """[row, column] of the table from what the sites hold: a row of column numbers, given to the model, shows where they went."""
+        """[row, column] of the table from what the sites hold: a row of column numbers, given to
+        the model, shows where they went.
+        """
         numbers = np.arange(self.n_features_in_, dtype=float)[None]
         places = self._program(numbers, np.zeros(1, np.int32)).observed_values
         first = next(iter(sites.values()))
@@ -296,7 +384,8 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             columns = np.ravel(places[site])
             if not np.isin(columns, numbers).all():
                 raise ValueError(
-                    f"component: its site {site!r} observes something else than columns of X, so no table can be made from it."
+                    f"component: its site {site!r} observes something else than columns of X, so "
+                    "no table can be made from it."
                 )
             x[:, columns.astype(int)] = np.reshape(values, (len(x), -1))
         return x

@@ -1,14 +1,17 @@
-"""Archipelago as a scikit-learn classifier: few labels, and unlabelled rows that show where the classes are.
+"""Archipelago as a scikit-learn classifier: few labels, and unlabelled rows that show where the
+classes are.
 
     classifier = ArchipelagoClassifier().fit(X, y)    # y = -1 where unlabelled
     classifier.predict_proba(X_new)
     classifier.sample(10, label="a")                  # new rows of a class
-    classifier.posterior_                             # ArviZ: hyper-parameters, functions, rejected points
+    classifier.posterior_                             # ArviZ: hyper-parameters, functions, rejected
+                                                      points
 
-The model is `zoo.archipelago`: the density of each class comes from a Gaussian process. `LatentHistory` draws the points that were
-rejected on the way to the data, the functions and their scales; NUTS the base density. Columns are standardised first, so that
-the posterior is in units of their standard deviations. Cost of a draw: O(classes x (rows + rejected points)^3), so some hundred rows of
-few columns; memory O(classes x (rows + rejected points)^2).
+The model is `zoo.archipelago`: the density of each class comes from a Gaussian process.
+`LatentHistory` draws the points that were rejected on the way to the data, the functions and their
+scales; NUTS the base density. Columns are standardised first, so that the posterior is in units of
+their standard deviations. Cost of a draw: O(classes x (rows + rejected points)^3), so some hundred
+rows of few columns; memory O(classes x (rows + rejected points)^2).
 
 Adams and Ghahramani (2009), "Archipelago: nonparametric Bayesian semi-supervised learning".
 """
@@ -44,12 +47,17 @@ AT_ONCE = 256  # rows of a prediction
 def sampler(max_capacity: int = 4096, model: Callable = archipelago) -> Gibbs:
     """`LatentHistory` for rejected points and functions, NUTS for the base density."""
     nuts = NUTS(model, max_tree_depth=4, init_strategy=init_to_median)
-    return Gibbs([(LatentHistory(model, max_capacity=max_capacity), (*HISTORY, *FIELD)), (nuts, None)])
+    return Gibbs(
+        [(LatentHistory(model, max_capacity=max_capacity), (*HISTORY, *FIELD)), (nuts, None)]
+    )
 
 
-def start(num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **options: Any) -> dict[str, Any]:
-    """Islands around the labels in a sea of rejected points, as many as rows: high functions, and low ones. From functions of 0 and
-    nothing rejected, chains find the classes late, and some of them not at all.
+def start(
+    num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **options: Any
+) -> dict[str, Any]:
+    """Islands around the labels in a sea of rejected points, as many as rows: high functions, and
+    low ones. From functions of 0 and nothing rejected, chains find the classes late, and some of
+    them not at all.
 
     :param options: of the base density and the functions, see `zoo.archipelago.process`.
     """
@@ -60,13 +68,26 @@ def start(num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **op
         with handlers.substitute(substitute_fn=init_to_median), handlers.seed(rng_seed=rng_key):
             density, functions = process(num_features, num_classes, **options)
         rejected = jnp.asarray(density.sample(rng_key, (capacity,)))
-        high = functions.amplitude * jnp.where(jnp.asarray(y)[:, None] == jnp.arange(num_classes), 1.0, -1.0)
+        high = functions.amplitude * jnp.where(
+            jnp.asarray(y)[:, None] == jnp.arange(num_classes), 1.0, -1.0
+        )
         low = jnp.broadcast_to(-functions.amplitude, (count, num_classes))
         is_target = jnp.append(jnp.asarray(y) >= 0, jnp.ones(count, bool))
-        noise = functions.noise_near(jnp.concatenate([x, rejected[:count]]), jnp.concatenate([high, low]), is_target)
-        values = {"amplitude": functions.amplitude, "lengthscale": functions.lengthscale, "noise": noise[:num_rows]}
+        noise = functions.noise_near(
+            jnp.concatenate([x, rejected[:count]]), jnp.concatenate([high, low]), is_target
+        )
+        values = {
+            "amplitude": functions.amplitude,
+            "lengthscale": functions.lengthscale,
+            "noise": noise[:num_rows],
+        }
         rejected_noise = jnp.zeros((capacity, num_classes)).at[:count].set(noise[num_rows:])
-        return {**values, "num_rejected": jnp.asarray(count), "rejected": rejected, "rejected_noise": rejected_noise}
+        return {
+            **values,
+            "num_rejected": jnp.asarray(count),
+            "rejected": rejected,
+            "rejected_noise": rejected_noise,
+        }
 
     with jax.enable_x64(True):
         x, keys = jnp.asarray(x), random.split(random.key(0), num_chains)
@@ -78,27 +99,41 @@ def start(num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **op
 class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
     """Classifies by class densities that it learns from labelled and unlabelled rows together.
 
-    Labels: -1 is a row of unknown class, in an array of numbers or of objects. The one exception is scikit-learn's coding of two classes by
-    -1 and 1: where `y` holds these two and nothing else, both are classes. A class that no row is labelled with is not known. Of one class
-    alone the density is learned. Columns that are constant say nothing and are left out; rows may occur several times.
+    Labels: -1 is a row of unknown class, in an array of numbers or of objects. The one exception is
+    scikit-learn's coding of two classes by -1 and 1: where `y` holds these two and nothing else,
+    both are classes. A class that no row is labelled with is not known. Of one class alone the
+    density is learned. Columns that are constant say nothing and are left out; rows may occur
+    several times.
 
-    :param base: density that the classes are carved out of: one of `zoo.archipelago`, or a function like those.
-    :param covariance: of the functions: one of `zoo.archipelago`, a kernel of tinygp, or a function like those.
+    :param base: density that the classes are carved out of: one of `zoo.archipelago`, or a function
+    like those.
+    :param covariance: of the functions: one of `zoo.archipelago`, a kernel of tinygp, or a function
+    like those.
     :param is_ard: gives each column a length scale of its own.
-    :param amplitude: prior of how far the functions go from 0: large where classes do not overlap and the space between them is empty.
-        None: the model's own, as for `lengthscale`, the prior of how far they go straight on, in standard deviations of the columns.
-    :param persistence: chance that the process which the rows come from goes on after a rejection; None: the model's own. Near 1, the
+    :param amplitude: prior of how far the functions go from 0: large where classes do not overlap
+    and the space between them is empty.
+        None: the model's own, as for `lengthscale`, the prior of how far they go straight on, in
+        standard deviations of the columns.
+    :param persistence: chance that the process which the rows come from goes on after a rejection;
+    None: the model's own. Near 1, the
         paper's, classes may be small islands in a wide sea, for very many rejected points.
-    :param capacity: room for rejected points at the start, which grows; None: twice as many as there are rows.
-    :param max_capacity: the most; a fit that wants more ends with an error that says how many there are.
-    :param knows_density: whether where a new row lies tells how well each draw of the posterior describes it, base density and all.
-    :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains` chains.
-        Chains may find other classes for an island without a label, and stay with them: many short ones say more than few long ones.
-    :param max_time: seconds after which a fit ends, with the draws that it has; compiling, some ten seconds and more, is not cut short.
+    :param capacity: room for rejected points at the start, which grows; None: twice as many as
+    there are rows.
+    :param max_capacity: the most; a fit that wants more ends with an error that says how many there
+    are.
+    :param knows_density: whether where a new row lies tells how well each draw of the posterior
+    describes it, base density and all.
+    :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains`
+    chains.
+        Chains may find other classes for an island without a label, and stay with them: many short
+        ones say more than few long ones.
+    :param max_time: seconds after which a fit ends, with the draws that it has; compiling, some ten
+    seconds and more, is not cut short.
     :param progress_bar: shows a bar, with the number of rejected points.
     :param random_state: integer, `RandomState` or None.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_` (draws, warm-up included), `posterior_`.
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`
+    (draws, warm-up included), `posterior_`.
     """
 
     def __init__(
@@ -120,8 +155,19 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.base, self.covariance, self.is_ard, self.amplitude, self.lengthscale = base, covariance, is_ard, amplitude, lengthscale
-        self.persistence, self.capacity, self.max_capacity, self.knows_density = persistence, capacity, max_capacity, knows_density
+        self.base, self.covariance, self.is_ard, self.amplitude, self.lengthscale = (
+            base,
+            covariance,
+            is_ard,
+            amplitude,
+            lengthscale,
+        )
+        self.persistence, self.capacity, self.max_capacity, self.knows_density = (
+            persistence,
+            capacity,
+            max_capacity,
+            knows_density,
+        )
         self.num_warmup, self.num_samples, self.num_chains = num_warmup, num_samples, num_chains
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
@@ -135,14 +181,18 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         check_consistent_length(X, labels)
         self._units = Units.learn(X)
         if not self._units.varies.any():
-            raise ValueError(f"X: found {len(X)} row(s) of constant columns, wanted at least one column (feature) that varies.")
+            raise ValueError(
+                f"X: found {len(X)} row(s) of constant columns, wanted at least one column "
+                "(feature) that varies."
+            )
         kernel, capacity = sampler(self.max_capacity), self._first_capacity(len(X))
         driver = Driver(
             kernel,
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
             num_chains=self.num_chains,
-            jit_model_args=True,  # other data of the same shape, as in a cross-validation, need not compile again
+            # other data of the same shape, as in a cross-validation, need not compile again
+            jit_model_args=True,
             progress_bar=self.progress_bar,
             max_time=self.max_time,
         )
@@ -153,9 +203,20 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             told = {"num_classes": len(classes), "capacity": capacity, **options}
             tree = driver.run(self._seed(), x, jnp.asarray(labels), init_params=first, **told)
         if not tree.posterior.sizes["draw"]:
-            why = "it was interrupted" if self.max_time is None else f"max_time: {self.max_time} seconds were over, or it was interrupted"
-            raise ValueError(f"{why} before the first draw; give more time, or a smaller num_warmup.")
-        self.classes_, self.posterior_, self._x, self._told = classes, tree, np.asarray(x), self._options()
+            why = (
+                "it was interrupted"
+                if self.max_time is None
+                else f"max_time: {self.max_time} seconds were over, or it was interrupted"
+            )
+            raise ValueError(
+                f"{why} before the first draw; give more time, or a smaller num_warmup."
+            )
+        self.classes_, self.posterior_, self._x, self._told = (
+            classes,
+            tree,
+            np.asarray(x),
+            self._options(),
+        )
         self.n_iter_ = int(tree.attrs["steps"])
         return self
 
@@ -164,14 +225,27 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         x = self._standard(validate_data(self, X, dtype=np.float64, reset=False))
         parts = np.array_split(x, range(AT_ONCE, len(x), AT_ONCE))
-        parts[-1] = np.pad(parts[-1], ((0, min(AT_ONCE, -(-len(x) // 32) * 32) - len(parts[-1])), (0, 0)))  # few shapes are compiled
+        # few shapes are compiled
+        parts[-1] = np.pad(
+            parts[-1], ((0, min(AT_ONCE, -(-len(x) // 32) * 32) - len(parts[-1])), (0, 0))
+        )
         with jax.enable_x64(True):
             options = self._told | {"knows_density": self.knows_density}
             draws = self._draws(MOST_DRAWS)
-            ask = compiled(lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options), draws, self._x, parts[0])
-            found = np.concatenate([np.asarray(ask(draws, self._x, part)) for part in parts])[: len(x)]
+            ask = compiled(
+                lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options),
+                draws,
+                self._x,
+                parts[0],
+            )
+            found = np.concatenate([np.asarray(ask(draws, self._x, part)) for part in parts])[
+                : len(x)
+            ]
         if len(nowhere := np.flatnonzero(np.isnan(found).any(1))):
-            raise ValueError(f"X: row {nowhere[0]} lies where the base density has no mass; knows_density=False answers there as well.")
+            raise ValueError(
+                f"X: row {nowhere[0]} lies where the base density has no mass; knows_density=False "
+                "answers there as well."
+            )
         return found
 
     def predict(self, X: Any) -> np.ndarray:
@@ -180,7 +254,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def sample(self, n: int = 1, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """New rows and their classes, each as if it came next: from the density whose classes `predict_proba` tells.
+        """New rows and their classes, each as if it came next: from the density whose classes
+        `predict_proba` tells.
 
         :param label: the class of the new rows; None: of any class.
         """
@@ -189,7 +264,9 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"n: found {n!r}, wanted the number of rows, at least 1.")
         code = None if label is None else int(codes_among([label], self.classes_)[0])
         if code == -1:
-            raise ValueError("label: found -1, which means unlabelled; None gives rows of any class.")
+            raise ValueError(
+                "label: found -1, which means unlabelled; None gives rows of any class."
+            )
         rng = check_random_state(self.random_state)
         with jax.enable_x64(True):
             draws, rng_key = self._draws(MOST_DRAWS), random.key(rng.randint(2**31 - 1))
@@ -200,7 +277,10 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         if self.capacity is None:
             return min(max(16, 2 * num_rows), self.max_capacity)
         if not isinstance(self.capacity, Integral) or not 1 <= self.capacity <= self.max_capacity:
-            raise ValueError(f"capacity: found {self.capacity!r}, wanted a whole number from 1 to max_capacity, {self.max_capacity}.")
+            raise ValueError(
+                f"capacity: found {self.capacity!r}, wanted a whole number from 1 to max_capacity, "
+                f"{self.max_capacity}."
+            )
         return self.capacity
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
@@ -215,15 +295,23 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
 
     def _options(self) -> dict[str, Any]:
         """Of the model."""
-        options = {name: getattr(self, name) for name in ("base", "covariance", "is_ard", "amplitude", "lengthscale")}
+        options = {
+            name: getattr(self, name)
+            for name in ("base", "covariance", "is_ard", "amplitude", "lengthscale")
+        }
         return {name: value for name, value in options.items() if value is not None}
 
     def _draws(self, most: int) -> dict[str, np.ndarray]:
         """Of all chains, evenly thinned."""
-        draws = self.posterior_.posterior.to_dataset().stack(all=("chain", "draw"), create_index=False).transpose("all", ...)
+        draws = (
+            self.posterior_.posterior.to_dataset()
+            .stack(all=("chain", "draw"), create_index=False)
+            .transpose("all", ...)
+        )
         taken = np.linspace(0, draws.sizes["all"] - 1, min(most, draws.sizes["all"])).astype(int)
         draws = draws.isel(all=taken)
-        used = -(-max(1, int(draws["num_rejected"].max())) // 16) * 16  # slots; few shapes are compiled
+        # slots; few shapes are compiled
+        used = -(-max(1, int(draws["num_rejected"].max())) // 16) * 16
         return {str(name): values.values for name, values in draws.isel(slot=slice(used)).items()}
 
     def _seed(self) -> int:

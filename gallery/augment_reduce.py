@@ -4,10 +4,12 @@
     classifier.top_k(X_new, 5)                                # the five most probable classes of each row
     AugmentReduceClassifier(noise="normal").fit(X, y)         # multinomial probit
 
-The model is `zoo.augment_reduce`; `AugmentReduce` fits it. Cost of a step: batch_size x num_negatives x columns, whatever the number of
-classes; of a prediction: rows x classes x columns, and 200 times rows x classes where the noise is not Gumbel.
+The model is `zoo.augment_reduce`; `AugmentReduce` fits it. Cost of a step: batch_size x
+num_negatives x columns, whatever the number of classes; of a prediction: rows x classes x columns,
+and 200 times rows x classes where the noise is not Gumbel.
 
-Ruiz, Titsias, Dieng and Blei (2018), "Augment and reduce: stochastic inference for large categorical distributions".
+Ruiz, Titsias, Dieng and Blei (2018), "Augment and reduce: stochastic inference for large
+categorical distributions".
 """
 
 from functools import partial
@@ -30,34 +32,44 @@ from zoo.augment_reduce import SparseRows, augment_reduce
 
 __all__ = ["AugmentReduceClassifier"]
 
-MOST_DENSE = 10**8  # entries of a sparse table that is unpacked: rows of weights are then moved as a whole, which is faster
+# entries of a sparse table that is unpacked: rows of weights are then moved as a whole, which is
+# faster
+MOST_DENSE = 10**8
 ENTRIES = 4 * 10**6  # rows x classes that are predicted at once
 FARTHEST = 10.0  # what the largest number of a column comes to at most
 SMALLEST = 1e-35  # of what a column is divided by; what is smaller is nearly no number of 32 bits
 
 
 class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
-    """Chooses the class with the largest noisy utility, which is linear in the columns; for a thousand classes or a million.
+    """Chooses the class with the largest noisy utility, which is linear in the columns; for a
+    thousand classes or a million.
 
-    Columns are standardised first, to numbers of 10 at most, those of a sparse table only scaled by their largest entry. Rows labelled -1
-    say nothing and are left out; where `y` holds -1 and 1 and nothing else, both are classes. A class that was named but never seen gets
-    what the prior and the negatives leave it: a small probability. One class alone is certain.
+    Columns are standardised first, to numbers of 10 at most, those of a sparse table only scaled by
+    their largest entry. Rows labelled -1 say nothing and are left out; where `y` holds -1 and 1 and
+    nothing else, both are classes. A class that was named but never seen gets what the prior and
+    the negatives leave it: a small probability. One class alone is certain.
 
-    :param noise: "gumbel" (softmax), "normal" (probit), "logistic", "laplace", "student_t", or a NumPyro distribution.
-    :param num_classes: labels are 0 .. num_classes - 1, seen or not; None: the labels that are there.
-    :param batch_size: rows in a step; `num_negatives`: classes beside a row's own. Both are cut to what there is.
+    :param noise: "gumbel" (softmax), "normal" (probit), "logistic", "laplace", "student_t", or a
+    NumPyro distribution.
+    :param num_classes: labels are 0 .. num_classes - 1, seen or not; None: the labels that are
+    there.
+    :param batch_size: rows in a step; `num_negatives`: classes beside a row's own. Both are cut to
+    what there is.
     :param max_iter: steps of `fit`.
     :param prior_scale: standard deviation of the weights before any data; None: maximum likelihood.
-    :param rank: classes answer to as many learned combinations of the columns, not to the columns themselves; for very many columns.
-    :param posterior: weights have a normal distribution each, not a point; predictions average over `num_samples` draws.
+    :param rank: classes answer to as many learned combinations of the columns, not to the columns
+    themselves; for very many columns.
+    :param posterior: weights have a normal distribution each, not a point; predictions average over
+    `num_samples` draws.
     :param step_size: of the weights, by Adagrad.
     :param num_samples: draws in `posterior_` with `posterior`.
     :param max_time: seconds after which a call ends, with what it has.
     :param progress_bar: shows a bar, with the bound.
     :param random_state: integer, `RandomState` or None.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`, `elbo_` (mean of the estimates of the last
-    steps, of the log likelihood of the rows of the last call), `posterior_`.
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`,
+    `elbo_` (mean of the estimates of the last steps, of the log likelihood of the rows of the last
+    call), `posterior_`.
     """
 
     def __init__(
@@ -77,9 +89,25 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.noise, self.num_classes, self.batch_size, self.num_negatives = noise, num_classes, batch_size, num_negatives
-        self.max_iter, self.prior_scale, self.rank, self.posterior, self.step_size = max_iter, prior_scale, rank, posterior, step_size
-        self.num_samples, self.max_time, self.progress_bar, self.random_state = num_samples, max_time, progress_bar, random_state
+        self.noise, self.num_classes, self.batch_size, self.num_negatives = (
+            noise,
+            num_classes,
+            batch_size,
+            num_negatives,
+        )
+        self.max_iter, self.prior_scale, self.rank, self.posterior, self.step_size = (
+            max_iter,
+            prior_scale,
+            rank,
+            posterior,
+            step_size,
+        )
+        self.num_samples, self.max_time, self.progress_bar, self.random_state = (
+            num_samples,
+            max_time,
+            progress_bar,
+            random_state,
+        )
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -97,14 +125,20 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return self._begin(X, y, None, self.max_iter)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AugmentReduceClassifier":
-        """One pass over more rows. Columns are scaled as at the first call; the prior counts as if the rows of a call were all.
+        """One pass over more rows.
 
-        :param classes: at the first call, every class that may come; None: those of its labels, or `num_classes`.
+        Columns are scaled as at the first call; the prior counts as if the rows of a call were all.
+
+        :param classes: at the first call, every class that may come; None: those of its labels, or
+        `num_classes`.
         """
         if not hasattr(self, "classes_"):
             return self._begin(X, y, classes, None)
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
-            raise ValueError(f"classes: found {declared(classes)}, but the first call began with {self.classes_}; give the same, or none.")
+            raise ValueError(
+                f"classes: found {declared(classes)}, but the first call began with "
+                f"{self.classes_}; give the same, or none."
+            )
         if y is None:
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
@@ -114,38 +148,76 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         if len(labels):
             self._driver.num_warmup = self.n_iter_ + self._steps_of_a_pass(len(labels))
             self._driver.max_time = self.max_time
-            self._driver.update(x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels)))
+            self._driver.update(
+                x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels))
+            )
             self._taken(self._driver.tree())
         return self
 
-    def _begin(self, X: Any, y: Any, classes: Any, num_steps: int | None) -> "AugmentReduceClassifier":
+    def _begin(
+        self, X: Any, y: Any, classes: Any, num_steps: int | None
+    ) -> "AugmentReduceClassifier":
         self._check_settings()
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
         if y is None:
-            raise ValueError("AugmentReduceClassifier requires y to be passed, but the target y is None; wanted the class of each row.")
-        if classes is not None and self.num_classes is not None and not np.array_equal(declared(classes), np.arange(self.num_classes)):
-            raise ValueError(f"classes: found {declared(classes)}, but num_classes={self.num_classes} names them; give one of the two.")
-        classes, labels = coded(y, classes) if self.num_classes is None else (np.arange(self.num_classes), self._numbered(y))
+            raise ValueError(
+                "AugmentReduceClassifier requires y to be passed, but the target y is None; wanted "
+                "the class of each row."
+            )
+        if (
+            classes is not None
+            and self.num_classes is not None
+            and not np.array_equal(declared(classes), np.arange(self.num_classes))
+        ):
+            raise ValueError(
+                f"classes: found {declared(classes)}, but num_classes={self.num_classes} names "
+                "them; give one of the two."
+            )
+        classes, labels = (
+            coded(y, classes)
+            if self.num_classes is None
+            else (np.arange(self.num_classes), self._numbered(y))
+        )
         check_consistent_length(X, labels)
         X, labels = X[labels >= 0], labels[labels >= 0]
         if not len(labels):
             raise ValueError("y: every row is unlabelled (-1), so nothing is learned of any class.")
         self._learn_units(X)
         self.classes_, self._is_packed = classes, self._may_pack(X)
-        start = 0.01 if self.rank is None else 0.1  # where weights and embedding are both 0 there is no slope
-        kernel = AugmentReduce(augment_reduce, posterior=self.posterior, init_scale=start, optimizer=Adagrad(self.step_size))
+        # where weights and embedding are both 0 there is no slope
+        start = 0.01 if self.rank is None else 0.1
+        kernel = AugmentReduce(
+            augment_reduce,
+            posterior=self.posterior,
+            init_scale=start,
+            optimizer=Adagrad(self.step_size),
+        )
         # Draws are made when they are asked for, so one is enough here.
         steps = num_steps or self._steps_of_a_pass(len(labels))
-        self._driver = Driver(kernel, num_warmup=steps, num_samples=1, max_time=self.max_time, progress_bar=self.progress_bar)
+        self._driver = Driver(
+            kernel,
+            num_warmup=steps,
+            num_samples=1,
+            max_time=self.max_time,
+            progress_bar=self.progress_bar,
+        )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        return self._taken(self._driver.run(seed, x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels))))
+        return self._taken(
+            self._driver.run(
+                seed, x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels))
+            )
+        )
 
     def _numbered(self, y: Any) -> np.ndarray:
-        """Labels that are codes already; nothing is done for each class, of which there may be a million."""
+        """Labels that are codes already; nothing is done for each class, of which there may be a
+        million.
+        """
         labels, most = column_or_1d(y, warn=True), int(self.num_classes or 0) - 1
         wanted = f"wanted integers 0 .. {most}, as num_classes says, or -1 where unknown."
         if labels.dtype.kind not in "iu":
-            raise ValueError(f"y: found classes of type {labels.dtype}, such as {labels[0]!r}; {wanted}")
+            raise ValueError(
+                f"y: found classes of type {labels.dtype}, such as {labels[0]!r}; {wanted}"
+            )
         if not -1 <= labels.min() <= labels.max() <= most:
             raise ValueError(f"y: found classes {labels.min()} .. {labels.max()}; {wanted}")
         return labels.astype(np.int32)
@@ -154,9 +226,14 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         elbo = tree["sample_stats"].dataset["elbo"].values[0]
         self.n_iter_, self.elbo_, self._tree = len(elbo), float(elbo[-100:].mean()), None
         names = ("weights", "biases", *(() if self.rank is None else ("embedding",)))
-        self._draws = {name: np.asarray(tree["posterior"].dataset[name].values[0]) for name in names}
+        self._draws = {
+            name: np.asarray(tree["posterior"].dataset[name].values[0]) for name in names
+        }
         if self.posterior:
-            self._draws = {name: np.asarray(self.posterior_["posterior"].dataset[name].values[0]) for name in self._draws}
+            self._draws = {
+                name: np.asarray(self.posterior_["posterior"].dataset[name].values[0])
+                for name in self._draws
+            }
         return self
 
     def _check_settings(self) -> None:
@@ -164,13 +241,19 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: found {value!r}, wanted an integer, at least 1.")
-        if self.num_classes is not None and (not isinstance(self.num_classes, Integral) or self.num_classes < 1):
-            raise ValueError(f"num_classes: found {self.num_classes!r}, wanted an integer, at least 1, or None.")
+        if self.num_classes is not None and (
+            not isinstance(self.num_classes, Integral) or self.num_classes < 1
+        ):
+            raise ValueError(
+                f"num_classes: found {self.num_classes!r}, wanted an integer, at least 1, or None."
+            )
         if self.rank is not None and (not isinstance(self.rank, Integral) or self.rank < 1):
             raise ValueError(f"rank: found {self.rank!r}, wanted an integer, at least 1, or None.")
         for name in ("prior_scale", "step_size"):
             value = getattr(self, name)
-            if not (name == "prior_scale" and value is None) and not (isinstance(value, Real) and 0 < value < np.inf):
+            if not (name == "prior_scale" and value is None) and not (
+                isinstance(value, Real) and 0 < value < np.inf
+            ):
                 raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
 
     def _steps_of_a_pass(self, num_rows: int) -> int:
@@ -179,8 +262,17 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     def _settings(self, num_rows: int) -> dict[str, Any]:
         """The model's arguments beside the data."""
         num_classes = max(len(self.classes_), 2)
-        sizes = {"batch_size": min(self.batch_size, num_rows), "num_negatives": min(self.num_negatives, num_classes - 1)}
-        return {"num_classes": num_classes, "noise": self.noise, "prior_scale": self.prior_scale, "rank": self.rank, **sizes}
+        sizes = {
+            "batch_size": min(self.batch_size, num_rows),
+            "num_negatives": min(self.num_negatives, num_classes - 1),
+        }
+        return {
+            "num_classes": num_classes,
+            "noise": self.noise,
+            "prior_scale": self.prior_scale,
+            "rank": self.rank,
+            **sizes,
+        }
 
     # Columns.
 
@@ -189,20 +281,36 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             self._mean = np.zeros(X.shape[1], np.float32)
             scale = farthest = np.asarray(abs(X).max(axis=0).todense(), np.float32).ravel()
         else:
-            self._mean, scale = X.mean(0, dtype=np.float64).astype(np.float32), X.std(0, dtype=np.float64).astype(np.float32)
+            self._mean, scale = (
+                X.mean(0, dtype=np.float64).astype(np.float32),
+                X.std(0, dtype=np.float64).astype(np.float32),
+            )
             farthest = np.maximum(X.max(0) - self._mean, self._mean - X.min(0))
         varies = (scale > 1e-10 * abs(self._mean)) & (scale > SMALLEST)
-        # A step is as large as the largest numbers ask for, which may be hundreds of deviations off.
+        # A step is as large as the largest numbers ask for, which may be hundreds of deviations
+        # off.
         self._scale = np.where(varies, np.maximum(scale, farthest / FARTHEST), 1).astype(np.float32)
 
     def _may_pack(self, X: Any) -> bool:
-        """Whether entries that are 0 may stay left out, and it is worth it: then columns must not be moved."""
-        return sparse.issparse(X) and not self._mean.any() and (self.rank is not None or np.prod(X.shape) > MOST_DENSE)
+        """Whether entries that are 0 may stay left out, and it is worth it: then columns must
+        not be moved.
+        """
+        return (
+            sparse.issparse(X)
+            and not self._mean.any()
+            and (self.rank is not None or np.prod(X.shape) > MOST_DENSE)
+        )
 
     def _scaled(self, X: Any, is_packed: bool) -> Any:
-        """As the model takes them; rows of further calls of `partial_fit` as those of the first, for so its weights are laid out."""
+        """As the model takes them; rows of further calls of `partial_fit` as those of the first,
+        for so its weights are laid out.
+        """
         if is_packed:
-            return SparseRows.of(sparse.csr_matrix(sparse.csr_matrix(X) @ sparse.diags(1 / self._scale)).astype(np.float32))
+            return SparseRows.of(
+                sparse.csr_matrix(sparse.csr_matrix(X) @ sparse.diags(1 / self._scale)).astype(
+                    np.float32
+                )
+            )
         return ((X.toarray() if sparse.issparse(X) else X) - self._mean) / self._scale
 
     # Asking.
@@ -218,7 +326,10 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         every = {label: place for place, label in enumerate(self.classes_.tolist())}
         asked = column_or_1d(classes).tolist()
         if unknown := [label for label in asked if label not in every]:
-            raise ValueError(f"classes: found {unknown[0]!r}, which is none of the {len(every)} classes that were learned (`classes_`).")
+            raise ValueError(
+                f"classes: found {unknown[0]!r}, which is none of the {len(every)} classes that "
+                "were learned (`classes_`)."
+            )
         return [every[label] for label in asked]
 
     def predict_proba(self, X: Any, classes: Any = None) -> np.ndarray:
@@ -231,10 +342,15 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def top_k(self, X: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The `k` most probable classes of each row, the best first, and their probabilities, both [row, k]."""
+        """The `k` most probable classes of each row, the best first, and their probabilities,
+        both [row, k].
+        """
         check_is_fitted(self)
         if not isinstance(k, Integral) or not 1 <= k <= len(self.classes_):
-            raise ValueError(f"k: found {k!r}, wanted an integer from 1 to {len(self.classes_)}, the number of classes.")
+            raise ValueError(
+                f"k: found {k!r}, wanted an integer from 1 to {len(self.classes_)}, the number of "
+                "classes."
+            )
 
         def best(log_probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             found = np.argpartition(-log_probs, k - 1, axis=1)[:, :k]
@@ -242,7 +358,9 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             found = np.take_along_axis(found, order, 1)
             return found, np.exp(np.take_along_axis(log_probs, found, 1))
 
-        codes, probabilities = (np.concatenate(parts) for parts in zip(*self._over_rows(X, best), strict=True))
+        codes, probabilities = (
+            np.concatenate(parts) for parts in zip(*self._over_rows(X, best), strict=True)
+        )
         return self.classes_[codes], probabilities
 
     def _over_rows(self, X: Any, what: Any) -> list[Any]:
@@ -255,14 +373,28 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         found = []
         for start in range(0, X.shape[0], rows):
             some = X[start : start + rows]
-            settings = {name: value for name, value in self._settings(some.shape[0]).items() if name != "batch_size"}
-            log_probs = np.asarray(_log_probs(self._scaled(some, is_packed), self._draws, **settings))
-            found.append(what(log_probs if len(self.classes_) > 1 else np.zeros((len(log_probs), 1), np.float32)))
+            settings = {
+                name: value
+                for name, value in self._settings(some.shape[0]).items()
+                if name != "batch_size"
+            }
+            log_probs = np.asarray(
+                _log_probs(self._scaled(some, is_packed), self._draws, **settings)
+            )
+            found.append(
+                what(
+                    log_probs
+                    if len(self.classes_) > 1
+                    else np.zeros((len(log_probs), 1), np.float32)
+                )
+            )
         return found
 
     @property
     def posterior_(self) -> xr.DataTree:
-        """The weights, the bound at each step and q of the noise, of scaled columns; made when asked for."""
+        """The weights, the bound at each step and q of the noise, of scaled columns; made when
+        asked for.
+        """
         check_is_fitted(self)
         if self._tree is None:
             self._driver.num_samples = self.num_samples if self.posterior else 1

@@ -1,13 +1,16 @@
-"""BSVD as an estimator: fills in a matrix of which some entries are known, says how sure it is, and which entry to ask for next.
+"""BSVD as an estimator: fills in a matrix of which some entries are known, says how sure it is, and
+which entry to ask for next.
 
     completer = BSVDCompleter().fit(X)                       # NaN where missing; a scipy sparse matrix; or (rows, columns, values)
     mean, std = completer.predict(rows, columns, return_std=True)
     rows, columns = completer.suggest(5)                     # the entries that would tell most
     completer.posterior_                                     # ArviZ: the rank, the noise, the singular values
 
-The model is `zoo.bsvd`, with row and column effects; `ConditionalGibbs` draws from its posterior. Real entries are standardised first, so
-that amplitudes and precisions in `posterior_` are in units of their standard deviation. Cost of a sweep: entries x components^2, and
-(rows + columns) x components^3; memory: the entries a few times over, and (rows + columns) x components numbers for each draw.
+The model is `zoo.bsvd`, with row and column effects; `ConditionalGibbs` draws from its posterior.
+Real entries are standardised first, so that amplitudes and precisions in `posterior_` are in units
+of their standard deviation. Cost of a sweep: entries x components^2, and (rows + columns) x
+components^3; memory: the entries a few times over, and (rows + columns) x components numbers for
+each draw.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5.
 """
@@ -45,7 +48,8 @@ from zoo.bsvd import bsvd
 
 __all__ = ["BSVDCompleter"]
 
-FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")  # known up to order, sign and scale
+# known up to order, sign and scale
+FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")
 FULL = 0.9  # share of the components in use, above which they may have been too few
 MANY = 500_000  # entries from which on single precision is enough
 NUM_PROBES = 20
@@ -57,18 +61,22 @@ class BSVDCompleter(BaseEstimator):
     """Completes a matrix by components whose number is learned.
 
     :param shape: (rows, columns) of the matrix, where the entries do not tell.
-    :param link: "gaussian" for real entries, "ordered" for integer levels such as ratings, "binomial" for successes of trials.
+    :param link: "gaussian" for real entries, "ordered" for integer levels such as ratings,
+    "binomial" for successes of trials.
     :param num_components: more than there may be; a warning where most are in use.
     :param a: with `b`, how many components to expect: a / b.
     :param row_features: [row, feature], `column_features` [column, feature]; they are standardised.
-    :param missingness: how many left and right singular vectors of which entries are known are features as well.
+    :param missingness: how many left and right singular vectors of which entries are known are
+    features as well.
     :param learn_factors: learns means and precisions of the factors.
-    :param num_warmup: sweeps before the first draw, `num_samples` draws, one every `thinning` sweeps.
-    :param dtype: "float32", "float64", or None: float64 below 500 000 entries. Entries without noise need float64.
+    :param num_warmup: sweeps before the first draw, `num_samples` draws, one every `thinning`
+    sweeps.
+    :param dtype: "float32", "float64", or None: float64 below 500 000 entries. Entries without
+    noise need float64.
     :param random_state: integer, `RandomState` or None.
 
-    Attributes: `shape_`, `rank_` (posterior mode; with a million entries a chain hardly moves between ranks), `posterior_` (with the log
-    likelihood of each row).
+    Attributes: `shape_`, `rank_` (posterior mode; with a million entries a chain hardly moves
+    between ranks), `posterior_` (with the log likelihood of each row).
     """
 
     def __init__(
@@ -92,16 +100,37 @@ class BSVDCompleter(BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.shape, self.link, self.num_components, self.a, self.b = shape, link, num_components, a, b
-        self.row_features, self.column_features, self.missingness = row_features, column_features, missingness
-        self.learn_factors, self.num_warmup, self.num_samples, self.thinning = learn_factors, num_warmup, num_samples, thinning
-        self.num_chains, self.dtype, self.max_time, self.progress_bar = num_chains, dtype, max_time, progress_bar
+        self.shape, self.link, self.num_components, self.a, self.b = (
+            shape,
+            link,
+            num_components,
+            a,
+            b,
+        )
+        self.row_features, self.column_features, self.missingness = (
+            row_features,
+            column_features,
+            missingness,
+        )
+        self.learn_factors, self.num_warmup, self.num_samples, self.thinning = (
+            learn_factors,
+            num_warmup,
+            num_samples,
+            thinning,
+        )
+        self.num_chains, self.dtype, self.max_time, self.progress_bar = (
+            num_chains,
+            dtype,
+            max_time,
+            progress_bar,
+        )
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> "BSVDCompleter":
         """Learn from the observed entries.
 
-        :param X: a matrix with NaN where missing, a scipy sparse matrix whose stored entries are the observed ones, or
+        :param X: a matrix with NaN where missing, a scipy sparse matrix whose stored entries are
+        the observed ones, or
             (rows, columns, values); with the binomial link (rows, columns, successes, trials).
         """
         entries = read_entries(X, self.shape)
@@ -119,28 +148,48 @@ class BSVDCompleter(BaseEstimator):
                 max_time=self.max_time,
             )
             start = self._start(arguments, entries)
-            many = jax.tree.map(lambda each: jnp.broadcast_to(each, (self.num_chains, *each.shape)), start)
-            tree = driver.run(self._seed(), init_params=many if self.num_chains > 1 else start, **arguments)
+            many = jax.tree.map(
+                lambda each: jnp.broadcast_to(each, (self.num_chains, *each.shape)), start
+            )
+            tree = driver.run(
+                self._seed(), init_params=many if self.num_chains > 1 else start, **arguments
+            )
         if not tree["posterior"].sizes["draw"]:
-            raise ValueError(f"fit: ended by {tree.attrs['ended']} before the first draw; give more time, or a smaller num_warmup.")
+            raise ValueError(
+                f"fit: ended by {tree.attrs['ended']} before the first draw; give more time, or a "
+                "smaller num_warmup."
+            )
         self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
-        self._draws = {str(name): np.concatenate(draws.values) for name, draws in tree["posterior"].to_dataset().items()}
+        self._draws = {
+            str(name): np.concatenate(draws.values)
+            for name, draws in tree["posterior"].to_dataset().items()
+        }
         self.posterior_ = self._told(tree)
         self.rank_ = int(np.bincount(self._draws["rank"].astype(int)).argmax())
         if (most := np.quantile(self._draws["rank"], 0.95)) > FULL * self.num_components:
             found = f"found {most:.0f} of {self.num_components} in use, and there may be more"
-            warnings.warn(f"num_components: {found}; give more num_components.", ConvergenceWarning, stacklevel=2)
+            warnings.warn(
+                f"num_components: {found}; give more num_components.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         return self
 
     def _start(self, arguments: dict[str, Any], entries: Entries) -> dict[str, Any]:
-        """As many components as the entries can tell of; under a probit link none, and no effects, but the level that explains the entries
-        without: from a start at which much explains few entries, a chain hardly ever comes back."""
+        """As many components as the entries can tell of; under a probit link none, and no effects,
+        but the level that explains the entries without: from a start at which much explains few
+        entries, a chain hardly ever comes back.
+        """
         is_on = lambda number: {"z": (jnp.arange(self.num_components) < number).astype(int)}
         if isinstance(self._link, Gaussian):
             return is_on(num_told(entries, self.num_components))
         sites = Program(bsvd, **arguments).sites
         effects = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
-        return is_on(0) | effects | {name: jnp.asarray(value) for name, value in self._link.start(entries).items()}
+        return (
+            is_on(0)
+            | effects
+            | {name: jnp.asarray(value) for name, value in self._link.start(entries).items()}
+        )
 
     @staticmethod
     def _kernel(arguments: dict[str, Any]) -> MCMCKernel:
@@ -152,17 +201,23 @@ class BSVDCompleter(BaseEstimator):
         return Gibbs([(gibbs, [name for name in sites if name != "gaps"]), (NUTS(bsvd), ["gaps"])])
 
     def fold_in(self, X: Any, row_features: Any = None) -> "BSVDCompleter":
-        """A completer of other rows, known by a few entries each: their factors given what was learned, without learning anew; its
-        `posterior_` is that of the fit.
+        """A completer of other rows, known by a few entries each: their factors given what was
+        learned, without learning anew; its `posterior_` is that of the fit.
 
         :param X: entries as in `fit`, of new rows 0, 1, ... and the same columns.
         :param row_features: of the new rows, in the unit of those that were learned.
         """
         check_is_fitted(self)
         if self.missingness:
-            raise ValueError("fold_in: which entries of a new row are known is no feature yet; fit with missingness=0, or fit again.")
+            raise ValueError(
+                "fold_in: which entries of a new row are known is no feature yet; fit with "
+                "missingness=0, or fit again."
+            )
         if (row_features is None) != (self.row_features is None):
-            raise ValueError(f"row_features: {'wanted those of the new rows' if row_features is None else 'found some, learned none'}.")
+            raise ValueError(
+                "row_features: "
+                f"{'wanted those of the new rows' if row_features is None else 'found some, learned none'}."
+            )
         entries = self._refused_unless_of_link(read_entries(X))
         if entries.shape[1] > self.shape_[1]:
             raise ValueError(f"X: found {entries.shape[1]} columns, wanted {self.shape_[1]}.")
@@ -171,9 +226,15 @@ class BSVDCompleter(BaseEstimator):
         new._entries = self._link.coded(entries._replace(shape=new.shape_))
         features = None if self._row_unit is None else self._row_unit.coded(row_features)
         with jax.enable_x64(self._draws["s"].dtype == np.float64):
-            given = _places(new._entries.row, new._entries.column, new._entries.value, new._entries.trials)
-            new._arguments_ = self._arguments_ | given | {"shape": new.shape_, "row_features": features}
-            drawn = draw_items(random.key(self._seed()), Program(bsvd, **new._arguments_), self._draws, "row")
+            given = _places(
+                new._entries.row, new._entries.column, new._entries.value, new._entries.trials
+            )
+            new._arguments_ = (
+                self._arguments_ | given | {"shape": new.shape_, "row_features": features}
+            )
+            drawn = draw_items(
+                random.key(self._seed()), Program(bsvd, **new._arguments_), self._draws, "row"
+            )
         new._draws = self._draws | {name: np.asarray(values) for name, values in drawn.items()}
         return new
 
@@ -196,8 +257,12 @@ class BSVDCompleter(BaseEstimator):
 
     def _model_arguments(self, entries: Entries) -> dict[str, Any]:
         of_rows, of_columns = missingness(entries, self.missingness)
-        self._row_unit, rows = Features.learn([self.row_features, of_rows], entries.shape[0], "row_features")
-        _, columns = Features.learn([self.column_features, of_columns], entries.shape[1], "column_features")
+        self._row_unit, rows = Features.learn(
+            [self.row_features, of_rows], entries.shape[0], "row_features"
+        )
+        _, columns = Features.learn(
+            [self.column_features, of_columns], entries.shape[1], "column_features"
+        )
         return {
             **_places(entries.row, entries.column, entries.value, entries.trials),
             "shape": entries.shape,
@@ -208,14 +273,21 @@ class BSVDCompleter(BaseEstimator):
             "row_features": rows,
             "column_features": columns,
             "learn_factors": self.learn_factors,
-            **({} if self.link == "gaussian" else dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 0.1))),  # the noise is the unit
+            # the noise is the unit
+            **(
+                {}
+                if self.link == "gaussian"
+                else dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 0.1))
+            ),
         }
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _told(self, tree: xr.DataTree) -> xr.DataTree:
-        """The run's tree: what is identified in `posterior`, the raw factors in `not_identified`."""
+        """The run's tree: what is identified in `posterior`, the raw factors in
+        `not_identified`.
+        """
         posterior = tree["posterior"].to_dataset()
         raw = [name for name in FACTORS if name in posterior]
         singular = np.array(
@@ -227,10 +299,20 @@ class BSVDCompleter(BaseEstimator):
         posterior["singular_value"] = (("chain", "draw", "order"), singular)
         rng = np.random.default_rng(0)
         places = [rng.integers(size, size=NUM_PROBES) for size in self.shape_]
-        mean, _ = self._link.told(self._over_draws(lambda fn: self._link.moments(fn)[0], *places), np.zeros(()))
-        posterior["prediction"] = (("chain", "draw", "probe"), mean.reshape(*singular.shape[:2], -1))
-        constant = tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()  # of one entry, all may be 0
-        tree["constant_data"] = xr.DataTree(constant.assign(probe_row=("probe", places[0]), probe_column=("probe", places[1])))
+        mean, _ = self._link.told(
+            self._over_draws(lambda fn: self._link.moments(fn)[0], *places), np.zeros(())
+        )
+        posterior["prediction"] = (
+            ("chain", "draw", "probe"),
+            mean.reshape(*singular.shape[:2], -1),
+        )
+        # of one entry, all may be 0
+        constant = (
+            tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
+        )
+        tree["constant_data"] = xr.DataTree(
+            constant.assign(probe_row=("probe", places[0]), probe_column=("probe", places[1]))
+        )
         of_rows = self._row_log_likelihood().reshape(*singular.shape[:2], -1)
         tree["log_likelihood"] = xr.DataTree(xr.Dataset({"y": (("chain", "draw", "row"), of_rows)}))
         tree["not_identified"] = xr.DataTree(posterior[raw])
@@ -247,12 +329,20 @@ class BSVDCompleter(BaseEstimator):
         def at(draws, index, counts):
             some = {name: arguments[name][index] for name in names} | {"counts": counts}
             program = Program(bsvd, **arguments | some)
-            return jax.lax.map(lambda draw: jax.ops.segment_sum(program.log_probs(draw)["y"], some["row"], self.shape_[0]), draws)
+            return jax.lax.map(
+                lambda draw: jax.ops.segment_sum(
+                    program.log_probs(draw)["y"], some["row"], self.shape_[0]
+                ),
+                draws,
+            )
 
         with jax.enable_x64(self._draws["s"].dtype == np.float64):
-            draws = {name: jnp.asarray(values) for name, values in self._draws.items() if name != "rank"}
+            draws = {
+                name: jnp.asarray(values) for name, values in self._draws.items() if name != "rank"
+            }
             index = np.asarray(chunks(size, MOST_AT_ONCE))
-            counts = np.arange(index.size).reshape(index.shape) < size  # the last chunk is filled up
+            # the last chunk is filled up
+            counts = np.arange(index.size).reshape(index.shape) < size
             total = np.zeros((len(draws["s"]), self.shape_[0]))
             ask = compiled(at, draws, index[0], counts[0])
             for chunk in zip(index, counts, strict=True):
@@ -267,7 +357,8 @@ class BSVDCompleter(BaseEstimator):
     def predict(self, rows: Any, columns: Any, return_std: bool = False) -> Any:
         """Expected entries, in their own unit; with the binomial link the probability of success.
 
-        :param return_std: the standard deviation of an entry as well, noise included; with the binomial link that of the probability.
+        :param return_std: the standard deviation of an entry as well, noise included; with the
+        binomial link that of the probability.
         """
         check_is_fitted(self)
         rows, columns, _ = read_places(rows, columns, self.shape_)
@@ -277,26 +368,47 @@ class BSVDCompleter(BaseEstimator):
         return (mean, deviation) if return_std else mean
 
     def sample(self, rows: Any, columns: Any, n: int = 100) -> np.ndarray:
-        """Draws of entries from their posterior predictive distribution, [draw, entry]; with the binomial link of one trial."""
+        """Draws of entries from their posterior predictive distribution, [draw, entry]; with the
+        binomial link of one trial.
+        """
         check_is_fitted(self)
         rows, columns, _ = read_places(rows, columns, self.shape_)
         rng = np.random.default_rng(self._seed())
         which = rng.integers(len(self._draws["rank"]), size=n)
-        drawn = self._over_draws(lambda fn, key: fn.sample(key), rows, columns, which, random.key(int(rng.integers(2**31))))
+        drawn = self._over_draws(
+            lambda fn, key: fn.sample(key),
+            rows,
+            columns,
+            which,
+            random.key(int(rng.integers(2**31))),
+        )
         return self._link.decoded(drawn)
 
-    def suggest(self, n: int = 1, *, candidates: Any = None, is_correlated: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    def suggest(
+        self, n: int = 1, *, candidates: Any = None, is_correlated: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Rows and columns of the n entries to ask for next.
 
-        :param candidates: (rows, columns) among which to choose; None: all that are not observed, or `MOST_CANDIDATES` of these by chance.
-        :param is_correlated: chooses entries that are uncertain given the others chosen; False: those of largest standard deviation.
+        :param candidates: (rows, columns) among which to choose; None: all that are not observed,
+        or `MOST_CANDIDATES` of these by chance.
+        :param is_correlated: chooses entries that are uncertain given the others chosen; False:
+        those of largest standard deviation.
         """
         check_is_fitted(self)
-        cells = self._unobserved() if candidates is None else np.unique(self._cells(*read_places(*candidates, self.shape_)[:2]))
+        cells = (
+            self._unobserved()
+            if candidates is None
+            else np.unique(self._cells(*read_places(*candidates, self.shape_)[:2]))
+        )
         rows, columns = (place.astype(np.int32) for place in np.divmod(cells, self.shape_[1]))
         if not (isinstance(n, Integral) and 1 <= n <= len(rows)):
-            raise ValueError(f"n: found {n}, wanted an integer, 1 to {len(rows)}, as many as there are candidates.")
-        eta = self._over_draws(lambda fn: getattr(fn, "loc", getattr(fn, "predictor", None)), rows, columns)
+            raise ValueError(
+                f"n: found {n}, wanted an integer, 1 to {len(rows)}, as many as there are "
+                "candidates."
+            )
+        eta = self._over_draws(
+            lambda fn: getattr(fn, "loc", getattr(fn, "predictor", None)), rows, columns
+        )
         noise = float(np.mean(1 / self._draws["alpha"])) if "alpha" in self._draws else 1.0
         chosen = most_informative(eta, noise, n, is_correlated=is_correlated)
         return rows[chosen], columns[chosen]
@@ -306,15 +418,28 @@ class BSVDCompleter(BaseEstimator):
         return rows.astype(np.int64) * self.shape_[1] + columns
 
     def _unobserved(self) -> np.ndarray:
-        """Cells, in order: all of them where there are not many, or where chance would hardly find one."""
+        """Cells, in order: all of them where there are not many, or where chance would hardly
+        find one.
+        """
         known = self._cells(self._entries.row, self._entries.column)
         total, rng = self.shape_[0] * self.shape_[1], np.random.default_rng(self._seed())
         few = total <= max(10 * MOST_CANDIDATES, 2 * len(known))
-        cells = np.arange(total) if few else np.unique(rng.integers(total, size=4 * MOST_CANDIDATES))
+        cells = (
+            np.arange(total) if few else np.unique(rng.integers(total, size=4 * MOST_CANDIDATES))
+        )
         return np.sort(rng.permutation(np.setdiff1d(cells, known))[:MOST_CANDIDATES])
 
-    def _over_draws(self, function: Callable, rows: np.ndarray, columns: np.ndarray, which: Any = slice(None), rng_key: Any = None) -> Any:
-        """`function(distribution)` of entries at each draw, or `function(distribution, key)`: [draw, entry]."""
+    def _over_draws(
+        self,
+        function: Callable,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        which: Any = slice(None),
+        rng_key: Any = None,
+    ) -> Any:
+        """`function(distribution)` of entries at each draw, or `function(distribution, key)`:
+        [draw, entry].
+        """
         arguments, number = self._arguments_, len(rows)
         if not number:  # one is looked at, and left out again
             rows, columns = np.zeros((2, 1), np.int32)
@@ -324,19 +449,31 @@ class BSVDCompleter(BaseEstimator):
             def one(draw):
                 values, key = draw
                 trials = None if arguments.get("trials") is None else jnp.ones_like(row)
-                program = Program(bsvd, **arguments | _places(row, column, np.zeros(row.shape, self._entries.value.dtype), trials))
+                program = Program(
+                    bsvd,
+                    **arguments
+                    | _places(row, column, np.zeros(row.shape, self._entries.value.dtype), trials),
+                )
                 fn = unwrap(program.trace(values)[program.observed[0]]["fn"])
                 return function(fn) if rng_key is None else function(fn, key)
 
             return jax.lax.map(one, (draws, keys))
 
         with jax.enable_x64(self._draws["s"].dtype == np.float64):
-            draws = {name: jnp.asarray(values[which]) for name, values in self._draws.items() if name != "rank"}
+            draws = {
+                name: jnp.asarray(values[which])
+                for name, values in self._draws.items()
+                if name != "rank"
+            }
             keys = random.split(random.key(0) if rng_key is None else rng_key, len(draws["s"]))
-            places = [(rows[index], columns[index]) for index in np.asarray(chunks(len(rows), size))]
+            places = [
+                (rows[index], columns[index]) for index in np.asarray(chunks(len(rows), size))
+            ]
             ask = compiled(at, draws, keys, *places[0])
             parts = [ask(draws, keys, *place) for place in places]
-            join = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=1)[:, :number]
+            join = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=1)[
+                :, :number
+            ]
             return jax.tree.map(join, *parts)
 
 

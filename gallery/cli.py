@@ -1,6 +1,7 @@
 """The command `zoo`: fit a model to data, look at the run, predict, without writing Python.
 
-Nothing heavy is imported here: `zoo --help` answers at once. Each command lives in `gallery.commands`.
+Nothing heavy is imported here: `zoo --help` answers at once. Each command lives in
+`gallery.commands`.
 """
 
 import argparse
@@ -35,7 +36,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0, 1 for a run that is not to be trusted, 2 for an error, 130 and 143 for signals."""
+    """Run a command; the exit code: 0, 1 for a run that is not to be trusted, 2 for an error,
+    130 and 143 for signals.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments
     try:
@@ -48,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("zoo: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `zoo ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+        # what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
         if debug:
@@ -64,7 +68,10 @@ def _run(args: argparse.Namespace) -> int:
     from gallery.commands import surroundings
 
     module, _, function = args.command.partition(":")
-    with surroundings.prepared(debug=getattr(args, "debug", False), compile_cache=not getattr(args, "no_compile_cache", False)):
+    with surroundings.prepared(
+        debug=getattr(args, "debug", False),
+        compile_cache=not getattr(args, "no_compile_cache", False),
+    ):
         code = getattr(importlib.import_module(f"gallery.commands.{module}"), function)(args)
         sys.stdout.flush()
         return code
@@ -78,7 +85,11 @@ def _one_line(error: Exception) -> str:
         text = str(error) or type(error).__name__
     else:
         text = f"{type(error).__name__}: {error} (--debug shows where)"
-    notes = [note for note in getattr(error, "__notes__", ()) if "JAX has removed its internal frames" not in note]
+    notes = [
+        note
+        for note in getattr(error, "__notes__", ())
+        if "JAX has removed its internal frames" not in note
+    ]
     return " ".join("; ".join([text, *notes]).split())
 
 
@@ -89,14 +100,24 @@ def _seed(text: str) -> int:
     except ValueError:
         seed = -1
     if not 0 <= seed < 2**63:
-        raise argparse.ArgumentTypeError(f"wanted a whole number from 0 to 2**63 - 1, found {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"wanted a whole number from 0 to 2**63 - 1, found {text!r}"
+        )
     return seed
 
 
 def _parser() -> _Parser:
     common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error, and the warnings of libraries")
-    common.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs in the user's cache folder")
+    common.add_argument(
+        "--debug",
+        action="store_true",
+        help="show the traceback of an error, and the warnings of libraries",
+    )
+    common.add_argument(
+        "--no-compile-cache",
+        action="store_true",
+        help="do not keep compiled programs in the user's cache folder",
+    )
     parser = _Parser(
         prog="zoo",
         description="Bayesian models of papers: fit them to data, look at the posterior, predict.",
@@ -112,23 +133,41 @@ def _parser() -> _Parser:
         return command
 
     add("list", "browse:list_models", "the models")
-    add("show", "browse:show", "a model: its paper, its sites and their priors, edits to try").add_argument("model", metavar="MODEL")
+    add(
+        "show", "browse:show", "a model: its paper, its sites and their priors, edits to try"
+    ).add_argument("model", metavar="MODEL")
     _add_data(add("data", "browse:data", "the data sets, or one of them"))
     _add_fit(add("fit", "fit:fit", "fit a model to data and save the run"))
-    _add_run(add("summary", "reports:summary", "means, intervals, effective sample sizes of a run"), names=True)
+    _add_run(
+        add("summary", "reports:summary", "means, intervals, effective sample sizes of a run"),
+        names=True,
+    )
     _add_run(add("report", "reports:report", "whether to trust a run; exit code 1 if not"))
     _add_plot(add("plot", "pictures:plot", "a picture of a run"))
     _add_compare(add("compare", "reports:compare", "predictive scores of runs on the same data"))
-    _add_predict(add("predict", "predict:predict", "class probabilities of the rows of a CSV file, or entries of a matrix"))
+    _add_predict(
+        add(
+            "predict",
+            "predict:predict",
+            "class probabilities of the rows of a CSV file, or entries of a matrix",
+        )
+    )
     _add_run(add("cite", "cite:cite", "BibTeX of the model and the kernels of a run"))
-    add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument("folder", metavar="FOLDER")
+    add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument(
+        "folder", metavar="FOLDER"
+    )
     _add_site(add("gallery", "site:build", "the pages of the gallery as a site"))
     return parser
 
 
 def _add_data(parser: _Parser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?")
-    parser.add_argument("-o", dest="output", metavar="OUT.csv", help="write it there, as a table that `zoo fit` and `zoo predict` read")
+    parser.add_argument(
+        "-o",
+        dest="output",
+        metavar="OUT.csv",
+        help="write it there, as a table that `zoo fit` and `zoo predict` read",
+    )
     parser.add_argument("--force", action="store_true", help="replace the file of -o")
 
 
@@ -136,27 +175,52 @@ def _add_fit(parser: _Parser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a name of `zoo list`")
     add("--data", required=True, metavar="NAME|FILE.csv", help=_DATA_HELP)
-    add("--target", metavar="COL", help="the column of the CSV file that holds classes, or entries (default: the last)")
-    add("--task", metavar="COL", help="the column of the CSV file that says of which task a row is, for models of several tasks")
+    add(
+        "--target",
+        metavar="COL",
+        help="the column of the CSV file that holds classes, or entries (default: the last)",
+    )
+    add(
+        "--task",
+        metavar="COL",
+        help="the column of the CSV file that says of which task a row is, for models of several "
+        "tasks",
+    )
     add("--option", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_OPTION_HELP)
-    add("--kernel", metavar="NAME", help="nuts, svi, ...: one that the model's card names (default: its first)")
+    add(
+        "--kernel",
+        metavar="NAME",
+        help="nuts, svi, ...: one that the model's card names (default: its first)",
+    )
     add("--seed", type=_seed, default=0, metavar="N", help="of all random numbers (default: 0)")
     add(
-        "--raw", action="store_true", help="leave features, and real entries of a matrix, as they are; else they get mean 0 and deviation 1"
+        "--raw",
+        action="store_true",
+        help="leave features, and real entries of a matrix, as they are; else they get mean 0 and "
+        "deviation 1",
     )
-    add("--checkpoint", metavar="FOLDER", help="keep the run there while it goes on; `zoo resume FOLDER` goes on after a kill")
-    add("-o", dest="output", metavar="RUN.nc", help="where to save the run (default: MODEL-DATA.nc)")
+    add(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="keep the run there while it goes on; `zoo resume FOLDER` goes on after a kill",
+    )
+    add(
+        "-o", dest="output", metavar="RUN.nc", help="where to save the run (default: MODEL-DATA.nc)"
+    )
     add("--plot", metavar="OUT.png", help="save a picture too")
     add("--force", action="store_true", help="replace the file of -o")
 
 
 _DATA_HELP = (
-    "a name of `zoo data`, or a CSV file: a header, missing cells empty or NA; for a model of a matrix the first two columns name the row "
+    "a name of `zoo data`, or a CSV file: a header, missing cells empty or NA; for a model of a "
+    "matrix the first two columns name the row "
     "and the column of an entry"
 )
 _OPTION_HELP = (
-    "num_warmup, num_samples, num_chains, thinning, max_time (seconds), save_every (seconds), chain_method; an argument of the kernel, "
-    "such as num_particles or target_accept_prob; or of the model, such as alpha. Defaults num_warmup=500 num_samples=1000 num_chains=4; "
+    "num_warmup, num_samples, num_chains, thinning, max_time (seconds), save_every (seconds), "
+    "chain_method; an argument of the kernel, "
+    "such as num_particles or target_accept_prob; or of the model, such as alpha. Defaults "
+    "num_warmup=500 num_samples=1000 num_chains=4; "
     "SVI: num_warmup=5000, its steps; a particle filter: num_particles=200, no warm-up"
 )
 
@@ -164,14 +228,33 @@ _OPTION_HELP = (
 def _add_run(parser: _Parser, names: bool = False) -> None:
     parser.add_argument("run", metavar="RUN.nc")
     if names:
-        parser.add_argument("--var-names", nargs="+", metavar="SITE", help="only these (default: all but those with a value for each row)")
+        parser.add_argument(
+            "--var-names",
+            nargs="+",
+            metavar="SITE",
+            help="only these (default: all but those with a value for each row)",
+        )
 
 
 def _add_plot(parser: _Parser) -> None:
     _add_run(parser, names=True)
     parser.add_argument("-o", dest="output", metavar="OUT.png", help="default: RUN.png")
-    kinds = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "partition", "matrix", "history")
-    parser.add_argument("--kind", choices=kinds, help="default: what fits the run: elbo, partition, matrix, history, else trace_dist")
+    kinds = (
+        "trace_dist",
+        "dist",
+        "forest",
+        "rank",
+        "energy",
+        "elbo",
+        "partition",
+        "matrix",
+        "history",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=kinds,
+        help="default: what fits the run: elbo, partition, matrix, history, else trace_dist",
+    )
 
 
 def _add_compare(parser: _Parser) -> None:
@@ -181,7 +264,11 @@ def _add_compare(parser: _Parser) -> None:
 
 def _add_predict(parser: _Parser) -> None:
     _add_run(parser)
-    parser.add_argument("table", metavar="NEW.csv", help="a header with the columns of the fit, in any order; others are passed over")
+    parser.add_argument(
+        "table",
+        metavar="NEW.csv",
+        help="a header with the columns of the fit, in any order; others are passed over",
+    )
     parser.add_argument("-o", dest="output", metavar="OUT.csv", help="default: the standard output")
     parser.add_argument("--force", action="store_true", help="replace the file of -o")
 
@@ -190,12 +277,18 @@ def _add_site(parser: _Parser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     build = actions.add_parser("build", help="run the pages and render the site")
     build.set_defaults(command="site:build")
-    build.add_argument("--full", action="store_true", help="with the settings of the papers, which takes hours; else with small ones")
+    build.add_argument(
+        "--full",
+        action="store_true",
+        help="with the settings of the papers, which takes hours; else with small ones",
+    )
     build.add_argument("--no-run", action="store_true", help="render the words and the code alone")
     show = actions.add_parser("open", help="show the site in a browser")
     show.set_defaults(command="site:open_site")
     for action in (build, show):
-        action.add_argument("-o", dest="output", metavar="FOLDER", help="of the site (default: gallery/site)")
+        action.add_argument(
+            "-o", dest="output", metavar="FOLDER", help="of the site (default: gallery/site)"
+        )
 
 
 if __name__ == "__main__":

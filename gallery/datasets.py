@@ -2,12 +2,14 @@
 
     from gallery.datasets import describe, load, names
 
-    data = load("wine")                               # data["x"], data["y"], data.feature_names, data.licence, ...
+    data = load("wine")                               # data["x"], data["y"], data.feature_names,
+                                                      data.licence, ...
     data = load("pinwheel", seed=1, num_classes=4)    # generators take options
 
-Three kinds: tables that come with scikit-learn, generators, and sets that are downloaded from their public source, checked
-and kept in the user's cache folder. `ZOO_DATA` names a folder that is searched first; it is laid out as the cache is, a folder
-a set. Your own tables come in by `gallery.tables.read_csv`.
+Three kinds: tables that come with scikit-learn, generators, and sets that are downloaded from their
+public source, checked and kept in the user's cache folder. `ZOO_DATA` names a folder that is
+searched first; it is laid out as the cache is, a folder a set. Your own tables come in by
+`gallery.tables.read_csv`.
 """
 
 import difflib
@@ -22,7 +24,15 @@ from gallery._sources import SOURCES
 from gallery.generators import GENERATORS
 from gallery.generators import LICENCE as GENERATED
 
-__all__ = ["CorruptDataError", "DataNotFoundError", "Dataset", "Summary", "describe", "load", "names"]
+__all__ = [
+    "CorruptDataError",
+    "DataNotFoundError",
+    "Dataset",
+    "Summary",
+    "describe",
+    "load",
+    "names",
+]
 
 
 class Summary(NamedTuple):
@@ -56,14 +66,16 @@ BUNDLED = {
         "load_breast_cancer",
         "Wisconsin diagnostic breast cancer",
         "569 tumours, 30 features of their cell nuclei; 0 malignant, 1 benign.",
-        "Wolberg, Mangasarian, Street and Street (1995), Breast Cancer Wisconsin (Diagnostic), UCI, doi 10.24432/C5DW2B",
+        "Wolberg, Mangasarian, Street and Street (1995), Breast Cancer Wisconsin (Diagnostic), "
+        "UCI, doi 10.24432/C5DW2B",
         "https://archive.ics.uci.edu/dataset/17/breast+cancer+wisconsin+diagnostic",
     ),
     "digits": _Bundled(
         "load_digits",
         "Handwritten digits of 8 x 8 pixels",
         "1797 images, 64 features 0 .. 16, 10 classes.",
-        "Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI, doi 10.24432/C50P49",
+        "Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI, doi "
+        "10.24432/C50P49",
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
     ),
 }
@@ -71,7 +83,10 @@ BUNDLED_LICENCE = "CC BY 4.0 (UCI Machine Learning Repository)"
 
 
 def names() -> tuple[str, ...]:
-    """All data sets: the bundled ones, the generators, those that are downloaded. `describe` says more of each."""
+    """All data sets: the bundled ones, the generators, those that are downloaded.
+
+    `describe` says more of each.
+    """
     return (*BUNDLED, *sorted(GENERATORS), *SOURCES)
 
 
@@ -80,25 +95,32 @@ def describe(name: str) -> Summary:
     _known(name)
     if name in BUNDLED:
         bundled = BUNDLED[name]
-        return Summary(name, bundled.title, "bundled with scikit-learn", BUNDLED_LICENCE, bundled.citation, ())
+        return Summary(
+            name, bundled.title, "bundled with scikit-learn", BUNDLED_LICENCE, bundled.citation, ()
+        )
     if name in GENERATORS:
         first_line = (GENERATORS[name].__doc__ or "").splitlines()[0]
         return Summary(name, first_line, "generated", GENERATED, "", _options(name))
     source = SOURCES[name]
-    return Summary(name, source.title, f"downloaded from {source.url}", source.licence, source.citation, ())
+    return Summary(
+        name, source.title, f"downloaded from {source.url}", source.licence, source.citation, ()
+    )
 
 
 def load(name: str, **options: Any) -> Dataset:
     """A data set by name. Only generators take options: their sizes and `seed`.
 
-    A set that is neither in ZOO_DATA nor in the cache is downloaded. Without network that is a `DataNotFoundError`, which
-    says where to get the file and where to put it; a file that is not what it should be is a `CorruptDataError`.
+    A set that is neither in ZOO_DATA nor in the cache is downloaded. Without network that is a
+    `DataNotFoundError`, which says where to get the file and where to put it; a file that is not
+    what it should be is a `CorruptDataError`.
     """
     _known(name)
     unknown = sorted(set(options) - set(_options(name)))
     if unknown:
         valid = ", ".join(_options(name)) or "none"
-        raise ValueError(f"data set {name!r} has no option {', '.join(map(repr, unknown))}; its options: {valid}")
+        raise ValueError(
+            f"data set {name!r} has no option {', '.join(map(repr, unknown))}; its options: {valid}"
+        )
     if name in GENERATORS:
         return GENERATORS[name](**options)
     if name in BUNDLED:
@@ -134,7 +156,10 @@ def _load_bundled(name: str) -> Dataset:
     return Dataset(
         name=name,
         title=bundled.title,
-        arrays={"x": np.asarray(bunch.data, dtype=float), "y": np.asarray(bunch.target, dtype=np.int64)},
+        arrays={
+            "x": np.asarray(bunch.data, dtype=float),
+            "y": np.asarray(bunch.target, dtype=np.int64),
+        },
         feature_names=tuple(map(str, bunch.feature_names)),
         class_names=tuple(map(str, bunch.target_names)),
         description=bundled.description,

@@ -1,7 +1,8 @@
-"""Synthetic data sets with their truth beside them: the hidden groups, means, ranks and probabilities.
+"""Synthetic data sets with their truth beside them: the hidden groups, means, ranks and
+probabilities.
 
-Each is a function of its sizes and a seed, drawn with `numpy.random.default_rng(seed)`: the same seed gives the same bytes.
-`load("pinwheel", seed=1, num_classes=3)` calls them by name.
+Each is a function of its sizes and a seed, drawn with `numpy.random.default_rng(seed)`: the same
+seed gives the same bytes. `load("pinwheel", seed=1, num_classes=3)` calls them by name.
 """
 
 from collections.abc import Callable
@@ -10,12 +11,23 @@ import numpy as np
 
 from gallery._dataset import Dataset
 
-__all__ = ["GENERATORS", "crp_mixture", "gaussian_mixture", "large_categorical", "low_rank_matrix", "pinwheel", "three_gaussians"]
+__all__ = [
+    "GENERATORS",
+    "crp_mixture",
+    "gaussian_mixture",
+    "large_categorical",
+    "low_rank_matrix",
+    "pinwheel",
+    "three_gaussians",
+]
 
 LICENCE = "generated; Apache-2.0, as the code that generates it"
 MEANS = np.array([[-3.0, 0.0], [1.0, 0.0], [5.0, 0.0]])
-COVARIANCES = np.array([[[0.52, -0.36], [-0.36, 0.73]], [[0.47, 0.19], [0.19, 0.7]], [[0.52, -0.36], [-0.36, 0.73]]])
-LINES = np.array([[0.75, 2.25], [-0.58, 0.58], [0.75, -3.75]])  # slope and intercept of each component's class boundary
+COVARIANCES = np.array(
+    [[[0.52, -0.36], [-0.36, 0.73]], [[0.47, 0.19], [0.19, 0.7]], [[0.52, -0.36], [-0.36, 0.73]]]
+)
+# slope and intercept of each component's class boundary
+LINES = np.array([[0.75, 2.25], [-0.58, 0.58], [0.75, -3.75]])
 
 
 def pinwheel(
@@ -28,8 +40,8 @@ def pinwheel(
 ) -> Dataset:
     """Two-dimensional arms that bend, one a class.
 
-    A Gaussian blob at (1, 0), turned by its class and by `rate` times the exponential of its first coordinate. With
-    tangential_std=0.25 the arms touch (the hard variant).
+    A Gaussian blob at (1, 0), turned by its class and by `rate` times the exponential of its first
+    coordinate. With tangential_std=0.25 the arms touch (the hard variant).
     """
     _check(num_classes=num_classes, num_per_class=num_per_class)
     _check_scale(radial_std=radial_std, tangential_std=tangential_std)
@@ -45,9 +57,11 @@ def pinwheel(
         arrays={"x": x, "y": y},
         feature_names=("x1", "x2"),
         class_names=tuple(f"arm {k + 1}" for k in range(num_classes)),
-        description="Two-dimensional arms that bend; the toy problem of the Archipelago paper (its own noise is not stated there).",
+        description="Two-dimensional arms that bend; the toy problem of the Archipelago paper (its "
+        "own noise is not stated there).",
         licence=LICENCE,
-        citation="Adams and Ghahramani (2009), Archipelago: nonparametric Bayesian semi-supervised learning, ICML",
+        citation="Adams and Ghahramani (2009), Archipelago: nonparametric Bayesian semi-supervised "
+        "learning, ICML",
     )
 
 
@@ -62,9 +76,9 @@ def crp_mixture(
 ) -> Dataset:
     """Binary rows in classes, each class a Chinese restaurant process mixture.
 
-    `alpha` is the concentration; a class has the sum of alpha / (alpha + i), i < num_per_class, groups on average. A group's
-    probabilities are drawn from Beta(gamma, gamma). `group` numbers the groups across classes; `missing` is the share of the
-    cells made NaN at random.
+    `alpha` is the concentration; a class has the sum of alpha / (alpha + i), i < num_per_class,
+    groups on average. A group's probabilities are drawn from Beta(gamma, gamma). `group` numbers
+    the groups across classes; `missing` is the share of the cells made NaN at random.
     """
     _check(num_classes=num_classes, num_per_class=num_per_class, num_features=num_features)
     _check_scale(alpha=alpha, gamma=gamma)
@@ -86,16 +100,25 @@ def crp_mixture(
         arrays={"x": x, "y": y, "group": group, "probabilities": probabilities},
         feature_names=tuple(f"bit {d + 1}" for d in range(num_features)),
         class_names=tuple(f"class {k + 1}" for k in range(num_classes)),
-        description="Drawn from AClass's own prior; `group` and `probabilities` [group, feature] are the truth.",
+        description="Drawn from AClass's own prior; `group` and `probabilities` [group, feature] "
+        "are the truth.",
         licence=LICENCE,
-        citation="Mansinghka, Roy, Rifkin and Tenenbaum (2007), AClass: an online algorithm for generative classification, AISTATS",
+        citation="Mansinghka, Roy, Rifkin and Tenenbaum (2007), AClass: an online algorithm for "
+        "generative classification, AISTATS",
     )
 
 
-def gaussian_mixture(num_groups: int = 3, num_rows: int = 300, num_features: int = 2, separation: float = 4.0, seed: int = 0) -> Dataset:
+def gaussian_mixture(
+    num_groups: int = 3,
+    num_rows: int = 300,
+    num_features: int = 2,
+    separation: float = 4.0,
+    seed: int = 0,
+) -> Dataset:
     """Rows without labels, in Gaussian groups.
 
-    Groups have unit variance, means drawn from N(0, separation²) and weights drawn from Dirichlet(1, ..., 1).
+    Groups have unit variance, means drawn from N(0, separation²) and weights drawn from
+    Dirichlet(1, ..., 1).
     """
     _check(num_groups=num_groups, num_rows=num_rows, num_features=num_features)
     _check_scale(separation=separation)
@@ -106,9 +129,15 @@ def gaussian_mixture(num_groups: int = 3, num_rows: int = 300, num_features: int
     return Dataset(
         name="gaussian_mixture",
         title=f"{num_groups} Gaussian groups in {num_features} dimensions",
-        arrays={"x": means[group] + rng.normal(size=(num_rows, num_features)), "group": group, "means": means, "weights": weights},
+        arrays={
+            "x": means[group] + rng.normal(size=(num_rows, num_features)),
+            "group": group,
+            "means": means,
+            "weights": weights,
+        },
         feature_names=tuple(f"x{d + 1}" for d in range(num_features)),
-        description="Unlabelled rows; `group`, `means` [group, feature] and `weights` are the truth.",
+        description="Unlabelled rows; `group`, `means` [group, feature] and `weights` are the "
+        "truth.",
         licence=LICENCE,
     )
 
@@ -137,49 +166,70 @@ def three_gaussians(num_rows: int = 450, seed: int = 0) -> Dataset:
         },
         feature_names=("x1", "x2"),
         class_names=("below", "above"),
-        description="The synthetic demonstration of the infinite quadratically gated mixture of experts (thesis, section 3.5.1); "
+        description="The synthetic demonstration of the infinite quadratically gated mixture of "
+        "experts (thesis, section 3.5.1); "
         "the thesis does not say which side of a line is which class, here class 1 is above.",
         licence=LICENCE,
-        citation="Wang (2010), Missing data, multi-task learning and matrix completion, PhD thesis, Duke University",
+        citation="Wang (2010), Missing data, multi-task learning and matrix completion, PhD "
+        "thesis, Duke University",
     )
 
 
 def low_rank_matrix(
-    num_rows: int = 50, num_cols: int = 50, rank: int = 5, num_entries: int | None = None, snr_db: float | None = None, seed: int = 0
+    num_rows: int = 50,
+    num_cols: int = 50,
+    rank: int = 5,
+    num_entries: int | None = None,
+    snr_db: float | None = None,
+    seed: int = 0,
 ) -> Dataset:
     """Entries (row, column, value) of a matrix of known rank.
 
-    The matrix is the product of two Gaussian factors. `num_entries` (half of the matrix by default) are drawn without
-    replacement. `snr_db` is the signal-to-noise ratio in decibels: the noise's variance is the mean square of the whole
-    matrix over 10^(snr_db / 10). Without it there is no noise.
+    The matrix is the product of two Gaussian factors. `num_entries` (half of the matrix by default)
+    are drawn without replacement. `snr_db` is the signal-to-noise ratio in decibels: the noise's
+    variance is the mean square of the whole matrix over 10^(snr_db / 10). Without it there is no
+    noise.
     """
     num_entries = num_rows * num_cols // 2 if num_entries is None else num_entries
     _check(num_rows=num_rows, num_cols=num_cols, rank=rank, num_entries=num_entries)
     if rank > min(num_rows, num_cols):
-        raise ValueError(f"rank={rank}: wanted at most min(num_rows, num_cols) = {min(num_rows, num_cols)}")
+        raise ValueError(
+            f"rank={rank}: wanted at most min(num_rows, num_cols) = {min(num_rows, num_cols)}"
+        )
     if num_entries > num_rows * num_cols:
         raise ValueError(f"num_entries={num_entries}: the matrix has only {num_rows * num_cols}")
     rng = np.random.default_rng(seed)
     matrix = rng.normal(size=(num_rows, rank)) @ rng.normal(size=(rank, num_cols))
-    rows, cols = np.divmod(rng.choice(num_rows * num_cols, size=num_entries, replace=False), num_cols)
+    rows, cols = np.divmod(
+        rng.choice(num_rows * num_cols, size=num_entries, replace=False), num_cols
+    )
     noise_std = 0.0 if snr_db is None else np.sqrt(np.mean(matrix**2) / 10 ** (snr_db / 10))
     values = matrix[rows, cols] + noise_std * rng.normal(size=num_entries)
     noise = "no noise" if snr_db is None else f"{snr_db:g} dB"
     return Dataset(
         name="low_rank_matrix",
         title=f"{num_entries} entries of a {num_rows} x {num_cols} matrix of rank {rank}, {noise}",
-        arrays={"rows": rows, "cols": cols, "values": values, "matrix": matrix, "noise_std": np.array(noise_std)},
-        description="The synthetic matrices of Bayesian singular value decomposition; `matrix` is the truth without noise.",
+        arrays={
+            "rows": rows,
+            "cols": cols,
+            "values": values,
+            "matrix": matrix,
+            "noise_std": np.array(noise_std),
+        },
+        description="The synthetic matrices of Bayesian singular value decomposition; `matrix` is "
+        "the truth without noise.",
         licence=LICENCE,
-        citation="Wang (2010), Missing data, multi-task learning and matrix completion, PhD thesis, Duke University",
+        citation="Wang (2010), Missing data, multi-task learning and matrix completion, PhD "
+        "thesis, Duke University",
     )
 
 
 def large_categorical(num_classes: int = 10_000, num_rows: int = 300_000, seed: int = 0) -> Dataset:
     """Labels alone, of very many classes.
 
-    The probability of class k is proportional to u_k squared, u_k uniform on (0, 1). `x` is a column of ones, so that a
-    model's weights are the classes' biases. Some classes are never drawn: `counts` tells.
+    The probability of class k is proportional to u_k squared, u_k uniform on (0, 1). `x` is a
+    column of ones, so that a model's weights are the classes' biases. Some classes are never drawn:
+    `counts` tells.
     """
     _check(num_classes=num_classes, num_rows=num_rows)
     rng = np.random.default_rng(seed)
@@ -190,22 +240,38 @@ def large_categorical(num_classes: int = 10_000, num_rows: int = 300_000, seed: 
     return Dataset(
         name="large_categorical",
         title=f"{num_rows} labels of {num_classes} classes",
-        arrays={"x": np.ones((num_rows, 1)), "y": y, "probabilities": probabilities, "counts": counts},
+        arrays={
+            "x": np.ones((num_rows, 1)),
+            "y": y,
+            "probabilities": probabilities,
+            "counts": counts,
+        },
         feature_names=("one",),
-        description=f"The synthetic experiment of augment and reduce; {np.count_nonzero(counts)} of {num_classes} classes occur.",
+        description=f"The synthetic experiment of augment and reduce; {np.count_nonzero(counts)} "
+        f"of {num_classes} classes occur.",
         licence=LICENCE,
-        citation="Ruiz, Titsias, Dieng and Blei (2018), Augment and reduce: stochastic inference for large categorical distributions, ICML",
+        citation="Ruiz, Titsias, Dieng and Blei (2018), Augment and reduce: stochastic inference "
+        "for large categorical distributions, ICML",
     )
 
 
 GENERATORS: dict[str, Callable[..., Dataset]] = {
     generator.__name__: generator
-    for generator in (crp_mixture, gaussian_mixture, large_categorical, low_rank_matrix, pinwheel, three_gaussians)
+    for generator in (
+        crp_mixture,
+        gaussian_mixture,
+        large_categorical,
+        low_rank_matrix,
+        pinwheel,
+        three_gaussians,
+    )
 }
 
 
 def _seat(rng: np.random.Generator, num_customers: int, alpha: float) -> np.ndarray:
-    """Tables of a Chinese restaurant process: with i seated, a new one has probability alpha / (alpha + i)."""
+    """Tables of a Chinese restaurant process: with i seated, a new one has probability alpha /
+    (alpha + i).
+    """
     seats, num_tables = np.zeros(num_customers, dtype=np.int64), 1
     for i in range(1, num_customers):
         if rng.random() * (alpha + i) < alpha:

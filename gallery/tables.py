@@ -3,9 +3,9 @@
     train = read_csv("patients.csv", target="outcome")
     x_new = read_features("new_patients.csv", train.feature_names, train.categories)
 
-A column of numbers stays numbers, a column of True and False becomes 1 and 0, any other column is categorical: its texts,
-sorted, become the codes 0, 1, ... A missing cell is empty or NA, and NaN in `x`. What cannot be read is an error that
-names the file, the line and the column.
+A column of numbers stays numbers, a column of True and False becomes 1 and 0, any other column is
+categorical: its texts, sorted, become the codes 0, 1, ... A missing cell is empty or NA, and NaN in
+`x`. What cannot be read is an error that names the file, the line and the column.
 """
 
 import csv
@@ -20,10 +20,21 @@ import numpy as np
 
 from gallery._dataset import Dataset
 
-__all__ = ["Table", "TableError", "encode", "number_of", "read_csv", "read_features", "read_matrix", "read_table", "write_csv"]
+__all__ = [
+    "Table",
+    "TableError",
+    "encode",
+    "number_of",
+    "read_csv",
+    "read_features",
+    "read_matrix",
+    "read_table",
+    "write_csv",
+]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
-MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})  # in small letters: of what is missing, elsewhere
+# in small letters: of what is missing, elsewhere
+MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 MANY_VALUES = 10  # numbers with decimals and more values than this are a quantity, not class labels
 
@@ -51,39 +62,62 @@ class Table(NamedTuple):
 
 
 def read_csv(
-    path: str | Path, target: str | None = None, like: Dataset | None = None, task: str | None = None, classes: bool = True
+    path: str | Path,
+    target: str | None = None,
+    like: Dataset | None = None,
+    task: str | None = None,
+    classes: bool = True,
 ) -> Dataset:
     """A data set from a CSV file with a header.
 
-    `target` names the class column (by default the last one); its cells may be text, whole numbers or booleans, and an
-    empty one is an unlabelled row, -1. Decimal numbers of many values are a quantity, without `classes` all numbers are: `y` is
-    then float, and NaN where the cell is empty. With `like`, the
-    data set that a model was fitted to, the target, features, categories and classes are those of `like`: a test file is
-    coded as the training file was, and a class or category that `like` lacks is an error. `task` names a column that is no
-    feature: it says of which of several tasks a row is, and becomes the array `task`.
+    `target` names the class column (by default the last one); its cells may be text, whole numbers
+    or booleans, and an empty one is an unlabelled row, -1. Decimal numbers of many values are a
+    quantity, without `classes` all numbers are: `y` is then float, and NaN where the cell is empty.
+    With `like`, the data set that a model was fitted to, the target, features, categories and
+    classes are those of `like`: a test file is coded as the training file was, and a class or
+    category that `like` lacks is an error. `task` names a column that is no feature: it says of
+    which of several tasks a row is, and becomes the array `task`.
     """
     table = read_table(path)
     if target is None:
-        target = [name for name in table.header if name != task][-1] if like is None else like.target_name
+        target = (
+            [name for name in table.header if name != task][-1]
+            if like is None
+            else like.target_name
+        )
     for option, name in (("target", target), ("task", task)):
         if name is not None and name not in table.header:
-            raise TableError(f"{path}: no column {name!r} to be the {option}; the columns are {', '.join(table.header)}")
+            raise TableError(
+                f"{path}: no column {name!r} to be the {option}; the columns are "
+                f"{', '.join(table.header)}"
+            )
     if task is None:
         return encode(table, target, like=like, classes=classes)
     data = encode(table, target, drop=(task,), like=like, classes=classes)
     codes, names = _tasks(table, task, None if like is None else like.categories[task])
-    return replace(data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names})
+    return replace(
+        data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names}
+    )
 
 
 def write_csv(data: Dataset, path: str | Path) -> None:
-    """A file that `read_csv` reads as `data`: a column for each feature, for the task where there are several, and at last for the class.
+    """A file that `read_csv` reads as `data`: a column for each feature, for the task where there
+    are several, and at last for the class.
 
     Codes are by the order of names there; which names they stand for is the same.
     """
     if not {"x", "y"} <= set(data.arrays) or not data.feature_names:
-        raise TableError(f"data set {data.name!r}: arrays {', '.join(data.arrays)}; wanted a table, x with names of its columns, and y")
-    columns = [(name, column, data.categories.get(name, ())) for name, column in zip(data.feature_names, data.x.T, strict=True)]
-    columns += [("task", data.task, data.categories.get("task", ()))] if "task" in data.arrays else []
+        raise TableError(
+            f"data set {data.name!r}: arrays {', '.join(data.arrays)}; wanted a table, x with "
+            "names of its columns, and y"
+        )
+    columns = [
+        (name, column, data.categories.get(name, ()))
+        for name, column in zip(data.feature_names, data.x.T, strict=True)
+    ]
+    columns += (
+        [("task", data.task, data.categories.get("task", ()))] if "task" in data.arrays else []
+    )
     columns.append((data.target_name or "class", data.y, data.class_names))
     header = [name for name, _, _ in columns]
     if twice := sorted({name for name in header if header.count(name) > 1}):
@@ -94,29 +128,43 @@ def write_csv(data: Dataset, path: str | Path) -> None:
 
 
 def _texts(column: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Cells of a column; nothing where a number is NaN or a code is -1, and the names of codes that have them."""
+    """Cells of a column; nothing where a number is NaN or a code is -1, and the names of codes
+    that have them.
+    """
     missing = column == -1 if np.issubdtype(column.dtype, np.integer) else np.isnan(column)
     told = lambda value: names[int(value)] if names else repr(value)
-    return ["" if gone else told(value) for value, gone in zip(column.tolist(), missing, strict=True)]
+    return [
+        "" if gone else told(value) for value, gone in zip(column.tolist(), missing, strict=True)
+    ]
 
 
 def read_matrix(path: str | Path, target: str | None = None) -> Dataset:
-    """Entries of a matrix from a CSV file: the first two columns name row and column of each, `target`, by default the last, holds them.
+    """Entries of a matrix from a CSV file: the first two columns name row and column of each,
+    `target`, by default the last, holds them.
 
-    `rows` and `cols` count the names, which are `categories`; lines without a value say nothing and are left out.
+    `rows` and `cols` count the names, which are `categories`; lines without a value say nothing and
+    are left out.
     """
     table = read_table(path)
     target = table.header[-1] if target is None else target
     if target not in table.header or len(table.header) < 3:
-        wanted = f"wanted a column {target!r} and two others, of the row and of the column of each entry"
+        wanted = (
+            f"wanted a column {target!r} and two others, of the row and of the column of each entry"
+        )
         raise TableError(f"{path}: the columns are {', '.join(table.header)}; {wanted}")
     values = _numbers(table, target)
     items = [name for name in table.header if name != target][:2]
-    categories = {name: _in_order([cell for cell in table.column(name) if cell not in MISSING]) for name in items}
+    categories = {
+        name: _in_order([cell for cell in table.column(name) if cell not in MISSING])
+        for name in items
+    }
     places = [_coded(table, name, categories[name]) for name in items]
     for name, codes in zip(items, places, strict=True):
         if np.isnan(codes).any():
-            raise TableError(f"{table.place(int(np.argmax(np.isnan(codes))), name)}: it is empty; wanted what the row or column is called")
+            raise TableError(
+                f"{table.place(int(np.argmax(np.isnan(codes))), name)}: it is empty; wanted what "
+                "the row or column is called"
+            )
     rows, cols, values = (array[~np.isnan(values)] for array in (*places, values))
     stem = Path(path).name.removesuffix(".gz").removesuffix(".csv")
     shape = " x ".join(str(len(names)) for names in categories.values())
@@ -130,14 +178,25 @@ def read_matrix(path: str | Path, target: str | None = None) -> Dataset:
     )
 
 
-def read_features(path: str | Path, feature_names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None) -> np.ndarray:
-    """`x` [row, feature] of new rows, its columns in the order of `feature_names`, coded by `categories`.
+def read_features(
+    path: str | Path,
+    feature_names: Sequence[str],
+    categories: Mapping[str, Sequence[str]] | None = None,
+) -> np.ndarray:
+    """`x` [row, feature] of new rows, its columns in the order of `feature_names`, coded by
+    `categories`.
 
-    Columns are found by their names in the header, whatever their order; others, such as the class, are passed over.
+    Columns are found by their names in the header, whatever their order; others, such as the class,
+    are passed over.
     """
     table, known = read_table(path), categories or {}
     _require(table, feature_names)
-    return np.column_stack([_coded(table, name, known[name]) if name in known else _numbers(table, name) for name in feature_names])
+    return np.column_stack(
+        [
+            _coded(table, name, known[name]) if name in known else _numbers(table, name)
+            for name in feature_names
+        ]
+    )
 
 
 def read_table(path: str | Path) -> Table:
@@ -149,9 +208,14 @@ def read_table(path: str | Path) -> Table:
             reader = csv.reader(file, strict=True)
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except UnicodeDecodeError as error:
-        raise TableError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8 CSV") from None
+        raise TableError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8 CSV"
+        ) from None
     except csv.Error as error:
-        raise TableError(f"{path}: not a CSV file ({error}); delimit cells by commas, quote those that hold commas or quotes") from None
+        raise TableError(
+            f"{path}: not a CSV file ({error}); delimit cells by commas, quote those that hold "
+            "commas or quotes"
+        ) from None
     if not lines:
         raise TableError(f"{path}: the file is empty; wanted a header and rows")
     header = tuple(lines[0][1])
@@ -159,26 +223,46 @@ def read_table(path: str | Path) -> Table:
     _check_delimiter(path, lines)
     for number, row in lines[1:]:
         if len(row) != len(header):
-            raise TableError(f"{path}, line {number}: {len(row)} cells where the header has {len(header)}; add or remove commas")
+            raise TableError(
+                f"{path}, line {number}: {len(row)} cells where the header has {len(header)}; add "
+                "or remove commas"
+            )
     if len(lines) == 1:
         raise TableError(f"{path}: a header and no rows")
-    return Table(str(path), header, [row for _, row in lines[1:]], [number for number, _ in lines[1:]])
+    return Table(
+        str(path), header, [row for _, row in lines[1:]], [number for number, _ in lines[1:]]
+    )
 
 
 def encode(
-    table: Table, target: str, categorical: bool = False, drop: Sequence[str] = (), like: Dataset | None = None, classes: bool = True
+    table: Table,
+    target: str,
+    categorical: bool = False,
+    drop: Sequence[str] = (),
+    like: Dataset | None = None,
+    classes: bool = True,
 ) -> Dataset:
-    """The table as `x` and `y`. `categorical` takes every feature for a category, also those written as numbers."""
+    """The table as `x` and `y`.
+
+    `categorical` takes every feature for a category, also those written as numbers.
+    """
     if like is None:
         names = tuple(name for name in table.header if name != target and name not in drop)
         if not names:
-            raise TableError(f"{table.where}: no feature columns beside the class column {target!r}")
+            raise TableError(
+                f"{table.where}: no feature columns beside the class column {target!r}"
+            )
         kinds = {name: _categories(table, name, categorical) for name in names}
         categories = {name: kind for name, kind in kinds.items() if kind}
     else:
         names, categories = like.feature_names, dict(like.categories)
         _require(table, names)
-    x = np.column_stack([_coded(table, name, categories[name]) if name in categories else _numbers(table, name) for name in names])
+    x = np.column_stack(
+        [
+            _coded(table, name, categories[name]) if name in categories else _numbers(table, name)
+            for name in names
+        ]
+    )
     y, class_names = _target(table, target, like, classes)
     stem = Path(table.where).name.removesuffix(".gz").removesuffix(".csv")
     return Dataset(
@@ -195,26 +279,41 @@ def encode(
 
 def _check_header(path: Path, header: tuple[str, ...]) -> None:
     if all(number_of(cell) is not None or cell in MISSING for cell in header):
-        raise TableError(f"{path}, line 1: no header, only numbers; write the column names in the first line")
+        raise TableError(
+            f"{path}, line 1: no header, only numbers; write the column names in the first line"
+        )
     if "" in header:
-        raise TableError(f"{path}, line 1: column {header.index('') + 1} has no name; name every column")
+        raise TableError(
+            f"{path}, line 1: column {header.index('') + 1} has no name; name every column"
+        )
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
-        raise TableError(f"{path}, line 1: more than one column is called {', '.join(map(repr, repeated))}; rename all but one")
+        raise TableError(
+            f"{path}, line 1: more than one column is called {', '.join(map(repr, repeated))}; "
+            "rename all but one"
+        )
 
 
 def _check_delimiter(path: Path, lines: list[tuple[int, list[str]]]) -> None:
     """One column whose every line holds another delimiter; a name may hold it."""
     for delimiter in ";\t|":
-        if len(lines[0][1]) == 1 and all(any(delimiter in cell for cell in row) for _, row in lines):
-            raise TableError(f"{path}, line 1: the cells are delimited by {delimiter!r}; the delimiter must be a comma")
+        if len(lines[0][1]) == 1 and all(
+            any(delimiter in cell for cell in row) for _, row in lines
+        ):
+            raise TableError(
+                f"{path}, line 1: the cells are delimited by {delimiter!r}; the delimiter must be "
+                "a comma"
+            )
 
 
 def _require(table: Table, names: Sequence[str]) -> None:
     missing = [name for name in names if name not in table.header]
     if missing:
         found = ", ".join(table.header)
-        raise TableError(f"{table.where}: no column {', '.join(map(repr, missing))}, which the model was fitted to; found {found}")
+        raise TableError(
+            f"{table.where}: no column {', '.join(map(repr, missing))}, which the model was fitted "
+            f"to; found {found}"
+        )
 
 
 def number_of(cell: str) -> float | None:
@@ -229,19 +328,26 @@ def number_of(cell: str) -> float | None:
 def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     """The categories of a column, none if it holds numbers or booleans.
 
-    A text among more than nine times as many numbers is taken for a slip of the pen, and is an error; so is a usual mark of what is
-    missing, where all other cells are numbers.
+    A text among more than nine times as many numbers is taken for a slip of the pen, and is an
+    error; so is a usual mark of what is missing, where all other cells are numbers.
     """
     cells = table.column(name)
     present = [cell for cell in cells if cell not in MISSING]
     texts = [cell for cell in present if number_of(cell) is None and cell not in BOOLEANS]
-    if not categorical and (not any(number_of(cell) is None for cell in present) or all(cell in BOOLEANS for cell in present)):
+    if not categorical and (
+        not any(number_of(cell) is None for cell in present)
+        or all(cell in BOOLEANS for cell in present)
+    ):
         return ()
-    is_slip = len(present) - len(texts) > 9 * len(texts) or (len(texts) < len(present) and _are_marks(texts))
+    is_slip = len(present) - len(texts) > 9 * len(texts) or (
+        len(texts) < len(present) and _are_marks(texts)
+    )
     if not categorical and texts and is_slip:
         raise TableError(
-            f"{table.place(cells.index(texts[0]), name)}: {texts[0]!r} is not a number, but {len(present) - len(texts)} other cells "
-            "of the column are; correct it, or leave it empty if it is missing; where these are categories, write them with a letter"
+            f"{table.place(cells.index(texts[0]), name)}: {texts[0]!r} is not a number, but "
+            f"{len(present) - len(texts)} other cells "
+            "of the column are; correct it, or leave it empty if it is missing; where these are "
+            "categories, write them with a letter"
         )
     return _in_order(present)
 
@@ -265,7 +371,10 @@ def _numbers(table: Table, name: str) -> np.ndarray:
             continue
         value = BOOLEANS.get(cell, number_of(cell))
         if value is None or math.isinf(value):
-            raise TableError(f"{table.place(row, name)}: {cell!r} is not a finite number; correct it, or leave it empty if it is missing")
+            raise TableError(
+                f"{table.place(row, name)}: {cell!r} is not a finite number; correct it, or leave "
+                "it empty if it is missing"
+            )
         values[row] = value
     return values
 
@@ -278,38 +387,58 @@ def _coded(table: Table, name: str, categories: Sequence[str]) -> np.ndarray:
             continue
         if cell not in codes:
             known = f"known are {', '.join(categories)}; leave it empty to count it as missing"
-            raise TableError(f"{table.place(row, name)}: category {cell!r} was not seen in training; {known}")
+            raise TableError(
+                f"{table.place(row, name)}: category {cell!r} was not seen in training; {known}"
+            )
         values[row] = codes[cell]
     return values
 
 
-def _tasks(table: Table, name: str, known: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def _tasks(
+    table: Table, name: str, known: tuple[str, ...] | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """The task of each row, and what the tasks are called."""
-    names = _in_order([cell for cell in table.column(name) if cell not in MISSING]) if known is None else known
+    names = (
+        _in_order([cell for cell in table.column(name) if cell not in MISSING])
+        if known is None
+        else known
+    )
     codes = _coded(table, name, names)
     if np.isnan(codes).any():
-        raise TableError(f"{table.place(int(np.argmax(np.isnan(codes))), name)}: it is empty; every row is of a task")
+        raise TableError(
+            f"{table.place(int(np.argmax(np.isnan(codes))), name)}: it is empty; every row is of a "
+            "task"
+        )
     return codes.astype(np.int64), names
 
 
-def _target(table: Table, target: str, like: Dataset | None, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+def _target(
+    table: Table, target: str, like: Dataset | None, classes: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """`y`, and the names of its classes (none for a quantity)."""
     cells = table.column(target) if target in table.header else []
     present = [cell for cell in cells if cell not in MISSING]
     if like is None and not present:
-        raise TableError(f"{table.where}: the class column {target!r} is empty in every row; name another with target=")
-    quantity = (not classes or _is_quantity(present)) if like is None else like["y"].dtype.kind == "f"
+        raise TableError(
+            f"{table.where}: the class column {target!r} is empty in every row; name another with "
+            "target="
+        )
+    quantity = (
+        (not classes or _is_quantity(present)) if like is None else like["y"].dtype.kind == "f"
+    )
     if quantity:
         return _numbers(table, target), ()
     class_names = _in_order(present) if like is None else like.class_names
     if "-1" in class_names:
         raise TableError(
-            f"{table.place(cells.index('-1'), target)}: -1 may be a class or mean that there is no label; leave the cell empty where the "
+            f"{table.place(cells.index('-1'), target)}: -1 may be a class or mean that there is no "
+            "label; leave the cell empty where the "
             "class is unknown, or give the class another name"
         )
     if like is None and (marks := [name for name in class_names if name.casefold() in MARKS]):
         raise TableError(
-            f"{table.place(cells.index(marks[0]), target)}: {marks[0]!r} may be a class or mean that there is no label; leave the cell "
+            f"{table.place(cells.index(marks[0]), target)}: {marks[0]!r} may be a class or mean "
+            "that there is no label; leave the cell "
             "empty where the class is unknown, or give the class another name"
         )
     codes = {name: code for code, name in enumerate(class_names)}
@@ -318,7 +447,10 @@ def _target(table: Table, target: str, like: Dataset | None, classes: bool) -> t
         if cell in MISSING:
             continue
         if cell not in codes:
-            raise TableError(f"{table.place(row, target)}: unknown class {cell!r}; the classes are {', '.join(class_names)}")
+            raise TableError(
+                f"{table.place(row, target)}: unknown class {cell!r}; the classes are "
+                f"{', '.join(class_names)}"
+            )
         y[row] = codes[cell]
     return y, class_names
 

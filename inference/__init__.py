@@ -1,7 +1,8 @@
 """Run a kernel on a model: the driver, the protocol, and what may be asked of a model.
 
-Importing it asks JAX for whole products of float32 matrices, unless something else was asked for (`jax_default_matmul_precision`): recent
-GPUs round them to three digits by default, and log-likelihoods with them.
+Importing it asks JAX for whole products of float32 matrices, unless something else was asked for
+(`jax_default_matmul_precision`): recent GPUs round them to three digits by default, and
+log-likelihoods with them.
 """
 
 import jax

@@ -1,6 +1,8 @@
-"""Tests run strict: no implicit promotion of dtype or rank, warnings are errors (see pyproject.toml).
+"""Tests run strict: no implicit promotion of dtype or rank, warnings are errors (see
+pyproject.toml).
 
-Compiled code is kept between tests, and between runs, in pytest's own cache folder; `pytest --cache-clear` empties it.
+Compiled code is kept between tests, and between runs, in pytest's own cache folder; `pytest
+--cache-clear` empties it.
 """
 
 import os
@@ -9,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))  # before jax is imported; subprocesses inherit it
+# before jax is imported; subprocesses inherit it
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax
@@ -20,8 +23,9 @@ from inference.program.compiling import make_room
 
 
 def pytest_configure(config):
-    """Most tests compile for longer than they run; those of the slow set run for longer, and hardly one compiles what another did. One
-    process of tests has one core: with threads, small products of matrices wait for cores that others have.
+    """Most tests compile for longer than they run; those of the slow set run for longer, and hardly
+    one compiles what another did. One process of tests has one core: with threads, small products
+    of matrices wait for cores that others have.
     """
     one_thread = "--xla_cpu_multi_thread_eigen=false"
     if config.option.markexpr == "not slow":
@@ -33,7 +37,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A test marked `slow_after(2)` runs its first two cases by default, the others with the slow set."""
+    """A test marked `slow_after(2)` runs its first two cases by default, the others with the
+    slow set.
+    """
     quick = Counter()
     for item in items:
         mark, name = item.get_closest_marker("slow_after"), item.nodeid.split("[")[0]
@@ -47,7 +53,9 @@ STARTED = time.monotonic()
 
 
 def pytest_runtest_setup(item):
-    """With ZOO_MINUTES=40 no test starts after 40 minutes: a run on a busy machine ends in time, and names what it left out."""
+    """With ZOO_MINUTES=40 no test starts after 40 minutes: a run on a busy machine ends in time,
+    and names what it left out.
+    """
     minutes = float(os.environ.get("ZOO_MINUTES", "inf"))
     if time.monotonic() - STARTED > 60 * minutes:
         pytest.skip(f"ZOO_MINUTES={minutes:g} were over")
@@ -73,6 +81,8 @@ def x64():
 
 @pytest.fixture
 def numpyro_promotion():
-    """NumPyro's own kernels divide floats by integers and broadcast ranks; a test that runs one lets them."""
+    """NumPyro's own kernels divide floats by integers and broadcast ranks; a test that runs one
+    lets them.
+    """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("zoo", "inference", "diagnostics", "gallery")
 PAGES = ROOT / "gallery" / "pages"  # scripts that are read, not imported
-MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py") if PAGES not in path.parents)
+MODULES = sorted(
+    path for room in ROOMS for path in (ROOT / room).rglob("*.py") if PAGES not in path.parents
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAY_IMPORT = {  # prefixes of the project's own modules that a room may import, beside itself
     "zoo": ("inference.distributions",),
@@ -40,7 +42,11 @@ def imports_of(source: str) -> set[str]:
 def forbidden(room: str, file: str, source: str) -> list[str]:
     allowed = (room, *MAY_IMPORT[room], *EXCEPTIONS.get(file, ()))
     ours = [name for name in imports_of(source) if name.split(".")[0] in ROOMS]
-    return sorted(name for name in ours if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed))
+    return sorted(
+        name
+        for name in ours
+        if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed)
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -77,14 +83,23 @@ def arrows(sources: dict[str, str]) -> dict[str, set[str]]:
     found = {}
     for module, source in sources.items():
         whole = imports_of(source)
-        found[module] = {name if name in sources else name.rpartition(".")[0] for name in whole} & set(sources) - {module}
+        found[module] = {
+            name if name in sources else name.rpartition(".")[0] for name in whole
+        } & set(sources) - {module}
     return found
 
 
 def wrong_arrows(sources: dict[str, str]) -> list[str]:
-    """Imports inside `inference` that do not run down, and modules that import each other by some way."""
+    """Imports inside `inference` that do not run down, and modules that import each other by
+    some way.
+    """
     graph = arrows(sources)
-    wrong = [f"{module} -> {other}" for module, others in graph.items() for other in others if runs_up(module, other)]
+    wrong = [
+        f"{module} -> {other}"
+        for module, others in graph.items()
+        for other in others
+        if runs_up(module, other)
+    ]
     for module in graph:
         below, ahead = set(), list(graph[module])
         while ahead:
@@ -101,8 +116,21 @@ def runs_up(module: str, other: str) -> bool:
     return None not in floors and not is_same_room and floors[0] <= floors[1]
 
 
-FLOORS = {"maths": 0, "distributions": 0, "program": 1, "reading": 2, "run": 2, "kernels": 3, "orders": 4}  # of `inference`
-INFERENCE = {module_name(path): path.read_text() for path in MODULES if path.relative_to(ROOT).parts[0] == "inference"}
+# of `inference`
+FLOORS = {
+    "maths": 0,
+    "distributions": 0,
+    "program": 1,
+    "reading": 2,
+    "run": 2,
+    "kernels": 3,
+    "orders": 4,
+}
+INFERENCE = {
+    module_name(path): path.read_text()
+    for path in MODULES
+    if path.relative_to(ROOT).parts[0] == "inference"
+}
 
 
 def test_arrows_inside_inference_run_down():
@@ -112,9 +140,21 @@ def test_arrows_inside_inference_run_down():
 @pytest.mark.parametrize(
     ("module", "line", "seen"),
     [
-        ("inference.maths.hilbert", "import inference.run.driver", "inference.maths.hilbert -> inference.run.driver"),
-        ("inference.reading.proof", "from inference.run import store", "inference.reading.proof -> inference.run.store"),
-        ("inference.run.store", "from inference.run.driver import Driver", "inference.run.store -> ... -> inference.run.store"),
+        (
+            "inference.maths.hilbert",
+            "import inference.run.driver",
+            "inference.maths.hilbert -> inference.run.driver",
+        ),
+        (
+            "inference.reading.proof",
+            "from inference.run import store",
+            "inference.reading.proof -> inference.run.store",
+        ),
+        (
+            "inference.run.store",
+            "from inference.run.driver import Driver",
+            "inference.run.store -> ... -> inference.run.store",
+        ),
     ],
 )
 def test_an_arrow_that_runs_up_would_be_seen(module, line, seen):
@@ -127,7 +167,11 @@ def test_public_names_are_listed_and_documented(path):
     assert module.__doc__, "a module says what it is for"
     listed = getattr(module, "__all__", [])  # a folder's `__init__` may have none
     assert len(listed) == len(set(listed)), "a name is listed once"
-    defined = {name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+    defined = {
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    }
     own = {name for name in defined if not name.startswith("_") and callable(getattr(module, name))}
     if not path.name.startswith("_"):
         assert own <= set(listed), "list it in __all__, or begin its name with an underscore"
@@ -140,5 +184,19 @@ def test_public_names_are_listed_and_documented(path):
 def test_an_algorithm_owes_the_driver_at_most_eight_functions():
     from inference import Algorithm
 
-    functions = {name for each in Algorithm.__mro__[:-1] for name, value in vars(each).items() if inspect.isfunction(value)}
-    assert functions == {"read", "init", "step", "finished", "draw", "results", "needs_host", "on_host"}
+    functions = {
+        name
+        for each in Algorithm.__mro__[:-1]
+        for name, value in vars(each).items()
+        if inspect.isfunction(value)
+    }
+    assert functions == {
+        "read",
+        "init",
+        "step",
+        "finished",
+        "draw",
+        "results",
+        "needs_host",
+        "on_host",
+    }

@@ -1,4 +1,6 @@
-"""What the README says runs: its quickstart as printed, the files that it links to, and its two commands by name."""
+"""What the README says runs: its quickstart as printed, the files that it links to, and its two
+commands by name.
+"""
 
 import os
 import re
@@ -20,17 +22,33 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize(("number", "printed"), [(0, r"^share\[2\] +0\."), (1, r"^0\.9\d+ -\d+\.\d+$"), (2, r"^3 \(array")])
+@pytest.mark.parametrize(
+    ("number", "printed"),
+    [(0, r"^share\[2\] +0\."), (1, r"^0\.9\d+ -\d+\.\d+$"), (2, r"^3 \(array")],
+)
 def test_the_quickstarts_run_as_printed(number, printed, tmp_path):
-    done = subprocess.run([sys.executable, "-c", blocks("python")[number]], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", blocks("python")[number]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(printed, done.stdout, flags=re.MULTILINE), done.stdout
 
 
-def test_the_first_command_makes_a_run_and_a_picture(tmp_path, monkeypatch, capsys, numpyro_promotion):
+def test_the_first_command_makes_a_run_and_a_picture(
+    tmp_path, monkeypatch, capsys, numpyro_promotion
+):
     command = blocks("sh")[0].strip()
     assert command.startswith("uv run zoo fit ")
-    words = [*command.removeprefix("uv run zoo").split(), "--option", "num_samples=100", "num_chains=1"]
+    words = [
+        *command.removeprefix("uv run zoo").split(),
+        "--option",
+        "num_samples=100",
+        "num_chains=1",
+    ]
     monkeypatch.chdir(tmp_path)
     with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(tmp_path / "cache")):
         assert cli.main(words) == 0, capsys.readouterr().err

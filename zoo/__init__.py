@@ -4,7 +4,8 @@
     entry = zoo.load("batting")      entry.model, entry.simulate, entry.card
 
 A file `zoo/batting.py` defines `CARD`, the model `batting` (the function is named as its file) and
-`simulate(rng_key, ...)`, which returns the model's keyword arguments with data drawn from the model.
+`simulate(rng_key, ...)`, which returns the model's keyword arguments with data drawn from the
+model.
 """
 
 import difflib
@@ -34,10 +35,13 @@ class Entry(NamedTuple):
         missing = [needed for needed in ("CARD", name, "simulate") if not hasattr(module, needed)]
         if missing:
             raise ValueError(
-                f"{module.__name__} defines no {', '.join(missing)}; a model's module defines CARD, the model {name} and simulate."
+                f"{module.__name__} defines no {', '.join(missing)}; a model's module defines "
+                f"CARD, the model {name} and simulate."
             )
         if not isinstance(module.CARD, Card):
-            raise ValueError(f"{module.__name__}.CARD: found {type(module.CARD).__name__}, wanted zoo.Card.")
+            raise ValueError(
+                f"{module.__name__}.CARD: found {type(module.CARD).__name__}, wanted zoo.Card."
+            )
         return cls(name, getattr(module, name), module.simulate, module.CARD)
 
 

@@ -1,18 +1,21 @@
 """BSVD: matrix completion by a singular value decomposition that learns its rank.
 
     z[k]    ~ Bernoulli(a / (a + b (K - 1)))             whether component k is there
-    s[k]    ~ HalfNormal(1 / sqrt(alpha_s))              its amplitude, the standard deviation of what it adds to an entry
+    s[k]    ~ HalfNormal(1 / sqrt(alpha_s))              its amplitude, the standard deviation of
+                                                         what it adds to an entry
     u[i, k] ~ Normal(0, 1)                               its row factors
     v[j, k] ~ Normal(0, 1)                               its column factors
-    eta[i, j] = intercept + sum_k s[k] z[k] u[i, k] v[j, k] + row_weights[i] . C[j] + column_weights[j] . R[i]
+    eta[i, j] = intercept + sum_k s[k] z[k] u[i, k] v[j, k] + row_weights[i] . C[j] +
+    column_weights[j] . R[i]
     y[i, j] ~ Normal(eta[i, j], 1 / sqrt(alpha))         where observed; or a probit link
 
-R and C are features of rows and columns, each with a constant first, so that every row and every column has an effect of its own; a
-feature's weights are Normal(0, 1 / sqrt(precision)). Only observed entries enter, as vectors `row`, `column`, `value`.
+R and C are features of rows and columns, each with a constant first, so that every row and every
+column has an effect of its own; a feature's weights are Normal(0, 1 / sqrt(precision)). Only
+observed entries enter, as vectors `row`, `column`, `value`.
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5. Its priors are the defaults; the Beta weight of each z is
-integrated out, and factors have variance 1, not 1 / I and 1 / J, which only changes the unit of s. Cost of a log density: entries x
-components.
+Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5. Its priors are the
+defaults; the Beta weight of each z is integrated out, and factors have variance 1, not 1 / I and 1
+/ J, which only changes the unit of s. Cost of a log density: entries x components.
 """
 
 from collections.abc import Callable, Generator
@@ -33,9 +36,19 @@ from numpyro.handlers import mask, seed
 from inference.distributions import BinomialProbit, OrderedProbit
 from zoo.card import Card
 
-__all__ = ["CARD", "VAGUE", "WIDE", "binomial_probit", "bsvd", "gaussian", "ordered_probit", "simulate"]
+__all__ = [
+    "CARD",
+    "VAGUE",
+    "WIDE",
+    "binomial_probit",
+    "bsvd",
+    "gaussian",
+    "ordered_probit",
+    "simulate",
+]
 
-sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
+# its declared return type is a number as well, which cannot be indexed
+sample: Any = numpyro.sample
 
 type Entries = AbstractContextManager[None]
 
@@ -44,7 +57,8 @@ WIDE = dist.Normal(0.0, 100.0)
 
 CARD = Card(
     title="A singular value decomposition of a matrix with holes",
-    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke University, chapter 5",
+    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke "
+    "University, chapter 5",
     bibtex="""@phdthesis{wang2010incomplete,
   title = {Bayesian approaches to learning from incomplete data},
   author = {Wang, Chunping},
@@ -69,7 +83,8 @@ CARD = Card(
         "y": "the observed entries",
     },
     edits=(
-        "learn_factors=True: means and precisions of the factors are learned, the better choice for ratings",
+        "learn_factors=True: means and precisions of the factors are learned, the better choice "
+        "for ratings",
         "link=partial(ordered_probit, num_levels=5): ratings are levels, not numbers",
         "link=binomial_probit with trials=...: entries are counts of successes",
         "a=10.0: more components before any are seen",
@@ -86,8 +101,12 @@ def gaussian(predictor, value, trials, entries: Entries, alpha: Any = VAGUE):
         return sample("y", dist.Normal(predictor, 1 / jnp.sqrt(alpha)), obs=value)
 
 
-def ordered_probit(predictor, value, trials, entries: Entries, num_levels: int = 5, spread: float = 10.0):
-    """Levels 0 .. num_levels - 1, told apart by cutpoints, of which the first is 0; the noise has variance 1."""
+def ordered_probit(
+    predictor, value, trials, entries: Entries, num_levels: int = 5, spread: float = 10.0
+):
+    """Levels 0 .. num_levels - 1, told apart by cutpoints, of which the first is 0; the noise
+    has variance 1.
+    """
     if num_levels < 2:
         raise ValueError(f"ordered_probit num_levels: found {num_levels}, wanted 2 or more.")
     gaps = jnp.zeros(0)
@@ -101,7 +120,9 @@ def ordered_probit(predictor, value, trials, entries: Entries, num_levels: int =
 def binomial_probit(predictor, value, trials, entries: Entries):
     """Successes among `trials`."""
     if trials is None:
-        raise ValueError("binomial_probit trials: found None, wanted the number of trials of each entry.")
+        raise ValueError(
+            "binomial_probit trials: found None, wanted the number of trials of each entry."
+        )
     with entries:
         return sample("y", BinomialProbit(predictor, trials), obs=value)
 
@@ -131,17 +152,27 @@ def bsvd(
     :param value: the observed entries; None: drawn.
     :param trials: of each entry, for `binomial_probit`.
     :param counts: whether an entry counts; one that does not is as good as not observed.
-    :param link: `(predictor, value, trials, entries) -> entries` observes them; its own parameters are given by `functools.partial`.
-    :param num_components: K, more than there may be; `a` and `b` say how many to expect, a / b for a large K.
-    :param row_features: R without its constant [row, feature], scaled to about 1; `column_features` C likewise.
+    :param link: `(predictor, value, trials, entries) -> entries` observes them; its own parameters
+    are given by `functools.partial`.
+    :param num_components: K, more than there may be; `a` and `b` say how many to expect, a / b for
+    a large K.
+    :param row_features: R without its constant [row, feature], scaled to about 1; `column_features`
+    C likewise.
     :param learn_factors: means and precisions of u and v, of each component, are learned.
-    :param alpha_s: precision of the amplitudes, a distribution or a number; like `precision`, of a feature's weights, and `intercept`.
+    :param alpha_s: precision of the amplitudes, a distribution or a number; like `precision`, of a
+    feature's weights, and `intercept`.
     """
     _refuse_wrong(shape, num_components, (a, b), row=row, column=column)
     num_rows, num_columns = shape
     rows, columns = plate("row", num_rows, dim=-2), plate("column", num_columns, dim=-2)
-    r, c = _with_constant(row_features, num_rows, "row_features"), _with_constant(column_features, num_columns, "column_features")
-    of_rows, of_columns = plate("row_feature", r.shape[1], dim=-1), plate("column_feature", c.shape[1], dim=-1)
+    r, c = (
+        _with_constant(row_features, num_rows, "row_features"),
+        _with_constant(column_features, num_columns, "column_features"),
+    )
+    of_rows, of_columns = (
+        plate("row_feature", r.shape[1], dim=-1),
+        plate("column_feature", c.shape[1], dim=-1),
+    )
     components, entries = plate("component", num_components, dim=-1), _entries(len(row), counts)
 
     alpha_s = _drawn("alpha_s", alpha_s)
@@ -155,25 +186,45 @@ def bsvd(
     row_weights = _weights("row", rows, of_columns, precision)
     column_weights = _weights("column", columns, of_rows, precision)
 
-    effects = jnp.sum(row_weights[row] * c[column], -1) + jnp.sum(column_weights[column] * r[row], -1)
+    effects = jnp.sum(row_weights[row] * c[column], -1) + jnp.sum(
+        column_weights[column] * r[row], -1
+    )
     return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
 
 
-def _refuse_wrong(shape: tuple[int, int], num_components: int, expected: tuple[float, float], **places) -> None:
-    """JAX would take the last row for one that is not there. What a compiled loop traces was seen before."""
+def _refuse_wrong(
+    shape: tuple[int, int], num_components: int, expected: tuple[float, float], **places
+) -> None:
+    """JAX would take the last row for one that is not there.
+
+    What a compiled loop traces was seen before.
+    """
     if not isinstance(num_components, Integral) or num_components < 1:
-        raise ValueError(f"bsvd num_components: found {num_components}, wanted an integer, 1 or more.")
-    if not any(isinstance(each, Tracer) for each in expected) and not (min(expected) >= 0 and expected[0] > 0):
-        raise ValueError(f"bsvd a, b: found {expected[0]}, {expected[1]}, wanted a above 0, b from 0 on.")
+        raise ValueError(
+            f"bsvd num_components: found {num_components}, wanted an integer, 1 or more."
+        )
+    if not any(isinstance(each, Tracer) for each in expected) and not (
+        min(expected) >= 0 and expected[0] > 0
+    ):
+        raise ValueError(
+            f"bsvd a, b: found {expected[0]}, {expected[1]}, wanted a above 0, b from 0 on."
+        )
     wanted = (max(jnp.size(places["row"]), 1),)
     for (name, place), size in zip(places.items(), shape, strict=True):
         if jnp.shape(place) != wanted or not jnp.issubdtype(jnp.result_type(place), jnp.integer):
             raise ValueError(
-                f"bsvd {name}: found {jnp.result_type(place)} {jnp.shape(place)}, wanted integers {wanted}, one for each entry."
+                f"bsvd {name}: found {jnp.result_type(place)} {jnp.shape(place)}, wanted integers "
+                f"{wanted}, one for each entry."
             )
-        low, high = (0, 0) if isinstance(place, Tracer) else (np.asarray(place).min(), np.asarray(place).max())
+        low, high = (
+            (0, 0)
+            if isinstance(place, Tracer)
+            else (np.asarray(place).min(), np.asarray(place).max())
+        )
         if low < 0 or high >= size:
-            raise ValueError(f"bsvd {name}: found {low} .. {high}, wanted 0 .. {size - 1}, as `shape` says.")
+            raise ValueError(
+                f"bsvd {name}: found {low} .. {high}, wanted 0 .. {size - 1}, as `shape` says."
+            )
 
 
 @contextmanager
@@ -208,7 +259,9 @@ def _with_constant(features, size: int, name: str) -> Array:
     if features is None:
         return constant
     if jnp.ndim(features) != 2 or len(features) != size:
-        raise ValueError(f"bsvd {name}: found shape {jnp.shape(features)}, wanted ({size}, features).")
+        raise ValueError(
+            f"bsvd {name}: found shape {jnp.shape(features)}, wanted ({size}, features)."
+        )
     return jnp.concatenate([constant, jnp.asarray(features)], axis=1)
 
 
@@ -218,16 +271,24 @@ def _drawn(name: str, value: Any) -> Any:
 
 
 def simulate(
-    rng_key: Array, num_rows: int = 30, num_columns: int = 20, observed: float = 0.5, num_components: int = 5, **options
+    rng_key: Array,
+    num_rows: int = 30,
+    num_columns: int = 20,
+    observed: float = 0.5,
+    num_components: int = 5,
+    **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments; precisions have priors that say more than `VAGUE` does.
+    """Data from the model itself, as the model's keyword arguments; precisions have priors that say
+    more than `VAGUE` does.
 
     :param observed: share of the entries, which are chosen at random.
     :param options: other arguments of the model; they are returned beside the data.
     """
     entry_key, trials_key, model_key = random.split(rng_key, 3)
     cells = num_rows * num_columns
-    chosen = jnp.sort(random.choice(entry_key, cells, (max(int(observed * cells), 1),), replace=False))
+    chosen = jnp.sort(
+        random.choice(entry_key, cells, (max(int(observed * cells), 1),), replace=False)
+    )
     told: dict[str, Any] = {
         "row": chosen // num_columns,
         "column": chosen % num_columns,

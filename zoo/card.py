@@ -1,4 +1,7 @@
-"""What a model says of itself in words. Never a prior: those are read off a trace, so that an edit cannot make a card lie."""
+"""What a model says of itself in words.
+
+Never a prior: those are read off a trace, so that an edit cannot make a card lie.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,24 +35,34 @@ class Card:
     def __post_init__(self):
         for name in ("title", "paper", "doi", "bibtex"):
             if not isinstance(getattr(self, name), str):
-                raise TypeError(f"Card {name}: found {type(getattr(self, name)).__name__}, wanted a text.")
+                raise TypeError(
+                    f"Card {name}: found {type(getattr(self, name)).__name__}, wanted a text."
+                )
         for name in ("title", "paper"):
             if not getattr(self, name).strip():
                 raise ValueError(f"Card {name}: it is empty; every model has one.")
         if not isinstance(self.sites, Mapping) or not self.sites:
-            raise ValueError("Card sites: none; wanted {site: what it means}, a line for each site of the model.")
+            raise ValueError(
+                "Card sites: none; wanted {site: what it means}, a line for each site of the model."
+            )
         empty = [name for name, words in self.sites.items() if not str(words).strip()]
         if empty:
             raise ValueError(f"Card sites: no words for {', '.join(map(repr, empty))}.")
         for name in ("data", "kernels", "edits"):
             _check_texts(name, getattr(self, name))
         if not self.kernels:
-            raise ValueError("Card kernels: none; name at least the one that fits the model by default.")
+            raise ValueError(
+                "Card kernels: none; name at least the one that fits the model by default."
+            )
         if self.doi.startswith(("http", "doi:")):
             raise ValueError(f"Card doi: found {self.doi!r}, wanted the bare DOI, 10.…/….")
 
 
 def _check_texts(name: str, value: object) -> None:
     """A lone text would be taken apart into letters."""
-    if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
-        raise TypeError(f"Card {name}: found {value!r}, wanted a tuple of texts; one text is (text,).")
+    if not isinstance(value, tuple) or not all(
+        isinstance(item, str) and item.strip() for item in value
+    ):
+        raise TypeError(
+            f"Card {name}: found {value!r}, wanted a tuple of texts; one text is (text,)."
+        )

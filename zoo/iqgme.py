@@ -10,12 +10,14 @@
     t[i]           ~ Normal(w[z[i]] . (x[i], 1), 1)                                  soft label
     y[i]           = whether t[i] > 0                                                label; may be unknown
 
-A missing feature is a latent site, written into `x` before that is observed. With more than two classes there is a vector w[c, h] for each
-class c >= 1, and a t[c, i]: the classes are asked in the order of their numbers, y[i] is the first that answers with t[c, i] > 0, and 0,
-the reference, where none does. So everything is conjugate for any number of classes; what classes after y[i] would have said stays unknown.
+A missing feature is a latent site, written into `x` before that is observed. With more than two
+classes there is a vector w[c, h] for each class c >= 1, and a t[c, i]: the classes are asked in the
+order of their numbers, y[i] is the first that answers with t[c, i] > 0, and 0, the reference, where
+none does. So everything is conjugate for any number of classes; what classes after y[i] would have
+said stays unknown.
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", sections 3.2.1 and 3.2.2, whose numbers are the defaults. Cost of a
-log density: (rows + experts x features) x features^2.
+Wang (2010), "Bayesian approaches to learning from incomplete data", sections 3.2.1 and 3.2.2, whose
+numbers are the defaults. Cost of a log density: (rows + experts x features) x features^2.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,14 +52,16 @@ __all__ = [
     "sticks",
 ]
 
-sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
+# its declared return type is a number as well, which cannot be indexed
+sample: Any = numpyro.sample
 
 FEW_EXPERTS = dist.Gamma(0.05, 0.05)  # of alpha
 VAGUE = dist.Gamma(0.01, 0.01)  # of the precisions of the weights
 
 CARD = Card(
     title="An infinite mixture of experts for rows with missing features",
-    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke University, chapter 3",
+    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke "
+    "University, chapter 3",
     bibtex="""@phdthesis{wang2010incomplete,
   title = {Bayesian approaches to learning from incomplete data},
   author = {Wang, Chunping},
@@ -114,22 +118,35 @@ def normal_wishart(
     nu0: float | None = None,
     names: tuple[str, str] = ("x", "feature"),
 ):
-    """Features that are correlated where an expert is in charge; returns them whole, the missing ones latent.
+    """Features that are correlated where an expert is in charge; returns them whole, the missing
+    ones latent.
 
     :param centre: prior mean m0, a number or [feature].
     :param covariance: what the covariance there is expected to be: a variance, or a matrix.
-    :param u0: rows that the prior of a mean is worth; `nu0`, features + 2 by default, that of a covariance.
+    :param u0: rows that the prior of a mean is worth; `nu0`, features + 2 by default, that of a
+    covariance.
     :param names: of the site of the features, and of their dimension.
     """
     size = at.num_features
     nu0 = size + 2.0 if nu0 is None else nu0
-    matrix = jnp.asarray(covariance, float) * jnp.eye(size) if jnp.ndim(covariance) == 0 else jnp.asarray(covariance)
+    matrix = (
+        jnp.asarray(covariance, float) * jnp.eye(size)
+        if jnp.ndim(covariance) == 0
+        else jnp.asarray(covariance)
+    )
     site, dims = names[0], [names[1], f"{names[1]}_2"]
     with at.experts:
-        Lambda = sample("Lambda", dist.Wishart(nu0, rate_matrix=(nu0 - size - 1) * matrix), infer={"event_dims": dims})
-        prior = dist.MultivariateNormal(jnp.broadcast_to(centre, (size,)), precision_matrix=u0 * Lambda)
+        Lambda = sample(
+            "Lambda",
+            dist.Wishart(nu0, rate_matrix=(nu0 - size - 1) * matrix),
+            infer={"event_dims": dims},
+        )
+        prior = dist.MultivariateNormal(
+            jnp.broadcast_to(centre, (size,)), precision_matrix=u0 * Lambda
+        )
         mu = sample("mu", prior, infer={"event_dims": dims[:1]})
-    root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril  # factored once an expert, not once a row
+    # factored once an expert, not once a row
+    root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril
     x = _completed(x)
     with at.rows:  # whose matrices are not checked one by one: that would cost as much memory again
         own = dist.MultivariateNormal(mu[z], scale_tril=root[z], validate_args=False)
@@ -170,25 +187,35 @@ def iqgme(
 ):
     """The model; it returns x and y.
 
-    :param x: [row, feature], NaN where missing, not traced; None: drawn, of `shape` (rows, features).
+    :param x: [row, feature], NaN where missing, not traced; None: drawn, of `shape` (rows,
+    features).
     :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
     :param num_experts: the truncation, more than there may be.
-    :param gate: `(x, z, axes) -> x` draws where each expert is in charge, and observes the features.
-    :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there are no labels.
+    :param gate: `(x, z, axes) -> x` draws where each expert is in charge, and observes the
+    features.
+    :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there
+    are no labels.
     :param alpha: concentration; a distribution, or a number.
     """
     num_rows, num_features = checked(x, y, shape, num_classes, num_experts)
     alpha = drawn("alpha", alpha)
     with plate("stick", num_experts - 1):
         V = sample("V", dist.Beta(1.0, alpha))
-    at = Axes(plate("expert", num_experts, dim=-1), plate("row", num_rows, dim=-1), num_features, num_classes)
+    at = Axes(
+        plate("expert", num_experts, dim=-1),
+        plate("row", num_rows, dim=-1),
+        num_features,
+        num_classes,
+    )
     with at.rows:
         z = sample("z", dist.Categorical(sticks(V)), infer={"enumerate": "parallel"})
     x = gate(x, z, at)
     return x, expert(x, y, z, at) if expert else y
 
 
-def _scores(x, z, at: Axes, sparse: bool = False, precision: Any = VAGUE, gamma0: float = 0.1) -> Array:
+def _scores(
+    x, z, at: Axes, sparse: bool = False, precision: Any = VAGUE, gamma0: float = 0.1
+) -> Array:
     """What the expert of a row says of each class but the reference, [class, row].
 
     :param sparse: the weights have nothing in common: zeta is 0.
@@ -200,7 +227,9 @@ def _scores(x, z, at: Axes, sparse: bool = False, precision: Any = VAGUE, gamma0
         spread = 1 / jnp.sqrt(drawn("lambda", precision))
         zeta = 0.0 if sparse else sample("zeta", dist.Normal(0.0, spread / np.sqrt(gamma0)))
     shape = (at.num_classes - 1, 1, at.num_features + 1)
-    loc, scale = (jnp.broadcast_to(part, (shape[0], shape[2])).reshape(shape) for part in (zeta, spread))
+    loc, scale = (
+        jnp.broadcast_to(part, (shape[0], shape[2])).reshape(shape) for part in (zeta, spread)
+    )
     with classes, at.experts:
         w = sample("w", dist.Normal(loc, scale).to_event(1), infer={"event_dims": ["weight"]})
     own = w[jnp.arange(shape[0])[:, None], z]
@@ -213,10 +242,14 @@ def _classes(at: Axes) -> plate:
 
 
 def _completed(x):
-    """The missing entries are latent. Their prior is flat: what is observed, `x` as a whole, says all there is to say of them."""
+    """The missing entries are latent.
+
+    Their prior is flat: what is observed, `x` as a whole, says all there is to say of them.
+    """
     if x is None:
         return None
-    holes = np.argwhere(np.isnan(np.asarray(x)))  # by numpy: in a trace every jax number is abstract, data as well
+    # by numpy: in a trace every jax number is abstract, data as well
+    holes = np.argwhere(np.isnan(np.asarray(x)))
     if not len(holes):
         return x
     with plate("hole", len(holes)):
@@ -238,42 +271,71 @@ def drawn(name: str, value: Any) -> Any:
 
 
 def checked(x, y, shape, num_classes: int, num_experts: int) -> tuple[int, int]:
-    """The shape of x, refused where there is nothing to model or the data are not what they should be."""
+    """The shape of x, refused where there is nothing to model or the data are not what they
+    should be.
+    """
     shape = np.shape(x) if x is not None else shape
     if shape is None or len(shape) != 2 or 0 in shape:
-        raise ValueError(f"iqgme: found x of shape {shape}; wanted x [row, feature] with at least one of each, or shape=(rows, features).")
+        raise ValueError(
+            f"iqgme: found x of shape {shape}; wanted x [row, feature] with at least one of each, "
+            "or shape=(rows, features)."
+        )
     if num_classes < 2 or num_experts < 2:
-        raise ValueError(f"iqgme: found num_classes={num_classes}, num_experts={num_experts}; wanted 2 or more of each.")
+        raise ValueError(
+            f"iqgme: found num_classes={num_classes}, num_experts={num_experts}; wanted 2 or more "
+            "of each."
+        )
     if x is not None and np.isinf(np.asarray(x)).any():
         row, column = np.argwhere(np.isinf(np.asarray(x)))[0]
-        raise ValueError(f"iqgme x: row {row}, column {column} is {x[row, column]}; wanted finite numbers, or NaN where missing.")
+        raise ValueError(
+            f"iqgme x: row {row}, column {column} is {x[row, column]}; wanted finite numbers, or "
+            "NaN where missing."
+        )
     if y is None:
         return shape
     if np.shape(y) != shape[:1]:
-        raise ValueError(f"iqgme: found y of shape {np.shape(y)} beside x of shape {shape}; wanted one label a row, -1 where unknown.")
+        raise ValueError(
+            f"iqgme: found y of shape {np.shape(y)} beside x of shape {shape}; wanted one label a "
+            "row, -1 where unknown."
+        )
     if not isinstance(y, Tracer) and not np.isin(y, np.arange(-1, num_classes)).all():
-        raise ValueError(f"iqgme y: found labels {np.unique(np.asarray(y))}, wanted 0 .. {num_classes - 1}, or -1 where unknown.")
+        raise ValueError(
+            f"iqgme y: found labels {np.unique(np.asarray(y))}, wanted 0 .. {num_classes - 1}, or "
+            "-1 where unknown."
+        )
     return shape
 
 
 def simulate(
-    rng_key: Array, num_rows: int = 200, num_features: int = 2, missing: float = 0.0, unlabelled: float = 0.0, **options
+    rng_key: Array,
+    num_rows: int = 200,
+    num_features: int = 2,
+    missing: float = 0.0,
+    unlabelled: float = 0.0,
+    **options,
 ) -> dict[str, Any]:
     """Data from the model itself, as the model's keyword arguments.
 
     :param missing: share of the features that are made NaN at random.
     :param unlabelled: share of the labels that are made -1 at random.
-    :param options: other arguments of the model; they are returned beside the data. Priors that are not given say more than those of the
+    :param options: other arguments of the model; they are returned beside the data. Priors that are
+    not given say more than those of the
         model do: the precisions of the weights are about 1, and so is alpha.
     """
     model_key, *keys = random.split(rng_key, 3)
-    told: dict[str, Any] = {"alpha": dist.Gamma(5.0, 5.0), "expert": partial(soft_probit, precision=dist.Gamma(5.0, 5.0)), **options}
+    told: dict[str, Any] = {
+        "alpha": dist.Gamma(5.0, 5.0),
+        "expert": partial(soft_probit, precision=dist.Gamma(5.0, 5.0)),
+        **options,
+    }
     with seed(rng_seed=model_key):
         x, y = iqgme(shape=(num_rows, num_features), **told)
     return told | incomplete(keys, x, y, missing, unlabelled)
 
 
-def incomplete(keys: Sequence[Array], x: Array, y: Array | None, missing: float, unlabelled: float) -> dict[str, Any]:
+def incomplete(
+    keys: Sequence[Array], x: Array, y: Array | None, missing: float, unlabelled: float
+) -> dict[str, Any]:
     """Data of which these shares are taken away at random."""
     missing_key, label_key = keys
     x = jnp.where(random.bernoulli(missing_key, missing, x.shape), jnp.nan, x)

@@ -1,6 +1,8 @@
-"""iQGME for many features: local experts in the space of a few factors behind them, for rows with missing features.
+"""iQGME for many features: local experts in the space of a few factors behind them, for rows with
+missing features.
 
-    alpha, V, z[i] as in `zoo.iqgme`; Lambda[h], mu[h] as there, of factors: where expert h is in charge
+    alpha, V, z[i] as in `zoo.iqgme`; Lambda[h], mu[h] as there, of factors: where expert h is in
+    charge
     s[i]     ~ Normal(mu[z[i]], Lambda[z[i]]^-1)                                        factors of a row
     pi[h, k] ~ Beta(a0 / K, b0 (K - 1) / K),   b[h, k] ~ Bernoulli(pi[h, k])            whether features of expert h show factor k
     beta[k]  ~ Gamma(1, 1),                    A[k, p] ~ Normal(0, 1 / beta[k])         loadings, the same for every expert
@@ -8,13 +10,16 @@
     x[i, p]  ~ Normal(c[p] + sum_k b[z[i], k] s[i, k] A[k, p], 1 / psi[p])              features; any may be missing
     lambda, zeta, w, t[i], y[i] as in `zoo.iqgme`, of (s[i], 1) in the place of (x[i], 1)
 
-Given its factors a row's features are independent, so a missing one is not there at all, and no site stands for it. An expert has K means
-and K^2 numbers of a covariance, however many features there are; that of the features is A' S A + 1 / psi, of rank K and less.
+Given its factors a row's features are independent, so a missing one is not there at all, and no
+site stands for it. An expert has K means and K^2 numbers of a covariance, however many features
+there are; that of the features is A' S A + 1 / psi, of rank K and less.
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.2.3, has standard normal factors, a mean of every feature
-for each expert, one psi[h] for all features, and loadings A times scales d. Here means are those of factors, so that an expert is no more
-than K of them; noise is that of a feature, as the units of features are; and A and d, which no row tells apart, are one. The prior of
-psi, which the thesis does not print, is ours. Cost of a log density: (rows + experts x factors) x factors^2 + rows x factors x features.
+Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.2.3, has standard
+normal factors, a mean of every feature for each expert, one psi[h] for all features, and loadings A
+times scales d. Here means are those of factors, so that an expert is no more than K of them; noise
+is that of a feature, as the units of features are; and A and d, which no row tells apart, are one.
+The prior of psi, which the thesis does not print, is ours. Cost of a log density: (rows + experts x
+factors) x factors^2 + rows x factors x features.
 """
 
 from collections.abc import Callable
@@ -31,15 +36,26 @@ from numpyro.handlers import seed
 from inference.distributions import Missing
 from zoo.card import Card
 from zoo.iqgme import CARD as WITHOUT_FACTORS
-from zoo.iqgme import FEW_EXPERTS, Axes, checked, drawn, incomplete, normal_wishart, soft_probit, sticks
+from zoo.iqgme import (
+    FEW_EXPERTS,
+    Axes,
+    checked,
+    drawn,
+    incomplete,
+    normal_wishart,
+    soft_probit,
+    sticks,
+)
 
 __all__ = ["CARD", "FactorAxes", "iqgme_factors", "linear_features", "normal_factors", "simulate"]
 
 sample: Any = numpyro.sample
 
 CARD = Card(
-    title="Mixtures of experts among common factors, for many features and few rows with missing ones",
-    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke University, section 3.2.3",
+    title="Mixtures of experts among common factors, for many features and few rows with missing "
+    "ones",
+    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke "
+    "University, section 3.2.3",
     bibtex=WITHOUT_FACTORS.bibtex,
     data=("mnist", "letters16x8"),
     kernels=("CoordinateAscent",),
@@ -57,7 +73,8 @@ CARD = Card(
     edits=(
         "expert=None: no labels, a mixture of common factor analysers for rows with holes",
         "features=partial(linear_features, select=False): every expert shows all factors",
-        "features=partial(linear_features, noise=4.0): a noise that is known, the same for all features",
+        "features=partial(linear_features, noise=4.0): a noise that is known, the same for all "
+        "features",
         "expert=partial(soft_probit, sparse=True): weights that nothing asks for go to zero",
     ),
 )
@@ -75,7 +92,9 @@ class FactorAxes(NamedTuple):
 
 
 def normal_factors(z, at: Axes, **options):
-    """Factors [row, factor], correlated where an expert is in charge; for the options see `zoo.iqgme.normal_wishart`."""
+    """Factors [row, factor], correlated where an expert is in charge; for the options see
+    `zoo.iqgme.normal_wishart`.
+    """
     return normal_wishart(None, z, at, names=("s", "factor"), **options)
 
 
@@ -91,10 +110,12 @@ def linear_features(
     a0: float = 1.0,
     b0: float = 1.0,
 ):
-    """Features that are sums of the factors that the row's expert shows; they are observed, where they are not missing.
+    """Features that are sums of the factors that the row's expert shows; they are observed, where
+    they are not missing.
 
     :param select: experts show some of the factors; otherwise each shows all.
-    :param precision: of the loadings of a factor, `noise` that of a feature: a distribution, or a number.
+    :param precision: of the loadings of a factor, `noise` that of a feature: a distribution, or a
+    number.
     :param centre: how far the centre of a feature may be from 0, a standard deviation.
     :param a0: of K factors an expert shows K a0 / (a0 + b0 (K - 1)) before it has seen a row.
     """
@@ -135,7 +156,8 @@ def iqgme_factors(
     :param num_experts: the truncation, more than there may be; `num_factors` also.
     :param gate: `(z, axes) -> s` draws where each expert is in charge, and the factors.
     :param features: `(x, s, z, factor_axes) -> x` draws what factors do, and observes the features.
-    :param expert: `(s, y, z, axes) -> y` draws the experts, and observes the labels; None: there are no labels.
+    :param expert: `(s, y, z, axes) -> y` draws the experts, and observes the labels; None: there
+    are no labels.
     :param alpha: concentration; a distribution, or a number.
     """
     num_rows, num_features = checked(x, y, shape, num_classes, num_experts)
@@ -144,7 +166,12 @@ def iqgme_factors(
     alpha = drawn("alpha", alpha)
     with plate("stick", num_experts - 1):
         V = sample("V", dist.Beta(1.0, alpha))
-    at = Axes(plate("expert", num_experts, dim=-1), plate("row", num_rows, dim=-1), num_factors, num_classes)
+    at = Axes(
+        plate("expert", num_experts, dim=-1),
+        plate("row", num_rows, dim=-1),
+        num_factors,
+        num_classes,
+    )
     with at.rows:
         z = sample("z", dist.Categorical(sticks(V)), infer={"enumerate": "parallel"})
     s = gate(z, at)
@@ -153,12 +180,24 @@ def iqgme_factors(
 
 
 def simulate(
-    rng_key: Array, num_rows: int = 100, num_features: int = 10, missing: float = 0.0, unlabelled: float = 0.0, **options
+    rng_key: Array,
+    num_rows: int = 100,
+    num_features: int = 10,
+    missing: float = 0.0,
+    unlabelled: float = 0.0,
+    **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments; for the rest see `zoo.iqgme.simulate`. Three factors by default."""
+    """Data from the model itself, as the model's keyword arguments; for the rest see
+    `zoo.iqgme.simulate`. Three factors by default.
+    """
     model_key, *keys = random.split(rng_key, 3)
     expert = partial(soft_probit, precision=dist.Gamma(5.0, 5.0))
-    told: dict[str, Any] = {"alpha": dist.Gamma(5.0, 5.0), "expert": expert, "num_factors": 3, **options}
+    told: dict[str, Any] = {
+        "alpha": dist.Gamma(5.0, 5.0),
+        "expert": expert,
+        "num_factors": 3,
+        **options,
+    }
     with seed(rng_seed=model_key):
         x, y = iqgme_factors(shape=(num_rows, num_features), **told)
     return told | incomplete(keys, x, y, missing, unlabelled)

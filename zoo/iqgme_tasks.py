@@ -1,4 +1,5 @@
-"""iQGME for several tasks at once: experts that tasks share, in shares of their own, by a hierarchical Dirichlet process.
+"""iQGME for several tasks at once: experts that tasks share, in shares of their own, by a
+hierarchical Dirichlet process.
 
     beta           ~ Gamma(.05, .05),   U[s] ~ Beta(1, beta),       eta[s] = U[s] prod_{l < s} (1 - U[l])       of each expert
     alpha          ~ Gamma(.05, .05),   V[j, h] ~ Beta(1, alpha),   pi[j, h] = V[j, h] prod_{l < h} (1 - V[j, l])   of task j's group h
@@ -6,10 +7,11 @@
     z[i]           ~ Categorical(pi[task[i]])                                  group of a row, within its task
     x[i], t[i], y[i] as in `zoo.iqgme`, of the expert c[task[i], z[i]]         where it is in charge, and what it says
 
-Experts are in charge of regions, so tasks may share some of them and not others. Two groups of a task may be under one expert.
+Experts are in charge of regions, so tasks may share some of them and not others. Two groups of a
+task may be under one expert.
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", section 4.2, whose numbers are the defaults. Cost of a log density:
-that of `zoo.iqgme`.
+Wang (2010), "Bayesian approaches to learning from incomplete data", section 4.2, whose numbers are
+the defaults. Cost of a log density: that of `zoo.iqgme`.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,16 @@ from numpyro.handlers import seed
 
 from zoo.card import Card
 from zoo.iqgme import CARD as ONE_TASK
-from zoo.iqgme import FEW_EXPERTS, Axes, checked, drawn, incomplete, normal_wishart, soft_probit, sticks
+from zoo.iqgme import (
+    FEW_EXPERTS,
+    Axes,
+    checked,
+    drawn,
+    incomplete,
+    normal_wishart,
+    soft_probit,
+    sticks,
+)
 
 __all__ = ["CARD", "iqgme_tasks", "simulate"]
 
@@ -33,7 +44,8 @@ sample: Any = numpyro.sample
 
 CARD = Card(
     title="Mixtures of experts of several tasks that share experts, for rows with missing features",
-    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke University, chapter 4",
+    paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke "
+    "University, chapter 4",
     bibtex=ONE_TASK.bibtex,
     data=("landmine", "letters16x8"),
     kernels=("CoordinateAscent",),
@@ -44,7 +56,9 @@ CARD = Card(
         "V": "what a group takes of the weight that those before it in its task have left",
         "c": "the expert of a group",
         "z": "the group of a row, within its task",
-        **{name: words for name, words in ONE_TASK.sites.items() if name not in ("alpha", "V", "z")},
+        **{
+            name: words for name, words in ONE_TASK.sites.items() if name not in ("alpha", "V", "z")
+        },
     },
     edits=(
         "expert=None: no labels, Gaussians that several data sets share",
@@ -71,12 +85,16 @@ def iqgme_tasks(
 ):
     """The model; it returns x and y.
 
-    :param x: [row, feature], NaN where missing, not traced; None: drawn, of `shape` (rows, features).
+    :param x: [row, feature], NaN where missing, not traced; None: drawn, of `shape` (rows,
+    features).
     :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
-    :param task: [row], 0 .. num_tasks - 1, not traced; `num_tasks` is the last one's number and one by default.
+    :param task: [row], 0 .. num_tasks - 1, not traced; `num_tasks` is the last one's number and one
+    by default.
     :param num_groups: of each task, the truncation; `num_experts` is that of all tasks together.
-    :param gate: `(x, z, axes) -> x` draws where each expert is in charge, and observes the features; `z` is the expert of each row.
-    :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there are no labels.
+    :param gate: `(x, z, axes) -> x` draws where each expert is in charge, and observes the
+    features; `z` is the expert of each row.
+    :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there
+    are no labels.
     :param alpha: concentration within a task, `beta` of the experts; a distribution, or a number.
     """
     num_rows, num_features = checked(x, y, shape, num_classes, min(num_experts, num_groups))
@@ -89,7 +107,12 @@ def iqgme_tasks(
         V = sample("V", dist.Beta(1.0, alpha))
     with tasks, plate("group", num_groups, dim=-1):
         c = sample("c", dist.Categorical(sticks(U)), infer=in_parallel)
-    at = Axes(plate("expert", num_experts, dim=-1), plate("row", num_rows, dim=-1), num_features, num_classes)
+    at = Axes(
+        plate("expert", num_experts, dim=-1),
+        plate("row", num_rows, dim=-1),
+        num_features,
+        num_classes,
+    )
     with at.rows:
         z = sample("z", dist.Categorical(sticks(V)[task]), infer=in_parallel)
     own = c[task, z]
@@ -99,11 +122,17 @@ def iqgme_tasks(
 
 def _checked_tasks(task, num_tasks: int | None, num_rows: int) -> tuple[np.ndarray, int]:
     if np.shape(task) != (num_rows,) or not np.issubdtype(np.asarray(task).dtype, np.integer):
-        raise ValueError(f"iqgme_tasks task: found shape {np.shape(task)}, wanted the number of the task of each of {num_rows} rows.")
+        raise ValueError(
+            f"iqgme_tasks task: found shape {np.shape(task)}, wanted the number of the task of "
+            f"each of {num_rows} rows."
+        )
     task = np.asarray(task)
     num_tasks = int(task.max()) + 1 if num_tasks is None else num_tasks
     if task.min() < 0 or task.max() >= num_tasks:
-        raise ValueError(f"iqgme_tasks task: found {task.min()} .. {task.max()}, wanted numbers from 0, less than num_tasks={num_tasks}.")
+        raise ValueError(
+            f"iqgme_tasks task: found {task.min()} .. {task.max()}, wanted numbers from 0, less "
+            f"than num_tasks={num_tasks}."
+        )
     return task, num_tasks
 
 
@@ -116,10 +145,21 @@ def simulate(
     unlabelled: float = 0.0,
     **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments; `num_rows` of each task, for the rest see `zoo.iqgme.simulate`."""
+    """Data from the model itself, as the model's keyword arguments; `num_rows` of each task, for
+    the rest see `zoo.iqgme.simulate`.
+    """
     model_key, *keys = random.split(rng_key, 3)
-    expert, concentration = partial(soft_probit, precision=dist.Gamma(5.0, 5.0)), dist.Gamma(5.0, 5.0)
-    told: dict[str, Any] = {"alpha": concentration, "beta": concentration, "expert": expert, "num_tasks": num_tasks, **options}
+    expert, concentration = (
+        partial(soft_probit, precision=dist.Gamma(5.0, 5.0)),
+        dist.Gamma(5.0, 5.0),
+    )
+    told: dict[str, Any] = {
+        "alpha": concentration,
+        "beta": concentration,
+        "expert": expert,
+        "num_tasks": num_tasks,
+        **options,
+    }
     task = np.repeat(np.arange(num_tasks), num_rows)
     with seed(rng_seed=model_key):
         x, y = iqgme_tasks(task=task, shape=(len(task), num_features), **told)

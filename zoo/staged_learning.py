@@ -1,4 +1,5 @@
-"""A mixture that classifies: clusters of rows, each with its share of every class, and a prior on how many clusters there are.
+"""A mixture that classifies: clusters of rows, each with its share of every class, and a prior on
+how many clusters there are.
 
     m           ~ a Poisson without zero, mixed with a zeta                         the order: how many clusters
     beta        ~ Dirichlet(1, ..., 1)                                              weight of each cluster
@@ -7,11 +8,13 @@
     sigma[c, d] ~ LogNormal(-.5, .6)                                                how wide it is
     p(x, y)     = sum_c  gamma[c, y] beta[c] phi(x; mu[c], sigma[c])                a row and its class
 
-The sum over clusters is carried out, in two steps: x has the density of the mixture, and y, given x, the classes of the clusters in the
-proportion in which they claim x. The order is an argument; `family(order)` is the model of that order, `order_prior()` that of the orders.
+The sum over clusters is carried out, in two steps: x has the density of the mixture, and y, given
+x, the classes of the clusters in the proportion in which they claim x. The order is an argument;
+`family(order)` is the model of that order, `order_prior()` that of the orders.
 
-Center (2009), "Learning complex classification models from large data sets"; the paper has no numbers, those of the priors are ours and
-mean columns of variance about 1. Cost of a log density: rows x clusters x (features + classes), with full spreads features^2.
+Center (2009), "Learning complex classification models from large data sets"; the paper has no
+numbers, those of the priors are ours and mean columns of variance about 1. Cost of a log density:
+rows x clusters x (features + classes), with full spreads features^2.
 """
 
 from collections.abc import Callable
@@ -31,13 +34,24 @@ from numpyro.handlers import mask, seed
 from inference.distributions import DiagonalNormal, PositivePoisson, Zeta
 from zoo.card import Card
 
-__all__ = ["CARD", "Axes", "diagonal", "family", "full", "order_prior", "simulate", "staged_learning"]
+__all__ = [
+    "CARD",
+    "Axes",
+    "diagonal",
+    "family",
+    "full",
+    "order_prior",
+    "simulate",
+    "staged_learning",
+]
 
-sample: Any = numpyro.sample  # its declared return type is a number as well, which cannot be indexed
+# its declared return type is a number as well, which cannot be indexed
+sample: Any = numpyro.sample
 
 CARD = Card(
     title="A mixture of clusters that classifies, of unknown order",
-    paper="Center (2009), Learning complex classification models from large data sets, Bayesian Inference and Maximum Entropy Methods",
+    paper="Center (2009), Learning complex classification models from large data sets, Bayesian "
+    "Inference and Maximum Entropy Methods",
     bibtex="""@inproceedings{center2009learning,
   title = {Learning complex classification models from large data sets},
   author = {Center, Julian L.},
@@ -81,21 +95,30 @@ class Axes(NamedTuple):
             return sample("sigma", dist.LogNormal(log_width, log_range))
 
 
-def diagonal(at: Axes, loc: Any = 0.0, scale: Any = 3.0, log_width: float = -0.5, log_range: float = 0.6) -> dist.Distribution:
+def diagonal(
+    at: Axes, loc: Any = 0.0, scale: Any = 3.0, log_width: float = -0.5, log_range: float = 0.6
+) -> dist.Distribution:
     """The density of x in each cluster, features independent of each other."""
     mu, sigma = at.where(loc, scale), at.width(log_width, log_range)
     return DiagonalNormal(mu, sigma)
 
 
 def full(
-    at: Axes, loc: Any = 0.0, scale: Any = 3.0, log_width: float = -0.5, log_range: float = 0.6, independence: float = 2.0
+    at: Axes,
+    loc: Any = 0.0,
+    scale: Any = 3.0,
+    log_width: float = -0.5,
+    log_range: float = 0.6,
+    independence: float = 2.0,
 ) -> dist.Distribution:
     """The same with correlations: `corr` ~ LKJ(independence), its Cholesky factor."""
     mu, sigma = at.where(loc, scale), at.width(log_width, log_range)
     narrow = plate(at.clusters.name, at.clusters.size, dim=-1)
     with narrow:
         prior = dist.LKJCholesky(at.features.size, concentration=independence)
-        corr = sample("corr", prior, infer={"event_dims": [at.features.name, f"{at.features.name}_2"]})
+        corr = sample(
+            "corr", prior, infer={"event_dims": [at.features.name, f"{at.features.name}_2"]}
+        )
     return dist.MultivariateNormal(mu, scale_tril=sigma[..., None] * corr)
 
 
@@ -115,12 +138,19 @@ def staged_learning(
     :param x: [row, feature]; None: drawn, of `shape` (rows, features).
     :param y: [row], 0 .. num_classes - 1, or -1 where unknown; None: drawn.
     :param num_classes: 0: rows have no classes.
-    :param cluster: `axes -> distribution [cluster]` draws the parameters of the clusters; `diagonal` or `full`.
+    :param cluster: `axes -> distribution [cluster]` draws the parameters of the clusters;
+    `diagonal` or `full`.
     :param concentration: of the weights; `class_concentration`: of the classes of a cluster.
     """
     num_rows, num_features = _checked(x, y, shape, order, num_classes)
-    at = Axes(plate("cluster", order, dim=-2), plate("row", num_rows, dim=-1), plate("feature", num_features, dim=-1))
-    beta = sample("beta", dist.Dirichlet(jnp.full(order, concentration)), infer={"event_dims": ["cluster"]})
+    at = Axes(
+        plate("cluster", order, dim=-2),
+        plate("row", num_rows, dim=-1),
+        plate("feature", num_features, dim=-1),
+    )
+    beta = sample(
+        "beta", dist.Dirichlet(jnp.full(order, concentration)), infer={"event_dims": ["cluster"]}
+    )
     clusters = dist.MixtureSameFamily(dist.Categorical(probs=beta), cluster(at))
     if not num_classes:
         with at.rows:
@@ -134,7 +164,11 @@ def staged_learning(
         probs = softmax(claims, axis=-1) @ gamma
         known = True if y is None else jnp.asarray(y) >= 0
         with mask(mask=known):
-            return x, sample("y", dist.Categorical(probs=probs), obs=None if y is None else jnp.maximum(jnp.asarray(y), 0))
+            return x, sample(
+                "y",
+                dist.Categorical(probs=probs),
+                obs=None if y is None else jnp.maximum(jnp.asarray(y), 0),
+            )
 
 
 def family(order: int, **options: Any) -> Callable:
@@ -143,7 +177,9 @@ def family(order: int, **options: Any) -> Callable:
 
 
 def order_prior(rate: float = 3.0, zeta_share: float = 0.5) -> dist.Distribution:
-    """A Poisson without its zero, and with the given share a zeta, for which large orders are not surprising."""
+    """A Poisson without its zero, and with the given share a zeta, for which large orders are
+    not surprising.
+    """
     share = dist.Categorical(probs=jnp.array([1 - zeta_share, zeta_share]))
     return dist.MixtureGeneral(share, [PositivePoisson(rate), Zeta()])
 
@@ -152,23 +188,33 @@ def _checked(x, y, shape, order: int, num_classes: int) -> tuple[int, int]:
     """The shape of x, refused where the data are not what they should be."""
     shape = np.shape(x) if x is not None else shape
     if shape is None or len(shape) != 2 or 0 in shape:
-        raise ValueError(f"staged_learning: found x of shape {shape}; wanted [row, feature] with at least one of each, or shape=.")
+        raise ValueError(
+            f"staged_learning: found x of shape {shape}; wanted [row, feature] with at least one "
+            "of each, or shape=."
+        )
     if order < 1 or num_classes < 0:
         raise ValueError(
-            f"staged_learning: found order={order}, num_classes={num_classes}; wanted an order of 1 or more, classes of 0 or more."
+            f"staged_learning: found order={order}, num_classes={num_classes}; wanted an order of "
+            "1 or more, classes of 0 or more."
         )
     if y is None:
         return shape
     if np.shape(y) != shape[:1]:
-        raise ValueError(f"staged_learning: found y of shape {np.shape(y)} beside x of shape {shape}; wanted a class for each row.")
+        raise ValueError(
+            f"staged_learning: found y of shape {np.shape(y)} beside x of shape {shape}; wanted a "
+            "class for each row."
+        )
     if not isinstance(y, Tracer) and not np.isin(y, np.arange(-1, num_classes)).all():
         raise ValueError(
-            f"staged_learning y: found classes {np.unique(np.asarray(y))}, wanted 0 .. {num_classes - 1}, or -1 where unknown."
+            f"staged_learning y: found classes {np.unique(np.asarray(y))}, wanted 0 .. "
+            f"{num_classes - 1}, or -1 where unknown."
         )
     return shape
 
 
-def simulate(rng_key: Array, num_rows: int = 200, num_features: int = 2, **options: Any) -> dict[str, Any]:
+def simulate(
+    rng_key: Array, num_rows: int = 200, num_features: int = 2, **options: Any
+) -> dict[str, Any]:
     """Data from the model itself, as the model's keyword arguments."""
     with seed(rng_seed=rng_key):
         x, y = staged_learning(shape=(num_rows, num_features), **options)

@@ -20,7 +20,8 @@ def list_models(args: Any) -> int:
     for name in zoo.names():
         try:
             card = find_model(name).card
-        except Exception as error:  # of a file that is being written: it hides no other model, and says itself what it lacks
+        # of a file that is being written: it hides no other model, and says itself what it lacks
+        except Exception as error:
             rows.append((name, f"cannot be read: {type(error).__name__}: {error}"))
             continue
         rows.append((name, card.title, ", ".join(card.kernels)))
@@ -45,7 +46,10 @@ def show(args: Any) -> int:
         if items:
             print(f"\n{title}: {', '.join(items)}")
     if card.edits:
-        print(f"\nEdits to try, in zoo/{entry.name}.py or as arguments in Python; numbers and names of functions by --option as well")
+        print(
+            f"\nEdits to try, in zoo/{entry.name}.py or as arguments in Python; numbers and names "
+            "of functions by --option as well"
+        )
         for edit in card.edits:
             _print_wrapped(edit, "    ", "  - ")
     return 0
@@ -59,8 +63,13 @@ def data(args: Any) -> int:
     if args.name is None:
         if args.output is not None:
             raise ValueError(f"-o {args.output}: say which data set")
-        _print_columns([(name, describe(name).title, describe(name).where.split()[0]) for name in names()])
-        print("\nOptions of those that are generated: gallery.datasets.load(name, ...). Your own: zoo fit MODEL --data table.csv")
+        _print_columns(
+            [(name, describe(name).title, describe(name).where.split()[0]) for name in names()]
+        )
+        print(
+            "\nOptions of those that are generated: gallery.datasets.load(name, ...). Your own: "
+            "zoo fit MODEL --data table.csv"
+        )
         return 0
     if args.output is not None:
         check_writable(Path(args.output), "-o", args.force)
@@ -70,12 +79,21 @@ def data(args: Any) -> int:
         print(f"saved {args.output}: {len(found.x)} rows")
         return 0
     print(f"{summary.name}: {summary.title}")
-    for title, words in (("From", summary.where), ("Licence", summary.licence), ("Cite", summary.citation)):
+    for title, words in (
+        ("From", summary.where),
+        ("Licence", summary.licence),
+        ("Cite", summary.citation),
+    ):
         if words:
             _print_wrapped(words, "  ", f"{title}: ")
     _print_wrapped(found.description)
     print("\nArrays")
-    _print_columns([(f"  {name}", str(list(array.shape)), str(array.dtype)) for name, array in found.arrays.items()])
+    _print_columns(
+        [
+            (f"  {name}", str(list(array.shape)), str(array.dtype))
+            for name, array in found.arrays.items()
+        ]
+    )
     for title, items in (("Features", found.feature_names), ("Classes", found.class_names)):
         if items:
             _print_wrapped(some(items), "  ", f"{title}: ")
@@ -84,11 +102,18 @@ def data(args: Any) -> int:
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     most = max(map(len, rows))
-    widths = [max(len(row[column]) for row in rows if len(row) == most or not column) for column in range(most)]
+    widths = [
+        max(len(row[column]) for row in rows if len(row) == most or not column)
+        for column in range(most)
+    ]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        )
 
 
 def _print_wrapped(text: str, indent: str = "", first: str | None = None) -> None:
-    for line in wrap(text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent):
+    for line in wrap(
+        text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent
+    ):
         print(line)

@@ -11,9 +11,14 @@ __all__ = ["cite", "entries_of"]
 
 
 def cite(args: Any) -> int:
-    """The model's paper, those of its kernels, NumPyro and ArviZ; what is outside of an entry BibTeX passes over."""
+    """The model's paper, those of its kernels, NumPyro and ArviZ; what is outside of an entry
+    BibTeX passes over.
+    """
     tree = open_run(args.run)
-    print(f"% Model {tree.attrs.get('model')}, kernel {tree.attrs.get('kernel')}, on {tree.attrs.get('data', 'data of your own')}.\n")
+    print(
+        f"% Model {tree.attrs.get('model')}, kernel {tree.attrs.get('kernel')}, on "
+        f"{tree.attrs.get('data', 'data of your own')}.\n"
+    )
     print("\n\n".join(entries_of(tree)))
     return 0
 
@@ -23,4 +28,8 @@ def entries_of(tree: xr.DataTree) -> list[str]:
     from inference.run.citations import SOFTWARE, citations
 
     own = find_model(str(tree.attrs.get("model"))).card.bibtex
-    return list(dict.fromkeys([*filter(None, [own]), *citations(str(tree.attrs.get("kernel", ""))), *SOFTWARE]))
+    return list(
+        dict.fromkeys(
+            [*filter(None, [own]), *citations(str(tree.attrs.get("kernel", ""))), *SOFTWARE]
+        )
+    )

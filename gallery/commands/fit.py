@@ -16,13 +16,23 @@ from gallery.commands.entries import entry_start, entry_unit, takes_entries
 from gallery.commands.inputs import bind, read_data, scale_features
 from gallery.commands.models import find_model, in_precision, kernel_name, make_kernel, some
 from gallery.commands.request import Request, check_picture, check_writable, is_table, keep, recall
-from gallery.commands.runs import annotate, main_variables, num_draws, open_run, save, scores_text, summary_text
+from gallery.commands.runs import (
+    annotate,
+    main_variables,
+    num_draws,
+    open_run,
+    save,
+    scores_text,
+    summary_text,
+)
 
 __all__ = ["fit", "resume"]
 
-GROUPS = ("log_likelihood", "log_prior", "posterior_predictive")  # for `zoo compare` and ArviZ's predictive checks
+# for `zoo compare` and ArviZ's predictive checks
+GROUPS = ("log_likelihood", "log_prior", "posterior_predictive")
 MOST = 10**8  # numbers in a group
-MARGINAL = ("AugmentReduce", "ParticleFilter", "CollapsedGibbs", "CoordinateAscent")  # what these groups need is integrated out, or large
+# what these groups need is integrated out, or large
+MARGINAL = ("AugmentReduce", "ParticleFilter", "CollapsedGibbs", "CoordinateAscent")
 ROWS = 12  # of the summary
 EXIT = {"SIGINT": 130, "SIGTERM": 143}
 
@@ -64,16 +74,28 @@ def _run(request: Request, folder: Path | None) -> int:
     arguments |= {} if unit is None else {"value": (arguments["value"] - unit.shift) / unit.scale}
     start = _start_of(kernel, entry.model, told.driver["num_chains"], arguments)
     groups = () if kernel in MARGINAL or _size(arguments, told.driver) > MOST else GROUPS
-    driver = Driver(make_kernel(kernel, entry.model, **told.kernel), **told.driver, checkpoint=folder, groups=groups)
+    driver = Driver(
+        make_kernel(kernel, entry.model, **told.kernel),
+        **told.driver,
+        checkpoint=folder,
+        groups=groups,
+    )
     if folder is not None:
         keep(request, folder)
-    print(_headline(entry, data, kernel, told.driver, request.seed), *_columns(data, request), sep="\n", flush=True)
+    print(
+        _headline(entry, data, kernel, told.driver, request.seed),
+        *_columns(data, request),
+        sep="\n",
+        flush=True,
+    )
     try:
         with in_precision(kernel, arguments):
             tree = driver.run(request.seed, init_params=start, **arguments)
     except CheckpointError as error:
         if error.tree is not None and num_draws(error.tree):
-            save(annotate(error.tree, request, data, scaling, arguments, unit), Path(request.output))
+            save(
+                annotate(error.tree, request, data, scaling, arguments, unit), Path(request.output)
+            )
             error.add_note(f"saved {_short(request.output)}")
         raise
     if num_draws(tree):
@@ -82,7 +104,9 @@ def _run(request: Request, folder: Path | None) -> int:
     return _tell(tree, request, folder, perf_counter() - started)
 
 
-def _start_of(kernel: str, model: Callable, num_chains: int, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+def _start_of(
+    kernel: str, model: Callable, num_chains: int, arguments: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Where the chains start, where a draw from the prior would be a bad place."""
     if kernel == "ConditionalGibbs" and takes_entries(model):
         return entry_start(model, num_chains, dict(arguments))
@@ -92,21 +116,41 @@ def _start_of(kernel: str, model: Callable, num_chains: int, arguments: Mapping[
     from zoo.archipelago import process
 
     defaults = {name: each.default for name, each in inspect.signature(model).parameters.items()}
-    given = {name: arguments.get(name, defaults.get(name)) for name in ("x", "y", "num_classes", "capacity")}
-    of_process = {name: value for name, value in arguments.items() if name in inspect.signature(process).parameters and name not in given}
+    given = {
+        name: arguments.get(name, defaults.get(name))
+        for name in ("x", "y", "num_classes", "capacity")
+    }
+    of_process = {
+        name: value
+        for name, value in arguments.items()
+        if name in inspect.signature(process).parameters and name not in given
+    }
     return start(num_chains, **given, **of_process)
 
 
 def _size(arguments: dict[str, Any], settings: dict[str, Any]) -> int:
     """Observations at all draws."""
-    rows = max((len(value) for value in arguments.values() if isinstance(value, np.ndarray) and value.ndim), default=0)
+    rows = max(
+        (
+            len(value)
+            for value in arguments.values()
+            if isinstance(value, np.ndarray) and value.ndim
+        ),
+        default=0,
+    )
     return rows * settings["num_samples"] * settings["num_chains"]
 
 
-def _headline(entry: zoo.Entry, data: Dataset, kernel: str, settings: dict[str, Any], seed: int) -> str:
+def _headline(
+    entry: zoo.Entry, data: Dataset, kernel: str, settings: dict[str, Any], seed: int
+) -> str:
     sizes = [f"{len(data.feature_names)} features"] if data.feature_names else []
     sizes += [f"{len(data.class_names)} classes"] if data.class_names else []
-    rows = [f"{len(data.arrays[name])} {words}" for name, words in {"y": "rows", "values": "entries"}.items() if name in data.arrays]
+    rows = [
+        f"{len(data.arrays[name])} {words}"
+        for name, words in {"y": "rows", "values": "entries"}.items()
+        if name in data.arrays
+    ]
     plan = ", ".join(f"{key} {value}" for key, value in settings.items())
     return f"{entry.name} on {data.name} ({', '.join(rows + sizes)}): {kernel}, {plan}, seed {seed}"
 
@@ -121,18 +165,31 @@ def _columns(data: Dataset, request: Request) -> list[str]:
     found = [f"numbers: {some(numbers, 8)}"] if numbers else []
     categories = [f"{name} ({len(texts)})" for name, texts in names if texts]
     found += [f"texts: {some(categories, 8)}"] if categories else []
-    missing, unlabelled = int(np.isnan(x).sum()), int((y == -1).sum()) if data.class_names else int(np.isnan(y).sum())
+    missing, unlabelled = (
+        int(np.isnan(x).sum()),
+        int((y == -1).sum()) if data.class_names else int(np.isnan(y).sum()),
+    )
     found += [f"{missing} cells empty"] if missing else []
     found += [f"{unlabelled} rows without {data.target_name!r}"] if unlabelled else []
-    return [f"read {'; '.join(found)}; {data.target_name!r} is " + ("the class" if data.class_names else "a quantity")]
+    return [
+        f"read {'; '.join(found)}; {data.target_name!r} is "
+        + ("the class" if data.class_names else "a quantity")
+    ]
 
 
 def _tell(tree: xr.DataTree, request: Request, folder: Path | None, seconds: float) -> int:
     """The summary, what was saved, why it ended; the exit code."""
     ended = str(tree.attrs["ended"])
-    again = f"; go on with: zoo resume {folder}" if folder is not None and ended not in ("budget", "finished") else ""
+    again = (
+        f"; go on with: zoo resume {folder}"
+        if folder is not None and ended not in ("budget", "finished")
+        else ""
+    )
     if not num_draws(tree):
-        text = f"ended by {ended} before the first draw, after {tree.attrs['steps']} steps: nothing to save{again}"
+        text = (
+            f"ended by {ended} before the first draw, after {tree.attrs['steps']} steps: "
+            f"nothing to save{again}"
+        )
         if ended not in EXIT:
             raise ValueError(text)
         print(text)
@@ -146,7 +203,10 @@ def _tell(tree: xr.DataTree, request: Request, folder: Path | None, seconds: flo
         draw(tree, Path(request.plot))
     chains, draws = tree["posterior"].sizes["chain"], tree["posterior"].sizes["draw"]
     picture = f" and {_short(request.plot)}" if request.plot else ""
-    print(f"saved {_short(request.output)}{picture}: {chains} chains of {draws} draws, {tree.attrs['steps_run']} steps in {seconds:.1f} s")
+    print(
+        f"saved {_short(request.output)}{picture}: {chains} chains of {draws} draws, "
+        f"{tree.attrs['steps_run']} steps in {seconds:.1f} s"
+    )
     if ended not in ("budget", "finished"):
         print(f"ended early by {ended}{again}")
     return EXIT.get(ended, 0)

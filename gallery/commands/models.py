@@ -9,7 +9,15 @@ from typing import Any
 
 import zoo
 
-__all__ = ["find_model", "in_precision", "kernel_name", "kernel_options", "make_kernel", "some", "unknown"]
+__all__ = [
+    "find_model",
+    "in_precision",
+    "kernel_name",
+    "kernel_options",
+    "make_kernel",
+    "some",
+    "unknown",
+]
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ConditionalGibbs": {"num_births": 1.0},  # few sweeps must do
@@ -36,13 +44,19 @@ def kernel_name(entry: zoo.Entry, name: str | None) -> str:
     for kernel in kernels:
         if name is None or kernel.lower() == name.lower():
             return kernel
-    raise ValueError(unknown(f"kernel of {entry.name}", str(name), [kernel.lower() for kernel in kernels]))
+    raise ValueError(
+        unknown(f"kernel of {entry.name}", str(name), [kernel.lower() for kernel in kernels])
+    )
 
 
 def kernel_options(name: str) -> dict[str, Any]:
-    """What a kernel may be told beside its model, with the command's defaults: numbers, texts, true or false."""
+    """What a kernel may be told beside its model, with the command's defaults: numbers, texts,
+    true or false.
+    """
     parameters = inspect.signature(_MADE.get(name) or _class(name)).parameters.values()
-    options = {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)}
+    options = {
+        p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)
+    }
     return options | DEFAULTS.get(name, {})
 
 
@@ -62,7 +76,9 @@ def in_precision(kernel: str, arguments: Mapping[str, Any]) -> AbstractContextMa
 
 def some(items: Sequence[str], most: int = 40) -> str:
     """The first of many names."""
-    return ", ".join(items[:most]) + (f", ... {len(items) - most} more" if len(items) > most else "")
+    return ", ".join(items[:most]) + (
+        f", ... {len(items) - most} more" if len(items) > most else ""
+    )
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -70,7 +86,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    return f"no {what} {name!r}; {hint}there {'is' if len(known) == 1 else 'are'} {', '.join(known) or 'none'}"
+    return (
+        f"no {what} {name!r}; {hint}there {'is' if len(known) == 1 else 'are'} "
+        f"{', '.join(known) or 'none'}"
+    )
 
 
 def _svi(model: Callable, learning_rate: float = 0.01) -> Any:
@@ -93,7 +112,10 @@ def _class(name: str) -> Any:
     """A kernel's class, imported now."""
     if name not in _WHERE:
         known = ", ".join([*_WHERE, *_MADE])
-        raise ValueError(f"kernel {name!r}: the command does not build it yet, only {known}; run it with inference.Driver.")
+        raise ValueError(
+            f"kernel {name!r}: the command does not build it yet, only {known}; run it with "
+            "inference.Driver."
+        )
     return getattr(import_module(_WHERE[name]), name)
 
 

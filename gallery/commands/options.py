@@ -1,4 +1,6 @@
-"""`--option key=value`: settings of the driver or of the kernel, or keyword arguments of the model."""
+"""`--option key=value`: settings of the driver or of the kernel, or keyword arguments of the
+model.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +31,12 @@ OF_KERNELS: Mapping[str, Mapping[str, int | None]] = {  # None: it ends by itsel
     "ConditionalGibbs": {"num_chains": 2, "num_warmup": 200, "num_samples": 300},
     "LatentHistory": {"num_chains": 1, "num_warmup": 300, "num_samples": 400},
 }
-WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
+WANTED: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a name",
+    bool: "true or false",
+}
 
 
 class Options(NamedTuple):
@@ -68,7 +75,9 @@ def split(options: Mapping[str, Any], model: Callable, kernel: str) -> Options:
             found.model[key] = value
         else:
             raise ValueError(unknown("option", key, valid))
-    return found._replace(driver={key: value for key, value in found.driver.items() if value is not None})
+    return found._replace(
+        driver={key: value for key, value in found.driver.items() if value is not None}
+    )
 
 
 def _value(text: str) -> Any:

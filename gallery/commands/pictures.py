@@ -13,8 +13,20 @@ from gallery.commands.runs import main_variables, open_run, select
 
 __all__ = ["KINDS", "draw", "plot"]
 
-KINDS = ("trace_dist", "dist", "forest", "rank", "energy", "elbo", "evidence", "partition", "matrix", "history")
-ROWS = {"trace_dist": 8, "dist": 12, "forest": 30, "rank": 12}  # scalar quantities that one picture holds
+KINDS = (
+    "trace_dist",
+    "dist",
+    "forest",
+    "rank",
+    "energy",
+    "elbo",
+    "evidence",
+    "partition",
+    "matrix",
+    "history",
+)
+# scalar quantities that one picture holds
+ROWS = {"trace_dist": 8, "dist": 12, "forest": 30, "rank": 12}
 MOST_ROWS, MOST_DRAWS = 600, 400  # of a co-clustering matrix
 INCHES_A_ROW = {"trace_dist": 1.35, "dist": 0.6, "forest": 0.32, "rank": 0.6}
 
@@ -29,15 +41,20 @@ def plot(args: Any) -> int:
     return 0
 
 
-def draw(tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str] | None = None) -> None:
-    """The picture of a kind; by default what the run is for, where that can be seen, else traces."""
+def draw(
+    tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str] | None = None
+) -> None:
+    """The picture of a kind; by default what the run is for, where that can be seen, else
+    traces.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
-    own: dict[str, tuple[bool, Callable[[], tuple[Any, str]]]] = {  # whether the run has it, and what draws it
+    # whether the run has it, and what draws it
+    own: dict[str, tuple[bool, Callable[[], tuple[Any, str]]]] = {
         "elbo": ("elbo" in stats, lambda: _elbo(stats)),
         "evidence": ("insertion_rank" in stats, lambda: _evidence(tree)),
         "partition": ("partition" in tree.attrs, lambda: _partition(tree)),
@@ -46,15 +63,24 @@ def draw(tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str
     }
     kind = kind or next((name for name, (is_there, _) in own.items() if is_there), "trace_dist")
     if kind in ("matrix", "history") and not own[kind][0]:
-        raise ValueError(f"--kind {kind}: {tree.attrs.get('model', 'the model')} has none. Choose another kind")
+        raise ValueError(
+            f"--kind {kind}: {tree.attrs.get('model', 'the model')} has none. Choose another kind"
+        )
     wanted = {"energy": "energy", "elbo": "elbo", "evidence": "insertion_rank"}
     if kind in wanted and wanted[kind] not in stats:
         found = ", ".join(map(str, stats.data_vars)) or "none"
-        raise ValueError(f"--kind {kind}: the run has no such statistic; it has {found}. Choose another kind")
+        raise ValueError(
+            f"--kind {kind}: the run has no such statistic; it has {found}. Choose another kind"
+        )
     with plt.rc_context({"font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9}):
-        figure, note = own[kind][1]() if kind in own else _by_arviz(tree, kind, names or main_variables(tree))
+        figure, note = (
+            own[kind][1]() if kind in own else _by_arviz(tree, kind, names or main_variables(tree))
+        )
         data = f" on {tree.attrs['data']}" if tree.attrs.get("data") else ""
-        figure.suptitle(f"{tree.attrs.get('model') or 'a model'}{data}, {tree.attrs.get('kernel', '')}{note}", fontsize=10)
+        figure.suptitle(
+            f"{tree.attrs.get('model') or 'a model'}{data}, {tree.attrs.get('kernel', '')}{note}",
+            fontsize=10,
+        )
         figure.savefig(path, dpi=150)
         plt.close(figure)
 
@@ -69,7 +95,9 @@ def _by_arviz(tree: xr.DataTree, kind: str, names: list[str]) -> tuple[Any, str]
     else:
         elements, total = _elements(tree["posterior"].to_dataset(), names, ROWS[kind])
         groups = {"posterior": elements.to_dataset()} | {
-            name: group.to_dataset() for name, group in tree.children.items() if name == "sample_stats"
+            name: group.to_dataset()
+            for name, group in tree.children.items()
+            if name == "sample_stats"
         }
         shown = xr.DataTree.from_dict(groups)
         rows = elements.sizes["quantity"]
@@ -78,9 +106,12 @@ def _by_arviz(tree: xr.DataTree, kind: str, names: list[str]) -> tuple[Any, str]
     options: dict[str, Any] = {"figure_kwargs": {"figsize": size, "layout": "constrained"}}
     if kind != "energy":
         options |= {"labeller": NoVarLabeller()}
-    options |= {"trace_dist": {"compact": False}, "forest": {"labels": ["quantity"]}, "dist": {"col_wrap": 3}, "rank": {"col_wrap": 3}}.get(
-        kind, {}
-    )
+    options |= {
+        "trace_dist": {"compact": False},
+        "forest": {"labels": ["quantity"]},
+        "dist": {"col_wrap": 3},
+        "rank": {"col_wrap": 3},
+    }.get(kind, {})
     drawn = getattr(az, f"plot_{kind}")(shown, backend="matplotlib", **options)
     figure = drawn.get_viz("figure")
     if kind == "trace_dist":
@@ -101,7 +132,9 @@ def _label_rows(figure: Any) -> None:
 
 
 def _elbo(stats: xr.Dataset) -> tuple[Any, str]:
-    """The ELBO of each replicate over the steps; what its first tenth has below the rest is cut off."""
+    """The ELBO of each replicate over the steps; what its first tenth has below the rest is cut
+    off.
+    """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.0, 3.6), layout="constrained")
@@ -112,33 +145,52 @@ def _elbo(stats: xr.Dataset) -> tuple[Any, str]:
         axes.plot(np.arange(len(smooth)) + window, smooth, lw=1, label=f"replicate {chain}")
     late = values[:, values.shape[1] // 10 :]
     low, high = np.quantile(late[np.isfinite(late)], (0.01, 1.0))
-    axes.set(xlabel="step", ylabel=f"ELBO, mean of {window} steps", ylim=(low - 0.1 * (high - low), high + 0.05 * (high - low)))
+    axes.set(
+        xlabel="step",
+        ylabel=f"ELBO, mean of {window} steps",
+        ylim=(low - 0.1 * (high - low), high + 0.05 * (high - low)),
+    )
     axes.legend(frameon=False)
     return figure, ""
 
 
 def _evidence(tree: xr.DataTree) -> tuple[Any, str]:
-    """How the log-evidence grew, and where new points came to lie among the live ones: anywhere, if they are drawn as they should be."""
+    """How the log-evidence grew, and where new points came to lie among the live ones: anywhere,
+    if they are drawn as they should be.
+    """
     import matplotlib.pyplot as plt
 
     from diagnostics import plot_evidence, report
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.0), width_ratios=(1.5, 1), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10.0, 4.0), width_ratios=(1.5, 1), layout="constrained"
+    )
     plot_evidence(tree, ax=left)
     ranks = tree["sample_stats"]["insertion_rank"].transpose("chain", ...).values
     size = int(np.max(tree.attrs.get("num_live_of_replicates", tree.attrs.get("num_live"))))
     for chain, each in enumerate(ranks.reshape(len(ranks), -1)):
         seen = np.cumsum(np.bincount(each[each >= 0], minlength=size)) / max(1, (each >= 0).sum())
-        right.plot(np.arange(1, size + 1), seen - np.arange(1, size + 1) / size, lw=1, label=f"replicate {chain}")
+        right.plot(
+            np.arange(1, size + 1),
+            seen - np.arange(1, size + 1) / size,
+            lw=1,
+            label=f"replicate {chain}",
+        )
     right.axhline(0, color="0.3", lw=1, ls="--")
     p = report(tree)["insertion ranks"].figures.get("p", np.nan)
-    right.set(xlabel="insertion rank among the live points", ylabel="share at or below it, minus uniform", title=f"p = {p:.2g}")
+    right.set(
+        xlabel="insertion rank among the live points",
+        ylabel="share at or below it, minus uniform",
+        title=f"p = {p:.2g}",
+    )
     right.legend(frameon=False, fontsize="small")
     return figure, ""
 
 
 def _partition(tree: xr.DataTree) -> tuple[Any, str]:
-    """Which rows are together, how many groups there are, and how many particles counted at each row."""
+    """Which rows are together, how many groups there are, and how many particles counted at each
+    row.
+    """
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
@@ -154,7 +206,11 @@ def _partition(tree: xr.DataTree) -> tuple[Any, str]:
     counts, stats = num_groups(labels), tree["sample_stats"].to_dataset()
     over = figure.add_subplot(grid[0, 1] if "ess" in stats else grid[:, 1])
     over.bar(counts["groups"], counts, color="#4477aa")
-    over.set(xlabel="groups of all classes", ylabel="posterior probability", xlim=(np.flatnonzero(counts)[0] + 0.4, len(counts) + 0.6))
+    over.set(
+        xlabel="groups of all classes",
+        ylabel="posterior probability",
+        xlim=(np.flatnonzero(counts)[0] + 0.4, len(counts) + 0.6),
+    )
     over.xaxis.set_major_locator(MaxNLocator(integer=True))
     if "ess" in stats:
         below = figure.add_subplot(grid[1, 1])
@@ -166,7 +222,8 @@ def _partition(tree: xr.DataTree) -> tuple[Any, str]:
 
 
 def _elements(posterior: xr.Dataset, names: Sequence[str], limit: int) -> tuple[xr.DataArray, int]:
-    """Up to `limit` labelled scalars (chain, draw, quantity): small quantities whole, of larger ones what is farthest from 0.
+    """Up to `limit` labelled scalars (chain, draw, quantity): small quantities whole, of larger
+    ones what is farthest from 0.
 
     Distance is |mean| / standard deviation. Returns the number of all scalars too.
     """
@@ -181,7 +238,9 @@ def _elements(posterior: xr.Dataset, names: Sequence[str], limit: int) -> tuple[
         chosen |= dict(scalars)
     stacked = np.stack([values.values for values in chosen.values()], axis=-1)
     coords = {dim: posterior[dim].values for dim in ("chain", "draw")} | {"quantity": list(chosen)}
-    return xr.DataArray(stacked, coords, ("chain", "draw", "quantity"), "shown"), sum(map(len, each.values()))
+    return xr.DataArray(stacked, coords, ("chain", "draw", "quantity"), "shown"), sum(
+        map(len, each.values())
+    )
 
 
 def _scalars(values: xr.DataArray) -> Iterator[tuple[str, xr.DataArray]]:
@@ -191,7 +250,10 @@ def _scalars(values: xr.DataArray) -> Iterator[tuple[str, xr.DataArray]]:
     for index in np.ndindex(*(values.sizes[dim] for dim in inner)):
         where = [str(values[dim].values[i]) for dim, i in zip(inner, index, strict=True)]
         element = flat[(..., *index)] if index else flat
-        yield f"{values.name}[{', '.join(where)}]" if where else str(values.name), element.reset_coords(drop=True)
+        yield (
+            f"{values.name}[{', '.join(where)}]" if where else str(values.name),
+            element.reset_coords(drop=True),
+        )
 
 
 def _distance(values: xr.DataArray) -> float:

@@ -41,7 +41,9 @@ def predict(args: Any) -> int:
     categories = json.loads(tree.attrs["categories"])
     x = read_features(args.table, features, categories)
     if tree.attrs.get("kernel") in REFITTED:
-        probabilities = refitted_probabilities(tree, scaling.coded(x), _by_row(tree, args.table, categories))
+        probabilities = refitted_probabilities(
+            tree, scaling.coded(x), _by_row(tree, args.table, categories)
+        )
     elif tree.attrs.get("kernel") == "ConditionalGibbs":
         probabilities = mixture_probabilities(tree, scaling.coded(x))
     elif has_predictive(tree):
@@ -55,7 +57,11 @@ def predict(args: Any) -> int:
         header, columns = ["mean", "std"], np.stack(_moments(program, site, draws), axis=1)
         labels = None
     else:
-        header = list(class_names) if len(class_names) == probabilities.shape[1] else [str(k) for k in range(probabilities.shape[1])]
+        header = (
+            list(class_names)
+            if len(class_names) == probabilities.shape[1]
+            else [str(k) for k in range(probabilities.shape[1])]
+        )
         columns, labels = probabilities, [header[k] for k in probabilities.argmax(axis=1)]
     _refuse_nan(columns, x, features, tree.attrs["model"], args.table)
     return _tell(args.output, header, columns, labels)
@@ -63,14 +69,21 @@ def predict(args: Any) -> int:
 
 def _tell_entries(tree: xr.DataTree, args: Any) -> int:
     """Of a matrix: the table names the row and the column of each entry."""
-    places = read_features(args.table, json.loads(tree.attrs["entries"]), json.loads(tree.attrs["categories"]))
+    places = read_features(
+        args.table, json.loads(tree.attrs["entries"]), json.loads(tree.attrs["categories"])
+    )
     if np.isnan(places).any():
-        raise ValueError(f"{args.table}: line {int(np.argmax(np.isnan(places).any(1))) + 2} does not say which entry it asks for")
+        raise ValueError(
+            f"{args.table}: line {int(np.argmax(np.isnan(places).any(1))) + 2} does not say which "
+            "entry it asks for"
+        )
     found = predicted_entries(tree, *places.astype(int).T)
     return _tell(args.output, ["mean", "std"], np.stack(found, axis=1), None)
 
 
-def _tell(path: str | None, header: list[str], columns: np.ndarray, labels: list[str] | None) -> int:
+def _tell(
+    path: str | None, header: list[str], columns: np.ndarray, labels: list[str] | None
+) -> int:
     if path is None:
         _write(sys.stdout, header, columns, labels)
     else:
@@ -81,14 +94,18 @@ def _tell(path: str | None, header: list[str], columns: np.ndarray, labels: list
 
 
 def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> np.ndarray | None:
-    """p(value of the site | draw) [row, value], averaged over the draws; None where its values cannot be listed.
+    """p(value of the site | draw) [row, value], averaged over the draws; None where its values
+    cannot be listed.
 
-    A latent site that is not in `draws` is drawn anew for each draw. Cost: a trace of the model for each draw.
+    A latent site that is not in `draws` is drawn anew for each draw. Cost: a trace of the model for
+    each draw.
     """
     keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
     first = {name: values[0] for name, values in draws.items()}
     found: list[Any] = []
-    jax.eval_shape(lambda values, key: found.append(program.trace(values, key)[site]["fn"]), first, keys[0])
+    jax.eval_shape(
+        lambda values, key: found.append(program.trace(values, key)[site]["fn"]), first, keys[0]
+    )
     if not found[0].has_enumerate_support or found[0].event_dim:
         return None
 
@@ -106,24 +123,44 @@ def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> 
 
 def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a value drawn for each draw of the posterior, by row."""
-    of = lambda *each: jax.lax.map(lambda one: program.trace(*one)[site]["value"], each, batch_size=64)
+    of = lambda *each: jax.lax.map(
+        lambda one: program.trace(*one)[site]["value"], each, batch_size=64
+    )
     keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
     drawn = np.asarray(compiled(of, draws, keys)(draws, keys))
     if drawn.ndim != 2:
-        raise ValueError(f"predict: site {site!r} has {drawn.ndim - 1} dimensions; wanted one number or class for each row")
+        raise ValueError(
+            f"predict: site {site!r} has {drawn.ndim - 1} dimensions; wanted one number or class "
+            "for each row"
+        )
     return drawn.mean(axis=0), drawn.std(axis=0)
 
 
 def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Units, list[str]]:
     """Names of the features, their scaling, names of the classes, as `zoo fit` recorded them."""
-    constant = tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
-    if "x_mean" not in constant or "feature" not in constant.coords or "categories" not in tree.attrs:
-        raise ValueError(f"{path}: it does not say how its features were named and scaled; wanted a run of `zoo fit` on a table")
+    constant = (
+        tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
+    )
+    if (
+        "x_mean" not in constant
+        or "feature" not in constant.coords
+        or "categories" not in tree.attrs
+    ):
+        raise ValueError(
+            f"{path}: it does not say how its features were named and scaled; wanted a run of `zoo "
+            "fit` on a table"
+        )
     class_names = list(map(str, constant["class"].values)) if "class" in constant.coords else []
-    return list(map(str, constant["feature"].values)), Units(constant["x_mean"].values, constant["x_std"].values), class_names
+    return (
+        list(map(str, constant["feature"].values)),
+        Units(constant["x_mean"].values, constant["x_std"].values),
+        class_names,
+    )
 
 
-def _by_row(tree: xr.DataTree, path: str, categories: dict[str, list[str]]) -> dict[str, np.ndarray]:
+def _by_row(
+    tree: xr.DataTree, path: str, categories: dict[str, list[str]]
+) -> dict[str, np.ndarray]:
     """The task of each new row, where the model has tasks."""
     if "task" not in tree.attrs:
         return {}
@@ -131,44 +168,72 @@ def _by_row(tree: xr.DataTree, path: str, categories: dict[str, list[str]]) -> d
 
 
 def _program(tree: xr.DataTree, x: np.ndarray) -> Program:
-    """The model on new rows, without a target. What it observes of them (features that have a density) must follow from the draws alone:
-    then the target, given features and draws, has the distribution of its own site."""
+    """The model on new rows, without a target.
+
+    What it observes of them (features that have a density) must follow from the draws alone: then
+    the target, given features and draws, has the distribution of its own site.
+    """
     entry = find_model(tree.attrs["model"])
     try:
         program = Program(entry.model, x=x, **json.loads(tree.attrs["arguments"]))
     except TypeError as error:
-        raise ValueError(f"predict: {error} The command predicts with models of `x` and numbers alone") from error
-    drawn = set(_draws(tree))
-    if own := [name for name in program.observed if {parent.replace("/", ".") for parent in program.parents[name]} - drawn]:
         raise ValueError(
-            f"predict: {entry.name} observes {', '.join(own)} itself, so that the classes of new rows do not follow from "
+            f"predict: {error} The command predicts with models of `x` and numbers alone"
+        ) from error
+    drawn = set(_draws(tree))
+    if own := [
+        name
+        for name in program.observed
+        if {parent.replace("/", ".") for parent in program.parents[name]} - drawn
+    ]:
+        raise ValueError(
+            f"predict: {entry.name} observes {', '.join(own)} itself, so that the classes of new "
+            "rows do not follow from "
             "one site; use the model's estimator"
         )
     return program
 
 
 def _target(tree: xr.DataTree, program: Program) -> str:
-    """The site that was observed in the fit, and is now to be predicted; or the one that the fit saw as an argument alone."""
+    """The site that was observed in the fit, and is now to be predicted; or the one that the fit
+    saw as an argument alone.
+    """
     observed = tree["observed_data"].data_vars if "observed_data" in tree.children else {}
     sites = [name for name in program.latent if name.replace("/", ".") in observed]
-    sites = sites or [name for name in program.latent if name.replace("/", ".") not in tree["posterior"].data_vars]
+    sites = sites or [
+        name for name in program.latent if name.replace("/", ".") not in tree["posterior"].data_vars
+    ]
     if len(sites) != 1:
-        raise ValueError(f"predict: wanted one observed site to predict, found {', '.join(sites) or 'none'}")
+        raise ValueError(
+            f"predict: wanted one observed site to predict, found {', '.join(sites) or 'none'}"
+        )
     return sites[0]
 
 
 def _draws(tree: xr.DataTree) -> dict[str, Array]:
     """The posterior [draw, ...] but for what belongs to rows of the old data."""
     posterior, rows = tree["posterior"].to_dataset(), row_dims(tree)
-    kept = {str(name): values.transpose("chain", "draw", ...).values for name, values in posterior.items() if not rows & set(values.dims)}
-    return {name: jnp.asarray(values.reshape(-1, *values.shape[2:])) for name, values in kept.items()}
+    kept = {
+        str(name): values.transpose("chain", "draw", ...).values
+        for name, values in posterior.items()
+        if not rows & set(values.dims)
+    }
+    return {
+        name: jnp.asarray(values.reshape(-1, *values.shape[2:])) for name, values in kept.items()
+    }
 
 
-def _refuse_nan(columns: np.ndarray, x: np.ndarray, features: Sequence[str], model: str, path: str) -> None:
+def _refuse_nan(
+    columns: np.ndarray, x: np.ndarray, features: Sequence[str], model: str, path: str
+) -> None:
     bad = np.flatnonzero(np.isnan(columns).any(axis=1))
     if len(bad):
         missing = [name for name, value in zip(features, x[bad[0]], strict=True) if np.isnan(value)]
-        why = f"its {', '.join(map(repr, missing))} is missing, and {model} takes no missing features" if missing else "it is NaN"
+        why = (
+            f"its {', '.join(map(repr, missing))} is missing, and {model} takes no missing features"
+            if missing
+            else "it is NaN"
+        )
         raise ValueError(f"{path}: no prediction for row {bad[0] + 1} of {len(x)}: {why}")
 
 
@@ -176,4 +241,6 @@ def _write(file: Any, header: list[str], columns: np.ndarray, labels: list[str] 
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header + ([] if labels is None else ["predicted"]))
     for row, values in enumerate(columns):
-        writer.writerow([f"{value:.6g}" for value in values] + ([] if labels is None else [labels[row]]))
+        writer.writerow(
+            [f"{value:.6g}" for value in values] + ([] if labels is None else [labels[row]])
+        )

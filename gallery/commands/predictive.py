@@ -1,4 +1,6 @@
-"""Predictions of a model whose own module says how draws of its posterior predict: a function `predict` beside the model."""
+"""Predictions of a model whose own module says how draws of its posterior predict: a function
+`predict` beside the model.
+"""
 
 import inspect
 import sys
@@ -31,20 +33,28 @@ def predictive_probabilities(tree: xr.DataTree, x: np.ndarray) -> np.ndarray:
     """p(class | row) [row, class] of new rows; the rows of the fit are read again."""
     request = Request.from_json(tree.attrs["command"])
     entry = find_model(request.model)
-    told = options.split(options.parse(request.options), entry.model, kernel_name(entry, request.kernel))
+    told = options.split(
+        options.parse(request.options), entry.model, kernel_name(entry, request.kernel)
+    )
     data = read_data(request, entry.model)
     arguments = bind(entry.model, entry.name, data, scale_features(data, request.raw), told.model)
     own = inspect.signature(entry.model).parameters
-    settings = {name: value for name, value in arguments.items() if name not in own}  # those that the model passes on
+    # those that the model passes on
+    settings = {name: value for name, value in arguments.items() if name not in own}
     if np.isnan(x).any():
-        raise ValueError(f"predict: {entry.name} takes no missing features, and {int(np.isnan(x).any(1).sum())} rows have some")
+        raise ValueError(
+            f"predict: {entry.name} takes no missing features, and {int(np.isnan(x).any(1).sum())} "
+            "rows have some"
+        )
     with jax.enable_x64(True):
         every = draws_of(tree)
         size = len(next(iter(every.values())))
         taken = np.linspace(0, size - 1, min(size, MOST_DRAWS)).astype(int)
         draws = {name: values[taken] for name, values in every.items()}
         predict: Any = _predict(entry.model)
-        return np.asarray(predict(random.key(SEED), draws, np.asarray(arguments["x"]), x, **settings))
+        return np.asarray(
+            predict(random.key(SEED), draws, np.asarray(arguments["x"]), x, **settings)
+        )
 
 
 def _predict(model: Callable) -> Callable | None:

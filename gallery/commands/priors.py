@@ -1,7 +1,8 @@
-"""The sites of a model with their distributions, read off a trace: what `zoo show` prints beside the card's words.
+"""The sites of a model with their distributions, read off a trace: what `zoo show` prints beside
+the card's words.
 
-A parameter that is a constant prints as its number, one that is another site's value by that site's name, and one that the
-model computes as f(the sites it is computed from).
+A parameter that is a constant prints as its number, one that is another site's value by that site's
+name, and one that the model computes as f(the sites it is computed from).
 """
 
 from typing import Any
@@ -31,14 +32,20 @@ def site_lines(entry: zoo.Entry) -> list[tuple[str, str]]:
         dims = f" [{', '.join(site.dims)}]" if site.dims else ""
         own = {parameter: found for (at, parameter), found in sources.items() if at == name}
         is_computed = trace[name]["type"] == "deterministic"
-        text = f"= f({', '.join(own[''])})" if is_computed else f"~ {_distribution(trace[name]['fn'], own, values)}"
+        text = (
+            f"= f({', '.join(own[''])})"
+            if is_computed
+            else f"~ {_distribution(trace[name]['fn'], own, values)}"
+        )
         observed = ", observed" if site.kind == "observed" else ""
         lines.append((f"{name}{dims} {text}{observed}", entry.card.sites.get(name, "")))
     return lines
 
 
 def _sources(program: Program) -> dict[tuple[str, str], list[str]]:
-    """(site, parameter of its distribution) -> the latent sites that it is computed from; ("site", "") for a deterministic one."""
+    """(site, parameter of its distribution) -> the latent sites that it is computed from;
+    ("site", "") for a deterministic one.
+    """
 
     def answers(**values: Array) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -46,10 +53,16 @@ def _sources(program: Program) -> dict[tuple[str, str], list[str]]:
             if message["type"] == "deterministic":
                 found[f"{name}\n"] = message["value"]
             elif message["type"] == "sample" and name in program.sites:
-                found |= {f"{name}\n{parameter}": jnp.asarray(value) for parameter, value in _parameters(message["fn"]).items()}
+                found |= {
+                    f"{name}\n{parameter}": jnp.asarray(value)
+                    for parameter, value in _parameters(message["fn"]).items()
+                }
         return found
 
-    shapes = {name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype) for name in program.latent}
+    shapes = {
+        name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype)
+        for name in program.latent
+    }
     found = {}
     for key, names in eval_provenance(answers, **shapes).items():
         name, _, parameter = key.partition("\n")
@@ -66,7 +79,10 @@ def _parameters(fn: Any) -> dict[str, Any]:
 def _distribution(fn: Any, sources: dict[str, list[str]], values: dict[str, Array]) -> str:
     if isinstance(unwrap(fn), dist.Unit):
         return "factor"
-    texts = [f"{name}={_in_words(value, sources.get(name, []), values)}" for name, value in _parameters(fn).items()]
+    texts = [
+        f"{name}={_in_words(value, sources.get(name, []), values)}"
+        for name, value in _parameters(fn).items()
+    ]
     return f"{type(unwrap(fn)).__name__}({', '.join(texts)})"
 
 

@@ -1,4 +1,6 @@
-"""What `zoo fit` was asked for: kept in the run, and in a checkpoint folder as `command.json`, so that it can be asked again."""
+"""What `zoo fit` was asked for: kept in the run, and in a checkpoint folder as `command.json`,
+so that it can be asked again.
+"""
 
 import json
 import os
@@ -9,7 +11,15 @@ from typing import Any
 
 from gallery.commands.options import parse
 
-__all__ = ["Request", "check_distinct", "check_picture", "check_writable", "is_table", "keep", "recall"]
+__all__ = [
+    "Request",
+    "check_distinct",
+    "check_picture",
+    "check_writable",
+    "is_table",
+    "keep",
+    "recall",
+]
 
 FILE = "command.json"
 MAY_DIFFER = ("num_samples", "max_time", "save_every")  # between a run and its continuation
@@ -34,10 +44,15 @@ class Request:
     def of(cls, args: Any) -> "Request":
         """From the command line."""
         is_file = is_table(args.data)
-        stem = Path(args.data).name.removesuffix(".gz").removesuffix(".csv") if is_file else args.data
+        stem = (
+            Path(args.data).name.removesuffix(".gz").removesuffix(".csv") if is_file else args.data
+        )
         for name, value in (("target", args.target), ("task", args.task)):
             if value is not None and not is_file:
-                raise ValueError(f"--{name} {value}: only a CSV file needs it; the data set {args.data!r} knows its own")
+                raise ValueError(
+                    f"--{name} {value}: only a CSV file needs it; the data set {args.data!r} knows "
+                    "its own"
+                )
         output = args.output or f"{args.model}-{stem}.nc"
         request = cls(
             model=args.model,
@@ -51,7 +66,13 @@ class Request:
             plot=None if args.plot is None else str(Path(args.plot).resolve()),
             task=args.task,
         )
-        check_distinct({"--data": request.data if is_file else None, "-o": request.output, "--plot": request.plot})
+        check_distinct(
+            {
+                "--data": request.data if is_file else None,
+                "-o": request.output,
+                "--plot": request.plot,
+            }
+        )
         return request
 
     @property
@@ -73,7 +94,9 @@ class Request:
         """What makes the two different runs, in words."""
         mine, theirs = (_essence(request) for request in (self, other))
         return [
-            f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} here" for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)
+            f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} here"
+            for key in {**mine, **theirs}
+            if mine.get(key) != theirs.get(key)
         ]
 
 
@@ -90,14 +113,24 @@ def keep(request: Request, folder: Path) -> None:
     from inference.run.store import OURS
 
     path = folder / FILE
-    if folder.is_dir() and not (folder / "run.json").exists() and any(p.name not in OURS for p in folder.iterdir()):
-        raise ValueError(f"--checkpoint {folder}: it holds files that are no checkpoint; name another folder")
+    if (
+        folder.is_dir()
+        and not (folder / "run.json").exists()
+        and any(p.name not in OURS for p in folder.iterdir())
+    ):
+        raise ValueError(
+            f"--checkpoint {folder}: it holds files that are no checkpoint; name another folder"
+        )
     if path.exists() and (folder / "run.json").exists():
         differ = request.differences(recall(folder))
         if differ:
-            raise ValueError(f"--checkpoint {folder}: it holds another run ({'; '.join(differ)}); name another folder, or remove this one")
+            raise ValueError(
+                f"--checkpoint {folder}: it holds another run ({'; '.join(differ)}); name another "
+                "folder, or remove this one"
+            )
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "run.partial"  # one of OURS: a kill between the two lines leaves a folder that can be used
+    # one of OURS: a kill between the two lines leaves a folder that can be used
+    partial = folder / "run.partial"
     partial.write_text(request.to_json())
     os.replace(partial, path)
 
@@ -106,11 +139,15 @@ def recall(folder: Path) -> Request:
     """The request that `keep` wrote."""
     path = folder / FILE
     if not path.is_file():
-        raise ValueError(f"{folder}: no {FILE} in it; wanted a folder that `zoo fit --checkpoint` wrote")
+        raise ValueError(
+            f"{folder}: no {FILE} in it; wanted a folder that `zoo fit --checkpoint` wrote"
+        )
     try:
         return Request.from_json(path.read_text())
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path}: damaged ({error}); run `zoo fit ... --checkpoint {folder}` again") from error
+        raise ValueError(
+            f"{path}: damaged ({error}); run `zoo fit ... --checkpoint {folder}` again"
+        ) from error
 
 
 def check_writable(path: Path, option: str, force: bool = True) -> None:
@@ -120,7 +157,9 @@ def check_writable(path: Path, option: str, force: bool = True) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path}: there is no folder {path.parent}; make it first")
     if path.exists() and not force:
-        raise ValueError(f"{option} {path}: the file exists; name another, or give --force to replace it")
+        raise ValueError(
+            f"{option} {path}: the file exists; name another, or give --force to replace it"
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{option} {path}: no permission to write there; name another")
 
@@ -131,7 +170,9 @@ def check_picture(path: Path, option: str) -> None:
 
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix.lstrip(".").lower() not in known:
-        raise ValueError(f"{option} {path}: found the ending {path.suffix!r}, wanted one of {', '.join(known)}")
+        raise ValueError(
+            f"{option} {path}: found the ending {path.suffix!r}, wanted one of {', '.join(known)}"
+        )
     check_writable(path, option)
 
 
@@ -143,12 +184,18 @@ def check_distinct(paths: Mapping[str, str | None]) -> None:
             continue
         where = str(Path(path).resolve())
         if where in options:
-            raise ValueError(f"{options[where]} and {option} {path}: the same file; name two different ones")
+            raise ValueError(
+                f"{options[where]} and {option} {path}: the same file; name two different ones"
+            )
         options[where] = option
 
 
 def _essence(request: Request) -> dict[str, Any]:
     """What the numbers of the run depend on."""
     named = asdict(replace(request, output="", plot=None))
-    options = {f"option {key}": value for key, value in parse(named.pop("options")).items() if key not in MAY_DIFFER}
+    options = {
+        f"option {key}": value
+        for key, value in parse(named.pop("options")).items()
+        if key not in MAY_DIFFER
+    }
     return {key: value for key, value in named.items() if key not in ("output", "plot")} | options

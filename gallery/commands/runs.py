@@ -1,4 +1,6 @@
-"""A run on disk: what the command adds to the driver's tree, saving, opening, and which of its quantities to show."""
+"""A run on disk: what the command adds to the driver's tree, saving, opening, and which of its
+quantities to show.
+"""
 
 import json
 import os
@@ -16,20 +18,49 @@ from gallery.commands.entries import item_names, takes_entries
 from gallery.commands.models import find_model, unknown
 from gallery.commands.request import Request
 
-__all__ = ["annotate", "main_variables", "num_draws", "open_run", "row_dims", "save", "scores_text", "select", "summary_text"]
+__all__ = [
+    "annotate",
+    "main_variables",
+    "num_draws",
+    "open_run",
+    "row_dims",
+    "save",
+    "scores_text",
+    "select",
+    "summary_text",
+]
 
 
 def annotate(
-    tree: xr.DataTree, request: Request, data: Dataset, scaling: Units | None, arguments: Mapping[str, Any], unit: Gaussian | None = None
+    tree: xr.DataTree,
+    request: Request,
+    data: Dataset,
+    scaling: Units | None,
+    arguments: Mapping[str, Any],
+    unit: Gaussian | None = None,
 ) -> xr.DataTree:
-    """The driver's tree with the names of features and classes, the scaling, and what is needed to use the run again."""
+    """The driver's tree with the names of features and classes, the scaling, and what is needed
+    to use the run again.
+    """
     task = request.task or "task"
-    names = {"feature": data.feature_names, "class": data.class_names, "task": data.categories.get(task, ())}
+    names = {
+        "feature": data.feature_names,
+        "class": data.class_names,
+        "task": data.categories.get(task, ()),
+    }
     groups = {name: _named(group.to_dataset(), names) for name, group in tree.children.items()}
     constant = groups.get("constant_data", xr.Dataset())
     if scaling is not None:
-        constant = constant.rename({old: new for old, new in (("x_dim_0", "row"), ("x_dim_1", "feature")) if old in constant.dims})
-        constant = constant.assign(x_mean=("feature", scaling.mean), x_std=("feature", scaling.scale))
+        constant = constant.rename(
+            {
+                old: new
+                for old, new in (("x_dim_0", "row"), ("x_dim_1", "feature"))
+                if old in constant.dims
+            }
+        )
+        constant = constant.assign(
+            x_mean=("feature", scaling.mean), x_std=("feature", scaling.scale)
+        )
     named = {dim: list(values) for dim, values in names.items() if values}
     groups["constant_data"] = constant.assign_coords(named)
     annotated = xr.DataTree.from_dict(groups)
@@ -37,21 +68,27 @@ def annotate(
         "model": request.model,
         "data": request.data_name,
         "command": request.to_json(),
-        "arguments": json.dumps({key: value for key, value in arguments.items() if _is_plain(value)}),
+        "arguments": json.dumps(
+            {key: value for key, value in arguments.items() if _is_plain(value)}
+        ),
         "categories": json.dumps({name: list(values) for name, values in data.categories.items()}),
     }
-    annotated.attrs |= {} if unit is None else {"shift": unit.shift, "scale": unit.scale}  # of entries
+    # of entries
+    annotated.attrs |= {} if unit is None else {"shift": unit.shift, "scale": unit.scale}
     if "task" in arguments:
         annotated.attrs["task"] = task
     if takes_entries(find_model(request.model).model):
         annotated.attrs["entries"] = json.dumps(item_names(data))
-        for values in annotated["posterior"].data_vars.values():  # known up to order, sign and scale
+        # known up to order, sign and scale
+        for values in annotated["posterior"].data_vars.values():
             values.attrs |= {"not_identified": 1} if "component" in values.dims else {}
     return annotated
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+    return isinstance(value, bool | int | float | str) or (
+        isinstance(value, tuple) and all(map(_is_plain, value))
+    )
 
 
 def save(tree: xr.DataTree, path: Path) -> None:
@@ -77,7 +114,10 @@ def open_run(path: str | Path) -> xr.DataTree:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: not a run; wanted a netCDF file of `zoo fit`") from error
     if not num_draws(tree):
-        raise ValueError(f"{path}: no posterior draws in it, only {', '.join(tree.children) or 'nothing'}; wanted a run of `zoo fit`")
+        raise ValueError(
+            f"{path}: no posterior draws in it, only {', '.join(tree.children) or 'nothing'}; "
+            "wanted a run of `zoo fit`"
+        )
     return tree
 
 
@@ -87,11 +127,21 @@ def num_draws(tree: xr.DataTree) -> int:
 
 
 def main_variables(tree: xr.DataTree) -> list[str]:
-    """The identified quantities that do not grow with the rows of the data, the smallest first; all where there are no others."""
+    """The identified quantities that do not grow with the rows of the data, the smallest first;
+    all where there are no others.
+    """
     posterior, rows = tree["posterior"], row_dims(tree)
-    hidden = set(map(str, tree["not_identified"].data_vars)) if "not_identified" in tree.children else set()
+    hidden = (
+        set(map(str, tree["not_identified"].data_vars))
+        if "not_identified" in tree.children
+        else set()
+    )
     names = sorted(map(str, posterior.data_vars), key=lambda name: posterior[name].size)
-    told = [name for name in names if name not in hidden and not posterior[name].attrs.get("not_identified")]
+    told = [
+        name
+        for name in names
+        if name not in hidden and not posterior[name].attrs.get("not_identified")
+    ]
     rows |= {"row", "column"} if "entries" in tree.attrs else set()
     return [name for name in told if not rows & set(posterior[name].dims)] or names
 
@@ -99,7 +149,11 @@ def main_variables(tree: xr.DataTree) -> list[str]:
 def row_dims(tree: xr.DataTree) -> set[str]:
     """The dimension along which each observed site counts its observations."""
     observed = tree.children.get("observed_data")
-    return set() if observed is None else {str(values.dims[0]) for values in observed.data_vars.values() if values.dims}
+    return (
+        set()
+        if observed is None
+        else {str(values.dims[0]) for values in observed.data_vars.values() if values.dims}
+    )
 
 
 def select(tree: xr.DataTree, names: list[str] | None) -> list[str]:
@@ -122,18 +176,34 @@ def summary_text(tree: xr.DataTree, names: list[str], limit: int | None = None) 
 
 
 def scores_text(tree: xr.DataTree) -> str:
-    """What a run says of the model as a whole: its evidence or a bound of it, and the groups in use; empty where it says neither."""
-    found, stats = [], tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
+    """What a run says of the model as a whole: its evidence or a bound of it, and the groups in
+    use; empty where it says neither.
+    """
+    found, stats = (
+        [],
+        tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset(),
+    )
     if "log_evidence" in tree.attrs:
         error = float(tree.attrs.get("log_evidence_se", np.nan))
-        found.append(f"log-evidence {float(tree.attrs['log_evidence']):.1f}" + (f" +- {error:.1f}" if np.isfinite(error) else ""))
-    if {"elbo", "num_groups"} <= set(stats):  # in closed form; other bounds are estimates, and of other things
+        found.append(
+            f"log-evidence {float(tree.attrs['log_evidence']):.1f}"
+            + (f" +- {error:.1f}" if np.isfinite(error) else "")
+        )
+    # in closed form; other bounds are estimates, and of other things
+    if {"elbo", "num_groups"} <= set(stats):
         last = stats.isel(chain=int(stats["elbo"].values[:, -1].argmax()), step=-1)
-        found.append(f"bound of the log-evidence {float(last['elbo']):.1f}, groups with a row or more {int(last['num_groups'])}")
+        found.append(
+            f"bound of the log-evidence {float(last['elbo']):.1f}, groups with a row or more "
+            f"{int(last['num_groups'])}"
+        )
     return ", ".join(found)
 
 
 def _named(dataset: xr.Dataset, names: Mapping[str, tuple[str, ...]]) -> xr.Dataset:
     """Names as coordinates, where a dimension has as many entries."""
-    fitting = {dim: np.asarray(values) for dim, values in names.items() if values and dataset.sizes.get(dim) == len(values)}
+    fitting = {
+        dim: np.asarray(values)
+        for dim, values in names.items()
+        if values and dataset.sizes.get(dim) == len(values)
+    }
     return dataset.assign_coords(fitting)

@@ -30,12 +30,16 @@ sys.exit(app.statuscode)
 
 
 def build(args: Any) -> int:
-    """Runs the pages and renders the site; from the beginning, for what a page shows hangs on the whole project."""
+    """Runs the pages and renders the site; from the beginning, for what a page shows hangs on
+    the whole project.
+    """
     _check_sphinx()
     folder = Path(args.output or SITE).resolve()
     if folder.exists():
         if any(folder.iterdir()) and not (folder / "objects.inv").exists():
-            raise ValueError(f"-o: {folder} holds other files; name a folder that is new, or a site of before.")
+            raise ValueError(
+                f"-o: {folder} holds other files; name a folder that is new, or a site of before."
+            )
         shutil.rmtree(folder)
     environment = dict(os.environ, MPLBACKEND="Agg")
     environment.pop("ZOO_PAGES", None)
@@ -45,7 +49,9 @@ def build(args: Any) -> int:
         command = [sys.executable, "-c", BUILD, work, str(folder), str(not args.no_run)]
         code = subprocess.run(command, env=environment, check=False).returncode
     if code:
-        raise RuntimeError(f"the site was not built; what is wrong stands above. {folder} may be incomplete.")
+        raise RuntimeError(
+            f"the site was not built; what is wrong stands above. {folder} may be incomplete."
+        )
     print(f"built {folder / 'index.html'}")
     return 0
 
@@ -63,6 +69,13 @@ def open_site(args: Any) -> int:
 def _check_sphinx() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("sphinx", "sphinx_gallery", "furo", "latex2mathml") if find_spec(name) is None]
+    missing = [
+        name
+        for name in ("sphinx", "sphinx_gallery", "furo", "latex2mathml")
+        if find_spec(name) is None
+    ]
     if missing:
-        raise ValueError(f"{', '.join(missing)} missing: they come with `uv run`, or with pip install -e '.[docs]'.")
+        raise ValueError(
+            f"{', '.join(missing)} missing: they come with `uv run`, or with pip install -e "
+            "'.[docs]'."
+        )

@@ -1,4 +1,6 @@
-"""What a command runs in: libraries that keep quiet, and compiled programs that are kept for the next time."""
+"""What a command runs in: libraries that keep quiet, and compiled programs that are kept for the
+next time.
+"""
 
 import logging
 import os

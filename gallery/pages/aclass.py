@@ -2,14 +2,15 @@ r"""
 AClass: groups inside classes
 =============================
 
-A class is often several kinds of things under one name. AClass gives each class a Chinese restaurant process mixture of its own, reads
-rows one after the other, takes them with holes and without labels, and knows after each row how sure it is (Mansinghka, Roy, Rifkin and
-Tenenbaum 2007, *AClass: an online algorithm for generative classification*).
+A class is often several kinds of things under one name. AClass gives each class a Chinese
+restaurant process mixture of its own, reads rows one after the other, takes them with holes and
+without labels, and knows after each row how sure it is (Mansinghka, Roy, Rifkin and Tenenbaum 2007,
+*AClass: an online algorithm for generative classification*).
 """
 
 # %%
-# The story: the class of row :math:`n` is drawn from shares :math:`\pi`, the row joins one of the groups of its class or opens a new one,
-# and each feature is a coin of that group:
+# The story: the class of row :math:`n` is drawn from shares :math:`\pi`, the row joins one of the
+# groups of its class or opens a new one, and each feature is a coin of that group:
 #
 # .. math::
 #    y_n \sim \mathrm{Cat}(\pi), \qquad z_n \mid y_n \sim \mathrm{CRP}(\alpha), \qquad
@@ -57,19 +58,28 @@ print(f"{np.isnan(x).mean():.0%} of {x.shape} cells missing; classes {np.bincoun
 # ---
 # A :class:`~inference.ParticleFilter` carries weighted guesses of which row belongs with which, and integrates everything else out. It
 # reads the CRP, the coins and the holes off the model. Each draw of the tree is a particle, equally weighted.
-tree = Driver(ParticleFilter(aclass, num_particles=400), num_samples=500, num_chains=4, progress_bar=False).run(0, x[few], y[few])
+tree = Driver(
+    ParticleFilter(aclass, num_particles=400), num_samples=500, num_chains=4, progress_bar=False
+).run(0, x[few], y[few])
 print(report(tree).text)
 print(az.summary(tree, var_names=["share"]))
 
 # %%
-# How many groups there are in each class, and how well the particles stood for the posterior while the rows came: the effective number of
-# particles falls when a row surprises, and is brought back by resampling.
+# How many groups there are in each class, and how well the particles stood for the posterior while
+# the rows came: the effective number of particles falls when a row surprises, and is brought back
+# by resampling.
 z, classes = np.concatenate(tree.posterior["z"].values), y[few]
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("Groups found, and how many particles counted on the way")
 for code in (0, 1):
     groups = np.array([len(np.unique(draw[classes == code])) for draw in z])
-    left.hist(groups, bins=np.arange(groups.max() + 2) - 0.5, alpha=0.6, label=f"class {code}", hatch="//" if code else None)
+    left.hist(
+        groups,
+        bins=np.arange(groups.max() + 2) - 0.5,
+        alpha=0.6,
+        label=f"class {code}",
+        hatch="//" if code else None,
+    )
 left.set(xlabel="groups with a row or more", ylabel="draws")
 left.legend()
 right.plot(tree.sample_stats["ess"].values[0], lw=0.8)
@@ -86,7 +96,14 @@ figure, ax = plt.subplots(figsize=(4.5, 3.6), layout="constrained")
 classifier = AClassClassifier(num_particles=40, random_state=0).fit(x[train], y[train])
 single = AClassClassifier(num_particles=40, max_groups=1, random_state=0).fit(x[train], y[train])
 for name, fitted, marker in (("AClass", classifier, "."), ("one group a class", single, "x")):
-    ax.plot(np.corrcoef(whole.T)[pairs], np.corrcoef(fitted.sample(1000)[0].T)[pairs], marker, ms=3, alpha=0.5, label=name)
+    ax.plot(
+        np.corrcoef(whole.T)[pairs],
+        np.corrcoef(fitted.sample(1000)[0].T)[pairs],
+        marker,
+        ms=3,
+        alpha=0.5,
+        label=name,
+    )
 ax.axline((0, 0), slope=1, color="black", lw=0.8)
 ax.set(xlabel="in new rows", ylabel="in rows that are drawn", title="Correlations of two features")
 ax.legend()
@@ -98,7 +115,9 @@ ax.legend()
 # with the column's mean, but for gradient boosting, which takes holes.
 methods = {
     "AClass": lambda x, y: AClassClassifier(num_particles=40, random_state=0).fit(x, y).predict,
-    "naive Bayes": lambda x, y: AClassClassifier(num_particles=1, max_groups=1, random_state=0).fit(x, y).predict,
+    "naive Bayes": lambda x, y: (
+        AClassClassifier(num_particles=1, max_groups=1, random_state=0).fit(x, y).predict
+    ),
     "logistic regression": lambda x, y: filled(LogisticRegression(max_iter=1000), x, y),
     "gradient boosting": lambda x, y: HistGradientBoostingClassifier().fit(x, y).predict,
 }
@@ -117,17 +136,26 @@ for repeat in range(REPEATS):
     chosen = np.random.default_rng(repeat).permutation(2000)
     for j, number in enumerate(ROWS):
         for i, fit in enumerate(methods.values()):
-            errors[i, j, repeat] = np.mean(fit(x[chosen[:number]], y[chosen[:number]])(x[test]) != y[test])
+            errors[i, j, repeat] = np.mean(
+                fit(x[chosen[:number]], y[chosen[:number]])(x[test]) != y[test]
+            )
 
 figure, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for name, row, marker in zip(methods, errors, "osd^", strict=True):
-    ax.errorbar(ROWS, row.mean(-1), row.std(-1) / np.sqrt(REPEATS), marker=marker, capsize=3, label=name)
-ax.set(xscale="log", xlabel="rows learned from", ylabel="error on new rows", title="Half of the cells missing")
+    ax.errorbar(
+        ROWS, row.mean(-1), row.std(-1) / np.sqrt(REPEATS), marker=marker, capsize=3, label=name
+    )
+ax.set(
+    xscale="log",
+    xlabel="rows learned from",
+    ylabel="error on new rows",
+    title="Half of the cells missing",
+)
 ax.legend()
 
 # %%
-# The paper prints curves and no numbers. What it says of them, and the errors that we find (ten repetitions; ``tests/bench/aclass.md`` has
-# their deviations, more peers and more rows):
+# The paper prints curves and no numbers. What it says of them, and the errors that we find (ten
+# repetitions; ``tests/bench/aclass.md`` has their deviations, more peers and more rows):
 #
 # ===========================  =====================================================  =======  ===========  ========  ==========
 # data, missing, rows          the paper                                              AClass   naive Bayes  logistic  quadratic
@@ -138,13 +166,17 @@ ax.legend()
 # odd or even, half, 2000      AClass no better than naive Bayes                      0.297    0.322        0.324     0.256
 # ===========================  =====================================================  =======  ===========  ========  ==========
 #
-# Half of the digits' cells missing, AClass stays ahead of naive Bayes here. ("Quadratic" is least squares on all products of two features;
-# odd or even: digits of MNIST by the signs of 50 principal components.)
+# Half of the digits' cells missing, AClass stays ahead of naive Bayes here. ("Quadratic" is least
+# squares on all products of two features; odd or even: digits of MNIST by the signs of 50 principal
+# components.)
 
 # %%
 # Because the whole row has a density, holes can be filled, and new rows drawn.
 row, column = np.argwhere(np.isnan(x[test]))[3]
-print(f"row {row}, column {column} is missing; its chance to be 1: {classifier.impute(x[test])[row, column]:.2f}")
+print(
+    f"row {row}, column {column} is missing; its chance to be 1: "
+    f"{classifier.impute(x[test])[row, column]:.2f}"
+)
 rows, codes = classifier.sample(3)
 print("new rows of the classes", codes, rows[:, :12], sep="\n")
 
@@ -158,17 +190,33 @@ print("new rows of the classes", codes, rows[:, :12], sep="\n")
 # -----------------------------
 # *One group a class* (``max_groups=1``) is naive Bayes. The log-evidence says what the groups are worth.
 for groups, fitted in ((None, classifier), (1, single)):
-    print(f"max_groups={groups}: log evidence {fitted.log_evidence_:8.1f}, error {1 - fitted.score(x[test], y[test]):.3f}")
+    print(
+        f"max_groups={groups}: log evidence {fitted.log_evidence_:8.1f}, error "
+        f"{1 - fitted.score(x[test], y[test]):.3f}"
+    )
 
 # %%
-# *A distribution in place of a number* is learned: how many groups to expect, over a grid of values.
-learned = AClassClassifier(num_particles=40, alpha=dist.Gamma(1.0, 1.0), grid={"alpha": [0.1, 0.3, 1.0, 3.0, 10.0]}, random_state=0)
+# *A distribution in place of a number* is learned: how many groups to expect, over a grid of
+# values.
+learned = AClassClassifier(
+    num_particles=40,
+    alpha=dist.Gamma(1.0, 1.0),
+    grid={"alpha": [0.1, 0.3, 1.0, 3.0, 10.0]},
+    random_state=0,
+)
 learned.fit(x[train], y[train])
-print(learned.posterior_.posterior["alpha"].to_series().value_counts(normalize=True).sort_index().round(2).to_dict())
+print(
+    learned.posterior_.posterior["alpha"]
+    .to_series()
+    .value_counts(normalize=True)
+    .sort_index()
+    .round(2)
+    .to_dict()
+)
 
 # %%
-# *Another likelihood*: coins whose bias has a Kumaraswamy for its prior cannot be integrated out by any table of conjugate pairs.
-# The kernel does not guess; it refuses, with the site's name.
+# *Another likelihood*: coins whose bias has a Kumaraswamy for its prior cannot be integrated out by
+# any table of conjugate pairs. The kernel does not guess; it refuses, with the site's name.
 
 
 def kumaraswamy_bernoulli(x, at):
@@ -180,7 +228,9 @@ def kumaraswamy_bernoulli(x, at):
 
 
 try:
-    Driver(ParticleFilter(aclass), num_samples=10, progress_bar=False).run(0, x[train], y[train], component=kumaraswamy_bernoulli)
+    Driver(ParticleFilter(aclass), num_samples=10, progress_bar=False).run(
+        0, x[train], y[train], component=kumaraswamy_bernoulli
+    )
 except ValueError as refusal:
     print(refusal)
 

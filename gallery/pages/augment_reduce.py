@@ -2,10 +2,12 @@ r"""
 Augment and reduce: choosing among very many classes
 ====================================================
 
-To learn a softmax of K classes, each step looks at all K. Augment and reduce writes the choice as the largest of K noisy utilities, keeps
-the noise of the chosen one as a latent variable, and is left with a sum over the other classes, of which a few, drawn at random, are
-enough. The noise may be any that has a distribution function: Gumbel gives the softmax, a normal one the multinomial probit (Ruiz,
-Titsias, Dieng and Blei 2018, *Augment and reduce: stochastic inference for large categorical distributions*).
+To learn a softmax of K classes, each step looks at all K. Augment and reduce writes the choice as
+the largest of K noisy utilities, keeps the noise of the chosen one as a latent variable, and is
+left with a sum over the other classes, of which a few, drawn at random, are enough. The noise may
+be any that has a distribution function: Gumbel gives the softmax, a normal one the multinomial
+probit (Ruiz, Titsias, Dieng and Blei 2018, *Augment and reduce: stochastic inference for large
+categorical distributions*).
 """
 
 # %%
@@ -46,26 +48,37 @@ digits = load("digits")
 order = np.random.default_rng(0).permutation(len(digits.y))
 x, y = digits.x[order] / 16, digits.y[order]
 train, test = slice(0, 1200), slice(1200, None)
-exact = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=2000)).fit(x[train], y[train])
+exact = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=2000)).fit(
+    x[train], y[train]
+)
 
 
 def scores(classifier):
     """Log score and accuracy on the rows held out."""
-    found = classifier.predict_log_proba(x[test])[np.arange(len(x[test])), np.searchsorted(classifier.classes_, y[test])]
+    found = classifier.predict_log_proba(x[test])[
+        np.arange(len(x[test])), np.searchsorted(classifier.classes_, y[test])
+    ]
     return f"log score {found.mean():.3f}, accuracy {classifier.score(x[test], y[test]):.3f}"
 
 
-fitted = AugmentReduceClassifier(num_negatives=3, max_iter=STEPS, random_state=0).fit(x[train], y[train])
+fitted = AugmentReduceClassifier(num_negatives=3, max_iter=STEPS, random_state=0).fit(
+    x[train], y[train]
+)
 print("softmax, all classes in each step (scikit-learn):", scores(exact))
 print("softmax, three others in each step:              ", scores(fitted))
 
 # %%
-# The bound of the log-likelihood, estimated in each step from the rows and classes that the step has seen.
+# The bound of the log-likelihood, estimated in each step from the rows and classes that the step
+# has seen.
 figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
 elbo = fitted.posterior_.sample_stats["elbo"].values[0]
 window = max(1, len(elbo) // 50)
 ax.plot(np.convolve(elbo, np.ones(window) / window, "valid"))
-ax.set(xlabel="step", ylabel="bound (nats), running mean", title="Three of nine other classes in each step")
+ax.set(
+    xlabel="step",
+    ylabel="bound (nats), running mean",
+    title="Three of nine other classes in each step",
+)
 
 # %%
 # Does it fit?
@@ -79,18 +92,33 @@ low, high = np.quantile(counts, [0.05, 0.95], axis=0)
 figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 ax.vlines(np.arange(10), low, high, lw=4, alpha=0.5, label="drawn, nine times in ten")
 ax.plot(np.bincount(y[test], minlength=10), "x", color="black", label="observed")
-ax.set(xticks=np.arange(10), xlabel="digit", ylabel="rows", ylim=(0, None), title="Digits among the rows held out")
+ax.set(
+    xticks=np.arange(10),
+    xlabel="digit",
+    ylabel="rows",
+    ylim=(0, None),
+    title="Digits among the rows held out",
+)
 ax.legend(loc="lower right")
 
 # %%
-# What was learned is a point, the most probable weights, and has no intervals. Where a table is small the same model may be handed to
-# NUTS, which draws from the posterior (``augmented=False`` leaves the kernel's noise out of the model). Three kinds of wine, and two
-# priors compared by leaving rows out; :doc:`comparing_models` does the same with two noises.
+# What was learned is a point, the most probable weights, and has no intervals. Where a table is
+# small the same model may be handed to NUTS, which draws from the posterior (``augmented=False``
+# leaves the kernel's noise out of the model). Three kinds of wine, and two priors compared by
+# leaving rows out; :doc:`comparing_models` does the same with two noises.
 wine = load("wine")
 scaled = (wine.x - wine.x.mean(0)) / wine.x.std(0)
-nuts = Driver(NUTS(augment_reduce), num_warmup=DRAWS, num_samples=2 * DRAWS, groups=("log_likelihood",), progress_bar=False)
+nuts = Driver(
+    NUTS(augment_reduce),
+    num_warmup=DRAWS,
+    num_samples=2 * DRAWS,
+    groups=("log_likelihood",),
+    progress_bar=False,
+)
 told = {"num_classes": 3, "augmented": False}
-trees = {f"scale {scale}": nuts.run(0, scaled, wine.y, prior_scale=scale, **told) for scale in (0.3, 1.0)}
+trees = {
+    f"scale {scale}": nuts.run(0, scaled, wine.y, prior_scale=scale, **told) for scale in (0.3, 1.0)
+}
 print(az.summary(trees["scale 1.0"], var_names=["biases"]))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says what the column `unsafe` says
@@ -100,8 +128,9 @@ for name, reason in table["unsafe"].items():
     print(f"{name}: {reason or 'nothing against its place'}")
 
 # %%
-# On the paper's sets, with its numbers of steps, rows and classes in each (``tests/bench/augment_reduce.md`` has more methods and the
-# errors), test log likelihood a row and accuracy. The paper says that A&R is above one-versus-each in both on these sets; its numbers are
+# On the paper's sets, with its numbers of steps, rows and classes in each
+# (``tests/bench/augment_reduce.md`` has more methods and the errors), test log likelihood a row and
+# accuracy. The paper says that A&R is above one-versus-each in both on these sets; its numbers are
 # not in the text that we have of it.
 #
 # ========  =============  =============  ================
@@ -118,13 +147,22 @@ for name, reason in table["unsafe"].items():
 seconds = []
 for number in CLASSES:
     rng = np.random.default_rng(0)
-    features, labels = rng.normal(size=(4096, 20)).astype(np.float32), rng.integers(0, min(number, 1000), 4096)
+    features, labels = (
+        rng.normal(size=(4096, 20)).astype(np.float32),
+        rng.integers(0, min(number, 1000), 4096),
+    )
     told = {"num_classes": number, "num_negatives": min(100, number - 1), "random_state": 0}
     spent = AugmentReduceClassifier(max_iter=TIMED, **told).fit(features, labels).posterior_.attrs
     seconds.append((spent["sampling_time"] - spent["compile_time"]) / TIMED)
 figure, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
 ax.plot(CLASSES, np.array(seconds) * 1e6, "o-")
-ax.set(xscale="log", xlabel="classes", ylabel="time of a step (µs)", ylim=(0, None), title="Time of a step, 100 other classes in each")
+ax.set(
+    xscale="log",
+    xlabel="classes",
+    ylabel="time of a step (µs)",
+    ylim=(0, None),
+    title="Time of a step, 100 other classes in each",
+)
 
 # %%
 # Change this line, expect that
@@ -132,19 +170,24 @@ ax.set(xscale="log", xlabel="classes", ylabel="time of a step (µs)", ylim=(0, N
 # *Another noise* is another model of choice: the same line, the same kernel. Expect scores near to each other where nearly all rows are
 # clear: noises differ in how much they forgive a row that is far on the wrong side, heavy tails the most.
 for noise in ("gumbel", "normal", "logistic", dist.StudentT(3.0, 0.0, 1.0)):
-    other = AugmentReduceClassifier(noise, num_negatives=5, max_iter=STEPS, random_state=0).fit(x[train], y[train])
+    other = AugmentReduceClassifier(noise, num_negatives=5, max_iter=STEPS, random_state=0).fit(
+        x[train], y[train]
+    )
     print(f"{noise if isinstance(noise, str) else type(noise).__name__:10}", scores(other))
 
 # %%
-# *No prior* (``prior_scale=None``) is the paper's maximum likelihood; with few rows a class it is too sure of itself.
+# *No prior* (``prior_scale=None``) is the paper's maximum likelihood; with few rows a class it is
+# too sure of itself.
 few = slice(0, 60)
 for scale in (1.0, None):
-    other = AugmentReduceClassifier(prior_scale=scale, num_negatives=9, max_iter=STEPS, random_state=0).fit(x[few], y[few])
+    other = AugmentReduceClassifier(
+        prior_scale=scale, num_negatives=9, max_iter=STEPS, random_state=0
+    ).fit(x[few], y[few])
     print(f"prior_scale={scale}:", scores(other))
 
 # %%
-# *A noise that is never negative* is not one of the whole line, where the kernel looks for it: it is refused, by the
-# name of its site.
+# *A noise that is never negative* is not one of the whole line, where the kernel looks for it: it
+# is refused, by the name of its site.
 try:
     AugmentReduceClassifier(dist.Gamma(2.0, 1.0)).fit(x[train], y[train])
 except ValueError as refusal:

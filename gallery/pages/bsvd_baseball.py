@@ -2,9 +2,10 @@ r"""
 BSVD, counts: who hits whom
 ===========================
 
-A batter has met most pitchers a few times or never. How often would he hit against this one? BSVD for counts gives each batter and each
-pitcher a strength, adds components where some batters suit some pitchers, if the data ask for any, and says how sure it is of each pair
-(Wang 2010, *Bayesian approaches to learning from incomplete data*, chapter 5).
+A batter has met most pitchers a few times or never. How often would he hit against this one? BSVD
+for counts gives each batter and each pitcher a strength, adds components where some batters suit
+some pitchers, if the data ask for any, and says how sure it is of each pair (Wang 2010, *Bayesian
+approaches to learning from incomplete data*, chapter 5).
 """
 
 # %%
@@ -76,7 +77,10 @@ except DataNotFoundError:
 met = trials > 0
 batter, pitcher, hits, trials = (array[met] for array in (batter, pitcher, hits, trials))
 test = np.random.default_rng(0).random(len(hits)) < 0.2
-print(f"{where}: {len(hits)} pairs that met, {trials.sum()} plate appearances, {hits.sum() / trials.sum():.3f} of them hits")
+print(
+    f"{where}: {len(hits)} pairs that met, {trials.sum()} plate appearances, "
+    f"{hits.sum() / trials.sum():.3f} of them hits"
+)
 
 # %%
 # Fit
@@ -86,17 +90,29 @@ print(f"{where}: {len(hits)} pairs that met, {trials.sum()} plate appearances, {
 train = tuple(array[~test] for array in (batter, pitcher, hits, trials))
 settings = {"shape": (BATTERS, PITCHERS), "num_components": COMPONENTS, "random_state": 0, **SWEEPS}
 completer = BSVDCompleter(link="binomial", **settings).fit(train)
-print(az.summary(completer.posterior_, var_names=["rank", "intercept", "row_precision", "column_precision"], kind="stats"))
+print(
+    az.summary(
+        completer.posterior_,
+        var_names=["rank", "intercept", "row_precision", "column_precision"],
+        kind="stats",
+    )
+)
 
 # %%
-# Effects alone, or matches of batters and pitchers as well? The first is rank 0, and how much more probable the data have made it is its
-# evidence against all others together.
-before, after = (1 - 1 / COMPONENTS) ** COMPONENTS, float((completer.posterior_.posterior["rank"] == 0).mean())
+# Effects alone, or matches of batters and pitchers as well? The first is rank 0, and how much more
+# probable the data have made it is its evidence against all others together.
+before, after = (
+    (1 - 1 / COMPONENTS) ** COMPONENTS,
+    float((completer.posterior_.posterior["rank"] == 0).mean()),
+)
 print(f"effects alone: probability {before:.2f} before the data, {after:.2f} after them")
 
 # %%
 # How sure it is of a batter hangs on how often he was seen: his deviation against all pitchers.
-mean, deviation = (part.reshape(BATTERS, PITCHERS) for part in completer.predict(*map(np.ravel, np.indices((BATTERS, PITCHERS))), True))
+mean, deviation = (
+    part.reshape(BATTERS, PITCHERS)
+    for part in completer.predict(*map(np.ravel, np.indices((BATTERS, PITCHERS))), True)
+)
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("How sure it is of a batter, and every pair")
 left.scatter(np.bincount(batter[~test], trials[~test], BATTERS), deviation.mean(1), s=10)
@@ -116,21 +132,30 @@ of_draws = {
     for name, values in completer.posterior_[group].data_vars.items()
 }
 met_again = batter[test], pitcher[test]
-told = {"trials": trials[test], "shape": (BATTERS, PITCHERS), "num_components": COMPONENTS, "link": binomial_probit}
+told = {
+    "trials": trials[test],
+    "shape": (BATTERS, PITCHERS),
+    "num_components": COMPONENTS,
+    "link": binomial_probit,
+}
 drawn = Predictive(bsvd, of_draws)(random.key(0), *met_again, **told)["y"]
 hit = xr.DataTree.from_dict(
     {
-        "posterior_predictive": xr.Dataset({"hits": (("chain", "draw", "pair"), np.asarray(drawn, int)[None])}),
+        "posterior_predictive": xr.Dataset(
+            {"hits": (("chain", "draw", "pair"), np.asarray(drawn, int)[None])}
+        ),
         "observed_data": xr.Dataset({"hits": ("pair", hits[test])}),
     }
 )
-picture = az.plot_ppc_rootogram(hit, visuals={"title": False}, figure_kwargs={"figsize": (6, 3.2), "layout": "constrained"})
+picture = az.plot_ppc_rootogram(
+    hit, visuals={"title": False}, figure_kwargs={"figsize": (6, 3.2), "layout": "constrained"}
+)
 figure = picture.viz["figure"].item()
 figure.suptitle("Pairs by hits: drawn (blue) and observed (black)")
 
 # %%
-# The thesis' Figure 5.8 has 0.25 where a batter was seen once and 0.05 at the best known; from all seasons we find 0.05 and 0.015
-# (``tests/bench/bsvd.md``).
+# The thesis' Figure 5.8 has 0.25 where a batter was seen once and 0.05 at the best known; from all
+# seasons we find 0.05 and 0.015 (``tests/bench/bsvd.md``).
 #
 # Next to an additive model
 # -------------------------
@@ -145,12 +170,16 @@ def log_likelihood(rate):
 
 def effects(batter, pitcher):
     """A column for each player."""
-    return OneHotEncoder(categories=[np.arange(BATTERS), np.arange(PITCHERS)]).fit_transform(np.column_stack([batter, pitcher]))
+    return OneHotEncoder(categories=[np.arange(BATTERS), np.arange(PITCHERS)]).fit_transform(
+        np.column_stack([batter, pitcher])
+    )
 
 
 columns, counts = effects(*train[:2]), np.concatenate([train[2], train[3] - train[2]])
 outcome = np.repeat([1, 0], len(train[0]))
-additive = LogisticRegression(C=0.02, max_iter=1000).fit(np.vstack([columns.toarray()] * 2), outcome, sample_weight=counts)
+additive = LogisticRegression(C=0.02, max_iter=1000).fit(
+    np.vstack([columns.toarray()] * 2), outcome, sample_weight=counts
+)
 rates = {
     "constant": np.full(test.sum(), train[2].sum() / train[3].sum()),
     "additive": additive.predict_proba(effects(batter[test], pitcher[test]))[:, 1],
@@ -159,13 +188,17 @@ rates = {
 for name, rate in rates.items():
     print(f"{name:10}{log_likelihood(rate):10.2f}")
 figure, ax = plt.subplots(figsize=(5.5, 2.4), layout="constrained")
-gain = {name: log_likelihood(rates[name]) - log_likelihood(rates["constant"]) for name in ("additive", "BSVD")}
+gain = {
+    name: log_likelihood(rates[name]) - log_likelihood(rates["constant"])
+    for name in ("additive", "BSVD")
+}
 ax.barh(list(gain), list(gain.values()))
 ax.set(xlabel="log-likelihood above a constant rate (nats)", title="Pairs that were held out")
 
 # %%
-# All players, 2008 from the seasons before (``tests/bench/bsvd.md``), next to the thesis' Table 5.3. What it counts as an appearance is not
-# in print, and a constant rate alone is better here than its best: its columns compare with each other, not with ours.
+# All players, 2008 from the seasons before (``tests/bench/bsvd.md``), next to the thesis' Table
+# 5.3. What it counts as an appearance is not in print, and a constant rate alone is better here
+# than its best: its columns compare with each other, not with ours.
 #
 # ============  ========  ========  ======  ====================  ============
 # seasons       constant  additive  BSVD    thesis: pitcher avg.  thesis: BSVD
@@ -174,7 +207,8 @@ ax.set(xlabel="log-likelihood above a constant rate (nats)", title="Pairs that w
 # 2003 to 2007  -87199    -86813    -86815  -101300               -88518
 # ============  ========  ========  ======  ====================  ============
 #
-# From five seasons the rank is 0 with an interval from 0 to 1: they hold no more than how good batters and pitchers are.
+# From five seasons the rank is 0 with an interval from 0 to 1: they hold no more than how good
+# batters and pitchers are.
 #
 # What it costs
 # -------------
@@ -186,11 +220,14 @@ ax.set(xlabel="log-likelihood above a constant rate (nats)", title="Pairs that w
 # are then as loud as any other: expect a worse log-likelihood of the pairs held out.
 plain = BSVDCompleter(**settings).fit((*train[:2], train[2] / train[3]))
 rate = np.clip(plain.predict(batter[test], pitcher[test]), 0.01, 0.99)
-print(f"binomial {log_likelihood(rates['BSVD']):.2f}, gaussian {log_likelihood(rate):.2f}, rank {completer.rank_} and {plain.rank_}")
+print(
+    f"binomial {log_likelihood(rates['BSVD']):.2f}, gaussian {log_likelihood(rate):.2f}, rank "
+    f"{completer.rank_} and {plain.rank_}"
+)
 
 # %%
-# *Batters with good days and bad ones*: hits that vary more than a binomial lets them. Nothing in the model is then conjugate; the kernel
-# names the first site that it cannot draw, and who could.
+# *Batters with good days and bad ones*: hits that vary more than a binomial lets them. Nothing in
+# the model is then conjugate; the kernel names the first site that it cannot draw, and who could.
 
 
 def good_days(predictor, value, trials, entries):
@@ -203,7 +240,14 @@ def good_days(predictor, value, trials, entries):
 few = slice(0, 40)
 try:
     Driver(ConditionalGibbs(bsvd), num_warmup=1, num_samples=1, progress_bar=False).run(
-        0, batter[few], pitcher[few], hits[few], trials=trials[few], shape=(BATTERS, PITCHERS), num_components=2, link=good_days
+        0,
+        batter[few],
+        pitcher[few],
+        hits[few],
+        trials=trials[few],
+        shape=(BATTERS, PITCHERS),
+        num_components=2,
+        link=good_days,
     )
 except ValueError as refusal:
     print(refusal)

@@ -2,13 +2,15 @@ r"""
 BSVD, ratings: what would they think of it?
 ===========================================
 
-A million ratings of films are a matrix of which four entries in a hundred are known. BSVD completes it by components whose number it
-learns, beside an effect of each user and of each film, and says how sure it is of each rating that it predicts (Wang 2010, *Bayesian
-approaches to learning from incomplete data*, chapter 5).
+A million ratings of films are a matrix of which four entries in a hundred are known. BSVD completes
+it by components whose number it learns, beside an effect of each user and of each film, and says
+how sure it is of each rating that it predicts (Wang 2010, *Bayesian approaches to learning from
+incomplete data*, chapter 5).
 """
 
 # %%
-# The story: a rating is a level, the user's mood, the film's fame, and a few tastes :math:`k` that users have and films serve:
+# The story: a rating is a level, the user's mood, the film's fame, and a few tastes :math:`k` that
+# users have and films serve:
 #
 # .. math::
 #    y_{ij} = \mu + r_i + c_j + \sum_k z_k s_k u_{ik} v_{jk} + \varepsilon_{ij}, \qquad \varepsilon_{ij} \sim \mathrm{N}(0, \alpha^{-1}).
@@ -46,7 +48,13 @@ SWEEPS = {"num_warmup": 150, "num_samples": 150} if FULL else {"num_warmup": 60,
 def generated(rng):
     """Ratings 1 .. 5 of all films by all users."""
     tastes = rng.normal(size=(USERS, 2)) @ rng.normal(size=(2, FILMS))
-    level = 3.6 + 0.4 * rng.normal(size=(USERS, 1)) + 0.5 * rng.normal(size=FILMS) + 0.4 * tastes + 0.8 * rng.normal(size=(USERS, FILMS))
+    level = (
+        3.6
+        + 0.4 * rng.normal(size=(USERS, 1))
+        + 0.5 * rng.normal(size=FILMS)
+        + 0.4 * tastes
+        + 0.8 * rng.normal(size=(USERS, FILMS))
+    )
     return *map(np.ravel, np.indices(level.shape)), np.clip(np.round(level), 1, 5).ravel()
 
 
@@ -66,7 +74,10 @@ except DataNotFoundError:
 (of_users, user), (of_films, film) = busiest(user, USERS), busiest(film, FILMS)
 user, film, stars = (array[of_users & of_films] for array in (user, film, stars))
 test = np.random.default_rng(0).random(len(stars)) < 0.1
-print(f"{where}: {len(stars)} ratings by {USERS} users of {FILMS} films, {test.sum()} of them held out")
+print(
+    f"{where}: {len(stars)} ratings by {USERS} users of {FILMS} films, {test.sum()} of them held "
+    "out"
+)
 
 # %%
 # Fit
@@ -79,7 +90,8 @@ completer = BSVDCompleter(learn_factors=True, **settings).fit(train)
 print(az.summary(completer.posterior_, var_names=["rank", "alpha", "intercept"], kind="stats"))
 
 # %%
-# The rank along the chain. With many entries a chain hardly moves between ranks: what is seen is where it was, no interval.
+# The rank along the chain. With many entries a chain hardly moves between ranks: what is seen is
+# where it was, no interval.
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("How many tastes, and how much each explains")
 left.step(np.arange(SWEEPS["num_samples"]), completer.posterior_.posterior["rank"].values[0], lw=1)
@@ -101,10 +113,15 @@ of_draws = {
 some = np.flatnonzero(test)[:2000]
 told = {"shape": (USERS, FILMS), "num_components": COMPONENTS, "learn_factors": True}
 drawn = Predictive(bsvd, of_draws)(random.key(0), user[some], film[some], **told)["y"]
-drawn = np.asarray(drawn) * completer.posterior_.attrs["scale"] + completer.posterior_.attrs["shift"]  # the estimator's units, and ours
+# the estimator's units, and ours
+drawn = (
+    np.asarray(drawn) * completer.posterior_.attrs["scale"] + completer.posterior_.attrs["shift"]
+)
 figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 ax.hist(drawn.ravel(), np.linspace(-1, 7, 81), density=True, label="drawn")
-ax.hist(stars[some], np.arange(0.5, 6), density=True, histtype="step", color="black", label="observed")
+ax.hist(
+    stars[some], np.arange(0.5, 6), density=True, histtype="step", color="black", label="observed"
+)
 ax.set(xlabel="stars", ylabel="density", title="Held-out ratings: drawn, and as they came")
 ax.legend()
 
@@ -116,7 +133,9 @@ ax.legend()
 
 def effects(user, film):
     """A column for each user and each film."""
-    return OneHotEncoder(categories=[np.arange(USERS), np.arange(FILMS)]).fit_transform(np.column_stack([user, film]))
+    return OneHotEncoder(categories=[np.arange(USERS), np.arange(FILMS)]).fit_transform(
+        np.column_stack([user, film])
+    )
 
 
 additive = Ridge(alpha=5.0).fit(effects(*train[:2]), train[2])
@@ -128,7 +147,11 @@ def rmse(predicted):
     return float(np.sqrt(np.mean((predicted - stars[test]) ** 2)))
 
 
-rivals = {"mean": np.full(test.sum(), train[2].mean()), "users and films": additive.predict(effects(user[test], film[test])), "BSVD": mean}
+rivals = {
+    "mean": np.full(test.sum(), train[2].mean()),
+    "users and films": additive.predict(effects(user[test], film[test])),
+    "BSVD": mean,
+}
 for name, predicted in rivals.items():
     print(f"{name:16}RMSE {rmse(predicted):.4f}")
 figure, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
@@ -139,9 +162,9 @@ ax.plot(levels, levels, color="black", lw=0.8)
 ax.set(xlabel="wanted", ylabel="found", title="Share of held-out ratings within an interval")
 
 # %%
-# All of MovieLens-1M, Marlin's weak protocol, the mean over three partitions, the same for all (``tests/bench/bsvd.md`` has each of them,
-# and says which version of the kernel was measured). The thesis has 0.8614 without features and 0.8584 with them, on partitions that are
-# not published.
+# All of MovieLens-1M, Marlin's weak protocol, the mean over three partitions, the same for all
+# (``tests/bench/bsvd.md`` has each of them, and says which version of the kernel was measured). The
+# thesis has 0.8614 without features and 0.8584 with them, on partitions that are not published.
 #
 # ================  ======  =====
 # model             RMSE    CPU s
@@ -161,13 +184,17 @@ ax.set(xlabel="wanted", ylabel="found", title="Share of held-out ratings within 
 # *Factors with mean 0 and variance 1* (``learn_factors=False``) shrink users and films with few ratings more.
 plain = BSVDCompleter(learn_factors=False, **settings).fit(train)
 for name, found in {"learned": completer, "mean 0": plain}.items():
-    print(f"factors {name:8} rank {found.rank_}, RMSE {rmse(found.predict(user[test], film[test])):.4f}")
+    print(
+        f"factors {name:8} rank {found.rank_}, RMSE "
+        f"{rmse(found.predict(user[test], film[test])):.4f}"
+    )
 
 # %%
-# Without held-out ratings: the fit keeps the log-likelihood of each user's, and users are left out one at a time. A user has as many
-# numbers of his own as there are tastes, for which a posterior that has seen him is no stand-in for one that has not: the column ``unsafe``
-# says so where that is the case. By this score the order may be another than by the RMSE of ratings held out, for it asks for a whole new
-# user in place of another rating of a known one.
+# Without held-out ratings: the fit keeps the log-likelihood of each user's, and users are left out
+# one at a time. A user has as many numbers of his own as there are tastes, for which a posterior
+# that has seen him is no stand-in for one that has not: the column ``unsafe`` says so where that is
+# the case. By this score the order may be another than by the RMSE of ratings held out, for it asks
+# for a whole new user in place of another rating of a known one.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says what the column says
     table = compare({"learned": completer.posterior_, "mean 0": plain.posterior_})
@@ -176,12 +203,17 @@ for name, reason in table["unsafe"].items():
     print(f"{name}: {reason or 'nothing against its place'}")
 
 # %%
-# *Ratings are levels, not numbers* (``link=ordered_probit``): the gaps between the levels have no conditional that could be drawn from.
-# The kernel names the site and says who takes it over; ``BSVDCompleter(link="ordered")`` does just that.
+# *Ratings are levels, not numbers* (``link=ordered_probit``): the gaps between the levels have no
+# conditional that could be drawn from. The kernel names the site and says who takes it over;
+# ``BSVDCompleter(link="ordered")`` does just that.
 few = slice(0, 40)
 try:
     Driver(ConditionalGibbs(bsvd), num_warmup=1, num_samples=1, progress_bar=False).run(
-        0, *(array[few] for array in (user, film, stars.astype(int) - 1)), shape=(USERS, FILMS), num_components=2, link=ordered_probit
+        0,
+        *(array[few] for array in (user, film, stars.astype(int) - 1)),
+        shape=(USERS, FILMS),
+        num_components=2,
+        link=ordered_probit,
     )
 except ValueError as refusal:
     print(refusal)

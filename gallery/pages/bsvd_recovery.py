@@ -2,14 +2,15 @@ r"""
 BSVD, recovery: which entries to ask for
 ========================================
 
-How many components has a matrix of which only some entries are known? BSVD switches components on and off while it learns them, so that
-the rank has a posterior, and each entry that is missing has a standard deviation, which says where to look next (Wang 2010, *Bayesian
-approaches to learning from incomplete data*, chapter 5).
+How many components has a matrix of which only some entries are known? BSVD switches components on
+and off while it learns them, so that the rank has a posterior, and each entry that is missing has a
+standard deviation, which says where to look next (Wang 2010, *Bayesian approaches to learning from
+incomplete data*, chapter 5).
 """
 
 # %%
-# The story: switches :math:`z_k` say which components are there, amplitudes :math:`s_k` how much they count, factors :math:`u_i, v_j` how
-# much a row and a column have of each:
+# The story: switches :math:`z_k` say which components are there, amplitudes :math:`s_k` how much
+# they count, factors :math:`u_i, v_j` how much a row and a column have of each:
 #
 # .. math::
 #    z_k \sim \mathrm{Bernoulli}\left(\tfrac{a}{a + b (K - 1)}\right), \qquad
@@ -48,11 +49,22 @@ STEP = SIZE * SIZE // 16
 # Data
 # ----
 # A product of two Gaussian factors with a little noise, 20 dB below it; 60 % of the entries are known.
-data = load("low_rank_matrix", num_rows=SIZE, num_cols=SIZE, rank=RANK, num_entries=SIZE**2, snr_db=20.0, seed=0)
+data = load(
+    "low_rank_matrix",
+    num_rows=SIZE,
+    num_cols=SIZE,
+    rank=RANK,
+    num_entries=SIZE**2,
+    snr_db=20.0,
+    seed=0,
+)
 truth, observed = data.matrix, np.zeros((SIZE, SIZE))
 observed[data.rows, data.cols] = data["values"]
 known = np.random.default_rng(0).random((SIZE, SIZE)) < 0.6
-print(f"{known.sum()} of {known.size} entries known; a matrix of rank {RANK} has {RANK * (2 * SIZE - RANK)} numbers to learn")
+print(
+    f"{known.sum()} of {known.size} entries known; a matrix of rank {RANK} has "
+    f"{RANK * (2 * SIZE - RANK)} numbers to learn"
+)
 
 # %%
 # Fit
@@ -61,20 +73,39 @@ print(f"{known.sum()} of {known.size} entries known; a matrix of rank {RANK} has
 # crossed: all that belongs to a row is drawn at once. Every entry is given, and ``counts`` says which are known: arguments keep their
 # shapes, and the loop is compiled once for all that follows.
 row, column = (index.ravel() for index in np.indices((SIZE, SIZE)))
-driver = Driver(ConditionalGibbs(bsvd, num_births=1.0), num_warmup=SWEEPS, num_samples=SWEEPS, jit_model_args=True, progress_bar=False)
+driver = Driver(
+    ConditionalGibbs(bsvd, num_births=1.0),
+    num_warmup=SWEEPS,
+    num_samples=SWEEPS,
+    jit_model_args=True,
+    progress_bar=False,
+)
 
 
 def fit(known, seed=0):
     """The run on the entries that are known."""
     with jax.enable_x64(True):
-        return driver.run(seed, row, column, observed.ravel(), counts=known.ravel(), shape=(SIZE, SIZE), num_components=COMPONENTS)
+        return driver.run(
+            seed,
+            row,
+            column,
+            observed.ravel(),
+            counts=known.ravel(),
+            shape=(SIZE, SIZE),
+            num_components=COMPONENTS,
+        )
 
 
 def matrices(tree):
     """The whole matrix at each draw."""
     at = {name: values.values[0] for name, values in tree.posterior.items()}
     product = np.einsum("dik,dk,djk->dij", at["u"], at["s"] * at["z"], at["v"])
-    return product + at["intercept"][:, None, None] + at["row_weights"] + at["column_weights"].transpose(0, 2, 1)
+    return (
+        product
+        + at["intercept"][:, None, None]
+        + at["row_weights"]
+        + at["column_weights"].transpose(0, 2, 1)
+    )
 
 
 def error(whole, where=True):
@@ -122,8 +153,15 @@ spread = np.abs(drawn - draws[:, known]).mean(1), np.abs(observed[known] - draws
 figure, ax = plt.subplots(figsize=(4.5, 3.4), layout="constrained")
 ax.plot(*spread, ".", ms=4)
 ax.axline((spread[0].mean(),) * 2, slope=1, color="black", lw=0.8)
-ax.set(xlabel="of a drawn matrix", ylabel="of the observed one", title="Mean distance of entries from a draw's")
-print(f"posterior predictive p-value {np.mean(spread[0] > spread[1]):.2f}: near 0 or 1 says that the noise is not of this size")
+ax.set(
+    xlabel="of a drawn matrix",
+    ylabel="of the observed one",
+    title="Mean distance of entries from a draw's",
+)
+print(
+    f"posterior predictive p-value {np.mean(spread[0] > spread[1]):.2f}: near 0 or 1 says that the "
+    "noise is not of this size"
+)
 
 # %%
 # Next to today's method
@@ -142,12 +180,17 @@ def soft_impute(known, threshold, num_rounds=200):
 
 
 rival = min(error(soft_impute(known, threshold), ~known) for threshold in (0.3, 1.0, 3.0, 10.0))
-print(f"relative error of the unseen entries: BSVD {error(mean, ~known):.3f}, nuclear norm {rival:.3f}")
+print(
+    f"relative error of the unseen entries: BSVD {error(mean, ~known):.3f}, nuclear norm "
+    f"{rival:.3f}"
+)
 
 # %%
-# Without noise, of ten 50 x 50 matrices of rank 5 with 30 % of the entries, BSVD recovers nine to an error of 1e-3, with half of them all
-# ten; the nuclear norm none and seven (``tests/bench/bsvd.md``). The thesis prints shades and no numbers (Figures 5.2 and 5.3), and says
-# that BSVD recovers with fewer entries than the nuclear norm where the rank is 5 to 15; so it is here.
+# Without noise, of ten 50 x 50 matrices of rank 5 with 30 % of the entries, BSVD recovers nine to
+# an error of 1e-3, with half of them all ten; the nuclear norm none and seven
+# (``tests/bench/bsvd.md``). The thesis prints shades and no numbers (Figures 5.2 and 5.3), and says
+# that BSVD recovers with fewer entries than the nuclear norm where the rank is 5 to 15; so it is
+# here.
 #
 # Which entry to ask for
 # ----------------------
@@ -173,13 +216,18 @@ for rule, marker in (("by chance", "s"), ("largest deviation", "o")):
     errors = learn(rule, np.random.default_rng(2))
     ax.plot(asked, errors, marker=marker, label=rule)
     print(f"{rule:18}", *(f"{each:.3f}" for each in errors))
-ax.set(xlabel="entries asked for", ylabel="relative error of the matrix", ylim=(0, None), title="Error as entries are asked for")
+ax.set(
+    xlabel="entries asked for",
+    ylabel="relative error of the matrix",
+    ylim=(0, None),
+    title="Error as entries are asked for",
+)
 ax.legend()
 
 # %%
-# At 50 x 50, rank 5 and 20 dB, a tenth of error takes 950 entries by chance, 750 by the largest deviation, and 700 by
-# :meth:`gallery.BSVDCompleter.suggest`, which does not ask twice for the same reason (medians of ten matrices, ``tests/bench/bsvd.md``;
-# the thesis' Figures 5.4 and 5.5).
+# At 50 x 50, rank 5 and 20 dB, a tenth of error takes 950 entries by chance, 750 by the largest
+# deviation, and 700 by :meth:`gallery.BSVDCompleter.suggest`, which does not ask twice for the same
+# reason (medians of ten matrices, ``tests/bench/bsvd.md``; the thesis' Figures 5.4 and 5.5).
 #
 # What it costs
 # -------------
@@ -192,15 +240,29 @@ ax.legend()
 # where it is small. Here the noise is said to be as large as the matrix itself.
 loud = partial(gaussian, alpha=dist.Gamma(1e4, 1e4 * float(np.var(truth))))
 with jax.enable_x64(True):
-    changed = driver.run(0, row, column, observed.ravel(), counts=known.ravel(), shape=(SIZE, SIZE), num_components=COMPONENTS, link=loud)
+    changed = driver.run(
+        0,
+        row,
+        column,
+        observed.ravel(),
+        counts=known.ravel(),
+        shape=(SIZE, SIZE),
+        num_components=COMPONENTS,
+        link=loud,
+    )
 for name, found in {"as it is": tree, "loud noise": changed}.items():
-    print(f"{name:12}rank {float(found.posterior['rank'].mean()):.1f}, relative error {error(matrices(found).mean(0), ~known):.3f}")
+    print(
+        f"{name:12}rank {float(found.posterior['rank'].mean()):.1f}, relative error "
+        f"{error(matrices(found).mean(0), ~known):.3f}"
+    )
 
 # %%
 # The known entries, left out one at a time, say the same without the truth in hand.
 for found, link in ((tree, gaussian), (changed, loud)):
     each = log_likelihood(bsvd, latent(found), *entries, observed[known], link=link, **told)["y"]
-    found["log_likelihood"] = xr.Dataset({"y": (("chain", "draw", "entry"), np.asarray(each)[None])})
+    found["log_likelihood"] = xr.Dataset(
+        {"y": (("chain", "draw", "entry"), np.asarray(each)[None])}
+    )
     found["observed_data"] = xr.Dataset({"y": ("entry", observed[known])})
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says what the column `unsafe` says
@@ -210,8 +272,8 @@ for name, reason in table["unsafe"].items():
     print(f"{name}: {reason or 'nothing against its place'}")
 
 # %%
-# *Noise with heavy tails*: the conditional of an amplitude is then of no family that can be drawn from. The kernel says so, and who could
-# take the site over.
+# *Noise with heavy tails*: the conditional of an amplitude is then of no family that can be drawn
+# from. The kernel says so, and who could take the site over.
 
 
 def heavy_tails(predictor, value, trials, entries):
@@ -223,7 +285,13 @@ def heavy_tails(predictor, value, trials, entries):
 few = slice(0, 2 * SIZE)
 try:
     Driver(ConditionalGibbs(bsvd), num_warmup=1, num_samples=1, progress_bar=False).run(
-        0, row[few], column[few], observed.ravel()[few], shape=(2, SIZE), num_components=2, link=heavy_tails
+        0,
+        row[few],
+        column[few],
+        observed.ravel()[few],
+        shape=(2, SIZE),
+        num_components=2,
+        link=heavy_tails,
     )
 except ValueError as refusal:
     print(refusal)

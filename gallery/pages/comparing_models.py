@@ -2,9 +2,10 @@ r"""
 Comparing models: evidence, LOO, held-out score
 ===============================================
 
-Four classifiers on one table, asked three questions. How probable does a model find the table as a whole (evidence)? How well does it
-predict each label from the others (LOO)? How well does it predict rows that it has not seen (held-out score)? The three need not agree:
-the first asks about the features too, the others about the labels alone.
+Four classifiers on one table, asked three questions. How probable does a model find the table as a
+whole (evidence)? How well does it predict each label from the others (LOO)? How well does it
+predict rows that it has not seen (held-out score)? The three need not agree: the first asks about
+the features too, the others about the labels alone.
 """
 
 # %%
@@ -55,8 +56,13 @@ for data in SETS:
         fitted[data, name] = make().fit(x, y)
         found = fitted[data, name].predict_proba(x_new)
         scores[data, name] = log_score(y_new, found), accuracy(y_new, found)
-        print(f"{data:6}{name:14}log score {scores[data, name][0]:.3f}, accuracy {scores[data, name][1]:.3f}")
-figure, axes = plt.subplots(1, len(SETS), figsize=(4 + 2.5 * len(SETS), 2.8), layout="constrained", squeeze=False)
+        print(
+            f"{data:6}{name:14}log score {scores[data, name][0]:.3f}, accuracy "
+            f"{scores[data, name][1]:.3f}"
+        )
+figure, axes = plt.subplots(
+    1, len(SETS), figsize=(4 + 2.5 * len(SETS), 2.8), layout="constrained", squeeze=False
+)
 figure.suptitle("Rows that were held out")
 for ax, data in zip(axes[0], SETS, strict=True):
     ax.barh(list(classifiers), [scores[data, name][0] for name in classifiers], color="C0")
@@ -82,7 +88,10 @@ for (data, name), value in evidence.items():
 # *One group a class* is one argument of AClass; the difference of the evidences is what groups inside the classes are worth, in nats:
 # above zero they are there, below zero one is enough.
 for data in SETS:
-    print(f"{data}: groups are worth {evidence[data, 'AClass'] - evidence[data, 'naive Bayes']:.1f} nats")
+    print(
+        f"{data}: groups are worth {evidence[data, 'AClass'] - evidence[data, 'naive Bayes']:.1f} "
+        "nats"
+    )
 
 # %%
 # LOO
@@ -91,8 +100,17 @@ for data in SETS:
 # :func:`~diagnostics.compare` ranks them by the expected log predictive density, and says in the column ``unsafe`` which places are not to
 # be trusted: after the few draws of this page's small settings, none is.
 x, y, *_ = halves(SETS[0])
-driver = Driver(NUTS(augment_reduce), num_warmup=DRAWS, num_samples=2 * DRAWS, groups=("log_likelihood",), progress_bar=False)
-trees = {noise: driver.run(0, x, y, num_classes=int(y.max()) + 1, noise=noise, augmented=False) for noise in ("gumbel", "normal")}
+driver = Driver(
+    NUTS(augment_reduce),
+    num_warmup=DRAWS,
+    num_samples=2 * DRAWS,
+    groups=("log_likelihood",),
+    progress_bar=False,
+)
+trees = {
+    noise: driver.run(0, x, y, num_classes=int(y.max()) + 1, noise=noise, augmented=False)
+    for noise in ("gumbel", "normal")
+}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says what the column says
     table = compare(trees)
@@ -101,15 +119,21 @@ for name, reason in table["unsafe"].items():
     print(f"{name}: {reason or 'nothing against its place'}")
 
 # %%
-# *Another prior* of the weights (``prior_scale``) is a third variant: LOO says what it costs or gains in prediction.
-trees["gumbel, wide"] = driver.run(0, x, y, num_classes=int(y.max()) + 1, prior_scale=3.0, augmented=False)
+# *Another prior* of the weights (``prior_scale``) is a third variant: LOO says what it costs or
+# gains in prediction.
+trees["gumbel, wide"] = driver.run(
+    0, x, y, num_classes=int(y.max()) + 1, prior_scale=3.0, augmented=False
+)
 figure, ax = plt.subplots(figsize=(6, 2.6), layout="constrained")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     table = compare(trees)
 ax.errorbar(table["elpd"], np.arange(len(table)), xerr=table["se"], fmt="o", capsize=3)
 ax.set(
-    yticks=range(len(table)), yticklabels=list(table.index), xlabel="expected log predictive density (nats)", title="LOO, with its error"
+    yticks=range(len(table)),
+    yticklabels=list(table.index),
+    xlabel="expected log predictive density (nats)",
+    title="LOO, with its error",
 )
 print(table[["elpd", "se"]].round(2))
 

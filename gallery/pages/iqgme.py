@@ -2,14 +2,15 @@ r"""
 iQGME: local experts for a table with holes
 ===========================================
 
-One line often does not part two classes, and a table often has holes. iQGME lets Gaussians cut the space into regions, as many as the
-rows ask for, and gives each region a linear classifier of its own. Because the Gaussians are densities of whole rows, a missing entry is
-one more unknown, and is integrated out (Wang 2010, *Bayesian approaches to learning from incomplete data*, chapter 3).
+One line often does not part two classes, and a table often has holes. iQGME lets Gaussians cut the
+space into regions, as many as the rows ask for, and gives each region a linear classifier of its
+own. Because the Gaussians are densities of whole rows, a missing entry is one more unknown, and is
+integrated out (Wang 2010, *Bayesian approaches to learning from incomplete data*, chapter 3).
 """
 
 # %%
-# The story: row :math:`i` belongs to expert :math:`z_i`, chosen by stick-breaking weights. The expert's Gaussian draws the features,
-# holes or not, and its classifier the label:
+# The story: row :math:`i` belongs to expert :math:`z_i`, chosen by stick-breaking weights. The
+# expert's Gaussian draws the features, holes or not, and its classifier the label:
 #
 # .. math::
 #    z_i \sim \mathrm{Cat}(\pi), \qquad x_i \sim \mathrm{N}(\mu_{z_i}, \Lambda_{z_i}^{-1}), \qquad
@@ -65,26 +66,36 @@ print(f"{holes.mean():.0%} of the cells and {holes.all(1).sum()} whole rows are 
 # ---
 # :class:`~inference.CoordinateAscent` reads sticks, Gaussians, holes and experts off the model, and climbs the bound of the log-evidence,
 # in closed form, until a sweep gains nothing.
-driver = Driver(CoordinateAscent(iqgme), num_warmup=4000, num_samples=200, groups=("posterior_predictive",), progress_bar=False)
+driver = Driver(
+    CoordinateAscent(iqgme),
+    num_warmup=4000,
+    num_samples=200,
+    groups=("posterior_predictive",),
+    progress_bar=False,
+)
 with jax.enable_x64(True):  # the last sweeps gain less than single precision tells
     tree = driver.run(0, x[train], y[train], num_experts=EXPERTS)
 print(report(tree).text)
 print(az.summary(tree, var_names=["alpha"]))
 
 # %%
-# Nothing here compares the approximation with the model: so the report leaves it undecided. Nor can one start show whether there is a
-# better optimum; ``num_chains=4`` starts four times.
+# Nothing here compares the approximation with the model: so the report leaves it undecided. Nor can
+# one start show whether there is a better optimum; ``num_chains=4`` starts four times.
 
 # %%
-# The bound, and how many experts have a row or more. For the first forty sweeps the prior that experts have in common is held; then it is
-# learned, and the bound leaps.
+# The bound, and how many experts have a row or more. For the first forty sweeps the prior that
+# experts have in common is held; then it is learned, and the bound leaps.
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("The bound rises, and experts that nothing asks for fall away")
 elbo = tree.sample_stats["elbo"].values[0]
 left.plot(elbo)
-left.set(xlabel="sweep", xscale="log", ylabel="bound of the log-evidence (nats)", ylim=(elbo[5], None))
+left.set(
+    xlabel="sweep", xscale="log", ylabel="bound of the log-evidence (nats)", ylim=(elbo[5], None)
+)
 right.plot(tree.sample_stats["num_groups"].values[0])
-right.set(xlabel="sweep", xscale="log", ylabel="experts with a row or more", ylim=(0, EXPERTS + 0.5))
+right.set(
+    xlabel="sweep", xscale="log", ylabel="experts with a row or more", ylim=(0, EXPERTS + 0.5)
+)
 
 # %%
 # Does it fit?
@@ -105,11 +116,17 @@ figure.supylabel("density", fontsize="medium")
 
 # %%
 # What was learned: colour is the more probable class, paler where the model is less sure.
-classifier = IQGMEClassifier(EXPERTS, tolerance=1e-5, max_iter=2000, random_state=0).fit(x[train], y[train])
+classifier = IQGMEClassifier(EXPERTS, tolerance=1e-5, max_iter=2000, random_state=0).fit(
+    x[train], y[train]
+)
 whole = ~np.isnan(x).any(1)
 figure, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
 plot_decision_regions(classifier, x[whole], y[whole], resolution=60, ax=ax)
-ax.set(xlabel="first feature (standard deviations)", ylabel="second feature", title=f"{classifier.n_experts_} experts")
+ax.set(
+    xlabel="first feature (standard deviations)",
+    ylabel="second feature",
+    title=f"{classifier.n_experts_} experts",
+)
 
 # %%
 # Next to today's methods
@@ -124,7 +141,9 @@ peers = {
 areas = {name: [] for name in ("iQGME", *peers)}
 for repeat in range(REPEATS):
     chosen = np.random.default_rng(repeat).permutation(600) < 300
-    fitted = IQGMEClassifier(EXPERTS, tolerance=1e-5, max_iter=2000, random_state=repeat).fit(x[chosen], y[chosen])
+    fitted = IQGMEClassifier(EXPERTS, tolerance=1e-5, max_iter=2000, random_state=repeat).fit(
+        x[chosen], y[chosen]
+    )
     areas["iQGME"].append(roc_auc_score(y[~chosen], fitted.predict_proba(x[~chosen])[:, 1]))
     for name, method in peers.items():
         method.fit(x[chosen], y[chosen])
@@ -134,10 +153,11 @@ for name, found in areas.items():
     print(f"{name:24}{np.mean(found):.3f}")
 
 # %%
-# The thesis' benchmarks (its Figures 3.5 and 3.6 are curves without numbers) with a quarter and with half of the cells missing: areas, the
-# mean of ten splits (``tests/bench/iqgme.md`` has their errors, more tables and how each number is made). The thesis says that iQGME is the
-# best of all of its methods over both tables. On the breast cancer table it is, on Ionosphere a support vector machine is ahead in five of
-# six cells.
+# The thesis' benchmarks (its Figures 3.5 and 3.6 are curves without numbers) with a quarter and
+# with half of the cells missing: areas, the mean of ten splits (``tests/bench/iqgme.md`` has their
+# errors, more tables and how each number is made). The thesis says that iQGME is the best of all of
+# its methods over both tables. On the breast cancer table it is, on Ionosphere a support vector
+# machine is ahead in five of six cells.
 #
 # =============  =======  ==========  =====  =======  ========  ========
 # table          missing  rows known  iQGME  machine  boosting  logistic
@@ -157,14 +177,17 @@ for name, found in areas.items():
 # =============  =======  ==========  =====  =======  ========  ========
 
 # %%
-# It fills the holes and says how sure it is: the share of missing cells within one and two of its deviations should be .68 and .95 (the
-# thesis' Figure 3.9).
+# It fills the holes and says how sure it is: the share of missing cells within one and two of its
+# deviations should be .68 and .95 (the thesis' Figure 3.9).
 filled, deviation = classifier.impute(x[~train], return_std=True)
 missing = holes[~train]
 seen = np.where(holes, np.nan, data.x)
 truth = ((data.x - np.nanmean(seen, 0)) / np.nanstd(seen, 0))[~train]
 away = np.abs(filled - truth)[missing] / deviation[missing]
-print(f"within one deviation {np.mean(away < 1):.2f}, within two {np.mean(away < 2):.2f}, of {missing.sum()} missing cells")
+print(
+    f"within one deviation {np.mean(away < 1):.2f}, within two {np.mean(away < 2):.2f}, of "
+    f"{missing.sum()} missing cells"
+)
 
 # %%
 # What it costs
@@ -182,13 +205,17 @@ for name, found in {f"{EXPERTS} experts": tree, "2 experts": two}.items():
     print(f"{name:12}bound {float(found.sample_stats['elbo'][0, -1]):8.1f}")
 
 # %%
-# *Without the label site* (``expert=None``) the same model is a Dirichlet process mixture of Gaussians for rows with holes; the kernel
-# follows. Next to what it was, the bound is higher by what the labels cost.
+# *Without the label site* (``expert=None``) the same model is a Dirichlet process mixture of
+# Gaussians for rows with holes; the kernel follows. Next to what it was, the bound is higher by
+# what the labels cost.
 mixture = Driver(CoordinateAscent(iqgme), num_warmup=300, num_samples=10, progress_bar=False).run(
     0, x[train], num_experts=EXPERTS, expert=None
 )
 for name, found in {"with labels": tree, "without": mixture}.items():
-    print(f"{name:12}bound {float(found.sample_stats['elbo'][0, -1]):8.1f}, {int(found.sample_stats['num_groups'][0, -1])} groups")
+    print(
+        f"{name:12}bound {float(found.sample_stats['elbo'][0, -1]):8.1f}, "
+        f"{int(found.sample_stats['num_groups'][0, -1])} groups"
+    )
 
 # %%
 # *A prior that is not conjugate* is refused, with its name and a way out.
@@ -205,7 +232,9 @@ def cautious_expert(x, y, z, at):
 
 
 try:
-    Driver(CoordinateAscent(iqgme), num_warmup=10, num_samples=1, progress_bar=False).run(0, x[train], y[train], expert=cautious_expert)
+    Driver(CoordinateAscent(iqgme), num_warmup=10, num_samples=1, progress_bar=False).run(
+        0, x[train], y[train], expert=cautious_expert
+    )
 except ValueError as refusal:
     print(refusal)
 

@@ -2,14 +2,15 @@ r"""
 iQGME among common factors: more columns than rows
 ==================================================
 
-A Gaussian of 500 columns has 125 000 covariances, and some dozens of rows can't tell them. But columns that go together, as the
-pixels of an image do, have few causes. Here experts live in the space of those causes, the factors, and all share how factors make
-columns; a missing entry is then one term less (Wang 2010, *Bayesian approaches to learning from incomplete data*, section 3.2.3).
+A Gaussian of 500 columns has 125 000 covariances, and some dozens of rows can't tell them. But
+columns that go together, as the pixels of an image do, have few causes. Here experts live in the
+space of those causes, the factors, and all share how factors make columns; a missing entry is then
+one term less (Wang 2010, *Bayesian approaches to learning from incomplete data*, section 3.2.3).
 """
 
 # %%
-# The story: expert :math:`z_i` draws the factors of a row and answers for its label, in their space; each expert shows some of the
-# factors, and the loadings :math:`A` are everybody's:
+# The story: expert :math:`z_i` draws the factors of a row and answers for its label, in their
+# space; each expert shows some of the factors, and the loadings :math:`A` are everybody's:
 #
 # .. math::
 #    z_i \sim \mathrm{Cat}(\pi), \qquad s_i \sim \mathrm{N}(\mu_{z_i}, \Lambda_{z_i}^{-1}), \qquad
@@ -60,7 +61,9 @@ def generated(rng, number):
     line = np.exp(-(((np.arange(SIDE) - place[:, None]) / width[:, None]) ** 2))
     lying = np.repeat(255 * line[:, :, None], SIDE, axis=2)
     stands = np.arange(number) >= number // 2
-    return np.where(stands[:, None, None], lying.transpose(0, 2, 1), lying).reshape(number, -1), stands.astype(int)
+    return np.where(stands[:, None, None], lying.transpose(0, 2, 1), lying).reshape(
+        number, -1
+    ), stands.astype(int)
 
 
 def images(seed):
@@ -69,16 +72,25 @@ def images(seed):
     if MNIST is None:
         pixels, y = generated(rng, ROWS)
     else:
-        chosen = [rng.choice(np.flatnonzero(MNIST["y_train"] == digit), ROWS // 2, replace=False) for digit in (2, 7)]
-        pixels, y = np.asarray(MNIST["x_train"][np.concatenate(chosen)], float).reshape(ROWS, -1), np.arange(ROWS) * 2 // ROWS
+        chosen = [
+            rng.choice(np.flatnonzero(MNIST["y_train"] == digit), ROWS // 2, replace=False)
+            for digit in (2, 7)
+        ]
+        pixels, y = (
+            np.asarray(MNIST["x_train"][np.concatenate(chosen)], float).reshape(ROWS, -1),
+            np.arange(ROWS) * 2 // ROWS,
+        )
     return pixels, y, rng.random(pixels.shape) < 0.5, rng.permutation(ROWS) < ROWS // 2
 
 
 def lit(pixels, holes, train):
-    """Which pixels differ by 10 of 255 or more between the images to learn from: where one lit pixel is hundreds of deviations away, it
-    says more of an image's factors than all others do."""
+    """Which pixels differ by 10 of 255 or more between the images to learn from: where one lit
+    pixel is hundreds of deviations away, it says more of an image's factors than all others do.
+    """
     known = np.where(holes, np.nan, pixels)[train]
-    return (~np.isnan(known)).any(0) & (np.nanstd(np.where(np.isnan(known).all(0), 0.0, known), axis=0) > 10)
+    return (~np.isnan(known)).any(0) & (
+        np.nanstd(np.where(np.isnan(known).all(0), 0.0, known), axis=0) > 10
+    )
 
 
 try:
@@ -90,7 +102,10 @@ inside = lit(pixels, holes, train)
 x = np.where(holes, np.nan, pixels)[:, inside]
 mean, deviation = np.nanmean(x[train], 0), np.nanstd(x[train], 0)
 scaled = (x - mean) / deviation
-print(f"{SOURCE}: {train.sum()} rows to learn from, {x.shape[1]} columns, {np.isnan(x).mean():.0%} of the entries lost")
+print(
+    f"{SOURCE}: {train.sum()} rows to learn from, {x.shape[1]} columns, {np.isnan(x).mean():.0%} "
+    "of the entries lost"
+)
 
 # %%
 # Fit
@@ -98,14 +113,21 @@ print(f"{SOURCE}: {train.sum()} rows to learn from, {x.shape[1]} columns, {np.is
 # :class:`~inference.CoordinateAscent` sees that the features are linear in sites that are themselves a mixture, and has closed forms for
 # loadings, factors and what an expert shows.
 told = {"num_experts": EXPERTS, "num_factors": FACTORS}
-driver = Driver(CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=100, groups=("posterior_predictive",), progress_bar=False)
+driver = Driver(
+    CoordinateAscent(iqgme_factors),
+    num_warmup=1000,
+    num_samples=100,
+    groups=("posterior_predictive",),
+    progress_bar=False,
+)
 tree = driver.run(0, scaled[train], y[train], **told)
 elbo = tree.sample_stats["elbo"].values[0]
 print(f"{len(elbo)} sweeps; the last ten gained {elbo[-1] - elbo[-11]:.1f} of {elbo[-1]:.0f} nats")
 print(az.summary(tree, var_names=["alpha"], kind="stats"))
 
 # %%
-# The bound, and the six factors that do most: the change of each pixel, in its standard deviations, where a factor grows by one.
+# The bound, and the six factors that do most: the change of each pixel, in its standard deviations,
+# where a factor grows by one.
 A = tree.variational_parameters["A_loc"].isel(chain=0).values  # [factor, pixel]
 strongest = np.argsort(-np.square(A).sum(1))[:6]
 figure = plt.figure(figsize=(8, 3.4), layout="constrained")
@@ -117,7 +139,9 @@ bound.set(xlabel="sweep", ylabel="bound of the log-evidence (nats)")
 for ax, factor in zip(right.subplots(2, 3).ravel(), strongest, strict=False):
     image = np.zeros(SIDE * SIDE)
     image[inside] = A[factor]
-    shown = ax.imshow(image.reshape(SIDE, SIDE), cmap="RdBu_r", vmin=-abs(A).max(), vmax=abs(A).max())
+    shown = ax.imshow(
+        image.reshape(SIDE, SIDE), cmap="RdBu_r", vmin=-abs(A).max(), vmax=abs(A).max()
+    )
     ax.set_axis_off()
 right.colorbar(shown, ax=right.axes, label="change (standard deviations)")
 
@@ -127,7 +151,10 @@ right.colorbar(shown, ax=right.axes, label="change (standard deviations)")
 # Pixels that are lit together make whole images brighter or darker. The mean of the pixels that an image still has, for the images that
 # were seen and for those that the model draws after the fit; pixels on their own would all have means near 0.
 kept = ~np.isnan(scaled[train])
-brightness = {group: tree[group].to_dataset()[["x"]].where(kept).mean("feature") for group in ("posterior_predictive", "observed_data")}
+brightness = {
+    group: tree[group].to_dataset()[["x"]].where(kept).mean("feature")
+    for group in ("posterior_predictive", "observed_data")
+}
 picture = az.plot_ppc_dist(
     xr.DataTree.from_dict(brightness),
     kind="ecdf",
@@ -141,14 +168,21 @@ figure.supxlabel("mean of the pixels (standard deviations)", fontsize="medium")
 figure.supylabel("share of the images below", fontsize="medium")
 
 # %%
-# The estimator scales columns by itself, and fills the holes. An image that it has not learned from, with half of its pixels lost, as the
-# factors fill it, and as it was.
-classifier = IQGMEClassifier(EXPERTS, n_factors=FACTORS, max_iter=1000, random_state=0).fit(x[train], y[train])
+# The estimator scales columns by itself, and fills the holes. An image that it has not learned
+# from, with half of its pixels lost, as the factors fill it, and as it was.
+classifier = IQGMEClassifier(EXPERTS, n_factors=FACTORS, max_iter=1000, random_state=0).fit(
+    x[train], y[train]
+)
 filled = classifier.impute(x[~train])
 figure, axes = plt.subplots(3, 6, figsize=(7.5, 4), layout="constrained")
 figure.suptitle("Half of the pixels, filled in, and the truth")
 rows = np.linspace(0, (~train).sum() - 1, 6).astype(int)
-for label, ax, what in zip(("seen", "filled in", "truth"), axes, (x[~train], filled, pixels[~train][:, inside]), strict=True):
+for label, ax, what in zip(
+    ("seen", "filled in", "truth"),
+    axes,
+    (x[~train], filled, pixels[~train][:, inside]),
+    strict=True,
+):
     ax[0].set_title(label, loc="left", fontsize="medium")
     for one, row in zip(ax, rows, strict=True):
         image = np.zeros(SIDE * SIDE)
@@ -159,7 +193,10 @@ lost = np.isnan(x[~train])
 away = np.abs(filled - pixels[~train][:, inside])[lost]
 by_mean = np.abs(mean - pixels[~train][:, inside])[lost]
 root = lambda gaps: np.sqrt(np.mean(gaps**2))
-print(f"root mean square error of a lost pixel: {root(away):.0f} of 255; by the column's mean {root(by_mean):.0f}")
+print(
+    f"root mean square error of a lost pixel: {root(away):.0f} of 255; by the column's mean "
+    f"{root(by_mean):.0f}"
+)
 
 # %%
 # Next to today's methods
@@ -170,17 +207,25 @@ print(f"root mean square error of a lost pixel: {root(away):.0f} of 255; by the 
 # patients with 621 measurements, which nobody has published; its results are a picture (Figure 3.13), and say as much as ours do of the
 # support vector machine. It has no logistic regression.
 peers = {
-    "support vector machine": lambda: make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), SVC(C=10, gamma=1e-3)),
+    "support vector machine": lambda: make_pipeline(
+        SimpleImputer(keep_empty_features=True), StandardScaler(), SVC(C=10, gamma=1e-3)
+    ),
     "logistic regression": lambda: make_pipeline(
-        SimpleImputer(keep_empty_features=True), StandardScaler(), LogisticRegression(C=0.01, max_iter=2000)
+        SimpleImputer(keep_empty_features=True),
+        StandardScaler(),
+        LogisticRegression(C=0.01, max_iter=2000),
     ),
 }
 areas = {name: [] for name in ("iQGME, factors", *peers)}
 for seed in range(REPEATS):
     raw, label, hole, known = images(seed)
     table = np.where(hole, np.nan, raw)[:, lit(raw, hole, known)]
-    fitted = IQGMEClassifier(EXPERTS, n_factors=FACTORS, max_iter=1000, random_state=seed).fit(table[known], label[known])
-    areas["iQGME, factors"].append(roc_auc_score(label[~known], fitted.predict_proba(table[~known])[:, 1]))
+    fitted = IQGMEClassifier(EXPERTS, n_factors=FACTORS, max_iter=1000, random_state=seed).fit(
+        table[known], label[known]
+    )
+    areas["iQGME, factors"].append(
+        roc_auc_score(label[~known], fitted.predict_proba(table[~known])[:, 1])
+    )
     for name, make in peers.items():
         score = make().fit(table[known], label[known]).decision_function(table[~known])
         areas[name].append(roc_auc_score(label[~known], score))
@@ -198,21 +243,28 @@ for name, found in areas.items():
 # *Every expert shows all factors* (``select=False``): no switches, so a factor that one expert alone needs is everybody's. The bounds
 # say which the images ask for.
 plain = partial(linear_features, select=False)
-everywhere = Driver(CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=10, progress_bar=False).run(
-    0, scaled[train], y[train], features=plain, **told
-)
+everywhere = Driver(
+    CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=10, progress_bar=False
+).run(0, scaled[train], y[train], features=plain, **told)
 for name, found in {"experts choose": tree, "all show all": everywhere}.items():
     print(f"{name:16}bound {float(found.sample_stats['elbo'][0, -1]):9.1f}")
 
 # %%
-# *Loadings that are not normal* have no closed form, and the kernel says so, with the name of the site.
+# *Loadings that are not normal* have no closed form, and the kernel says so, with the name of the
+# site.
 
 
 def heavy(x, s, z, at):
     """Features whose loadings have heavy tails."""
-    with numpyro.plate("factor", at.num_factors, dim=-2), numpyro.plate("feature", at.num_features, dim=-1):
+    with (
+        numpyro.plate("factor", at.num_factors, dim=-2),
+        numpyro.plate("feature", at.num_features, dim=-1),
+    ):
         A = numpyro.sample("A", dist.StudentT(3.0, 0.0, 1.0))
-    with numpyro.plate("row", at.num_rows, dim=-2), numpyro.plate("feature", at.num_features, dim=-1):
+    with (
+        numpyro.plate("row", at.num_rows, dim=-2),
+        numpyro.plate("feature", at.num_features, dim=-1),
+    ):
         return numpyro.sample("x", dist.Normal(s @ A, 1.0), obs=jax.numpy.nan_to_num(x))
 
 

@@ -2,14 +2,15 @@ r"""
 iQGME, several tasks: experts that fields share
 ===============================================
 
-Mines are looked for in many fields, of each of which little is labelled. Fields are alike in part: what is in the ground of one may be in
-that of another. Multi-task iQGME lets tasks draw their local experts from one store, each in shares of its own, and finds out which tasks
-have which in common (Wang 2010, *Bayesian approaches to learning from incomplete data*, chapter 4).
+Mines are looked for in many fields, of each of which little is labelled. Fields are alike in part:
+what is in the ground of one may be in that of another. Multi-task iQGME lets tasks draw their local
+experts from one store, each in shares of its own, and finds out which tasks have which in common
+(Wang 2010, *Bayesian approaches to learning from incomplete data*, chapter 4).
 """
 
 # %%
-# The story: a hierarchical Dirichlet process. A group of a task is under one of the experts of all tasks, and a row is of one of the
-# groups of its task; then all is as in :doc:`iqgme`:
+# The story: a hierarchical Dirichlet process. A group of a task is under one of the experts of all
+# tasks, and a row is of one of the groups of its task; then all is as in :doc:`iqgme`:
 #
 # .. math::
 #    c_{jh} \sim \mathrm{Cat}(\eta), \qquad z_i \sim \mathrm{Cat}(\pi_{j(i)}), \qquad
@@ -58,7 +59,10 @@ try:
     chosen = np.isin(data.task, FIELDS)
     x, y, task = data.x[chosen], data.y[chosen], np.searchsorted(FIELDS, data.task[chosen])
 except DataNotFoundError:
-    (x, y, task), where = generated(np.random.default_rng(0)), "generated fields, for there is no copy of the landmine data here"
+    (x, y, task), where = (
+        generated(np.random.default_rng(0)),
+        "generated fields, for there is no copy of the landmine data here",
+    )
 rng = np.random.default_rng(1)
 x = np.where(rng.random(x.shape) < 0.2, np.nan, x)
 order = rng.permutation(len(y))
@@ -66,14 +70,24 @@ labelled = np.zeros(len(y), bool)
 for each in np.unique(task):
     labelled[order[task[order] == each][:LABELLED]] = True
 known = np.where(labelled, y, -1)
-print(f"{where}: {len(np.unique(task))} fields, {len(y)} rows, {labelled.sum()} labelled, {np.isnan(x).mean():.0%} of the cells missing")
+print(
+    f"{where}: {len(np.unique(task))} fields, {len(y)} rows, {labelled.sum()} labelled, "
+    f"{np.isnan(x).mean():.0%} of the cells missing"
+)
 
 # %%
 # Fit
 # ---
 # :class:`~gallery.MultiTaskIQGMEClassifier` runs :class:`~inference.CoordinateAscent` in the driver. Rows without labels tell where
 # experts are in charge.
-settings = {"truncation": GROUPS, "num_shared": EXPERTS, "max_iter": 2000, "tolerance": 1e-4, "num_samples": 20, "random_state": 0}
+settings = {
+    "truncation": GROUPS,
+    "num_shared": EXPERTS,
+    "max_iter": 2000,
+    "tolerance": 1e-4,
+    "num_samples": 20,
+    "random_state": 0,
+}
 classifier = MultiTaskIQGMEClassifier(**settings).fit(x, known, task)
 print(f"bound {classifier.elbo_:.1f} nats after {classifier.n_iter_} sweeps")
 print(az.summary(classifier.posterior_, var_names=["alpha", "beta"], kind="stats"))
@@ -82,9 +96,17 @@ print(az.summary(classifier.posterior_, var_names=["alpha", "beta"], kind="stats
 # The shares of the experts in each field, and how alike fields are by them.
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
 figure.suptitle("Which experts a field uses, and which fields are alike")
-for ax, image, across in ((left, classifier.shares_, "expert"), (right, classifier.similarity(), "field")):
+for ax, image, across in (
+    (left, classifier.shares_, "expert"),
+    (right, classifier.similarity(), "field"),
+):
     shown = ax.imshow(image, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    ax.set(xlabel=across, ylabel="field", yticks=range(len(image)), yticklabels=[field + 1 for field in FIELDS])
+    ax.set(
+        xlabel=across,
+        ylabel="field",
+        yticks=range(len(image)),
+        yticklabels=[field + 1 for field in FIELDS],
+    )
     figure.colorbar(shown, ax=ax, label="share" if ax is left else "similarity")
 right.set_xticks(range(len(FIELDS)), [field + 1 for field in FIELDS], rotation=90 if FULL else 0)
 
@@ -101,7 +123,12 @@ figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 ax.vlines(np.arange(len(rest)), low, high, lw=4, alpha=0.5, label="drawn, nine times in ten")
 ax.plot([y[rows].mean() for rows in rest], "x", color="black", label="observed")
 ax.set_xticks(range(len(FIELDS)), [field + 1 for field in FIELDS])
-ax.set(xlabel="field", ylabel="share of mines", ylim=(0, None), title="Mines among the rows without labels")
+ax.set(
+    xlabel="field",
+    ylabel="share of mines",
+    ylim=(0, None),
+    title="Mines among the rows without labels",
+)
 ax.legend(loc="lower right")
 
 # %%
@@ -115,26 +142,39 @@ filled = np.where(np.isnan(x), np.nanmean(x, 0), x)
 def area(score):
     """Mean over the fields of that over a field's unlabelled rows."""
     each = [(~labelled) & (task == field) for field in np.unique(task)]
-    return float(np.mean([roc_auc_score(y[rows], score[rows]) for rows in each if 0 < y[rows].mean() < 1]))
+    return float(
+        np.mean([roc_auc_score(y[rows], score[rows]) for rows in each if 0 < y[rows].mean() < 1])
+    )
 
 
-pooled = LogisticRegression(max_iter=1000).fit(filled[labelled], y[labelled]).decision_function(filled)
+pooled = (
+    LogisticRegression(max_iter=1000).fit(filled[labelled], y[labelled]).decision_function(filled)
+)
 single = np.zeros(len(y))
 for field in np.unique(task):
     rows = labelled & (task == field)
     if len(np.unique(y[rows])) > 1:
-        single[task == field] = LogisticRegression(max_iter=1000).fit(filled[rows], y[rows]).decision_function(filled[task == field])
+        single[task == field] = (
+            LogisticRegression(max_iter=1000)
+            .fit(filled[rows], y[rows])
+            .decision_function(filled[task == field])
+        )
 scores = {"multi-task iQGME": forecast, "pooled": pooled, "one for each field": single}
 for name, score in scores.items():
     print(f"{name:20}{area(score):.3f}")
 figure, ax = plt.subplots(figsize=(5, 2.8), layout="constrained")
 ax.barh(list(scores), [area(score) for score in scores.values()], color="C0")
-ax.set(xlabel="area under the ROC curve, mean over fields", xlim=(0.4, 1), title="Rows that had no label")
+ax.set(
+    xlabel="area under the ROC curve, mean over fields",
+    xlim=(0.4, 1),
+    title="Rows that had no label",
+)
 
 # %%
-# All 19 fields, ten splits (``tests/bench/iqgme.md``). The thesis' Figures 4.3 and 4.5 are curves without numbers; it says that tasks
-# together are above one for each, most so where rows are few, and above all baselines the more is missing. So it is here, but for complete
-# data with many labels, where a logistic regression for each field catches up:
+# All 19 fields, ten splits (``tests/bench/iqgme.md``). The thesis' Figures 4.3 and 4.5 are curves
+# without numbers; it says that tasks together are above one for each, most so where rows are few,
+# and above all baselines the more is missing. So it is here, but for complete data with many
+# labels, where a logistic regression for each field catches up:
 #
 # =======  ===========  ==========  ======  ==============
 # missing  labels each  multi-task  pooled  one for each
@@ -157,7 +197,10 @@ ax.set(xlabel="area under the ROC curve, mean over fields", xlim=(0.4, 1), title
 # *All fields one task* (no ``task``): the same experts in the same shares everywhere, and what a field has of its own is lost. The bound
 # stands in for the evidence of rows and labels together; most of it is about the rows, and so it need not prefer what forecasts best.
 one = MultiTaskIQGMEClassifier(**settings).fit(x, known)
-for name, found, score in (("tasks", classifier, forecast), ("one task", one, one.predict_proba(x)[:, 1])):
+for name, found, score in (
+    ("tasks", classifier, forecast),
+    ("one task", one, one.predict_proba(x)[:, 1]),
+):
     print(f"{name:10}bound {found.elbo_:.1f}, area {area(score):.3f}")
 
 # %%

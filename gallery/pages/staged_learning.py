@@ -2,10 +2,11 @@ r"""
 Staged learning: clusters that classify, and how many there are
 ===============================================================
 
-Rows come from clusters, and each cluster has its own share of every class. How many clusters there are, the *order*, is not known: a model
-of each order is fitted by nested sampling, which finds its evidence, and the evidences weigh the orders. Rows may come in stages: what one
-stage has found is summarised, and the next one looks at its own rows alone (Center 2009, *Learning complex classification models from large
-data sets*; the paper describes the method, and has no experiment).
+Rows come from clusters, and each cluster has its own share of every class. How many clusters there
+are, the *order*, is not known: a model of each order is fitted by nested sampling, which finds its
+evidence, and the evidences weigh the orders. Rows may come in stages: what one stage has found is
+summarised, and the next one looks at its own rows alone (Center 2009, *Learning complex
+classification models from large data sets*; the paper describes the method, and has no experiment).
 """
 
 # %%
@@ -42,7 +43,8 @@ from zoo.staged_learning import family, order_prior
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
 LIVE, SWEEPS, ORDERS = (200, 3.0, 5) if FULL else (60, 1.5, 3)
-warnings.simplefilter("ignore", ConvergenceWarning)  # with the settings of a quick page the last order may be the most probable
+# with the settings of a quick page the last order may be the most probable
+warnings.simplefilter("ignore", ConvergenceWarning)
 
 # %%
 # Fit
@@ -61,8 +63,13 @@ spent = process_time() - started
 
 def scores(classifier):
     """Log score and accuracy on the rows held out."""
-    found = classifier.predict_proba(x[test])[np.arange(len(x[test])), np.searchsorted(classifier.classes_, y[test])]
-    return f"log score {np.log(np.maximum(found, 1e-9)).mean():.3f}, accuracy {classifier.score(x[test], y[test]):.3f}"
+    found = classifier.predict_proba(x[test])[
+        np.arange(len(x[test])), np.searchsorted(classifier.classes_, y[test])
+    ]
+    return (
+        f"log score {np.log(np.maximum(found, 1e-9)).mean():.3f}, accuracy "
+        f"{classifier.score(x[test], y[test]):.3f}"
+    )
 
 
 TOLD = ["log_evidence", "log_evidence_se", "probability", "probability_se"]
@@ -72,8 +79,11 @@ for rival in (LogisticRegression(), GaussianNB(), KNeighborsClassifier(9)):
     print(f"{type(rival).__name__:31}", scores(rival.fit(x[train], y[train])))
 
 # %%
-# Left: how probable each order is. Right: the clusters of twenty draws of the best order, drawn at one standard deviation.
-figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 3.6), width_ratios=(1, 1.4), layout="constrained")
+# Left: how probable each order is. Right: the clusters of twenty draws of the best order, drawn at
+# one standard deviation.
+figure, (left, right) = plt.subplots(
+    1, 2, figsize=(8.5, 3.6), width_ratios=(1, 1.4), layout="constrained"
+)
 left.bar(fitted.orders_, fitted.order_posterior_, color="C0", label="posterior")
 prior = np.exp(np.asarray(order_prior().log_prob(fitted.orders_)))
 left.plot(fitted.orders_, prior / prior.sum(), "o--", color="0.4", label="prior")
@@ -85,9 +95,21 @@ for label, color in (("inner", "C1"), ("outer", "C2")):
     right.scatter(*z[train][y[train] == label].T, s=12, color=color, label=label)
 angle = np.linspace(0, 2 * np.pi, 60)
 drawn = best["posterior"].dataset.isel(chain=0, draw=slice(0, 20))
-for mu, sigma in zip(drawn["mu"].values.reshape(-1, 2), drawn["sigma"].values.reshape(-1, 2), strict=True):
-    right.plot(mu[0] + sigma[0] * np.cos(angle), mu[1] + sigma[1] * np.sin(angle), color="0.4", lw=0.4, alpha=0.6)
-right.set(xlabel="first column (deviations)", ylabel="second column", title="Clusters of the best order, 20 draws")
+for mu, sigma in zip(
+    drawn["mu"].values.reshape(-1, 2), drawn["sigma"].values.reshape(-1, 2), strict=True
+):
+    right.plot(
+        mu[0] + sigma[0] * np.cos(angle),
+        mu[1] + sigma[1] * np.sin(angle),
+        color="0.4",
+        lw=0.4,
+        alpha=0.6,
+    )
+right.set(
+    xlabel="first column (deviations)",
+    ylabel="second column",
+    title="Clusters of the best order, 20 draws",
+)
 right.legend(frameon=False)
 
 # %%
@@ -134,7 +156,10 @@ figure.supylabel("density", fontsize="medium")
 # nowhere; where it has not, each walks some steps for each latent number, and likelihoods go with the square of the order or faster. How
 # many of one model each order has taken:
 number = [int(fitted.posterior_[f"order_{m}"].attrs["num_evaluations"]) for m in fitted.orders_]
-print(f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:", dict(zip(fitted.orders_.tolist(), number, strict=True)))
+print(
+    f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:",
+    dict(zip(fitted.orders_.tolist(), number, strict=True)),
+)
 
 # %%
 # In stages
@@ -156,7 +181,10 @@ parts = StagedMixtureClassifier(3, **told)
 for part in (slice(0, 40), slice(40, 80)):
     parts.partial_fit(x[part], y[part], classes=["inner", "outer"])
     attrs = parts.posterior_["order_3"].attrs
-    evidence = f"log-evidence {attrs['log_evidence']:.1f} ± {attrs['log_evidence_se']:.1f}, of which summaries {attrs['summary_error']:.1f}"
+    evidence = (
+        f"log-evidence {attrs['log_evidence']:.1f} ± {attrs['log_evidence_se']:.1f}, of "
+        f"which summaries {attrs['summary_error']:.1f}"
+    )
     print(f"order 3, {int(attrs['num_stages'])} stage(s): {evidence}; {scores(parts)}")
 
 # %%
@@ -175,12 +203,16 @@ def heavy(at, loc=0.0, scale=3.0):
 other = StagedMixtureClassifier(3, cluster=heavy, **told).fit(x[train], y[train])
 for name, found in (("normal", fitted), ("Student's t", other)):
     attrs = found.posterior_["order_3"].attrs
-    print(f"three clusters, {name:11} log-evidence {attrs['log_evidence']:.1f} ± {attrs['log_evidence_se']:.1f}, {scores(found)}")
+    print(
+        f"three clusters, {name:11} log-evidence {attrs['log_evidence']:.1f} ± "
+        f"{attrs['log_evidence_se']:.1f}, {scores(found)}"
+    )
 
 # %%
-# *Another family*: a function of the order that returns a NumPyro model may stand in place of the mixture. Here a network with one hidden
-# layer, whose order is the number of its nodes; the bump it learns goes up and down again, which takes two. Nodes may change places, as
-# clusters may, and the sampler keeps them apart.
+# *Another family*: a function of the order that returns a NumPyro model may stand in place of the
+# mixture. Here a network with one hidden layer, whose order is the number of its nodes; the bump it
+# learns goes up and down again, which takes two. Nodes may change places, as clusters may, and the
+# sampler keeps them apart.
 
 
 def network(nodes):
@@ -192,7 +224,9 @@ def network(nodes):
             offset = numpyro.sample("offset", dist.Normal(0.0, 3.0))
             weight = numpyro.sample("weight", dist.Normal(0.0, 1.0))
         with numpyro.plate("row", len(place)):
-            numpyro.sample("height", dist.Normal(outputs(place, slope, offset, weight), 0.2), obs=height)
+            numpyro.sample(
+                "height", dist.Normal(outputs(place, slope, offset, weight), 0.2), obs=height
+            )
 
     return model
 
@@ -205,7 +239,16 @@ def outputs(place, slope, offset, weight):
 place = rng.uniform(-3, 3, 40)
 height = np.exp(-(place**2)) + 0.2 * rng.normal(size=40)
 kernel = partial(NestedSampler, num_live=LIVE, num_sweeps=SWEEPS)
-learned = run_orders(0, network, order_prior(), place, height, kernel=kernel, most=ORDERS, settings={"progress_bar": False})
+learned = run_orders(
+    0,
+    network,
+    order_prior(),
+    place,
+    height,
+    kernel=kernel,
+    most=ORDERS,
+    settings={"progress_bar": False},
+)
 print(learned["orders"].to_dataset()[TOLD].to_dataframe().round(3))
 
 # %%
@@ -217,12 +260,15 @@ for nodes, ax in enumerate(axes, 1):
     for values in zip(*(draws[name].values for name in ("slope", "offset", "weight")), strict=True):
         ax.plot(grid, outputs(grid, *values), color="C0", lw=0.5, alpha=0.6)
     ax.plot(place, height, ".", color="0.2", ms=4)
-    ax.set_title(f"{nodes} node{'s' * (nodes > 1)}: {learned['orders']['probability'].sel(order=nodes).item():.2f}")
+    ax.set_title(
+        f"{nodes} node{'s' * (nodes > 1)}: "
+        f"{learned['orders']['probability'].sel(order=nodes).item():.2f}"
+    )
 figure.suptitle("Networks, and how probable each number of nodes is")
 
 # %%
-# *A weight for each row* (a level of its own, say) would be another number to learn in every stage, which no later stage could use:
-# ``Staged`` refuses it, by the name of the site.
+# *A weight for each row* (a level of its own, say) would be another number to learn in every stage,
+# which no later stage could use: ``Staged`` refuses it, by the name of the site.
 
 
 def levels(x):
@@ -238,8 +284,8 @@ except StructureError as refusal:
     print(refusal)
 
 # %%
-# *An assignment for each row*, as mixtures are often written, is a discrete site: nested sampling refuses that too. The zoo's model has the
-# sum over clusters carried out.
+# *An assignment for each row*, as mixtures are often written, is a discrete site: nested sampling
+# refuses that too. The zoo's model has the sum over clusters carried out.
 
 
 def assigned(x):

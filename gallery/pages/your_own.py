@@ -2,8 +2,9 @@ r"""
 Your own model, your own kernel
 ===============================
 
-A model is a function of NumPyro's primitives, a kernel is an ``init`` and a ``sample``; the driver runs both, and ArviZ and the
-diagnostics read what comes out. Here are one of each, new and short, and a test that tells whether the kernel is right.
+A model is a function of NumPyro's primitives, a kernel is an ``init`` and a ``sample``; the driver
+runs both, and ArviZ and the diagnostics read what comes out. Here are one of each, new and short,
+and a test that tells whether the kernel is right.
 """
 
 # %%
@@ -69,7 +70,9 @@ class EllipticalSlice(MCMCKernel):
         self.model = model
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        """Refuses, by name, a site that is not Normal beforehand, or whose prior another site changes."""
+        """Refuses, by name, a site that is not Normal beforehand, or whose prior another site
+        changes.
+        """
         start_key, chain_key = random.split(rng_key)
         program = Program(self.model, *model_args, **model_kwargs)
         trace = program.trace(program.draw_initial(start_key))
@@ -77,7 +80,10 @@ class EllipticalSlice(MCMCKernel):
             prior = unwrap(trace[name]["fn"])  # a plate expands it
             if not isinstance(prior, dist.Normal) or program.parents[name]:
                 found = f"{type(prior).__name__} given {sorted(program.parents[name]) or 'nothing'}"
-                raise StructureError(f"site {name!r}: found {found}, wanted a Normal prior given nothing. Give it to NUTS.")
+                raise StructureError(
+                    f"site {name!r}: found {found}, wanted a Normal prior given nothing. Give it "
+                    "to NUTS."
+                )
         drawn = jax.tree.map(lambda each: each[0], program.draw_prior(start_key, 1))
         return Ellipse(drawn | (init_params or {}), chain_key)
 
@@ -93,7 +99,10 @@ class EllipticalSlice(MCMCKernel):
         mean = {name: trace[name]["fn"].mean for name in state.values}
         other = jax.tree.map(lambda each: each[0], program.draw_prior(prior_key, 1))
         turned = lambda angle: jax.tree.map(
-            lambda m, x, o: m + (x - m) * jnp.cos(angle) + (o - m) * jnp.sin(angle), mean, state.values, other
+            lambda m, x, o: m + (x - m) * jnp.cos(angle) + (o - m) * jnp.sin(angle),
+            mean,
+            state.values,
+            other,
         )
         level = self.height(program, state.values) - random.exponential(level_key)
 
@@ -105,7 +114,9 @@ class EllipticalSlice(MCMCKernel):
 
         first = random.uniform(angle_key, maxval=2 * jnp.pi)
         start = (random.fold_in(angle_key, 1), first - 2 * jnp.pi, first, first)
-        *_, angle = lax.while_loop(lambda at: self.height(program, turned(at[-1])) < level, narrowed, start)
+        *_, angle = lax.while_loop(
+            lambda at: self.height(program, turned(at[-1])) < level, narrowed, start
+        )
         return Ellipse(turned(angle), rng_key)
 
 
@@ -113,7 +124,9 @@ class EllipticalSlice(MCMCKernel):
 # Run both
 # --------
 # The driver takes the kernel as it takes NUTS. The two agree.
-run = lambda kernel: Driver(kernel(goals), num_warmup=200, num_samples=DRAWS, num_chains=2, progress_bar=False).run(0, games, scored)
+run = lambda kernel: Driver(
+    kernel(goals), num_warmup=200, num_samples=DRAWS, num_chains=2, progress_bar=False
+).run(0, games, scored)
 trees = {"elliptical slice": run(EllipticalSlice), "NUTS": run(NUTS)}
 for name, tree in trees.items():
     print(name, az.summary(tree, var_names=["level", "skill"], kind="stats"), sep="\n")
@@ -121,7 +134,9 @@ print("elliptical slice:", report(trees["elliptical slice"]).conclusion)
 figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for (name, tree), shift in zip(trees.items(), (-0.1, 0.1), strict=True):
     skill = tree.posterior["skill"].stack(all=("chain", "draw")).transpose("all", ...).values
-    ax.errorbar(np.arange(len(games)) + shift, skill.mean(0), 2 * skill.std(0), fmt="o", ms=4, label=name)
+    ax.errorbar(
+        np.arange(len(games)) + shift, skill.mean(0), 2 * skill.std(0), fmt="o", ms=4, label=name
+    )
 ax.axhline(0, color="0.7", lw=0.8, zorder=0)
 ax.set(xlabel="team", ylabel="skill (log rate), two deviations", title="Two kernels, one posterior")
 ax.legend()
@@ -145,7 +160,9 @@ for name, kernel in (("the kernel", EllipticalSlice), ("with a slip", Slip)):
     fit = with_kernel(kernel, num_warmup=50, num_samples=155, thinning=5)
     found = sbc(goals, fit, games, scored, num_replicates=REPLICATES)
     print(f"{name}:", *found.text.splitlines()[:2])
-    picture = plot_calibration_ecdf(found, var_names=["level", "log_likelihood"], figure_kwargs={"layout": "constrained"})
+    picture = plot_calibration_ecdf(
+        found, var_names=["level", "log_likelihood"], figure_kwargs={"layout": "constrained"}
+    )
     picture.get_viz("figure").suptitle(f"Calibration: {name}")
 
 # %%
@@ -163,12 +180,22 @@ def wide(games, scored=None):
         return numpyro.sample("scored", dist.Poisson(games * jnp.exp(level + skill)), obs=scored)
 
 
-changed = Driver(EllipticalSlice(wide), num_warmup=200, num_samples=DRAWS, num_chains=2, progress_bar=False).run(0, games, scored)
-deviation = lambda tree: tree.posterior["skill"].std(("chain", "draw")).values.astype(float).round(2).tolist()
-print("deviations of the skills:", deviation(trees["elliptical slice"]), "with the wide prior:", deviation(changed))
+changed = Driver(
+    EllipticalSlice(wide), num_warmup=200, num_samples=DRAWS, num_chains=2, progress_bar=False
+).run(0, games, scored)
+deviation = lambda tree: (
+    tree.posterior["skill"].std(("chain", "draw")).values.astype(float).round(2).tolist()
+)
+print(
+    "deviations of the skills:",
+    deviation(trees["elliptical slice"]),
+    "with the wide prior:",
+    deviation(changed),
+)
 
 # %%
-# *Skills whose spread is learned*: their prior then hangs on another site. The kernel refuses, and names it.
+# *Skills whose spread is learned*: their prior then hangs on another site. The kernel refuses, and
+# names it.
 
 
 def learned(games, scored=None):
@@ -180,7 +207,9 @@ def learned(games, scored=None):
 
 
 try:
-    Driver(EllipticalSlice(learned), num_warmup=0, num_samples=10, progress_bar=False).run(0, games, scored)
+    Driver(EllipticalSlice(learned), num_warmup=0, num_samples=10, progress_bar=False).run(
+        0, games, scored
+    )
 except StructureError as refusal:
     print(refusal)
 

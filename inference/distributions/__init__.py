@@ -1,5 +1,6 @@
-"""Distributions that NumPyro lacks: partitions, data with holes, integers with a Normal behind them, orders, choices among utilities; and a
-faster one."""
+"""Distributions that NumPyro lacks: partitions, data with holes, integers with a Normal behind
+them, orders, choices among utilities; and a faster one.
+"""
 
 from inference.distributions.diagonal import DiagonalNormal
 from inference.distributions.missing import Missing

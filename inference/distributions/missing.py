@@ -1,7 +1,7 @@
 """Any distribution of data with missing entries.
 
-`Missing(base)` is `base` where a value is NaN with probability one: the density of the entries that are seen. Cost: that of `base`; for a
-MultivariateNormal of width F, F^3 a row.
+`Missing(base)` is `base` where a value is NaN with probability one: the density of the entries that
+are seen. Cost: that of `base`; for a MultivariateNormal of width F, F^3 a row.
 """
 
 import jax.numpy as jnp
@@ -16,12 +16,14 @@ __all__ = ["Missing"]
 
 
 class Missing(dist.Distribution):
-    """`base_dist` of which any entry may be missing, NaN: the density of the entries that are seen; 0 in logarithms where none is.
+    """`base_dist` of which any entry may be missing, NaN: the density of the entries that are seen;
+    0 in logarithms where none is.
 
-    Data are floats, so that they can be NaN; draws are floats too and have nothing missing. What is seen outside of the support of
-    `base_dist` has log probability -inf. Of an event with several entries (a row of a MultivariateNormal, an Independent) a part may
-    be missing: the density is the marginal one. No other family of events is known by its parts: there a partly missing event is
-    outside of the support.
+    Data are floats, so that they can be NaN; draws are floats too and have nothing missing. What is
+    seen outside of the support of `base_dist` has log probability -inf. Of an event with several
+    entries (a row of a MultivariateNormal, an Independent) a part may be missing: the density is
+    the marginal one. No other family of events is known by its parts: there a partly missing event
+    is outside of the support.
     """
 
     arg_constraints = {}  # noqa: RUF012
@@ -62,11 +64,15 @@ def _is_known_by_parts(base: dist.Distribution) -> bool:
 
 
 def _log_prob_of_seen(base: dist.Distribution, value: Array) -> Array:
-    """What has no density is replaced before the density is evaluated: behind a `where` alone its gradient would be NaN."""
+    """What has no density is replaced before the density is evaluated: behind a `where` alone
+    its gradient would be NaN.
+    """
     if isinstance(base, dist.ExpandedDistribution):
         return _log_prob_of_seen(base.base_dist, value)
     if isinstance(base, dist.Independent):
-        return sum_rightmost(_log_prob_of_seen(base.base_dist, value), base.reinterpreted_batch_ndims)
+        return sum_rightmost(
+            _log_prob_of_seen(base.base_dist, value), base.reinterpreted_batch_ndims
+        )
     if isinstance(base, dist.MultivariateNormal):
         return _log_marginal(base, value)
     support = base.support
@@ -81,15 +87,23 @@ def _log_prob_of_seen(base: dist.Distribution, value: Array) -> Array:
 
 
 def _log_marginal(base: dist.MultivariateNormal, value: Array) -> Array:
-    """Of a Normal with the covariance of the seen entries, and ones on the diagonal for the others, at zero distance there."""
+    """Of a Normal with the covariance of the seen entries, and ones on the diagonal for the
+    others, at zero distance there.
+    """
     missing = jnp.isnan(value)
     loc = jnp.broadcast_to(base.loc, value.shape)
     distance = jnp.where(missing, loc, value) - loc
-    covariance = jnp.broadcast_to(jnp.asarray(base.covariance_matrix), (*value.shape, value.shape[-1]))
+    covariance = jnp.broadcast_to(
+        jnp.asarray(base.covariance_matrix), (*value.shape, value.shape[-1])
+    )
     apart = missing[..., :, None] | missing[..., None, :]
-    root = jnp.linalg.cholesky(jnp.where(apart, jnp.broadcast_to(jnp.eye(value.shape[-1]), covariance.shape), covariance))
+    root = jnp.linalg.cholesky(
+        jnp.where(apart, jnp.broadcast_to(jnp.eye(value.shape[-1]), covariance.shape), covariance)
+    )
     standard = solve_triangular(root, distance[..., None], lower=True)[..., 0]
-    log_scale = jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)) + jnp.where(missing, 0.0, 0.5 * np.log(2 * np.pi))
+    log_scale = jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)) + jnp.where(
+        missing, 0.0, 0.5 * np.log(2 * np.pi)
+    )
     return -jnp.sum(0.5 * standard**2 + log_scale, axis=-1)
 
 
@@ -125,7 +139,11 @@ class _OrMissing(constraints.Constraint):
         return (self.base,), (("base",), fixed)
 
     def eq(self, other, static=False):
-        return isinstance(other, _OrMissing) and self.by_parts == other.by_parts and self.base.eq(other.base, static)
+        return (
+            isinstance(other, _OrMissing)
+            and self.by_parts == other.by_parts
+            and self.base.eq(other.base, static)
+        )
 
 
 @biject_to.register(_OrMissing)

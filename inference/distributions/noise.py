@@ -1,4 +1,5 @@
-"""The utility perspective: of K classes the one is chosen whose utility, its mean and a draw of the noise, is the largest.
+"""The utility perspective: of K classes the one is chosen whose utility, its mean and a draw of the
+noise, is the largest.
 
 | what                      | it is                                                                                  |
 |---------------------------|----------------------------------------------------------------------------------------|
@@ -7,12 +8,13 @@
 | `expectation_nodes(...)`  | nodes z and weights w, so that E[g(noise)] = sum w g(z)                                |
 | `log_cdf(noise, value)`   | log P(draw <= value), exact in both tails; `log_cdf.register` takes further families   |
 
-A choice is an integral over the utility t that the chosen class has (its bound, which all others fall below):
+A choice is an integral over the utility t that the chosen class has (its bound, which all others
+fall below):
 
     P(y) = int f(t - psi_y) prod_{k != y} F(t - psi_k) dt = int exp(L(t)) f(t - psi_y) / F(t - psi_y) dt,   L(t) = sum_k log F(t - psi_k)
 
-L is the same for all classes, so that all K probabilities cost nodes x K. Where f has kinks (Laplace) the quadrature is good to 1e-3, else
-to the last digits.
+L is the same for all classes, so that all K probabilities cost nodes x K. Where f has kinks
+(Laplace) the quadrature is good to 1e-3, else to the last digits.
 """
 
 from functools import singledispatch
@@ -37,12 +39,16 @@ NEGLIGIBLE = -1e4  # of L: nothing is lost where all utilities are hardly ever t
 
 @singledispatch
 def log_cdf(noise: Any, value: Any) -> Array:
-    """Log of the distribution function of a NumPyro distribution: its own `log_cdf`, or one that is registered for its class."""
+    """Log of the distribution function of a NumPyro distribution: its own `log_cdf`, or one that
+    is registered for its class.
+    """
     own = getattr(noise, "log_cdf", None)
     if own is None:
         raise TypeError(
-            f"noise: {type(noise).__name__} has no log_cdf. Give the class one, or register a function: "
-            f"inference.distributions.log_cdf.register({type(noise).__name__}, function_of_noise_and_value)."
+            f"noise: {type(noise).__name__} has no log_cdf. Give the class one, or register a "
+            "function: "
+            f"inference.distributions.log_cdf.register({type(noise).__name__}, "
+            "function_of_noise_and_value)."
         )
     return own(value)
 
@@ -98,7 +104,9 @@ def _two_sided(z: Array, log_tail: Array) -> Array:
 
 
 class Below(dist.Distribution):
-    """Whether a draw of `noise` is below `bound`: Bernoulli(F(bound)), in logarithms that lose nothing."""
+    """Whether a draw of `noise` is below `bound`: Bernoulli(F(bound)), in logarithms that lose
+    nothing.
+    """
 
     arg_constraints = {"bound": constraints.real}  # noqa: RUF012
     pytree_data_fields = ("noise",)
@@ -115,7 +123,8 @@ class Below(dist.Distribution):
         """log F(bound), or log(1 - F(bound))."""
         log_below = log_cdf(self.noise, self.bound)
         if not isinstance(value, Array) and np.all(value):
-            return log_below  # told before the model runs, so that what is not asked for need not be computed
+            # told before the model runs, so that what is not asked for need not be computed
+            return log_below
         log_above = jnp.log(-jnp.expm1(jnp.minimum(log_below, -jnp.finfo(log_below.dtype).tiny)))
         return jnp.where(jnp.asarray(value, bool), log_below, log_above)
 
@@ -126,7 +135,9 @@ class Below(dist.Distribution):
 
 
 class Choice(dist.Distribution):
-    """The class with the largest `utility` [..., class] plus noise, drawn independently for each; `noise` is one distribution for all."""
+    """The class with the largest `utility` [..., class] plus noise, drawn independently for
+    each; `noise` is one distribution for all.
+    """
 
     arg_constraints = {"utility": constraints.real_vector}  # noqa: RUF012
     pytree_data_fields = ("noise",)
@@ -135,9 +146,15 @@ class Choice(dist.Distribution):
     def __init__(self, utility, noise: dist.Distribution, *, validate_args=None):
         self.utility, self.noise = jnp.asarray(utility), noise
         if self.utility.ndim == 0 or self.utility.shape[-1] < 2:
-            raise ValueError(f"Choice utility: found shape {self.utility.shape}, wanted [..., class] with two classes or more.")
+            raise ValueError(
+                f"Choice utility: found shape {self.utility.shape}, wanted [..., class] with two "
+                "classes or more."
+            )
         if noise.batch_shape or noise.event_shape:
-            raise ValueError(f"Choice noise: found one of shape {noise.shape()}, wanted one distribution of a number, for all classes.")
+            raise ValueError(
+                f"Choice noise: found one of shape {noise.shape()}, wanted one distribution of a "
+                "number, for all classes."
+            )
         super().__init__(batch_shape=self.utility.shape[:-1], validate_args=validate_args)
 
     has_enumerate_support = True
@@ -159,14 +176,20 @@ class Choice(dist.Distribution):
         shape = lax.broadcast_shapes(value.shape, self.batch_shape)
         if isinstance(self.noise, dist.Gumbel) or value.ndim > len(self.batch_shape):
             log_probs = jnp.broadcast_to(self.log_probs, (*shape, self.utility.shape[-1]))
-            return jnp.take_along_axis(log_probs, jnp.broadcast_to(value, shape)[..., None], -1)[..., 0]
+            return jnp.take_along_axis(log_probs, jnp.broadcast_to(value, shape)[..., None], -1)[
+                ..., 0
+            ]
         own = jnp.take_along_axis(self.utility, jnp.broadcast_to(value, shape)[..., None], -1)
         return self._integral(own)[..., 0]
 
     @property
     def log_probs(self) -> Array:
         """Log probability of each class, [..., class]."""
-        return jax.nn.log_softmax(self.utility / self.noise.scale) if isinstance(self.noise, dist.Gumbel) else self._integral(self.utility)
+        return (
+            jax.nn.log_softmax(self.utility / self.noise.scale)
+            if isinstance(self.noise, dist.Gumbel)
+            else self._integral(self.utility)
+        )
 
     def sample(self, key, sample_shape=()):
         """By a draw of the noise of every class."""
@@ -186,16 +209,20 @@ class Choice(dist.Distribution):
             z = jnp.where(counts, t - own, 0.0)
             log_hazard = self.noise.log_prob(z) - log_cdf(self.noise, z)
             term = jnp.where(counts, log_all, 0.0) + log_hazard + node[1]
-            return jnp.where(counts, jnp.logaddexp(total, jnp.where(counts, term, total)), total), None
+            return jnp.where(
+                counts, jnp.logaddexp(total, jnp.where(counts, term, total)), total
+            ), None
 
         start = jnp.full(own.shape, jnp.finfo(dtype).min / 2, dtype)
         return lax.scan(add, start, (place, log_weight))[0]
 
 
 def _nodes(noise: dist.Distribution, num_classes: int, dtype: Any) -> tuple[Array, Array]:
-    """Places above the best mean utility, and log weights, of a trapezoidal rule for t = center + width sinh(v).
+    """Places above the best mean utility, and log weights, of a trapezoidal rule for t = center +
+    width sinh(v).
 
-    The largest of all utilities has its median between that of the noise and, by the union bound, its quantile 1 - 1 / 2K.
+    The largest of all utilities has its median between that of the noise and, by the union bound,
+    its quantile 1 - 1 / 2K.
     """
     low, middle, high = (_quantile(noise, p, dtype) for p in (0.1, 0.5, 0.9))
     top = -_quantile(noise, 1 / (2 * num_classes), dtype, upper=True)
@@ -205,7 +232,9 @@ def _nodes(noise: dist.Distribution, num_classes: int, dtype: Any) -> tuple[Arra
 
 
 def expectation_nodes(noise: dist.Distribution, num_nodes: int = 101) -> tuple[Array, Array]:
-    """Nodes and weights of a trapezoidal rule over one distribution of a number, as far as its density counts."""
+    """Nodes and weights of a trapezoidal rule over one distribution of a number, as far as its
+    density counts.
+    """
     dtype = jnp.result_type(float)
     low, middle, high = (_quantile(noise, p, dtype) for p in (0.1, 0.5, 0.9))
     v = jnp.linspace(-REACH, REACH, num_nodes, dtype=dtype)
@@ -215,9 +244,13 @@ def expectation_nodes(noise: dist.Distribution, num_nodes: int = 101) -> tuple[A
 
 
 def _quantile(noise: dist.Distribution, p: float, dtype: Any, upper: bool = False) -> Array:
-    """By bisection in arcsinh(z), so that noise of any scale is met; `upper`: minus the place above which a share p lies."""
+    """By bisection in arcsinh(z), so that noise of any scale is met; `upper`: minus the place
+    above which a share p lies.
+    """
     log_below = lambda z: log_cdf(noise, z)
-    is_above = (lambda z: -jnp.expm1(log_below(-z)) > p) if upper else (lambda z: log_below(z) > np.log(p))
+    is_above = (
+        (lambda z: -jnp.expm1(log_below(-z)) > p) if upper else (lambda z: log_below(z) > np.log(p))
+    )
 
     def halve(_, ends):
         middle = (ends[0] + ends[1]) / 2

@@ -1,4 +1,5 @@
-"""Distributions of the order of a model, 1, 2, ...: a Poisson without its zero, and a zeta, whose tail is long.
+"""Distributions of the order of a model, 1, 2, ...: a Poisson without its zero, and a zeta, whose
+tail is long.
 
 PositivePoisson   p(m) = rate^m / (m! (e^rate - 1))
 Zeta              p(m) = (m + 1)^-exponent / sum over n >= 1 of (n + 1)^-exponent
@@ -44,7 +45,9 @@ class _Order(dist.Distribution):
 
     def log_survival(self, value):
         """log P(M > value)."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how probable larger orders are: `log_survival`.")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how probable larger orders are: `log_survival`."
+        )
 
 
 class PositivePoisson(_Order):
@@ -60,7 +63,12 @@ class PositivePoisson(_Order):
     def log_prob(self, value, intermediates=None):
         """Of an order; -inf below 1."""
         value = jnp.asarray(value, self.rate.dtype)
-        log_prob = value * jnp.log(self.rate) - gammaln(value + 1) - self.rate - jnp.log(-jnp.expm1(-self.rate))
+        log_prob = (
+            value * jnp.log(self.rate)
+            - gammaln(value + 1)
+            - self.rate
+            - jnp.log(-jnp.expm1(-self.rate))
+        )
         return jnp.where(value >= 1, log_prob, -jnp.inf)
 
     def log_survival(self, value):
@@ -75,7 +83,9 @@ class PositivePoisson(_Order):
 
 
 class Zeta(_Order):
-    """A power of the order: the paper's has the exponent 2, without the share that its zero would take."""
+    """A power of the order: the paper's has the exponent 2, without the share that its zero
+    would take.
+    """
 
     arg_constraints = {"exponent": constraints.greater_than(1.0)}  # noqa: RUF012
 
@@ -87,10 +97,14 @@ class Zeta(_Order):
     def log_prob(self, value, intermediates=None):
         """Of an order; -inf below 1."""
         value = jnp.asarray(value, self.exponent.dtype)
-        log_prob = -self.exponent * jnp.log(jnp.maximum(value, 1) + 1) - jnp.log(zeta(self.exponent, 2 * jnp.ones_like(self.exponent)))
+        log_prob = -self.exponent * jnp.log(jnp.maximum(value, 1) + 1) - jnp.log(
+            zeta(self.exponent, 2 * jnp.ones_like(self.exponent))
+        )
         return jnp.where(value >= 1, log_prob, -jnp.inf)
 
     def log_survival(self, value):
         """log P(M > value)."""
         exponent = jnp.broadcast_to(self.exponent, value.shape)
-        return jnp.log(zeta(exponent, value + 2)) - jnp.log(zeta(exponent, 2 * jnp.ones_like(value)))
+        return jnp.log(zeta(exponent, value + 2)) - jnp.log(
+            zeta(exponent, 2 * jnp.ones_like(value))
+        )

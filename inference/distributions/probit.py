@@ -2,14 +2,17 @@
 
 | class                                | what is seen                                                              |
 |--------------------------------------|---------------------------------------------------------------------------|
-| `OrderedProbit(predictor, cutpoints)`| which interval between the cutpoints x fell into, 0 .. number of cutpoints |
+| `OrderedProbit(predictor, cutpoints)`| which interval between the cutpoints x fell into, 0 ..
+number of cutpoints |
 | `BinomialProbit(predictor, trials)`  | how many of so many draws of x were positive                              |
 
-Their log probabilities have x integrated out. A Gibbs sampler puts it back (Albert and Chib 1993): given x everything is Normal, and
+Their log probabilities have x integrated out. A Gibbs sampler puts it back (Albert and Chib 1993):
+given x everything is Normal, and
 
     response, weight = distribution.augment(rng_key, value)
 
-draws x given the value. What x tells of the predictor is then what Normal(predictor, 1 / sqrt(weight)) would tell at `response`.
+draws x given the value. What x tells of the predictor is then what Normal(predictor, 1 /
+sqrt(weight)) would tell at `response`.
 
 Cost of a draw: one truncated Normal for each value, or for each trial.
 """
@@ -30,14 +33,19 @@ CHUNK = 4096  # values whose trials are drawn together
 
 
 class OrderedProbit(dist.Distribution):
-    """P(value = l) = Phi(cutpoints[l] - predictor) - Phi(cutpoints[l - 1] - predictor); `cutpoints` are one increasing vector."""
+    """P(value = l) = Phi(cutpoints[l] - predictor) - Phi(cutpoints[l - 1] - predictor);
+    `cutpoints` are one increasing vector.
+    """
 
     arg_constraints = {"predictor": constraints.real, "cutpoints": constraints.ordered_vector}  # noqa: RUF012
     reparametrized_params = ["predictor", "cutpoints"]  # noqa: RUF012
 
     def __init__(self, predictor, cutpoints, *, validate_args=None):
         if jnp.ndim(cutpoints) != 1:
-            raise ValueError(f"OrderedProbit cutpoints: found shape {jnp.shape(cutpoints)}, wanted one increasing vector for all values.")
+            raise ValueError(
+                f"OrderedProbit cutpoints: found shape {jnp.shape(cutpoints)}, wanted one "
+                "increasing vector for all values."
+            )
         self.predictor, self.cutpoints = jnp.asarray(predictor), jnp.asarray(cutpoints)
         super().__init__(batch_shape=self.predictor.shape, validate_args=validate_args)
 
@@ -57,14 +65,22 @@ class OrderedProbit(dist.Distribution):
     def log_prob(self, value):
         """By the tail that is the smaller one, so that nothing is lost far out."""
         # At infinity log_ndtr has no slope, so that an infinite end becomes a constant far away.
-        low, high = (jnp.where(jnp.isinf(end), FAR * jnp.sign(end), end - self.predictor) for end in self.interval(value))
+        low, high = (
+            jnp.where(jnp.isinf(end), FAR * jnp.sign(end), end - self.predictor)
+            for end in self.interval(value)
+        )
         is_right = low + high > 0
-        above, below = log_ndtr(jnp.where(is_right, -low, high)), log_ndtr(jnp.where(is_right, -high, low))
+        above, below = (
+            log_ndtr(jnp.where(is_right, -low, high)),
+            log_ndtr(jnp.where(is_right, -high, low)),
+        )
         return above + jnp.log1p(-jnp.exp(below - above))
 
     def sample(self, key, sample_shape=()):
         """The interval of a draw of x."""
-        x = self.predictor + random.normal(key, sample_shape + self.batch_shape, self.predictor.dtype)
+        x = self.predictor + random.normal(
+            key, sample_shape + self.batch_shape, self.predictor.dtype
+        )
         return jnp.searchsorted(self.cutpoints, x).astype(jnp.int32)
 
     def augment(self, rng_key: Array, value: Array) -> tuple[Array, Array]:
@@ -80,7 +96,8 @@ class BinomialProbit(dist.Distribution):
     reparametrized_params = ["predictor"]  # noqa: RUF012
 
     def __init__(self, predictor, trials, *, validate_args=None):
-        self.predictor, self.trials = jnp.asarray(predictor), trials  # numbers of trials stay as they are given: `support` is then known
+        # numbers of trials stay as they are given: `support` is then known
+        self.predictor, self.trials = jnp.asarray(predictor), trials
         shape = lax.broadcast_shapes(self.predictor.shape, jnp.shape(trials))
         if self.predictor.shape != shape:
             self.predictor = jnp.broadcast_to(self.predictor, shape)
@@ -96,26 +113,42 @@ class BinomialProbit(dist.Distribution):
     @validate_sample
     def log_prob(self, value):
         """The Binomial's, with both tails of Phi in logarithms."""
-        trials, value = (jnp.asarray(number, self.predictor.dtype) for number in (self.trials, value))
+        trials, value = (
+            jnp.asarray(number, self.predictor.dtype) for number in (self.trials, value)
+        )
         choose = gammaln(trials + 1.0) - gammaln(value + 1.0) - gammaln(trials - value + 1.0)
-        return choose + value * log_ndtr(self.predictor) + (trials - value) * log_ndtr(-self.predictor)
+        return (
+            choose + value * log_ndtr(self.predictor) + (trials - value) * log_ndtr(-self.predictor)
+        )
 
     def sample(self, key, sample_shape=()):
         """The Binomial's."""
-        return dist.Binomial(self.trials, jnp.exp(log_ndtr(self.predictor))).sample(key, sample_shape)
+        return dist.Binomial(self.trials, jnp.exp(log_ndtr(self.predictor))).sample(
+            key, sample_shape
+        )
 
     def augment(self, rng_key: Array, value: Array) -> tuple[Array, Array]:
-        """The mean of the x of all trials, of which as many are positive as the value says, and their number.
+        """The mean of the x of all trials, of which as many are positive as the value says, and
+        their number.
 
         Values are sorted by their trials, so that those drawn together have about as many.
         """
         dtype, shape = self.predictor.dtype, self.predictor.shape
-        predictor, trials, hits = (jnp.ravel(jnp.asarray(part)) for part in (self.predictor, self.trials, value))
+        predictor, trials, hits = (
+            jnp.ravel(jnp.asarray(part)) for part in (self.predictor, self.trials, value)
+        )
         order, size = jnp.argsort(trials), max(min(CHUNK, trials.size), 1)
         more = -trials.size % size
-        pieces = [jnp.pad(part[order], (0, more)).reshape(-1, size) for part in (predictor, trials, hits)]
-        total = lax.map(lambda piece: self._total(*piece), (random.split(rng_key, len(pieces[0])), *pieces)).reshape(-1)
-        total, weight = jnp.zeros_like(predictor).at[order].set(total[: trials.size]), trials.astype(dtype)
+        pieces = [
+            jnp.pad(part[order], (0, more)).reshape(-1, size) for part in (predictor, trials, hits)
+        ]
+        total = lax.map(
+            lambda piece: self._total(*piece), (random.split(rng_key, len(pieces[0])), *pieces)
+        ).reshape(-1)
+        total, weight = (
+            jnp.zeros_like(predictor).at[order].set(total[: trials.size]),
+            trials.astype(dtype),
+        )
         return (total / jnp.maximum(weight, 1)).reshape(shape), weight.reshape(shape)
 
     @staticmethod

@@ -1,4 +1,6 @@
-"""Inference kernels, a folder a kernel: `kernel.py` has the class, and each `__init__.py` says which file does what."""
+"""Inference kernels, a folder a kernel: `kernel.py` has the class, and each `__init__.py` says
+which file does what.
+"""
 
 from inference.kernels.augment_reduce.kernel import AugmentReduce
 from inference.kernels.collapsed_gibbs.kernel import CollapsedGibbs

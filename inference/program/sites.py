@@ -1,7 +1,8 @@
 """The sites and plates of a model, read off one abstract run of it.
 
-The run happens under `jax.eval_shape`: shapes, plates, families and supports are found, no array is computed. The model's data
-stay concrete, because a model may look at them (the pattern of missing entries, say).
+The run happens under `jax.eval_shape`: shapes, plates, families and supports are found, no array is
+computed. The model's data stay concrete, because a model may look at them (the pattern of missing
+entries, say).
 """
 
 from collections.abc import Callable
@@ -18,13 +19,26 @@ from numpyro.infer.initialization import init_to_uniform
 
 from inference.distributions import Missing
 
-__all__ = ["Inspection", "Plate", "Site", "StructureError", "initial_value", "inspect_model", "is_data", "is_real", "model_name", "unwrap"]
+__all__ = [
+    "Inspection",
+    "Plate",
+    "Site",
+    "StructureError",
+    "initial_value",
+    "inspect_model",
+    "is_data",
+    "is_real",
+    "model_name",
+    "unwrap",
+]
 
 WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution, Missing)
 
 
 class StructureError(ValueError):
-    """The model is not what was asked of it; the message names the site, what it is, what was wanted and what to try."""
+    """The model is not what was asked of it; the message names the site, what it is, what was
+    wanted and what to try.
+    """
 
 
 class Plate(NamedTuple):
@@ -45,10 +59,13 @@ class Site(NamedTuple):
     dtype: Any
     event_dim: int  # trailing dimensions of one event
     plates: tuple[str, ...]  # outermost first
-    support: Any  # constraint; bounds that the model computes are jax.ShapeDtypeStruct. None for numpyro.deterministic
+    # constraint; bounds that the model computes are jax.ShapeDtypeStruct. None for
+    # numpyro.deterministic
+    support: Any
     is_discrete: bool
     dims: tuple[str, ...]  # a name for each dimension
-    distribution: type = type(None)  # class of the distribution under its wrappers; that of None for numpyro.deterministic
+    # class of the distribution under its wrappers; that of None for numpyro.deterministic
+    distribution: type = type(None)
 
 
 def is_real(site: Site) -> bool:
@@ -64,7 +81,8 @@ class Inspection(NamedTuple):
 
     sites: dict[str, Site]  # samples and deterministics, in the order of the trace
     plates: dict[str, Plate]
-    observed: dict[str, Any]  # value of each observed site; a tracer of the finished run where the model computes it
+    # value of each observed site; a tracer of the finished run where the model computes it
+    observed: dict[str, Any]
 
 
 def inspect_model(model: Callable, args: tuple, kwargs: dict) -> Inspection:
@@ -85,23 +103,35 @@ def inspect_model(model: Callable, args: tuple, kwargs: dict) -> Inspection:
     try:
         jax.eval_shape(run, random.key(0))
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-        error.add_note(f"{model_name(model)} needs a number where JAX traces. What depends on the data alone: compute it with numpy.")
+        error.add_note(
+            f"{model_name(model)} needs a number where JAX traces. What depends on the data alone: "
+            "compute it with numpy."
+        )
         raise
     return found
 
 
 def initial_value(message, radius: float = 2.0):
-    """Substitutes a uniform start in unconstrained space, at most `radius` from 0; None, and so a prior draw, where there is none."""
-    if message["type"] != "sample" or message["is_observed"] or isinstance(unwrap(message["fn"]), dist.Delta):
+    """Substitutes a uniform start in unconstrained space, at most `radius` from 0; None, and so
+    a prior draw, where there is none.
+    """
+    if (
+        message["type"] != "sample"
+        or message["is_observed"]
+        or isinstance(unwrap(message["fn"]), dist.Delta)
+    ):
         return None
     try:
         return init_to_uniform(message, radius=radius)
-    except (NotImplementedError, ValueError):  # the two by which NumPyro says that a support has no transform
+    # the two by which NumPyro says that a support has no transform
+    except (NotImplementedError, ValueError):
         return None
 
 
 def is_data(message) -> bool:
-    """Whether a site of a trace holds data, or held them before `numpyro.handlers.uncondition` took them away."""
+    """Whether a site of a trace holds data, or held them before `numpyro.handlers.uncondition`
+    took them away.
+    """
     is_sample = message["type"] == "sample" and not isinstance(unwrap(message["fn"]), dist.Unit)
     return is_sample and bool(message["is_observed"] or message["infer"].get("was_observed"))
 
@@ -133,9 +163,23 @@ def _site(message) -> Site:
         dims = _dims(name, shape, frames, max((-frame.dim for frame in frames), default=0), ())
         return Site(name, "deterministic", "", shape, dtype, 0, plates, None, False, dims)
     fn = message["fn"]
-    dims = _dims(name, shape, frames, len(shape) - fn.event_dim, message["infer"].get("event_dims", ()))
+    dims = _dims(
+        name, shape, frames, len(shape) - fn.event_dim, message["infer"].get("event_dims", ())
+    )
     kind, base, support = _kind(message), type(unwrap(fn)), _abstract(fn.support)
-    return Site(name, kind, base.__name__, shape, dtype, fn.event_dim, plates, support, fn.support.is_discrete, dims, base)
+    return Site(
+        name,
+        kind,
+        base.__name__,
+        shape,
+        dtype,
+        fn.event_dim,
+        plates,
+        support,
+        fn.support.is_discrete,
+        dims,
+        base,
+    )
 
 
 def _kind(message) -> str:
@@ -147,7 +191,9 @@ def _kind(message) -> str:
     return "deterministic" if isinstance(base, dist.Delta) else "latent"
 
 
-def _dims(name: str, shape: tuple[int, ...], frames, batch_ndim: int, event_dims) -> tuple[str, ...]:
+def _dims(
+    name: str, shape: tuple[int, ...], frames, batch_ndim: int, event_dims
+) -> tuple[str, ...]:
     """Plates by their position and size, then the given names in order, then ArviZ's default."""
     plates = {batch_ndim + frame.dim: frame for frame in frames}
     given = list(event_dims)
@@ -158,11 +204,18 @@ def _dims(name: str, shape: tuple[int, ...], frames, batch_ndim: int, event_dims
         else:
             dims.append(given.pop(0) if given else f"{name}_dim_{axis}")
     if given:
-        raise ValueError(f"site {name!r}: event_dims {list(event_dims)} names more dimensions than plates leave of its shape {shape}.")
+        raise ValueError(
+            f"site {name!r}: event_dims {list(event_dims)} names more dimensions than plates leave "
+            f"of its shape {shape}."
+        )
     return tuple(dims)
 
 
 def _abstract(support):
-    """The constraint, its traced bounds replaced by their shapes, so that no tracer outlives the run."""
-    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, Tracer) else leaf
+    """The constraint, its traced bounds replaced by their shapes, so that no tracer outlives the
+    run.
+    """
+    shape = lambda leaf: (
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, Tracer) else leaf
+    )
     return jax.tree.map(shape, support)

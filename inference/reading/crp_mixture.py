@@ -1,19 +1,25 @@
-"""What a trace of a partition model says, in the axes that kernels work in: [class, group, column, ...] and [row, column, ...].
+"""What a trace of a partition model says, in the axes that kernels work in: [class, group, column,
+...] and [row, column, ...].
 
-Reading a mixture whose groups can be integrated out: one site with a partition of the rows, and conjugate components behind it.
+Reading a mixture whose groups can be integrated out: one site with a partition of the rows, and
+conjugate components behind it.
 
-    structure = read_partition(program)               # which sites play which part; or an error that names the site
-    hyper = structure.parameters({"alpha": 1.0})      # the numbers of the priors, at values of the latent scalars
+    structure = read_partition(program)               # which sites play which part; or an error
+                                                      that names the site
+    hyper = structure.parameters({"alpha": 1.0})      # the numbers of the priors, at values of the
+                                                      latent scalars
     rows = structure.rows(program)                    # the data, one entry a row
 
-Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to mean is proved on a few rows,
-block by block, at random parameters phi and assignments z:
+Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to
+mean is proved on a few rows, block by block, at random parameters phi and assignments z:
 
     log p(phi) + log p(x | phi, z) - log p(phi | x, z)  =  sum over rows of log p(row | rows before it, z)               (1)
 
-On the left stand the model's own terms; the posterior and the right side come from the conjugate family, by the very functions that
-a kernel then uses. An identity in phi for all z checks family, normalisers, gathers, missing entries and hyper-parameters at once.
-Hyper-parameters must also be the same on other rows, and on another number of them: a kernel reads them once, for all rows to come.
+On the left stand the model's own terms; the posterior and the right side come from the conjugate
+family, by the very functions that a kernel then uses. An identity in phi for all z checks family,
+normalisers, gathers, missing entries and hyper-parameters at once. Hyper-parameters must also be
+the same on other rows, and on another number of them: a kernel reads them once, for all rows to
+come.
 
 Cost: a few traces of the model on at most `OTHERS` rows; the whole data are only looked at.
 """
@@ -58,11 +64,16 @@ __all__ = [
 ]
 
 
-def started(program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None, spread: Any = 1.0) -> dict[str, dict]:
-    """The trace with every latent site at a start: `given`, or the partition of one group in each class, or drawn; without a key at 0
-    in unconstrained space, so that what is computed from it is the same to the last bit whatever the number of rows. What is drawn lies
-    within `spread` / 2 of that, but for matrices: a spread of many columns is to be inverted."""
-    one_group = jnp.zeros(program.sites[z].shape, jnp.int32)  # asked before the model runs, which may be a first time
+def started(
+    program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None, spread: Any = 1.0
+) -> dict[str, dict]:
+    """The trace with every latent site at a start: `given`, or the partition of one group in each
+    class, or drawn; without a key at 0 in unconstrained space, so that what is computed from it is
+    the same to the last bit whatever the number of rows. What is drawn lies within `spread` / 2 of
+    that, but for matrices: a spread of many columns is to be inverted.
+    """
+    # asked before the model runs, which may be a first time
+    one_group = jnp.zeros(program.sites[z].shape, jnp.int32)
 
     def start(message):
         name = message["name"]
@@ -94,9 +105,12 @@ def term(message: dict) -> Array:
 
 
 def by_class(leaf: Array, fn: dist.Distribution, num_axes: int) -> Array:
-    """[class, group, column, ...] from an array over the elements of a group parameter, whose first axes are class and group, or group."""
+    """[class, group, column, ...] from an array over the elements of a group parameter, whose
+    first axes are class and group, or group.
+    """
     leaf = leaf if num_axes == 2 else leaf[None]
-    num_elements_axes = len(fn.shape()) - unwrap(fn).event_dim  # those that `to_event` declared included
+    # those that `to_event` declared included
+    num_elements_axes = len(fn.shape()) - unwrap(fn).event_dim
     return leaf if num_elements_axes > num_axes else jnp.expand_dims(leaf, 2)
 
 
@@ -114,7 +128,11 @@ def labels_of(partition: ExchangeablePartition) -> Array:
 
 def sites_of_labels(trace: Mapping[str, dict], name: str) -> list[str]:
     """The sample sites behind the classes: one, or the two into which `obs_mask` splits it."""
-    return [site for site in (name, f"{name}_observed", f"{name}_unobserved") if site in trace and trace[site]["type"] == "sample"]
+    return [
+        site
+        for site in (name, f"{name}_observed", f"{name}_unobserved")
+        if site in trace and trace[site]["type"] == "sample"
+    ]
 
 
 def labelled(trace: Mapping[str, dict], name: str | None, num_rows: int) -> Array:
@@ -129,9 +147,13 @@ def labelled(trace: Mapping[str, dict], name: str | None, num_rows: int) -> Arra
     return jnp.broadcast_to(jnp.asarray(fn._mask), num_rows)
 
 
-FEW, OTHERS = 8, 12  # rows on which the identity is proved; other rows, and another number, on which the priors must be the same
+# rows on which the identity is proved; other rows, and another number, on which the priors must be
+# the same
+FEW, OTHERS = 8, 12
 BOUNDS = (1, 2, 3, 8)  # on the groups of a class, one for each partition whose rows are seated
-SPREADS = (1.0, 4.0, 14.0)  # of latent values from the middle of their support: at the last a chance lies from about .001 to .999
+# of latent values from the middle of their support: at the last a chance lies from about .001 to
+# .999
+SPREADS = (1.0, 4.0, 14.0)
 TOLERANCE = {"float64": 1e-6, "float32": 3e-4}
 
 
@@ -145,10 +167,14 @@ class Block(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The numbers of the priors; `priors` maps each block's site to the family's hyper-parameters, [class, column, ...]."""
+    """The numbers of the priors; `priors` maps each block's site to the family's
+    hyper-parameters, [class, column, ...].
+    """
 
     seating: ExchangeablePartition  # without rows: its leaves are the parameters of the rule
-    class_weights: Array  # Dirichlet concentration [class]; of fixed class probabilities, these; of classes without a prior, ones
+    # Dirichlet concentration [class]; of fixed class probabilities, these; of classes without a
+    # prior, ones
+    class_weights: Array
     priors: dict[str, Any]
 
 
@@ -177,36 +203,55 @@ class Partition:
         return {field.name: vars(self)[field.name] for field in fields(self)}
 
     def differences(self, program: Program) -> list[str]:
-        """What a program has, beside other rows, that this one was not read from: in words, empty where it has nothing."""
+        """What a program has, beside other rows, that this one was not read from: in words,
+        empty where it has nothing.
+        """
         if program.model is not self.few.model:
             return [f"the model is {model_name(program.model)}, was {model_name(self.few.model)}"]
         mine, found = self.few.arguments, program.arguments
         mine_by_row, found_by_row = self._by_row(self.few), self._by_row(program)
-        words = [f"argument {name!r} is {'new' if name in found else 'missing'}" for name in sorted({*mine} ^ {*found})]
+        words = [
+            f"argument {name!r} is {'new' if name in found else 'missing'}"
+            for name in sorted({*mine} ^ {*found})
+        ]
         for name in (name for name in mine if name in found):
             old, new = mine[name], found[name]
             if name in mine_by_row and name in found_by_row:
                 if old.shape[1:] != new.shape[1:]:
-                    words.append(f"argument {name!r} has {new.shape[1:]} a row, had {old.shape[1:]}")
+                    words.append(
+                        f"argument {name!r} has {new.shape[1:]} a row, had {old.shape[1:]}"
+                    )
             elif not _is_same(old, new):
                 words.append(f"argument {name!r} is {new!r}, was {old!r}")
         return words
 
     @property
     def attributes(self) -> dict[str, str]:
-        """For the tree: which site is a partition of the rows, and which holds the classes that it is within."""
+        """For the tree: which site is a partition of the rows, and which holds the classes that
+        it is within.
+        """
         return {"partition": json.dumps([self.z, self.labels])}
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
-        """Arguments that have an entry for each row, in each of some programs that differ in their rows alone."""
+        """Arguments that have an entry for each row, in each of some programs that differ in
+        their rows alone.
+        """
         each = [self._by_row(program) for program in (self.few, *programs)]
         return tuple(name for name in each[0] if all(name in names for names in each))
 
     def _by_row(self, program: Program) -> dict[str, Any]:
         return program.by_row(program.sites[self.z].shape[0])
 
-    def trace(self, program: Program, given: Mapping[str, Any], rng_key: Array | None = None, spread: Any = 1.0) -> dict[str, dict]:
-        """The trace with latent sites at `given`, the rest at a start, the rows of each class in one group."""
+    def trace(
+        self,
+        program: Program,
+        given: Mapping[str, Any],
+        rng_key: Array | None = None,
+        spread: Any = 1.0,
+    ) -> dict[str, dict]:
+        """The trace with latent sites at `given`, the rest at a start, the rows of each class in
+        one group.
+        """
         return started(program, self.z, given, rng_key, spread)
 
     def parameters(self, scalars: Mapping[str, Any]) -> Parameters:
@@ -215,25 +260,34 @@ class Partition:
 
     def parameters_of(self, trace: Mapping[str, dict]) -> Parameters:
         """The same as they stand in a trace."""
-        priors = {block.site: jax.tree.map(lambda leaf: leaf[:, 0], self.hyper(block, trace)) for block in self.blocks}
-        return Parameters(unwrap(trace[self.z]["fn"]).without_rows(), self.class_weights(trace), priors)
+        priors = {
+            block.site: jax.tree.map(lambda leaf: leaf[:, 0], self.hyper(block, trace))
+            for block in self.blocks
+        }
+        return Parameters(
+            unwrap(trace[self.z]["fn"]).without_rows(), self.class_weights(trace), priors
+        )
 
     def hyper(self, block: Block, trace: Mapping[str, dict]) -> Any:
         """Hyper-parameters of a block as they stand in a trace, [class, group, column, ...]."""
         sites = [trace[name] for name in block.priors]
-        read = block.family.read(tuple(unwrap(site["fn"]) for site in sites), tuple(site["value"] for site in sites))
+        read = block.family.read(
+            tuple(unwrap(site["fn"]) for site in sites), tuple(site["value"] for site in sites)
+        )
         return jax.tree.map(lambda leaf: by_class(leaf, sites[0]["fn"], block.num_axes), read)
 
     def rows(self, program: Program) -> Rows:
         """Each block's data, refused where the family cannot have them, and the classes."""
-        with jax.ensure_compile_time_eval():  # the rows are numbers, also where what is asked of them is compiled
+        # the rows are numbers, also where what is asked of them is compiled
+        with jax.ensure_compile_time_eval():
             rows = jax.tree.map(np.asarray, self._seen(program))
         for block in self.blocks:
             block.family.refuse(block.site, rows.values[block.site], self._priors[block.site])
         bad = np.flatnonzero((rows.labels < -1) | (rows.labels >= self.num_classes))
         if len(bad):
             raise ValueError(
-                f"row {bad[0]}: found class {rows.labels[bad[0]]}, wanted 0 to {self.num_classes - 1}, or -1 where unlabelled."
+                f"row {bad[0]}: found class {rows.labels[bad[0]]}, wanted 0 to "
+                f"{self.num_classes - 1}, or -1 where unlabelled."
             )
         return rows
 
@@ -242,7 +296,11 @@ class Partition:
         return jax.device_get(once(lambda: self.parameters({}))().priors)
 
     def _seen(self, program: Program) -> Rows:
-        """What the model observes. Where it does not look at its data while it is traced, one compilation serves all data of a shape."""
+        """What the model observes.
+
+        Where it does not look at its data while it is traced, one compilation serves all data of a
+        shape.
+        """
         try:
             return self._observed_of(self._by_row(program))
         except jax.errors.JAXTypeError:
@@ -256,7 +314,10 @@ class Partition:
         trace = self.trace(program, {})
         classes = labels_of(unwrap(trace[self.z]["fn"]))
         known = labelled(trace, self.labels, len(classes))
-        return Rows({block.site: columns(trace[block.site]) for block in self.blocks}, jnp.where(known, classes, -1))
+        return Rows(
+            {block.site: columns(trace[block.site]) for block in self.blocks},
+            jnp.where(known, classes, -1),
+        )
 
     def class_weights(self, trace: Mapping[str, dict]) -> Array:
         """Dirichlet concentration [class], or the probabilities themselves where they are fixed."""
@@ -266,12 +327,16 @@ class Partition:
             return jnp.ones(self.num_classes)
         fn = unwrap(trace[sites_of_labels(trace, self.labels)[0]]["fn"])
         return jnp.exp(
-            fn.log_prob(jnp.arange(self.num_classes).reshape(-1, *(1,) * len(fn.batch_shape))).reshape(self.num_classes, -1)[:, 0]
+            fn.log_prob(
+                jnp.arange(self.num_classes).reshape(-1, *(1,) * len(fn.batch_shape))
+            ).reshape(self.num_classes, -1)[:, 0]
         )
 
 
 def read_partition(program: Program) -> Partition:
-    """Reads and proves; raises StructureError, by the name of the site, where a group cannot be integrated out."""
+    """Reads and proves; raises StructureError, by the name of the site, where a group cannot be
+    integrated out.
+    """
     z = _partition_site(program)
     few = program if program.sites[z].shape[0] <= FEW else _some_rows(program, z, FEW)
     trace = kinds(few, z)
@@ -280,20 +345,28 @@ def read_partition(program: Program) -> Partition:
     label_sites = sites_of_labels(trace, label_site) if label_site else []
     blocks = _blocks(few, z, trace, label_sites)
     shares = _shares(few, label_sites, trace)
-    known = {z, *label_sites, *(name for block in blocks for name in block.priors), *([shares] if shares else [])}
+    known = {
+        z,
+        *label_sites,
+        *(name for block in blocks for name in block.priors),
+        *([shares] if shares else []),
+    }
     scalars = tuple(name for name in few.latent if name not in known)
     for name in scalars:
         if few.sites[name].shape:
             raise StructureError(
-                f"site {name!r}: latent, of shape {few.sites[name].shape}, and no parameter of a group; wanted group parameters with "
-                f"conjugate priors, and scalars. Move {name!r} into the plates of class and group, or fix it."
+                f"site {name!r}: latent, of shape {few.sites[name].shape}, and no parameter of a "
+                "group; wanted group parameters with "
+                f"conjugate priors, and scalars. Move {name!r} into the plates of class and group, "
+                "or fix it."
             )
     _refuse_other_terms(few, z, {*known, *(block.site for block in blocks)})
     found = Partition(few, z, label_site, shares, blocks, scalars, crp.num_classes, crp.max_groups)
     try:
         _prove_blocks(found)
     except StructureError:
-        found.rows(program)  # data that a family cannot have say more than the identity that they break
+        # data that a family cannot have say more than the identity that they break
+        found.rows(program)
         raise
     _prove_for(_some_rows(program, z, OTHERS), found)
     return found
@@ -303,34 +376,59 @@ def read_partition(program: Program) -> Partition:
 
 
 def _prove_blocks(partition: Partition) -> None:
-    """Raises StructureError, by the name of the site, where a block is not the conjugate one that it looks like."""
+    """Raises StructureError, by the name of the site, where a block is not the conjugate one
+    that it looks like.
+    """
 
     def refusal(site: str, missed: float) -> str:
         block = next((block for block in partition.blocks if block.site == site), None)
         what = "the partition" if site == partition.z else "the class of each row"
-        read = f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}" if block else f"read as {what}"
+        read = (
+            f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}"
+            if block
+            else f"read as {what}"
+        )
         look = (
-            "term that one of its log_prob and log_seating has and the other has not, or for a scale"
+            "term that one of its log_prob and log_seating has and the other has not, or for a "
+            "scale"
             if site == partition.z
             else f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
             f"prior differs between groups"
         )
         return (
-            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by {missed:.2g} (relative). Look for a {look}."
+            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by "
+            f"{missed:.2g} (relative). Look for a {look}."
         )
 
     identities = lambda few: partial(_gaps, replace(partition, few=few))
-    prove(identities, random_settings(random.key(0), SPREADS), refusal, partition.few, tolerance=TOLERANCE)
+    prove(
+        identities,
+        random_settings(random.key(0), SPREADS),
+        refusal,
+        partition.few,
+        tolerance=TOLERANCE,
+    )
 
 
 def _prove_for(others: Program, partition: Partition) -> None:
-    """Raises StructureError where the numbers of a prior are different ones on the other rows of this program."""
+    """Raises StructureError where the numbers of a prior are different ones on the other rows of
+    this program.
+    """
     refusal = lambda site, missed: (
-        f"site {site!r}: the numbers of its prior follow the rows: on {others.sites[partition.z].shape[0]} others they are off by "
-        f"{missed:.2g} (relative). Wanted numbers that hold for any rows; compute them outside of the model, and give them as arguments."
+        f"site {site!r}: the numbers of its prior follow the rows: on "
+        f"{others.sites[partition.z].shape[0]} others they are off by "
+        f"{missed:.2g} (relative). Wanted numbers that hold for any rows; compute them outside of "
+        "the model, and give them as arguments."
     )
     identities = lambda few, others: partial(_moves, replace(partition, few=few), others)
-    prove(identities, random_settings(random.key(0), SPREADS), refusal, partition.few, others, tolerance=TOLERANCE)
+    prove(
+        identities,
+        random_settings(random.key(0), SPREADS),
+        refusal,
+        partition.few,
+        others,
+        tolerance=TOLERANCE,
+    )
 
 
 def _gaps(partition: Partition, rng_key: Array, spread: Array) -> dict[str, Array]:
@@ -338,8 +436,12 @@ def _gaps(partition: Partition, rng_key: Array, spread: Array) -> dict[str, Arra
     about_z = partition.few.sites[partition.z]
     z = random.randint(z_key, about_z.shape, 0, min(3, about_z.support.capacity))
     trace = partition.trace(partition.few, {partition.z: z}, start_key, spread)
-    read = partition.parameters({name: trace[name]["value"] for name in partition.scalars})  # at other values of everything else
-    gaps = {block.site: _gap_of_block(partition, block, trace, z, read.priors[block.site]) for block in partition.blocks}
+    # at other values of everything else
+    read = partition.parameters({name: trace[name]["value"] for name in partition.scalars})
+    gaps = {
+        block.site: _gap_of_block(partition, block, trace, z, read.priors[block.site])
+        for block in partition.blocks
+    }
     gaps[partition.z] = _gap_of_seating(trace[partition.z], read.seating, seating_key)
     if partition.labels:
         gaps[partition.labels] = _gap_of_classes(partition, trace, read.class_weights)
@@ -347,8 +449,9 @@ def _gaps(partition: Partition, rng_key: Array, spread: Array) -> dict[str, Arra
 
 
 def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Array) -> Array:
-    """The probabilities by which rows are seated, one after the other in random order, make up the term of the site: in random partitions
-    of at most so many groups in a class as `BOUNDS` say."""
+    """The probabilities by which rows are seated, one after the other in random order, make up the
+    term of the site: in random partitions of at most so many groups in a class as `BOUNDS` say.
+    """
     labels = labels_of(unwrap(message["fn"]))
     rows, same_class = jnp.arange(len(labels)), labels[:, None] == labels
     bounds = np.minimum(BOUNDS, unwrap(message["fn"]).support.capacity)[:, None]
@@ -357,18 +460,29 @@ def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Arra
 
     def missed(drawn: Array, place: Array) -> Array:
         first = jnp.argmax(same_class & (drawn[:, None] == drawn), axis=1)  # row of each group
-        z = jnp.sum(same_class & (rows == first) & (rows < first[:, None]), axis=1, dtype=labels.dtype)  # in order of appearance
+        # in order of appearance
+        z = jnp.sum(
+            same_class & (rows == first) & (rows < first[:, None]), axis=1, dtype=labels.dtype
+        )
         is_mine = z[:, None] == rows  # [row, group]
-        sizes = jnp.sum((same_class & (place < place[:, None]))[..., None] & is_mine, axis=1)  # of the groups when a row comes
+        # of the groups when a row comes
+        sizes = jnp.sum((same_class & (place < place[:, None]))[..., None] & is_mine, axis=1)
         is_old = jnp.any(is_mine & (sizes > 0), axis=1, keepdims=True)
-        terms = jax.nn.logsumexp(seating.log_seating(sizes), axis=1, where=jnp.where(is_old, is_mine, sizes == 0))
+        terms = jax.nn.logsumexp(
+            seating.log_seating(sizes), axis=1, where=jnp.where(is_old, is_mine, sizes == 0)
+        )
         return gap(jnp.sum(terms), term({**message, "value": z}))
 
     return jnp.max(jax.vmap(missed)(each_drawn, places))
 
 
-def _gap_of_block(partition: Partition, block: Block, trace: dict[str, dict], z: Array, prior: Any) -> Array:
-    """The rows are added one after the other, each scored before it is added. `prior` has no groups: it must serve for all of them."""
+def _gap_of_block(
+    partition: Partition, block: Block, trace: dict[str, dict], z: Array, prior: Any
+) -> Array:
+    """The rows are added one after the other, each scored before it is added.
+
+    `prior` has no groups: it must serve for all of them.
+    """
     family, x, crp = block.family, columns(trace[block.site]), unwrap(trace[partition.z]["fn"])
     labels = labels_of(crp)
     hyper = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], crp.capacity, axis=1), prior)
@@ -377,11 +491,15 @@ def _gap_of_block(partition: Partition, block: Block, trace: dict[str, dict], z:
         hyper, total = carry
         label, group, entry = row
         mine = jax.tree.map(lambda leaf: leaf[label, group], hyper)
-        hyper = jax.tree.map(lambda leaf, new: leaf.at[label, group].set(new), hyper, family.add(mine, entry))
+        hyper = jax.tree.map(
+            lambda leaf, new: leaf.at[label, group].set(new), hyper, family.add(mine, entry)
+        )
         return (hyper, total + jnp.sum(family.log_predictive(mine, entry))), None
 
     (hyper, right), _ = jax.lax.scan(seen, (hyper, jnp.zeros((), x.dtype)), (labels, z, x))
-    values = tuple(by_class(trace[name]["value"], trace[name]["fn"], block.num_axes) for name in block.priors)
+    values = tuple(
+        by_class(trace[name]["value"], trace[name]["fn"], block.num_axes) for name in block.priors
+    )
     terms = jnp.stack([term(trace[name]) for name in (block.site, *block.priors)])
     return gap(right, jnp.sum(terms) - jnp.sum(family.log_prior(hyper, values)))
 
@@ -390,23 +508,38 @@ def _gap_of_classes(partition: Partition, trace: dict[str, dict], weights: Array
     """The same identity for the classes themselves, whose prior is Dirichlet or fixed."""
     classes = labels_of(unwrap(trace[partition.z]["fn"]))
     counts = jnp.zeros(partition.num_classes).at[classes].add(1.0)
-    terms = jnp.stack([term(trace[name]) for name in sites_of_labels(trace, partition.labels or "")])
+    terms = jnp.stack(
+        [term(trace[name]) for name in sites_of_labels(trace, partition.labels or "")]
+    )
     if not partition.shares:
         return gap(jnp.sum(counts * jnp.log(weights)), jnp.sum(terms))
     shares, lgamma = trace[partition.shares]["value"], jax.scipy.special.gammaln
     log_z = lambda a: jnp.sum(lgamma(a)) - lgamma(jnp.sum(a))
     posterior = jnp.sum((weights + counts - 1) * jnp.log(shares)) - log_z(weights + counts)
-    return gap(log_z(weights + counts) - log_z(weights), jnp.sum(terms) + term(trace[partition.shares]) - posterior)
+    return gap(
+        log_z(weights + counts) - log_z(weights),
+        jnp.sum(terms) + term(trace[partition.shares]) - posterior,
+    )
 
 
-def _moves(partition: Partition, others: Program, rng_key: Array, spread: Array) -> dict[str, Array]:
-    """How far the numbers of each prior are from those on other rows, at the same latent scalars."""
+def _moves(
+    partition: Partition, others: Program, rng_key: Array, spread: Array
+) -> dict[str, Array]:
+    """How far the numbers of each prior are from those on other rows, at the same latent
+    scalars.
+    """
     here = partition.trace(partition.few, {}, rng_key, spread)
-    there = partition.trace(others, {name: here[name]["value"] for name in partition.scalars}, rng_key, spread)
+    there = partition.trace(
+        others, {name: here[name]["value"] for name in partition.scalars}, rng_key, spread
+    )
     prior, other = partition.parameters_of(here), partition.parameters_of(there)
-    moves = {site: gap_of_numbers(other.priors[site], hyper) for site, hyper in prior.priors.items()}
+    moves = {
+        site: gap_of_numbers(other.priors[site], hyper) for site, hyper in prior.priors.items()
+    }
     is_same_rule = jax.tree.structure(prior.seating) == jax.tree.structure(other.seating)
-    moves[partition.z] = gap_of_numbers(other.seating, prior.seating) if is_same_rule else jnp.full((), jnp.inf)
+    moves[partition.z] = (
+        gap_of_numbers(other.seating, prior.seating) if is_same_rule else jnp.full((), jnp.inf)
+    )
     if partition.labels:
         moves[partition.labels] = gap_of_numbers(other.class_weights, prior.class_weights)
     return moves
@@ -419,7 +552,8 @@ def _refuse_other_terms(few: Program, z: str, known: set[str]) -> None:
     for name in (*few.observed, *few.factors):
         if name not in known:
             raise StructureError(
-                f"site {name!r}: {few.sites[name].kind}, but no feature that depends on {z!r}; its term would be left out. "
+                f"site {name!r}: {few.sites[name].kind}, but no feature that depends on {z!r}; its "
+                "term would be left out. "
                 f"Index it by {z!r}, or take it out of the model."
             )
 
@@ -427,7 +561,9 @@ def _refuse_other_terms(few: Program, z: str, known: set[str]) -> None:
 def _is_same(old: Any, new: Any) -> bool:
     """Also of distributions with the same numbers."""
     (old_leaves, old_form), (new_leaves, new_form) = jax.tree.flatten(old), jax.tree.flatten(new)
-    return old_form == new_form and all(a is b or np.array_equal(a, b) for a, b in zip(old_leaves, new_leaves, strict=True))
+    return old_form == new_form and all(
+        a is b or np.array_equal(a, b) for a, b in zip(old_leaves, new_leaves, strict=True)
+    )
 
 
 def _some_rows(program: Program, z: str, size: int) -> Program:
@@ -436,21 +572,36 @@ def _some_rows(program: Program, z: str, size: int) -> Program:
 
 
 def _partition_site(program: Program) -> str:
-    found = [name for name, site in program.sites.items() if issubclass(site.distribution, ExchangeablePartition)]
+    found = [
+        name
+        for name, site in program.sites.items()
+        if issubclass(site.distribution, ExchangeablePartition)
+    ]
     if len(found) != 1:
         raise StructureError(
             f"{model_name(program.model)}: found {len(found)} partition sites {found}, wanted one: "
             f"numpyro.sample('z', CRP(alpha, num_rows, labels))."
         )
     if program.sites[found[0]].kind != "latent":
-        raise StructureError(f"site {found[0]!r}: the partition is {program.sites[found[0]].kind}, wanted latent. Leave out its obs.")
+        raise StructureError(
+            f"site {found[0]!r}: the partition is {program.sites[found[0]].kind}, wanted latent. "
+            "Leave out its obs."
+        )
     return found[0]
 
 
 def _label_site(few: Program, z: str, trace: Mapping[str, dict]) -> str | None:
-    """The site whose value the partition has for the classes of its rows: equal to it at random starts."""
-    like_z = lambda site: site.shape == few.sites[z].shape and jnp.issubdtype(site.dtype, jnp.integer)
-    names = [name for name, site in few.sites.items() if name != z and like_z(site) and not name.endswith(("_observed", "_unobserved"))]
+    """The site whose value the partition has for the classes of its rows: equal to it at random
+    starts.
+    """
+    like_z = lambda site: (
+        site.shape == few.sites[z].shape and jnp.issubdtype(site.dtype, jnp.integer)
+    )
+    names = [
+        name
+        for name, site in few.sites.items()
+        if name != z and like_z(site) and not name.endswith(("_observed", "_unobserved"))
+    ]
     names = [name for name in names if sites_of_labels(trace, name)]
 
     def are_labels(rng_key):
@@ -466,52 +617,83 @@ def _label_site(few: Program, z: str, trace: Mapping[str, dict]) -> str | None:
 
 
 def _shares(few: Program, label_sites: list[str], trace: Mapping[str, dict]) -> str | None:
-    parents = sorted(set().union(*(few.parents[name] for name in label_sites)) - set(label_sites)) if label_sites else []
+    parents = (
+        sorted(set().union(*(few.parents[name] for name in label_sites)) - set(label_sites))
+        if label_sites
+        else []
+    )
     for name in label_sites:
         family = type(unwrap(trace[name]["fn"])).__name__
         if not family.startswith("Categorical"):
-            raise StructureError(f"site {name!r}: the class of a row is {family}, wanted Categorical.")
+            raise StructureError(
+                f"site {name!r}: the class of a row is {family}, wanted Categorical."
+            )
     if not parents:
         return None
     if len(parents) > 1 or few.sites[parents[0]].family != "Dirichlet":
         found = ", ".join(f"{name!r} ~ {few.sites[name].family}" for name in parents)
-        raise StructureError(f"site {label_sites[0]!r}: its class probabilities come from {found}; wanted one Dirichlet site, or numbers.")
+        raise StructureError(
+            f"site {label_sites[0]!r}: its class probabilities come from {found}; wanted one "
+            "Dirichlet site, or numbers."
+        )
     _refuse_other_children(few, parents[0], label_sites, label_sites[0])
     return parents[0]
 
 
-def _blocks(few: Program, z: str, trace: Mapping[str, dict], label_sites: list[str]) -> tuple[Block, ...]:
-    below = [name for name in few.sites if z in few.parents[name] and few.sites[name].kind != "deterministic"]
+def _blocks(
+    few: Program, z: str, trace: Mapping[str, dict], label_sites: list[str]
+) -> tuple[Block, ...]:
+    below = [
+        name
+        for name in few.sites
+        if z in few.parents[name] and few.sites[name].kind != "deterministic"
+    ]
     for name in below:
         if few.sites[name].kind != "observed":
             raise StructureError(
-                f"site {name!r}: {few.sites[name].kind}, and depends on {z!r}; a group can only be integrated out where observed features "
+                f"site {name!r}: {few.sites[name].kind}, and depends on {z!r}; a group can only be "
+                "integrated out where observed features "
                 f"alone depend on it. Observe {name!r}, or leave the partition to another kernel."
             )
     if not below:
-        raise StructureError(f"site {z!r}: no observed site depends on it; wanted features, obs=x, whose parameters are indexed by {z!r}.")
+        raise StructureError(
+            f"site {z!r}: no observed site depends on it; wanted features, obs=x, whose parameters "
+            f"are indexed by {z!r}."
+        )
     return tuple(_block(few, z, name, trace, label_sites) for name in below)
 
 
-def _block(few: Program, z: str, site: str, trace: Mapping[str, dict], label_sites: list[str]) -> Block:
+def _block(
+    few: Program, z: str, site: str, trace: Mapping[str, dict], label_sites: list[str]
+) -> Block:
     crp = unwrap(trace[z]["fn"])
     own = set(few.sites[site].plates)
     outer = lambda name: [plate for plate in few.sites[name].plates if plate not in own]
     scalars = [name for name in few.parents[site] if not few.sites[name].shape]
-    groups = [name for name in few.latent if name in few.parents[site] - {z, *label_sites, *scalars}]
+    groups = [
+        name for name in few.latent if name in few.parents[site] - {z, *label_sites, *scalars}
+    ]
     for name in groups:
         sizes = tuple(few.plates[plate].size for plate in outer(name))
-        if sizes not in ((crp.num_classes, crp.capacity), (crp.capacity,) if crp.num_classes == 1 else ()):
+        if sizes not in (
+            (crp.num_classes, crp.capacity),
+            (crp.capacity,) if crp.num_classes == 1 else (),
+        ):
             raise StructureError(
-                f"site {name!r}: {site!r} depends on it, and its plates {few.sites[name].plates} have the sizes {sizes} beside those of "
-                f"{site!r}; wanted a class plate of {crp.num_classes} outside a group plate of {crp.capacity}."
+                f"site {name!r}: {site!r} depends on it, and its plates {few.sites[name].plates} "
+                f"have the sizes {sizes} beside those of "
+                f"{site!r}; wanted a class plate of {crp.num_classes} outside a group plate of "
+                f"{crp.capacity}."
             )
     types = {name: type(unwrap(trace[name]["fn"])).__name__ for name in groups}
     observed = type(unwrap(trace[site]["fn"])).__name__
     priors, family = pair_of(site, types, observed)
     batch = len(few.sites[site].shape) - unwrap(trace[site]["fn"]).event_dim
     if batch > 2:
-        raise StructureError(f"site {site!r}: found {batch} axes before an event, wanted [row] or [row, feature]. Flatten the features.")
+        raise StructureError(
+            f"site {site!r}: found {batch} axes before an event, wanted [row] or [row, feature]. "
+            "Flatten the features."
+        )
     for name in priors:
         _refuse_other_children(few, name, [*priors, site], site)
     return Block(site, priors, family, len(outer(priors[0])))
@@ -520,32 +702,55 @@ def _block(few: Program, z: str, site: str, trace: Mapping[str, dict], label_sit
 def _refuse_other_children(few: Program, parent: str, allowed: list[str], site: str) -> None:
     for name, parents in few.parents.items():
         if parent in parents and name not in allowed and few.sites[name].kind != "deterministic":
-            raise StructureError(f"site {name!r} depends on {parent!r}, a parameter of {site!r}, which can then not be integrated out.")
+            raise StructureError(
+                f"site {name!r} depends on {parent!r}, a parameter of {site!r}, which can then not "
+                "be integrated out."
+            )
 
 
 def grid_of(partition: Partition, grid: Mapping[str, np.ndarray]) -> tuple[dict[str, Array], Array]:
-    """Every combination of the values of the latent scalars, {site: [point]}, and its log prior: density times spacing, normalised."""
+    """Every combination of the values of the latent scalars, {site: [point]}, and its log prior:
+    density times spacing, normalised.
+    """
     for name in partition.scalars:
         if name not in grid:
             raise StructureError(
-                f"site {name!r}: a latent scalar is learned over a grid; give its values, say grid={{{name!r}: [0.1, 0.3, 1, 3]}}."
+                f"site {name!r}: a latent scalar is learned over a grid; give its values, say "
+                f"grid={{{name!r}: [0.1, 0.3, 1, 3]}}."
             )
     for name, values in grid.items():
         if name not in partition.scalars:
-            raise ValueError(f"grid: {name!r} is no latent scalar of the model, which has {list(partition.scalars)}.")
-        if values.ndim != 1 or not len(values) or not (np.diff(values) > 0).all() or not np.isfinite(values).all():
-            raise ValueError(f"grid: the values of {name!r} must be finite and rise; found {values}.")
+            raise ValueError(
+                f"grid: {name!r} is no latent scalar of the model, which has "
+                f"{list(partition.scalars)}."
+            )
+        if (
+            values.ndim != 1
+            or not len(values)
+            or not (np.diff(values) > 0).all()
+            or not np.isfinite(values).all()
+        ):
+            raise ValueError(
+                f"grid: the values of {name!r} must be finite and rise; found {values}."
+            )
     if not grid:
         return {}, jnp.zeros(1)
     mesh = np.meshgrid(*grid.values(), indexing="ij")
-    points = {name: jnp.asarray(values.ravel(), float) for name, values in zip(grid, mesh, strict=True)}
-    spacing = np.meshgrid(*(np.gradient(values) if len(values) > 1 else np.ones(1) for values in grid.values()), indexing="ij")
+    points = {
+        name: jnp.asarray(values.ravel(), float) for name, values in zip(grid, mesh, strict=True)
+    }
+    spacing = np.meshgrid(
+        *(np.gradient(values) if len(values) > 1 else np.ones(1) for values in grid.values()),
+        indexing="ij",
+    )
 
     def density(point):
         trace = partition.trace(partition.few, point)
         return jnp.sum(jnp.stack([term(trace[name]) for name in partition.scalars]))
 
-    log_prior = jax.vmap(density)(points) + jnp.asarray(sum(np.log(space).ravel() for space in spacing), float)
+    log_prior = jax.vmap(density)(points) + jnp.asarray(
+        sum(np.log(space).ravel() for space in spacing), float
+    )
     if not jnp.isfinite(log_prior).all():
         raise ValueError(f"grid: the prior density is not positive at every point of {dict(grid)}.")
     return points, log_prior - jax.nn.logsumexp(log_prior)

@@ -2,10 +2,11 @@
 
     evidence  =  integral over z of  prior(z) likelihood(z),      z = all latent sites in NumPyro's unconstrained space, one after another
 
-The prior is the density of the latent sites with the Jacobian of the way to z, the likelihood that of the observed sites. Whatever has no
-place in this split is refused by the name of its site: improper priors, discrete sites, factors that depend on a latent site, priors that
-are scaled or masked, so that draws from them are not draws of their density. What was read is proved at draws from the prior against
-NumPyro's own potential energy.
+The prior is the density of the latent sites with the Jacobian of the way to z, the likelihood that
+of the observed sites. Whatever has no place in this split is refused by the name of its site:
+improper priors, discrete sites, factors that depend on a latent site, priors that are scaled or
+masked, so that draws from them are not draws of their density. What was read is proved at draws
+from the prior against NumPyro's own potential energy.
 """
 
 import jax
@@ -33,11 +34,17 @@ class Split:
         self.program = program
         draw = lambda key: program.unconstrain(program.draw_prior(key))
         shapes = jax.eval_shape(draw, random.key(0))
-        flat, self._unravel = ravel_pytree({name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()})
+        flat, self._unravel = ravel_pytree(
+            {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+        )
         self.size, self.dtype = flat.size, flat.dtype
-        self.blocks = tuple(leaf.size for leaf in jax.tree.leaves(shapes) if leaf.size)  # of each site, in the order of the vector
+        # of each site, in the order of the vector
+        self.blocks = tuple(leaf.size for leaf in jax.tree.leaves(shapes) if leaf.size)
         if not self.size:
-            raise StructureError(f"{sorted(program.latent)}: these latent sites have no free number among them; there is nothing to infer.")
+            raise StructureError(
+                f"{sorted(program.latent)}: these latent sites have no free number among them; "
+                "there is nothing to infer."
+            )
 
     def draw(self, rng_key: Array) -> Array:
         """A vector from the prior."""
@@ -52,12 +59,16 @@ class Split:
         return self._unravel(z)
 
     def densities(self, z: Array, program: Program | None = None) -> tuple[Array, Array]:
-        """Logarithms of prior and likelihood at a vector; with the data of another program, where one is given."""
+        """Logarithms of prior and likelihood at a vector; with the data of another program,
+        where one is given.
+        """
         log_prior, rest = self.terms(z, program)
         return log_prior, jnp.asarray(sum(map(jnp.sum, rest.values())), log_prior.dtype)
 
     def terms(self, z: Array, program: Program | None = None) -> tuple[Array, dict[str, Array]]:
-        """The same, with the likelihood term by term: one for each site that is not latent, by its batch dimensions."""
+        """The same, with the likelihood term by term: one for each site that is not latent, by
+        its batch dimensions.
+        """
         program = program or self.program
         values, jacobian = self._placed(program, z)
         terms = program.log_probs(values)
@@ -66,32 +77,46 @@ class Split:
 
     def _placed(self, program: Program, z: Array) -> tuple[dict[str, Array], Array]:
         free, jacobian = self._unravel(z), jnp.zeros((), z.dtype)
-        place = lambda message: biject_to(message["fn"].support)(free[message["name"]]) if message["name"] in free else None
-        trace = handlers.trace(handlers.substitute(program.model, substitute_fn=place)).get_trace(*program.args, **program.kwargs)
+        place = lambda message: (
+            biject_to(message["fn"].support)(free[message["name"]])
+            if message["name"] in free
+            else None
+        )
+        trace = handlers.trace(handlers.substitute(program.model, substitute_fn=place)).get_trace(
+            *program.args, **program.kwargs
+        )
         values = {name: site["value"] for name, site in trace.items() if name in free}
         for name, value in values.items():
-            jacobian += jnp.sum(biject_to(trace[name]["fn"].support).log_abs_det_jacobian(free[name], value))
+            jacobian += jnp.sum(
+                biject_to(trace[name]["fn"].support).log_abs_det_jacobian(free[name], value)
+            )
         return values, jacobian
 
     def prove(self) -> None:
-        """At draws from the prior: the two add up to minus the potential energy, and the likelihood is a number."""
+        """At draws from the prior: the two add up to minus the potential energy, and the
+        likelihood is a number.
+        """
 
         def gaps(key: Array) -> tuple[dict[str, Array], Array]:
             z = self.draw(key)
             log_prior, log_likelihood = self.densities(z)
             whole = self.program.log_density_unconstrained(self._unravel(z))
             missed = gap(log_prior + log_likelihood, whole, 10 + jnp.abs(whole))
-            return {f"sites {list(self.program.latent)}": jnp.where(jnp.isfinite(whole), missed, 0.0)}, jnp.isnan(log_likelihood)
+            return {
+                f"sites {list(self.program.latent)}": jnp.where(jnp.isfinite(whole), missed, 0.0)
+            }, jnp.isnan(log_likelihood)
 
         found, is_nan = worst(gaps, random_settings(random.key(1), num=NUM_PROOFS))
         sites = " and ".join(map(repr, self.program.observed)) or "none observed"
         if any(is_nan):
             raise ValueError(
-                f"site {sites}: its log probability is NaN at {sum(is_nan)} of {NUM_PROOFS} draws from the prior; "
+                f"site {sites}: its log probability is NaN at {sum(is_nan)} of {NUM_PROOFS} draws "
+                "from the prior; "
                 f"wanted a number, or -inf where the data are impossible."
             )
         refusal = lambda sites, missed: (
-            f"{sites}: prior and likelihood do not add up to the log joint (they differ by {missed:.2g}, relative); the model is "
+            f"{sites}: prior and likelihood do not add up to the log joint (they differ by "
+            f"{missed:.2g}, relative); the model is "
             f"not read right."
         )
         refuse(found, refusal, 1e-3)
@@ -101,20 +126,26 @@ def _refuse(program: Program) -> None:
     discrete = [name for name in program.latent if program.sites[name].is_discrete]
     if discrete:
         raise StructureError(
-            f"site {discrete[0]!r}: it is latent and discrete ({program.sites[discrete[0]].family}); wanted continuous latent sites. "
+            f"site {discrete[0]!r}: it is latent and discrete "
+            f"({program.sites[discrete[0]].family}); wanted continuous latent sites. "
             f"Sum it out of the model (a dist.MixtureSameFamily does for a mixture)."
         )
     for name in program.factors:
         if parents := program.parents[name]:
             raise StructureError(
-                f"site {name!r}: a factor that depends on the latent sites {sorted(parents)} is neither prior nor likelihood. Write it as "
+                f"site {name!r}: a factor that depends on the latent sites {sorted(parents)} is "
+                "neither prior nor likelihood. Write it as "
                 f"an observed site, or as the density of a latent one."
             )
     for name in program._subsampled:
-        raise StructureError(f"plate {name!r}: it shows a part of its rows at a time; wanted the whole likelihood. Drop subsample_size.")
+        raise StructureError(
+            f"plate {name!r}: it shows a part of its rows at a time; wanted the whole likelihood. "
+            "Drop subsample_size."
+        )
     for name, how in _changed(program).items():
         raise StructureError(
-            f"site {name!r}: its prior is {how}, so that draws from it are not draws of its density; wanted a prior as it is. Take the "
+            f"site {name!r}: its prior is {how}, so that draws from it are not draws of its "
+            "density; wanted a prior as it is. Take the "
             f"handler away from it."
         )
 
@@ -124,7 +155,8 @@ def _changed(program: Program) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def look(rng_key: Array) -> None:
-        trace = program.trace(program.draw_prior(rng_key))  # where a prior cannot be drawn from, the program says so by its site
+        # where a prior cannot be drawn from, the program says so by its site
+        trace = program.trace(program.draw_prior(rng_key))
         for name in program.latent:
             if isinstance(trace[name]["fn"], dist.MaskedDistribution):
                 found[name] = "masked"

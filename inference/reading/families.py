@@ -1,7 +1,8 @@
 """The families of a complete conditional, and how each is read off a log joint.
 
-Fix every site but one. What is left of the log joint, f, is a function of that site alone: up to a constant the log density of
-its complete conditional. Every family below but the discrete ones has a coordinate t in which the slope of that density is
+Fix every site but one. What is left of the log joint, f, is a function of that site alone: up to a
+constant the log density of its complete conditional. Every family below but the discrete ones has a
+coordinate t in which the slope of that density is
 
     df/dt = p - q * phi(t),          phi increasing,                                                        (1)
 
@@ -14,16 +15,19 @@ so that the slope and the curvature at one point give p and q of every element a
     Beta(a, b)        logit x   x        a - 1      a + b - 2
     Dirichlet(a)      log x_k   x_k      a_k - 1    sum_k (a_k - 1), one for each simplex
 
-The slope of a simplex is taken along it, through the softmax. A block of Normal elements that depend on each other has a matrix
-for q, one more curvature for each element. A discrete site needs no slope: its log joint at each value gives the odds.
+The slope of a simplex is taken along it, through the softmax. A block of Normal elements that
+depend on each other has a matrix for q, one more curvature for each element. A discrete site needs
+no slope: its log joint at each value gives the odds.
 
-Whether the site is of the family at all, and its elements independent given the rest, shows at a second point, uneven over the
-elements: there the density that was read and the log joint must have the same slope, and between the points the same rise
-(a hard constraint has no slope, only a fall). The largest relative gap is the `residual`, infinite where the parameters read
-are not those of a distribution.
+Whether the site is of the family at all, and its elements independent given the rest, shows at a
+second point, uneven over the elements: there the density that was read and the log joint must have
+the same slope, and between the points the same rise (a hard constraint has no slope, only a fall).
+The largest relative gap is the `residual`, infinite where the parameters read are not those of a
+distribution.
 
-Cost of a reading: elementwise families 4 gradients of the log joint, a block of width K: K + 3, a discrete site of V values with
-C dependent dimensions: V * C + 2 log joints; whatever the number of rows.
+Cost of a reading: elementwise families 4 gradients of the log joint, a block of width K: K + 3, a
+discrete site of V values with C dependent dimensions: V * C + 2 log joints; whatever the number of
+rows.
 """
 
 import math
@@ -64,7 +68,8 @@ class View(NamedTuple):
     """A model as a function of one site, everything else fixed."""
 
     log_joint: Callable[[Array], Array]
-    terms: Callable[[Array], Array]  # its part that shares the site's plates, shaped by these: [*plates]
+    # its part that shares the site's plates, shaped by these: [*plates]
+    terms: Callable[[Array], Array]
     value: Array  # where the site is now
     plate_axes: tuple[int, ...]  # of the value
     low: Any  # bounds of the support, -inf and inf where there are none
@@ -73,7 +78,9 @@ class View(NamedTuple):
 
 
 class Family(Protocol):
-    """Reads the conditional of a site, and the residual of that reading; hashable, so that it may be static under `jit`."""
+    """Reads the conditional of a site, and the residual of that reading; hashable, so that it
+    may be static under `jit`.
+    """
 
     @property
     def name(self) -> str:
@@ -93,7 +100,8 @@ class Elementwise:
     value_of: Callable[[Array], Array]  # x of t
     coordinate_of: Callable[[Array], Array]  # t of x
     statistic: Callable[[Array], Array]  # phi of t
-    make: Callable[..., tuple[dist.Distribution, Array]]  # the distribution with p, q, low, high; whether they are valid
+    # the distribution with p, q, low, high; whether they are valid
+    make: Callable[..., tuple[dist.Distribution, Array]]
     bounded: bool = False  # the coordinate ends at low and high
     reach: float = 1.0  # the longest step in t to a second point
 
@@ -105,7 +113,9 @@ class Elementwise:
         q = -bend / growth
         fitted, is_valid = self.make(p + q * phi, q, view.low, view.high)
         fitted = fitted.to_event(view.event_dim)
-        there = self._second_point(view, here, jnp.minimum(self.reach, 1 / jnp.sqrt(jnp.abs(bend))), rng_key)
+        there = self._second_point(
+            view, here, jnp.minimum(self.reach, 1 / jnp.sqrt(jnp.abs(bend))), rng_key
+        )
         return fitted, _residual(view.log_joint, fitted, self.value_of, here, there, is_valid)
 
     def _second_point(self, view: View, here: Array, step: Array, rng_key: Array) -> Array:
@@ -137,9 +147,13 @@ def _beta(p, q, low, high):
 
 _same = lambda t: t
 NORMAL = Elementwise("Normal", _same, _same, _same, _normal, reach=jnp.inf)
-TRUNCATED_NORMAL = Elementwise("truncated Normal", _same, _same, _same, _truncated_normal, bounded=True, reach=jnp.inf)
+TRUNCATED_NORMAL = Elementwise(
+    "truncated Normal", _same, _same, _same, _truncated_normal, bounded=True, reach=jnp.inf
+)
 GAMMA = Elementwise("Gamma", jnp.exp, jnp.log, jnp.exp, _gamma)
-INVERSE_GAMMA = Elementwise("inverse Gamma", jnp.exp, jnp.log, lambda t: -jnp.exp(-t), _inverse_gamma)
+INVERSE_GAMMA = Elementwise(
+    "inverse Gamma", jnp.exp, jnp.log, lambda t: -jnp.exp(-t), _inverse_gamma
+)
 BETA = Elementwise("Beta", jax.nn.sigmoid, logit, jax.nn.sigmoid, _beta)
 
 
@@ -152,7 +166,9 @@ class BlockNormal:
     @property
     def name(self) -> str:
         """As an error prints it."""
-        return "joint Normal of all elements" if self.whole else "joint Normal of the last dimension"
+        return (
+            "joint Normal of all elements" if self.whole else "joint Normal of the last dimension"
+        )
 
     def read(self, view: View, rng_key: Array) -> Reading:
         """Gradient and Hessian of every block at once; one Newton step gives the mean."""
@@ -162,16 +178,24 @@ class BlockNormal:
         log_joint = lambda x: view.log_joint(x.reshape(shape))
         slope, curve = jax.linearize(jax.grad(log_joint), here)
         directions = jnp.eye(here.shape[-1], dtype=here.dtype)
-        columns = jax.vmap(lambda direction: curve(jnp.broadcast_to(direction, here.shape)), out_axes=-1)(directions)
+        columns = jax.vmap(
+            lambda direction: curve(jnp.broadcast_to(direction, here.shape)), out_axes=-1
+        )(directions)
         precision = -(columns + columns.mT) / 2
         root = jnp.linalg.cholesky(precision)
-        step = lambda vector: solve_triangular(root, vector[..., None], trans="T", lower=True)[..., 0]
+        step = lambda vector: solve_triangular(root, vector[..., None], trans="T", lower=True)[
+            ..., 0
+        ]
         newton = step(solve_triangular(root, slope[..., None], lower=True)[..., 0])
-        normal = dist.MultivariateNormal(here + newton, precision_matrix=precision, validate_args=False)
+        normal = dist.MultivariateNormal(
+            here + newton, precision_matrix=precision, validate_args=False
+        )
         there = here + step(random.uniform(rng_key, here.shape, here.dtype, -2.0, 2.0))
         residual = _residual(log_joint, normal, _same, here, there, jnp.isfinite(root))
         if self.whole:
-            return dist.TransformedDistribution(normal, transforms.ReshapeTransform(shape, here.shape)), residual
+            return dist.TransformedDistribution(
+                normal, transforms.ReshapeTransform(shape, here.shape)
+            ), residual
         return normal.to_event(max(view.event_dim - 1, 0)), residual
 
 
@@ -184,15 +208,21 @@ class Dirichlet:
     def read(self, view: View, rng_key: Array) -> Reading:
         """Slopes along the simplex; one direction gives the sum of the concentrations."""
         here = jnp.log(view.value)
-        uneven, other = (random.uniform(key, here.shape, here.dtype, -1.0, 1.0) for key in random.split(rng_key))
+        uneven, other = (
+            random.uniform(key, here.shape, here.dtype, -1.0, 1.0) for key in random.split(rng_key)
+        )
         weights = lambda t: jax.nn.softmax(t, axis=-1)
         slope = jax.grad(lambda t: view.log_joint(weights(t)))
         p, bend = jax.jvp(slope, (here,), (uneven,))
         phi, growth = jax.jvp(weights, (here,), (uneven,))
-        q = -jnp.sum(bend * growth, axis=-1, keepdims=True) / jnp.sum(growth**2, axis=-1, keepdims=True)
+        q = -jnp.sum(bend * growth, axis=-1, keepdims=True) / jnp.sum(
+            growth**2, axis=-1, keepdims=True
+        )
         concentration = p + q * phi + 1
         fitted = dist.Dirichlet(concentration, validate_args=False).to_event(view.event_dim - 1)
-        return fitted, _residual(view.log_joint, fitted, weights, here, here + other, concentration > 0)
+        return fitted, _residual(
+            view.log_joint, fitted, weights, here, here + other, concentration > 0
+        )
 
 
 DIRICHLET = Dirichlet()
@@ -208,17 +238,24 @@ class Finite:
     def read(self, view: View, rng_key: Array) -> Reading:
         """Log joints at every value."""
         scores = self._scores(view)
-        guess = random.categorical(rng_key, jnp.where(jnp.isneginf(scores), -jnp.inf, 0)).astype(view.value.dtype)
+        guess = random.categorical(rng_key, jnp.where(jnp.isneginf(scores), -jnp.inf, 0)).astype(
+            view.value.dtype
+        )
         over = tuple(axis for axis in range(view.value.ndim) if axis not in view.plate_axes)
-        score = lambda value: jnp.take_along_axis(scores, value[..., None].astype(int), axis=-1)[..., 0].sum(over)
+        score = lambda value: jnp.take_along_axis(scores, value[..., None].astype(int), axis=-1)[
+            ..., 0
+        ].sum(over)
         rise = view.terms(guess) - view.terms(view.value)
-        return self._make(scores).to_event(view.event_dim), gap(score(guess) - score(view.value), rise)
+        return self._make(scores).to_event(view.event_dim), gap(
+            score(guess) - score(view.value), rise
+        )
 
     def _scores(self, view: View) -> Array:
-        """Log joint of each element at each value [*shape, num_values], up to a constant of the element.
+        """Log joint of each element at each value [*shape, num_values], up to a constant of the
+        element.
 
-        All rows of the site's plates take a value at the same time: they are independent or else the residual shows it. The
-        elements of its other dimensions take turns.
+        All rows of the site's plates take a value at the same time: they are independent or else
+        the residual shows it. The elements of its other dimensions take turns.
         """
         shape = view.value.shape
         others = tuple(1 if axis in view.plate_axes else size for axis, size in enumerate(shape))
@@ -226,9 +263,18 @@ class Finite:
 
         def score(turn_and_value):
             turn, value = turn_and_value
-            return view.terms(jnp.where(jnp.broadcast_to(turns == turn, shape), value.astype(view.value.dtype), view.value))
+            return view.terms(
+                jnp.where(
+                    jnp.broadcast_to(turns == turn, shape),
+                    value.astype(view.value.dtype),
+                    view.value,
+                )
+            )
 
-        turn, value = (grid.ravel() for grid in jnp.meshgrid(turns.ravel(), jnp.arange(self.num_values), indexing="ij"))
+        turn, value = (
+            grid.ravel()
+            for grid in jnp.meshgrid(turns.ravel(), jnp.arange(self.num_values), indexing="ij")
+        )
         scores = lax.map(score, (turn, value))  # [turn * value, *plates]
         free = [axis for axis in range(len(shape)) if axis not in view.plate_axes]
         scores = scores.reshape(*(shape[axis] for axis in free), self.num_values, *scores.shape[1:])
@@ -237,7 +283,10 @@ class Finite:
     def _make(self, scores: Array) -> dist.Distribution:
         if self.name == "Bernoulli":
             largest = jnp.finfo(scores.dtype).max / 4  # 0 * inf is NaN in NumPyro's log_prob
-            return dist.Bernoulli(logits=jnp.clip(scores[..., 1] - scores[..., 0], -largest, largest), validate_args=False)
+            return dist.Bernoulli(
+                logits=jnp.clip(scores[..., 1] - scores[..., 0], -largest, largest),
+                validate_args=False,
+            )
         return dist.Categorical(logits=jax.nn.log_softmax(scores, axis=-1), validate_args=False)
 
 
@@ -247,13 +296,21 @@ def _with_rate(function, t: Array) -> tuple[Array, Array]:
 
 
 def _residual(log_joint, fitted, value_of, here: Array, there: Array, is_valid: Array) -> Array:
-    """Largest relative gap between the log joint and the fitted log density: slopes at `there`, rise from `here` to `there`.
+    """Largest relative gap between the log joint and the fitted log density: slopes at `there`,
+    rise from `here` to `there`.
 
     Slopes are multiplied by the step, so that neither depends on the unit of the site.
     """
     model = jax.value_and_grad(lambda t: log_joint(value_of(t)))
     density = jax.value_and_grad(lambda t: fitted.log_prob(value_of(t)).sum())
-    (low, _), (high, wanted), (fit_low, _), (fit_high, found) = model(here), model(there), density(here), density(there)
+    (low, _), (high, wanted), (fit_low, _), (fit_high, found) = (
+        model(here),
+        model(there),
+        density(here),
+        density(there),
+    )
     step = there - here
     rise = gap(fit_high - fit_low, high - low, 1 + jnp.abs(high) + jnp.abs(low))
-    return jnp.where(jnp.all(is_valid), jnp.maximum(gap(found * step, wanted * step), rise), jnp.inf)
+    return jnp.where(
+        jnp.all(is_valid), jnp.maximum(gap(found * step, wanted * step), rise), jnp.inf
+    )

@@ -1,16 +1,22 @@
-"""A latent history: how many points there were that left no data, where they were, and the values of functions there.
+"""A latent history: how many points there were that left no data, where they were, and the values
+of functions there.
 
 Read off any model with
 
     a count      one discrete latent site, 0 .. capacity
-    slots        a plate of `capacity` places; those below the count are used, what the others have is masked
+    slots        a plate of `capacity` places; those below the count are used, what the others have
+                 is masked
     places       latent sites of the slots, masked: where a point was
-    noise        a latent site of the slots, standard normal: what is new in the functions at a slot, given the slots before it
-    function     a deterministic site of the slots: the values of functions, affine in the noise, those of a slot without the later ones
-    events       observed sites of the slots, masked: what happened there, given the values of the functions
+    noise        a latent site of the slots, standard normal: what is new in the functions at a
+                 slot, given the slots before it
+    function     a deterministic site of the slots: the values of functions, affine in the noise,
+                 those of a slot without the later ones
+    events       observed sites of the slots, masked: what happened there, given the values of the
+                 functions
 
-`History.prove` shows that the model is so at random values of its sites, in particular that used slots may change their order once
-their noise is computed anew. Slots that are not used are auxiliary: whatever they hold, they are drawn from the prior before they serve.
+`History.prove` shows that the model is so at random values of its sites, in particular that used
+slots may change their order once their noise is computed anew. Slots that are not used are
+auxiliary: whatever they hold, they are drawn from the prior before they serve.
 """
 
 from collections.abc import Mapping
@@ -29,7 +35,8 @@ from inference.reading.proof import gap, prove, random_settings
 
 __all__ = ["History", "like", "read_history", "shuffled"]
 
-TOLERANCE = 1e-4  # relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
+# relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
+TOLERANCE = 1e-4
 
 Values = Mapping[str, Any]
 
@@ -58,7 +65,9 @@ class History:
     def log_count(self, program: Program, values: Values) -> Array:
         """Log prior of each count, [capacity + 1]."""
         fn = program.trace(values)[self.count]["fn"]
-        return jax.vmap(fn.log_prob)(jnp.arange(self.capacity + 1, dtype=program.sites[self.count].dtype))
+        return jax.vmap(fn.log_prob)(
+            jnp.arange(self.capacity + 1, dtype=program.sites[self.count].dtype)
+        )
 
     def log_places(self, program: Program, values: Values) -> Array:
         """Log prior of each slot's places."""
@@ -66,12 +75,16 @@ class History:
         return sum((terms[name] for name in self.places), jnp.zeros(self.capacity))
 
     def log_events(self, program: Program, values: Values, function: Array) -> Array:
-        """Log likelihood of what happened at each slot, were it used, given the values of the functions."""
+        """Log likelihood of what happened at each slot, were it used, given the values of the
+        functions.
+        """
         terms = program.log_probs(self.all_used(program, values), held={self.function: function})
         return sum((terms[name] for name in self.events), jnp.zeros(self.capacity))
 
     def function_of(self, program: Program, values: Values) -> tuple[Array, Array]:
-        """(A, L) of function[slot, k] = A[slot, k] + sum of L[k, slot, other] noise[other, k] over slots up to this one."""
+        """(A, L) of function[slot, k] = A[slot, k] + sum of L[k, slot, other] noise[other, k]
+        over slots up to this one.
+        """
 
         def function(noise):
             return program.deterministics({**values, self.noise: noise})[self.function]
@@ -82,8 +95,12 @@ class History:
         return level, jnp.transpose(jax.vmap(effect)(one_slot), (2, 1, 0))
 
     def noise_of(self, level: Array, root: Array, function: Array) -> Array:
-        """The noise by which a function has its values; of a slot it depends on the slots up to this one."""
-        return solve_triangular(root, jnp.moveaxis(function - level, -1, 0)[..., None], lower=True)[..., 0].T
+        """The noise by which a function has its values; of a slot it depends on the slots up to
+        this one.
+        """
+        return solve_triangular(root, jnp.moveaxis(function - level, -1, 0)[..., None], lower=True)[
+            ..., 0
+        ].T
 
     def values_of(self, level: Array, root: Array, noise: Array) -> Array:
         """And back."""
@@ -92,9 +109,17 @@ class History:
     def refreshed(self, rng_key: Array, program: Program, values: Values) -> dict[str, Any]:
         """The slots that are not used, drawn from the prior."""
         slots = (*self.places, self.noise)
-        fresh = program.trace({name: value for name, value in values.items() if name not in slots}, rng_key)
+        fresh = program.trace(
+            {name: value for name, value in values.items() if name not in slots}, rng_key
+        )
         is_used = jnp.arange(self.capacity) < values[self.count]
-        return {**values, **{name: jnp.where(like(is_used, values[name]), values[name], fresh[name]["value"]) for name in slots}}
+        return {
+            **values,
+            **{
+                name: jnp.where(like(is_used, values[name]), values[name], fresh[name]["value"])
+                for name in slots
+            },
+        }
 
     def scale_of_places(self, program: Program, rng_key: Array) -> dict[str, Array]:
         """How far the prior spreads each place: the standard deviation of a draw of all slots."""
@@ -107,19 +132,29 @@ class History:
     def prove(self, program: Program, rng_key: Array) -> None:
         """Raises StructureError unless the sites are what their names here say."""
         refusal = lambda what, missed: f"{what} (relative gap {missed:.1g}). {_wanted(program)}"
-        prove(lambda: lambda key: self._gaps(key, program), random_settings(rng_key), refusal, tolerance=TOLERANCE)
+        prove(
+            lambda: lambda key: self._gaps(key, program),
+            random_settings(rng_key),
+            refusal,
+            tolerance=TOLERANCE,
+        )
 
     def _gaps(self, rng_key: Array, program: Program) -> dict[str, Array]:
         start_key, count_key, noise_key, order_key, fresh_key = random.split(rng_key, 5)
         drawn = program.draw_initial(start_key)
-        count = random.randint(count_key, (), 1, self.capacity + 1).astype(program.sites[self.count].dtype)
+        count = random.randint(count_key, (), 1, self.capacity + 1).astype(
+            program.sites[self.count].dtype
+        )
         noise = random.normal(noise_key, program.sites[self.noise].shape)
         values = {**drawn, self.count: count, self.noise: noise}
         function, joint = program.deterministics(values)[self.function], program.log_joint(values)
         level, root = self.function_of(program, values)
 
         ladder = self.log_count(program, values) + jnp.append(
-            0.0, jnp.cumsum(self.log_places(program, values) + self.log_events(program, values, function))
+            0.0,
+            jnp.cumsum(
+                self.log_places(program, values) + self.log_events(program, values, function)
+            ),
         )
         empty = program.log_joint({**values, self.count: jnp.zeros_like(count)})
         standard = {**values, self.noise: jnp.zeros_like(noise)}
@@ -128,24 +163,29 @@ class History:
         moved, other_root = program.log_joint(shuffled), self.function_of(program, shuffled)[1]
         is_used = (jnp.arange(self.capacity) < count)[:, None]
         other = program.deterministics(self.refreshed(fresh_key, program, values))[self.function]
-        size = lambda root: jnp.sum(jnp.where(is_used[:, 0], jnp.log(jnp.diagonal(root, 0, 1, 2)), 0.0))
+        size = lambda root: jnp.sum(
+            jnp.where(is_used[:, 0], jnp.log(jnp.diagonal(root, 0, 1, 2)), 0.0)
+        )
         return {
             f"site {self.noise!r}: found another prior than the standard normal": gap(
                 prior(values) - prior(standard), -0.5 * jnp.sum(noise**2)
             ),
-            f"site {self.function!r}: found a function that is not affine in {self.noise!r}, slot by slot": gap(
-                self.values_of(level, root, noise), function
-            ),
-            f"site {self.function!r}: found values of a slot that depend on later slots": jnp.maximum(
+            f"site {self.function!r}: found a function that is not affine in {self.noise!r}, slot "
+            "by slot": gap(self.values_of(level, root, noise), function),
+            f"site {self.function!r}: found values of a slot that depend on later "
+            "slots": jnp.maximum(
                 gap(jnp.triu(root, 1), 0.0), gap(is_used * other, is_used * function)
             ),
-            f"site {self.count!r}: found a log joint that is not its prior and one term for each used slot": gap(
-                joint - empty, ladder[count] - ladder[0]
+            f"site {self.count!r}: found a log joint that is not its prior and one term for each "
+            "used slot": gap(joint - empty, ladder[count] - ladder[0]),
+            f"sites {list(self.places)}: found slots whose order counts": gap(
+                moved - size(other_root), joint - size(root)
             ),
-            f"sites {list(self.places)}: found slots whose order counts": gap(moved - size(other_root), joint - size(root)),
         }
 
-    def _shuffled(self, rng_key: Array, program: Program, values: dict[str, Any], function: Array) -> dict[str, Any]:
+    def _shuffled(
+        self, rng_key: Array, program: Program, values: dict[str, Any], function: Array
+    ) -> dict[str, Any]:
         """The used slots in another order, the functions as they were."""
         is_used = jnp.arange(self.capacity) < values[self.count]
         order = shuffled(rng_key, values[self.count], self.capacity)
@@ -165,11 +205,19 @@ def like(flags: Array, values: Array) -> Array:
 
 
 def read_history(program: Program) -> History:
-    """The history of a model, by the structure of its sites; `History.prove` shows that it is one."""
+    """The history of a model, by the structure of its sites; `History.prove` shows that it is
+    one.
+    """
     sites = program.sites
-    counts = [name for name in program.latent if sites[name].is_discrete and sites[name].shape == ()]
+    counts = [
+        name for name in program.latent if sites[name].is_discrete and sites[name].shape == ()
+    ]
     for count in counts:
-        follow = [name for name in (*program.observed, *program.latent) if count in program.parents[name] and name != count]
+        follow = [
+            name
+            for name in (*program.observed, *program.latent)
+            if count in program.parents[name] and name != count
+        ]
         plates = {sites[name].plates for name in follow}
         if not follow or len(plates) != 1 or len(next(iter(plates))) != 1:
             continue
@@ -177,22 +225,39 @@ def read_history(program: Program) -> History:
         own = [name for name in program.latent if sites[name].plates == (plate,)]
         noise = [name for name in own if name not in follow and sites[name].family == "Normal"]
         places = tuple(name for name in own if name in follow)
-        functions = [name for name in program.deterministic if sites[name].plates == (plate,) and set(noise) & program.parents[name]]
+        functions = [
+            name
+            for name in program.deterministic
+            if sites[name].plates == (plate,) and set(noise) & program.parents[name]
+        ]
         events = tuple(name for name in program.observed if name in follow)
         rest = [name for name in own if name not in noise and name not in places]
         if bearing := sorted(program.parents[count] - {count}):
             raise StructureError(
-                f"site {count!r}: its prior depends on {bearing}. It ends at the capacity, so that this would be learned as if no more "
+                f"site {count!r}: its prior depends on {bearing}. It ends at the capacity, so that "
+                "this would be learned as if no more "
                 f"points could be rejected; wanted a prior of numbers."
             )
-        if events and len(noise) == len(functions) == 1 and not rest and sites[noise[0]].shape == sites[functions[0]].shape:
-            return History(count, plate, program.plates[plate].size, places, noise[0], functions[0], events)
-    raise StructureError(f"found no latent history; discrete scalar sites are {counts}. {_wanted(program)}")
+        if (
+            events
+            and len(noise) == len(functions) == 1
+            and not rest
+            and sites[noise[0]].shape == sites[functions[0]].shape
+        ):
+            return History(
+                count, plate, program.plates[plate].size, places, noise[0], functions[0], events
+            )
+    raise StructureError(
+        f"found no latent history; discrete scalar sites are {counts}. {_wanted(program)}"
+    )
 
 
 def _wanted(program: Program) -> str:
     return (
-        f"LatentHistory wants of {model_name(program.model)}: one discrete count; a plate of slots; in it a masked site for places, a "
-        f"standard normal site [slot, function], numpyro.deterministic values of the same shape that are used as it returns them, and "
-        f"masked observed sites. It looks at sums to {TOLERANCE}: use float64, jax.enable_x64(True)."
+        f"LatentHistory wants of {model_name(program.model)}: one discrete count; a plate of "
+        "slots; in it a masked site for places, a "
+        "standard normal site [slot, function], numpyro.deterministic values of the same shape "
+        "that are used as it returns them, and "
+        f"masked observed sites. It looks at sums to {TOLERANCE}: use float64, "
+        "jax.enable_x64(True)."
     )

@@ -82,7 +82,8 @@ def prove(
         try:
             with jax.enable_x64(True):
                 doubled = lambda program: program.with_arguments(**_in_double(program.arguments))
-                # No name for the identities: while they live, JAX takes their numbers for those of the next trace.
+                # No name for the identities: while they live, JAX takes their numbers for those of
+                # the next trace.
                 gaps, _ = worst(identities(*map(doubled, programs)), _in_double(settings))
         except (TypeError, jax.errors.JaxRuntimeError):
             pass  # the model has arrays of its own in single precision: what was found stands
@@ -91,15 +92,22 @@ def prove(
 
 
 def prove_numbers(
-    site: str, numbers: Any, numbers_at: Callable, start: Callable, others: "Program", words: Callable[[str, float], str]
+    site: str,
+    numbers: Any,
+    numbers_at: Callable,
+    start: Callable,
+    others: "Program",
+    words: Callable[[str, float], str],
 ) -> None:
-    """Raises StructureError where numbers that were read, a tree of arrays, are different ones on the
-    rows of another program.
+    """Raises StructureError where numbers that were read, a tree of arrays, are different ones on
+    the rows of another program.
 
     :param numbers_at: of a program and values of its sites, those that it has.
     :param start: of a program and a seed, values without bounds.
     """
-    gaps = lambda some, at: {site: gap_of_numbers(numbers_at(some, some.constrain(at)), numbers, SAME)}
+    gaps = lambda some, at: {
+        site: gap_of_numbers(numbers_at(some, some.constrain(at)), numbers, SAME)
+    }
     prove(lambda some: partial(gaps, some), [(start(others, 0),)], words, others, tolerance=SAME)
 
 
@@ -109,12 +117,19 @@ def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, An
     arrays = lambda setting: jax.tree.map(jnp.asarray, setting)
     compiled = once(identities, *arrays(settings[0]))
     answers = [jax.device_get(compiled(*arrays(setting))) for setting in settings]
-    gaps, found = zip(*(answer if isinstance(answer, tuple) else (answer, None) for answer in answers), strict=True)
-    largest = lambda site: np.max(np.nan_to_num([each[site] for each in gaps], nan=np.inf, posinf=np.inf))
+    gaps, found = zip(
+        *(answer if isinstance(answer, tuple) else (answer, None) for answer in answers),
+        strict=True,
+    )
+    largest = lambda site: np.max(
+        np.nan_to_num([each[site] for each in gaps], nan=np.inf, posinf=np.inf)
+    )
     return {site: largest(site) for site in gaps[0]}, list(found)
 
 
-def refuse(gaps: Mapping[str, Any], words: Callable[[str, float], str], tolerance: Tolerance = TOLERANCE) -> None:
+def refuse(
+    gaps: Mapping[str, Any], words: Callable[[str, float], str], tolerance: Tolerance = TOLERANCE
+) -> None:
     """Raises StructureError, in these words, for the first site whose gap is too large."""
     for site in _wrong(gaps, tolerance):
         raise StructureError(words(site, gaps[site]))
@@ -127,7 +142,9 @@ def _wrong(gaps: Mapping[str, Any], tolerance: Tolerance) -> list[str]:
 
 def _in_double(tree: Any) -> Any:
     is_single = lambda leaf: isinstance(leaf, np.ndarray | Array) and leaf.dtype == np.float32
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if is_single(leaf) else leaf, tree)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf, np.float64) if is_single(leaf) else leaf, tree
+    )
 
 
 # Gaps.
@@ -138,13 +155,20 @@ def gap(found: Any, wanted: Any, scale: Any = None) -> Array:
     of one sign, infinite where one is no number."""
     found, wanted = jnp.asarray(found), jnp.asarray(wanted)
     each = jnp.abs(found - wanted) / (1 + jnp.abs(wanted) if scale is None else scale)
-    return jnp.max(jnp.where(found == wanted, 0.0, jnp.where(jnp.isnan(each), jnp.inf, each)), initial=0.0)
+    return jnp.max(
+        jnp.where(found == wanted, 0.0, jnp.where(jnp.isnan(each), jnp.inf, each)), initial=0.0
+    )
 
 
 def gap_of_numbers(found: Any, wanted: Any, least: float = 1.0) -> Array:
-    """The same of two trees of arrays, relative to `least` + |wanted|; infinite where their shapes differ."""
+    """The same of two trees of arrays, relative to `least` + |wanted|; infinite where their
+    shapes differ.
+    """
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-    each = [gap(a, b, least + jnp.abs(b)) if jnp.shape(a) == jnp.shape(b) else jnp.full((), jnp.inf) for a, b in pairs]
+    each = [
+        gap(a, b, least + jnp.abs(b)) if jnp.shape(a) == jnp.shape(b) else jnp.full((), jnp.inf)
+        for a, b in pairs
+    ]
     return jnp.max(jnp.stack(each))
 
 
@@ -181,7 +205,9 @@ class Magnitude(NamedTuple):
 
 
 def further(start: Callable[[int], Any], *data: np.ndarray) -> list[tuple]:
-    """Settings of three parts: the first start, another start of a seed of its own, and its magnitude."""
+    """Settings of three parts: the first start, another start of a seed of its own, and its
+    magnitude.
+    """
     first = start(0)
     return [(first, start(seed), size) for seed, size in enumerate(magnitudes(*data), 1)]
 
@@ -191,20 +217,39 @@ def magnitudes(*data: np.ndarray) -> list[Magnitude]:
     largest = max((np.abs(part[np.isfinite(part)]).max(initial=1.0) for part in data), default=1.0)
     most = float(jnp.finfo(jnp.result_type(float)).max) ** 0.2
     far = max(min(FAR * largest, most / largest), 1.0)
-    return [Magnitude(1.0, 1.0), Magnitude(10.0, 3.0), Magnitude(far, 6.0), Magnitude(0.03, 6.0), Magnitude(1e-3, 3.0)]
+    return [
+        Magnitude(1.0, 1.0),
+        Magnitude(10.0, 3.0),
+        Magnitude(far, 6.0),
+        Magnitude(0.03, 6.0),
+        Magnitude(1e-3, 3.0),
+    ]
 
 
-def at_magnitude(program: "Program", unconstrained: dict[str, Array], magnitude: Magnitude) -> dict[str, Array]:
+def at_magnitude(
+    program: "Program", unconstrained: dict[str, Array], magnitude: Magnitude
+) -> dict[str, Array]:
     """Values of all latent sites."""
-    latent = {name: program.sites[name] for name in unconstrained if not program.sites[name].is_discrete}
+    latent = {
+        name: program.sites[name] for name in unconstrained if not program.sites[name].is_discrete
+    }
     bounded = {name for name, site in latent.items() if not _is_scalable(site.support)}
-    stretched = {name: _some_times(value, magnitude.spread) if name in bounded else value for name, value in unconstrained.items()}
-    scaled = lambda name, value: value * magnitude.size.astype(value.dtype) if name in latent and name not in bounded else value
+    stretched = {
+        name: _some_times(value, magnitude.spread) if name in bounded else value
+        for name, value in unconstrained.items()
+    }
+    scaled = lambda name, value: (
+        value * magnitude.size.astype(value.dtype)
+        if name in latent and name not in bounded
+        else value
+    )
     return {name: scaled(name, value) for name, value in program.constrain(stretched).items()}
 
 
 def _some_times(value: Array, factor: Array) -> Array:
-    """Some eight along the last axis: of many sticks all near a bound the weights would be too small for a number."""
+    """Some eight along the last axis: of many sticks all near a bound the weights would be too
+    small for a number.
+    """
     length = value.shape[-1] if value.ndim else 1
     some = jnp.arange(length) % max(1, length // SOME) == 0
     return jnp.where(some if value.ndim else True, value * factor.astype(value.dtype), value)

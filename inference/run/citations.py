@@ -173,7 +173,8 @@ _ENTRIES = (
 )
 _BY_KEY: dict[str, str] = {entry.partition("{")[2].partition(",")[0]: entry for entry in _ENTRIES}
 
-SOFTWARE = tuple(_BY_KEY[key] for key in ("phan2019composable", "kumar2019arviz"))  # NumPyro and ArviZ, which every run uses
+# NumPyro and ArviZ, which every run uses
+SOFTWARE = tuple(_BY_KEY[key] for key in ("phan2019composable", "kumar2019arviz"))
 
 _OF_KERNELS = {
     "AugmentReduce": ("ruiz2018augment",),
@@ -192,7 +193,8 @@ _OF_KERNELS = {
 
 
 def citations(kernel: str) -> tuple[str, ...]:
-    """The entries of a kernel, or of each kernel in a composed one, by the name that a run's `attrs["kernel"]` has; none where no
-    paper is behind it."""
+    """The entries of a kernel, or of each kernel in a composed one, by the name that a run's
+    `attrs["kernel"]` has; none where no paper is behind it.
+    """
     keys = [key for name in re.findall(r"\w+", kernel) for key in _OF_KERNELS.get(name, ())]
     return tuple(_BY_KEY[key] for key in dict.fromkeys(keys))

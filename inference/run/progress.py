@@ -34,15 +34,20 @@ class Bar:
 
 
 def figures(stats: dict[str, np.ndarray], divergences: int) -> str:
-    """What the bar says of the records of one chunk: sampler statistics by name, else the last value of each scalar figure. There may be no
-    record: where the host has done the last of a run."""
+    """What the bar says of the records of one chunk: sampler statistics by name, else the last
+    value of each scalar figure. There may be no record: where the host has done the last of a run.
+    """
     shown: list[str] = []
     if "diverging" in stats:
         shown.append(f"divergences {divergences}")
     if "acceptance_rate" in stats:
         shown.append(f"acceptance {np.mean(stats['acceptance_rate']):.2f}")
     if not shown:
-        shown = [f"{name} {_short(value[-1])}" for name, value in stats.items() if value.ndim == 2 and len(value)]
+        shown = [
+            f"{name} {_short(value[-1])}"
+            for name, value in stats.items()
+            if value.ndim == 2 and len(value)
+        ]
     return ", ".join(shown)
 
 

@@ -1,7 +1,9 @@
-"""One run under way: chunks, saves, stops; everything that is decided between two calls of the compiled loop.
+"""One run under way: chunks, saves, stops; everything that is decided between two calls of the
+compiled loop.
 
-Chains that run in turn are lanes of their own: each goes through a whole chunk before the next, in the same compiled loop, so that no
-step copies what the others hold, and a replicate grows when it is full itself. Chains that run together are one lane.
+Chains that run in turn are lanes of their own: each goes through a whole chunk before the next, in
+the same compiled loop, so that no step copies what the others hold, and a replicate grows when it
+is full itself. Chains that run together are one lane.
 """
 
 from collections.abc import Generator, Iterator
@@ -26,7 +28,8 @@ from inference.run.store import Commit, FolderStore, MemoryStore, Records, conca
 __all__ = ["TURN", "Session", "chain_keys", "marks", "others_run"]
 
 MOST_UNUSED = 4  # compiled loops kept for shapes that may come back
-TURN = RLock()  # NumPyro's handlers are one stack for all threads, so that models run in one thread at a time
+# NumPyro's handlers are one stack for all threads, so that models run in one thread at a time
+TURN = RLock()
 PENDING_BYTES = 256 * 2**20  # records in memory that force a save before its time
 
 
@@ -43,10 +46,19 @@ def others_run() -> Generator[None]:
 class Session:
     """States, counters and records of one run; `advance` goes on from wherever they stand."""
 
-    def __init__(self, stepper: Stepper, store: MemoryStore | FolderStore, *, num_warmup: int, thinning: int, chain_method: Any):
+    def __init__(
+        self,
+        stepper: Stepper,
+        store: MemoryStore | FolderStore,
+        *,
+        num_warmup: int,
+        thinning: int,
+        chain_method: Any,
+    ):
         self.stepper, self.store = stepper, store
         self.num_warmup, self.thinning, self.chain_method = num_warmup, thinning, chain_method
-        self.lanes: list[Any] = []  # states with a leading axis: of all chains, or of one chain each, which then run in turn
+        # states with a leading axis: of all chains, or of one chain each, which then run in turn
+        self.lanes: list[Any] = []
         self.compiled: dict[Any, Any] = {}
         self.steps = self.records = self.divergences = 0
         self.steps_run = 0  # by the last call of `advance`
@@ -54,14 +66,27 @@ class Session:
         self.seconds = self.seconds_to_compile = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Compiled code stays behind; and states become NumPy's arrays, which keep their float64 where they are read without x64."""
-        on_host = lambda leaf: leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
+        """Compiled code stays behind; and states become NumPy's arrays, which keep their float64
+        where they are read without x64.
+        """
+        on_host = lambda leaf: (
+            leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
+        )
         return vars(self) | {"compiled": {}, "lanes": jax.tree.map(on_host, self.lanes)}
 
     def start(self, keys: Array, init_params: Any) -> None:
-        """Initial states of all chains, one after the other: a kernel that binds values at `init` must not bind tracers."""
-        each = [self.stepper.start(key, _of_chain(init_params, i, len(keys))) for i, key in enumerate(keys)]
-        self.lanes = [stacked([one]) for one in each] if self.chain_method == "sequential" else [stacked(each)]
+        """Initial states of all chains, one after the other: a kernel that binds values at
+        `init` must not bind tracers.
+        """
+        each = [
+            self.stepper.start(key, _of_chain(init_params, i, len(keys)))
+            for i, key in enumerate(keys)
+        ]
+        self.lanes = (
+            [stacked([one]) for one in each]
+            if self.chain_method == "sequential"
+            else [stacked(each)]
+        )
 
     def resume(self) -> None:
         """From the last commit of the store, if it has one."""
@@ -69,8 +94,19 @@ class Session:
         if commit is not None:
             self.lanes, self.steps, self.records, self.ended, self.seconds = commit
 
-    def advance(self, target: int | None, *, stop: StopRule | None, max_time: float | None, save_every: float, bar: bool, tree_so_far: Any):
-        """Until `target` records are there (None: until the algorithm has finished), or something else ends the run."""
+    def advance(
+        self,
+        target: int | None,
+        *,
+        stop: StopRule | None,
+        max_time: float | None,
+        save_every: float,
+        bar: bool,
+        tree_so_far: Any,
+    ):
+        """Until `target` records are there (None: until the algorithm has finished), or
+        something else ends the run.
+        """
         started = saved = perf_counter()
         before = self.seconds
         self.ended, self.steps_run = "", 0
@@ -79,7 +115,9 @@ class Session:
         with signals_noted() as signals:
             try:
                 while not self.ended:
-                    self.ended = self._reason_to_end(target, stop, tree_so_far) or (signals[0] if signals else "")
+                    self.ended = self._reason_to_end(target, stop, tree_so_far) or (
+                        signals[0] if signals else ""
+                    )
                     if self.ended:
                         break
                     self._chunk(target, shown)
@@ -90,8 +128,11 @@ class Session:
                     elif now - saved > save_every or self.store.waiting_bytes > PENDING_BYTES:
                         self.store.save(self.commit())
                         saved = perf_counter()
-                if self.records == 0:  # ended in the warm-up: variables of the right shape, without draws
-                    self.store.append(concatenate([self._loop(lane).nothing() for lane in self.lanes], axis=1))
+                # ended in the warm-up: variables of the right shape, without draws
+                if self.records == 0:
+                    self.store.append(
+                        concatenate([self._loop(lane).nothing() for lane in self.lanes], axis=1)
+                    )
                     self.seconds = before + perf_counter() - started
                 self.store.save(self.commit())
             finally:
@@ -110,7 +151,11 @@ class Session:
             return "finished"
         if target is not None and self.records >= target and self.steps >= self.num_warmup:
             return "budget"
-        asked = stop is not None and self.steps >= self.num_warmup and self.records == next(m for m in marks() if m >= self.records)
+        asked = (
+            stop is not None
+            and self.steps >= self.num_warmup
+            and self.records == next(m for m in marks() if m >= self.records)
+        )
         if not asked or stop is None:
             return ""
         try:
@@ -136,16 +181,23 @@ class Session:
         shown.update(taken, phase, self._text(records, phase))
 
     def _taken(self, limit: int, *, steps: int, recorded: bool) -> tuple[Records, int]:
-        """Records of all lanes, as many as fit into a chunk; what has finished repeats its last one while others go on."""
+        """Records of all lanes, as many as fit into a chunk; what has finished repeats its last
+        one while others go on.
+        """
         self._ask_host(0)
         size = self._loop(self.lanes[0]).size(limit, len(self.lanes), recorded)
-        each = [self._taken_by(i, size, steps=steps, recorded=recorded) for i in range(len(self.lanes))]
+        each = [
+            self._taken_by(i, size, steps=steps, recorded=recorded) for i in range(len(self.lanes))
+        ]
         count = max(count for _, count in each)
         if not recorded:
             return concatenate([records for records, _ in each], axis=1), count
-        last = lambda lane: jax.tree.map(np.asarray, jax.vmap(self.stepper.record, (0, None))(lane, self.stepper.data))
+        last = lambda lane: jax.tree.map(
+            np.asarray, jax.vmap(self.stepper.record, (0, None))(lane, self.stepper.data)
+        )
         whole = [
-            records if own == count else _padded(records, last(lane), count) for (records, own), lane in zip(each, self.lanes, strict=True)
+            records if own == count else _padded(records, last(lane), count)
+            for (records, own), lane in zip(each, self.lanes, strict=True)
         ]
         return concatenate(whole, axis=1), count
 
@@ -155,7 +207,8 @@ class Session:
         while left and not self._asked("finished", self.lanes[i]).all():
             self._ask_host(i)
             loop = self._loop(self.lanes[i])
-            with ctrl_c_waits(), others_run():  # the states are given away, and what comes of them must not be lost
+            # the states are given away, and what comes of them must not be lost
+            with ctrl_c_waits(), others_run():
                 self.lanes[i], records, count = loop.chunk(self.lanes[i], left, **how)
             self.stepper.bind()  # another thread may have had the kernel read other data
             parts.append(records)
@@ -163,16 +216,24 @@ class Session:
         return concatenate(parts), size - left
 
     def _ask_host(self, i: int) -> None:
-        """What a lane needs the host for. Its chains are stacked, so all of them are given to the host together."""
+        """What a lane needs the host for.
+
+        Its chains are stacked, so all of them are given to the host together.
+        """
         while self._asked("needs_host", self.lanes[i]).any():
             self.lanes[i] = stacked(self.stepper.on_host(apart(self.lanes[i])))
 
     def _loop(self, lane: Any) -> Loop:
-        """The compiled loop for a lane's shapes. Of shapes that no lane has any more a few are kept, for lanes grow one after the other."""
+        """The compiled loop for a lane's shapes.
+
+        Of shapes that no lane has any more a few are kept, for lanes grow one after the other.
+        """
         key = _shapes(lane, self.stepper.data)
         if key not in self.compiled:
             used = {_shapes(other, self.stepper.data) for other in self.lanes}
-            unused = [known for known in self.compiled if known not in used and not isinstance(known, str)]
+            unused = [
+                known for known in self.compiled if known not in used and not isinstance(known, str)
+            ]
             for known in unused[:-MOST_UNUSED]:
                 del self.compiled[known]
             self.compiled[key] = loop = Loop(self.stepper, lane, self.chain_method)
@@ -189,7 +250,8 @@ class Session:
         stats = records.get("sample_stats", {})
         if phase != "warmup" and "diverging" in stats:
             self.divergences += int(stats["diverging"].sum())
-        # Every chain is asked, whatever the bar shows: this is where a kernel stops a run that has failed.
+        # Every chain is asked, whatever the bar shows: this is where a kernel stops a run that has
+        # failed.
         said = [self.stepper.status(one) for one in self.each()] if self.stepper.warms_up else [""]
         return figures(stats, self.divergences) or said[0]
 
@@ -199,7 +261,11 @@ def _shapes(*trees: Any) -> tuple:
 
 
 def _padded(records: Records, last: Records, count: int) -> Records:
-    return jax.tree.map(lambda leaf, one: np.concatenate([leaf, np.repeat(one[None], count - len(leaf), axis=0)]), records, last)
+    return jax.tree.map(
+        lambda leaf, one: np.concatenate([leaf, np.repeat(one[None], count - len(leaf), axis=0)]),
+        records,
+        last,
+    )
 
 
 def marks() -> Iterator[int]:
@@ -208,10 +274,14 @@ def marks() -> Iterator[int]:
 
 
 def chain_keys(rng_key: int | Array, num_chains: int) -> Array:
-    """NumPyro's own rule: one chain takes the key itself, several split it; a batch of keys, one a chain, is taken as it is."""
+    """NumPyro's own rule: one chain takes the key itself, several split it; a batch of keys, one
+    a chain, is taken as it is.
+    """
     if isinstance(rng_key, int | np.integer):
         if not 0 <= rng_key < 2**63:
-            raise ValueError(f"rng_key: an integer from 0 to 2**63 - 1, or a JAX key; got {rng_key}.")
+            raise ValueError(
+                f"rng_key: an integer from 0 to 2**63 - 1, or a JAX key; got {rng_key}."
+            )
         key = random.key(int(rng_key))
     elif jax.dtypes.issubdtype(getattr(rng_key, "dtype", None), jax.dtypes.prng_key):
         key = rng_key
@@ -222,10 +292,16 @@ def chain_keys(rng_key: int | Array, num_chains: int) -> Array:
     if key.ndim == 0:
         return key[None] if num_chains == 1 else random.split(key, num_chains)
     if key.shape != (num_chains,):
-        raise ValueError(f"rng_key: {key.shape} keys for {num_chains} chains; give one key, or one a chain.")
+        raise ValueError(
+            f"rng_key: {key.shape} keys for {num_chains} chains; give one key, or one a chain."
+        )
     return key
 
 
 def _of_chain(init_params: Any, chain: int, num_chains: int) -> Any:
     """With several chains `init_params` have a leading chain axis, as in NumPyro."""
-    return init_params if init_params is None or num_chains == 1 else jax.tree.map(lambda leaf: jnp.asarray(leaf)[chain], init_params)
+    return (
+        init_params
+        if init_params is None or num_chains == 1
+        else jax.tree.map(lambda leaf: jnp.asarray(leaf)[chain], init_params)
+    )

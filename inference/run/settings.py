@@ -33,4 +33,6 @@ def check_setting(is_fine: bool, wanted: str, /, **setting: Any) -> None:
 def check_whole(least: int, /, **settings: Any) -> None:
     """Refuses settings that are no integers, or too small."""
     for name, value in settings.items():
-        check_setting(is_whole(value) and value >= least, f"an integer, at least {least}", **{name: value})
+        check_setting(
+            is_whole(value) and value >= least, f"an integer, at least {least}", **{name: value}
+        )

@@ -26,7 +26,8 @@ class Noted(list[str]):
 
 @contextmanager
 def signals_noted() -> Generator[list[str]]:
-    """Ctrl-C and SIGTERM put their name into the list, so that the run ends after its chunk; a second Ctrl-C raises.
+    """Ctrl-C and SIGTERM put their name into the list, so that the run ends after its chunk; a
+    second Ctrl-C raises.
 
     Only the main thread receives signals; elsewhere the list stays empty.
     """

@@ -1,7 +1,9 @@
-"""The two families behind one face: what the loop needs of a chain, and of an algorithm that is not one.
+"""The two families behind one face: what the loop needs of a chain, and of an algorithm that is not
+one.
 
-A stepper works on the state of *one* chain (or replicate). `start` runs eagerly, once a chain, so that a kernel which
-binds things at `init` binds values and never tracers; `step` and `record` are compiled.
+A stepper works on the state of *one* chain (or replicate). `start` runs eagerly, once a chain, so
+that a kernel which binds things at `init` binds values and never tracers; `step` and `record` are
+compiled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,17 @@ from inference.program.program import Program
 from inference.run.protocol import Algorithm, Online
 from inference.run.svi import StochasticVI
 
-__all__ = ["Chain", "Record", "Replicate", "Step", "Stepper", "apart", "field_at", "stacked", "stepper_of"]
+__all__ = [
+    "Chain",
+    "Record",
+    "Replicate",
+    "Step",
+    "Stepper",
+    "apart",
+    "field_at",
+    "stacked",
+    "stepper_of",
+]
 
 Record = dict[str, dict[str, Array]]  # group of the tree -> variable -> value at one step
 
@@ -106,15 +118,26 @@ class Chain:
     report = "chains"
 
     def __init__(
-        self, kernel: MCMCKernel, args: tuple, kwargs: dict, num_warmup: int, extra_fields: tuple[str, ...], jit_model_args: bool = False
+        self,
+        kernel: MCMCKernel,
+        args: tuple,
+        kwargs: dict,
+        num_warmup: int,
+        extra_fields: tuple[str, ...],
+        jit_model_args: bool = False,
     ):
         self.kernel, self.args, self.kwargs, self.num_warmup = kernel, args, kwargs, num_warmup
         self.extra_fields, self.jit_model_args = extra_fields, jit_model_args
-        self._given = {i: leaf for i, leaf in enumerate(jax.tree.leaves((args, kwargs))) if jit_model_args and _is_array(leaf)}
+        self._given = {
+            i: leaf
+            for i, leaf in enumerate(jax.tree.leaves((args, kwargs)))
+            if jit_model_args and _is_array(leaf)
+        }
         self.fields: dict[str, str] = {}  # name in `sample_stats` -> path in the state
         self.asks_host = False
         self.data: Any = None
-        self._readings: list[tuple[Any, Any]] = []  # (kernel, what its `init` has read), of the kernel or its blocks
+        # (kernel, what its `init` has read), of the kernel or its blocks
+        self._readings: list[tuple[Any, Any]] = []
 
     def start(self, rng_key: Array, init_params: Any) -> Any:
         """The state of one chain before its first step; on the host."""
@@ -127,7 +150,11 @@ class Chain:
         position = getattr(state, self.kernel.sample_field)
         _check_start(self.kernel, position, init_params)
         known = {name: path for path, name in _statistics(state)}
-        default = {field: field for field in self.kernel.default_fields if field != self.kernel.sample_field}
+        default = {
+            field: field
+            for field in self.kernel.default_fields
+            if field != self.kernel.sample_field
+        }
         extra = {field: _checked_field(state, field) for field in self.extra_fields}
         self.fields = known | {k: v for k, v in default.items() if v not in known.values()} | extra
         return state
@@ -138,24 +165,37 @@ class Chain:
         return self._readings[0][1] if self._readings else None
 
     def bind(self) -> None:
-        """Gives the kernel back what `start` has read, where another run of the same kernel has read other data since."""
+        """Gives the kernel back what `start` has read, where another run of the same kernel has
+        read other data since.
+        """
         for part, reading in self._readings:
             part.reading = reading
 
     def _first(self, rng_key: Array, init_params: Any) -> Any:
-        """Eagerly, each operation is compiled by itself, many of them; so where a run shall compile little, `init` is one program."""
-        init = lambda key, params: self.kernel.init(key, self.num_warmup, params, model_args=self.args, model_kwargs=self.kwargs)
+        """Eagerly, each operation is compiled by itself, many of them; so where a run shall
+        compile little, `init` is one program.
+        """
+        init = lambda key, params: self.kernel.init(
+            key, self.num_warmup, params, model_args=self.args, model_kwargs=self.kwargs
+        )
         if not self.jit_model_args:
             return init(rng_key, init_params)
         state = once(init, rng_key, init_params)(rng_key, init_params)
-        energies = [getattr(part, "potential_energy", None) for part in (state, *getattr(state, "block_states", ()))]
-        is_finite = all(np.isfinite(energy).all() for energy in energies if energy is not None)  # exact conditionals know none
+        energies = [
+            getattr(part, "potential_energy", None)
+            for part in (state, *getattr(state, "block_states", ()))
+        ]
+        # exact conditionals know none
+        is_finite = all(np.isfinite(energy).all() for energy in energies if energy is not None)
         return state if is_finite else init(rng_key, init_params)  # which says what is wrong
 
     def step(self, state: Any, data: Any) -> Any:
         """One step. Compiled."""
         own = None if data is None else data[0]
-        return self.kernel.sample(state, *self._arguments(state, data), **({} if own is None else {"data": own}))  # NumPyro's have none
+        # NumPyro's have none
+        return self.kernel.sample(
+            state, *self._arguments(state, data), **({} if own is None else {"data": own})
+        )
 
     def record(self, state: Any, data: Any) -> Record:
         """What a step leaves in the tree. Compiled."""
@@ -171,8 +211,14 @@ class Chain:
         return jnp.zeros((), bool)
 
     def needs_host(self, state: Any) -> Array:
-        """Whether the kernel, or one of its blocks, needs more room; by NumPyro's protocol none does."""
-        return jnp.any(jnp.array([False, *(kernel.needs_host(part) for _, kernel, part in self._growing(state))]))
+        """Whether the kernel, or one of its blocks, needs more room; by NumPyro's protocol none
+        does.
+        """
+        return jnp.any(
+            jnp.array(
+                [False, *(kernel.needs_host(part) for _, kernel, part in self._growing(state))]
+            )
+        )
 
     def on_host(self, states: Sequence[Any]) -> Sequence[Any]:
         """The states with more room: of the kernel, or of those of its blocks that can grow."""
@@ -180,27 +226,44 @@ class Chain:
             if place is None:
                 return kernel.on_host(states)
             new = kernel.on_host([state.block_states[place] for state in states])
-            states = [_with_block(state, place, kernel, block) for state, block in zip(states, new, strict=True)]
+            states = [
+                _with_block(state, place, kernel, block)
+                for state, block in zip(states, new, strict=True)
+            ]
         return states
 
     def _arguments(self, state: Any, data: Any) -> tuple[tuple, dict[str, Any]]:
-        """Those of the model: with what the loop was given, and with as much room as the state has."""
+        """Those of the model: with what the loop was given, and with as much room as the state
+        has.
+        """
         args, kwargs = self.args, self.kwargs
         if data is not None and data[1]:
             leaves, form = jax.tree.flatten((args, kwargs))
-            args, kwargs = jax.tree.unflatten(form, [data[1].get(i, leaf) for i, leaf in enumerate(leaves)])
+            args, kwargs = jax.tree.unflatten(
+                form, [data[1].get(i, leaf) for i, leaf in enumerate(leaves)]
+            )
         return args, kwargs | self.room(state)
 
     def room(self, state: Any, draw: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Arguments of the model that say how much room there is: in the state, or in a draw, whose zeros behind are room as well."""
+        """Arguments of the model that say how much room there is: in the state, or in a draw,
+        whose zeros behind are room as well.
+        """
         growing = self._growing(state)
-        asked = lambda kernel, part: kernel.arguments(getattr(part, kernel.sample_field) if draw is None else draw)
-        return {name: value for _, kernel, part in growing for name, value in asked(kernel, part).items()}
+        asked = lambda kernel, part: kernel.arguments(
+            getattr(part, kernel.sample_field) if draw is None else draw
+        )
+        return {
+            name: value
+            for _, kernel, part in growing
+            for name, value in asked(kernel, part).items()
+        }
 
     def _growing(self, state: Any) -> list[tuple[int | None, Any, Any]]:
         """(place among the blocks, kernel, its state) of each that can grow."""
         blocks = getattr(self.kernel, "blocks", ())
-        parts = [(i, kernel, state.block_states[i]) for i, (kernel, _) in enumerate(blocks)] or [(None, self.kernel, state)]
+        parts = [(i, kernel, state.block_states[i]) for i, (kernel, _) in enumerate(blocks)] or [
+            (None, self.kernel, state)
+        ]
         return [part for part in parts if hasattr(part[1], "on_host")]
 
     def status(self, state: Any) -> str:
@@ -236,7 +299,10 @@ class Replicate:
     def start(self, rng_key: Array, init_params: Any) -> Step:
         """The state of one chain before its first step; on the host."""
         if init_params is not None:
-            raise ValueError(f"init_params: {type(self.algorithm).__name__} is no chain and starts from its own `init`; leave it out.")
+            raise ValueError(
+                f"init_params: {type(self.algorithm).__name__} is no chain and starts from its own "
+                "`init`; leave it out."
+            )
         init_key, step_key, draw_key = random.split(rng_key, 3)
         state = jax.tree.map(jnp.asarray, self.algorithm.init(init_key, self.reading, self.data))
         for field in self.extra_fields:
@@ -250,16 +316,23 @@ class Replicate:
         """The states that go on with more data, which take the place of those before."""
         algorithm = self.algorithm
         if not isinstance(algorithm, Online):
-            raise TypeError(f"update: {type(algorithm).__name__} learns from one data set; call `run` with all of the data.")
+            raise TypeError(
+                f"update: {type(algorithm).__name__} learns from one data set; call `run` with all "
+                "of the data."
+            )
         reading, data = self.reading.more(program)
-        go_on = lambda one: one._replace(state=algorithm.updated(one.state, reading, data, self.data))
+        go_on = lambda one: one._replace(
+            state=algorithm.updated(one.state, reading, data, self.data)
+        )
         found = [stacked([go_on(one) for one in apart(lane)]) for lane in lanes]
         self.reading, self.data = reading, data
         return found
 
     def step(self, state: Step, data: Any) -> Step:
         """One step. Compiled."""
-        new, info = self.algorithm.step(random.fold_in(state.rng_key, state.count), state.state, self.reading, data)
+        new, info = self.algorithm.step(
+            random.fold_in(state.rng_key, state.count), state.state, self.reading, data
+        )
         return state._replace(state=new, info=info, count=state.count + 1)
 
     def record(self, state: Step, data: Any) -> Record:
@@ -294,12 +367,17 @@ def stepper_of(
     extra_fields: tuple[str, ...],
     jit_model_args: bool,
 ) -> "Chain | Replicate":
-    """The stepper of a kernel of either family; a chain may do without a model (NumPyro's `potential_fn`)."""
+    """The stepper of a kernel of either family; a chain may do without a model (NumPyro's
+    `potential_fn`).
+    """
     if isinstance(kernel, MCMCKernel):
         return Chain(kernel, args, kwargs, num_warmup, extra_fields, jit_model_args)
     algorithm = StochasticVI(kernel) if isinstance(kernel, SVI) else kernel
     if program is None:
-        raise TypeError(f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that it was built on.")
+        raise TypeError(
+            f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that "
+            "it was built on."
+        )
     return Replicate(algorithm, program, extra_fields)
 
 
@@ -314,14 +392,28 @@ def _is_array(leaf: Any) -> bool:
 
 
 def field_at(path: str, state: Any) -> Array:
-    """The part of a state that a dotted path leads to, also into tuples and dictionaries: "block_states.0.num_steps"."""
+    """The part of a state that a dotted path leads to, also into tuples and dictionaries:
+    "block_states.0.num_steps".
+    """
     for part in path.split("."):
-        state = state[int(part)] if part.isdigit() else state[part] if isinstance(state, dict) else getattr(state, part)
-    return random.key_data(state) if jax.dtypes.issubdtype(jnp.result_type(state), jax.dtypes.prng_key) else state
+        state = (
+            state[int(part)]
+            if part.isdigit()
+            else state[part]
+            if isinstance(state, dict)
+            else getattr(state, part)
+        )
+    return (
+        random.key_data(state)
+        if jax.dtypes.issubdtype(jnp.result_type(state), jax.dtypes.prng_key)
+        else state
+    )
 
 
 def _statistics(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, name) of the known statistics of a state and of the states of its blocks; a second block's name gets its number."""
+    """(path, name) of the known statistics of a state and of the states of its blocks; a second
+    block's name gets its number.
+    """
     found: dict[str, int] = {}
     for here, field in _leaves(state, path):
         if field in STATISTICS:
@@ -331,7 +423,13 @@ def _statistics(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _leaves(state: Any, path: str) -> Iterator[tuple[str, str]]:
-    fields = state._fields if hasattr(state, "_fields") else range(len(state)) if isinstance(state, tuple) else ()
+    fields = (
+        state._fields
+        if hasattr(state, "_fields")
+        else range(len(state))
+        if isinstance(state, tuple)
+        else ()
+    )
     for field in fields:
         value = getattr(state, field) if isinstance(field, str) else state[field]
         here = f"{path}.{field}" if path else str(field)
@@ -349,7 +447,9 @@ def _checked_field(state: Any, path: str) -> str:
             raise TypeError(path)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         have = list(getattr(state, "_fields", ()))
-        raise ValueError(f"extra_fields: {path!r} is no array in the state of this kernel, which has {have}.") from error
+        raise ValueError(
+            f"extra_fields: {path!r} is no array in the state of this kernel, which has {have}."
+        ) from error
     return path
 
 
@@ -361,12 +461,17 @@ def _check_start(kernel: MCMCKernel, position: Any, init_params: Any) -> None:
     found = _named(position)
     for name, value in wanted.items():
         if name not in found or not jnp.allclose(jnp.asarray(value), found[name]):
-            raise ValueError(f"init_params: {type(kernel).__name__} does not start from the given {name!r}; leave it out, or use NUTS.")
+            raise ValueError(
+                f"init_params: {type(kernel).__name__} does not start from the given {name!r}; "
+                "leave it out, or use NUTS."
+            )
 
 
 def _named(values: Any) -> dict[str, Array]:
-    """Values by name, also for kernels that are built on a potential function and move any pytree. A scope's "/" would be a
-    group in a DataTree, so it becomes a dot."""
+    """Values by name, also for kernels that are built on a potential function and move any pytree.
+
+    A scope's "/" would be a group in a DataTree, so it becomes a dot.
+    """
     if isinstance(values, dict):
         return {name.replace("/", "."): value for name, value in values.items()}
     if hasattr(values, "_asdict"):

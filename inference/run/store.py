@@ -1,13 +1,16 @@
-"""Where the records of a run are kept: in memory, or in a checkpoint folder that survives a kill at any moment.
+"""Where the records of a run are kept: in memory, or in a checkpoint folder that survives a kill at
+any moment.
 
 A checkpoint folder holds
 
     run.json     what the run is: model, data, settings, versions (compared before a resume)
-    state.npz    the commit: states of all chains, counters, and the records after the last full block
+    state.npz    the commit: states of all chains, counters, and the records after the last full
+                 block
     draws.zarr   full blocks of records, opened lazily by the returned tree
 
-Blocks are written before the commit and never touched after it: a kill between the two leaves blocks that the commit does
-not know, and the next run writes them again. `state.npz` is replaced by an atomic rename. So what is committed is whole.
+Blocks are written before the commit and never touched after it: a kill between the two leaves
+blocks that the commit does not know, and the next run writes them again. `state.npz` is replaced by
+an atomic rename. So what is committed is whole.
 """
 
 import fcntl
@@ -27,7 +30,16 @@ from jax import random
 
 from inference.program.hashing import plain
 
-__all__ = ["CheckpointError", "Commit", "FolderStore", "MemoryStore", "as_dataset", "concatenate", "dims_of", "write_atomically"]
+__all__ = [
+    "CheckpointError",
+    "Commit",
+    "FolderStore",
+    "MemoryStore",
+    "as_dataset",
+    "concatenate",
+    "dims_of",
+    "write_atomically",
+]
 
 BLOCK_BYTES = 4 * 2**20
 OURS = (".lock", "run.partial", "command.json")  # what a folder may hold before its run begins
@@ -36,7 +48,9 @@ Records = dict[str, dict[str, np.ndarray]]  # group -> variable -> [record, chai
 
 
 class CheckpointError(OSError):
-    """A checkpoint could not be used or written; `tree` holds what was drawn, where a run was under way."""
+    """A checkpoint could not be used or written; `tree` holds what was drawn, where a run was
+    under way.
+    """
 
     tree: xr.DataTree | None = None
 
@@ -83,7 +97,11 @@ class MemoryStore:
         """Variables of a group, [chain, record, ...]."""
         if len(self.parts) > 1:
             self.parts = [concatenate(self.parts)]
-        return as_dataset(self.parts[0].get(group, {}), self.record_dim) if self.parts else xr.Dataset()
+        return (
+            as_dataset(self.parts[0].get(group, {}), self.record_dim)
+            if self.parts
+            else xr.Dataset()
+        )
 
 
 class FolderStore:
@@ -94,30 +112,42 @@ class FolderStore:
         self.record_dim = record_dim
         self.pending: list[Records] = []  # since the last full block
         self.blocked = 0  # records in full blocks
-        self.readable = 0  # records that can be read from zarr: the full blocks, and the rest once the run has ended
+        # records that can be read from zarr: the full blocks, and the rest once the run has ended
+        self.readable = 0
         self.waiting_bytes = 0  # of records appended since the last save
         self.arrays: dict[str, dict[str, zarr.Array]] = {}
 
     @contextmanager
     def opened(self, identity: Callable[[], dict[str, Any]]) -> Generator[None]:
-        """Hold the folder for one run; refuse the folder of another run, and one that cannot be written."""
+        """Hold the folder for one run; refuse the folder of another run, and one that cannot be
+        written.
+        """
         path = self.folder / "run.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 (held for the whole run)
         except OSError as error:
-            raise CheckpointError(f"checkpoint: cannot write in {str(self.folder)!r} ({error.strerror}); name another folder.") from error
+            raise CheckpointError(
+                f"checkpoint: cannot write in {str(self.folder)!r} ({error.strerror}); name "
+                "another folder."
+            ) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise CheckpointError(f"checkpoint: another process runs in {str(self.folder)!r}; name another folder.") from error
+                raise CheckpointError(
+                    f"checkpoint: another process runs in {str(self.folder)!r}; name another "
+                    "folder."
+                ) from error
             if path.exists():
                 with self._whole(path):
                     there = json.loads(path.read_text())
                 _refuse_another_run(self.folder, there, identity())
             elif any(p.name not in OURS for p in self.folder.iterdir()):
-                raise CheckpointError(f"checkpoint: {str(self.folder)!r} holds files that are no checkpoint; name another folder.")
+                raise CheckpointError(
+                    f"checkpoint: {str(self.folder)!r} holds files that are no checkpoint; name "
+                    "another folder."
+                )
             else:
                 with self._reported():
                     write_atomically(path, json.dumps(identity(), indent=1).encode())
@@ -129,7 +159,9 @@ class FolderStore:
         if not path.exists():
             return None
         with self._whole(path), np.load(path) as file:
-            leaves = [_as_leaf(file[f"leaf_{i}"], like) for i, like in enumerate(jax.tree.leaves(states))]
+            leaves = [
+                _as_leaf(file[f"leaf_{i}"], like) for i, like in enumerate(jax.tree.leaves(states))
+            ]
             tail: Records = {}
             for key in (k for k in file.files if k.startswith("tail/")):
                 _, group, name = key.split("/", 2)
@@ -150,10 +182,14 @@ class FolderStore:
     def append(self, records: Records) -> None:
         """Keep the records of one chunk; they are on disk after the next `save`."""
         self.pending.append(records)
-        self.waiting_bytes += sum(value.nbytes for names in records.values() for value in names.values())
+        self.waiting_bytes += sum(
+            value.nbytes for names in records.values() for value in names.values()
+        )
 
     def save(self, commit: Commit) -> None:
-        """Commit: full blocks to zarr, the rest with the state; a run that ends is readable as a whole in zarr."""
+        """Commit: full blocks to zarr, the rest with the state; a run that ends is readable as a
+        whole in zarr.
+        """
         with self._reported():
             tail = self._write_blocks(concatenate(self.pending)) if self.pending else {}
             self.pending = [tail] if tail else []
@@ -162,8 +198,14 @@ class FolderStore:
             if commit.ended and _length(tail):
                 self._resize_and_write(tail, self.blocked)
                 self.readable += _length(tail)
-            leaves = {f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(commit.states))}
-            rest = {f"tail/{group}/{name}": value for group, names in tail.items() for name, value in names.items()}
+            leaves = {
+                f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(commit.states))
+            }
+            rest = {
+                f"tail/{group}/{name}": value
+                for group, names in tail.items()
+                for name, value in names.items()
+            }
             counters: dict[str, Any] = {
                 "steps": commit.steps,
                 "records": commit.records,
@@ -175,12 +217,18 @@ class FolderStore:
                 np.savez(file, allow_pickle=False, **leaves, **rest, **counters)
 
     def dataset(self, group: str) -> xr.Dataset:
-        """Variables of a group: lazily from disk, with the records that are only in memory behind them."""
+        """Variables of a group: lazily from disk, with the records that are only in memory
+        behind them.
+        """
         on_disk = xr.Dataset()
         if self.readable and self.arrays.get(group):
-            on_disk = xr.open_zarr(self.folder / "draws.zarr", group=group, consolidated=False, chunks=None)
+            on_disk = xr.open_zarr(
+                self.folder / "draws.zarr", group=group, consolidated=False, chunks=None
+            )
             on_disk = on_disk.isel({self.record_dim: slice(0, self.readable)})
-        waiting = concatenate(self.pending) if self.pending and self.readable == self.blocked else {}
+        waiting = (
+            concatenate(self.pending) if self.pending and self.readable == self.blocked else {}
+        )
         if on_disk and not _length(waiting):
             return on_disk
         in_memory = as_dataset(waiting.get(group, {}), self.record_dim)
@@ -190,8 +238,18 @@ class FolderStore:
         """The same records for a run that goes on without the folder, which keeps what it holds."""
         store = MemoryStore(self.record_dim)
         groups = {*self.arrays, *(group for part in self.pending for group in part)}
-        found = {group: {str(name): values.values for name, values in self.dataset(group).data_vars.items()} for group in groups}
-        store.append({group: {name: np.swapaxes(value, 0, 1) for name, value in names.items()} for group, names in found.items()})
+        found = {
+            group: {
+                str(name): values.values for name, values in self.dataset(group).data_vars.items()
+            }
+            for group in groups
+        }
+        store.append(
+            {
+                group: {name: np.swapaxes(value, 0, 1) for name, value in names.items()}
+                for group, names in found.items()
+            }
+        )
         return store
 
     def _write_blocks(self, records: Records) -> Records:
@@ -209,12 +267,16 @@ class FolderStore:
         for group, names in records.items():
             for name, value in names.items():
                 array = self.arrays[group][name]
-                inner = tuple(map(max, array.shape[2:], value.shape[2:]))  # wider, where a state has grown
+                # wider, where a state has grown
+                inner = tuple(map(max, array.shape[2:], value.shape[2:]))
                 array.resize((array.shape[0], start + len(value), *inner))
-                array[(slice(None), slice(start, start + len(value)), *map(slice, value.shape[2:]))] = np.swapaxes(value, 0, 1)
+                array[
+                    (slice(None), slice(start, start + len(value)), *map(slice, value.shape[2:]))
+                ] = np.swapaxes(value, 0, 1)
 
     def _create_arrays(self, records: Records) -> None:
-        root = zarr.open_group(self.folder / "draws.zarr", mode="w")  # nothing in it is committed yet
+        # nothing in it is committed yet
+        root = zarr.open_group(self.folder / "draws.zarr", mode="w")
         block = self._block(records)
         for group, names in records.items():
             folder = root.create_group(group)
@@ -222,7 +284,11 @@ class FolderStore:
                 shape = (value.shape[1], 0, *value.shape[2:])
                 chunks = (*shape[:1], block, *shape[2:])
                 folder.create_array(
-                    name, shape=shape, chunks=chunks, dtype=value.dtype, dimension_names=dims_of(name, value, self.record_dim)
+                    name,
+                    shape=shape,
+                    chunks=chunks,
+                    dtype=value.dtype,
+                    dimension_names=dims_of(name, value, self.record_dim),
                 )
         self._open_arrays()
 
@@ -231,7 +297,9 @@ class FolderStore:
         self.arrays = {name: dict(group.arrays()) for name, group in root.groups()}
 
     def _block(self, records: Records) -> int:
-        """Records in a block: some MB of the widest variable; a function of the shapes at the start, so that every run agrees on it."""
+        """Records in a block: some MB of the widest variable; a function of the shapes at the
+        start, so that every run agrees on it.
+        """
         if self.arrays:
             return next(iter(next(iter(self.arrays.values())).values())).chunks[1]
         widest = max(value[:1].nbytes for names in records.values() for value in names.values())
@@ -243,7 +311,10 @@ class FolderStore:
         try:
             yield
         except (ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise CheckpointError(f"checkpoint: {str(path)!r} is damaged ({error}); name another folder, or remove this one.") from error
+            raise CheckpointError(
+                f"checkpoint: {str(path)!r} is damaged ({error}); name another folder, or remove "
+                "this one."
+            ) from error
 
     @contextmanager
     def _reported(self) -> Generator[None]:
@@ -251,21 +322,40 @@ class FolderStore:
             yield
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint: cannot write in {str(self.folder)!r} ({error.strerror or error}); what was drawn is in `.tree` of this error."
+                f"checkpoint: cannot write in {str(self.folder)!r} ({error.strerror or error}); "
+                "what was drawn is in `.tree` of this error."
             ) from error
 
 
 def concatenate(parts: list[Records], axis: int = 0) -> Records:
-    """Records of several chunks, or of several chains, as one. Where a state has grown between them, the smaller ones get zeros behind."""
+    """Records of several chunks, or of several chains, as one.
+
+    Where a state has grown between them, the smaller ones get zeros behind.
+    """
     if len(parts) == 1:
         return parts[0]
-    return {group: {name: _joined([part[group][name] for part in parts], axis) for name in names} for group, names in parts[0].items()}
+    return {
+        group: {name: _joined([part[group][name] for part in parts], axis) for name in names}
+        for group, names in parts[0].items()
+    }
 
 
 def _joined(arrays: list[np.ndarray], axis: int) -> np.ndarray:
     size = np.max([array.shape for array in arrays], axis=0)
-    missing = [[(0, 0 if i == axis else int(n - m)) for i, (m, n) in enumerate(zip(array.shape, size, strict=True))] for array in arrays]
-    return np.concatenate([np.pad(array, pads) if np.any(pads) else array for array, pads in zip(arrays, missing, strict=True)], axis)
+    missing = [
+        [
+            (0, 0 if i == axis else int(n - m))
+            for i, (m, n) in enumerate(zip(array.shape, size, strict=True))
+        ]
+        for array in arrays
+    ]
+    return np.concatenate(
+        [
+            np.pad(array, pads) if np.any(pads) else array
+            for array, pads in zip(arrays, missing, strict=True)
+        ],
+        axis,
+    )
 
 
 def dims_of(name: str, value: np.ndarray, record_dim: str) -> list[str]:
@@ -275,7 +365,12 @@ def dims_of(name: str, value: np.ndarray, record_dim: str) -> list[str]:
 
 def as_dataset(variables: dict[str, np.ndarray], record_dim: str) -> xr.Dataset:
     """Records [record, chain, ...] as variables [chain, record, ...]."""
-    return xr.Dataset({name: (dims_of(name, value, record_dim), np.swapaxes(value, 0, 1)) for name, value in variables.items()})
+    return xr.Dataset(
+        {
+            name: (dims_of(name, value, record_dim), np.swapaxes(value, 0, 1))
+            for name, value in variables.items()
+        }
+    )
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -297,12 +392,18 @@ def _temporary(path: Path) -> Generator[Any]:
 def _refuse_another_run(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     if not isinstance(there, dict) or not {*there} & {*here}:
         path = str(folder / "run.json")
-        raise CheckpointError(f"checkpoint: {path!r} is damaged (it names no run); name another folder, or remove this one.")
+        raise CheckpointError(
+            f"checkpoint: {path!r} is damaged (it names no run); name another folder, or remove "
+            "this one."
+        )
     names = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
     differ = [f"{name}: {there.get(name)!r} there, {here.get(name)!r} here" for name in names]
     if differ:
         lines = "; ".join(differ)
-        raise CheckpointError(f"checkpoint: {str(folder)!r} holds another run ({lines}). Name another folder, or remove this one.")
+        raise CheckpointError(
+            f"checkpoint: {str(folder)!r} holds another run ({lines}). Name another folder, or "
+            "remove this one."
+        )
 
 
 def _length(records: Records) -> int:
@@ -310,7 +411,10 @@ def _length(records: Records) -> int:
 
 
 def _part(records: Records, where: slice) -> Records:
-    return {group: {name: value[where] for name, value in names.items()} for group, names in records.items()}
+    return {
+        group: {name: value[where] for name, value in names.items()}
+        for group, names in records.items()
+    }
 
 
 def _as_leaf(array: np.ndarray, like: Any) -> Any:

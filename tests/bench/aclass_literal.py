@@ -1,18 +1,23 @@
-"""AClass by its pseudo-code, literally: a filter for each class, loops over particles and groups, NumPy.
+"""AClass by its pseudo-code, literally: a filter for each class, loops over particles and groups,
+NumPy.
 
     OMP_NUM_THREADS=1 uv run python -m tests.bench.aclass_literal        # points per CPU second
 
-Slow and plain on purpose: the oracle for speed, and a second opinion on what the filter computes. Features are 0, 1 or NaN.
+Slow and plain on purpose: the oracle for speed, and a second opinion on what the filter computes.
+Features are 0, 1 or NaN.
 
-    prob[g]     n_g / (n + α) · Π_f (β + h_gf)^x_f (β + t_gf)^(1 − x_f) / (2β + h_gf + t_gf), f over the features that were seen;
+    prob[g]     n_g / (n + α) · Π_f (β + h_gf)^x_f (β + t_gf)^(1 − x_f) / (2β + h_gf + t_gf), f over
+                the features that were seen;
                 α / (n + α) · Π_f 1/2 for a new group; h and t count a group's ones and zeros
-    w_p         ← w_p Σ_g prob_p[g], then normalised; the sum before it is the factor of the evidence
+    w_p         ← w_p Σ_g prob_p[g], then normalised; the sum before it is the factor of the
+                evidence
     predictive  Σ_p w_p Σ_g prob_p[g]
 
-`train_crp` corrects the slips of the printed TRAIN-CRP: weights multiply, where print overwrites them, and particles are resampled
-before the group is drawn, on which the weight does not depend. `train_crp_as_printed` keeps both. Class counts, which print never
-increments, are incremented here. Resampling is multinomial, where the effective number of particles is below half.
-Cost: O(P G F) a row of a class, for P particles and at most G groups; a prediction costs that for every class.
+`train_crp` corrects the slips of the printed TRAIN-CRP: weights multiply, where print overwrites
+them, and particles are resampled before the group is drawn, on which the weight does not depend.
+`train_crp_as_printed` keeps both. Class counts, which print never increments, are incremented here.
+Resampling is multinomial, where the effective number of particles is below half. Cost: O(P G F) a
+row of a class, for P particles and at most G groups; a prediction costs that for every class.
 """
 
 from collections.abc import Callable
@@ -22,7 +27,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AClass", "Filter", "Particle", "literal", "predictive_density", "train_crp", "train_crp_as_printed"]
+__all__ = [
+    "AClass",
+    "Filter",
+    "Particle",
+    "literal",
+    "predictive_density",
+    "train_crp",
+    "train_crp_as_printed",
+]
 
 ALPHA = 1.0  # concentration of the CRP
 BETA = 0.5  # of the Beta prior, both sides
@@ -34,7 +47,8 @@ class Particle:
     """One hypothesis about which rows belong together."""
 
     n: list[int] = field(default_factory=list)  # rows of each group
-    stats: list[np.ndarray] = field(default_factory=list)  # of each group, [2, feature]: zeros and ones seen
+    # of each group, [2, feature]: zeros and ones seen
+    stats: list[np.ndarray] = field(default_factory=list)
 
     def copy(self) -> "Particle":
         """A particle that is extended on its own."""
@@ -68,7 +82,10 @@ def train_crp(filter: Filter, x: np.ndarray) -> None:
     filter.log_w = filter.log_w + [log_sum(each) for each in log_probs]
     normalise(filter)
     chosen = resampled(filter)
-    filter.particles = [filter.particles[p] if chosen[p] == p else filter.particles[chosen[p]].copy() for p in range(len(chosen))]
+    filter.particles = [
+        filter.particles[p] if chosen[p] == p else filter.particles[chosen[p]].copy()
+        for p in range(len(chosen))
+    ]
     for particle, p in zip(filter.particles, chosen, strict=True):
         add(particle, sample_discrete(log_probs[p], filter.rng), x)
 
@@ -93,7 +110,9 @@ def predictive_density(filter: Filter, x: np.ndarray) -> float:
 def log_prob(particle: Particle, x: np.ndarray) -> np.ndarray:
     """Each group's share times its posterior predictive; the last entry is a new group's."""
     shares = np.log([*particle.n, ALPHA]) - np.log(sum(particle.n) + ALPHA)
-    return shares + [log_posterior_predictive(stats, x) for stats in (*particle.stats, np.zeros((2, len(x))))]
+    return shares + [
+        log_posterior_predictive(stats, x) for stats in (*particle.stats, np.zeros((2, len(x))))
+    ]
 
 
 def log_posterior_predictive(stats: np.ndarray, x: np.ndarray) -> float:
@@ -118,7 +137,10 @@ def normalise(filter: Filter) -> None:
 
 
 def resampled(filter: Filter) -> np.ndarray:
-    """RESAMPLE-PARTICLES: the particle that each place goes on from. Weights become equal where it resamples."""
+    """RESAMPLE-PARTICLES: the particle that each place goes on from.
+
+    Weights become equal where it resamples.
+    """
     count, w = len(filter.log_w), np.exp(filter.log_w)
     if 1 / (w @ w) >= count / 2:
         return np.arange(count)
@@ -177,20 +199,33 @@ def points_per_second(model: AClass, x: np.ndarray, y: np.ndarray, predict: bool
 
 
 def streams() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What the filter is timed on: rows and labels. The time grows with the groups, so it says how many there were."""
+    """What the filter is timed on: rows and labels.
+
+    The time grows with the groups, so it says how many there were.
+    """
     from tests.bench.aclass_density import Mixture
     from tests.bench.aclass_protocols import repetition
 
     rows = {
-        f"{name}, {missing:.0%} missing": repetition(name, 500, missing) for name in ("20news_w100", "synthetic") for missing in (0, 0.5)
+        f"{name}, {missing:.0%} missing": repetition(name, 500, missing)
+        for name in ("20news_w100", "synthetic")
+        for missing in (0, 0.5)
     }
     rng = np.random.default_rng(0)
     found = {name: (np.asarray(each.x_train), each.y_train) for name, each in rows.items()}
-    return found | {"one class, 20 components": (Mixture.draw(rng, 20, 100).sample(rng, 500), np.zeros(500, dtype=int))}
+    return found | {
+        "one class, 20 components": (
+            Mixture.draw(rng, 20, 100).sample(rng, 500),
+            np.zeros(500, dtype=int),
+        )
+    }
 
 
 if __name__ == "__main__":
-    print("| data, 100 features, 40 particles | rows | training, points/CPU s | predict, then train | groups a class |")
+    print(
+        "| data, 100 features, 40 particles | rows | training, points/CPU s | predict, then train "
+        "| groups a class |"
+    )
     print("|---|---|---|---|---|")
     for name, (x, y) in streams().items():
         model = AClass(y.max() + 1)

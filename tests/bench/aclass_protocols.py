@@ -7,14 +7,18 @@
 
 | protocol | rows |
 |---|---|
-| synthetic | 4 classes over 100 binary features: mixtures of 4, 10, 5 and 20 components, equal weights, coins from Beta(½, ½) |
+| synthetic | 4 classes over 100 binary features: mixtures of 4, 10, 5 and 20 components, equal
+weights, coins from Beta(½, ½) |
 | 20news_w100 | the four groups of boards of 20 Newsgroups by 100 words |
-| mnist_pca50 | odd against even digits by the signs of 50 principal components (of 5000 random images) |
-| house_votes, soybean, pima, breast_cancer, zoo_animals | fold `seed` of 10; the next ten seeds are another shuffle |
+| mnist_pca50 | odd against even digits by the signs of 50 principal components (of 5000 random
+images) |
+| house_votes, soybean, pima, breast_cancer, zoo_animals | fold `seed` of 10; the next ten seeds are
+another shuffle |
 
-The first three are float arrays of 0, 1 and NaN with 500 test rows; `missing` is the share of cells made NaN at random, in training and
-test. Of one seed a small training set begins a large one, and the cells of a small share are among those of a large one. The others are
-data frames with their own missing cells, where a column of at most ten values, other than 0 and 1, is a category.
+The first three are float arrays of 0, 1 and NaN with 500 test rows; `missing` is the share of cells
+made NaN at random, in training and test. Of one seed a small training set begins a large one, and
+the cells of a small share are among those of a large one. The others are data frames with their own
+missing cells, where a column of at most ten values, other than 0 and 1, is a category.
 """
 
 from functools import cache
@@ -53,7 +57,9 @@ class Cell(NamedTuple):
     missing: float = 0.0
 
 
-BARS = {  # the smallest error known of an AClass filter, 40 particles at most: to be reached within a standard error
+# the smallest error known of an AClass filter, 40 particles at most: to be reached within a
+# standard error
+BARS = {
     Cell("synthetic", 100, 0.0): 0.048,
     Cell("synthetic", 100, 0.5): 0.109,
     Cell("synthetic", 500, 0.5): 0.004,
@@ -68,11 +74,16 @@ BARS = {  # the smallest error known of an AClass filter, 40 particles at most: 
 }
 
 
-def repetition(protocol: str, size: int | None = None, missing: float = 0.0, seed: int = 0) -> Repetition:
+def repetition(
+    protocol: str, size: int | None = None, missing: float = 0.0, seed: int = 0
+) -> Repetition:
     """The rows of one repetition; the same arguments give the same rows."""
     if protocol in TABLES:
         if size is not None or missing:
-            raise ValueError(f"size={size}, missing={missing}: {protocol!r} is cross-validated with its own missing cells; leave both out")
+            raise ValueError(
+                f"size={size}, missing={missing}: {protocol!r} is cross-validated with its own "
+                "missing cells; leave both out"
+            )
         return _fold(protocol, seed)
     draws = {"synthetic": _synthetic, "20news_w100": _real, "mnist_pca50": _real}
     if protocol not in draws:
@@ -97,7 +108,10 @@ def _synthetic(rng: np.random.Generator, num_rows: int, _: str) -> tuple[np.ndar
 def _real(rng: np.random.Generator, num_rows: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     x, y = _arrays(name)
     if num_rows > len(y):
-        raise ValueError(f"size={num_rows - NUM_TEST}: {name!r} has {len(y)} rows, of which {NUM_TEST} are for the test")
+        raise ValueError(
+            f"size={num_rows - NUM_TEST}: {name!r} has {len(y)} rows, of which {NUM_TEST} are for "
+            "the test"
+        )
     chosen = rng.permutation(len(y))[:num_rows]
     return x[chosen], y[chosen]
 
@@ -111,7 +125,9 @@ def _fold(name: str, seed: int) -> Repetition:
     test = np.zeros(len(y), dtype=bool)
     test[by_class[fold::NUM_FOLDS]] = True
     train = order[~test[order]]  # in random order: a filter depends on it
-    return Repetition(x.iloc[train].reset_index(drop=True), y[train], x[test].reset_index(drop=True), y[test])
+    return Repetition(
+        x.iloc[train].reset_index(drop=True), y[train], x[test].reset_index(drop=True), y[test]
+    )
 
 
 @cache
@@ -135,7 +151,9 @@ def frame(name: str) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def components(x: pd.DataFrame) -> dict[str, str]:
-    """The component of each column: categorical by dtype, bernoulli where it holds 0, 1 and NaN alone, else normal."""
+    """The component of each column: categorical by dtype, bernoulli where it holds 0, 1 and NaN
+    alone, else normal.
+    """
 
     def component(column: pd.Series) -> str:
         if column.dtype == "category":
@@ -146,9 +164,18 @@ def components(x: pd.DataFrame) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print("| table | rows | classes | cells missing | bernoulli | categorical | normal |\n|---|---|---|---|---|---|---|")
+    print(
+        "| table | rows | classes | cells missing | bernoulli | categorical | normal "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     for name in TABLES:
         x, y = frame(name)
         found = components(x)
-        counts = [sum(value == kind for value in found.values()) for kind in ("bernoulli", "categorical", "normal")]
-        print(f"| {name} | {len(y)} | {y.max() + 1} | {x.isna().to_numpy().mean():.1%} | {' | '.join(map(str, counts))} |")
+        counts = [
+            sum(value == kind for value in found.values())
+            for kind in ("bernoulli", "categorical", "normal")
+        ]
+        print(
+            f"| {name} | {len(y)} | {y.max() + 1} | {x.isna().to_numpy().mean():.1%} | "
+            f"{' | '.join(map(str, counts))} |"
+        )

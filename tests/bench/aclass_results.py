@@ -1,11 +1,13 @@
-"""AClass, the paper's figures 4 to 8 and the bars: the particle filter next to the literal one and to its peers.
+"""AClass, the paper's figures 4 to 8 and the bars: the particle filter next to the literal one and
+to its peers.
 
     uv run python -m tests.bench.aclass_results bars                 # errors where a bar is known, and on tables with real missing cells
     uv run python -m tests.bench.aclass_results density -o FOLDER    # figures 4 and 5: groups recovered, KL to the truth
     uv run python -m tests.bench.aclass_results errors -o FOLDER     # figures 6 to 8: error against training rows, by missing share
 
-Each prints a markdown table; with `-o` the figures are drawn as well. A fit compiles the same programs as the one before it:
-`JAX_COMPILATION_CACHE_DIR=FOLDER` keeps them. `-n 2` makes two repetitions in place of ten.
+Each prints a markdown table; with `-o` the figures are drawn as well. A fit compiles the same
+programs as the one before it: `JAX_COMPILATION_CACHE_DIR=FOLDER` keeps them. `-n 2` makes two
+repetitions in place of ten.
 """
 
 import sys
@@ -27,7 +29,11 @@ from zoo.aclass import aclass
 __all__ = ["classify", "filter_fit"]
 
 COMPONENTS, SIZES = (1, 5, 10, 20, 30), (100, 300, 1000)
-PROTOCOLS, TRAINING, MISSING = ("synthetic", "20news_w100", "mnist_pca50"), (100, 500, 2000), (0.0, 0.25, 0.5)
+PROTOCOLS, TRAINING, MISSING = (
+    ("synthetic", "20news_w100", "mnist_pca50"),
+    (100, 500, 2000),
+    (0.0, 0.25, 0.5),
+)
 
 
 def filter_fit(**settings: Any) -> Callable[[np.ndarray], Fit]:
@@ -38,14 +44,18 @@ def filter_fit(**settings: Any) -> Callable[[np.ndarray], Fit]:
         driver = Driver(kernel, num_samples=1, progress_bar=False)
         tree = driver.run(0, x, y, num_classes=1)
         program = lambda rows: Program(aclass, rows, np.zeros(len(rows), int), num_classes=1)
-        density = lambda rows: np.asarray(kernel.log_classes(driver.states[0], driver.reading, program(rows)), float)[:, 0]
+        density = lambda rows: np.asarray(
+            kernel.log_classes(driver.states[0], driver.reading, program(rows)), float
+        )[:, 0]
         return Fit(density, float(tree["sample_stats"]["num_groups"].values[0, -1]))
 
     return fit
 
 
 def classify(x_train: Any, y_train: np.ndarray, x_test: Any, **settings: Any) -> np.ndarray:
-    """The estimator as a classifier of `error_table`: rows shuffled by the protocol, everything else by default."""
+    """The estimator as a classifier of `error_table`: rows shuffled by the protocol, everything
+    else by default.
+    """
     return AClassClassifier(random_state=0, **settings).fit(x_train, y_train).predict(x_test)
 
 
@@ -66,7 +76,14 @@ def draw_density(values: dict, folder: Path) -> None:
         ax.plot(COMPONENTS, COMPONENTS, color="0.7", lw=1)
         for name in METHODS:
             found = np.array([values[truth, size, name][:, 1] for truth in COMPONENTS])
-            ax.errorbar(COMPONENTS, found.mean(1), found.std(1, ddof=1) / np.sqrt(found.shape[1]), label=name, lw=1, capsize=2)
+            ax.errorbar(
+                COMPONENTS,
+                found.mean(1),
+                found.std(1, ddof=1) / np.sqrt(found.shape[1]),
+                label=name,
+                lw=1,
+                capsize=2,
+            )
         ax.set(title=f"{size} rows", xlabel="groups of the truth")
     axes[0].set_ylabel("groups recovered")
     axes[0].legend(fontsize="small", frameon=False)
@@ -75,8 +92,20 @@ def draw_density(values: dict, folder: Path) -> None:
     for ax, truth in zip(axes, COMPONENTS, strict=True):
         for name in METHODS:
             found = np.array([values[truth, size, name][:, 0] for size in SIZES])
-            ax.errorbar(SIZES, found.mean(1), found.std(1, ddof=1) / np.sqrt(found.shape[1]), label=name, lw=1, capsize=2)
-        ax.set(title=f"{truth} group{'s' * (truth > 1)}", xlabel="training rows", xscale="log", ylim=(0, None))
+            ax.errorbar(
+                SIZES,
+                found.mean(1),
+                found.std(1, ddof=1) / np.sqrt(found.shape[1]),
+                label=name,
+                lw=1,
+                capsize=2,
+            )
+        ax.set(
+            title=f"{truth} group{'s' * (truth > 1)}",
+            xlabel="training rows",
+            xscale="log",
+            ylim=(0, None),
+        )
     axes[0].set_ylabel("KL to the truth (nats)")
     axes[0].legend(fontsize="small", frameon=False)
     kl.savefig(folder / "aclass_figure_5.png", dpi=150)
@@ -84,11 +113,20 @@ def draw_density(values: dict, folder: Path) -> None:
 
 def draw_errors(losses: dict, protocol: str, path: Path) -> None:
     """One of figures 6 to 8."""
-    figure, axes = plt.subplots(1, len(MISSING), figsize=(10, 3.4), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(
+        1, len(MISSING), figsize=(10, 3.4), layout="constrained", sharey=True
+    )
     for ax, missing in zip(axes, MISSING, strict=True):
         for name in CLASSIFIERS:
             found = np.array([losses[Cell(protocol, size, missing), name] for size in TRAINING])
-            ax.errorbar(TRAINING, found.mean(1), found.std(1, ddof=1) / np.sqrt(found.shape[1]), label=name, lw=1, capsize=2)
+            ax.errorbar(
+                TRAINING,
+                found.mean(1),
+                found.std(1, ddof=1) / np.sqrt(found.shape[1]),
+                label=name,
+                lw=1,
+                capsize=2,
+            )
         ax.set(title=f"{missing:.0%} missing", xlabel="training rows", xscale="log")
     axes[0].set(ylabel="0-1 loss", ylim=(0, None))  # of all, once all is drawn
     axes[0].legend(fontsize="small", frameon=False)
@@ -108,7 +146,11 @@ def main(what: str, folder: Path | None, repetitions: int) -> None:
             draw_density(values, folder)
     elif what == "errors":
         for number, protocol in enumerate(PROTOCOLS, 6):
-            losses = error_table(CLASSIFIERS, [Cell(protocol, n, missing) for missing in MISSING for n in TRAINING], repetitions)
+            losses = error_table(
+                CLASSIFIERS,
+                [Cell(protocol, n, missing) for missing in MISSING for n in TRAINING],
+                repetitions,
+            )
             if folder:
                 draw_errors(losses, protocol, folder / f"aclass_figure_{number}.png")
     else:

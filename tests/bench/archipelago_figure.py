@@ -1,4 +1,5 @@
-"""Archipelago's Figure 3 anew: pinwheels with one label a class; modes of ours, modes of a softmax GP, entropy of ours.
+"""Archipelago's Figure 3 anew: pinwheels with one label a class; modes of ours, modes of a softmax
+GP, entropy of ours.
 
 export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
 uv run python -m tests.bench.archipelago_figure -o FOLDER              # archipelago_figure_3.png
@@ -34,13 +35,24 @@ def draw_row(axes: np.ndarray, data: str, seed: int = 0) -> None:
     """Three panels of one pinwheel."""
     rows = draw(Cell(data, labels=1), seed)
     places, extent = grid(rows.x)
-    ours, softmax = (method(rows.x, rows.y, places, seed) for method in (archipelago, PEERS["softmax GP"]))
+    ours, softmax = (
+        method(rows.x, rows.y, places, seed) for method in (archipelago, PEERS["softmax GP"])
+    )
     entropy = -np.sum(ours * np.log2(np.maximum(ours, 1e-300)), axis=1)
     show = {"origin": "lower", "extent": extent, "interpolation": "nearest"}
     palette = ListedColormap(COLOURS[: ours.shape[1]])
     for axis, p in zip(axes[:2], (ours, softmax), strict=True):
-        axis.imshow(p.argmax(1).reshape(POINTS, POINTS), cmap=palette, vmin=-0.5, vmax=ours.shape[1] - 0.5, alpha=0.45, **show)
-    image = axes[2].imshow(entropy.reshape(POINTS, POINTS), cmap="gray_r", vmin=0, vmax=np.log2(ours.shape[1]), **show)
+        axis.imshow(
+            p.argmax(1).reshape(POINTS, POINTS),
+            cmap=palette,
+            vmin=-0.5,
+            vmax=ours.shape[1] - 0.5,
+            alpha=0.45,
+            **show,
+        )
+    image = axes[2].imshow(
+        entropy.reshape(POINTS, POINTS), cmap="gray_r", vmin=0, vmax=np.log2(ours.shape[1]), **show
+    )
     axes[2].figure.colorbar(image, ax=axes[2], label="bits", fraction=0.046)
     for axis in axes:
         scatter(axis, rows)
@@ -52,7 +64,14 @@ def scatter(axis: Axes, rows: Draw) -> None:
     hidden = rows.y < 0
     axis.scatter(*rows.x[hidden].T, s=12, c="black", linewidths=0.5, edgecolors="white")
     axis.scatter(*rows.x[~hidden].T, s=110, c="white", marker="X", linewidths=0)
-    axis.scatter(*rows.x[~hidden].T, s=60, c=[COLOURS[y] for y in rows.y[~hidden]], marker="X", linewidths=0.6, edgecolors="black")
+    axis.scatter(
+        *rows.x[~hidden].T,
+        s=60,
+        c=[COLOURS[y] for y in rows.y[~hidden]],
+        marker="X",
+        linewidths=0.6,
+        edgecolors="black",
+    )
     axis.set_xticks([])
     axis.set_yticks([])
 
@@ -69,7 +88,13 @@ def main(words: list[str]) -> None:
     for row, name in zip(panels, names, strict=True):
         draw_row(row, name)
     for axis, title in zip(
-        panels[0], ("Archipelago: most probable class", "softmax GP: most probable class", "Archipelago: entropy"), strict=True
+        panels[0],
+        (
+            "Archipelago: most probable class",
+            "softmax GP: most probable class",
+            "Archipelago: entropy",
+        ),
+        strict=True,
     ):
         axis.set_title(title, fontsize=10)
     figure.savefig(folder / "archipelago_figure_3.png", dpi=150, bbox_inches="tight")

@@ -1,15 +1,19 @@
-"""The three Bayesian competitors of the Archipelago paper, each a short NumPyro model that NUTS samples.
+"""The three Bayesian competitors of the Archipelago paper, each a short NumPyro model that NUTS
+samples.
 
 | model | likelihood of a row with latent values g [class] | rows |
 |---|---|---|
 | softmax GP | exp(g_y) / Σ_k exp(g_k) | labelled |
 | probit GP | P(g_y + e_y > g_j + e_j for every other j), e standard normal | labelled |
-| null-category noise model | P(g_y + e_y > g_j + e_j + margin for every other j); without a label, the sum of that over y | all |
+| null-category noise model | P(g_y + e_y > g_j + e_j + margin for every other j); without a label,
+the sum of that over y | all |
 
-In the last, the probability that is left is that of a category that no row is ever in, so that decision boundaries avoid all rows
-(Rogers and Girolami 2007); its margin is one standard deviation of the noise. The classes' functions are independent Gaussian processes
-with one squared-exponential covariance, its amplitude and length scale (`ard`: one a feature) drawn too, beside the whitened values.
-Cost: O(n³ + n² K + n K²) a gradient for n rows and K classes; O(n² + n K²) a test row and draw.
+In the last, the probability that is left is that of a category that no row is ever in, so that
+decision boundaries avoid all rows (Rogers and Girolami 2007); its margin is one standard deviation
+of the noise. The classes' functions are independent Gaussian processes with one squared-exponential
+covariance, its amplitude and length scale (`ard`: one a feature) drawn too, beside the whitened
+values. Cost: O(n³ + n² K + n K²) a gradient for n rows and K classes; O(n² + n K²) a test row and
+draw.
 """
 
 from collections.abc import Callable
@@ -45,14 +49,17 @@ def covariance(x: Array, other: Array, amplitude: Array, length: Array) -> Array
 
 def root(x: Array, amplitude: Array, length: Array) -> Array:
     """The Cholesky factor by which whitened values become those of the process."""
-    return jnp.linalg.cholesky(covariance(x, x, amplitude, length) + JITTER * amplitude**2 * jnp.eye(len(x)))
+    return jnp.linalg.cholesky(
+        covariance(x, x, amplitude, length) + JITTER * amplitude**2 * jnp.eye(len(x))
+    )
 
 
 def latent(x: Array, num_classes: int, ard: bool) -> Array:
     """Values [row, class] of independent Gaussian processes, and their hyper-parameters."""
     num_features = x.shape[1]
     amplitude = numpyro.sample("amplitude", dist.LogNormal(1.0, 1.0))
-    scale = dist.LogNormal(0.5 * np.log(num_features / 2), 1.0)  # rows are standardised: they are sqrt(2 num_features) apart
+    # rows are standardised: they are sqrt(2 num_features) apart
+    scale = dist.LogNormal(0.5 * np.log(num_features / 2), 1.0)
     length = numpyro.sample("length", scale.expand([num_features if ard else 1]).to_event(1))
     white = numpyro.sample("white", dist.Normal().expand([len(x), num_classes]).to_event(2))
     return root(x, amplitude, length) @ white
@@ -64,9 +71,14 @@ def cdf(z: Array) -> Array:
 
 
 def log_wins(g: Array, u: Array, margin: float) -> Array:
-    """log P(g_k + u > g_j + e_j + margin for every j but k), of each k, [row, class], where `u` [row] is the winner's own noise."""
+    """log P(g_k + u > g_j + e_j + margin for every j but k), of each k, [row, class], where `u`
+    [row] is the winner's own noise.
+    """
     gap = g[:, :, None] - g[:, None, :] - margin + u[:, None, None]
-    return jnp.sum(jnp.log(cdf(jnp.maximum(gap, -37.0))), axis=2, where=~jnp.eye(g.shape[1], dtype=bool))  # further it underflows
+    # further it underflows
+    return jnp.sum(
+        jnp.log(cdf(jnp.maximum(gap, -37.0))), axis=2, where=~jnp.eye(g.shape[1], dtype=bool)
+    )
 
 
 def softmax_gp(x: Array, y: Array, num_classes: int, ard: bool) -> None:
@@ -85,7 +97,9 @@ def null_category(x: Array, y: Array, num_classes: int, ard: bool) -> None:
 
 
 def noisy_argmax(x: Array, y: Array, num_classes: int, ard: bool, margin: float) -> None:
-    """A class wins by more than the margin; the winner's noise is a site, so that its likelihood is a product."""
+    """A class wins by more than the margin; the winner's noise is a site, so that its likelihood
+    is a product.
+    """
     g = latent(x, num_classes, ard)
     u = numpyro.sample("u", dist.Normal().expand([len(x)]).to_event(1))
     may_be = (y[:, None] < 0) | (y[:, None] == jnp.arange(num_classes))
@@ -108,7 +122,9 @@ LINKS: dict[Callable, Callable[[Array], Array]] = {  # probabilities [row, class
 
 
 class Shared(NUTS):
-    """NUTS whose rows are arguments of the compiled loop, so that draws of equal shapes share it (in JAX's cache on disk)."""
+    """NUTS whose rows are arguments of the compiled loop, so that draws of equal shapes share it
+    (in JAX's cache on disk).
+    """
 
     def data(self, args: tuple, kwargs: dict) -> tuple:
         """The rows and their labels."""
@@ -119,28 +135,49 @@ class Shared(NUTS):
         return super().sample(state, (*data, *model_args[2:]), model_kwargs)
 
 
-def predict(model: Callable, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, ard: bool = False, seed: int = 0) -> np.ndarray:
-    """Class probabilities [test row, class] of `model`, averaged over draws of one chain; `y` is −1 where there is no label."""
+def predict(
+    model: Callable,
+    x: np.ndarray,
+    y: np.ndarray,
+    x_test: np.ndarray,
+    ard: bool = False,
+    seed: int = 0,
+) -> np.ndarray:
+    """Class probabilities [test row, class] of `model`, averaged over draws of one chain; `y` is
+    −1 where there is no label.
+    """
     num_classes = int(y.max()) + 1
     seen = slice(None) if model is null_category else y >= 0
     with jax.enable_x64(True):
         rows = jnp.asarray(x[seen])
-        driver = Driver(Shared(model, max_tree_depth=TREE_DEPTH), num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
+        driver = Driver(
+            Shared(model, max_tree_depth=TREE_DEPTH),
+            num_warmup=NUM_WARMUP,
+            num_samples=NUM_SAMPLES,
+            progress_bar=False,
+        )
         posterior = driver.run(seed, rows, jnp.asarray(y[seen]), num_classes, ard)["posterior"]
-        draws = {name: jnp.asarray(posterior[name].values[0]) for name in ("amplitude", "length", "white")}
+        draws = {
+            name: jnp.asarray(posterior[name].values[0])
+            for name in ("amplitude", "length", "white")
+        }
         keys = random.split(random.key(seed), NUM_SAMPLES)
         return np.asarray(_forecast(LINKS[model], rows, jnp.asarray(x_test), keys, draws))
 
 
 @partial(jax.jit, static_argnums=0)
-def _forecast(link: Callable, x: Array, x_test: Array, keys: Array, draws: dict[str, Array]) -> Array:
+def _forecast(
+    link: Callable, x: Array, x_test: Array, keys: Array, draws: dict[str, Array]
+) -> Array:
     def one(given):
         key, (amplitude, length, white) = given
         factor = root(x, amplitude, length)
-        weights = solve_triangular(factor, covariance(x, x_test, amplitude, length), lower=True)  # [row, test row]
+        # [row, test row]
+        weights = solve_triangular(factor, covariance(x, x_test, amplitude, length), lower=True)
         variance = jnp.maximum(amplitude**2 - jnp.sum(weights**2, axis=0), 0)
         noise = random.normal(key, (len(x_test), white.shape[1]))
         return link(weights.T @ white + jnp.sqrt(variance)[:, None] * noise)
 
     found = lax.map(one, (keys, (draws["amplitude"], draws["length"], draws["white"]))).mean(0)
-    return found / found.sum(1, keepdims=True)  # given that a test row is no more in the null category than others are
+    # given that a test row is no more in the null category than others are
+    return found / found.sum(1, keepdims=True)

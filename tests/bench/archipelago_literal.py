@@ -1,16 +1,21 @@
-"""Archipelago's sampler by the paper's section 3, literally: one change of the number of rejections a sweep, NumPy.
+"""Archipelago's sampler by the paper's section 3, literally: one change of the number of rejections
+a sweep, NumPy.
 
 Slow and plain on purpose: the oracle for speed, and a second opinion on the posterior. A sweep is
 
-    birth or death    of one rejection, equations 9 and 10 with b = 1/2: a new one is accepted with (M + Q) / ((M + 1) (1 + Λ))
+    birth or death    of one rejection, equations 9 and 10 with b = 1/2: a new one is accepted with
+                      (M + Q) / ((M + 1) (1 + Λ))
     locations         each rejection moves at random nearby, equation 11
-    function values   each of the K functions by Hamiltonian Monte Carlo on whitened values, equation 12
-    hyper-parameters  (if `learn`) amplitude and length scale by slices with whitened values fixed; the base density's mean and covariance
+    function values   each of the K functions by Hamiltonian Monte Carlo on whitened values,
+                      equation 12
+    hyper-parameters  (if `learn`) amplitude and length scale by slices with whitened values fixed;
+    the base density's mean and covariance
                       from their conjugate conditional given all Q + M points
 
-and whatever needs a Gaussian process factorises all of its covariance anew: O((Q + M)³) for a birth and for each location, K times that
-for function values and, with `learn`, tens of times for hyper-parameters. Q points are seen, M were rejected; a label is −1 where hidden.
-`simulate` is Algorithm 1, with Λ and ρ reset for each proposal.
+and whatever needs a Gaussian process factorises all of its covariance anew: O((Q + M)³) for a birth
+and for each location, K times that for function values and, with `learn`, tens of times for
+hyper-parameters. Q points are seen, M were rejected; a label is −1 where hidden. `simulate` is
+Algorithm 1, with Λ and ρ reset for each proposal.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +31,8 @@ JITTER = 1e-6  # of the amplitude's square; part of the covariance function
 LEAPFROGS = 10
 ACCEPT = 0.8  # share of Hamiltonian moves, to which the step adapts in the warm-up
 NEARBY = 0.3  # standard deviation of a location's move
-LOG_AMPLITUDE, LOG_LENGTH = (1.0, 1.0), (0.0, 1.0)  # mean and standard deviation of their normal priors
+# mean and standard deviation of their normal priors
+LOG_AMPLITUDE, LOG_LENGTH = (1.0, 1.0), (0.0, 1.0)
 
 
 @dataclass
@@ -43,12 +49,16 @@ class Hyper:
 
     def root(self, x: np.ndarray) -> np.ndarray:
         """The Cholesky factor of the covariance of values at x."""
-        return np.linalg.cholesky(self.covariance(x, x) + JITTER * self.amplitude**2 * np.eye(len(x)))
+        return np.linalg.cholesky(
+            self.covariance(x, x) + JITTER * self.amplitude**2 * np.eye(len(x))
+        )
 
 
 @dataclass
 class Base:
-    """The base density, a normal: covariance ~ inverse Wishart(D + 2, I), mean ~ N(0, covariance / weight)."""
+    """The base density, a normal: covariance ~ inverse Wishart(D + 2, I), mean ~ N(0, covariance
+    / weight).
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -66,15 +76,23 @@ class Base:
         count, size = x.shape
         middle = x.mean(0) if count else np.zeros(size)
         total = self.weight + count
-        scatter = np.eye(size) + (x - middle).T @ (x - middle) + self.weight * count / total * np.outer(middle, middle)
+        scatter = (
+            np.eye(size)
+            + (x - middle).T @ (x - middle)
+            + self.weight * count / total * np.outer(middle, middle)
+        )
         covariance = np.atleast_2d(invwishart.rvs(size + 2 + count, scatter, random_state=rng))
-        mean = count / total * middle + np.linalg.cholesky(covariance / total) @ rng.normal(size=size)
+        mean = count / total * middle + np.linalg.cholesky(covariance / total) @ rng.normal(
+            size=size
+        )
         return Base(mean, covariance)
 
 
 @dataclass
 class Sampler:
-    """The state of a chain: rows of `x` and `g` are the points that were seen and then the rejections."""
+    """The state of a chain: rows of `x` and `g` are the points that were seen and then the
+    rejections.
+    """
 
     x: np.ndarray  # [Q + M, feature]
     g: np.ndarray  # [Q + M, class]
@@ -85,12 +103,29 @@ class Sampler:
     learn: bool = False
     persistence: float = 1.0  # chance to go on after a rejection; the paper's
     step: float = 0.1  # of the Hamiltonian moves
-    accepted: list[float] = field(default_factory=list)  # acceptance probabilities of Hamiltonian moves
+    # acceptance probabilities of Hamiltonian moves
+    accepted: list[float] = field(default_factory=list)
 
     @classmethod
-    def start(cls, x: np.ndarray, y: np.ndarray, hyper: Hyper, base: Base, seed: int = 0, learn: bool = False) -> "Sampler":
+    def start(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+        hyper: Hyper,
+        base: Base,
+        seed: int = 0,
+        learn: bool = False,
+    ) -> "Sampler":
         """No rejections, all functions zero."""
-        return cls(x.copy(), np.zeros((len(x), y.max() + 1)), y, hyper, base, np.random.default_rng(seed), learn)
+        return cls(
+            x.copy(),
+            np.zeros((len(x), y.max() + 1)),
+            y,
+            hyper,
+            base,
+            np.random.default_rng(seed),
+            learn,
+        )
 
     @property
     def num_rejections(self) -> int:
@@ -111,11 +146,16 @@ class Sampler:
         """The functions [class] at a new location, given what is known of them."""
         root = self.hyper.root(self.x)
         weights = cho_solve((root, True), self.hyper.covariance(self.x, new[None]))[:, 0]
-        variance = self.hyper.amplitude**2 * (1 + JITTER) - self.hyper.covariance(new[None], self.x)[0] @ weights
+        variance = (
+            self.hyper.amplitude**2 * (1 + JITTER)
+            - self.hyper.covariance(new[None], self.x)[0] @ weights
+        )
         return weights @ self.g + np.sqrt(max(variance, 0)) * self.rng.normal(size=self.g.shape[1])
 
     def odds(self, m: int) -> float:
-        """Of a history with m + 1 rejections to one with m, but for 1 / (1 + Λ): the orders that end on an acceptance."""
+        """Of a history with m + 1 rejections to one with m, but for 1 / (1 + Λ): the orders that
+        end on an acceptance.
+        """
         return self.persistence * (m + len(self.y)) / (m + 1)
 
     def birth_or_death(self) -> None:
@@ -144,22 +184,32 @@ class Sampler:
     def log_likelihood(self, g: np.ndarray) -> float:
         """Equation 8 without the Gaussian processes, the base density and the number of orders."""
         seen = len(self.y)
-        chosen = np.where(self.y >= 0, g[np.arange(seen), self.y], np.logaddexp.reduce(g[:seen], axis=1))
+        chosen = np.where(
+            self.y >= 0, g[np.arange(seen), self.y], np.logaddexp.reduce(g[:seen], axis=1)
+        )
         return chosen.sum() - log_total(g).sum()
 
     def slope(self, g: np.ndarray, k: int) -> np.ndarray:
         """Of the log likelihood in function k, [Q + M]."""
         seen = len(self.y)
         slope = -np.exp(g[:, k] - log_total(g))
-        slope[:seen] += np.where(self.y >= 0, self.y == k, np.exp(g[:seen, k] - np.logaddexp.reduce(g[:seen], axis=1)))
+        slope[:seen] += np.where(
+            self.y >= 0, self.y == k, np.exp(g[:seen, k] - np.logaddexp.reduce(g[:seen], axis=1))
+        )
         return slope
 
     def move_function(self, k: int, warming: bool) -> None:
         """Equation 12: Hamiltonian Monte Carlo on the whitened values of one function."""
         root = self.hyper.root(self.x)
         white = solve_triangular(root, self.g[:, k], lower=True)
-        momentum, g, step = self.rng.normal(size=len(white)), self.g.copy(), self.step * self.rng.uniform(0.7, 1.3)
-        energy = lambda white, momentum, g: 0.5 * (white @ white + momentum @ momentum) - self.log_likelihood(g)
+        momentum, g, step = (
+            self.rng.normal(size=len(white)),
+            self.g.copy(),
+            self.step * self.rng.uniform(0.7, 1.3),
+        )
+        energy = lambda white, momentum, g: (
+            0.5 * (white @ white + momentum @ momentum) - self.log_likelihood(g)
+        )
         before = energy(white, momentum, g)
         for _ in range(LEAPFROGS):
             momentum = momentum + 0.5 * step * (root.T @ self.slope(g, k) - white)
@@ -174,13 +224,18 @@ class Sampler:
             self.step *= np.exp(0.1 * (accept - ACCEPT))
 
     def move_hyper(self) -> None:
-        """A slice (Neal 2003, stepping out) of each logarithm; the values follow their whitened ones."""
+        """A slice (Neal 2003, stepping out) of each logarithm; the values follow their whitened
+        ones.
+        """
         white = solve_triangular(self.hyper.root(self.x), self.g, lower=True)
         for name, (mean, std) in (("amplitude", LOG_AMPLITUDE), ("length", LOG_LENGTH)):
 
             def density(log_value, name=name, mean=mean, std=std):
                 setattr(self.hyper, name, float(np.exp(log_value)))
-                return self.log_likelihood(self.hyper.root(self.x) @ white) - 0.5 * ((log_value - mean) / std) ** 2
+                return (
+                    self.log_likelihood(self.hyper.root(self.x) @ white)
+                    - 0.5 * ((log_value - mean) / std) ** 2
+                )
 
             sliced(density, np.log(getattr(self.hyper, name)), self.rng)
         self.g = self.hyper.root(self.x) @ white
@@ -206,7 +261,9 @@ def sliced(log_density, start: float, rng: np.random.Generator, width: float = 1
 
 
 def simulate(num_points: int, num_classes: int, hyper: Hyper, base: Base, seed: int = 0) -> Sampler:
-    """Algorithm 1: points, their labels and the history that gave them, as a chain that starts in the truth."""
+    """Algorithm 1: points, their labels and the history that gave them, as a chain that starts
+    in the truth.
+    """
     rng = np.random.default_rng(seed)
     nothing = np.zeros((0, len(base.mean))), np.zeros((0, num_classes))
     chain = Sampler(*nothing, np.zeros(0, int), hyper, base, rng)
@@ -234,7 +291,9 @@ def trace(chain: Sampler, num_warmup: int, num_sweeps: int) -> tuple[np.ndarray,
 
 
 def pinwheel_chain(data: str, labels: int, learn: bool, persistence: float) -> Sampler:
-    """A chain on one of the protocol's draws, of a process that may end as ours; the base density starts at the moments of its rows."""
+    """A chain on one of the protocol's draws, of a process that may end as ours; the base
+    density starts at the moments of its rows.
+    """
     from tests.bench.archipelago_protocols import Cell, draw
 
     x, y, *_ = draw(Cell(data, labels), seed=0)

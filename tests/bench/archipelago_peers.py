@@ -1,19 +1,23 @@
 """Archipelago, who it is compared with: classifiers by their names.
 
-A method is a callable `(x, y, x_test, seed) -> probabilities [test row, class]`; `y` is −1 where a row has no label. Rows are those of
-`archipelago_protocols.draw`.
+A method is a callable `(x, y, x_test, seed) -> probabilities [test row, class]`; `y` is −1 where a
+row has no label. Rows are those of `archipelago_protocols.draw`.
 
 | method | rows without label | settings |
 |---|---|---|
-| label spreading | used | radial kernel; its standard deviation is half of the median distance to the seventh neighbour |
-| GP classifier | ignored | scikit-learn's, one against all, Laplace; amplitude and one length scale of largest evidence |
-| self-training GP classifier | used | the same, which takes its ten surest rows as labelled, time after time |
+| label spreading | used | radial kernel; its standard deviation is half of the median distance to
+the seventh neighbour |
+| GP classifier | ignored | scikit-learn's, one against all, Laplace; amplitude and one length scale
+of largest evidence |
+| self-training GP classifier | used | the same, which takes its ten surest rows as labelled, time
+after time |
 | softmax GP, probit GP | ignored | `archipelago_gaussian`, by NUTS |
 | null-category noise model | used | `archipelago_gaussian`, by NUTS |
 
-As in the paper the last three have one length scale on pinwheels and one a feature on real data. `SPREADING` are kernels of label spreading
-for a reference that is compared with nobody: the one of them with the smallest error on the test rows.
-Cost for n rows, L labels and R rounds: O(n²) a pass, O(L³) an evaluation of the evidence, R O(n³) of them, and as stated there.
+As in the paper the last three have one length scale on pinwheels and one a feature on real data.
+`SPREADING` are kernels of label spreading for a reference that is compared with nobody: the one of
+them with the smallest error on the test rows. Cost for n rows, L labels and R rounds: O(n²) a pass,
+O(L³) an evaluation of the evidence, R O(n³) of them, and as stated there.
 """
 
 import warnings
@@ -39,13 +43,25 @@ SUREST = 10  # rows that self-training adds in a round
 
 
 def label_spreading(
-    x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int = 0, width: float = 0.5, neighbours: int | None = None
+    x: np.ndarray,
+    y: np.ndarray,
+    x_test: np.ndarray,
+    seed: int = 0,
+    width: float = 0.5,
+    neighbours: int | None = None,
 ) -> np.ndarray:
-    """With a radial kernel of `width` distances to the seventh neighbour, or a graph of nearest neighbours."""
+    """With a radial kernel of `width` distances to the seventh neighbour, or a graph of nearest
+    neighbours.
+    """
     scale = width * np.median(np.sort(cdist(x, x), axis=1)[:, NEIGHBOUR])
-    kernel = {"gamma": 0.5 / scale**2} if neighbours is None else {"kernel": "knn", "n_neighbors": neighbours}
+    kernel = (
+        {"gamma": 0.5 / scale**2}
+        if neighbours is None
+        else {"kernel": "knn", "n_neighbors": neighbours}
+    )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "invalid value", RuntimeWarning)  # a row that no label reaches is 0 / 0
+        # a row that no label reaches is 0 / 0
+        warnings.filterwarnings("ignore", "invalid value", RuntimeWarning)
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = LabelSpreading(max_iter=1000, **kernel).fit(x, y).predict_proba(x_test)
     return np.where(np.isnan(found), 1 / found.shape[1], found)
@@ -67,11 +83,15 @@ def self_training(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int = 
     """The GP classifier of all rows, in the end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        learner = SelfTrainingClassifier(gp_classifier(), criterion="k_best", k_best=SUREST, max_iter=None)
+        learner = SelfTrainingClassifier(
+            gp_classifier(), criterion="k_best", k_best=SUREST, max_iter=None
+        )
         return learner.fit(x, y).predict_proba(x_test)
 
 
-def bayesian(model: Callable, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int = 0) -> np.ndarray:
+def bayesian(
+    model: Callable, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int = 0
+) -> np.ndarray:
     """One of the paper's competitors."""
     return gaussian.predict(model, x, y, x_test, ard=x.shape[1] > 2, seed=seed)
 
@@ -85,6 +105,10 @@ PEERS: dict[str, Method] = {
     "null category": partial(bayesian, gaussian.null_category),
 }
 SPREADING: dict[str, Method] = {
-    **{f"{width:g} radii": partial(label_spreading, width=width) for width in (0.25, 0.5, 1.0, 2.0)},
-    **{f"{count} neighbours": partial(label_spreading, neighbours=count) for count in (3, 5, 7, 10)},
+    **{
+        f"{width:g} radii": partial(label_spreading, width=width) for width in (0.25, 0.5, 1.0, 2.0)
+    },
+    **{
+        f"{count} neighbours": partial(label_spreading, neighbours=count) for count in (3, 5, 7, 10)
+    },
 }

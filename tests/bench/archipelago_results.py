@@ -1,14 +1,18 @@
-"""Archipelago next to its peers: error and log score on pinwheels, wine and oil flow, few labels a class.
+"""Archipelago next to its peers: error and log score on pinwheels, wine and oil flow, few labels a
+class.
 
-    export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false JAX_COMPILATION_CACHE_DIR=COMPILED
+    export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
+    JAX_COMPILATION_CACHE_DIR=COMPILED
     uv run python -m tests.bench.archipelago_results -o FOLDER                          # all methods, what FOLDER lacks; then the tables
-    uv run python -m tests.bench.archipelago_results -o FOLDER "softmax GP" archipelago # these alone
+    uv run python -m tests.bench.archipelago_results -o FOLDER "softmax GP" archipelago # these
+    alone
     uv run python -m tests.bench.archipelago_results -o FOLDER --table                  # nothing is run
 
-Each fit leaves a file in FOLDER, so that a run that was cut goes on. `-s 3600` starts no fit after an hour, `-n 1` makes one draw of each
-cell, `-d wine` takes one data set, `-l 8` one number of labels. All methods see the same draws. Beside a method's mean stands how far it
-is from the first column's, with the standard error of the difference over paired draws, and in brackets the number of draws where it has
-fewer.
+Each fit leaves a file in FOLDER, so that a run that was cut goes on. `-s 3600` starts no fit after
+an hour, `-n 1` makes one draw of each cell, `-d wine` takes one data set, `-l 8` one number of
+labels. All methods see the same draws. Beside a method's mean stands how far it is from the first
+column's, with the standard error of the difference over paired draws, and in brackets the number of
+draws where it has fewer.
 """
 
 import json
@@ -61,15 +65,21 @@ def with_chains(num_chains: int, num_warmup: int, num_samples: int) -> Method:
     return method
 
 
-OTHERS = {SHORT: with_chains(2, 30, 60), TWO: with_chains(2, 100, 200)}  # for rows whose sweeps take seconds, and to compare
+# for rows whose sweeps take seconds, and to compare
+OTHERS = {SHORT: with_chains(2, 30, 60), TWO: with_chains(2, 100, 200)}
 METHODS: dict[str, Method] = {OURS: archipelago, **OTHERS, **PEERS}
 NAMES = (*METHODS, BY_TEST)
 SIGN = {"error": 1, "log_score": -1}  # a rival's error minus ours is positive where we lead
 
 
 def judged(name: str, rows: Draw, seed: int) -> Score:
-    """A method's score on a draw; `BY_TEST` is the best of the kernels of label spreading, chosen unfairly."""
-    found = [score(method(*rows[:3], seed), rows.y_test) for method in (SPREADING.values() if name == BY_TEST else [METHODS[name]])]
+    """A method's score on a draw; `BY_TEST` is the best of the kernels of label spreading,
+    chosen unfairly.
+    """
+    found = [
+        score(method(*rows[:3], seed), rows.y_test)
+        for method in (SPREADING.values() if name == BY_TEST else [METHODS[name]])
+    ]
     return min(found, key=lambda each: (each.error, -each.log_score))
 
 
@@ -77,10 +87,24 @@ def path_of(folder: Path, cell: Cell, name: str, seed: int) -> Path:
     return folder / f"{cell.data}, {cell.labels}" / f"{name}, {seed}.json"
 
 
-def run(folder: Path, names: Iterable[str], cells: Iterable[Cell] = CELLS, seconds: float = np.inf, most_draws: int = 1000) -> int:
-    """Make the fits that `folder` lacks, first those of the first draw; returns how many it still lacks."""
+def run(
+    folder: Path,
+    names: Iterable[str],
+    cells: Iterable[Cell] = CELLS,
+    seconds: float = np.inf,
+    most_draws: int = 1000,
+) -> int:
+    """Make the fits that `folder` lacks, first those of the first draw; returns how many it
+    still lacks.
+    """
     started, names, cells = monotonic(), list(names), list(cells)
-    wanted = [(cell, name, seed) for seed in range(most_draws) for cell in cells if seed < num_draws(cell) for name in names]
+    wanted = [
+        (cell, name, seed)
+        for seed in range(most_draws)
+        for cell in cells
+        if seed < num_draws(cell)
+        for name in names
+    ]
     missing = [each for each in wanted if not path_of(folder, *each).exists()]
     for place, (cell, name, seed) in enumerate(missing):
         if monotonic() - started > seconds:
@@ -114,7 +138,12 @@ def mean(results: Results, cell: Cell, name: str, what: str) -> float:
 def differences(results: Results, cell: Cell, name: str, other: str, what: str) -> np.ndarray:
     """Of `name` from `other`, on each draw that both have."""
     one, two = results[cell, name], results[cell, other]
-    return np.array([getattr(one[seed], what) - getattr(two[seed], what) for seed in sorted(one.keys() & two.keys())])
+    return np.array(
+        [
+            getattr(one[seed], what) - getattr(two[seed], what)
+            for seed in sorted(one.keys() & two.keys())
+        ]
+    )
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -122,25 +151,42 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def tables(results: Results) -> Iterator[str]:
-    """Lines of markdown: a table of the error, one of the log score and one of CPU seconds, compilation and all."""
+    """Lines of markdown: a table of the error, one of the log score and one of CPU seconds,
+    compilation and all.
+    """
     names = [name for name in NAMES if any(name == other for _, other in results)]
-    for what, title in (("error", "error"), ("log_score", "mean log score"), ("cpu_seconds", "CPU seconds")):
+    for what, title in (
+        ("error", "error"),
+        ("log_score", "mean log score"),
+        ("cpu_seconds", "CPU seconds"),
+    ):
         yield f"| {title} | labels | draws | {' | '.join(names)} |"
         yield f"|{'---|' * (3 + len(names))}"
         for cell in dict.fromkeys(cell for cell, _ in results):
             there = [name for name in names if (cell, name) in results]
             most = max(len(results[cell, name]) for name in there)
-            entries = [entry(results, cell, name, there[0], what, most) if name in there else "-" for name in names]
+            entries = [
+                entry(results, cell, name, there[0], what, most) if name in there else "-"
+                for name in names
+            ]
             yield f"| {cell.data} | {cell.labels} | {most} | {' | '.join(entries)} |"
         yield ""
 
 
 def entry(results: Results, cell: Cell, name: str, first: str, what: str, most: int) -> str:
-    """The mean, of scores the difference from `first` with its standard error, and the number of draws where it is not `most`."""
+    """The mean, of scores the difference from `first` with its standard error, and the number of
+    draws where it is not `most`.
+    """
     told = f"{mean(results, cell, name, what):.{3 if what in SIGN else 1}f}"
     if name != first and what in SIGN:
         gap = differences(results, cell, name, first, what)
-        told += f" ({gap.mean():+.3f} ± {standard_error(gap):.3f})" if len(gap) > 1 else f" ({gap.mean():+.3f})" if len(gap) else ""
+        told += (
+            f" ({gap.mean():+.3f} ± {standard_error(gap):.3f})"
+            if len(gap) > 1
+            else f" ({gap.mean():+.3f})"
+            if len(gap)
+            else ""
+        )
     count = len(results[cell, name])
     return told if count == most else f"{told} [{count}]"
 
@@ -149,21 +195,38 @@ def verdicts(results: Results) -> Iterator[str]:
     """What the estimator promises, line by line: how many cells keep it, and which do not."""
     kept: dict[str, dict[Cell, bool]] = defaultdict(dict)
     for cell in (cell for cell, name in results if name == OURS):
-        rivals = [name for other, name in results if other == cell and name not in (OURS, *OTHERS, BY_TEST)]
+        rivals = [
+            name
+            for other, name in results
+            if other == cell and name not in (OURS, *OTHERS, BY_TEST)
+        ]
         if cell.labels <= 2 and GP in rivals:
             kept["lower error and better log score than the GP classifier"][cell] = all(
                 lead(results, cell, GP, what).mean() > 0 for what in SIGN
             )
-        if SPREAD in rivals and (cell.data in ("wine", "oilflow12") or (cell.data.endswith(" h") and cell.labels <= 2)):
-            kept["better log score than label spreading"][cell] = lead(results, cell, SPREAD, "log_score").mean() > 0
+        if SPREAD in rivals and (
+            cell.data in ("wine", "oilflow12") or (cell.data.endswith(" h") and cell.labels <= 2)
+        ):
+            kept["better log score than label spreading"][cell] = (
+                lead(results, cell, SPREAD, "log_score").mean() > 0
+            )
         for what in SIGN if rivals else ():
             leads = [lead(results, cell, name, what) for name in rivals]
-            kept[f"best {what.replace('_', ' ')}, or within a standard error of the best"][cell] = _is_near(min(leads, key=np.mean))
+            kept[f"best {what.replace('_', ' ')}, or within a standard error of the best"][cell] = (
+                _is_near(min(leads, key=np.mean))
+            )
         if cell.data == "wine":
-            kept["lower error on wine than in the paper"][cell] = mean(results, cell, OURS, "error") < WINE[cell.labels]
+            kept["lower error on wine than in the paper"][cell] = (
+                mean(results, cell, OURS, "error") < WINE[cell.labels]
+            )
     for claim, cells in kept.items():
-        failed = ", ".join(f"{cell.data}/{cell.labels}" for cell, holds in cells.items() if not holds)
-        yield f"- {claim}: {sum(cells.values())} of {len(cells)} cells{'; not ' + failed if failed else ''}"
+        failed = ", ".join(
+            f"{cell.data}/{cell.labels}" for cell, holds in cells.items() if not holds
+        )
+        yield (
+            f"- {claim}: {sum(cells.values())} of {len(cells)} "
+            f"cells{'; not ' + failed if failed else ''}"
+        )
 
 
 def lead(results: Results, cell: Cell, name: str, what: str) -> np.ndarray:
@@ -177,19 +240,31 @@ def _is_near(lead: np.ndarray) -> bool:
 
 def main(words: list[str]) -> None:
     """The command line."""
-    options = {flag: words[words.index(flag) + 1] for flag in ("-o", "-s", "-n", "-d", "-l") if flag in words}
+    options = {
+        flag: words[words.index(flag) + 1]
+        for flag in ("-o", "-s", "-n", "-d", "-l")
+        if flag in words
+    }
     names = [word for word in words if word in NAMES] or list(NAMES)
-    unknown = [word for word in words if word not in (*NAMES, *options, *options.values(), "--table")]
+    unknown = [
+        word for word in words if word not in (*NAMES, *options, *options.values(), "--table")
+    ]
     if options.get("-d", DATA[0]) not in DATA:
         unknown.append(options["-d"])
     if "-o" not in options or unknown:
         raise SystemExit(
-            f"{__doc__}\nmethods: {', '.join(NAMES)}; data: {', '.join(DATA)}{'; unknown: ' + ', '.join(unknown) if unknown else ''}"
+            f"{__doc__}\nmethods: {', '.join(NAMES)}; data: "
+            f"{', '.join(DATA)}{'; unknown: ' + ', '.join(unknown) if unknown else ''}"
         )
-    wanted = lambda cell: (cell.data, str(cell.labels)) == (options.get("-d", cell.data), options.get("-l", str(cell.labels)))
+    wanted = lambda cell: (
+        (cell.data, str(cell.labels))
+        == (options.get("-d", cell.data), options.get("-l", str(cell.labels)))
+    )
     folder, cells = Path(options["-o"]), list(filter(wanted, CELLS))
     if "--table" not in words:
-        left = run(folder, names, cells, float(options.get("-s", np.inf)), int(options.get("-n", 1000)))
+        left = run(
+            folder, names, cells, float(options.get("-s", np.inf)), int(options.get("-n", 1000))
+        )
         print(f"{left} fits left", file=sys.stderr)
     results = collect(folder)
     print(*tables(results), *verdicts(results), sep="\n")

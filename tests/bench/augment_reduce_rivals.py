@@ -1,11 +1,12 @@
-"""What augment and reduce is measured against, each as a model or a local step of the same kernel, so that all share batches, negatives,
-optimiser and start.
+"""What augment and reduce is measured against, each as a model or a local step of the same kernel,
+so that all share batches, negatives, optimiser and start.
 
 | rival             | it maximises                                                                    | after |
 |-------------------|---------------------------------------------------------------------------------|-------|
 | exact softmax     | sum_n log softmax: the model of the zoo, not augmented                            |       |
 | `one_vs_each`     | sum_n sum_{k != y} log sigmoid(psi_y - psi_k), a bound of the softmax              | Titsias (2016) |
-| `sampled_softmax` | -log(1 + (K - 1) / S sum_{k in S} e^(psi_k - psi_y)), corrected by log Q, no bound | Bengio and Senecal (2003) |
+| `sampled_softmax` | -log(1 + (K - 1) / S sum_{k in S} e^(psi_k - psi_y)), corrected by log Q, no
+bound | Bengio and Senecal (2003) |
 | `UMax`            | the bound of augment and reduce, by gradient steps in u = log rate                | Fagan and Iyengar (2018) |
 """
 
@@ -34,10 +35,19 @@ def exact_softmax(**options):
 
 
 def linear(x, y, num_classes, prior_scale, batch_size, num_negatives, use):
-    """Weights as in the zoo; `use` observes the differences psi_k - psi_y [other, row] of some rows and classes."""
-    prior = dist.ImproperUniform(dist.constraints.real, (), ()) if prior_scale is None else dist.Normal(0.0, prior_scale)
+    """Weights as in the zoo; `use` observes the differences psi_k - psi_y [other, row] of some
+    rows and classes.
+    """
+    prior = (
+        dist.ImproperUniform(dist.constraints.real, (), ())
+        if prior_scale is None
+        else dist.Normal(0.0, prior_scale)
+    )
     with plate("class", num_classes, dim=-1):
-        weights, biases = sample("weights", prior.expand((x.shape[1],)).to_event(1)), sample("biases", prior)
+        weights, biases = (
+            sample("weights", prior.expand((x.shape[1],)).to_event(1)),
+            sample("biases", prior),
+        )
     rows = plate("row", len(x), subsample_size=batch_size, dim=-1)
     others = plate("other", num_classes - 1, subsample_size=num_negatives, dim=-2)
     last = num_classes - 1
@@ -50,7 +60,9 @@ def linear(x, y, num_classes, prior_scale, batch_size, num_negatives, use):
         use(utility - (jnp.sum(weights[chosen] * z, -1) + biases[chosen])[None], others)
 
 
-def one_vs_each(x, y, *, num_classes, prior_scale=1.0, batch_size=None, num_negatives=None, noise="gumbel"):
+def one_vs_each(
+    x, y, *, num_classes, prior_scale=1.0, batch_size=None, num_negatives=None, noise="gumbel"
+):
     """The bound of Titsias (2016)."""
 
     def use(gap: Array, others: plate) -> None:
@@ -60,7 +72,9 @@ def one_vs_each(x, y, *, num_classes, prior_scale=1.0, batch_size=None, num_nega
     linear(x, y, num_classes, prior_scale, batch_size, num_negatives, use)
 
 
-def sampled_softmax(x, y, *, num_classes, prior_scale=1.0, batch_size=None, num_negatives=None, noise="gumbel"):
+def sampled_softmax(
+    x, y, *, num_classes, prior_scale=1.0, batch_size=None, num_negatives=None, noise="gumbel"
+):
     """A softmax over the sampled classes, each worth as many as it stands for."""
 
     def use(gap: Array, others: plate) -> None:
@@ -71,7 +85,9 @@ def sampled_softmax(x, y, *, num_classes, prior_scale=1.0, batch_size=None, num_
 
 
 class UMaxSteps(NamedTuple):
-    """u = log rate: raised at once where a sampled term shows that it is too low, else moved along its gradient."""
+    """u = log rate: raised at once where a sampled term shows that it is too low, else moved
+    along its gradient.
+    """
 
     reads: LogExponential
     step_size: float = 0.5

@@ -4,8 +4,9 @@
     uv run python -m tests.bench.bsvd_baseball pairs                  # the ten pairs that met most in 2003 to 2007, held out
     uv run python -m tests.bench.bsvd_baseball players -o FOLDER      # Table 5.4 and Figure 5.8, from all seasons
 
-Successes are hits, trials are plate appearances; the log likelihood is that of single plate appearances, over pairs of players who both
-occur in training. `seasons 1998` looks at training from 1998 on alone.
+Successes are hits, trials are plate appearances; the log likelihood is that of single plate
+appearances, over pairs of players who both occur in training. `seasons 1998` looks at training from
+1998 on alone.
 """
 
 import sys
@@ -31,8 +32,12 @@ def counts(first: int, last: int):
     data = load("mlb_batter_pitcher")
     which = (data["year"] >= first) & (data["year"] <= last) & (data["plate_appearances"] > 0)
     width = len(data["pitcher_id"])
-    pair, where = np.unique(data["batter"][which] * width + data["pitcher"][which], return_inverse=True)
-    hits, trials = (np.bincount(where, data[name][which]).astype(int) for name in ("hits", "plate_appearances"))
+    pair, where = np.unique(
+        data["batter"][which] * width + data["pitcher"][which], return_inverse=True
+    )
+    hits, trials = (
+        np.bincount(where, data[name][which]).astype(int) for name in ("hits", "plate_appearances")
+    )
     return *np.divmod(pair, width), hits, trials
 
 
@@ -42,7 +47,9 @@ def log_likelihood(hits: np.ndarray, trials: np.ndarray, rate: np.ndarray) -> fl
 
 
 def additive(train, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Rates of the logit-additive model of batters and pitchers, both shrunk by the ridge that marginal likelihood chooses (Laplace)."""
+    """Rates of the logit-additive model of batters and pitchers, both shrunk by the ridge that
+    marginal likelihood chooses (Laplace).
+    """
     row, column, hits, trials = train
     num = row.max() + 1, column.max() + 1
 
@@ -52,8 +59,14 @@ def additive(train, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
             eta = x[0] + b[row] + p[column]
             rate = expit(eta)
             gap = trials * rate - hits
-            value = -np.sum(hits * eta - trials * np.logaddexp(0, eta)) + (ridge[0] * b @ b + ridge[1] * p @ p) / 2
-            of_sides = np.bincount(row, gap, num[0]) + ridge[0] * b, np.bincount(column, gap, num[1]) + ridge[1] * p
+            value = (
+                -np.sum(hits * eta - trials * np.logaddexp(0, eta))
+                + (ridge[0] * b @ b + ridge[1] * p @ p) / 2
+            )
+            of_sides = (
+                np.bincount(row, gap, num[0]) + ridge[0] * b,
+                np.bincount(column, gap, num[1]) + ridge[1] * p,
+            )
             return value, np.concatenate([[gap.sum()], *of_sides])
 
         start = np.zeros(1 + sum(num))
@@ -65,22 +78,40 @@ def additive(train, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         x = fit(ridge)
         b, p = np.split(x[1:], [num[0]])
         rate = expit(x[0] + b[row] + p[column])
-        curvature = [np.bincount(index, trials * rate * (1 - rate), size) for index, size in zip((row, column), num, strict=True)]
-        ridge = np.array([np.sum(c / (c + r)) / max(e @ e, 1e-12) for c, r, e in zip(curvature, ridge, (b, p), strict=True)])
+        curvature = [
+            np.bincount(index, trials * rate * (1 - rate), size)
+            for index, size in zip((row, column), num, strict=True)
+        ]
+        ridge = np.array(
+            [
+                np.sum(c / (c + r)) / max(e @ e, 1e-12)
+                for c, r, e in zip(curvature, ridge, (b, p), strict=True)
+            ]
+        )
     return expit(x[0] + b[rows] + p[columns])
 
 
 def seasons(firsts: list[int]) -> None:
     """2008 from the seasons before."""
-    print("| training | constant | shrunk additive | BSVD | rank, 90 % | CPU s |\n|---|---|---|---|---|---|")
+    print(
+        "| training | constant | shrunk additive | BSVD | rank, 90 % | CPU s "
+        "|\n|---|---|---|---|---|---|"
+    )
     for first in firsts:
         train = counts(first, 2007)
         batters, pitchers, hits, trials = counts(2008, 2008)
         seen = np.unique(train[0]), np.unique(train[1])
         known = np.isin(batters, seen[0]) & np.isin(pitchers, seen[1])
-        batters, pitchers, hits, trials = (part[known] for part in (batters, pitchers, hits, trials))
-        batters, pitchers = (np.searchsorted(names, of) for names, of in zip(seen, (batters, pitchers), strict=True))
-        train = *(np.searchsorted(names, of) for names, of in zip(seen, train[:2], strict=True)), *train[2:]
+        batters, pitchers, hits, trials = (
+            part[known] for part in (batters, pitchers, hits, trials)
+        )
+        batters, pitchers = (
+            np.searchsorted(names, of) for names, of in zip(seen, (batters, pitchers), strict=True)
+        )
+        train = (
+            *(np.searchsorted(names, of) for names, of in zip(seen, train[:2], strict=True)),
+            *train[2:],
+        )
         constant = log_likelihood(hits, trials, np.full(len(hits), train[2].sum() / train[3].sum()))
         peer = log_likelihood(hits, trials, additive(train, batters, pitchers))
         started = process_time()
@@ -89,7 +120,9 @@ def seasons(firsts: list[int]) -> None:
         found = log_likelihood(hits, trials, completer.predict(batters, pitchers))
         seconds = process_time() - started
         told = f"{rank[1]:.0f} ({rank[0]:.0f} to {rank[2]:.0f}) | {seconds:.0f}"
-        print(f"| {first} to 2007 | {constant:.0f} | {peer:.0f} | {found:.0f} | {told} |", flush=True)
+        print(
+            f"| {first} to 2007 | {constant:.0f} | {peer:.0f} | {found:.0f} | {told} |", flush=True
+        )
 
 
 def pairs(num_pairs: int = 10) -> None:
@@ -98,11 +131,16 @@ def pairs(num_pairs: int = 10) -> None:
     row, column = (np.unique(names, return_inverse=True)[1] for names in (row, column))
     held = np.zeros(len(row), bool)
     held[np.argsort(trials)[-num_pairs:]] = True
-    completer = BSVDCompleter((row.max() + 1, column.max() + 1), **SETTINGS).fit((row[~held], column[~held], hits[~held], trials[~held]))
+    completer = BSVDCompleter((row.max() + 1, column.max() + 1), **SETTINGS).fit(
+        (row[~held], column[~held], hits[~held], trials[~held])
+    )
     mean, std = completer.predict(row[held], column[held], return_std=True)
     observed = hits[held] / trials[held]
     noise = np.sqrt(std**2 + mean * (1 - mean) / trials[held])
-    print("| plate appearances | observed | predicted | in its standard deviations |\n|---|---|---|---|")
+    print(
+        "| plate appearances | observed | predicted | in its standard deviations "
+        "|\n|---|---|---|---|"
+    )
     for each in zip(trials[held], observed, mean, std, (observed - mean) / noise, strict=True):
         print("| {} | {:.3f} | {:.3f} ± {:.3f} | {:+.1f} |".format(*each))
 
@@ -116,15 +154,27 @@ def best(first: int, side: int, sign: int, num: int = 3) -> np.ndarray:
 
 
 def players(folder: Path) -> None:
-    """How the best of the first and of the last season would do against each other, and how sure that is of each batter."""
+    """How the best of the first and of the last season would do against each other, and how sure
+    that is of each batter.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     data = load("mlb_batter_pitcher")
     first, last = int(data["year"].min()), int(data["year"].max())
     train = counts(first, last)
     names = data["batter_id"], data["pitcher_id"]
-    completer = BSVDCompleter(tuple(map(len, names)), num_warmup=100, num_samples=150, **SETTINGS).fit(train)
-    batters, pitchers = (np.concatenate([best(year, side, sign) for year in (first, last)]) for side, sign in ((0, 1), (1, -1)))
-    mean, std = (part.reshape(6, 6) for part in completer.predict(*map(np.ravel, np.meshgrid(batters, pitchers, indexing="ij")), True))
+    completer = BSVDCompleter(
+        tuple(map(len, names)), num_warmup=100, num_samples=150, **SETTINGS
+    ).fit(train)
+    batters, pitchers = (
+        np.concatenate([best(year, side, sign) for year in (first, last)])
+        for side, sign in ((0, 1), (1, -1))
+    )
+    mean, std = (
+        part.reshape(6, 6)
+        for part in completer.predict(
+            *map(np.ravel, np.meshgrid(batters, pitchers, indexing="ij")), True
+        )
+    )
     title = [f"{names[1][j]}, {first if i < 3 else last}" for i, j in enumerate(pitchers)]
     print(f"| batter | {' | '.join(title)} |\n|{'---|' * 7}")
     for i, batter in enumerate(batters):
@@ -133,10 +183,20 @@ def players(folder: Path) -> None:
     trials = np.bincount(train[0], train[3], len(names[0]))
     shown = np.flatnonzero(trials > 0)
     some = np.random.default_rng(0).choice(np.unique(train[1]), 30, replace=False)
-    spread = completer.predict(np.repeat(shown, len(some)), np.tile(some, len(shown)), return_std=True)[1].reshape(len(shown), -1).mean(1)
+    spread = (
+        completer.predict(np.repeat(shown, len(some)), np.tile(some, len(shown)), return_std=True)[
+            1
+        ]
+        .reshape(len(shown), -1)
+        .mean(1)
+    )
     figure, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
     ax.semilogx(trials[shown], spread, ".", ms=3)
-    ax.set(xlabel="plate appearances of a batter", ylabel="deviation of the probability of a hit", ylim=(0, None))
+    ax.set(
+        xlabel="plate appearances of a batter",
+        ylabel="deviation of the probability of a hit",
+        ylim=(0, None),
+    )
     figure.savefig(folder / "bsvd_figure_5_8.png", dpi=150)
 
 

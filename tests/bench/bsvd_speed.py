@@ -5,7 +5,8 @@
     uv run python -m tests.bench.bsvd_speed linear -o FOLDER                             # 1e5 to 1e7 entries: seconds, memory, a picture
     uv run python -m tests.bench.bsvd_speed births                                       # CPU seconds of a birth, on MovieLens
 
-All components are there at the start (births and deaths go on). smurff's sweep is the difference of a long run and a short one.
+All components are there at the start (births and deaths go on). smurff's sweep is the difference of
+a long run and a short one.
 """
 
 import resource
@@ -26,7 +27,13 @@ SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 class Sweeper:
     """A compiled sweep and the state it goes on from."""
 
-    def __init__(self, entries: tuple[np.ndarray, ...], shape: tuple[int, int], num_components: int, num_births: float | None = None):
+    def __init__(
+        self,
+        entries: tuple[np.ndarray, ...],
+        shape: tuple[int, int],
+        num_components: int,
+        num_births: float | None = None,
+    ):
         import jax
         import jax.numpy as jnp
 
@@ -35,13 +42,18 @@ class Sweeper:
 
         row, column, value = (np.asarray(each) for each in entries)
         value = ((value - value.mean()) / value.std()).astype(np.float32)
-        arguments = {"row": jnp.asarray(row, jnp.int32), "column": jnp.asarray(column, jnp.int32), "value": jnp.asarray(value)}
+        arguments = {
+            "row": jnp.asarray(row, jnp.int32),
+            "column": jnp.asarray(column, jnp.int32),
+            "value": jnp.asarray(value),
+        }
         settings = {"shape": shape, "num_components": num_components}
         kernel = ConditionalGibbs(bsvd, route="crossed", num_births=num_births)
         start = {"z": jnp.ones(num_components, jnp.int32)}
         self.state = kernel.init(jax.random.key(0), 0, start, (), arguments | settings)
         self.data = kernel.data((), arguments | settings)
-        none = {name: np.zeros(each.shape, each.dtype) for name, each in arguments.items()}  # the data are arguments
+        # the data are arguments
+        none = {name: np.zeros(each.shape, each.dtype) for name, each in arguments.items()}
         step = lambda state, data: kernel.sample(state, (), none | settings, data)
         self.step = jax.jit(step).lower(self.state, self.data).compile()
         self.memory = self.step.memory_analysis().temp_size_in_bytes / len(row)  # an entry
@@ -61,12 +73,16 @@ def smurff_seconds(train, test, num_components: int, sweeps: int) -> float:
     import smurff  # ty: ignore[unresolved-import]
     from scipy.sparse import coo_matrix
 
-    matrix = lambda rows, columns, values: coo_matrix((values.astype(float), (rows, columns)), shape=(6040, 3952))
+    matrix = lambda rows, columns, values: coo_matrix(
+        (values.astype(float), (rows, columns)), shape=(6040, 3952)
+    )
 
     def run(number: int) -> float:
         started = process_time()
         settings = {"num_threads": 1, "verbose": 0, "seed": 1, "priors": ["normal", "normal"]}
-        session = smurff.TrainSession(num_latent=num_components, burnin=1, nsamples=number, **settings)
+        session = smurff.TrainSession(
+            num_latent=num_components, burnin=1, nsamples=number, **settings
+        )
         session.addTrainAndTest(matrix(*train), matrix(*test), smurff.FixedNoise(1.5))
         session.run()
         return process_time() - started
@@ -80,9 +96,18 @@ def peer() -> None:
     print("| components | smurff, CPU s a sweep | BSVD | ratio |\n|---|---|---|---|")
     for num_components in (20, 50):
         sweeper = Sweeper(train, (6040, 3952), num_components)
-        pairs = np.array([(smurff_seconds(train, test, num_components, SWEEPS), sweeper.seconds(SWEEPS)) for _ in range(ROUNDS)])
+        pairs = np.array(
+            [
+                (smurff_seconds(train, test, num_components, SWEEPS), sweeper.seconds(SWEEPS))
+                for _ in range(ROUNDS)
+            ]
+        )
         theirs, ours = np.median(pairs, axis=0)
-        print(f"| {num_components} | {theirs:.3f} | {ours:.3f} | {np.median(pairs[:, 1] / pairs[:, 0]):.2f} |", flush=True)
+        print(
+            f"| {num_components} | {theirs:.3f} | {ours:.3f} | "
+            f"{np.median(pairs[:, 1] / pairs[:, 0]):.2f} |",
+            flush=True,
+        )
 
 
 def births() -> None:
@@ -91,8 +116,14 @@ def births() -> None:
     without, twice = (Sweeper(train, (6040, 3952), 50, number) for number in (0, 2))
     pairs = np.array([(without.seconds(3), twice.seconds(3)) for _ in range(ROUNDS)])
     ratio = (pairs[:, 1] - pairs[:, 0]) / 2 / pairs[:, 0]
-    print("| sweep without births, CPU s | a birth, in sweeps | bytes an entry, without | with |\n|---|---|---|---|")
-    print(f"| {np.median(pairs[:, 0]):.3f} | {np.median(ratio):.2f} | {without.memory:.0f} | {twice.memory:.0f} |")
+    print(
+        "| sweep without births, CPU s | a birth, in sweeps | bytes an entry, without | with "
+        "|\n|---|---|---|---|"
+    )
+    print(
+        f"| {np.median(pairs[:, 0]):.3f} | {np.median(ratio):.2f} | {without.memory:.0f} | "
+        f"{twice.memory:.0f} |"
+    )
 
 
 def one_size(num_entries: int) -> None:
@@ -100,7 +131,10 @@ def one_size(num_entries: int) -> None:
     rng = np.random.default_rng(0)
     shape = num_entries // 150, num_entries // 250
     cells = np.unique(rng.integers(0, shape[0] * shape[1], num_entries))
-    entries = *(place.astype(np.int32) for place in np.divmod(cells, shape[1])), rng.normal(size=len(cells)).astype(np.float32)
+    entries = (
+        *(place.astype(np.int32) for place in np.divmod(cells, shape[1])),
+        rng.normal(size=len(cells)).astype(np.float32),
+    )
     del cells
     seconds = Sweeper(entries, shape, 50).seconds(3)
     print(len(entries[0]), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
@@ -109,13 +143,23 @@ def one_size(num_entries: int) -> None:
 def linear(folder: Path) -> None:
     """A process for each size, so that each has a peak of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    print("| entries | rows + columns | CPU s a sweep | µs an entry | peak memory, GiB |\n|---|---|---|---|---|")
+    print(
+        "| entries | rows + columns | CPU s a sweep | µs an entry | peak memory, GiB "
+        "|\n|---|---|---|---|---|"
+    )
     found = []
     for size in SIZES:
         command = [sys.executable, "-m", "tests.bench.bsvd_speed", "one", str(size)]
-        entries, seconds, memory = map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+        entries, seconds, memory = map(
+            float,
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(),
+        )
         found.append((entries, seconds, memory))
-        print(f"| {entries:.0f} | {size // 150 + size // 250} | {seconds:.3f} | {1e6 * seconds / entries:.2f} | {memory:.2f} |", flush=True)
+        print(
+            f"| {entries:.0f} | {size // 150 + size // 250} | {seconds:.3f} | "
+            f"{1e6 * seconds / entries:.2f} | {memory:.2f} |",
+            flush=True,
+        )
     entries, seconds, memory = np.array(found).T
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     left.loglog(entries, seconds, "o-", label="BSVD, 50 components")

@@ -1,9 +1,11 @@
-"""How often the calibration tests fail: for each planted bug and for its correct twin, by the number of replicates.
+"""How often the calibration tests fail: for each planted bug and for its correct twin, by the
+number of replicates.
 
     uv run python -m tests.bench.calibration
 
-One long run of each kernel is cut into independent repetitions, so there are ten times as many of 100 replicates as of 1000.
-Kernels, models and settings are those of tests/diagnostics/test_calibration.py, where the chosen number of replicates is 1000.
+One long run of each kernel is cut into independent repetitions, so there are ten times as many of
+100 replicates as of 1000. Kernels, models and settings are those of
+tests/diagnostics/test_calibration.py, where the chosen number of replicates is 1000.
 """
 
 from time import perf_counter
@@ -26,7 +28,10 @@ def row(test: str, case: str, bug: bool, count: int) -> str:
         failed = [not each.passed for each in repetitions(long_run, size)]
         shares.append(f"{sum(failed) / len(failed):.3g}")
     kernel = CASES[case][2].__name__
-    return f"| {kernel} | {case if bug else 'none'} | {test} | {count} | {' | '.join(shares)} | {1e3 * seconds / count:.0f} |"
+    return (
+        f"| {kernel} | {case if bug else 'none'} | {test} | {count} | {' | '.join(shares)} | "
+        f"{1e3 * seconds / count:.0f} |"
+    )
 
 
 if __name__ == "__main__":

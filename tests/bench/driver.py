@@ -1,10 +1,12 @@
-"""What the driver costs over a bare `lax.scan`, next to NumPyro's own MCMC with its bar, in one run.
+"""What the driver costs over a bare `lax.scan`, next to NumPyro's own MCMC with its bar, in one
+run.
 
     uv run python tests/bench/driver.py
 
-One kernel, whose step takes about the stated time. Each round times the three in turn, without their compilation; the ratios are
-medians over rounds, so that a machine whose speed drifts does not matter. Driver: bar on a (pretended) terminal, checkpoint with
-its last save, the tree, defaults otherwise.
+One kernel, whose step takes about the stated time. Each round times the three in turn, without
+their compilation; the ratios are medians over rounds, so that a machine whose speed drifts does not
+matter. Driver: bar on a (pretended) terminal, checkpoint with its last save, the tree, defaults
+otherwise.
 """
 
 import contextlib
@@ -47,9 +49,12 @@ class Busy(MCMCKernel):
 
     def sample(self, state, model_args, model_kwargs):
         rng_key, noise_key = random.split(state.rng_key)
-        matrix = jnp.eye(32) + 1e-3 * jnp.tanh(state.z[0])  # of the state, or the compiler would do the work once for all steps
+        # of the state, or the compiler would do the work once for all steps
+        matrix = jnp.eye(32) + 1e-3 * jnp.tanh(state.z[0])
         product = jax.lax.fori_loop(0, self.work, lambda _, m: m @ matrix / 1.01, matrix)
-        return State(0.9 * state.z + random.normal(noise_key, (10,)) + 1e-20 * product[0, 0], rng_key)
+        return State(
+            0.9 * state.z + random.normal(noise_key, (10,)) + 1e-20 * product[0, 0], rng_key
+        )
 
 
 class Terminal(io.StringIO):
@@ -93,14 +98,18 @@ def one_row(work: int) -> str:
     kernel = Busy(work)
     start = kernel.init(random.key(0), 0, None, (), {})
     probe = bare_scan(kernel, 2000)
-    steps = min(int(SECONDS / min(timed(partial(probe, start), 2000).wall for _ in range(3))), 1_000_000)
+    steps = min(
+        int(SECONDS / min(timed(partial(probe, start), 2000).wall for _ in range(3))), 1_000_000
+    )
     scan = bare_scan(kernel, steps)
     few = min(steps, 20_000)  # NumPyro's bar costs a Python step a step: fewer tell as much
     costs: dict[str, list[Cost]] = {"scan": [], "driver": [], "mcmc": []}
     for _ in range(ROUNDS):
         costs["scan"].append(timed(partial(scan, start), steps))
         with tempfile.TemporaryDirectory() as folder:
-            driver = Driver(kernel, num_warmup=0, num_samples=100, checkpoint=os.path.join(folder, "run"))
+            driver = Driver(
+                kernel, num_warmup=0, num_samples=100, checkpoint=os.path.join(folder, "run")
+            )
             driver.run(0)  # compiles
             costs["driver"].append(timed(lambda driver=driver: driver.extend(steps), steps))
         mcmc = MCMC(kernel, num_warmup=0, num_samples=few)
@@ -110,7 +119,9 @@ def one_row(work: int) -> str:
     for name in ("driver", "mcmc"):
         for clock in ("wall", "cpu"):
             pairs = zip(costs[name], costs["scan"], strict=True)
-            cells.append(f"{statistics.median(getattr(one, clock) / getattr(scan, clock) for one, scan in pairs):.3f}")
+            cells.append(
+                f"{statistics.median(getattr(one, clock) / getattr(scan, clock) for one, scan in pairs):.3f}"
+            )
     return f"| {' | '.join(cells)} |"
 
 

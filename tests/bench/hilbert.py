@@ -3,8 +3,8 @@
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     uv run --with hilbertcurve python -m tests.bench.hilbert
 
-A line a shape: millions of points a second to encode and to decode, and how many times that of the package, which must find the same codes.
-Medians of five; each takes turns with the other.
+A line a shape: millions of points a second to encode and to decode, and how many times that of the
+package, which must find the same codes. Medians of five; each takes turns with the other.
 """
 
 from time import process_time
@@ -52,10 +52,16 @@ def raced(dims: int, bits: int) -> np.ndarray:
 
 def main() -> None:
     """The table."""
-    print("| dimensions | bits | encode, 1e6 a second | times the package | decode | times the package |\n|" + "---|" * 6)
+    print(
+        "| dimensions | bits | encode, 1e6 a second | times the package | decode | times the "
+        "package |\n|" + "---|" * 6
+    )
     for dims, bits in SHAPES:
         encode, encode_theirs, decode, decode_theirs = raced(dims, bits)
-        cells = (f"{POINTS / ours / 1e6:.2f} | {theirs / ours:.0f}" for ours, theirs in ((encode, encode_theirs), (decode, decode_theirs)))
+        cells = (
+            f"{POINTS / ours / 1e6:.2f} | {theirs / ours:.0f}"
+            for ours, theirs in ((encode, encode_theirs), (decode, decode_theirs))
+        )
         print(f"| {dims} | {bits} | {' | '.join(cells)} |", flush=True)
 
 

@@ -1,9 +1,10 @@
-"""How many experts iQGME finds in three Gaussians, each cut by a line of its own, as in Figures 3.2 to 3.4 of the thesis:
+"""How many experts iQGME finds in three Gaussians, each cut by a line of its own, as in Figures 3.2
+to 3.4 of the thesis:
 
     python -m tests.bench.iqgme_experts FIGURE.png
 
-An expert counts where its weight is more than .005, as in the thesis; the number is that of draws of the weights from the prior or from the
-posterior that variational Bayes fits.
+An expert counts where its weight is more than .005, as in the thesis; the number is that of draws
+of the weights from the prior or from the posterior that variational Bayes fits.
 """
 
 import argparse
@@ -52,7 +53,9 @@ def listed(share):
 
 
 def in_own_units(model, draws):
-    """Posterior means of each expert's centre, covariance, and line (slope, intercept), of the columns as they were."""
+    """Posterior means of each expert's centre, covariance, and line (slope, intercept), of the
+    columns as they were.
+    """
     shift, scale = model._units.mean, model._units.scale
     covariance = np.linalg.inv(draws["Lambda"]).mean(0) * scale[:, None] * scale
     slopes, bias = draws["w"].mean(0)[0, :, :2] / scale, draws["w"].mean(0)[0, :, 2]
@@ -70,7 +73,11 @@ def drawn_experts(ax, x, y, centres, covariances, lines):
     ax.scatter(*x.T, c=np.where(y, "tab:red", "tab:blue"), s=5, alpha=0.5)
     turn = np.linspace(0, 2 * np.pi, 100)
     for centre, covariance, (slope, intercept) in zip(centres, covariances, lines, strict=True):
-        ax.plot(*(centre[:, None] + 2 * np.linalg.cholesky(covariance) @ [np.cos(turn), np.sin(turn)]), "k--", lw=1)
+        ax.plot(
+            *(centre[:, None] + 2 * np.linalg.cholesky(covariance) @ [np.cos(turn), np.sin(turn)]),
+            "k--",
+            lw=1,
+        )
         reach = 2 * np.sqrt(covariance[0, 0])
         at = centre[0] + np.array([-reach, reach])
         ax.plot(at, slope * at + intercept, "k", lw=1.5)
@@ -80,7 +87,9 @@ def drawn_experts(ax, x, y, centres, covariances, lines):
 
 def predicted(ax, probability, title):
     first, second = np.meshgrid(np.linspace(-6, 8, 90), np.linspace(-4, 4, 60))
-    value = np.clip(probability(np.column_stack([first.ravel(), second.ravel()])).reshape(first.shape), 0, 1)
+    value = np.clip(
+        probability(np.column_stack([first.ravel(), second.ravel()])).reshape(first.shape), 0, 1
+    )
     ax.contourf(first, second, value, np.linspace(0, 1, 11), cmap="RdBu_r")
     ax.contour(first, second, value, [0.5], colors="k", linewidths=1)
     ax.set(title=title)
@@ -99,10 +108,19 @@ def three(target):
     for h in kept:
         true = np.argmin(((MEANS - centres[h]) ** 2).sum(1))
         told = lambda pair: ", ".join(f"{value:.2f}" for value in pair)
-        print(f"| {mean[h]:.3f} ± {deviation[h]:.3f} | {told(centres[h])} | {told(lines[h])} | {told(MEANS[true])}; {told(LINES[true])} |")
-    print(f"number of experts, prior: {listed(distribution(prior))}\nposterior: {listed(distribution(weight))}")
+        print(
+            f"| {mean[h]:.3f} ± {deviation[h]:.3f} | {told(centres[h])} | {told(lines[h])} | "
+            f"{told(MEANS[true])}; {told(LINES[true])} |"
+        )
+    print(
+        f"number of experts, prior: {listed(distribution(prior))}\nposterior: "
+        f"{listed(distribution(weight))}"
+    )
     for name, values in (("prior", alpha), ("posterior", draws["alpha"])):
-        print(f"quartiles of alpha, {name}: " + ", ".join(f"{each:.2g}" for each in np.quantile(values, (0.25, 0.5, 0.75))))
+        print(
+            f"quartiles of alpha, {name}: "
+            + ", ".join(f"{each:.2g}" for each in np.quantile(values, (0.25, 0.5, 0.75)))
+        )
 
     figure = Figure(figsize=(15, 6), layout="constrained")
     axes = figure.subplots(2, 4)
@@ -112,7 +130,10 @@ def three(target):
     axes[0, 1].set(title="experts that were found")
     axes[0, 2].errorbar(np.arange(TRUNCATION) + 1, mean, deviation, fmt="o", ms=4)
     axes[0, 2].set(title="weights", xlabel="expert")
-    for name, share, offset in (("prior", distribution(prior), -0.2), ("posterior", distribution(weight), 0.2)):
+    for name, share, offset in (
+        ("prior", distribution(prior), -0.2),
+        ("posterior", distribution(weight), 0.2),
+    ):
         axes[0, 3].bar(np.arange(len(share)) + offset, share, 0.4, label=name)
     for name, values in (("prior", alpha), ("posterior", draws["alpha"])):
         axes[1, 0].hist(np.log10(np.maximum(values, 1e-6)), 40, density=True, alpha=0.6, label=name)
@@ -122,13 +143,25 @@ def three(target):
     axes[1, 0].legend()
 
     def at_means(x):
-        density = np.stack([mean[h] * multivariate_normal.pdf(x, centres[h], covariances[h]) for h in kept], 1) + 1e-300
-        return (density / density.sum(1, keepdims=True) * norm.cdf(x @ slopes[kept].T + bias[kept])).sum(1)
+        density = (
+            np.stack(
+                [mean[h] * multivariate_normal.pdf(x, centres[h], covariances[h]) for h in kept], 1
+            )
+            + 1e-300
+        )
+        return (
+            density / density.sum(1, keepdims=True) * norm.cdf(x @ slopes[kept].T + bias[kept])
+        ).sum(1)
 
-    whole = predicted(axes[1, 1], lambda x: model.predict_proba(x)[:, 1], "class 1, by the posterior")
+    whole = predicted(
+        axes[1, 1], lambda x: model.predict_proba(x)[:, 1], "class 1, by the posterior"
+    )
     plain = predicted(axes[1, 2], at_means, "class 1, by posterior means")
     sure = [np.mean(abs(value - 0.5) > 0.45) for value in (whole, plain)]
-    print(f"share of the plane where a class is surer than .95: by the posterior {sure[0]:.2f}, by posterior means {sure[1]:.2f}")
+    print(
+        f"share of the plane where a class is surer than .95: by the posterior {sure[0]:.2f}, by "
+        f"posterior means {sure[1]:.2f}"
+    )
     axes[1, 3].boxplot([draws["w"][:, 0, h, j] for h in kept for j in range(3)], showfliers=False)
     axes[1, 3].set_xticklabels([f"{k + 1}{entry}" for k in range(len(kept)) for entry in "xyb"])
     axes[1, 3].set(title="weights of the linear classifiers")
@@ -136,7 +169,9 @@ def three(target):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figure", type=Path)
     told = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)

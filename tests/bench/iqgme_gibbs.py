@@ -1,4 +1,5 @@
-"""Variational Bayes against Gibbs sampling of iQGME, as in Figure 3.10 of the thesis: area, CPU seconds of a sweep, number of sweeps.
+"""Variational Bayes against Gibbs sampling of iQGME, as in Figure 3.10 of the thesis: area, CPU
+seconds of a sweep, number of sweeps.
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     export JAX_COMPILATION_CACHE_DIR=COMPILED JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
@@ -6,11 +7,13 @@
     python -m tests.bench.iqgme_gibbs RESULTS.jsonl --table
     python -m tests.bench.iqgme_gibbs RESULTS.jsonl --splits-of-groups 0 4 --sets three_gaussians ionosphere     # what they cost; prints
 
-A quarter of the entries is missing; splits are those of `iqgme_single`. Variational Bayes ends where the bound gains less than a share of
-1e-6, the sampler makes 1000 sweeps and then 500 draws, both as in the thesis. Seconds of a sweep leave compiling out: they are the CPU
-seconds of a fit less those of one of a few sweeps, over the sweeps between. Beside that, how long the sampler would take to 400 effective
-draws of the log joint, and of the number of experts: its sweeps before the first draw, and as many after it as that takes at the rate of
-its 500 draws. One chain cannot see experts that it never visits.
+A quarter of the entries is missing; splits are those of `iqgme_single`. Variational Bayes ends
+where the bound gains less than a share of 1e-6, the sampler makes 1000 sweeps and then 500 draws,
+both as in the thesis. Seconds of a sweep leave compiling out: they are the CPU seconds of a fit
+less those of one of a few sweeps, over the sweeps between. Beside that, how long the sampler would
+take to 400 effective draws of the log joint, and of the number of experts: its sweeps before the
+first draw, and as many after it as that takes at the rate of its 500 draws. One chain cannot see
+experts that it never visits.
 """
 
 import argparse
@@ -56,10 +59,14 @@ def fitted(method, x, y, sweeps=None):
 
 
 def effective(model):
-    """Draws that are worth as much as independent ones, of the log joint and of the number of experts; None where it never changes."""
+    """Draws that are worth as much as independent ones, of the log joint and of the number of
+    experts; None where it never changes.
+    """
     stats = model.posterior_["sample_stats"].dataset
     each = {name: stats[name].values.astype(float) for name in ("lp", "num_groups")}
-    return {name: float(az.ess(values)) if values.std() > 0 else None for name, values in each.items()}
+    return {
+        name: float(az.ess(values)) if values.std() > 0 else None for name, values in each.items()
+    }
 
 
 def measured(method, x, y, train, test):
@@ -69,7 +76,13 @@ def measured(method, x, y, train, test):
     sweep = (seconds - few_seconds) / (model.n_iter_ - FEW * (1 if method == "vb" else 2))
     start = process_time()
     area = roc_auc_score(y[test], model.predict_proba(x[test])[:, 1])
-    row = {"auc": area, "seconds": seconds, "sweep": sweep, "sweeps": model.n_iter_, "predicting": process_time() - start}
+    row = {
+        "auc": area,
+        "seconds": seconds,
+        "sweep": sweep,
+        "sweeps": model.n_iter_,
+        "predicting": process_time() - start,
+    }
     if method == "gibbs":
         number = model.posterior_["sample_stats"].dataset["num_groups"].values.ravel()
         row |= {"ess": effective(model), "experts": np.bincount(number, minlength=21).tolist()}
@@ -82,7 +95,13 @@ def cell(name, share, split):
     """x with holes, y, and which rows to learn from and to predict."""
     data, rng = load(name), np.random.default_rng([split, int(100 * MISSING), int(100 * share)])
     x = np.where(rng.random(data["x"].shape) < MISSING, np.nan, data["x"])
-    return x, data["y"], *train_test_split(np.arange(len(x)), train_size=share, stratify=data["y"], random_state=split)
+    return (
+        x,
+        data["y"],
+        *train_test_split(
+            np.arange(len(x)), train_size=share, stratify=data["y"], random_state=split
+        ),
+    )
 
 
 def run(path, splits, sets, shares, methods):
@@ -92,7 +111,13 @@ def run(path, splits, sets, shares, methods):
         for name, share in ((name, share) for name in sets for share in shares):
             x, y, train, test = cell(name, share, split)
             for method in (each for each in methods if (name, share, split, each) not in done):
-                row = {"data": name, "share": share, "split": split, "method": method, **measured(method, x, y, train, test)}
+                row = {
+                    "data": name,
+                    "share": share,
+                    "split": split,
+                    "method": method,
+                    **measured(method, x, y, train, test),
+                }
                 with path.open("a") as file:
                     file.write(json.dumps(row) + "\n")
 
@@ -101,23 +126,38 @@ def compiled(name, num_splits):
     """Many sweeps in one compiled call, and values to begin with."""
     x, y, train, _ = cell(name, 0.5, 0)
     x = x[train][:, np.nanstd(x[train], 0) > 0]
-    x, gate = (x - np.nanmean(x, 0)) / np.nanstd(x, 0), partial(normal_wishart, nu0=2.0 * x.shape[1] + 2)
+    x, gate = (
+        (x - np.nanmean(x, 0)) / np.nanstd(x, 0),
+        partial(normal_wishart, nu0=2.0 * x.shape[1] + 2),
+    )
     program = Program(iqgme, x, y[train].astype(np.int32), num_classes=2, num_experts=20, gate=gate)
     sweep = _assignment_sweep.AssignmentSweep(program)
     start = once(program.draw_initial, random.key(0))(random.key(0)) | sweep.start(random.key(0))
     _assignment_sweep.NUM_SPLITS = num_splits
     turn = lambda key, at: sweep.draw(key, program, at, sweep.buckets)[0]
-    many = jax.jit(lambda key, at: jax.lax.fori_loop(0, SWEEPS, lambda i, at: turn(random.fold_in(key, i), at), at))
+    many = jax.jit(
+        lambda key, at: jax.lax.fori_loop(
+            0, SWEEPS, lambda i, at: turn(random.fold_in(key, i), at), at
+        )
+    )
     return many.lower(random.key(0), start).compile(), start
 
 
 def cost(sets, numbers):
-    """CPU milliseconds of a sweep by how often groups try to split or merge in it (median), and the sizes of groups at the end."""
-    print("| data | rows | splits or merges a sweep | ms a sweep | largest groups at the end |\n|---|---|---|---|---|")
+    """CPU milliseconds of a sweep by how often groups try to split or merge in it (median), and
+    the sizes of groups at the end.
+    """
+    print(
+        "| data | rows | splits or merges a sweep | ms a sweep | largest groups at the end "
+        "|\n|---|---|---|---|---|"
+    )
     for name in sets:
         with jax.enable_x64(True):
             each = {number: compiled(name, number) for number in numbers}
-            now, seconds = {number: start for number, (_, start) in each.items()}, {number: [] for number in numbers}
+            now, seconds = (
+                {number: start for number, (_, start) in each.items()},
+                {number: [] for number in numbers},
+            )
             for i in range(TURNS):
                 for number, (many, _) in each.items():
                     start = process_time()
@@ -125,7 +165,10 @@ def cost(sets, numbers):
                     seconds[number].append(process_time() - start)
         for number, at in now.items():
             size = np.sort(np.bincount(at["z"]))[::-1]
-            told = f"{1000 * np.median(seconds[number]) / SWEEPS:.2f} | {', '.join(map(str, size[size > 0][:6]))}"
+            told = (
+                f"{1000 * np.median(seconds[number]) / SWEEPS:.2f} | "
+                f"{', '.join(map(str, size[size > 0][:6]))}"
+            )
             print(f"| {name} | {len(at['z'])} | {number} | {told} |")
 
 
@@ -142,7 +185,9 @@ def mean(rows, name):
 
 
 def to_wanted(rows, name):
-    """CPU seconds to the wanted number of effective draws; where the number never changed there is no telling."""
+    """CPU seconds to the wanted number of effective draws; where the number never changed there
+    is no telling.
+    """
     if any(row["ess"][name] is None for row in rows):
         return "never changed"
     return f"{np.mean([(BURN_IN + WANTED * DRAWS / row['ess'][name]) * row['sweep'] for row in rows]):.0f}"
@@ -151,7 +196,9 @@ def to_wanted(rows, name):
 def experts(rows):
     """Their number in the posterior, all splits together."""
     count = np.sum([row["experts"] for row in rows], 0)
-    return ", ".join(f"{k}: {share:.2f}" for k, share in enumerate(count / count.sum()) if share >= 0.01)
+    return ", ".join(
+        f"{k}: {share:.2f}" for k, share in enumerate(count / count.sum()) if share >= 0.01
+    )
 
 
 def table(path):
@@ -176,9 +223,18 @@ def table(path):
             continue
         vb, gibbs = (cell[method] for method in METHODS)
         told = [f"{mean(rows, 'auc'):.3f}" for rows in (vb, gibbs)]
-        told += [f"{1000 * mean(rows, 'sweep'):.1f}" for rows in (vb, gibbs)] + [f"{mean(rows, 'sweeps'):.0f}" for rows in (vb, gibbs)]
-        told += [f"{np.mean([row['sweep'] * row['sweeps'] for row in rows]):.1f}" for rows in (vb, gibbs)]
-        told += [to_wanted(gibbs, "lp"), to_wanted(gibbs, "num_groups"), f"{mean(vb, 'experts'):.1f}", experts(gibbs)]
+        told += [f"{1000 * mean(rows, 'sweep'):.1f}" for rows in (vb, gibbs)] + [
+            f"{mean(rows, 'sweeps'):.0f}" for rows in (vb, gibbs)
+        ]
+        told += [
+            f"{np.mean([row['sweep'] * row['sweeps'] for row in rows]):.1f}" for rows in (vb, gibbs)
+        ]
+        told += [
+            to_wanted(gibbs, "lp"),
+            to_wanted(gibbs, "num_groups"),
+            f"{mean(vb, 'experts'):.1f}",
+            experts(gibbs),
+        ]
         print(f"| {name} | {share:g} | {len(gibbs)} | " + " | ".join(told) + " |")
 
 
@@ -186,19 +242,38 @@ def figure(path, target, name="ionosphere"):
     """The three panels of Figure 3.10, of one data set."""
     import matplotlib.pyplot as plt
 
-    cells = {share: cell for (data, share), cell in by_cell(path).items() if data == name and len(cell) == len(METHODS)}
-    panels = {"auc": "area under the curve", "sweep": "CPU seconds of a sweep", "sweeps": "number of sweeps"}
+    cells = {
+        share: cell
+        for (data, share), cell in by_cell(path).items()
+        if data == name and len(cell) == len(METHODS)
+    }
+    panels = {
+        "auc": "area under the curve",
+        "sweep": "CPU seconds of a sweep",
+        "sweeps": "number of sweeps",
+    }
     plot, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for axis, (quantity, label) in zip(axes, panels.items(), strict=True):
         for method, mark in zip(METHODS, "os", strict=True):
-            axis.plot(list(cells), [mean(cell[method], quantity) for cell in cells.values()], f"{mark}-", label=method)
-        axis.set(xlabel="share of rows for training", ylabel=label, yscale="log" if quantity == "sweeps" else "linear")
+            axis.plot(
+                list(cells),
+                [mean(cell[method], quantity) for cell in cells.values()],
+                f"{mark}-",
+                label=method,
+            )
+        axis.set(
+            xlabel="share of rows for training",
+            ylabel=label,
+            yscale="log" if quantity == "sweeps" else "linear",
+        )
     axes[0].legend()
     plot.savefig(target, dpi=120)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path)
     parser.add_argument("--splits", type=int, default=1)
     parser.add_argument("--sets", nargs="+", default=["ionosphere", "wdbc"])
@@ -206,7 +281,9 @@ def main():
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--splits-of-groups", nargs="+", type=int, help="what so many cost in a sweep, and no more")
+    parser.add_argument(
+        "--splits-of-groups", nargs="+", type=int, help="what so many cost in a sweep, and no more"
+    )
     told = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
     if told.splits_of_groups:

@@ -1,8 +1,10 @@
-"""CPU seconds of a sweep of `CoordinateAscent` beside an iteration of scikit-learn's BayesianGaussianMixture, on one core:
+"""CPU seconds of a sweep of `CoordinateAscent` beside an iteration of scikit-learn's
+BayesianGaussianMixture, on one core:
 
     OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tests.bench.iqgme_speed
 
-scikit-learn has no missing entries: its time is that of complete data. Both fit a Dirichlet process mixture of 20 Gaussians, no labels.
+scikit-learn has no missing entries: its time is that of complete data. Both fit a Dirichlet process
+mixture of 20 Gaussians, no labels.
 
     python -m tests.bench.iqgme_speed --rows 10000 100000 1000000      # by batches: seconds of a step, and memory, as rows grow
 """
@@ -38,7 +40,9 @@ def seconds_of_peer(x: np.ndarray, few: int = 2, many: int = 12) -> float:
     """Of one iteration: the difference of two fits."""
     times = []
     for number in (few, many):
-        peer = BayesianGaussianMixture(n_components=NUM_EXPERTS, max_iter=number, tol=0.0, init_params="random", random_state=0)
+        peer = BayesianGaussianMixture(
+            n_components=NUM_EXPERTS, max_iter=number, tol=0.0, init_params="random", random_state=0
+        )
         start = process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -55,7 +59,11 @@ def seconds_of_sweep(x: np.ndarray, dtype: str, repeats: int = 10) -> float:
     )
     reading, rows = kernel.read(program)
     state = kernel.init(jax.random.key(0), reading, rows)
-    sweeps = jax.jit(lambda state, rows: jax.lax.fori_loop(0, repeats, lambda _, at: kernel.step(None, at, reading, rows)[0], state))
+    sweeps = jax.jit(
+        lambda state, rows: jax.lax.fori_loop(
+            0, repeats, lambda _, at: kernel.step(None, at, reading, rows)[0], state
+        )
+    )
     jax.block_until_ready(sweeps(state, rows))
     times = []
     for _ in range(3):
@@ -65,11 +73,16 @@ def seconds_of_sweep(x: np.ndarray, dtype: str, repeats: int = 10) -> float:
     return min(times)
 
 
-def batches(num_rows: int, num_features: int = 20, batch_size: int = 8192, steps: int = 100) -> None:
+def batches(
+    num_rows: int, num_features: int = 20, batch_size: int = 8192, steps: int = 100
+) -> None:
     """A line of the table: of labelled rows, a quarter of whose entries are missing."""
     x = data(num_rows, num_features, 0.25)
     y = (np.nan_to_num(x[:, 0]) > 0).astype(int)
-    program, kernel = Program(iqgme, x, y, num_experts=NUM_EXPERTS), CoordinateAscent(iqgme, batch_size=batch_size)
+    program, kernel = (
+        Program(iqgme, x, y, num_experts=NUM_EXPERTS),
+        CoordinateAscent(iqgme, batch_size=batch_size),
+    )
     start = process_time()
     reading, rows = kernel.read(program)
     state = kernel.init(jax.random.key(0), reading, rows)
@@ -79,26 +92,42 @@ def batches(num_rows: int, num_features: int = 20, batch_size: int = 8192, steps
     state = jax.block_until_ready(advance(state, rows))
     start = process_time()
     jax.block_until_ready(advance(state, rows))
-    seconds, memory = (process_time() - start) / steps, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    seconds, memory = (
+        (process_time() - start) / steps,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    )
     print(f"| {num_rows} | {read:.0f} s | {seconds:.3f} s | {memory:.2f} GiB |", flush=True)
 
 
 def main() -> None:
     """A table; each row in one run."""
     if "--rows" in sys.argv:
-        print("| rows | reading them, and the start | step of 8192 rows | most memory |\n|---|---|---|---|", flush=True)
-        for number in sys.argv[sys.argv.index("--rows") + 1 :]:  # a process each: memory is the most that it ever had
-            subprocess.run([sys.executable, "-m", "tests.bench.iqgme_speed", "--one", number], check=True)
+        print(
+            "| rows | reading them, and the start | step of 8192 rows | most memory "
+            "|\n|---|---|---|---|",
+            flush=True,
+        )
+        # a process each: memory is the most that it ever had
+        for number in sys.argv[sys.argv.index("--rows") + 1 :]:
+            subprocess.run(
+                [sys.executable, "-m", "tests.bench.iqgme_speed", "--one", number], check=True
+            )
         return
     if "--one" in sys.argv:
         return batches(int(sys.argv[-1]))
     sizes = SIZES[:1] if "--quick" in sys.argv else SIZES
-    print("| rows, features | scikit-learn, complete | dtype | sweep, complete | ratio | sweep, 25 % missing | ratio |", flush=True)
+    print(
+        "| rows, features | scikit-learn, complete | dtype | sweep, complete | ratio | sweep, 25 % "
+        "missing | ratio |",
+        flush=True,
+    )
     print("|---|---|---|---|---|---|---|")
     for size in sizes:
         peer = seconds_of_peer(data(*size, 0.0))
         for dtype in ("float64", "float32"):
-            whole, holed = (seconds_of_sweep(data(*size, missing), dtype) for missing in (0.0, 0.25))
+            whole, holed = (
+                seconds_of_sweep(data(*size, missing), dtype) for missing in (0.0, 0.25)
+            )
             ratios = f"{whole:.3f} s | {whole / peer:.2f} | {holed:.3f} s | {holed / peer:.2f}"
             print(f"| {size[0]}, {size[1]} | {peer:.3f} s | {dtype} | {ratios} |", flush=True)
 

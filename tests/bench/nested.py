@@ -1,12 +1,15 @@
 """The nested sampler on five problems whose evidence is known, and one where it is not, over seeds:
 
-    OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tests.bench.nested gaussian two eggbox mixture --seeds 20
+    OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tests.bench.nested
+    gaussian two eggbox mixture --seeds 20
 
-The seeds are replicates of one run, so that one loop is compiled for all. What the checks say, a line a seed, then a summary: rms z (error
-over claimed error), the largest |z|, the mean error, evaluations of the likelihood for each effective draw, CPU seconds a replicate with
-its share of the compilation, and the mass of the smaller mode (`two`) or the total variation of the six labellings (`mixture`). With
-`--finish` importance sampling from what was found comes behind, of `--draws` draws and up to `--clumps` clumps in the first fit:
-evaluations are then those of both, and the first line says what the draws alone cost, and their Pareto k-hat.
+The seeds are replicates of one run, so that one loop is compiled for all. What the checks say, a
+line a seed, then a summary: rms z (error over claimed error), the largest |z|, the mean error,
+evaluations of the likelihood for each effective draw, CPU seconds a replicate with its share of the
+compilation, and the mass of the smaller mode (`two`) or the total variation of the six labellings
+(`mixture`). With `--finish` importance sampling from what was found comes behind, of `--draws`
+draws and up to `--clumps` clumps in the first fit: evaluations are then those of both, and the
+first line says what the draws alone cost, and their Pareto k-hat.
 """
 
 import argparse
@@ -40,15 +43,24 @@ class Found(NamedTuple):
 def gaussian():
     """Ten dimensions, correlations .6."""
     x = numpyro.sample("x", dist.Uniform(-10.0, 10.0).expand([10]).to_event(1))
-    numpyro.sample("y", dist.MultivariateNormal(x, 0.6 + 0.4 * jnp.eye(10)), obs=jnp.linspace(-1.0, 1.0, 10))
+    numpyro.sample(
+        "y", dist.MultivariateNormal(x, 0.6 + 0.4 * jnp.eye(10)), obs=jnp.linspace(-1.0, 1.0, 10)
+    )
 
 
 def two():
     """Five dimensions, modes of mass .3 and .7."""
     x = numpyro.sample("x", dist.Uniform(-10.0, 10.0).expand([5]).to_event(1))
-    centres, widths = jnp.array([[-4.0], [4.0]]) * jnp.ones(5), jnp.array([[0.5], [0.3]]) * jnp.ones(5)
+    centres, widths = (
+        jnp.array([[-4.0], [4.0]]) * jnp.ones(5),
+        jnp.array([[0.5], [0.3]]) * jnp.ones(5),
+    )
     shares = dist.Categorical(probs=jnp.array([0.3, 0.7]))
-    numpyro.sample("y", dist.MixtureSameFamily(shares, dist.Normal(x[None] + centres, widths).to_event(1)), obs=jnp.zeros(5))
+    numpyro.sample(
+        "y",
+        dist.MixtureSameFamily(shares, dist.Normal(x[None] + centres, widths).to_event(1)),
+        obs=jnp.zeros(5),
+    )
 
 
 def eggbox():
@@ -62,8 +74,13 @@ def mixture():
     """Three clusters in two dimensions, a hundred rows; its six labellings are alike."""
     r = np.random.default_rng(20240607)
     k = r.choice(3, 100, p=[0.5, 0.3, 0.2])
-    centre, scale = np.array([[-2, 0], [1.5, 1.5], [2, -2]]), np.array([[0.8, 1], [1, 0.6], [0.6, 0.6]])
-    staged_learning(jnp.asarray(centre[k] + scale[k] * r.normal(size=(100, 2))), order=3, num_classes=0)
+    centre, scale = (
+        np.array([[-2, 0], [1.5, 1.5], [2, -2]]),
+        np.array([[0.8, 1], [1, 0.6], [0.6, 0.6]]),
+    )
+    staged_learning(
+        jnp.asarray(centre[k] + scale[k] * r.normal(size=(100, 2))), order=3, num_classes=0
+    )
 
 
 def iris():
@@ -75,7 +92,12 @@ def iris():
 def wine():
     """Four clusters of the rows that `tests.bench.overview` learns from: 35 latent numbers."""
     split = TASKS["wine"].split()
-    staged_learning(jnp.asarray((split.x - split.x.mean(0)) / split.x.std(0)), jnp.asarray(split.y), order=4, num_classes=3)
+    staged_learning(
+        jnp.asarray((split.x - split.x.mean(0)) / split.x.std(0)),
+        jnp.asarray(split.y),
+        order=4,
+        num_classes=3,
+    )
 
 
 PROBLEMS: dict[str, tuple[Callable, float]] = {
@@ -89,10 +111,16 @@ PROBLEMS: dict[str, tuple[Callable, float]] = {
 
 
 def ours(
-    model: Callable, seeds: int, num_live: int, finish: dict[str, int] | None = None, **settings: Any
+    model: Callable,
+    seeds: int,
+    num_live: int,
+    finish: dict[str, int] | None = None,
+    **settings: Any,
 ) -> tuple[list[Found], dict[str, float]]:
-    """`NestedSampler` in the driver, once for each seed in one compiled loop; with importance draws behind by the settings `finish`. Also
-    what a run took: CPU seconds before the loop runs and in it."""
+    """`NestedSampler` in the driver, once for each seed in one compiled loop; with importance draws
+    behind by the settings `finish`. Also what a run took: CPU seconds before the loop runs and in
+    it.
+    """
     sampler = NestedSampler(model, num_live=num_live, **settings)
     kernel = sampler if finish is None else ImportanceFinish(sampler, **finish)
     started = process_time()
@@ -100,15 +128,30 @@ def ours(
     seconds = process_time() - started
     if tree.attrs["ended"] != "finished":
         raise RuntimeError(f"ended by {tree.attrs['ended']} before it had finished")
-    attrs = {name.removesuffix("_of_replicates"): np.atleast_1d(value) for name, value in tree.attrs.items() if name.endswith("replicates")}
+    attrs = {
+        name.removesuffix("_of_replicates"): np.atleast_1d(value)
+        for name, value in tree.attrs.items()
+        if name.endswith("replicates")
+    }
     attrs = attrs or {name: np.atleast_1d(value) for name, value in tree.attrs.items()}
     ranks = tree["sample_stats"]["insertion_rank"].values
     page = report(tree)
-    checks = f"insertion ranks p = {min(insertion_rank_test(each, num_live) for each in ranks):.3f} at least"
-    print(f"  {checks}, walks {page['walks'].figures['correlation']:.2f} at most, compilation {tree.attrs['compile_time']:.1f} s", end="")
+    checks = (
+        "insertion ranks p = "
+        f"{min(insertion_rank_test(each, num_live) for each in ranks):.3f} at least"
+    )
+    print(
+        f"  {checks}, walks {page['walks'].figures['correlation']:.2f} at most, compilation "
+        f"{tree.attrs['compile_time']:.1f} s",
+        end="",
+    )
     if finish is not None:
         cost = ", ".join(f"{each:.2f}" for each in finish["num_draws"] / attrs["ess"])
-        print(f"; of the finish {cost} draws an effective one, k-hat {page['importance'].figures['k-hat']:.2f} at most", end="")
+        print(
+            f"; of the finish {cost} draws an effective one, k-hat "
+            f"{page['importance'].figures['k-hat']:.2f} at most",
+            end="",
+        )
     print("")
     found = []
     for chain, evidence in enumerate(attrs["log_evidence"]):
@@ -116,13 +159,20 @@ def ours(
         weight = np.exp(particles["log_weight"].values - evidence)
         known = np.isfinite(weight) & (weight > 0)  # replicates of other lengths are padded
         values = {str(name): each.values[known] for name, each in particles.data_vars.items()}
-        evaluations, error = int(attrs["num_evaluations"][chain]), float(attrs["log_evidence_se"][chain])
-        found.append(Found(float(evidence), error, evaluations, weight[known] / weight[known].sum(), values))
+        evaluations, error = (
+            int(attrs["num_evaluations"][chain]),
+            float(attrs["log_evidence_se"][chain]),
+        )
+        found.append(
+            Found(float(evidence), error, evaluations, weight[known] / weight[known].sum(), values)
+        )
     return found, {"compilation": tree.attrs["compile_time"], "all": seconds}
 
 
 def figure(name: str, found: Found) -> float:
-    """What is asked of the modes: the mass of the smaller one, or the total variation of the labellings."""
+    """What is asked of the modes: the mass of the smaller one, or the total variation of the
+    labellings.
+    """
     if name == "two":
         return float(found.weight[found.values["x"][:, 0] > 0].sum())
     if name == "mixture":
@@ -140,7 +190,11 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=500)
     parser.add_argument("--sweeps", type=float, default=3.0)
     parser.add_argument("--memory", type=float, default=0.25)
-    parser.add_argument("--apart", action="store_true", help="members without names stay in the places that they have")
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="members without names stay in the places that they have",
+    )
     parser.add_argument("--single", action="store_true", help="in float32")
     parser.add_argument("--finish", action="store_true")
     parser.add_argument("--draws", type=int, default=20_000)
@@ -151,20 +205,32 @@ def main() -> None:
     for name in told.problems:
         model, exact = PROBLEMS[name]
         rows = []
-        runs, seconds = ours(model, told.seeds, told.live, finish, num_sweeps=told.sweeps, memory=told.memory, rename=not told.apart)
+        runs, seconds = ours(
+            model,
+            told.seeds,
+            told.live,
+            finish,
+            num_sweeps=told.sweeps,
+            memory=told.memory,
+            rename=not told.apart,
+        )
         for seed, found in enumerate(runs):
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
             rows.append((miss / found.error, miss, found.error, cost, figure(name, found)))
             print(
-                f"  {name} {seed}: error {miss:+.4f}, claimed {found.error:.4f}, {found.evaluations} evaluations, {cost:.0f} a draw, "
+                f"  {name} {seed}: error {miss:+.4f}, claimed {found.error:.4f}, "
+                f"{found.evaluations} evaluations, {cost:.0f} a draw, "
                 f"{rows[-1][-1]:.3f}",
                 flush=True,
             )
         z, miss, claimed, cost, modes = np.array(rows).T
         print(
-            f"{name}: rms z {np.sqrt(np.mean(z**2)):.2f}, largest {np.abs(z).max():.2f}, mean error {miss.mean():+.4f}, "
-            f"claimed {claimed.mean():.4f}, {cost.mean():.0f} evaluations a draw, {seconds['all'] / told.seeds:.1f} CPU s, "
-            f"modes {modes.mean():.3f} +- {modes.std():.3f}, from {modes.min():.3f} to {modes.max():.3f}"
+            f"{name}: rms z {np.sqrt(np.mean(z**2)):.2f}, largest {np.abs(z).max():.2f}, mean "
+            f"error {miss.mean():+.4f}, "
+            f"claimed {claimed.mean():.4f}, {cost.mean():.0f} evaluations a draw, "
+            f"{seconds['all'] / told.seeds:.1f} CPU s, "
+            f"modes {modes.mean():.3f} +- {modes.std():.3f}, from {modes.min():.3f} to "
+            f"{modes.max():.3f}"
         )
 
 

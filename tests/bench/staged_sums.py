@@ -1,13 +1,16 @@
-"""The sum over stages of log-evidences of nested sampling, with nothing weighed by all rows, and what it claims:
+"""The sum over stages of log-evidences of nested sampling, with nothing weighed by all rows, and
+what it claims:
 
     export OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
     python -m tests.bench.staged_sums normal mixture --seeds 10
     python -m tests.bench.staged_sums synthetic --rows 20000 --seeds 4
 
-`normal` is that of `staged_explored`, `mixture` that of `staged`, each with its exact evidence; `synthetic` is that of `staged_tables`, in
-twenty stages, and there it is the evidence of weights that sums are held against. A line a run: stages that were made, the sum less the
-evidence, its claimed error and the part of it that summaries have, and the same of `log_evidence`. Runs of which all rows became the first
-stage have no sum of anything, and count only against an exact evidence. Another seed deals the rows out in another order.
+`normal` is that of `staged_explored`, `mixture` that of `staged`, each with its exact evidence;
+`synthetic` is that of `staged_tables`, in twenty stages, and there it is the evidence of weights
+that sums are held against. A line a run: stages that were made, the sum less the evidence, its
+claimed error and the part of it that summaries have, and the same of `log_evidence`. Runs of which
+all rows became the first stage have no sum of anything, and count only against an exact evidence.
+Another seed deals the rows out in another order.
 """
 
 import argparse
@@ -65,7 +68,9 @@ def learned(problem: Problem, seed: int, points: int) -> dict[str, Any]:
 
 def main() -> None:
     """The tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("problems", nargs="+", choices=PROBLEMS)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="seed")
@@ -83,13 +88,21 @@ def main() -> None:
             if problem.log_evidence is not None or found["num_stages"] > 1:
                 z.append(off / claimed)
             print(
-                f"{name}, seed {seed}: {found['num_stages']:.0f} stages, {off:+.2f} ± {claimed:.2f}, of summaries "
-                f"{found['nested_summary_error']:.2f}; weighed {found['log_evidence'] - exact:+.2f} ± {found['log_evidence_se']:.2f}",
+                f"{name}, seed {seed}: {found['num_stages']:.0f} stages, {off:+.2f} ± "
+                f"{claimed:.2f}, of summaries "
+                f"{found['nested_summary_error']:.2f}; weighed "
+                f"{found['log_evidence'] - exact:+.2f} ± {found['log_evidence_se']:.2f}",
                 flush=True,
             )
         if not z:
-            raise SystemExit(f"{name}: all rows became the first stage in each run; give more --rows.")
-        print(f"{name}: mean z {np.mean(z):+.2f}, rms {np.sqrt(np.mean(np.square(z))):.2f}, largest {np.abs(z).max():.2f}", flush=True)
+            raise SystemExit(
+                f"{name}: all rows became the first stage in each run; give more --rows."
+            )
+        print(
+            f"{name}: mean z {np.mean(z):+.2f}, rms {np.sqrt(np.mean(np.square(z))):.2f}, largest "
+            f"{np.abs(z).max():.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -15,11 +15,19 @@ NAN = np.nan
 
 def rows(text):
     """A word a row, four equal features a letter; the last row is new."""
-    return np.array([[{"1": 1, "0": 0, ".": NAN}[letter] for letter in row for _ in range(4)] for row in text.split()], dtype=float)
+    return np.array(
+        [
+            [{"1": 1, "0": 0, ".": NAN}[letter] for letter in row for _ in range(4)]
+            for row in text.split()
+        ],
+        dtype=float,
+    )
 
 
-STEADY = "1.. ..0 110 ... .1. .0. 1.. 101"  # weights become uneven, but never so much that particles are resampled
-UPSET = "1.. ..0 .1. ... 110 101 10. 110"  # later rows decide what was open: resampled once or twice in a run
+# weights become uneven, but never so much that particles are resampled
+STEADY = "1.. ..0 110 ... .1. .0. 1.. 101"
+# later rows decide what was open: resampled once or twice in a run
+UPSET = "1.. ..0 .1. ... 110 101 10. 110"
 
 
 def partitions(num_rows):
@@ -33,7 +41,9 @@ def partitions(num_rows):
 def log_joint(x, labels):
     """CRP prior and marginal likelihood, by gamma and beta functions."""
     sizes = np.bincount(labels)
-    prior = len(sizes) * np.log(ALPHA) + gammaln(sizes).sum() + gammaln(ALPHA) - gammaln(ALPHA + len(x))
+    prior = (
+        len(sizes) * np.log(ALPHA) + gammaln(sizes).sum() + gammaln(ALPHA) - gammaln(ALPHA + len(x))
+    )
     ones = np.array([(x[labels == g] == 1).sum(0) for g in range(len(sizes))])
     zeros = np.array([(x[labels == g] == 0).sum(0) for g in range(len(sizes))])
     return prior + (betaln(BETA + ones, BETA + zeros) - betaln(BETA, BETA)).sum()
@@ -66,9 +76,12 @@ def scaled_errors(train, stream):
     densities = [run(train, x, seed) for seed in range(RUNS)]
     predictives = [aclass_literal.predictive_density(each, new) for each in densities]
     found = [
-        np.exp(one.log_evidence) * np.array([1, one.num_groups, np.exp(log_p)]) for one, log_p in zip(densities, predictives, strict=True)
+        np.exp(one.log_evidence) * np.array([1, one.num_groups, np.exp(log_p)])
+        for one, log_p in zip(densities, predictives, strict=True)
     ]
-    return (np.mean(found, axis=0) - truth(stream)) / (np.std(found, axis=0, ddof=1) / np.sqrt(RUNS))
+    return (np.mean(found, axis=0) - truth(stream)) / (
+        np.std(found, axis=0, ddof=1) / np.sqrt(RUNS)
+    )
 
 
 @pytest.mark.slow_after(1)
@@ -88,7 +101,9 @@ def weights_that_stay_after_resampling(density):
 
 
 def unweighted_average(density, x):
-    equal = Filter(density.particles, np.full_like(density.log_w, -np.log(len(density.log_w))), density.rng)
+    equal = Filter(
+        density.particles, np.full_like(density.log_w, -np.log(len(density.log_w))), density.rng
+    )
     return PREDICTIVE_DENSITY(equal, x)
 
 
@@ -97,7 +112,10 @@ RESAMPLED, PREDICTIVE_DENSITY = aclass_literal.resampled, aclass_literal.predict
 
 @pytest.mark.parametrize(
     ("name", "bug", "stream"),
-    [("resampled", weights_that_stay_after_resampling, UPSET), ("predictive_density", unweighted_average, STEADY)],
+    [
+        ("resampled", weights_that_stay_after_resampling, UPSET),
+        ("predictive_density", unweighted_average, STEADY),
+    ],
 )
 def test_a_planted_bug_is_seen(monkeypatch, name, bug, stream):
     monkeypatch.setattr(aclass_literal, name, bug)
@@ -112,7 +130,11 @@ def test_the_first_row_counts():
 
 def test_a_row_without_features_changes_counts_alone():
     density = run(train_crp, rows(STEADY))
-    evidence, log_w, counts = density.log_evidence, density.log_w, [sum(each.n) for each in density.particles]
+    evidence, log_w, counts = (
+        density.log_evidence,
+        density.log_w,
+        [sum(each.n) for each in density.particles],
+    )
     train_crp(density, np.full(12, NAN))
     assert density.log_evidence == pytest.approx(evidence, abs=1e-12)
     np.testing.assert_allclose(density.log_w, log_w, atol=1e-12)

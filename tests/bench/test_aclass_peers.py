@@ -14,11 +14,15 @@ from tests.bench.aclass_protocols import BARS, TABLES, Cell, components, frame, 
 
 NAN = np.nan
 RNG = np.random.default_rng(0)
-needs_copies = pytest.mark.skipif(not os.environ.get("ZOO_DATA"), reason="set ZOO_DATA to a folder with copies of the data sets")
+needs_copies = pytest.mark.skipif(
+    not os.environ.get("ZOO_DATA"), reason="set ZOO_DATA to a folder with copies of the data sets"
+)
 MIXED = pd.DataFrame(
     {
         "coin": [0, 1, 1, NAN, 0, 1, 0, 1.0],
-        "kind": pd.Categorical(["a", "b", None, "c", "b", "a", "c", "a"], categories=["a", "b", "c", "d"]),
+        "kind": pd.Categorical(
+            ["a", "b", None, "c", "b", "a", "c", "a"], categories=["a", "b", "c", "d"]
+        ),
         "size": [2.5, 3, NAN, 9, 8, 2, 7, 3.5],
     }
 )
@@ -37,7 +41,12 @@ def test_naive_bayes_is_a_ratio_of_marginal_likelihoods():
 
     joint = np.array(
         [
-            [np.log((y == k).sum() + 1) + log_marginal(np.vstack([x[y == k], row])) - log_marginal(x[y == k]) for k in range(3)]
+            [
+                np.log((y == k).sum() + 1)
+                + log_marginal(np.vstack([x[y == k], row]))
+                - log_marginal(x[y == k])
+                for k in range(3)
+            ]
             for row in new
         ]
     )
@@ -50,12 +59,21 @@ def test_naive_bayes_of_categories_and_numbers():
     member = np.eye(2)[[0, 0, 1, 1, 0, 1, 1, 0]]
     codes, levels = aclass_peers._codes(MIXED)
     assert list(levels) == [2, 4, 0]
-    found = aclass_peers._discrete(codes[:, 1:2], member, np.array([[0.0], [3.0], [NAN]]), levels[1:2])
-    np.testing.assert_allclose(np.exp(found), [[2.5 / 6, 1.5 / 5], [0.5 / 6, 0.5 / 5], [1, 1]])  # class 0: a b b a; class 1: c a c
+    found = aclass_peers._discrete(
+        codes[:, 1:2], member, np.array([[0.0], [3.0], [NAN]]), levels[1:2]
+    )
+    # class 0: a b b a; class 1: c a c
+    np.testing.assert_allclose(np.exp(found), [[2.5 / 6, 1.5 / 5], [0.5 / 6, 0.5 / 5], [1, 1]])
     found = aclass_peers._normal(codes[:, 2:], member, np.array([[3.0], [NAN]]))
     values = [np.array([2.5, 3, 8, 3.5]), np.array([9, 2, 7])]
-    variances = [(np.nanvar(MIXED["size"], ddof=0) + ((v - v.mean()) ** 2).sum()) / (1 + len(v)) for v in values]
-    wanted = [-0.5 * (3 - v.mean()) ** 2 / s - 0.5 * np.log(2 * np.pi * s) for v, s in zip(values, variances, strict=True)]
+    variances = [
+        (np.nanvar(MIXED["size"], ddof=0) + ((v - v.mean()) ** 2).sum()) / (1 + len(v))
+        for v in values
+    ]
+    wanted = [
+        -0.5 * (3 - v.mean()) ** 2 / s - 0.5 * np.log(2 * np.pi * s)
+        for v, s in zip(values, variances, strict=True)
+    ]
     np.testing.assert_allclose(found, [wanted, [0, 0]])
 
 
@@ -66,12 +84,15 @@ def test_leave_one_out_leaves_one_out(penalty):
 
     def missed_by(i):
         rest = np.arange(12) != i
-        return target[i] - kernel[i, rest] @ np.linalg.solve(kernel[rest][:, rest] + penalty * np.eye(11), target[rest])
+        return target[i] - kernel[i, rest] @ np.linalg.solve(
+            kernel[rest][:, rest] + penalty * np.eye(11), target[rest]
+        )
 
     eigenvalues, q = np.linalg.eigh(kernel)
     wanted = [missed_by(i) for i in range(12)]
     np.testing.assert_allclose(leave_one_out(eigenvalues, q, target, penalty), wanted, rtol=1e-6)
-    fitted = q @ ((penalty / (eigenvalues + penalty))[:, None] * (q.T @ target))  # what each row is missed by, itself included
+    # what each row is missed by, itself included
+    fitted = q @ ((penalty / (eigenvalues + penalty))[:, None] * (q.T @ target))
     assert not np.allclose(fitted, wanted, rtol=1e-2)
 
 
@@ -100,7 +121,9 @@ def test_logistic_regression_ends_where_the_penalised_gradient_is_zero(monkeypat
 
 
 def test_online_mean_imputation():
-    train, test = imputed(np.array([[NAN, 1], [1, NAN], [NAN, 0], [0, NAN]]), np.array([[NAN, NAN], [1, 0]]))
+    train, test = imputed(
+        np.array([[NAN, 1], [1, NAN], [NAN, 0], [0, NAN]]), np.array([[NAN, NAN], [1, 0]])
+    )
     np.testing.assert_allclose(train, [[0.5, 1], [1, 0.75], [0.75, 0], [0, 0.5]])
     np.testing.assert_allclose(test, [[0.5, 0.5], [1, 0]])
 
@@ -163,7 +186,9 @@ def test_bad_arguments_are_refused():
 
 def test_real_repetitions_do_not_share_rows(monkeypatch):
     x = np.arange(700.0)[:, None]
-    monkeypatch.setattr("tests.bench.aclass_protocols._arrays", lambda name: (x, np.zeros(700, dtype=int)))
+    monkeypatch.setattr(
+        "tests.bench.aclass_protocols._arrays", lambda name: (x, np.zeros(700, dtype=int))
+    )
     drawn = repetition("20news_w100", 200)
     assert len({*drawn.x_train[:, 0], *drawn.x_test[:, 0]}) == 700
     with pytest.raises(ValueError, match="size=201: '20news_w100' has 700 rows"):
@@ -176,7 +201,10 @@ def test_folds_cover_the_table_once(name):
     x, y = frame(name)
     folds = [repetition(name, seed=seed) for seed in range(10)]
     tests = pd.concat([pd.DataFrame(fold.x_test) for fold in folds])
-    pd.testing.assert_frame_equal(tests.sort_values(list(x)).reset_index(drop=True), x.sort_values(list(x)).reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        tests.sort_values(list(x)).reset_index(drop=True),
+        x.sort_values(list(x)).reset_index(drop=True),
+    )
     assert all(len(fold.y_train) + len(fold.y_test) == len(y) for fold in folds)
     counts = np.array([np.bincount(fold.y_test, minlength=y.max() + 1) for fold in folds])
     np.testing.assert_array_equal(counts.sum(0), np.bincount(y))
@@ -204,14 +232,22 @@ def test_error_table(capsys):
     wanted = [(repetition("synthetic", 20, 0.5, seed=seed).y_test != 0).mean() for seed in range(3)]
     np.testing.assert_allclose(losses[cell, "zero"], wanted)
     mean, error = np.mean(wanted), np.std(wanted, ddof=1) / np.sqrt(3)
-    assert capsys.readouterr().out.splitlines()[-1] == f"| synthetic | 0.5 | 20 | {mean:.3f} ± {error:.3f} |"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == f"| synthetic | 0.5 | 20 | {mean:.3f} ± {error:.3f} |"
+    )
 
 
 def test_density_table(capsys):
     def uniform(x):
         return Fit(lambda rows: np.full(len(rows), -50 * np.log(2)), 7)
 
-    values = density_table({"one component": one_component, "uniform": uniform}, components=(1,), sizes=(500,), repetitions=2)
+    values = density_table(
+        {"one component": one_component, "uniform": uniform},
+        components=(1,),
+        sizes=(500,),
+        repetitions=2,
+    )
     assert values[1, 500, "one component"][:, 0].max() < 0.1  # 50 coins, each off by 1 / (2 · 500)
     assert values[1, 500, "uniform"][:, 0].min() > 10
     assert capsys.readouterr().out.splitlines()[-1].endswith("| 7.000 ± 0.000 |")

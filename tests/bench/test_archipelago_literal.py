@@ -1,4 +1,6 @@
-"""The literal sampler against exact answers: the number of rejections given the functions, and draws of the joint distribution."""
+"""The literal sampler against exact answers: the number of rejections given the functions, and
+draws of the joint distribution.
+"""
 
 import arviz as az
 import numpy as np
@@ -45,7 +47,14 @@ class KnownAsPrinted(AsPrinted, Known):
 def histories(kind, num_sweeps=12_000):
     """M, and the mean location of the rejections, at each of many sweeps of the history alone."""
     x = np.array([[-1.0], [0.2], [0.5], [1.5]])
-    chain = kind(x, known(x), np.array([0, 1, -1, -1]), Hyper(), Base(np.zeros(1), np.eye(1)), np.random.default_rng(0))
+    chain = kind(
+        x,
+        known(x),
+        np.array([0, 1, -1, -1]),
+        Hyper(),
+        Base(np.zeros(1), np.eye(1)),
+        np.random.default_rng(0),
+    )
     assert len(x) == NUM_SEEN
     found = []
     for sweep in range(num_sweeps):
@@ -68,7 +77,8 @@ def test_rejections_are_negative_binomial():
     assert abs(scaled_error(m, exact.mean())) < 4
     for most in (0, 2, 5, 10):
         assert abs(scaled_error((m <= most).astype(float), exact.cdf(most))) < 4
-    share = quad(lambda x: rejected(x) * norm.pdf(x), 0.5, 8)[0] / (1 - Z)  # rejections are π / (1 + Λ)
+    # rejections are π / (1 + Λ)
+    share = quad(lambda x: rejected(x) * norm.pdf(x), 0.5, 8)[0] / (1 - Z)
     assert abs(scaled_error(right, share * exact.mean())) < 4
 
 
@@ -78,16 +88,29 @@ def test_rejections_of_the_printed_equation_are_not():
 
 def statistics(chain):
     g, m = chain.g[: len(chain.y)], chain.num_rejections
-    return [np.log1p(m), m == 0, g.mean(), (g**2).mean(), (chain.x[len(chain.y) :] ** 2).sum() / (1 + m), np.log(chain.hyper.length)]
+    return [
+        np.log1p(m),
+        m == 0,
+        g.mean(),
+        (g**2).mean(),
+        (chain.x[len(chain.y) :] ** 2).sum() / (1 + m),
+        np.log(chain.hyper.length),
+    ]
 
 
 def changes(kind, replicates, learn):
-    """Of `statistics` by three sweeps that start in exact draws of everything, in standard errors."""
+    """Of `statistics` by three sweeps that start in exact draws of everything, in standard
+    errors.
+    """
     found = []
     for seed in range(replicates):
         rng = np.random.default_rng([seed, 1])
         hyper = Hyper(*np.exp(rng.normal([0, 0], [0.3, 0.3]))) if learn else Hyper(1.5, 0.7)
-        base = Base(np.zeros(1), np.eye(1)).refreshed(np.zeros((0, 1)), rng) if learn else Base(np.zeros(1), np.eye(1))
+        base = (
+            Base(np.zeros(1), np.eye(1)).refreshed(np.zeros((0, 1)), rng)
+            if learn
+            else Base(np.zeros(1), np.eye(1))
+        )
         truth = simulate(3, 2, hyper, base, seed)
         truth.y[1:] = -1
         chain = kind(truth.x, truth.g, truth.y, truth.hyper, truth.base, rng, learn=learn, step=0.4)
@@ -110,7 +133,8 @@ def test_sweeps_with_the_printed_equation_do_not():
 
 @pytest.mark.slow
 def test_sweeps_that_learn_keep_the_joint_distribution(monkeypatch):
-    monkeypatch.setattr("tests.bench.archipelago_literal.LOG_AMPLITUDE", (0.0, 0.3))  # the priors of `changes`
+    # the priors of `changes`
+    monkeypatch.setattr("tests.bench.archipelago_literal.LOG_AMPLITUDE", (0.0, 0.3))
     monkeypatch.setattr("tests.bench.archipelago_literal.LOG_LENGTH", (0.0, 0.3))
     assert np.abs(changes(Sampler, 1500, learn=True)).max() < 3.3
 
@@ -122,7 +146,9 @@ def test_the_slope_is_the_derivative():
         for row in range(len(chain.x)):
             shift = np.zeros_like(chain.g)
             shift[row, k] = 1e-5
-            numeric = (chain.log_likelihood(chain.g + shift) - chain.log_likelihood(chain.g - shift)) / 2e-5
+            numeric = (
+                chain.log_likelihood(chain.g + shift) - chain.log_likelihood(chain.g - shift)
+            ) / 2e-5
             assert chain.slope(chain.g, k)[row] == pytest.approx(numeric, abs=1e-7)
 
 
@@ -133,7 +159,9 @@ def test_values_at_a_new_point_are_conditional():
     points = np.vstack([chain.x, new])
     precision = np.linalg.inv(chain.hyper.root(points) @ chain.hyper.root(points).T)
     std = precision[-1, -1] ** -0.5
-    np.testing.assert_allclose(drawn.mean(0), -(std**2) * precision[-1, :-1] @ chain.g, atol=4 * std / np.sqrt(4000))
+    np.testing.assert_allclose(
+        drawn.mean(0), -(std**2) * precision[-1, :-1] @ chain.g, atol=4 * std / np.sqrt(4000)
+    )
     np.testing.assert_allclose(drawn.std(0), std, rtol=0.05)
 
 
@@ -156,7 +184,13 @@ def test_base_density_given_many_points():
 
 def test_a_chain_from_nothing_runs():
     x = np.random.default_rng(0).normal(size=(8, 2))
-    chain = Sampler.start(x, np.array([0, 1, 2, -1, -1, -1, -1, -1]), Hyper(), Base(np.zeros(2), np.eye(2)), learn=True)
+    chain = Sampler.start(
+        x,
+        np.array([0, 1, 2, -1, -1, -1, -1, -1]),
+        Hyper(),
+        Base(np.zeros(2), np.eye(2)),
+        learn=True,
+    )
     found, seconds = trace(chain, 20, 30)
     assert found.shape == (30,)
     assert seconds > 0

@@ -10,7 +10,9 @@ from gallery.datasets import load
 from tests.bench.archipelago_protocols import CELLS, DATA, Cell, draw, num_draws, score
 
 BUNDLED = [data for data in DATA if data != "oilflow12"]
-needs_copies = pytest.mark.skipif(not os.environ.get("ZOO_DATA"), reason="set ZOO_DATA to a folder with copies of the data sets")
+needs_copies = pytest.mark.skipif(
+    not os.environ.get("ZOO_DATA"), reason="set ZOO_DATA to a folder with copies of the data sets"
+)
 
 
 @pytest.mark.parametrize("data", [*BUNDLED, pytest.param("oilflow12", marks=needs_copies)])
@@ -42,7 +44,9 @@ def test_arms_are_even_and_where_they_belong():
     for arms in (3, 4, 5):
         rows = draw(Cell(f"{arms} arms", 8), 1)
         nearest = np.linalg.norm(rows.x[:, None] - rows.x_test[None], axis=2).argsort(axis=1)[:, :9]
-        arm = (np.array([np.bincount(votes, minlength=arms) for votes in rows.y_test[nearest]])).argmax(1)
+        arm = (
+            np.array([np.bincount(votes, minlength=arms) for votes in rows.y_test[nearest]])
+        ).argmax(1)
         assert np.ptp(np.bincount(arm)) <= 2
         assert (arm == rows.y)[rows.y >= 0].mean() > 0.9
 
@@ -59,14 +63,18 @@ def test_hard_arms_spread_more():
 
 def test_number_of_draws():
     assert len(CELLS) == 32
-    assert {cell for cell in CELLS if num_draws(cell) == 10} == {Cell(f"{arms} arms h", labels) for arms in (3, 4, 5) for labels in (1, 2)}
+    assert {cell for cell in CELLS if num_draws(cell) == 10} == {
+        Cell(f"{arms} arms h", labels) for arms in (3, 4, 5) for labels in (1, 2)
+    }
     assert {num_draws(cell) for cell in CELLS} == {3, 10}
 
 
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="no data '6 arms'; there are 3 arms, .*oilflow12"):
         draw(Cell("6 arms", 1), 0)
-    with pytest.raises(ValueError, match="labels=11: '5 arms' has classes of 10 rows; wanted 1 to 10"):
+    with pytest.raises(
+        ValueError, match="labels=11: '5 arms' has classes of 10 rows; wanted 1 to 10"
+    ):
         draw(Cell("5 arms", 11), 0)
     with pytest.raises(ValueError, match=r"shape \(2, 2\): wanted \(2, 3\)"):
         score(np.full((2, 2), 0.5), np.array([0, 2]))
@@ -77,4 +85,6 @@ def test_bad_arguments_are_refused():
 def test_score():
     found = score(np.array([[0.9, 0.1], [0.7, 0.3], [0.0, 1.0]]), np.array([0, 1, 0]))
     assert found.error == pytest.approx(2 / 3)
-    assert found.log_score == pytest.approx(np.mean(np.log(0.999 * np.array([0.9, 0.3, 0]) + 0.0005)))
+    assert found.log_score == pytest.approx(
+        np.mean(np.log(0.999 * np.array([0.9, 0.3, 0]) + 0.0005))
+    )

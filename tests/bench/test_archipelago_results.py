@@ -22,7 +22,11 @@ def counted(monkeypatch):
 
         return method
 
-    monkeypatch.setattr(archipelago_results, "METHODS", {"archipelago": constant("archipelago", 0.5), "GP classifier": constant("GP", 0.9)})
+    monkeypatch.setattr(
+        archipelago_results,
+        "METHODS",
+        {"archipelago": constant("archipelago", 0.5), "GP classifier": constant("GP", 0.9)},
+    )
     return calls
 
 
@@ -41,7 +45,10 @@ def test_a_run_that_was_cut_goes_on(tmp_path, counted):
     for (cell, name), found in results.items():
         assert sorted(found) == [0, 1, 2]
         first = 0.5 if name == "archipelago" else 0.9
-        wanted = score(np.tile([first, *[(1 - first) / 2] * 2], (len(draw(cell, 0).y_test), 1)), draw(cell, 2).y_test)
+        wanted = score(
+            np.tile([first, *[(1 - first) / 2] * 2], (len(draw(cell, 0).y_test), 1)),
+            draw(cell, 2).y_test,
+        )
         assert found[2][:2] == pytest.approx(wanted)
         assert found[2].cpu_seconds > 0
 
@@ -52,9 +59,14 @@ def test_differences_are_of_the_same_draws(tmp_path, counted):
     (tmp_path / "3 arms, 1" / "GP classifier, 0.json").unlink()
     results = collect(tmp_path)
     assert [sorted(found) for found in results.values()] == [[0, 1], [1, 2]]
-    one, two = (results[Cell("3 arms", 1), name][1].log_score for name in ("archipelago", "GP classifier"))
+    one, two = (
+        results[Cell("3 arms", 1), name][1].log_score for name in ("archipelago", "GP classifier")
+    )
     wanted = pytest.approx([two - one])
-    assert differences(results, Cell("3 arms", 1), "GP classifier", "archipelago", "log_score") == wanted
+    assert (
+        differences(results, Cell("3 arms", 1), "GP classifier", "archipelago", "log_score")
+        == wanted
+    )
 
 
 def test_the_command_line(tmp_path, counted, capsys):
@@ -74,7 +86,10 @@ def test_the_command_line(tmp_path, counted, capsys):
 
 def test_the_reference_chosen_by_the_test_rows_takes_the_smallest_error():
     rows = draw(Cell("4 arms h", 2), 0)
-    every = [score(method(*rows[:3], 0), rows.y_test) for method in archipelago_results.SPREADING.values()]
+    every = [
+        score(method(*rows[:3], 0), rows.y_test)
+        for method in archipelago_results.SPREADING.values()
+    ]
     best = archipelago_results.judged("label spreading, by test", rows, 0)
     assert best in every
     assert best.error == min(each.error for each in every)
@@ -86,7 +101,10 @@ def scores(*errors):
 
 
 def test_tables_of_paired_differences():
-    results = {(Cell("wine", 1), "archipelago"): scores(0.1, 0.2, 0.3), (Cell("wine", 1), "GP classifier"): scores(0.2, 0.2, 0.6)}
+    results = {
+        (Cell("wine", 1), "archipelago"): scores(0.1, 0.2, 0.3),
+        (Cell("wine", 1), "GP classifier"): scores(0.2, 0.2, 0.6),
+    }
     lines = list(tables(results))
     se = np.std([0.1, 0, 0.3], ddof=1) / np.sqrt(3)
     assert lines[2] == f"| wine | 1 | 3 | 0.200 | 0.333 (+0.133 ± {se:.3f}) |"
@@ -95,13 +113,15 @@ def test_tables_of_paired_differences():
     assert lines[6] == f"| wine | 1 | 3 | -0.600 | -1.000 (-0.400 ± {3 * se:.3f}) |"
     assert lines[10] == "| wine | 1 | 3 | 2.0 | 3.3 |"
     results[Cell("wine", 1), "probit GP"] = scores(0.4)
-    assert list(tables(results))[2].endswith(" | 0.400 (+0.300) [1] |")  # one draw has no standard error
+    # one draw has no standard error
+    assert list(tables(results))[2].endswith(" | 0.400 (+0.300) [1] |")
 
 
 def test_verdicts():
     near, far = scores(0.1, 0.12, 0.02), scores(0.05, 0.06, 0.04)
     results = {
-        (Cell("wine", 1), "archipelago"): scores(0.1, 0.1, 0.1),  # by .03 behind the best: within a standard error of .03
+        # by .03 behind the best: within a standard error of .03
+        (Cell("wine", 1), "archipelago"): scores(0.1, 0.1, 0.1),
         (Cell("wine", 1), "GP classifier"): scores(0.2, 0.1, 0.3),
         (Cell("wine", 1), "label spreading"): near,
         (Cell("wine", 2), "archipelago"): scores(0.14, 0.14, 0.14),

@@ -1,4 +1,6 @@
-"""The rivals of augment and reduce against their formulas: with all rows and classes, at random weights."""
+"""The rivals of augment and reduce against their formulas: with all rows and classes, at random
+weights.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +39,9 @@ def all_others(reading, state):
 def test_with_all_classes_a_rival_is_its_formula(model, formula):
     reading, program, state = fitted(model=model, told=TOLD)
     assert reading.reads is None
-    assert float(whole(reading, program, state)[0]) == pytest.approx(formula(reading, state).sum(), rel=1e-10)
+    assert float(whole(reading, program, state)[0]) == pytest.approx(
+        formula(reading, state).sum(), rel=1e-10
+    )
     assert all_others(reading, state).sum() < log_softmax(reading, state).sum()
 
 
@@ -56,7 +60,9 @@ def test_u_max_rests_at_the_best_rate():
     state = kernel.init(jax.random.key(3), reading, data)
     view = view_of(reading, program, every(reading), state, None)
     terms, best = view.terms(view.parameters), np.exp(gaps(reading, state)).sum(1)
-    rate_after = jax.jit(lambda local: reading.reads.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0)))
+    rate_after = jax.jit(
+        lambda local: reading.reads.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0))
+    )
     np.testing.assert_allclose(rate_after({"rate": jnp.asarray(best)})["rate"], best, rtol=1e-10)
     local = state.local
     for _ in range(60):

@@ -1,6 +1,8 @@
-"""A nested sampler that is exact, in one dimension: new points above the limit can be drawn as they should, or too low on purpose.
+"""A nested sampler that is exact, in one dimension: new points above the limit can be drawn as they
+should, or too low on purpose.
 
-theta ~ Uniform(0, 1),   y = 0 ~ Normal(theta, 0.05):   the likelihood falls in theta, so the points above that of theta* are
+theta ~ Uniform(0, 1),   y = 0 ~ Normal(theta, 0.05):   the likelihood falls in theta, so the points
+                                                        above that of theta* are
 Uniform(0, theta*), and the evidence is 1 / 2.
 """
 
@@ -53,7 +55,13 @@ class ExactNesting(Algorithm):
 
     def init(self, rng_key, program, data):
         live = random.uniform(rng_key, (self.num_live,))
-        return Nest(live, jnp.zeros(MOST_STEPS), jnp.full(MOST_STEPS, -jnp.inf), jnp.array(-jnp.inf), jnp.zeros((), jnp.int32))
+        return Nest(
+            live,
+            jnp.zeros(MOST_STEPS),
+            jnp.full(MOST_STEPS, -jnp.inf),
+            jnp.array(-jnp.inf),
+            jnp.zeros((), jnp.int32),
+        )
 
     def step(self, rng_key, state, program, data):
         worst, volume = jnp.argmax(state.live), -state.count / self.num_live
@@ -75,7 +83,9 @@ class ExactNesting(Algorithm):
         return (left < state.log_evidence - 6.0) | (state.count >= MOST_STEPS)
 
     def _points(self, state):
-        left = -state.count / self.num_live - jnp.log(self.num_live) + self.log_likelihood(state.live)
+        left = (
+            -state.count / self.num_live - jnp.log(self.num_live) + self.log_likelihood(state.live)
+        )
         return jnp.concatenate([state.dead, state.live]), jnp.concatenate([state.log_weight, left])
 
     def draw(self, rng_key, state, program, data, num_draws):
@@ -85,6 +95,14 @@ class ExactNesting(Algorithm):
     def results(self, state, program, data):
         theta, log_weight = self._points(state)
         log_evidence = logsumexp(log_weight)
-        information = jnp.sum(jnp.exp(log_weight - log_evidence) * self.log_likelihood(theta)) - log_evidence
-        attrs = {"log_evidence": log_evidence, "log_evidence_se": jnp.sqrt(information / self.num_live), "information": information}
-        return Results({"particles": {"log_weight": log_weight}}, attrs, {"log_weight": ("particle",)})
+        information = (
+            jnp.sum(jnp.exp(log_weight - log_evidence) * self.log_likelihood(theta)) - log_evidence
+        )
+        attrs = {
+            "log_evidence": log_evidence,
+            "log_evidence_se": jnp.sqrt(information / self.num_live),
+            "information": information,
+        }
+        return Results(
+            {"particles": {"log_weight": log_weight}}, attrs, {"log_weight": ("particle",)}
+        )

@@ -1,4 +1,6 @@
-"""Two small models, and kernels for them with and without a planted bug: what calibration must tell apart."""
+"""Two small models, and kernels for them with and without a planted bug: what calibration must
+tell apart.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -56,34 +58,51 @@ class Tiny(MCMCKernel):
 
 
 class Uneven(Tiny):
-    """Metropolis: rate' ~ Uniform(rate / 3, 3 rate). Bug: the ratio of the proposal densities is left out."""
+    """Metropolis: rate' ~ Uniform(rate / 3, 3 rate).
+
+    Bug: the ratio of the proposal densities is left out.
+    """
 
     sites = ("rate",)
 
     def move(self, rng_key, z, log_joint, y):
         propose_key, accept_key = random.split(rng_key)
         new = {"rate": z["rate"] * random.uniform(propose_key, minval=1 / 3, maxval=3.0)}
-        ratio = log_joint(new) - log_joint(z) + (0.0 if self.bug else jnp.log(z["rate"] / new["rate"]))
+        ratio = (
+            log_joint(new) - log_joint(z) + (0.0 if self.bug else jnp.log(z["rate"] / new["rate"]))
+        )
         return {"rate": jnp.where(random.exponential(accept_key) > -ratio, new["rate"], z["rate"])}
 
 
 class LogWalk(Tiny):
-    """A random walk of log(rate), unconstrained like NUTS. Bug: the target lacks the Jacobian of exp."""
+    """A random walk of log(rate), unconstrained like NUTS.
+
+    Bug: the target lacks the Jacobian of exp.
+    """
 
     sites = ("rate",)
 
     def move(self, rng_key, z, log_joint, y):
         walk_key, accept_key = random.split(rng_key)
-        target = lambda z: log_joint({"rate": jnp.exp(z["rate"])}) + (0.0 if self.bug else z["rate"])
+        target = lambda z: (
+            log_joint({"rate": jnp.exp(z["rate"])}) + (0.0 if self.bug else z["rate"])
+        )
         new = {"rate": z["rate"] + 0.8 * random.normal(walk_key)}
-        return {"rate": jnp.where(random.exponential(accept_key) > target(z) - target(new), new["rate"], z["rate"])}
+        return {
+            "rate": jnp.where(
+                random.exponential(accept_key) > target(z) - target(new), new["rate"], z["rate"]
+            )
+        }
 
     def postprocess_fn(self, model_args, model_kwargs):
         return lambda z: {"rate": jnp.exp(z["rate"])}
 
 
 class Conditionals(Tiny):
-    """Gibbs: the effects, then their mean. Bug: the variance of the mean's conditional is doubled."""
+    """Gibbs: the effects, then their mean.
+
+    Bug: the variance of the mean's conditional is doubled.
+    """
 
     sites = ("mean", "effect")
 
@@ -95,7 +114,10 @@ class Conditionals(Tiny):
         effect_key, mean_key = random.split(rng_key)
         effect = (z["mean"] + y) / 2 + 0.5**0.5 * random.normal(effect_key, (len(y),))
         variance = (2.0 if self.bug else 1.0) / (len(y) + 1)
-        return {"mean": effect.sum() / (len(y) + 1) + variance**0.5 * random.normal(mean_key), "effect": effect}
+        return {
+            "mean": effect.sum() / (len(y) + 1) + variance**0.5 * random.normal(mean_key),
+            "effect": effect,
+        }
 
 
 CASES = {  # name -> model, data, kernel, thinning that makes its draws nearly independent
@@ -108,24 +130,43 @@ NUM_STEPS = 10
 NUM_DRAWS = 63
 
 
-def calibrate(test: str, case: str, bug: bool, num_replicates: int = NUM_REPLICATES, **settings) -> Calibration:
+def calibrate(
+    test: str, case: str, bug: bool, num_replicates: int = NUM_REPLICATES, **settings
+) -> Calibration:
     """One of the tests on one of the kernels."""
     model, y, kernel, thinning = CASES[case]
     make = lambda model: kernel(model, bug)
     if test == "geweke":
-        return geweke(model, make, y, num_replicates=num_replicates, num_steps=NUM_STEPS, **settings)
-    return sbc(model, with_kernel(make, 60, NUM_DRAWS * thinning, thinning), y, num_replicates=num_replicates, **settings)
+        return geweke(
+            model, make, y, num_replicates=num_replicates, num_steps=NUM_STEPS, **settings
+        )
+    return sbc(
+        model,
+        with_kernel(make, 60, NUM_DRAWS * thinning, thinning),
+        y,
+        num_replicates=num_replicates,
+        **settings,
+    )
 
 
-def repetitions(calibration: Calibration, size: int, alpha: float | None = None) -> list[Calibration]:
+def repetitions(
+    calibration: Calibration, size: int, alpha: float | None = None
+) -> list[Calibration]:
     """Independent repetitions with `size` replicates each: the parts of a long one."""
     starts = range(0, calibration.num_replicates - size + 1, size)
-    part = lambda start: {name: ranks[start : start + size] for name, ranks in calibration.ranks.items()}
-    return [dataclasses.replace(calibration, ranks=part(start), alpha=alpha or calibration.alpha) for start in starts]
+    part = lambda start: {
+        name: ranks[start : start + size] for name, ranks in calibration.ranks.items()
+    }
+    return [
+        dataclasses.replace(calibration, ranks=part(start), alpha=alpha or calibration.alpha)
+        for start in starts
+    ]
 
 
 def exact(y_scale=1.0, shift=0.0, num_draws=NUM_DRAWS):
-    """Independent draws of the posterior of `normal_mean`, whose standard deviation is multiplied."""
+    """Independent draws of the posterior of `normal_mean`, whose standard deviation is
+    multiplied.
+    """
 
     def fit(rng_key, program):
         y = program.arguments["y"]

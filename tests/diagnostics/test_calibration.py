@@ -1,4 +1,6 @@
-"""Calibration: exact p-values, an exact sampler that passes, planted bugs that fail, right kernels at the stated rate."""
+"""Calibration: exact p-values, an exact sampler that passes, planted bugs that fail, right
+kernels at the stated rate.
+"""
 
 import itertools
 
@@ -10,7 +12,15 @@ from scipy import stats
 
 from diagnostics._calibration_band import band, holm, p_value
 from diagnostics.calibration import geweke, sbc
-from tests.diagnostics.planted import CASES, NUM_DRAWS, Tiny, calibrate, exact, prior_only, repetitions
+from tests.diagnostics.planted import (
+    CASES,
+    NUM_DRAWS,
+    Tiny,
+    calibrate,
+    exact,
+    prior_only,
+    repetitions,
+)
 from tests.inference import models
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -36,7 +46,9 @@ def test_exact_draws_pass():
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize("fit", [exact(2.0), exact(0.5), exact(shift=0.5)], ids=["wide", "narrow", "shifted"])
+@pytest.mark.parametrize(
+    "fit", [exact(2.0), exact(0.5), exact(shift=0.5)], ids=["wide", "narrow", "shifted"]
+)
 def test_wrong_draws_fail(fit):
     calibration = sbc(models.normal_mean, fit, models.Y)
     assert "mu" in calibration.failed
@@ -67,7 +79,13 @@ def test_quantities_of_ones_own():
     assert set(calibration.p_values) == {"signs[0]", "signs[1]"}
     assert calibration.passed, "ties are broken at random"
     with pytest.raises(ValueError, match="quantity 'root': NaN in .* of 50 replicates"):
-        sbc(models.normal_mean, exact(), models.Y, num_replicates=50, quantities=lambda _, values: {"root": jnp.sqrt(values["mu"])})
+        sbc(
+            models.normal_mean,
+            exact(),
+            models.Y,
+            num_replicates=50,
+            quantities=lambda _, values: {"root": jnp.sqrt(values["mu"])},
+        )
 
 
 # The statistic.
@@ -76,7 +94,12 @@ def test_quantities_of_ones_own():
 @pytest.mark.parametrize(("num_ranks", "num_draws"), [(4, 3), (3, 4), (6, 2), (1, 5)])
 def test_p_value_is_exact(num_ranks, num_draws):
     """All equally likely ranks are enumerated: P(p <= t) = t at every attained t."""
-    p = np.array([p_value(np.array(ranks), num_draws) for ranks in itertools.product(range(num_draws + 1), repeat=num_ranks)])
+    p = np.array(
+        [
+            p_value(np.array(ranks), num_draws)
+            for ranks in itertools.product(range(num_draws + 1), repeat=num_ranks)
+        ]
+    )
     for attained in np.unique(p):
         assert np.mean(p <= attained * (1 + 1e-9)) == pytest.approx(attained, rel=1e-9)
 
@@ -85,8 +108,14 @@ def test_p_value_is_that_of_a_simulation():
     rng = np.random.default_rng(0)
     uniform = np.array([p_value(rng.integers(0, 32, 100), 31) for _ in range(2000)])
     for level in (0.01, 0.05, 0.3, 0.7):
-        assert stats.binomtest(int((uniform <= level).sum()), 2000, level, alternative="greater").pvalue > 0.001
-        assert np.mean(uniform <= level) > 0.6 * level  # and it is not much too careful: p-values are discrete
+        assert (
+            stats.binomtest(
+                int((uniform <= level).sum()), 2000, level, alternative="greater"
+            ).pvalue
+            > 0.001
+        )
+        # and it is not much too careful: p-values are discrete
+        assert np.mean(uniform <= level) > 0.6 * level
 
 
 def test_p_value_of_the_extreme_is_right_far_out():
@@ -106,7 +135,11 @@ def test_band_holds_what_the_p_value_passes():
 
 
 def test_holm():
-    assert holm({"a": 0.02, "b": 0.01, "c": 0.6}) == {"a": pytest.approx(0.04), "b": pytest.approx(0.03), "c": pytest.approx(0.6)}
+    assert holm({"a": 0.02, "b": 0.01, "c": 0.6}) == {
+        "a": pytest.approx(0.04),
+        "b": pytest.approx(0.03),
+        "c": pytest.approx(0.6),
+    }
 
 
 # How often a right kernel fails.
@@ -115,12 +148,18 @@ def test_holm():
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["exact", "sbc", "geweke"])
 def test_right_kernels_fail_at_the_stated_rate(run):
-    """200 repetitions with 200 replicates each; the failures are no more than the stated rate explains."""
+    """200 repetitions with 200 replicates each; the failures are no more than the stated rate
+    explains.
+    """
     total = 200 * 200
     if run == "exact":
-        calibration = sbc(models.normal_mean, exact(), models.Y, num_replicates=total, batch_size=2000)
+        calibration = sbc(
+            models.normal_mean, exact(), models.Y, num_replicates=total, batch_size=2000
+        )
     else:
-        calibration = calibrate(run, "a conditional off by a factor 2", False, total, batch_size=2000)
+        calibration = calibrate(
+            run, "a conditional off by a factor 2", False, total, batch_size=2000
+        )
     for alpha in (0.01, 0.1):
         failures = sum(not each.passed for each in repetitions(calibration, 200, alpha))
         assert stats.binomtest(failures, 200, alpha, alternative="greater").pvalue > 0.01

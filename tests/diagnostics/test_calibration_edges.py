@@ -1,4 +1,6 @@
-"""Calibration at its edges: models that are not what their data are drawn from, folders, names, and SVI as a fit."""
+"""Calibration at its edges: models that are not what their data are drawn from, folders, names,
+and SVI as a fit.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,9 @@ def normal_mean(y, scale=1.0):
 
 
 def test_a_scaled_density_is_refused_by_its_site():
-    """The data are drawn from the distribution, whose power the kernel samples: it would be called wrong for being right."""
+    """The data are drawn from the distribution, whose power the kernel samples: it would be
+    called wrong for being right.
+    """
     with pytest.raises(ValueError, match="site 'y': its log density is scaled by 3.0"):
         sbc(normal_mean, exact(), ZEROS, 3.0)
     with pytest.raises(ValueError, match="site 'mu': its log density is scaled by 0.5"):
@@ -41,7 +45,9 @@ def test_a_scale_that_is_computed_is_refused():
         with numpyro.handlers.scale(scale=jnp.exp(mu)):
             numpyro.sample("y", dist.Normal(mu, 1.0).expand((5,)), obs=y)
 
-    with pytest.raises(ValueError, match="site 'y': its log density is scaled by a computed number"):
+    with pytest.raises(
+        ValueError, match="site 'y': its log density is scaled by a computed number"
+    ):
         sbc(model, exact(), ZEROS)
 
 
@@ -56,7 +62,9 @@ def test_an_improper_prior_is_named():
 
 def on_the_host(rng_key, program):
     mu = exact()(rng_key, program)["mu"]
-    return xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": (("chain", "draw"), np.asarray(mu)[None])})})
+    return xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"mu": (("chain", "draw"), np.asarray(mu)[None])})}
+    )
 
 
 def test_a_folder_of_a_host_fit_knows_what_is_ranked(tmp_path):
@@ -64,10 +72,18 @@ def test_a_folder_of_a_host_fit_knows_what_is_ranked(tmp_path):
     square = lambda program, values: {"q": jnp.square(values["mu"])}
     first = sbc(models.normal_mean, on_host(on_the_host), models.Y, quantities=square, **settings)
     again = sbc(
-        models.normal_mean, on_host(on_the_host), models.Y, quantities=lambda _, values: {"q": jnp.square(values["mu"])}, **settings
+        models.normal_mean,
+        on_host(on_the_host),
+        models.Y,
+        quantities=lambda _, values: {"q": jnp.square(values["mu"])},
+        **settings,
     )
     np.testing.assert_array_equal(first.ranks["q"], again.ranks["q"])
-    for other in (lambda _, values: {"p": jnp.square(values["mu"])}, lambda _, values: {"q": -jnp.square(values["mu"])}, None):
+    for other in (
+        lambda _, values: {"p": jnp.square(values["mu"])},
+        lambda _, values: {"q": -jnp.square(values["mu"])},
+        None,
+    ):
         with pytest.raises(ValueError, match="holds another test .*code of the quantities"):
             sbc(models.normal_mean, on_host(on_the_host), models.Y, quantities=other, **settings)
 
@@ -79,7 +95,9 @@ def test_a_folder_of_a_host_fit_knows_the_argument_of_the_data(tmp_path):
 
     settings = {"num_replicates": 2, "folder": tmp_path}
     sbc(two, on_host(on_the_host), ZEROS, ZEROS, data={"seen": "z"}, **settings)
-    with pytest.raises(ValueError, match="holds another test .*arguments: {'seen': 'z'} there, {'seen': 'y'} here"):
+    with pytest.raises(
+        ValueError, match="holds another test .*arguments: {'seen': 'z'} there, {'seen': 'y'} here"
+    ):
         sbc(two, on_host(on_the_host), ZEROS, ZEROS, data={"seen": "y"}, **settings)
 
 
@@ -111,7 +129,9 @@ def gaussian_guide(model, steps_of=0.05):
 def test_svi_is_a_fit():
     """The guide holds the posterior, a normal; before it has been found the test fails."""
     assert sbc(models.normal_mean, with_kernel(gaussian_guide, 600, 63), models.Y).passed
-    assert not sbc(models.normal_mean, with_kernel(gaussian_guide(models.normal_mean), 3, 63), models.Y).passed
+    assert not sbc(
+        models.normal_mean, with_kernel(gaussian_guide(models.normal_mean), 3, 63), models.Y
+    ).passed
     with pytest.raises(ValueError, match="num_warmup: SVI never ends by itself"):
         sbc(models.normal_mean, with_kernel(gaussian_guide, None, 63), models.Y)
     with pytest.raises(TypeError, match="StochasticVI is no Markov chain.*sbc"):
@@ -138,7 +158,12 @@ def test_an_algorithm_is_given_what_it_made_of_its_data():
     key = random.key(1)
     settings = {"rng_key": key, "num_replicates": 5}
     plain, reading = (
-        sbc(models.normal_mean, with_kernel(kind(models.normal_mean, 4), None, 7), models.Y, **settings)
+        sbc(
+            models.normal_mean,
+            with_kernel(kind(models.normal_mean, 4), None, 7),
+            models.Y,
+            **settings,
+        )
         for kind in (ImportanceSampling, Reading)
     )
     np.testing.assert_array_equal(plain.ranks["mu"], reading.ranks["mu"])

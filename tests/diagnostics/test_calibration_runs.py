@@ -1,4 +1,6 @@
-"""Calibration of any kernel of the driver: a folder that is gone on from, data that are found, kernels that are refused."""
+"""Calibration of any kernel of the driver: a folder that is gone on from, data that are found,
+kernels that are refused.
+"""
 
 import os
 import subprocess
@@ -19,7 +21,16 @@ from numpyro.infer.gibbs import CustomGibbs, Gibbs
 from diagnostics._calibration_band import band
 from diagnostics.calibration import geweke, on_host, plot_calibration_ecdf, sbc, with_kernel
 from inference import Driver
-from tests.diagnostics.planted import NESTED, NUM_DRAWS, WAITING, LogWalk, Uneven, exact, nested, waiting
+from tests.diagnostics.planted import (
+    NESTED,
+    NUM_DRAWS,
+    WAITING,
+    LogWalk,
+    Uneven,
+    exact,
+    nested,
+    waiting,
+)
 from tests.inference import models
 from tests.inference.importance import ImportanceSampling
 
@@ -28,9 +39,15 @@ pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
 @pytest.mark.slow
 def test_an_algorithm_is_a_fit():
-    few, many = (with_kernel(ImportanceSampling(models.normal_mean, n, 64), None, 7) for n in (1, 16))
+    few, many = (
+        with_kernel(ImportanceSampling(models.normal_mean, n, 64), None, 7) for n in (1, 16)
+    )
     assert sbc(models.normal_mean, many, models.Y).passed
-    assert not sbc(models.normal_mean, with_kernel(ImportanceSampling(models.normal_mean, 16, 4), 1, 31), models.Y).passed
+    assert not sbc(
+        models.normal_mean,
+        with_kernel(ImportanceSampling(models.normal_mean, 16, 4), 1, 31),
+        models.Y,
+    ).passed
     assert not sbc(models.normal_mean, few, models.Y, num_replicates=1000).passed
 
 
@@ -41,20 +58,36 @@ def gibbs(model):
         y = jnp.zeros(3)
         return {"effect": (hmc_sites["mean"] + y) / 2 + 0.5**0.5 * random.normal(rng_key, (3,))}
 
-    return Gibbs([(CustomGibbs(effects), ["effect"]), (HMC(model, step_size=0.5, trajectory_length=1.5), ["mean"])])
+    return Gibbs(
+        [
+            (CustomGibbs(effects), ["effect"]),
+            (HMC(model, step_size=0.5, trajectory_length=1.5), ["mean"]),
+        ]
+    )
 
 
 KERNELS = {
     "NUTS": (waiting, WAITING, lambda model: NUTS(model, step_size=0.7), True),
     "HMC": (nested, NESTED, lambda model: HMC(model, step_size=0.6, trajectory_length=1.5), True),
-    "BarkerMH": (waiting, WAITING, lambda model: BarkerMH(model, step_size=0.8, adapt_step_size=False), True),
-    "DiscreteHMCGibbs": (models.two_groups, NESTED, lambda model: DiscreteHMCGibbs(HMC(model, step_size=0.7, trajectory_length=1.5)), True),
+    "BarkerMH": (
+        waiting,
+        WAITING,
+        lambda model: BarkerMH(model, step_size=0.8, adapt_step_size=False),
+        True,
+    ),
+    "DiscreteHMCGibbs": (
+        models.two_groups,
+        NESTED,
+        lambda model: DiscreteHMCGibbs(HMC(model, step_size=0.7, trajectory_length=1.5)),
+        True,
+    ),
     "Gibbs that forgets its data": (nested, NESTED, gibbs, False),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in KERNELS if name != "BarkerMH"])  # which ignores `init_params`
+# which ignores `init_params`
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "BarkerMH"])
 def test_kernels_of_numpyro_by_geweke(name):
     model, y, make, is_right = KERNELS[name]
     calibration = geweke(model, make, y, num_steps=5)
@@ -72,13 +105,17 @@ def test_kernels_of_numpyro_by_sbc(name):
 
 def test_a_kernel_is_taken_as_an_object_too():
     kernel = LogWalk(waiting)
-    assert geweke(waiting, kernel, WAITING, num_replicates=20, num_steps=2).ranks["rate"].shape == (20,)
+    assert geweke(waiting, kernel, WAITING, num_replicates=20, num_steps=2).ranks["rate"].shape == (
+        20,
+    )
     assert vars(kernel) == {"model": waiting, "bug": False}
 
 
 def test_a_fit_on_the_host_by_the_driver():
     def fit(rng_key, program):
-        driver = Driver(Uneven(program.model), num_warmup=10, num_samples=9, num_chains=2, progress_bar=False)
+        driver = Driver(
+            Uneven(program.model), num_warmup=10, num_samples=9, num_chains=2, progress_bar=False
+        )
         return driver.run(rng_key, **program.arguments)
 
     calibration = sbc(waiting, on_host(fit), WAITING, num_replicates=3)
@@ -93,7 +130,9 @@ def counted(runs):
     def fit(rng_key, program):
         runs.append(rng_key)
         mu = exact()(rng_key, program)["mu"]
-        return xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": (("chain", "draw"), np.asarray(mu)[None])})})
+        return xr.DataTree.from_dict(
+            {"posterior": xr.Dataset({"mu": (("chain", "draw"), np.asarray(mu)[None])})}
+        )
 
     return on_host(fit)
 
@@ -148,7 +187,14 @@ print(jax.local_device_count(), *geweke(waiting, LogWalk, WAITING, num_replicate
 """
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], env=os.environ | flags, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | flags,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     devices, *ranks = map(int, done.stdout.split())
     assert devices == 2
     one = geweke(waiting, LogWalk, WAITING, num_replicates=9, num_steps=2).ranks["rate"]
@@ -163,7 +209,9 @@ def test_the_argument_of_the_data_is_found_or_asked_for():
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         numpyro.sample("seen", dist.Normal(jnp.full(len(z), mu), 1.0), obs=z)
 
-    fit = lambda rng_key, program: {"mu": program.arguments["z"].sum() / 3 + random.normal(rng_key, (15,)) / 3**0.5}
+    fit = lambda rng_key, program: {
+        "mu": program.arguments["z"].sum() / 3 + random.normal(rng_key, (15,)) / 3**0.5
+    }
     zeros = jnp.zeros(2)
     assert sbc(two, fit, jnp.ones(2), zeros).passed
     with pytest.raises(ValueError, match=r"site 'seen'.*equals each of the arguments \['y', 'z'\]"):
@@ -172,7 +220,9 @@ def test_the_argument_of_the_data_is_found_or_asked_for():
     assert not sbc(two, fit, zeros, zeros, data={"seen": "y"}).passed
     with pytest.raises(ValueError, match="'other' is no observed site"):
         sbc(two, fit, zeros, jnp.ones(2), data={"other": "z"})
-    with pytest.raises(ValueError, match="argument 'z': it cannot hold the data of site 'seen': found int32"):
+    with pytest.raises(
+        ValueError, match="argument 'z': it cannot hold the data of site 'seen': found int32"
+    ):
         sbc(two, fit, zeros, jnp.arange(2), data={"seen": "z"})
 
 
@@ -185,7 +235,9 @@ def test_missing_entries_stay_missing():
         with numpyro.handlers.mask(mask=is_there):
             numpyro.sample("y", dist.Normal(mu, 1.0).expand((3,)), obs=jnp.where(is_there, y, 0.0))
 
-    fit = lambda rng_key, program: {"mu": jnp.nansum(program.arguments["y"]) / 3 + random.normal(rng_key, (31,)) / 3**0.5}
+    fit = lambda rng_key, program: {
+        "mu": jnp.nansum(program.arguments["y"]) / 3 + random.normal(rng_key, (31,)) / 3**0.5
+    }
     assert sbc(model, fit, y, data={"y": "y"}).passed
 
 
@@ -209,10 +261,15 @@ def test_a_prior_that_looks_at_the_data_is_refused():
 
     def lagged(y):
         slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(slope * jnp.concatenate([jnp.zeros(1), y[:-1]]), 1.0), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(slope * jnp.concatenate([jnp.zeros(1), y[:-1]]), 1.0), obs=y
+        )
 
     for model, site in ((empirical, "mu"), (lagged, "y")):
-        with pytest.raises(ValueError, match=f"site '{site}': its distribution is computed from the data in argument 'y'"):
+        with pytest.raises(
+            ValueError,
+            match=f"site '{site}': its distribution is computed from the data in argument 'y'",
+        ):
             sbc(model, exact(), models.Y)
 
 

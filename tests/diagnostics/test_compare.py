@@ -1,4 +1,6 @@
-"""Comparison: columns equal to ArviZ's, to closed forms and to sums by hand; unsafe rankings say why."""
+"""Comparison: columns equal to ArviZ's, to closed forms and to sums by hand; unsafe rankings say
+why.
+"""
 
 import importlib
 import warnings
@@ -14,7 +16,8 @@ from diagnostics._comparison_rows import joined
 from tests.diagnostics.trees import tree_of
 
 ROWS = 60
-module = importlib.import_module("diagnostics.comparison")  # the package's name for it is the function
+# the package's name for it is the function
+module = importlib.import_module("diagnostics.comparison")
 
 
 @pytest.fixture
@@ -23,9 +26,11 @@ def rng():
 
 
 def gaussian(rng, y, sd=1.0, draws=500, names=("y",), tail=0.0, **attrs):
-    """Exact posterior draws of a normal mean with known sd and a flat prior; the data in one site or split over two.
+    """Exact posterior draws of a normal mean with known sd and a flat prior; the data in one site
+    or split over two.
 
-    Returns the tree and its exact leave-one-out ELPD: y_i given the others is N(mean of the others, sd^2 (1 + 1 / (n - 1))).
+    Returns the tree and its exact leave-one-out ELPD: y_i given the others is N(mean of the others,
+    sd^2 (1 + 1 / (n - 1))).
     """
     n = len(y)
     mu = y.mean() + sd / np.sqrt(n) * rng.normal(size=(4, draws))
@@ -35,11 +40,18 @@ def gaussian(rng, y, sd=1.0, draws=500, names=("y",), tail=0.0, **attrs):
     parts = np.array_split(np.arange(n), len(names))
     groups = {
         "posterior": {"mu": (["chain", "draw"], mu)},
-        "observed_data": {name: ([f"row_{name}"], y[part]) for name, part in zip(names, parts, strict=True)},
-        "log_likelihood": {name: (["chain", "draw", f"row_{name}"], logp[..., part]) for name, part in zip(names, parts, strict=True)},
+        "observed_data": {
+            name: ([f"row_{name}"], y[part]) for name, part in zip(names, parts, strict=True)
+        },
+        "log_likelihood": {
+            name: (["chain", "draw", f"row_{name}"], logp[..., part])
+            for name, part in zip(names, parts, strict=True)
+        },
     }
     others = (y.sum() - y) / (n - 1)
-    return tree_of(groups, **attrs), float(norm.logpdf(y, others, sd * np.sqrt(1 + 1 / (n - 1))).sum())
+    return tree_of(groups, **attrs), float(
+        norm.logpdf(y, others, sd * np.sqrt(1 + 1 / (n - 1))).sum()
+    )
 
 
 @pytest.fixture
@@ -74,10 +86,15 @@ def test_bayes_factors_and_their_errors(pair):
 def test_evidence_errors_that_make_a_ranking_unsafe(pair):
     trees, _ = pair
     trees["wide"].attrs |= {"log_evidence": -80.9}
-    with pytest.warns(UserWarning, match="log Bayes factor of wide within its error .-0.9 \\+- 0.5, and 2 errors are wanted.") as caught:
+    with pytest.warns(
+        UserWarning,
+        match="log Bayes factor of wide within its error .-0.9 \\+- 0.5, and 2 errors are wanted.",
+    ) as caught:
         table = compare(trees)
     assert len(caught) == 1
-    assert table["unsafe"]["wide"].startswith("log Bayes factor within its error of the best, right (-0.9 +- 0.5")
+    assert table["unsafe"]["wide"].startswith(
+        "log Bayes factor within its error of the best, right (-0.9 +- 0.5"
+    )
     trees["wide"].attrs["log_evidence_se"] = float("nan")
     with pytest.warns(UserWarning, match="wide: its log-evidence has no error"):
         compare(trees)
@@ -105,7 +122,9 @@ def test_two_runs_of_one_model_cannot_be_ranked(rng):
 
 
 def test_several_sites_are_joined_and_matched_by_their_data(rng):
-    """The same posterior with the data in one site, in two, and in two under other names and in the other order."""
+    """The same posterior with the data in one site, in two, and in two under other names and in
+    the other order.
+    """
     y = rng.normal(size=ROWS)
     split, exact = gaussian(rng, y, names=("a", "b"))
     swapped = split.copy(deep=True)
@@ -134,7 +153,9 @@ def test_a_table_in_another_precision_is_the_same_table(rng):
 def test_other_data_are_refused_naming_both(rng):
     y = rng.normal(size=ROWS)
     one = gaussian(rng, y)[0]
-    with pytest.raises(ValueError, match="'one' and 'short' observe different data.*shapes differ.*60.*59"):
+    with pytest.raises(
+        ValueError, match="'one' and 'short' observe different data.*shapes differ.*60.*59"
+    ):
         compare({"one": one, "short": gaussian(rng, y[:-1])[0]})
     with pytest.raises(ValueError, match="'one' and 'other' observe different data.*values differ"):
         compare({"one": one, "other": gaussian(rng, y + 1e-3)[0]})
@@ -150,8 +171,14 @@ def test_missing_entries_are_no_rows(rng):
     padded = tree.copy(deep=True)
     padded["observed_data"].dataset = xr.Dataset({"y": (["row_y"], np.append(y, np.nan))})
     ll = tree["log_likelihood"]["y"].values
-    padded["log_likelihood"].dataset = xr.Dataset({"y": (["chain", "draw", "row_y"], np.concatenate([ll, np.nan * ll[..., :1]], -1))})
-    assert compare({"padded": padded})["elpd"]["padded"] == compare({"plain": tree})["elpd"]["plain"] == pytest.approx(exact, abs=0.1)
+    padded["log_likelihood"].dataset = xr.Dataset(
+        {"y": (["chain", "draw", "row_y"], np.concatenate([ll, np.nan * ll[..., :1]], -1))}
+    )
+    assert (
+        compare({"padded": padded})["elpd"]["padded"]
+        == compare({"plain": tree})["elpd"]["plain"]
+        == pytest.approx(exact, abs=0.1)
+    )
 
 
 def test_a_row_with_probability_one_adds_nothing(rng):
@@ -160,12 +187,16 @@ def test_a_row_with_probability_one_adds_nothing(rng):
     tree, _ = gaussian(rng, y)
     more = tree.copy(deep=True)
     ll = tree["log_likelihood"]["y"].values
-    more["log_likelihood"].dataset = xr.Dataset({"y": (["chain", "draw", "row_y"], np.concatenate([ll, 0 * ll[..., :1]], -1))})
+    more["log_likelihood"].dataset = xr.Dataset(
+        {"y": (["chain", "draw", "row_y"], np.concatenate([ll, 0 * ll[..., :1]], -1))}
+    )
     del more["observed_data"]
     with pytest.raises(ValueError, match="All tail values are the same"):
         az.loo(more)
     table = compare({"more": more})
-    assert table["elpd"]["more"] == pytest.approx(compare({"plain": tree})["elpd"]["plain"], abs=1e-9)
+    assert table["elpd"]["more"] == pytest.approx(
+        compare({"plain": tree})["elpd"]["plain"], abs=1e-9
+    )
     assert table["high_k"]["more"] == 0
 
 
@@ -191,12 +222,17 @@ def test_held_out_tables_are_checked(pair):
         compare(trees, test={"third": np.zeros((4, 5, 6))})
     with pytest.raises(ValueError, match="'wide' has 6 held-out rows, 'right' has 7"):
         compare(trees, test={"wide": np.zeros((4, 5, 6)), "right": np.zeros((4, 5, 7))})
-    with pytest.raises(ValueError, match="test.'wide'.: log-likelihoods .chain, draw, row., finite or -inf"):
+    with pytest.raises(
+        ValueError, match="test.'wide'.: log-likelihoods .chain, draw, row., finite or -inf"
+    ):
         compare(trees, test={"wide": np.full((4, 5, 6), np.nan)})
 
 
 def test_evidence_alone_ranks_when_there_is_no_likelihood(rng):
-    bare = {name: tree_of({"posterior": {}}, log_evidence=value, log_evidence_se=0.1) for name, value in (("a", -5.0), ("b", -3.0))}
+    bare = {
+        name: tree_of({"posterior": {}}, log_evidence=value, log_evidence_se=0.1)
+        for name, value in (("a", -5.0), ("b", -3.0))
+    }
     table = compare(bare)
     assert list(table.index) == ["b", "a"]
     assert "elpd" not in table
@@ -206,7 +242,9 @@ def test_evidence_alone_ranks_when_there_is_no_likelihood(rng):
 
 
 def test_variational_draws_are_corrected_with_log_q_and_doubted_without(rng):
-    """q is 1.5 times too wide; with log_q the exact ELPD comes back, and it equals `az.loo_approximate_posterior`."""
+    """q is 1.5 times too wide; with log_q the exact ELPD comes back, and it equals
+    `az.loo_approximate_posterior`.
+    """
     y = rng.normal(size=ROWS)
     _, exact = gaussian(rng, y)
     sd_q = 1.5 / np.sqrt(ROWS)
@@ -220,13 +258,18 @@ def test_variational_draws_are_corrected_with_log_q_and_doubted_without(rng):
     with pytest.warns(UserWarning, match="draws of an approximation"):
         plain = compare({"vb": tree_of(groups)})
     log_q = norm.logpdf(mu, y.mean(), sd_q)
-    groups |= {"log_prior": {"mu": (["chain", "draw"], 0 * mu)}, "log_q": {"log_q": (["chain", "draw"], log_q)}}
+    groups |= {
+        "log_prior": {"mu": (["chain", "draw"], 0 * mu)},
+        "log_q": {"log_q": (["chain", "draw"], log_q)},
+    }
     tree = tree_of(groups)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         table = compare({"vb": tree})
     log_p = tree["log_likelihood"]["y"].sum("row")
-    assert table["elpd"]["vb"] == pytest.approx(az.loo_approximate_posterior(tree, log_p, tree["log_q"]["log_q"]).elpd, abs=1e-9)
+    assert table["elpd"]["vb"] == pytest.approx(
+        az.loo_approximate_posterior(tree, log_p, tree["log_q"]["log_q"]).elpd, abs=1e-9
+    )
     assert abs(table["elpd"]["vb"] - exact) < 0.1 < abs(plain["elpd"]["vb"] - exact)
 
 
@@ -236,18 +279,25 @@ def test_trees_are_checked():
     with pytest.raises(TypeError, match="found {'a': 'Dataset'}"):
         compare({"a": xr.Dataset()})
     for wrong in ([tree_of({"posterior": {}})], tree_of({"posterior": {}})):
-        with pytest.raises(TypeError, match=f"trees: a dict of name -> DataTree; found {type(wrong).__name__}"):
+        with pytest.raises(
+            TypeError, match=f"trees: a dict of name -> DataTree; found {type(wrong).__name__}"
+        ):
             compare(wrong)
 
 
 def test_tail_of_correlated_draws_is_longer(rng):
-    """The relative ESS is that of the likelihood, so labels that switch leave it alone; ArviZ then gives the same k-hat."""
+    """The relative ESS is that of the likelihood, so labels that switch leave it alone; ArviZ
+    then gives the same k-hat.
+    """
     y = rng.normal(size=ROWS)
     tree, _ = gaussian(rng, y)
-    mu = np.sort(tree["posterior"]["mu"].values.reshape(4, 50, 10), axis=-1).reshape(4, 500)  # correlated, the same draws
+    # correlated, the same draws
+    mu = np.sort(tree["posterior"]["mu"].values.reshape(4, 50, 10), axis=-1).reshape(4, 500)
     logp = norm.logpdf(y, mu[..., None])
     tree["log_likelihood"].dataset = xr.Dataset({"y": (["chain", "draw", "row_y"], logp)})
-    efficiency = np.mean([float(az.ess(np.exp(logp[..., i]), method="mean", relative=True)) for i in range(ROWS)])
+    efficiency = np.mean(
+        [float(az.ess(np.exp(logp[..., i]), method="mean", relative=True)) for i in range(ROWS)]
+    )
     assert efficiency < 0.9
     found = module._loo(tree, joined({"a": tree})["a"], None).pareto_k.values
     np.testing.assert_allclose(found, az.loo(tree, reff=efficiency, pointwise=True).pareto_k.values)

@@ -20,7 +20,9 @@ assert not heavy, heavy
 
 
 def test_import_is_light():
-    found = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
 
 

@@ -1,4 +1,6 @@
-"""Partitions: losses equal to scikit-learn's, searches equal to enumeration, balls equal to their definition."""
+"""Partitions: losses equal to scikit-learn's, searches equal to enumeration, balls equal to
+their definition.
+"""
 
 import json
 from itertools import combinations
@@ -12,7 +14,15 @@ from sklearn.metrics import adjusted_rand_score, mutual_info_score, rand_score
 from sklearn.mixture import GaussianMixture
 
 from diagnostics import partitions
-from diagnostics.partitions import coclustering, credible_ball, distances, expected_loss, num_groups, partition_of, point_estimate
+from diagnostics.partitions import (
+    coclustering,
+    credible_ball,
+    distances,
+    expected_loss,
+    num_groups,
+    partition_of,
+    point_estimate,
+)
 from inference import Driver, ParticleFilter
 from tests.inference.partitions import Mixture, bernoulli
 from zoo.aclass import aclass
@@ -45,7 +55,9 @@ def rng():
 
 def noisy(rng, n, draws, groups=3, flips=0.3):
     truth = rng.integers(0, groups, n)
-    return np.where(rng.uniform(size=(draws, n)) < flips, rng.integers(0, groups + 1, (draws, n)), truth)
+    return np.where(
+        rng.uniform(size=(draws, n)) < flips, rng.integers(0, groups + 1, (draws, n)), truth
+    )
 
 
 @pytest.mark.parametrize("loss", ["vi", "binder"])
@@ -77,7 +89,8 @@ def test_search_finds_the_least_expected_loss_of_all_partitions(n, loss):
     assert len(every) == BELL[n]
     for seed in range(6):
         draws = noisy(np.random.default_rng(seed), n, 25, flips=0.5)
-        # the table of all partitions by the definition of the loss on crossings is checked against scikit-learn above
+        # the table of all partitions by the definition of the loss on crossings is checked against
+        # scikit-learn above
         losses = np.array([expected_loss(draws, one, loss) for one in every])
         found = point_estimate(draws, loss, seed=seed)
         assert found.expected_loss == pytest.approx(losses.min(), abs=1e-12)
@@ -105,10 +118,17 @@ def test_binder_depends_on_the_coclustering_alone(rng):
 
 
 def test_coclustering_and_number_of_groups_by_hand():
-    labels = xr.DataArray([[[0, 0, 1], [5, 5, 5]], [[2, 1, 2], [1, 1, 0]]], dims=("chain", "draw", "row"))
-    np.testing.assert_allclose(coclustering(labels), [[1, 0.75, 0.5], [0.75, 1, 0.25], [0.5, 0.25, 1]])
+    labels = xr.DataArray(
+        [[[0, 0, 1], [5, 5, 5]], [[2, 1, 2], [1, 1, 0]]], dims=("chain", "draw", "row")
+    )
+    np.testing.assert_allclose(
+        coclustering(labels), [[1, 0.75, 0.5], [0.75, 1, 0.25], [0.5, 0.25, 1]]
+    )
     found = num_groups(labels)
-    assert dict(zip(found["groups"].values.tolist(), found.values.tolist(), strict=True)) == {1: 0.25, 2: 0.75}
+    assert dict(zip(found["groups"].values.tolist(), found.values.tolist(), strict=True)) == {
+        1: 0.25,
+        2: 0.75,
+    }
 
 
 @pytest.mark.parametrize("loss", ["vi", "binder"])
@@ -128,7 +148,9 @@ def test_ball_is_the_smallest_that_holds_its_level(rng, loss):
         (ball.horizontal, inside),
     ):
         furthest = apart[chosen].max()
-        expected = {tuple(partitions._canonical(draw)) for draw in draws[chosen & (apart > furthest - 1e-9)]}
+        expected = {
+            tuple(partitions._canonical(draw)) for draw in draws[chosen & (apart > furthest - 1e-9)]
+        }
         assert {tuple(one) for one in bound.tolist()} == expected
 
 
@@ -139,7 +161,9 @@ def test_ball_of_one_partition_has_radius_zero():
 
 
 def test_known_mixture_is_recovered_as_scikit_learn_recovers_it(rng):
-    """Draws of labels from the exact posterior of a known mixture; the estimate is as near to the truth as the best classifier."""
+    """Draws of labels from the exact posterior of a known mixture; the estimate is as near to
+    the truth as the best classifier.
+    """
     truth = np.repeat([0, 1, 2], 30)
     x = np.array([[-4.0, 0], [0, 4], [4, 0]])[truth] + rng.normal(size=(90, 2))
     mixture = GaussianMixture(3, random_state=0).fit(x)
@@ -148,7 +172,9 @@ def test_known_mixture_is_recovered_as_scikit_learn_recovers_it(rng):
     found = point_estimate(labels, restarts=3)
     assert adjusted_rand_score(found.labels, mixture.predict(x)) > 0.95
     assert adjusted_rand_score(found.labels, truth) > 0.9
-    tree = AgglomerativeClustering(3, metric="precomputed", linkage="average").fit_predict(1 - coclustering(labels).values)
+    tree = AgglomerativeClustering(3, metric="precomputed", linkage="average").fit_predict(
+        1 - coclustering(labels).values
+    )
     assert found.expected_loss <= expected_loss(labels, tree) + 1e-12
     assert found.expected_loss <= expected_loss(labels, mixture.predict(x)) + 1e-12
     assert num_groups(labels).sel(groups=3) > 0.99
@@ -164,8 +190,15 @@ def test_input_is_checked(rng):
     with pytest.raises(ValueError, match="level"):
         credible_ball(np.zeros((2, 3), int), np.zeros(3, int), level=0.0)
     for wrong in (np.array([0, 0, 1]), np.zeros((2, 3, 4, 5), int)):
-        for question in (num_groups, coclustering, point_estimate, lambda labels: distances(labels, np.zeros(3, int))):
-            with pytest.raises(ValueError, match=r"labels: \(chain, draw, row\) or \[draw, row\]; found shape"):
+        for question in (
+            num_groups,
+            coclustering,
+            point_estimate,
+            lambda labels: distances(labels, np.zeros(3, int)),
+        ):
+            with pytest.raises(
+                ValueError, match=r"labels: \(chain, draw, row\) or \[draw, row\]; found shape"
+            ):
                 question(wrong)
     with pytest.raises(ValueError, match="center: .* integers; found float64"):
         credible_ball(np.zeros((2, 3), int), np.zeros(3))
@@ -183,7 +216,8 @@ def test_dimensions_of_a_data_array_may_come_in_any_order(rng):
         assert credible_ball(turned, center).radius == credible_ball(labels, center).radius
     flat = labels.isel(chain=0)
     np.testing.assert_array_equal(coclustering(flat.transpose("row", "draw")), coclustering(flat))
-    assert coclustering(labels.transpose("row", "chain", "draw").values).shape == (50, 50)  # an array has only its order
+    # an array has only its order
+    assert coclustering(labels.transpose("row", "chain", "draw").values).shape == (50, 50)
 
 
 @pytest.mark.parametrize("loss", ["vi", "binder"])
@@ -193,7 +227,11 @@ def test_blocks_of_draws_give_what_all_of_them_give(rng, loss, monkeypatch):
     sizes = []
     counted = np.bincount
     monkeypatch.setattr(partitions, "COUNTS", 100)  # crossings: three draws at a time
-    monkeypatch.setattr(partitions.np, "bincount", lambda *args, **kwargs: sizes.append(kwargs["minlength"]) or counted(*args, **kwargs))
+    monkeypatch.setattr(
+        partitions.np,
+        "bincount",
+        lambda *args, **kwargs: sizes.append(kwargs["minlength"]) or counted(*args, **kwargs),
+    )
     np.testing.assert_array_equal(distances(labels, center, loss), whole)
     assert len(sizes) == 14
     assert max(sizes) <= 100
@@ -203,15 +241,21 @@ def test_blocks_of_draws_give_what_all_of_them_give(rng, loss, monkeypatch):
 
 Z = np.array([[[0, 0, 1, 0], [0, 1, 0, 0]], [[0, 0, 0, 1], [0, 0, 0, 0]]])  # within each class
 KNOWN = np.array([0, 1, 0, 1])
-DRAWN = np.array([[[0, 1, 0, 1], [0, 1, 0, 0]], [[0, 1, 1, 1], [0, 1, 0, 1]]])  # rows 2 and 3 have no label
+# rows 2 and 3 have no label
+DRAWN = np.array([[[0, 1, 0, 1], [0, 1, 0, 0]], [[0, 1, 1, 1], [0, 1, 0, 1]]])
 
 
 def left_behind(posterior, observed=None, partition=("z", "y")):
     """The tree of a run, with other draws beside those of the partition."""
     drawn = {name: (("chain", "draw", "row"), value) for name, value in posterior.items()}
     drawn["share"] = (("chain", "draw", "class"), np.full((2, 2, 2), 0.5))
-    groups = {"posterior": drawn, "observed_data": {name: (("row",), value) for name, value in (observed or {}).items()}}
-    tree = xr.DataTree.from_dict({name: xr.Dataset(variables) for name, variables in groups.items()})
+    groups = {
+        "posterior": drawn,
+        "observed_data": {name: (("row",), value) for name, value in (observed or {}).items()},
+    }
+    tree = xr.DataTree.from_dict(
+        {name: xr.Dataset(variables) for name, variables in groups.items()}
+    )
     tree.attrs = {} if partition is None else {"partition": json.dumps(partition)}
     return tree
 
@@ -219,7 +263,10 @@ def left_behind(posterior, observed=None, partition=("z", "y")):
 TREES = {
     "observed": (left_behind({"z": Z}, {"y": KNOWN, "x": KNOWN}), KNOWN),
     "observed, under a mask": (left_behind({"z": Z}, {"y_observed": KNOWN}), KNOWN),
-    "partly latent": (left_behind({"z": Z, "y_unobserved": DRAWN}, {"y_observed": np.zeros(4, int)}), DRAWN),
+    "partly latent": (
+        left_behind({"z": Z, "y_unobserved": DRAWN}, {"y_observed": np.zeros(4, int)}),
+        DRAWN,
+    ),
     "latent": (left_behind({"z": Z, "y": DRAWN}), DRAWN),
     "none": (left_behind({"z": Z}, partition=("z", None)), 0),
     "in a scope": (left_behind({"a.z": Z, "a.y": DRAWN}, partition=("a/z", "a/y")), DRAWN),
@@ -249,9 +296,18 @@ def test_the_partition_alone_would_join_classes():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        (left_behind({"z": Z}, partition=None), "partition_of: the run does not say which site is a partition"),
-        (left_behind({}), "partition_of: the run has no draws of 'z'; run the filter with keep_assignments=True"),
-        (left_behind({"z": Z}), "partition_of: the run holds no classes 'y', within which 'z' counts"),
+        (
+            left_behind({"z": Z}, partition=None),
+            "partition_of: the run does not say which site is a partition",
+        ),
+        (
+            left_behind({}),
+            "partition_of: the run has no draws of 'z'; run the filter with keep_assignments=True",
+        ),
+        (
+            left_behind({"z": Z}),
+            "partition_of: the run holds no classes 'y', within which 'z' counts",
+        ),
     ],
     ids=["another kernel", "not kept", "no classes"],
 )
@@ -273,6 +329,11 @@ def test_the_partition_of_a_real_run_is_that_of_an_enumeration():
     np.testing.assert_allclose(coclustering(found).values.ravel(), together, atol=0.02)
     counts = np.array([len(set(labels)) for labels in whole])
     share = [exact.posterior[counts == groups].sum() for groups in range(1, 6)]
-    np.testing.assert_allclose(num_groups(found).reindex(groups=range(1, 6), fill_value=0), share, atol=0.02)
-    mean_loss = [exact.posterior @ [sklearn_loss(each, one, "vi") for each in whole] for one in all_partitions(5)]
+    np.testing.assert_allclose(
+        num_groups(found).reindex(groups=range(1, 6), fill_value=0), share, atol=0.02
+    )
+    mean_loss = [
+        exact.posterior @ [sklearn_loss(each, one, "vi") for each in whole]
+        for one in all_partitions(5)
+    ]
     assert point_estimate(found).labels.tolist() == all_partitions(5)[np.argmin(mean_loss)].tolist()

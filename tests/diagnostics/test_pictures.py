@@ -51,7 +51,9 @@ def test_elbo_draws_every_estimate_and_its_moving_mean(rng, given):
     ax = pictures.plot_elbo(tree, window=10, ax=given)
     assert ax is given
     trace = tree["sample_stats"]["elbo"].values
-    for raw, smooth, values in zip([line for line in ax.lines if line.get_alpha()], curves(ax, "replicate"), trace, strict=True):
+    for raw, smooth, values in zip(
+        [line for line in ax.lines if line.get_alpha()], curves(ax, "replicate"), trace, strict=True
+    ):
         np.testing.assert_array_equal(raw.get_ydata(), values)
         assert smooth.get_xdata()[0] == 10  # the first mean is known after ten steps
         assert smooth.get_ydata()[0] == pytest.approx(values[:10].mean())
@@ -77,8 +79,12 @@ def test_evidence_over_the_shrinkage(rng, given):
     (beside,) = [other for other in ax.figure.axes if other is not ax]
     corners = beside.collections[0].get_paths()[0].vertices
     peak = corners[corners[:, 1].argmax(), 0]
-    assert peak == pytest.approx(8 - 1.5**2, abs=0.1)  # log weight -x - (x - 8)^2 / (2 1.5^2) is largest there
-    x, share = -stats["log_volume"].values[0][1:], corners[1 : len(stats["log_volume"].values[0]), 1]
+    # log weight -x - (x - 8)^2 / (2 1.5^2) is largest there
+    assert peak == pytest.approx(8 - 1.5**2, abs=0.1)
+    x, share = (
+        -stats["log_volume"].values[0][1:],
+        corners[1 : len(stats["log_volume"].values[0]), 1],
+    )
     assert np.sum(share) * (x[1] - x[0]) == pytest.approx(1.0, abs=0.01)
 
 
@@ -86,7 +92,9 @@ def test_evidence_of_a_filter_over_its_steps(rng):
     tree = trees.particles(rng)
     increments = rng.normal(size=(3, 20))
     stats = tree["sample_stats"].to_dataset()
-    tree["sample_stats"].dataset = stats.assign(log_evidence=(["chain", "step"], increments.cumsum(1)))
+    tree["sample_stats"].dataset = stats.assign(
+        log_evidence=(["chain", "step"], increments.cumsum(1))
+    )
     ax = rendered(pictures.plot_evidence(tree))
     np.testing.assert_array_equal(curves(ax, "replicate 2")[0].get_ydata(), increments[2].cumsum())
     assert ax.get_xlabel() == "step"
@@ -105,7 +113,14 @@ def test_ancestry_follows_the_parents(rng, given):
     )
     edges = lambda lines: sorted((*map(float, a), *map(float, b)) for a, b in lines.get_segments())
     # at step 1 particles 1 and 2 have descendants; they come from 0 and 1 at step 0
-    assert edges(living) == [(0, 0, 1, 1), (0, 1, 1, 2), (1, 1, 2, 0), (1, 2, 2, 1), (1, 2, 2, 2), (1, 2, 2, 3)]
+    assert edges(living) == [
+        (0, 0, 1, 1),
+        (0, 1, 1, 2),
+        (1, 1, 2, 0),
+        (1, 2, 2, 1),
+        (1, 2, 2, 2),
+        (1, 2, 2, 3),
+    ]
     assert edges(dead) == [(0, 0, 1, 0), (0, 3, 1, 3)]
     assert ax.get_title(loc="left").startswith("2 of 4 ")
 
@@ -113,14 +128,19 @@ def test_ancestry_follows_the_parents(rng, given):
 def test_ancestry_lines_do_not_cross(rng):
     tree = trees.particles(rng, replicates=1)
     parents = rng.integers(0, 200, (1, 20, 200))
-    tree["sample_stats"].dataset = tree["sample_stats"].to_dataset().assign(ancestor=(["chain", "step", "particle"], parents))
+    tree["sample_stats"].dataset = (
+        tree["sample_stats"].to_dataset().assign(ancestor=(["chain", "step", "particle"], parents))
+    )
     ax = pictures.plot_ancestry(tree)
     lines = np.concatenate([c.get_segments() for c in ax.collections])
     for t in range(19):
         here = lines[lines[:, 0, 0] == t]
         here = here[np.argsort(here[:, 0, 1], kind="stable")]
         for place in np.unique(here[:, 0, 1])[1:]:
-            assert here[here[:, 0, 1] == place][:, 1, 1].min() > here[here[:, 0, 1] < place][:, 1, 1].max()
+            assert (
+                here[here[:, 0, 1] == place][:, 1, 1].min()
+                > here[here[:, 0, 1] < place][:, 1, 1].max()
+            )
 
 
 def test_partition_is_the_sorted_matrix_with_framed_groups(rng, given):
@@ -155,13 +175,18 @@ def test_regions_are_pale_where_the_prediction_is_uncertain(rng, given):
     x = rng.uniform(-3, 3, (40, 2))
     y = (x[:, 0] > 0).astype(int)
     y[:5] = -1
-    ax = rendered(pictures.plot_decision_regions(predict, x, y, class_names=["no", "yes"], resolution=101, ax=given))
+    ax = rendered(
+        pictures.plot_decision_regions(
+            predict, x, y, class_names=["no", "yes"], resolution=101, ax=given
+        )
+    )
     image = np.asarray(ax.images[0].get_array())
     left, right, _, _ = ax.images[0].get_extent()
     assert left < x[:, 0].min() < x[:, 0].max() < right
     across = np.linspace(left, right, 101)
     colors = np.array(mpl.colormaps["tab10"].colors[:2])
-    np.testing.assert_allclose(image[50, 0], 0.25 + 0.75 * colors[0], atol=0.01)  # sure: the colour of the class
+    # sure: the colour of the class
+    np.testing.assert_allclose(image[50, 0], 0.25 + 0.75 * colors[0], atol=0.01)
     np.testing.assert_allclose(image[50, -1], 0.25 + 0.75 * colors[1], atol=0.01)
     middle = np.abs(across).argmin()
     assert image[50, middle].min() > 0.98  # know-nothing: white
@@ -211,7 +236,8 @@ def test_one_outlier_does_not_set_the_range_of_the_elbo(rng):
     elbo[1, 250] = -2000.0
     ax = rendered(pictures.plot_elbo(trees.replaced(tree, "sample_stats", "elbo", elbo)))
     assert ax.get_ylim() == pytest.approx(plain, abs=0.1)
-    two = tree["sample_stats"]["elbo"].values - np.array([[0.0], [0.0], [30.0]])  # no outlier: a start that ended elsewhere
+    # no outlier: a start that ended elsewhere
+    two = tree["sample_stats"]["elbo"].values - np.array([[0.0], [0.0], [30.0]])
     assert pictures.plot_elbo(trees.replaced(tree, "sample_stats", "elbo", two)).get_ylim()[0] < -50
 
 
@@ -229,7 +255,9 @@ def test_evidence_that_is_not_finite_is_left_out(rng, name, value):
     ax = rendered(pictures.plot_evidence(trees.replaced(tree, "sample_stats", name, values)))
     assert curves(ax, "replicate 1")[0].get_label() == "replicate 1: not finite"
     values[:] = value
-    with pytest.raises(ValueError, match="plot_evidence: no step of any replicate has a finite log-evidence"):
+    with pytest.raises(
+        ValueError, match="plot_evidence: no step of any replicate has a finite log-evidence"
+    ):
         pictures.plot_evidence(trees.replaced(tree, "sample_stats", name, values))
 
 
@@ -245,7 +273,9 @@ def test_one_step_has_no_ancestry(rng):
 
 
 def test_labels_of_many_groups_do_not_overlap():
-    """Of forty groups, one of which is large: no two labels are nearer than the height of a line."""
+    """Of forty groups, one of which is large: no two labels are nearer than the height of a
+    line.
+    """
     truth = np.repeat(np.arange(40), [100] + [2] * 39)
     ax = rendered(pictures.plot_partition(np.tile(truth, (5, 1))))
     boxes = sorted(text.get_window_extent().bounds[1::2] for text in ax.get_yticklabels())
@@ -264,13 +294,17 @@ def test_regions_take_the_classes_of_the_estimator(rng, labels):
 
     x = rng.normal(size=(60, 2))
     y = np.array(labels)[(x[:, 0] > 0).astype(int)]
-    ax = rendered(pictures.plot_decision_regions(LogisticRegression().fit(x, y), x, y, resolution=20))
+    ax = rendered(
+        pictures.plot_decision_regions(LogisticRegression().fit(x, y), x, y, resolution=20)
+    )
     names = [label if isinstance(label, str) else f"class {label}" for label in labels]
     points = {c.get_label(): c for c in ax.collections if c.get_label() in names}
     assert list(points) == names
     colors = np.array(mpl.colormaps["tab10"].colors[:2])
     for k, name in enumerate(names):
-        assert np.sign(points[name].get_offsets()[:, 0]).tolist() == [2 * k - 1] * len(points[name].get_offsets())
+        assert np.sign(points[name].get_offsets()[:, 0]).tolist() == [2 * k - 1] * len(
+            points[name].get_offsets()
+        )
         np.testing.assert_allclose(points[name].get_facecolor()[0, :3], colors[k])
 
 
@@ -291,8 +325,14 @@ def test_regions_refuse_classes_that_are_none(rng):
 
 
 def test_a_picture_without_its_figures_says_what_is_missing(rng):
-    for draw, name in ((pictures.plot_elbo, "elbo"), (pictures.plot_evidence, "log_evidence"), (pictures.plot_ancestry, "ancestor")):
-        with pytest.raises(ValueError, match=f"{draw.__name__}: needs sample_stats '{name}'.*energy"):
+    for draw, name in (
+        (pictures.plot_elbo, "elbo"),
+        (pictures.plot_evidence, "log_evidence"),
+        (pictures.plot_ancestry, "ancestor"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"{draw.__name__}: needs sample_stats '{name}'.*energy"
+        ):
             draw(trees.chains(rng))
     with pytest.raises(ValueError, match="window: from 1 to the 400 steps"):
         pictures.plot_elbo(trees.variational(rng), window=0)

@@ -1,4 +1,6 @@
-"""The trees that the driver really leaves behind, through the file and back: the contract between the two rooms."""
+"""The trees that the driver really leaves behind, through the file and back: the contract
+between the two rooms.
+"""
 
 from functools import partial
 
@@ -48,7 +50,13 @@ def two_signs(x, y=None):
 
 
 def chains(model, **settings):
-    settings = {"num_warmup": 300, "num_samples": 400, "num_chains": 4, "progress_bar": False, "groups": GROUPS} | settings
+    settings = {
+        "num_warmup": 300,
+        "num_samples": 400,
+        "num_chains": 4,
+        "progress_bar": False,
+        "groups": GROUPS,
+    } | settings
     return Driver(NUTS(model), **settings).run(0, X, y=Y)
 
 
@@ -93,7 +101,10 @@ def test_models_are_compared(good):
 def test_variational_run_is_judged_by_its_importance_weights():
     svi = SVI(line, AutoNormal(line), numpyro.optim.Adam(0.03), Trace_ELBO(num_particles=5))
     long, short = (
-        Driver(svi, num_warmup=n, num_samples=300, num_chains=2, progress_bar=False, groups=GROUPS).run(0, X, y=Y) for n in (1500, 60)
+        Driver(
+            svi, num_warmup=n, num_samples=300, num_chains=2, progress_bar=False, groups=GROUPS
+        ).run(0, X, y=Y)
+        for n in (1500, 60)
     )
     page = report(long)
     assert page.kind == "variational"
@@ -104,7 +115,9 @@ def test_variational_run_is_judged_by_its_importance_weights():
 
 def test_a_guide_of_points_is_not_trusted_and_not_compared_without_a_word(good):
     svi = SVI(line, AutoDelta(line), numpyro.optim.Adam(0.03), Trace_ELBO())
-    tree = Driver(svi, num_warmup=1500, num_samples=300, num_chains=2, progress_bar=False, groups=GROUPS).run(0, X, y=Y)
+    tree = Driver(
+        svi, num_warmup=1500, num_samples=300, num_chains=2, progress_bar=False, groups=GROUPS
+    ).run(0, X, y=Y)
     assert report(tree)["draws"].ok is report(tree)["Pareto k-hat"].ok is False
     with pytest.warns(UserWarning, match="a point mass is no posterior"):
         compare({"points": tree, "line": good})
@@ -121,8 +134,15 @@ def tilted(x, y=None):
 @pytest.mark.slow
 def test_a_factor_counts_in_the_weights():
     """What is left is the likelihood: log p - log q is known but for a constant."""
-    svi = SVI(tilted, AutoMultivariateNormal(tilted), numpyro.optim.Adam(0.01), Trace_ELBO(num_particles=10))
-    tree = Driver(svi, num_warmup=2000, num_samples=1000, progress_bar=False, groups=GROUPS).run(0, X, y=Y)
+    svi = SVI(
+        tilted,
+        AutoMultivariateNormal(tilted),
+        numpyro.optim.Adam(0.01),
+        Trace_ELBO(num_particles=10),
+    )
+    tree = Driver(svi, num_warmup=2000, num_samples=1000, progress_bar=False, groups=GROUPS).run(
+        0, X, y=Y
+    )
     log_p = -0.5 * ((tree["posterior"]["level"] - Y.mean()) / 0.5) ** 2 * len(Y)
     apart = densities(tree) - (log_p - tree["log_q"]["log_q"])
     assert float(apart.std()) < 1e-3
@@ -142,11 +162,15 @@ def funnel(y=None):
 @pytest.mark.slow
 def test_divergences_of_a_second_block():
     kernel = Gibbs([(NUTS(funnel), ["mean"]), (NUTS(funnel), ["v", "x"])])
-    tree = Driver(kernel, num_warmup=200, num_samples=300, num_chains=2, progress_bar=False).run(0, y=jnp.array(0.3))
+    tree = Driver(kernel, num_warmup=200, num_samples=300, num_chains=2, progress_bar=False).run(
+        0, y=jnp.array(0.3)
+    )
     assert int(tree["sample_stats"]["diverging"].sum()) == 0
     page = report(tree)
     assert page["divergences"].ok is False
-    assert page["divergences"].figures["count"] == int(tree["sample_stats"]["diverging_1"].sum()) > 0
+    assert (
+        page["divergences"].figures["count"] == int(tree["sample_stats"]["diverging_1"].sum()) > 0
+    )
     assert page["E-BFMI"].ok is None
 
 
@@ -164,16 +188,25 @@ def test_nested_replicates_that_end_at_different_steps():
     page = report(tree)
     assert page.trusted, page.text
     assert page["insertion ranks"].figures["insertions"] == taken.sum()
-    ranks = [insertion_rank_test(each[:steps], 50) for each, steps in zip(stats["insertion_rank"].values, taken, strict=True)]
+    ranks = [
+        insertion_rank_test(each[:steps], 50)
+        for each, steps in zip(stats["insertion_rank"].values, taken, strict=True)
+    ]
     assert page["insertion ranks"].figures["p"] == min(1.0, 8 * min(ranks))
-    assert tree.attrs["log_evidence"] == pytest.approx(float(LOG_EVIDENCE), abs=4 * tree.attrs["log_evidence_se"])
-    low = Driver(ExactNesting(half_normal, low=1.5), num_samples=200, num_chains=8, progress_bar=False).run(0, y=jnp.zeros(()))
+    assert tree.attrs["log_evidence"] == pytest.approx(
+        float(LOG_EVIDENCE), abs=4 * tree.attrs["log_evidence_se"]
+    )
+    low = Driver(
+        ExactNesting(half_normal, low=1.5), num_samples=200, num_chains=8, progress_bar=False
+    ).run(0, y=jnp.zeros(()))
     assert report(low)["insertion ranks"].ok is False
 
 
 def test_a_filter_that_its_budget_cut_is_not_trusted_and_not_compared_without_a_word():
     kernel = ImportanceSampling(models.normal_mean, 20)
-    run = lambda steps: Driver(kernel, num_warmup=steps, num_samples=200, num_chains=2, progress_bar=False).run(0, models.Y)
+    run = lambda steps: Driver(
+        kernel, num_warmup=steps, num_samples=200, num_chains=2, progress_bar=False
+    ).run(0, models.Y)
     whole, cut = run(None), run(5)
     assert report(whole).trusted, report(whole).text
     assert report(cut)["ended"].ok is False
@@ -185,16 +218,26 @@ def test_a_filter_that_its_budget_cut_is_not_trusted_and_not_compared_without_a_
 @pytest.mark.parametrize("value", [np.nan, -np.inf], ids=["NaN", "impossible"])
 @pytest.mark.parametrize(
     "kernel",
-    [partial(NestedSampler, num_live=50), partial(Staged, num_stages=3, num_live=50), partial(DataTempering, num_stages=3)],
+    [
+        partial(NestedSampler, num_live=50),
+        partial(Staged, num_stages=3, num_live=50),
+        partial(DataTempering, num_stages=3),
+    ],
     ids=["nested sampling", "stages", "data tempering"],
 )
 def test_a_likelihood_that_is_nan_in_a_corner_is_told(kernel, value):
-    """So rarely under the prior that nothing is refused at the start, and near to where the data lead."""
+    """So rarely under the prior that nothing is refused at the start, and near to where the data
+    lead.
+    """
 
     def cornered(x):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
         with numpyro.plate("row", len(x)):
-            numpyro.sample("x", dist.Delta(x, log_density=jnp.where(level > 3.7, value, -0.5 * (x - level) ** 2)), obs=x)
+            numpyro.sample(
+                "x",
+                dist.Delta(x, log_density=jnp.where(level > 3.7, value, -0.5 * (x - level) ** 2)),
+                obs=x,
+            )
 
     tree = Driver(kernel(cornered), num_samples=50, progress_bar=False).run(0, 2.9 + Y[:12])
     found = report(tree)["likelihood"]

@@ -1,4 +1,6 @@
-"""Reports of chains: figures equal to ArviZ's, and every spoiled run distrusted for the right reason."""
+"""Reports of chains: figures equal to ArviZ's, and every spoiled run distrusted for the right
+reason.
+"""
 
 import json
 
@@ -22,10 +24,15 @@ def test_good_chains_are_trusted_with_the_figures_of_arviz(rng):
     tree = trees.chains(rng)
     page = report(tree)
     both = tree["posterior"].to_dataset().assign(lp=tree["sample_stats"]["lp"])
-    least = {method: min(float(v.min()) for v in az.ess(both, method=method).data_vars.values()) for method in ("bulk", "tail")}
+    least = {
+        method: min(float(v.min()) for v in az.ess(both, method=method).data_vars.values())
+        for method in ("bulk", "tail")
+    }
     assert page.kind == "chains"
     assert page.trusted, page.text
-    assert page["R-hat"].figures["largest"] == max(float(v.max()) for v in az.rhat(both).data_vars.values())
+    assert page["R-hat"].figures["largest"] == max(
+        float(v.max()) for v in az.rhat(both).data_vars.values()
+    )
     assert page["bulk ESS"].figures["least"] == least["bulk"]
     assert page["tail ESS"].figures["least"] == least["tail"]
     assert page["E-BFMI"].figures["least"] == float(az.bfmi(tree)["energy"].min())
@@ -82,7 +89,9 @@ def test_a_constant_element_does_not_spoil_the_rest(rng):
 
 
 def indicator(rng, visits):
-    """Chains of an event that happens `visits` times in 500 draws, apart from each other; the first chain never sees it."""
+    """Chains of an event that happens `visits` times in 500 draws, apart from each other; the
+    first chain never sees it.
+    """
     event = np.zeros((4, 500), int)
     event[1:, np.linspace(5, 490, visits).astype(int)] = 1
     return replaced(trees.chains(rng), "posterior", "event", (["chain", "draw"], event))
@@ -99,7 +108,9 @@ def test_a_chain_that_misses_an_event_is_stuck_only_if_the_event_is_frequent(rng
 def test_a_rare_event_spoils_no_healthy_run(rng):
     for _ in range(20):
         event = rng.uniform(size=(4, 500)) < 0.002
-        assert report(replaced(trees.chains(rng), "posterior", "event", (["chain", "draw"], event))).trusted
+        assert report(
+            replaced(trees.chains(rng), "posterior", "event", (["chain", "draw"], event))
+        ).trusted
 
 
 def test_an_event_seen_by_one_chain_at_another_place_is_stuck(rng):
@@ -133,7 +144,12 @@ def test_divergences_of_every_block(rng):
     diverging[2, :3] = True
     page = report(with_second_block(trees.chains(rng), diverging=diverging))
     assert failed(page) == {"divergences"}
-    assert page["divergences"].figures == {"count": 3, "percent": pytest.approx(0.15), "diverging": 0, "diverging_1": 3}
+    assert page["divergences"].figures == {
+        "count": 3,
+        "percent": pytest.approx(0.15),
+        "diverging": 0,
+        "diverging_1": 3,
+    }
     assert "Counted in diverging_1;" in page["divergences"].reason
     assert report(with_second_block(trees.chains(rng), diverging=0 * diverging)).trusted
 
@@ -150,14 +166,21 @@ def test_divergences_that_cannot_be_counted(rng, name):
 @pytest.mark.parametrize("name", ["lp", "lp_1"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_log_joint_that_is_not_finite(rng, name, value):
-    for lp in (np.full((4, 500), value), np.where(np.arange(500) == 7, value, rng.normal(size=(4, 500)))):
+    for lp in (
+        np.full((4, 500), value),
+        np.where(np.arange(500) == 7, value, rng.normal(size=(4, 500))),
+    ):
         page = report(replaced(trees.chains(rng), "sample_stats", name, (["chain", "draw"], lp)))
         assert failed(page) == {"draws"}
         assert page["draws"].figures[name] == int((~np.isfinite(lp)).sum())
 
 
 def test_the_log_joint_of_every_block_has_an_rhat(rng):
-    page = report(with_second_block(trees.chains(rng), lp=rng.normal(size=(4, 500)) + 3.0 * np.arange(4)[:, None]))
+    page = report(
+        with_second_block(
+            trees.chains(rng), lp=rng.normal(size=(4, 500)) + 3.0 * np.arange(4)[:, None]
+        )
+    )
     assert page["R-hat"].ok is False
     assert page["R-hat"].figures["of"] == "lp_1"
 
@@ -165,7 +188,10 @@ def test_the_log_joint_of_every_block_has_an_rhat(rng):
 def test_slow_energy_means_nothing_where_other_blocks_change_it(rng):
     slow = np.cumsum(rng.normal(size=(4, 500)), axis=1)
     assert failed(report(replaced(trees.chains(rng), "sample_stats", "energy", slow))) == {"E-BFMI"}
-    for tree in (trees.chains(rng, kernel="Gibbs(NUTS, Slice)"), with_second_block(trees.chains(rng), energy=slow)):
+    for tree in (
+        trees.chains(rng, kernel="Gibbs(NUTS, Slice)"),
+        with_second_block(trees.chains(rng), energy=slow),
+    ):
         page = report(replaced(tree, "sample_stats", "energy", slow))
         assert page.trusted
         assert page["E-BFMI"].ok is None
@@ -179,7 +205,14 @@ def test_an_energy_that_is_nan_is_not_called_slow(rng):
 
 
 def test_slow_energy(rng):
-    page = report(replaced(trees.chains(rng), "sample_stats", "energy", np.cumsum(rng.normal(size=(4, 500)), axis=1)))
+    page = report(
+        replaced(
+            trees.chains(rng),
+            "sample_stats",
+            "energy",
+            np.cumsum(rng.normal(size=(4, 500)), axis=1),
+        )
+    )
     assert failed(page) == {"E-BFMI"}
 
 
@@ -215,7 +248,8 @@ def test_one_chain_is_undecided(rng):
 @pytest.mark.parametrize("mark", ["attribute", "group"])
 def test_labels_never_get_an_rhat_and_invariants_do(rng, mark):
     tree = trees.chains(rng)
-    effect = tree["posterior"]["effect"].values + 5.0 * np.arange(4)[:, None, None]  # each chain its own labels
+    # each chain its own labels
+    effect = tree["posterior"]["effect"].values + 5.0 * np.arange(4)[:, None, None]
     tree = replaced(tree, "posterior", "effect", effect)
     assert not report(tree).trusted
     if mark == "attribute":
@@ -238,7 +272,10 @@ def test_a_gibbs_run_has_no_energy_and_says_so(rng):
 
 
 def test_kind_is_told_from_the_groups(rng):
-    assert [kind_of(make(rng)) for make in (trees.chains, trees.variational, trees.particles, trees.nested)] == [
+    assert [
+        kind_of(make(rng))
+        for make in (trees.chains, trees.variational, trees.particles, trees.nested)
+    ] == [
         "chains",
         "variational",
         "smc",
@@ -249,9 +286,13 @@ def test_kind_is_told_from_the_groups(rng):
 
 
 def test_a_posterior_that_cannot_be_judged_is_refused(rng):
-    with pytest.raises(ValueError, match=r"posterior: 'x' has the dimensions \['draw'\]; wanted chain and draw"):
+    with pytest.raises(
+        ValueError, match=r"posterior: 'x' has the dimensions \['draw'\]; wanted chain and draw"
+    ):
         report(trees.tree_of({"posterior": {"x": (["draw"], rng.normal(size=300))}}))
-    text = replaced(trees.chains(rng), "posterior", "name", (["chain", "draw"], np.full((4, 500), "a")))
+    text = replaced(
+        trees.chains(rng), "posterior", "name", (["chain", "draw"], np.full((4, 500), "a"))
+    )
     with pytest.raises(ValueError, match="posterior: 'name' holds <U1; wanted numbers"):
         report(text)
 
@@ -267,5 +308,10 @@ def test_a_posterior_without_variables_is_not_blamed_on_the_warm_up(rng):
 def test_the_dictionary_is_json_without_infinities(rng):
     page = report(trees.chains(rng, draws=1))
     found = json.loads(json.dumps(page.as_dict(), allow_nan=False))
-    assert next(each for each in found["verdicts"] if each["name"] == "R-hat")["figures"]["largest"] == "inf"
-    assert json.loads(json.dumps(report(trees.chains(rng, num_chains=1)).as_dict(), allow_nan=False))["unknown"] == ["R-hat"]
+    assert (
+        next(each for each in found["verdicts"] if each["name"] == "R-hat")["figures"]["largest"]
+        == "inf"
+    )
+    assert json.loads(
+        json.dumps(report(trees.chains(rng, num_chains=1)).as_dict(), allow_nan=False)
+    )["unknown"] == ["R-hat"]

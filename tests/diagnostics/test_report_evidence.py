@@ -1,4 +1,6 @@
-"""Reports of particle filters and nested samplers: what is trusted, and every spoiled run distrusted for the right reason."""
+"""Reports of particle filters and nested samplers: what is trusted, and every spoiled run
+distrusted for the right reason.
+"""
 
 import json
 
@@ -35,10 +37,15 @@ def test_few_histories_are_no_reason_to_distrust_and_say_what_rests_on_them(rng)
 
 def test_ancestors_are_traced_to_the_first_step(rng):
     tree = trees.particles(rng, replicates=1, steps=3, size=4)
-    parents = np.array([[[9, 9, 9, 9], [0, 0, 1, 3], [1, 2, 2, 2]]])  # at step 1 particles 1 and 2 live on; they come from 0 and 1
-    assert report(replaced(tree, "sample_stats", "ancestor", parents))["unique ancestors"].figures["left"] == [2]
+    # at step 1 particles 1 and 2 live on; they come from 0 and 1
+    parents = np.array([[[9, 9, 9, 9], [0, 0, 1, 3], [1, 2, 2, 2]]])
+    assert report(replaced(tree, "sample_stats", "ancestor", parents))["unique ancestors"].figures[
+        "left"
+    ] == [2]
     lone = np.array([[[9, 9, 9, 9], [0, 1, 2, 3], [1, 1, 1, 1]]])
-    assert report(replaced(tree, "sample_stats", "ancestor", lone))["unique ancestors"].figures["left"] == [1]
+    assert report(replaced(tree, "sample_stats", "ancestor", lone))["unique ancestors"].figures[
+        "left"
+    ] == [1]
 
 
 def test_ancestors_that_the_filter_counted_by_row(rng):
@@ -48,7 +55,9 @@ def test_ancestors_that_the_filter_counted_by_row(rng):
     verdict = report(tree)["unique ancestors"]
     assert verdict.figures == {"left": [1, 1]}
     assert "rows before 4 rests" in verdict.reason  # of the worse replicate
-    tree["ancestry"] = xr.DataTree(xr.Dataset({"unique_ancestors": (["chain", "row"], np.minimum(counts, 9))}))
+    tree["ancestry"] = xr.DataTree(
+        xr.Dataset({"unique_ancestors": (["chain", "row"], np.minimum(counts, 9))})
+    )
     assert "any row rests" in report(tree)["unique ancestors"].reason
 
 
@@ -66,7 +75,9 @@ def test_a_concentrated_posterior_is_no_fault_of_a_filter_that_keeps_the_best(rn
     assert page["ESS path"].figures["least"] == 1.01
     assert failed(report(concentrated(rng, "systematic"))) == {"ESS path", "resamplings"}
     apart = np.array([-50.0, -53.0, -48.0])
-    assert failed(report(concentrated(rng, "optimal", log_evidence_of_replicates=apart))) == {"evidence spread"}
+    assert failed(report(concentrated(rng, "optimal", log_evidence_of_replicates=apart))) == {
+        "evidence spread"
+    }
 
 
 def test_an_ess_that_is_not_a_number_is_one_for_no_filter(rng):
@@ -97,7 +108,14 @@ def test_draws_of_an_evidence_run_that_are_not_finite(rng, make):
 @pytest.mark.parametrize("replicates", [1, 2])
 def test_evidences_that_are_not_finite(rng, make, value, replicates):
     each = np.array([value, -30.0][:replicates])
-    page = report(make(rng, replicates=replicates, log_evidence=float(each.mean()), log_evidence_of_replicates=each))
+    page = report(
+        make(
+            rng,
+            replicates=replicates,
+            log_evidence=float(each.mean()),
+            log_evidence_of_replicates=each,
+        )
+    )
     assert failed(page) == {"log-evidence"}
     assert page["log-evidence"].figures["replicates"] == [0]
 
@@ -120,7 +138,9 @@ def test_particles_that_collapse_and_are_not_resampled(rng):
 def test_evidences_that_spread(rng):
     page = report(trees.particles(rng, log_evidence_of_replicates=np.array([-50.0, -53.0, -48.0])))
     assert failed(page) == {"evidence spread"}
-    assert page["evidence spread"].figures["sd"] == pytest.approx(np.sqrt((1 / 3**2 + (8 / 3) ** 2 + (7 / 3) ** 2) / 2))
+    assert page["evidence spread"].figures["sd"] == pytest.approx(
+        np.sqrt((1 / 3**2 + (8 / 3) ** 2 + (7 / 3) ** 2) / 2)
+    )
     alone = report(trees.particles(rng, replicates=1))
     assert alone.unknown == ["evidence spread"]
     assert alone["evidence spread"].reason.startswith("Unknown without replicates")
@@ -134,7 +154,9 @@ def test_particles_that_walk_are_asked_whether_they_forget(rng):
     assert page["evidence error"].ok
     assert "unique ancestors" not in {verdict.name for verdict in page.verdicts}
     assert failed(report(trees.tempered(rng, halfway=0.55))) == {"walks"}
-    assert failed(report(trees.tempered(rng, log_evidence_se_of_replicates=np.full(3, 0.01)))) == {"evidence error"}
+    assert failed(report(trees.tempered(rng, log_evidence_se_of_replicates=np.full(3, 0.01)))) == {
+        "evidence error"
+    }
     assert failed(report(trees.tempered(rng, ended="budget"))) == {"ended"}
     assert report(trees.tempered(rng, replicates=1)).trusted is False
 
@@ -159,8 +181,16 @@ def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
         assert failed(page) == {"summaries"}
     for left, wanted in ((np.nan, set()), (0.4, set()), (3.0, {"summaries"})):
         each["nats_left_of_replicates"] = np.array([0.1, left])
-        assert failed(report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))) == wanted
-    each |= {"nats_left_of_replicates": np.full(2, np.nan), "log_evidence_se_of_replicates": np.array([0.1, np.inf])}
+        assert (
+            failed(
+                report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))
+            )
+            == wanted
+        )
+    each |= {
+        "nats_left_of_replicates": np.full(2, np.nan),
+        "log_evidence_se_of_replicates": np.array([0.1, np.inf]),
+    }
     each["nested_log_evidence_se_of_replicates"] = np.array([se, np.inf])
     page = report(trees.nested(rng, summary_loss_of_replicates=np.array([0.1, 0.2]), **each))
     assert failed(page) == {"summaries"}
@@ -180,7 +210,9 @@ def with_walks(tree, *correlation):
     ranks = tree["sample_stats"]["insertion_rank"]
     left = np.broadcast_to(np.array(correlation)[:, None], ranks.shape)
     stats = tree["sample_stats"].to_dataset()
-    tree["sample_stats"].dataset = stats.assign(halfway=(["chain", "step"], (1 - np.sqrt(left)) / (1 - left)))
+    tree["sample_stats"].dataset = stats.assign(
+        halfway=(["chain", "step"], (1 - np.sqrt(left)) / (1 - left))
+    )
     return tree
 
 
@@ -204,7 +236,10 @@ def test_likelihoods_that_were_nan_are_told(rng):
     assert "likelihood" not in report(tree).text
     for count, ok in ((0, True), (2, None)):
         tree["sample_stats"].dataset = stats.assign(
-            num_nan=(["chain", "step"], np.where(np.arange(shape[1]) == 3, count, 0) * np.ones(shape, int)),
+            num_nan=(
+                ["chain", "step"],
+                np.where(np.arange(shape[1]) == 3, count, 0) * np.ones(shape, int),
+            ),
             evaluations=(["chain", "step"], np.full(shape, 50)),
         )
         found = report(tree)["likelihood"]
@@ -227,7 +262,9 @@ def test_insertion_ranks_beyond_the_live_points_are_refused():
 def test_replicates_beyond_their_claimed_error(rng):
     page = report(trees.nested(rng, log_evidence_of_replicates=np.array([-30.0, -33.0])))
     assert failed(page) == {"evidence error"}
-    assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=np.full(2, 0.01)))) >= {"information"}
+    assert failed(report(trees.nested(rng, log_evidence_se_of_replicates=np.full(2, 0.01)))) >= {
+        "information"
+    }
 
 
 def test_effective_draws_are_kish(rng):
@@ -242,15 +279,23 @@ def test_effective_draws_are_kish(rng):
 def finished_by_importance(rng, log_weight, replicates=2, missed=0.001):
     """Log weights [replicate, draw] of the importance draws."""
     each = -30 + 0.01 * rng.normal(size=replicates)
-    attrs = {"nested_log_evidence_se": 0.28, "nested_log_evidence_se_of_replicates": np.full(replicates, 0.28)}
-    attrs |= {"log_evidence_of_replicates": each, "log_evidence_se_of_replicates": np.full(replicates, 0.01)}
+    attrs = {
+        "nested_log_evidence_se": 0.28,
+        "nested_log_evidence_se_of_replicates": np.full(replicates, 0.28),
+    }
+    attrs |= {
+        "log_evidence_of_replicates": each,
+        "log_evidence_se_of_replicates": np.full(replicates, 0.01),
+    }
     attrs |= {"missed_of_replicates": np.full(replicates, missed)}
     tree = trees.nested(rng, replicates, **attrs)
     tree["particles"] = xr.DataTree(xr.Dataset({"log_weight": (["chain", "particle"], log_weight)}))
     return tree
 
 
-def test_a_finish_by_importance_sampling_is_held_to_its_weights_and_the_steps_to_their_own_error(rng):
+def test_a_finish_by_importance_sampling_is_held_to_its_weights_and_the_steps_to_their_own_error(
+    rng,
+):
     page = report(finished_by_importance(rng, 0.5 * rng.normal(size=(2, 5000)) - 40))
     assert page.trusted, page.text
     assert page["information"].figures["claimed"] == pytest.approx(0.28)
@@ -320,7 +365,8 @@ def test_rows_that_are_repeated_after_the_end_are_no_steps(rng):
     page = report(padded)
     assert page["insertion ranks"].ok is True
     assert page["insertion ranks"].figures["insertions"] == 3500
-    assert insertion_rank_test(padded["sample_stats"]["insertion_rank"].values[0], 100) < 1e-6  # read with its repeats
+    # read with its repeats
+    assert insertion_rank_test(padded["sample_stats"]["insertion_rank"].values[0], 100) < 1e-6
     ends = repeating(trees.nested(rng), 1500)["sample_stats"].to_dataset()
     ends["log_volume"].values[0, 1500:] = np.nan  # a kernel may also leave NaN
     assert steps_taken(xr.DataTree.from_dict({"sample_stats": ends})).tolist() == [1501, 2000]
@@ -328,7 +374,10 @@ def test_rows_that_are_repeated_after_the_end_are_no_steps(rng):
 
 def test_resamplings_are_counted_until_the_end(rng):
     tree = trees.particles(rng)
-    assert report(repeating(tree, 6))["resamplings"].figures == {"a replicate": [2, 4, 4], "steps": 20}
+    assert report(repeating(tree, 6))["resamplings"].figures == {
+        "a replicate": [2, 4, 4],
+        "steps": 20,
+    }
 
 
 def test_an_error_that_is_no_number_is_unknown(rng):

@@ -42,7 +42,11 @@ def test_scores_are_scikit_learn_s(prediction):
     assert scores.log_score(y, p) == pytest.approx(-metrics.log_loss(y, p))
     assert scores.accuracy(y, p) == metrics.accuracy_score(y, p.argmax(1))
     assert scores.brier(y, p) == pytest.approx(metrics.brier_score_loss(y, p, scale_by_half=False))
-    area = metrics.roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else metrics.roc_auc_score(y, p, multi_class="ovr", average="macro")
+    area = (
+        metrics.roc_auc_score(y, p[:, 1])
+        if p.shape[1] == 2
+        else metrics.roc_auc_score(y, p, multi_class="ovr", average="macro")
+    )
     assert scores.auc(y, p) == pytest.approx(area)
 
 
@@ -52,13 +56,20 @@ def test_draws_are_averaged_before_they_are_scored(rng):
     draws = xr.DataArray(p, dims=("chain", "draw", "row", "class"))
     assert scores.log_score(y, draws) == pytest.approx(-metrics.log_loss(y, p.mean((0, 1))))
     mean_of_scores = np.mean([scores.log_score(y, one) for one in p.reshape(-1, 40, 3)])
-    assert scores.log_score(y, draws) > mean_of_scores + 0.1  # Jensen: the other order is another, worse number
+    # Jensen: the other order is another, worse number
+    assert scores.log_score(y, draws) > mean_of_scores + 0.1
 
 
 def test_rows_without_a_class_are_left_out(prediction):
     y, p = prediction
     some = np.where(np.arange(300) < 50, -1, y)
-    for score in (scores.log_score, scores.brier, scores.accuracy, scores.auc, scores.expected_calibration_error):
+    for score in (
+        scores.log_score,
+        scores.brier,
+        scores.accuracy,
+        scores.auc,
+        scores.expected_calibration_error,
+    ):
         assert score(some, p) == score(y[50:], p[50:])
 
 
@@ -70,7 +81,9 @@ def test_impossible_class_scores_minus_infinity():
 def test_curve_is_scikit_learn_s(prediction, strategy):
     y, p = prediction
     curve = scores.calibration_curve(y, p, of=1, bins=7, strategy=strategy)
-    observed, predicted = calibration.calibration_curve(y == 1, p[:, 1], n_bins=7, strategy=strategy)
+    observed, predicted = calibration.calibration_curve(
+        y == 1, p[:, 1], n_bins=7, strategy=strategy
+    )
     np.testing.assert_allclose(curve["observed"], observed)
     np.testing.assert_allclose(curve["predicted"], predicted)
     assert curve["count"].sum() == 300
@@ -80,8 +93,13 @@ def test_intervals_are_wilson_s():
     y = np.array([1] * 3 + [0] * 7)
     curve = scores.calibration_curve(y, np.full(10, 0.25), of=1, level=0.95)
     z, n, f = norm.ppf(0.975), 10, 0.3
-    centre, half = (f + z**2 / (2 * n)) / (1 + z**2 / n), z * np.sqrt(f * (1 - f) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    assert (curve["lower"].item(), curve["upper"].item()) == pytest.approx((centre - half, centre + half))
+    centre, half = (
+        (f + z**2 / (2 * n)) / (1 + z**2 / n),
+        z * np.sqrt(f * (1 - f) / n + z**2 / (4 * n**2)) / (1 + z**2 / n),
+    )
+    assert (curve["lower"].item(), curve["upper"].item()) == pytest.approx(
+        (centre - half, centre + half)
+    )
 
 
 def test_intervals_cover_calibrated_predictions_and_not_sharpened_ones(rng):
@@ -91,14 +109,17 @@ def test_intervals_cover_calibrated_predictions_and_not_sharpened_ones(rng):
     assert ((curve["lower"] <= curve["predicted"]) & (curve["predicted"] <= curve["upper"])).all()
     sharp = p**2 / (p**2 + (1 - p) ** 2)
     curve = scores.calibration_curve(y, sharp, of=1, level=0.999)
-    assert ((curve["lower"] > curve["predicted"]) | (curve["predicted"] > curve["upper"])).sum() >= 8
+    assert (
+        (curve["lower"] > curve["predicted"]) | (curve["predicted"] > curve["upper"])
+    ).sum() >= 8
 
 
 def test_calibration_error_by_hand():
     p = np.array([0.1, 0.1, 0.9, 0.9, 0.9, 0.9])
     y = np.array([0, 1, 1, 1, 1, 0])
     assert scores.expected_calibration_error(y, p, of=1) == pytest.approx((2 * 0.4 + 4 * 0.15) / 6)
-    assert scores.expected_calibration_error(y, p) == pytest.approx(abs(4 / 6 - 0.9))  # the top class has 0.9 in every row
+    # the top class has 0.9 in every row
+    assert scores.expected_calibration_error(y, p) == pytest.approx(abs(4 / 6 - 0.9))
 
 
 def test_top_class_event(prediction):

@@ -1,4 +1,6 @@
-"""A folder with tables and runs, shared by the tests of the command; and the site, by those of it."""
+"""A folder with tables and runs, shared by the tests of the command; and the site, by those of
+it.
+"""
 
 import os
 import subprocess
@@ -15,7 +17,9 @@ def furnished(tmp_path_factory):
     """A folder with tables, and the surroundings in which every process of a file of tests runs."""
     folder = tmp_path_factory.mktemp("zoo")
     home = tmp_path_factory.mktemp("home")
-    cleared = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "ZOO_"))}
+    cleared = {
+        name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "ZOO_"))
+    }
     env = cleared | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
     rng = np.random.default_rng(0)
     species = rng.integers(3, size=60)
@@ -25,14 +29,30 @@ def furnished(tmp_path_factory):
         for a, b, c, k in zip(length, width, species > 0, species, strict=True)
     ]
     write(folder / "insects.csv", [["length", "wings", "mm/width", "species"], *rows])
-    write(folder / "new.csv", [["mm/width", "length", "note", "wings"], ["-1.9", "161", "x", "yes"], ["0.1", "99", "y", "no"]])
-    write(folder / "hole.csv", [["mm/width", "length", "wings"], ["1", "100", "no"], ["NA", "100", "no"]])
+    write(
+        folder / "new.csv",
+        [
+            ["mm/width", "length", "note", "wings"],
+            ["-1.9", "161", "x", "yes"],
+            ["0.1", "99", "y", "no"],
+        ],
+    )
+    write(
+        folder / "hole.csv",
+        [["mm/width", "length", "wings"], ["1", "100", "no"], ["NA", "100", "no"]],
+    )
     write(folder / "other.csv", [["length", "wings"], ["100", "no"]])
     write(folder / "unknown.csv", [["mm/width", "length", "wings"], ["1", "100", "perhaps"]])
     write(folder / "holes.csv", [["a", "label"], ["1", "u"], ["", "v"], ["2.5", "u"]])
     write(folder / "quantity.csv", [["a", "cost"], *([str(i), f"{i / 7:.3f}"] for i in range(20))])
     colours = ["blue", "red", "green", "", "red", "blue", "green"]
-    write(folder / "texts.csv", [["colour", "label"], *([c, k] for c, k in zip(colours, ["u", "v", "u", "v", "", "u", ""], strict=True))])
+    write(
+        folder / "texts.csv",
+        [
+            ["colour", "label"],
+            *([c, k] for c, k in zip(colours, ["u", "v", "u", "v", "", "u", ""], strict=True)),
+        ],
+    )
     write(folder / "marks.csv", [["a", "label"], ["1", "u"], ["?", "v"], ["3", "u"]])
     (folder / "semi.csv").write_text("a;label\n1;u\n2;v\n")
     (folder / "text.nc").write_text("not a run")
@@ -41,7 +61,9 @@ def furnished(tmp_path_factory):
     (folder / "empty").mkdir()
     (folder / "damaged").mkdir()
     (folder / "damaged" / "command.json").write_text("{")
-    return SimpleNamespace(folder=folder, env=env, cache=home / "cache" / "bayes-model-zoo" / "compiled")
+    return SimpleNamespace(
+        folder=folder, env=env, cache=home / "cache" / "bayes-model-zoo" / "compiled"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +84,16 @@ def site(tmp_path_factory):
     """The site, with pages that were not run."""
     pytest.importorskip("sphinx_gallery", reason="the site is built by the extra `docs`")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "gallery.cli", "gallery", "build", "--no-run", "-o", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "gallery.cli",
+        "gallery",
+        "build",
+        "--no-run",
+        "-o",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder

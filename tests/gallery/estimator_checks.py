@@ -1,4 +1,6 @@
-"""Checks of scikit-learn that no estimator needs a fit for: they run with every test run, of every estimator."""
+"""Checks of scikit-learn that no estimator needs a fit for: they run with every test run, of
+every estimator.
+"""
 
 __all__ = ["NOTHING_FITTED"]
 

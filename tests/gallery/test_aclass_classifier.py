@@ -1,4 +1,6 @@
-"""The classifier against enumeration of all partitions in numpy and scipy, in the units of the table, and against naive Bayes."""
+"""The classifier against enumeration of all partitions in numpy and scipy, in the units of the
+table, and against naive Bayes.
+"""
 
 from itertools import product
 
@@ -44,13 +46,22 @@ class Normal:
         kappa, nu = 0.1 + len(values), 2.0 + len(values)
         loc = (0.1 * self.mean + np.sum(values)) / kappa
         centre = np.mean(values) if len(values) else self.mean
-        square = 2 * self.scale**2 + np.sum((values - centre) ** 2) + 0.1 * len(values) / kappa * (centre - self.mean) ** 2
+        square = (
+            2 * self.scale**2
+            + np.sum((values - centre) ** 2)
+            + 0.1 * len(values) / kappa * (centre - self.mean) ** 2
+        )
         return loc, kappa, nu, square
 
     def __call__(self, values):
         _, kappa, nu, square = self.posterior(np.asarray(values))
         log_gammas = gammaln(nu / 2) - gammaln(1.0) + np.log(0.1 / kappa) / 2
-        return log_gammas + np.log(2 * self.scale**2) - nu / 2 * np.log(square) - len(values) / 2 * np.log(np.pi)
+        return (
+            log_gammas
+            + np.log(2 * self.scale**2)
+            - nu / 2 * np.log(square)
+            - len(values) / 2 * np.log(np.pi)
+        )
 
 
 def partitions(n):
@@ -64,7 +75,9 @@ def partitions(n):
 def log_joint(x, z, columns, alpha=1.0):
     """Rows of one class in the groups z, and the partition itself."""
     sizes = np.bincount(z, minlength=1) if z else np.zeros(0, int)
-    total = len(sizes) * np.log(alpha) + gammaln(sizes).sum() - np.log(alpha + np.arange(len(z))).sum()
+    total = (
+        len(sizes) * np.log(alpha) + gammaln(sizes).sum() - np.log(alpha + np.arange(len(z))).sum()
+    )
     for group in range(len(sizes)):
         for j, log_marginal in enumerate(columns):
             values = x[np.equal(z, group), j]
@@ -83,25 +96,35 @@ def log_z(x, y, columns, num_classes):
         term = gammaln(num_classes) - gammaln(num_classes + len(y)) + gammaln(1 + counts).sum()
         for cls in range(num_classes):
             mine = x[labels == cls]
-            term += logsumexp([log_joint(mine, z, columns) for z in partitions(len(mine))]) if len(mine) else 0.0
+            term += (
+                logsumexp([log_joint(mine, z, columns) for z in partitions(len(mine))])
+                if len(mine)
+                else 0.0
+            )
         terms.append(term)
     return logsumexp(terms)
 
 
 def log_classes(row, x, y, columns):
     """log p(class, row | rows and labels)."""
-    return [log_z(np.vstack([x, row]), [*y, cls], columns, 2) - log_z(x, y, columns, 2) for cls in range(2)]
+    return [
+        log_z(np.vstack([x, row]), [*y, cls], columns, 2) - log_z(x, y, columns, 2)
+        for cls in range(2)
+    ]
 
 
-# A table of every kind of column, its first row without a label: the filter is then exact. (Classes that are known part the filter;
-# at the first label that is missing it draws pairs of their particles.)
+# A table of every kind of column, its first row without a label: the filter is then exact. (Classes
+# that are known part the filter; at the first label that is missing it draws pairs of their
+# particles.)
 
 TABLE = pd.DataFrame(
     {
         "age": [np.nan, 31.0, 35.0, 60.0, 57.0, 33.0],
         "smokes": pd.array([False, False, True, None, True, False], dtype="boolean"),
         "place": ["north", "north", "south", "south", None, "south"],
-        "grade": pd.Categorical(["low", "low", "low", "high", np.nan, "low"], categories=["low", "middle", "high"]),
+        "grade": pd.Categorical(
+            ["low", "low", "low", "high", np.nan, "low"], categories=["low", "middle", "high"]
+        ),
     }
 )
 NEW = pd.DataFrame(
@@ -120,23 +143,38 @@ EVERYTHING = 100  # particles, more than there are partitions
 
 def numbers(table):
     """The table in its own unit, categories as codes."""
-    codes = [table["place"].map({"north": 0.0, "south": 1.0}), table["grade"].cat.codes.replace(-1, np.nan)]
-    return np.column_stack([table["age"], table["smokes"].to_numpy(float, na_value=np.nan), *codes]).astype(float)
+    codes = [
+        table["place"].map({"north": 0.0, "south": 1.0}),
+        table["grade"].cat.codes.replace(-1, np.nan),
+    ]
+    return np.column_stack(
+        [table["age"], table["smokes"].to_numpy(float, na_value=np.nan), *codes]
+    ).astype(float)
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         return AClassClassifier(EVERYTHING, random_state=0).fit(TABLE, LABELS)
 
 
 def check_evidence(classifier):
-    np.testing.assert_allclose(classifier.log_evidence_, log_z(numbers(TABLE), CODES, ORACLE, 2), rtol=1e-10)
+    np.testing.assert_allclose(
+        classifier.log_evidence_, log_z(numbers(TABLE), CODES, ORACLE, 2), rtol=1e-10
+    )
 
 
 def check_probabilities(classifier):
     wanted = np.array([log_classes(row, numbers(TABLE), CODES, ORACLE) for row in numbers(NEW)])
-    np.testing.assert_allclose(classifier.predict_log_proba(NEW), wanted - logsumexp(wanted, axis=1, keepdims=True), rtol=1e-9)
+    np.testing.assert_allclose(
+        classifier.predict_log_proba(NEW),
+        wanted - logsumexp(wanted, axis=1, keepdims=True),
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.slow
@@ -154,18 +192,24 @@ def test_evidence_in_other_units_is_seen(monkeypatch):
 def test_probabilities_are_exact(fitted):
     check_probabilities(fitted)
     np.testing.assert_allclose(fitted.predict_proba(NEW).sum(1), 1.0, rtol=1e-12)
-    np.testing.assert_array_equal(fitted.predict(NEW), fitted.classes_[fitted.predict_proba(NEW).argmax(1)])
+    np.testing.assert_array_equal(
+        fitted.predict(NEW), fitted.classes_[fitted.predict_proba(NEW).argmax(1)]
+    )
 
 
 @pytest.mark.slow
 def test_a_row_without_a_label_taken_for_ill_is_seen():
-    as_ill = AClassClassifier(EVERYTHING, random_state=0).fit(TABLE, np.where(LABELS == -1, "ill", LABELS))
+    as_ill = AClassClassifier(EVERYTHING, random_state=0).fit(
+        TABLE, np.where(LABELS == -1, "ill", LABELS)
+    )
     with pytest.raises(AssertionError):
         check_probabilities(as_ill)
 
 
 def mixture_of_ages(row, labels):
-    """Weight of every class, partition and group for a row, and the values of `age` in the group."""
+    """Weight of every class, partition and group for a row, and the values of `age` in the
+    group.
+    """
     x = np.vstack([numbers(TABLE), row])
     found = []
     for first, last in product(range(2), labels):
@@ -174,7 +218,11 @@ def mixture_of_ages(row, labels):
         counts = np.bincount(y, minlength=2)
         for z, other in product(partitions(counts[last]), partitions(counts[1 - last])):
             mine, ages = x[y == last], x[y == last, 0][np.equal(z, z[-1])]
-            weight = gammaln(1 + counts).sum() + log_joint(mine, z, ORACLE) + log_joint(x[y == 1 - last], other, ORACLE)
+            weight = (
+                gammaln(1 + counts).sum()
+                + log_joint(mine, z, ORACLE)
+                + log_joint(x[y == 1 - last], other, ORACLE)
+            )
             found.append((weight, ages[~np.isnan(ages)]))
     weights = np.array([weight for weight, _ in found])
     return np.exp(weights - logsumexp(weights)), [ages for _, ages in found]
@@ -182,12 +230,20 @@ def mixture_of_ages(row, labels):
 
 def expected_age(row, labels=(0, 1)):
     weights, ages = mixture_of_ages(row, labels)
-    return sum(weight * ORACLE[0].posterior(values)[0] for weight, values in zip(weights, ages, strict=True))
+    return sum(
+        weight * ORACLE[0].posterior(values)[0]
+        for weight, values in zip(weights, ages, strict=True)
+    )
 
 
 def most_probable(row, column, values, labels=(0, 1)):
     rows = [np.where(np.arange(4) == column, value, row) for value in range(values)]
-    joint = [logsumexp([log_z(np.vstack([numbers(TABLE), row]), [*CODES, cls], ORACLE, 2) for cls in labels]) for row in rows]
+    joint = [
+        logsumexp(
+            [log_z(np.vstack([numbers(TABLE), row]), [*CODES, cls], ORACLE, 2) for cls in labels]
+        )
+        for row in rows
+    ]
     return int(np.argmax(joint))
 
 
@@ -204,9 +260,18 @@ def test_missing_categories_get_the_most_probable_value(fitted, label, labels):
     filled = fitted.impute(NEW, np.array([label] * 3, object))
     for row, x in enumerate(numbers(NEW)):
         for column, (name, values) in enumerate(
-            {"smokes": (False, True), "place": ("north", "south"), "grade": ("low", "middle", "high")}.items(), 1
+            {
+                "smokes": (False, True),
+                "place": ("north", "south"),
+                "grade": ("low", "middle", "high"),
+            }.items(),
+            1,
         ):
-            wanted = NEW[name][row] if pd.notna(NEW[name][row]) else values[most_probable(x, column, len(values), labels)]
+            wanted = (
+                NEW[name][row]
+                if pd.notna(NEW[name][row])
+                else values[most_probable(x, column, len(values), labels)]
+            )
             assert filled[name][row] == wanted
 
 
@@ -219,7 +284,9 @@ def check_probabilities_of_codes(found):
 
 
 def test_probabilities_of_codes_are_mixed_over_groups(fitted):
-    found = fitted._kernel.mean_rows(fitted._state, fitted._driver.reading, fitted._program(*fitted._read(NEW)))["category3_x"]
+    found = fitted._kernel.mean_rows(
+        fitted._state, fitted._driver.reading, fitted._program(*fitted._read(NEW))
+    )["category3_x"]
     assert found.shape == (3, 1, 3)
     check_probabilities_of_codes(found[2, 0])
     modes = np.eye(3)[found[2, 0].argmax()]
@@ -238,14 +305,21 @@ def test_imputed_table_is_the_given_one_where_that_is_complete(fitted):
 def check_drawn_numbers(drawn):
     weights, ages = mixture_of_ages(np.full(4, np.nan), (0, 1))
     each = [ORACLE[0].posterior(values) for values in ages]
-    t = [stats.t(nu, loc, np.sqrt(square / nu * (1 + 1 / kappa))) for loc, kappa, nu, square in each]
-    cdf = lambda values: sum(weight * one.cdf(values) for weight, one in zip(weights, t, strict=True))
+    t = [
+        stats.t(nu, loc, np.sqrt(square / nu * (1 + 1 / kappa))) for loc, kappa, nu, square in each
+    ]
+    cdf = lambda values: sum(
+        weight * one.cdf(values) for weight, one in zip(weights, t, strict=True)
+    )
     assert stats.kstest(drawn, cdf).pvalue > 1e-3
 
 
 def check_drawn_categories(drawn, labels):
     outcomes = list(product((False, True), ("north", "south"), ("ill", "well")))
-    found = [np.sum((drawn["smokes"] == smokes) & (drawn["place"] == place) & (labels == label)) for smokes, place, label in outcomes]
+    found = [
+        np.sum((drawn["smokes"] == smokes) & (drawn["place"] == place) & (labels == label))
+        for smokes, place, label in outcomes
+    ]
     rows = [[np.nan, smokes, float(place == "south"), np.nan] for smokes, place, _ in outcomes]
     wanted = [
         np.exp(log_classes(row, numbers(TABLE), CODES, ORACLE)[int(label == "well")])
@@ -270,7 +344,12 @@ def test_samples_have_the_predictive_distribution(fitted):
 def test_samples_come_in_the_columns_of_the_table_and_of_the_class_that_is_asked_for(fitted):
     drawn, labels = fitted.sample(4096, "ill")
     assert (labels == "ill").all()
-    wanted = np.exp([log_classes([np.nan, smokes, np.nan, np.nan], numbers(TABLE), CODES, ORACLE)[0] for smokes in (0, 1)])
+    wanted = np.exp(
+        [
+            log_classes([np.nan, smokes, np.nan, np.nan], numbers(TABLE), CODES, ORACLE)[0]
+            for smokes in (0, 1)
+        ]
+    )
     assert stats.binomtest(int(drawn["smokes"].sum()), 4096, wanted[1] / wanted.sum()).pvalue > 1e-3
     assert (drawn.dtypes == TABLE.dtypes).all()
     assert list(fitted.sample(2, ["well", "ill"])[1]) == ["well", "ill"]
@@ -289,7 +368,9 @@ def test_a_row_of_which_nothing_is_known_has_the_probabilities_of_the_classes():
 def rows_of_bits(num_rows=40, num_values=2):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, num_rows)
-    return (rng.integers(0, num_values, (num_rows, 5)) + y[:, None] * (rng.random((num_rows, 5)) < 0.4)) % num_values, y
+    return (
+        rng.integers(0, num_values, (num_rows, 5)) + y[:, None] * (rng.random((num_rows, 5)) < 0.4)
+    ) % num_values, y
 
 
 @pytest.mark.slow
@@ -310,15 +391,21 @@ def test_one_group_a_class_is_naive_bayes_of_texts():
     prior = (1 + np.bincount(y[:30])) / (3 + 30)
     peer = CategoricalNB(alpha=0.5, class_prior=prior, min_categories=3).fit(x[:30], y[:30])
     ours = AClassClassifier(max_groups=1, random_state=0).fit(names[:30], y[:30])
-    np.testing.assert_allclose(ours.predict_proba(names[30:]), peer.predict_proba(x[30:]), rtol=1e-10)
+    np.testing.assert_allclose(
+        ours.predict_proba(names[30:]), peer.predict_proba(x[30:]), rtol=1e-10
+    )
 
 
 @pytest.mark.slow
 def test_a_component_of_ones_own_reads_numbers_as_they_are():
-    """Counts, and a number in its own unit beside them: E[rate] = (1 + sum) / (0.1 + n) in one group."""
+    """Counts, and a number in its own unit beside them: E[rate] = (1 + sum) / (0.1 + n) in one
+    group.
+    """
     x = np.array([[3.0, 210.0], [np.nan, 190.0], [5.0, 200.0]])
     component = mixed(count=([0], gamma_poisson), level=([1], normal_inverse_chi2))
-    classifier = AClassClassifier(component=component, max_groups=1, random_state=0).fit(x, [7, 7, 7])
+    classifier = AClassClassifier(component=component, max_groups=1, random_state=0).fit(
+        x, [7, 7, 7]
+    )
     assert list(classifier.classes_) == [7]
     np.testing.assert_allclose(classifier.impute([[np.nan, np.nan]]), [[9 / 2.1, 600 / 3.1]])
     np.testing.assert_array_equal(classifier.predict([[np.nan, 1.0]]), [7])
@@ -330,7 +417,14 @@ def test_a_component_of_ones_own_reads_numbers_as_they_are():
 def test_concentration_learned_over_a_grid_is_the_average_of_its_points():
     x, y = rows_of_bits(6)
     points = [0.2, 1.0, 5.0]
-    each = [AClassClassifier(EVERYTHING, alpha=point, random_state=0).fit(x, y % 2).log_evidence_ for point in points]
+    each = [
+        AClassClassifier(EVERYTHING, alpha=point, random_state=0).fit(x, y % 2).log_evidence_
+        for point in points
+    ]
     weight = np.exp(dist.Gamma(1.0, 1.0).log_prob(np.array(points))) * np.gradient(points)
-    learned = AClassClassifier(EVERYTHING, alpha=dist.Gamma(1.0, 1.0), grid={"alpha": points}, random_state=0).fit(x, y % 2)
-    np.testing.assert_allclose(learned.log_evidence_, logsumexp(each, b=weight / weight.sum()), rtol=1e-10)
+    learned = AClassClassifier(
+        EVERYTHING, alpha=dist.Gamma(1.0, 1.0), grid={"alpha": points}, random_state=0
+    ).fit(x, y % 2)
+    np.testing.assert_allclose(
+        learned.log_evidence_, logsumexp(each, b=weight / weight.sum()), rtol=1e-10
+    )

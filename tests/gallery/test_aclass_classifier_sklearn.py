@@ -1,4 +1,6 @@
-"""scikit-learn's own checks of an estimator: all of them by `-m slow`, those that cost little in every run."""
+"""scikit-learn's own checks of an estimator: all of them by `-m slow`, those that cost little in
+every run.
+"""
 
 import subprocess
 import sys
@@ -21,8 +23,13 @@ QUICK = NOTHING_FITTED | {
 
 def cases():
     for estimator, check in estimator_checks_generator(AClassClassifier()):
-        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
-        yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+        name, settings = (
+            check.func.__name__,
+            "".join(f"-{value}" for value in check.keywords.values()),
+        )
+        yield pytest.param(
+            estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow]
+        )
 
 
 @pytest.mark.parametrize(("estimator", "check"), list(cases()))
@@ -36,7 +43,10 @@ def test_every_quick_check_is_there():
 
 def test_the_room_is_imported_without_the_estimators():
     """`zoo --help` imports it."""
-    code = "import sys, gallery; print([name for name in ('jax', 'sklearn', 'pandas') if name in sys.modules], gallery.__all__)"
+    code = (
+        "import sys, gallery; print([name for name in ('jax', 'sklearn', 'pandas') if name in "
+        "sys.modules], gallery.__all__)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([]) + " " + str(gallery.__all__)
     with pytest.raises(ImportError, match="cannot import name 'NoClassifier' from 'gallery'"):
@@ -45,6 +55,11 @@ def test_the_room_is_imported_without_the_estimators():
 
 @pytest.mark.slow
 def test_an_import_after_arviz_leaves_numpyro_whole():
-    """NumPyro's submodules must not be imported before NumPyro itself: ArviZ's lazy modules would then load them twice."""
-    code = "import arviz; from gallery import AClassClassifier; import numpyro.distributions.distribution"
+    """NumPyro's submodules must not be imported before NumPyro itself: ArviZ's lazy modules
+    would then load them twice.
+    """
+    code = (
+        "import arviz; from gallery import AClassClassifier; import "
+        "numpyro.distributions.distribution"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

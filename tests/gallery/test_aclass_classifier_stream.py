@@ -1,4 +1,6 @@
-"""Learning row by row, by the driver: the same numbers as at once; what fails changes nothing; what is stopped can go on."""
+"""Learning row by row, by the driver: the same numbers as at once; what fails changes nothing;
+what is stopped can go on.
+"""
 
 import pickle
 import signal
@@ -28,7 +30,9 @@ FIRST = 9  # rows of the first of two calls; padded they have the shape of all 1
 def table(num_rows=16):
     rng = np.random.default_rng(3)
     y = rng.integers(0, 2, num_rows)
-    x = np.column_stack([rng.random((num_rows, 2)) < 0.2 + 0.6 * y[:, None], rng.normal(size=num_rows) + 3 * y])
+    x = np.column_stack(
+        [rng.random((num_rows, 2)) < 0.2 + 0.6 * y[:, None], rng.normal(size=num_rows) + 3 * y]
+    )
     x[rng.random(x.shape) < 0.2] = np.nan
     y[FIRST] = -1
     return x, y
@@ -40,8 +44,16 @@ X, Y = table()
 def said(classifier):
     """Everything that a classifier knows."""
     tree = classifier.posterior_
-    drawn = {name: values.to_numpy() for group in ("posterior", "sample_stats", "particles") for name, values in tree[group].items()}
-    return drawn | {"proba": classifier.predict_proba(X), "evidence": classifier.log_evidence_, "rows": classifier.n_rows_seen_}
+    drawn = {
+        name: values.to_numpy()
+        for group in ("posterior", "sample_stats", "particles")
+        for name, values in tree[group].items()
+    }
+    return drawn | {
+        "proba": classifier.predict_proba(X),
+        "evidence": classifier.log_evidence_,
+        "rows": classifier.n_rows_seen_,
+    }
 
 
 def check_same(first, second):
@@ -75,7 +87,9 @@ def test_row_by_row_equals_all_at_once_bit_for_bit(at_once):
     for i in range(len(X)):
         by_row.partial_fit(X[i : i + 1], Y[i : i + 1], classes=[0, 1])
     check_same(by_row, at_once)
-    two_parts = new().partial_fit(X[:FIRST], Y[:FIRST]).partial_fit(X[FIRST:], Y[FIRST:], classes=[1, 0])
+    two_parts = (
+        new().partial_fit(X[:FIRST], Y[:FIRST]).partial_fit(X[FIRST:], Y[FIRST:], classes=[1, 0])
+    )
     check_same(two_parts, at_once)
     with pytest.raises(AssertionError):
         check_same(new().set_params(random_state=2).fit(X, Y), at_once)
@@ -87,7 +101,9 @@ def test_with_auto_the_first_call_decides_the_units():
     by_row = clone(auto).partial_fit(X[:FIRST], Y[:FIRST])
     for i in range(FIRST, len(X)):
         by_row.partial_fit(X[i : i + 1], Y[i : i + 1])
-    check_same(by_row, clone(auto).partial_fit(X[:FIRST], Y[:FIRST]).partial_fit(X[FIRST:], Y[FIRST:]))
+    check_same(
+        by_row, clone(auto).partial_fit(X[:FIRST], Y[:FIRST]).partial_fit(X[FIRST:], Y[FIRST:])
+    )
 
 
 @pytest.mark.slow
@@ -111,18 +127,31 @@ def test_the_work_is_done_by_the_driver_on_the_model_of_the_zoo(monkeypatch):
             return super().update(*args, **kwargs)
 
     monkeypatch.setattr(gallery.aclass, "Driver", Seen)
-    new(max_time=60.0, num_particles=7, resampling="systematic").fit(X[:FIRST], Y[:FIRST]).partial_fit(X[FIRST:], Y[FIRST:])
+    new(max_time=60.0, num_particles=7, resampling="systematic").fit(
+        X[:FIRST], Y[:FIRST]
+    ).partial_fit(X[FIRST:], Y[FIRST:])
     (first, driver, (_, x, labels), settings), (second, same, (x_more, more), _) = calls
     assert (first, second) == ("run", "update")
     assert driver is same
     assert driver.max_time == 60.0
     assert isinstance(driver.kernel, ParticleFilter)
-    assert (driver.kernel.model, driver.kernel.num_particles, driver.kernel.resampling) == (aclass, 7, "systematic")
+    assert (driver.kernel.model, driver.kernel.num_particles, driver.kernel.resampling) == (
+        aclass,
+        7,
+        "systematic",
+    )
     np.testing.assert_array_equal(x, X[:FIRST].astype(np.float32))
     np.testing.assert_array_equal(labels, Y[:FIRST])
     np.testing.assert_array_equal(more, Y[FIRST:])
     assert x_more.shape == (7, 3)
-    assert settings == {"num_classes": 2, "alpha": 1.0, "gamma": 1.0, "max_groups": None, "component": PAIR, "all_labelled": False}
+    assert settings == {
+        "num_classes": 2,
+        "alpha": 1.0,
+        "gamma": 1.0,
+        "max_groups": None,
+        "component": PAIR,
+        "all_labelled": False,
+    }
 
 
 BAD = {
@@ -131,8 +160,16 @@ BAD = {
         np.where(np.arange(7) == 5, 2, Y[FIRST:]),
         r"y: row 5 has the class 2; the classes of the first call are \[0, 1\]",
     ),
-    "another number of columns": (X[FIRST:, :2], Y[FIRST:], "X has 2 features, but AClassClassifier is expecting 3 features"),
-    "an infinite number": (np.where(np.arange(21).reshape(7, 3) == 14, np.inf, X[FIRST:]), Y[FIRST:], "column 2: found inf in row 4"),
+    "another number of columns": (
+        X[FIRST:, :2],
+        Y[FIRST:],
+        "X has 2 features, but AClassClassifier is expecting 3 features",
+    ),
+    "an infinite number": (
+        np.where(np.arange(21).reshape(7, 3) == 14, np.inf, X[FIRST:]),
+        Y[FIRST:],
+        "column 2: found inf in row 4",
+    ),
     "a number that is too large": (
         np.where(np.arange(21).reshape(7, 3) == 14, 1e22, X[FIRST:]),
         Y[FIRST:],
@@ -145,7 +182,11 @@ BAD = {
         "site 'bits_x': .*row 1.*takes 0, 1",
     ),
     "too few labels": (X[FIRST:], Y[FIRST:-1], "inconsistent numbers of samples"),
-    "a label that is missing": (X[FIRST:], np.where(np.arange(7) == 5, np.nan, Y[FIRST:]), "Input y contains NaN"),
+    "a label that is missing": (
+        X[FIRST:],
+        np.where(np.arange(7) == 5, np.nan, Y[FIRST:]),
+        "Input y contains NaN",
+    ),
     "no rows": (X[:0], Y[:0], r"Found array with 0 sample\(s\)"),
 }
 
@@ -193,14 +234,18 @@ def test_a_class_that_comes_later_was_named_at_the_first_call():
     before = classifier.predict_proba([[1.0, 1.0, 9.0]])[0, 2]
     classifier.partial_fit([[1.0, 1.0, 9.0]] * 3, [2, 2, 2])
     assert classifier.predict_proba([[1.0, 1.0, 9.0]])[0, 2] > max(0.9, before)
-    with pytest.raises(ValueError, match=r"classes: found \[0 1\], but the first call began with \[0 1 2\]"):
+    with pytest.raises(
+        ValueError, match=r"classes: found \[0 1\], but the first call began with \[0 1 2\]"
+    ):
         classifier.partial_fit(X[:1], Y[:1], classes=[0, 1])
 
 
 @pytest.mark.slow
 def test_max_time_keeps_the_rows_that_were_seen_and_says_how_to_go_on(at_once):
     classifier = new(max_time=0.0)
-    with pytest.warns(ConvergenceWarning, match=r"after 1 of 16 rows; partial_fit\(X\[1:\], y\[1:\]\) goes on"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"after 1 of 16 rows; partial_fit\(X\[1:\], y\[1:\]\) goes on"
+    ):
         classifier.partial_fit(X, Y)
     assert classifier.n_rows_seen_ == 1
     with warnings.catch_warnings():
@@ -217,10 +262,26 @@ def ended_early():
 
 
 OTHERS = {
-    "other rows": (X[2:], Y[2:], "has left 15 rows, which must come first, and row 0 is another one"),
-    "another entry": (np.where(np.arange(45).reshape(15, 3) == 19, 0.5, X[1:]), Y[1:], "and row 6 is another one"),
-    "another label": (X[1:], np.where(np.arange(15) == 4, 1 - Y[1:], Y[1:]), "row 4 is another one or has another label"),
-    "a bad row behind them": (np.vstack([X[1:], [[2.0, 0.0, 0.0]]]), [*Y[1:], 0], "site 'bits_x': row 15, column 0 is 2.0"),
+    "other rows": (
+        X[2:],
+        Y[2:],
+        "has left 15 rows, which must come first, and row 0 is another one",
+    ),
+    "another entry": (
+        np.where(np.arange(45).reshape(15, 3) == 19, 0.5, X[1:]),
+        Y[1:],
+        "and row 6 is another one",
+    ),
+    "another label": (
+        X[1:],
+        np.where(np.arange(15) == 4, 1 - Y[1:], Y[1:]),
+        "row 4 is another one or has another label",
+    ),
+    "a bad row behind them": (
+        np.vstack([X[1:], [[2.0, 0.0, 0.0]]]),
+        [*Y[1:], 0],
+        "site 'bits_x': row 15, column 0 is 2.0",
+    ),
 }
 
 
@@ -254,7 +315,10 @@ def test_a_second_ctrl_c_raises_and_loses_no_row(monkeypatch, at_once):
 
     with monkeypatch.context() as patch:
         patch.setattr(Driver, "update", ended)
-        with pytest.raises(KeyboardInterrupt), pytest.warns(ConvergenceWarning, match="after 1 of 7 rows"):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            pytest.warns(ConvergenceWarning, match="after 1 of 7 rows"),
+        ):
             classifier.partial_fit(X[FIRST:], Y[FIRST:])
     check_same(classifier.partial_fit(X[FIRST + 1 :], Y[FIRST + 1 :]), at_once)
 
@@ -275,13 +339,20 @@ def test_a_row_far_from_all_others_has_no_prediction(half):
 @pytest.mark.parametrize("unit", [1e-170, 1e200])
 def test_units_are_free(unit):
     x, y = table(60)
-    assert AClassClassifier(random_state=0).fit(unit * x[:, 2:], y).score(unit * x[y >= 0, 2:], y[y >= 0]) > 0.75
+    assert (
+        AClassClassifier(random_state=0)
+        .fit(unit * x[:, 2:], y)
+        .score(unit * x[y >= 0, 2:], y[y >= 0])
+        > 0.75
+    )
 
 
 def test_ctrl_c_keeps_the_rows_that_were_seen(monkeypatch, at_once):
     classifier = new().fit(X[:FIRST], Y[:FIRST])
     with monkeypatch.context() as patch:
-        patch.setattr("inference.run.session.Bar.update", lambda *args: signal.raise_signal(signal.SIGINT))
+        patch.setattr(
+            "inference.run.session.Bar.update", lambda *args: signal.raise_signal(signal.SIGINT)
+        )
         with pytest.warns(ConvergenceWarning, match="ended by Ctrl-C or max_time"):
             classifier.partial_fit(X[FIRST:], Y[FIRST:])
     seen = classifier.n_rows_seen_

@@ -1,4 +1,6 @@
-"""Columns of every type to numbers and back, labels to codes: what is read as what, and what is refused by name."""
+"""Columns of every type to numbers and back, labels to codes: what is read as what, and what is
+refused by name.
+"""
 
 from functools import partial
 
@@ -29,7 +31,20 @@ FRAME = pd.DataFrame(
         "empty": [np.nan] * 4,
     }
 )
-KINDS = [NUMBER, NUMBER, NUMBER, BINARY, BINARY, BINARY, BINARY, CATEGORY, CATEGORY, CATEGORY, CATEGORY, NUMBER]
+KINDS = [
+    NUMBER,
+    NUMBER,
+    NUMBER,
+    BINARY,
+    BINARY,
+    BINARY,
+    BINARY,
+    CATEGORY,
+    CATEGORY,
+    CATEGORY,
+    CATEGORY,
+    NUMBER,
+]
 CODES = {
     "wings": [1, 0, 1, 1],
     "flies": [1, np.nan, 0, 1],
@@ -51,16 +66,22 @@ def test_columns_are_read_by_what_they_hold():
         np.testing.assert_array_equal(x[:, FRAME.columns.get_loc(name)], codes, err_msg=name)
     for name in ("weight", "legs", "count"):
         given = FRAME[name].to_numpy(float, na_value=np.nan)
-        np.testing.assert_allclose(x[:, FRAME.columns.get_loc(name)], (given - np.nanmean(given)) / np.nanstd(given))
+        np.testing.assert_allclose(
+            x[:, FRAME.columns.get_loc(name)], (given - np.nanmean(given)) / np.nanstd(given)
+        )
 
 
 def test_decoding_gives_the_table_back():
     columns = Columns.learn(FRAME)
     whole = FRAME.assign(
-        weight=[2.0, 3.0, 4.0, 6.0], count=pd.array([1, 5, 2, 3], dtype="Int64"), flies=pd.array([True] * 4, dtype="boolean")
+        weight=[2.0, 3.0, 4.0, 6.0],
+        count=pd.array([1, 5, 2, 3], dtype="Int64"),
+        flies=pd.array([True] * 4, dtype="boolean"),
     )
     whole = whole.assign(
-        tail=pd.Series([True, True, False, True], dtype=object), colour=FRAME["colour"].fillna("red"), old=FRAME["old"].fillna("y")
+        tail=pd.Series([True, True, False, True], dtype=object),
+        colour=FRAME["colour"].fillna("red"),
+        old=FRAME["old"].fillna("y"),
     )
     whole = whole.assign(size=FRAME["size"].fillna("M"), grade=FRAME["grade"].fillna(1), empty=0.0)
     back = columns.decode(columns.encode(whole))
@@ -69,7 +90,9 @@ def test_decoding_gives_the_table_back():
 
 def test_filling_touches_what_is_missing_and_nothing_else():
     columns = Columns.learn(FRAME)
-    other = columns.encode(FRAME.iloc[[3, 3, 0, 2]].set_axis(range(4)).assign(weight=7.5, count=2.5, empty=1.5))
+    other = columns.encode(
+        FRAME.iloc[[3, 3, 0, 2]].set_axis(range(4)).assign(weight=7.5, count=2.5, empty=1.5)
+    )
     table = FRAME.set_axis(list("abcd"))
     filled = columns.fill(table, np.where(np.isnan(other), 0, other))
     wanted = {
@@ -83,7 +106,11 @@ def test_filling_touches_what_is_missing_and_nothing_else():
     }
     for name, (row, value) in wanted.items():
         assert filled[name].iloc[row] == value
-        assert filled[name].drop("abcd"[row]).equals(table[name].astype(filled[name].dtype).drop("abcd"[row]))
+        assert (
+            filled[name]
+            .drop("abcd"[row])
+            .equals(table[name].astype(filled[name].dtype).drop("abcd"[row]))
+        )
     assert list(filled.index) == list("abcd")
     same = ["weight", "legs", "wings", "flies", "marked", "tail", "colour", "old", "size", "grade"]
     assert (filled.dtypes[same] == table.dtypes[same]).all()
@@ -102,7 +129,11 @@ def test_arrays_come_back_as_they_were(dtype):
 
 
 def test_texts_in_arrays_and_lists_are_categories():
-    for table in (np.array([["b", "u"], ["a", "u"]]), [["b", "u"], ["a", "u"]], np.array([["b", "u"], ["a", "u"]], object)):
+    for table in (
+        np.array([["b", "u"], ["a", "u"]]),
+        [["b", "u"], ["a", "u"]],
+        np.array([["b", "u"], ["a", "u"]], object),
+    ):
         columns = Columns.learn(table)
         assert [column.values for column in columns.columns] == [("a", "b"), ("u",)]
         np.testing.assert_array_equal(columns.decode(columns.encode(table)), table)
@@ -123,7 +154,9 @@ def test_units_of_what_is_there():
     np.testing.assert_allclose([column.scale for column in columns.columns], [1.0, 1.0, 1.0])
     assert Columns.learn(np.full((7, 1), 0.1)).columns[0].scale == 1.0
     columns = Columns.learn(10 * table[:, :2])
-    np.testing.assert_allclose(columns.log_units(columns.encode(10 * table[:, :2])), 2 * np.log(10.0))
+    np.testing.assert_allclose(
+        columns.log_units(columns.encode(10 * table[:, :2])), 2 * np.log(10.0)
+    )
 
 
 def test_the_component_follows_the_columns():
@@ -135,15 +168,35 @@ def test_the_component_follows_the_columns():
     whole = Columns.learn(FRAME).component()
     assert isinstance(whole, Mixed)
     found = {name: columns for name, (columns, _) in whole.parts.items()}
-    assert found == {"number": [0, 1, 2, 11], "binary": [3, 4, 5, 6], "category2": [7, 8], "category3": [9, 10]}
+    assert found == {
+        "number": [0, 1, 2, 11],
+        "binary": [3, 4, 5, 6],
+        "category2": [7, 8],
+        "category3": [9, 10],
+    }
 
 
 LATER = {
-    "a text among numbers": ({"weight": "heavy"}, "column 'weight': found the text 'heavy' and the number"),
-    "texts for numbers": ({"weight": ["a", "b", "c", "d"]}, "column 'weight': found 'a', wanted a number as in the first call"),
-    "infinite": ({"legs": [4.0, np.inf, 4.0, 4.0]}, "column 'legs': found inf in row 1; wanted finite numbers"),
-    "more than 0 and 1": ({"marked": [0, 1, 2, 1]}, "column 'marked': found 2 in row 2; only 0 and 1 were there in the first call"),
-    "an unseen category": ({"colour": ["red", "pink", None, "red"]}, "column 'colour': found 'pink' in row 1, .* known are 'blue', 'red'"),
+    "a text among numbers": (
+        {"weight": "heavy"},
+        "column 'weight': found the text 'heavy' and the number",
+    ),
+    "texts for numbers": (
+        {"weight": ["a", "b", "c", "d"]},
+        "column 'weight': found 'a', wanted a number as in the first call",
+    ),
+    "infinite": (
+        {"legs": [4.0, np.inf, 4.0, 4.0]},
+        "column 'legs': found inf in row 1; wanted finite numbers",
+    ),
+    "more than 0 and 1": (
+        {"marked": [0, 1, 2, 1]},
+        "column 'marked': found 2 in row 2; only 0 and 1 were there in the first call",
+    ),
+    "an unseen category": (
+        {"colour": ["red", "pink", None, "red"]},
+        "column 'colour': found 'pink' in row 1, .* known are 'blue', 'red'",
+    ),
     "numbers for texts": ({"colour": [1.0, 2.0, 1.0, 1.0]}, "column 'colour': found 1.0 in row 0"),
 }
 
@@ -152,7 +205,10 @@ LATER = {
 def test_later_rows_that_do_not_fit_are_refused_by_column(name):
     change, match = LATER[name]
     later = FRAME.astype(object).assign(
-        **{key: [value, *FRAME[key][1:]] if isinstance(value, str) else value for key, value in change.items()}
+        **{
+            key: [value, *FRAME[key][1:]] if isinstance(value, str) else value
+            for key, value in change.items()
+        }
     )
     with pytest.raises(ValueError, match=match):
         Columns.learn(FRAME).encode(later)
@@ -171,9 +227,21 @@ FIRST = {
         TypeError,
         "column 'born': found the type datetime64.*a date say into days",
     ),
-    "an object": (np.array([[1.0], [{}]], object), TypeError, "column 0: found {}; an argument must be a string or a number"),
-    "texts and numbers": (pd.DataFrame({"a": ["x", 3]}, dtype=object), ValueError, "column 'a': found the text 'x' and the number 3"),
-    "no categories": (pd.DataFrame({"a": pd.Categorical([None, None])}), ValueError, "column 'a': a pandas category without categories"),
+    "an object": (
+        np.array([[1.0], [{}]], object),
+        TypeError,
+        "column 0: found {}; an argument must be a string or a number",
+    ),
+    "texts and numbers": (
+        pd.DataFrame({"a": ["x", 3]}, dtype=object),
+        ValueError,
+        "column 'a': found the text 'x' and the number 3",
+    ),
+    "no categories": (
+        pd.DataFrame({"a": pd.Categorical([None, None])}),
+        ValueError,
+        "column 'a': a pandas category without categories",
+    ),
     "infinite": ([[1.0], [-np.inf]], ValueError, "column 0: found -inf in row 1"),
     "sparse": (sparse.csr_array(np.eye(2)), TypeError, "[Ss]parse"),
     "complex": (pd.DataFrame({"a": [1j]}), TypeError, "column 'a': found the type complex128"),
@@ -191,7 +259,9 @@ def test_tables_that_cannot_be_read(name):
 
 
 def test_a_component_of_ones_own_takes_numbers_alone():
-    with pytest.raises(ValueError, match="column 'colour': found texts; a component of your own reads numbers"):
+    with pytest.raises(
+        ValueError, match="column 'colour': found texts; a component of your own reads numbers"
+    ):
         AClassClassifier(component=beta_bernoulli).fit(FRAME[["wings", "colour"]], [0, 1, 0, 1])
 
 
@@ -230,7 +300,10 @@ def test_declared_classes_decide_what_minus_one_is():
         ([-1, -1], "y: every row is unlabelled"),
         ([0.5, 1.5], "Unknown label type: continuous"),
         ([0, np.nan], "Input y contains NaN"),
-        (np.array(["a", None], object), "y: row 1 has the label None; the label of a row of unknown class is -1"),
+        (
+            np.array(["a", None], object),
+            "y: row 1 has the label None; the label of a row of unknown class is -1",
+        ),
         (np.array(["a", -1]), "y: found the text '-1' among texts. .* dtype object"),
         (np.array(["a", 3], object), "y: row 1 has the label 3 among texts"),
         ([[0, 1], [1, 0]], "y should be a 1d array"),
@@ -243,7 +316,10 @@ def test_labels_that_cannot_be_read(y, match):
 
 
 def test_an_unknown_class_is_refused_by_row():
-    with pytest.raises(ValueError, match=r"y: row 1 has the class 'c'; the classes of the first call are \['a', 'b'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"y: row 1 has the class 'c'; the classes of the first call are \['a', 'b'\]",
+    ):
         codes_among(["a", "c"], np.array(["a", "b"]))
     with pytest.warns(DataConversionWarning):
         assert coded(np.array([[0], [1]]))[1].tolist() == [0, 1]

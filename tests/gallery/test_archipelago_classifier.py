@@ -1,4 +1,6 @@
-"""The classifier: what it hands to the driver, what it says of rows and classes, and what it refuses."""
+"""The classifier: what it hands to the driver, what it says of rows and classes, and what it
+refuses.
+"""
 
 import os
 import pickle
@@ -24,8 +26,16 @@ pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 ARMS = pinwheel(3, 10, tangential_std=0.2, seed=0)
 NAMES = np.array(["left", "right", "up"], object)
 Y = np.where(np.arange(30) % 10 < 2, NAMES[ARMS.y], -1)  # two labels a class
-TAME = dist.LogNormal(0.5, 0.2)  # thin classes and high functions have many rejected points, which take their time
-SHORT = {"num_warmup": 30, "num_samples": 30, "num_chains": 1, "amplitude": TAME, "capacity": 128, "random_state": 0}
+# thin classes and high functions have many rejected points, which take their time
+TAME = dist.LogNormal(0.5, 0.2)
+SHORT = {
+    "num_warmup": 30,
+    "num_samples": 30,
+    "num_chains": 1,
+    "amplitude": TAME,
+    "capacity": 128,
+    "random_state": 0,
+}
 
 
 class Called(Exception):
@@ -48,12 +58,23 @@ def call(monkeypatch):
 def test_a_fit_is_the_drivers_run_of_the_zoos_model(call):
     X = np.column_stack([ARMS.x * [10, 0.1] + [5, -3], np.full(30, 7.0)])
     with pytest.raises(Called):
-        ArchipelagoClassifier(is_ard=True, persistence=0.8, max_time=9.0, **SHORT | {"num_chains": 2}).fit(X, Y)
+        ArchipelagoClassifier(
+            is_ard=True, persistence=0.8, max_time=9.0, **SHORT | {"num_chains": 2}
+        ).fit(X, Y)
     driver, (x, labels), options = call["driver"], call["args"], call["kwargs"]
-    assert [type(kernel).__name__ for kernel, _ in driver.kernel.blocks] == ["LatentHistory", "NUTS"]
+    assert [type(kernel).__name__ for kernel, _ in driver.kernel.blocks] == [
+        "LatentHistory",
+        "NUTS",
+    ]
     assert driver.kernel.model is archipelago
-    assert (driver.num_warmup, driver.num_samples, driver.num_chains, driver.max_time) == (30, 30, 2, 9.0)
-    assert_allclose(x, (ARMS.x - ARMS.x.mean(0)) / ARMS.x.std(0), atol=1e-9)  # the column that is constant is left out
+    assert (driver.num_warmup, driver.num_samples, driver.num_chains, driver.max_time) == (
+        30,
+        30,
+        2,
+        9.0,
+    )
+    # the column that is constant is left out
+    assert_allclose(x, (ARMS.x - ARMS.x.mean(0)) / ARMS.x.std(0), atol=1e-9)
     assert_array_equal(np.asarray(labels)[:4], [0, 0, -1, -1])
     assert (options["num_classes"], options["is_ard"], options["capacity"]) == (3, True, 128)
     assert options["persistence"] == 0.8
@@ -64,10 +85,15 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(call):
     with jax.enable_x64(True):
         values = {name: value[0] for name, value in first.items()}
         program = Program(archipelago, x, labels, **options)
-        of = jax.jit(lambda values: program.deterministics({**program.draw_initial(jax.random.key(0)), **values})["function"])
+        of = jax.jit(
+            lambda values: program.deterministics(
+                {**program.draw_initial(jax.random.key(0)), **values}
+            )["function"]
+        )
         function = of(values)
     known = np.asarray(labels) >= 0
-    assert_array_equal(np.asarray(function)[known].argmax(1), np.asarray(labels)[known])  # islands around the labels
+    # islands around the labels
+    assert_array_equal(np.asarray(function)[known].argmax(1), np.asarray(labels)[known])
     with jax.enable_x64(True):
         assert set(Program(archipelago, x, labels, **options).latent) > {"noise", "num_rejected"}
 
@@ -93,7 +119,10 @@ def test_wrong_data_are_refused_before_anything_runs(X, y, named, call):
     ("settings", "named"),
     [
         ({"capacity": 0}, "capacity: found 0, wanted a whole number from 1 to max_capacity, 4096"),
-        ({"capacity": 32, "max_capacity": 8}, "capacity: found 32, wanted a whole number from 1 to max_capacity, 8"),
+        (
+            {"capacity": 32, "max_capacity": 8},
+            "capacity: found 32, wanted a whole number from 1 to max_capacity, 8",
+        ),
         ({"max_capacity": "a"}, "max_capacity: found 'a'"),
         ({"max_time": "a"}, "max_time: seconds, at least 0; got 'a'"),
         ({"persistence": 2.0}, "persistence: found 2.0"),
@@ -131,21 +160,29 @@ def test_classes_follow_the_arms(fitted):
     assert fitted.n_iter_ == 60
     assert fitted.posterior_.posterior.sizes["draw"] == 30
     far = [[0.0, 0.0], [1e200, 0.0]]  # the log density of a normal is -inf there
-    with pytest.raises(ValueError, match=r"row 1 lies where the base density has no mass; knows_density=False"):
+    with pytest.raises(
+        ValueError, match=r"row 1 lies where the base density has no mass; knows_density=False"
+    ):
         fitted.predict_proba(far)
     assert_allclose(copy(fitted).set_params(knows_density=False).predict_proba(far).sum(1), 1)
 
 
 @pytest.mark.slow
 def test_a_pickle_answers_the_same(fitted):
-    assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(ARMS.x), fitted.predict_proba(ARMS.x))
+    assert_array_equal(
+        pickle.loads(pickle.dumps(fitted)).predict_proba(ARMS.x), fitted.predict_proba(ARMS.x)
+    )
 
 
 @pytest.mark.slow
 def test_an_answer_hangs_on_no_other_row(fitted):
     p = fitted.predict_proba(ARMS.x)
     assert_allclose(fitted.predict_proba(ARMS.x[::-1])[::-1], p, atol=1e-7)
-    assert_allclose(np.concatenate([fitted.predict_proba(ARMS.x[i : i + 1]) for i in range(5)]), p[:5], atol=1e-7)
+    assert_allclose(
+        np.concatenate([fitted.predict_proba(ARMS.x[i : i + 1]) for i in range(5)]),
+        p[:5],
+        atol=1e-7,
+    )
 
 
 @pytest.mark.slow
@@ -159,10 +196,15 @@ def test_rows_of_a_class_look_like_it(fitted):
     X, y = fitted.sample(40, label="right")
     assert X.shape == (40, 2)
     assert set(y) == {"right"}
-    assert np.mean(fitted.predict(X) == "right") > 0.5  # by chance 0.33; the classes of so tame a prior overlap
+    # by chance 0.33; the classes of so tame a prior overlap
+    assert np.mean(fitted.predict(X) == "right") > 0.5
     assert set(fitted.sample(60)[1]) == set(NAMES)
     assert_array_equal(fitted.sample(3)[0], fitted.sample(3)[0])
-    for wrong, named in (({"n": 0}, "n: found 0"), ({"label": -1}, "label: found -1"), ({"label": "down"}, "has the class 'down'")):
+    for wrong, named in (
+        ({"n": 0}, "n: found 0"),
+        ({"label": -1}, "label: found -1"),
+        ({"label": "down"}, "has the class 'down'"),
+    ):
         with pytest.raises(ValueError, match=named):
             fitted.sample(**wrong)
 
@@ -197,7 +239,11 @@ def test_a_base_without_mass_where_the_rows_are_is_an_error():
 
 @pytest.mark.slow
 def test_another_base_and_prior_are_one_argument():
-    options = {"base": mixture, "amplitude": dist.LogNormal(0.7, 0.2), "lengthscale": dist.LogNormal(0.0, 0.3)}
+    options = {
+        "base": mixture,
+        "amplitude": dist.LogNormal(0.7, 0.2),
+        "lengthscale": dist.LogNormal(0.0, 0.3),
+    }
     classifier = ArchipelagoClassifier(**SHORT | options).fit(ARMS.x, Y)
     assert "weights" in classifier.posterior_.posterior
     assert np.mean(classifier.predict(ARMS.x) == NAMES[ARMS.y]) > 0.7
@@ -205,25 +251,39 @@ def test_another_base_and_prior_are_one_argument():
 
 @pytest.mark.slow
 def test_no_time_is_said():
-    with pytest.raises(ValueError, match="max_time: 0 seconds were over, or it was interrupted before the first draw"):
+    with pytest.raises(
+        ValueError,
+        match="max_time: 0 seconds were over, or it was interrupted before the first draw",
+    ):
         ArchipelagoClassifier(max_time=0, **SHORT).fit(ARMS.x, Y)
 
 
 COMPILING = {"check_classifiers_regression_target", "check_set_params"}
-NO_FIT = (NOTHING_FITTED - COMPILING) | {"check_estimator_sparse_array", "check_supervised_y_no_nan"}
+NO_FIT = (NOTHING_FITTED - COMPILING) | {
+    "check_estimator_sparse_array",
+    "check_supervised_y_no_nan",
+}
 
 
 FITS = {"check_fit_score_takes_y"}
 SLOW, OTHER = (
     pytest.mark.slow,
-    pytest.mark.skipif("ZOO_ALL_CHECKS" not in os.environ, reason="takes long, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it"),
+    pytest.mark.skipif(
+        "ZOO_ALL_CHECKS" not in os.environ,
+        reason="takes long, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it",
+    ),
 )
 
 
 def cases():
-    short = ArchipelagoClassifier(num_warmup=20, num_samples=20, num_chains=1, amplitude=TAME, capacity=64)
+    short = ArchipelagoClassifier(
+        num_warmup=20, num_samples=20, num_chains=1, amplitude=TAME, capacity=64
+    )
     for estimator, check in estimator_checks_generator(short):
-        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+        name, settings = (
+            check.func.__name__,
+            "".join(f"-{value}" for value in check.keywords.values()),
+        )
         marks = [] if name in NO_FIT else [SLOW] if name in FITS else [SLOW, OTHER]
         yield pytest.param(estimator, check, id=name + settings, marks=marks)
 

@@ -1,4 +1,6 @@
-"""The estimator on data whose best answer is known, on tables of all kinds, by scikit-learn's own checks."""
+"""The estimator on data whose best answer is known, on tables of all kinds, by scikit-learn's
+own checks.
+"""
 
 import pickle
 from functools import cache
@@ -25,8 +27,13 @@ QUICK = NOTHING_FITTED | {
 
 def cases():
     for estimator, check in estimator_checks_generator(AugmentReduceClassifier(max_iter=1000)):
-        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
-        yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+        name, settings = (
+            check.func.__name__,
+            "".join(f"-{value}" for value in check.keywords.values()),
+        )
+        yield pytest.param(
+            estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow]
+        )
 
 
 @pytest.mark.parametrize(("estimator", "check"), list(cases()))
@@ -55,7 +62,9 @@ def test_iris_is_classified_by_the_softmax_of_scikit_learn():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "noise", ["normal", "logistic", "laplace", dist.StudentT(4.0, 0.0, 1.0)], ids=["normal", "logistic", "laplace", "t"]
+    "noise",
+    ["normal", "logistic", "laplace", dist.StudentT(4.0, 0.0, 1.0)],
+    ids=["normal", "logistic", "laplace", "t"],
 )
 def test_other_noises_classify(noise):
     x, y = IRIS
@@ -81,11 +90,15 @@ KINDS = np.arange(40) % 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "most"), [({"rank": 2}, 10**8), ({}, 10)], ids=["rank", "many entries"])
+@pytest.mark.parametrize(
+    ("options", "most"), [({"rank": 2}, 10**8), ({}, 10)], ids=["rank", "many entries"]
+)
 def test_columns_that_were_moved_are_moved_in_a_sparse_table(monkeypatch, options, most):
     monkeypatch.setattr("gallery.augment_reduce.MOST_DENSE", most)
     found = quick(max_iter=30, **options).fit(FEW, KINDS)
-    np.testing.assert_allclose(found.predict_proba(sparse.csr_matrix(FEW)), found.predict_proba(FEW), atol=1e-5)
+    np.testing.assert_allclose(
+        found.predict_proba(sparse.csr_matrix(FEW)), found.predict_proba(FEW), atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -106,31 +119,51 @@ def test_further_rows_are_laid_out_as_the_first(monkeypatch, most):
 def test_units_of_columns_do_not_matter(pack):
     x = np.where(FEW > 3, FEW, 0).astype(float)
     other = quick(max_iter=30).fit(pack(x * [1e-12, 1.0, 1e12, 1e-30]), KINDS)
-    np.testing.assert_allclose(other._draws["weights"], quick(max_iter=30).fit(pack(x), KINDS)._draws["weights"], atol=1e-4)
+    np.testing.assert_allclose(
+        other._draws["weights"], quick(max_iter=30).fit(pack(x), KINDS)._draws["weights"], atol=1e-4
+    )
 
 
 @pytest.mark.slow
 def test_columns_that_are_seldom_anything_but_alike_do_no_harm():
-    """Entries that are hundreds of deviations off, as border pixels are, made weights so large that no number was left."""
+    """Entries that are hundreds of deviations off, as border pixels are, made weights so large
+    that no number was left.
+    """
     x, y = load_iris(return_X_y=True)
-    seldom = (np.arange(150)[:, None] == 3 * np.arange(40)[None] + 2).astype(float)  # each is 1 in a single row
-    classifier = AugmentReduceClassifier(max_iter=300, random_state=0).fit(np.column_stack([x, np.repeat(seldom, 10, axis=1)]), y)
+    # each is 1 in a single row
+    seldom = (np.arange(150)[:, None] == 3 * np.arange(40)[None] + 2).astype(float)
+    classifier = AugmentReduceClassifier(max_iter=300, random_state=0).fit(
+        np.column_stack([x, np.repeat(seldom, 10, axis=1)]), y
+    )
     assert np.isfinite(classifier.elbo_)
     assert classifier.score(np.column_stack([x, np.zeros((150, 400))]), y) > 0.9
-    assert (np.abs(classifier._scaled(np.column_stack([x, np.repeat(seldom, 10, axis=1)]).astype(np.float32), False)) <= 10.001).all()
+    assert (
+        np.abs(
+            classifier._scaled(
+                np.column_stack([x, np.repeat(seldom, 10, axis=1)]).astype(np.float32), False
+            )
+        )
+        <= 10.001
+    ).all()
 
 
 def test_classes_that_were_not_learned_are_refused():
     found = learned()
     for unknown in (-1, 3, "u"):
-        with pytest.raises(ValueError, match=f"classes: found {unknown!r}, which is none of the 3 classes"):
+        with pytest.raises(
+            ValueError, match=f"classes: found {unknown!r}, which is none of the 3 classes"
+        ):
             found.predict_proba(IRIS[0], classes=[unknown])
     two = quick(max_iter=5).fit(FEW, np.where(KINDS > 1, 1, -1))
-    np.testing.assert_array_equal(two.predict_proba(FEW, classes=[1, -1]), two.predict_proba(FEW)[:, ::-1])
+    np.testing.assert_array_equal(
+        two.predict_proba(FEW, classes=[1, -1]), two.predict_proba(FEW)[:, ::-1]
+    )
 
 
 def test_labels_that_num_classes_does_not_name_are_refused():
-    with pytest.raises(ValueError, match=r"y: found classes of type <U1, .* wanted integers 0 \.\. 2"):
+    with pytest.raises(
+        ValueError, match=r"y: found classes of type <U1, .* wanted integers 0 \.\. 2"
+    ):
         quick(num_classes=3).fit(FEW, np.array(list("uvw"))[KINDS])
     with pytest.raises(ValueError, match="but num_classes=3 names them"):
         quick(num_classes=3).partial_fit(FEW, KINDS, classes=range(5))
@@ -155,7 +188,9 @@ def test_top_k_is_the_best_of_all():
     np.testing.assert_array_equal(classes, order)
     np.testing.assert_allclose(probabilities, np.take_along_axis(every, order, 1), rtol=1e-5)
     np.testing.assert_array_equal(classes[:, 0], found.predict(x[500:520]))
-    np.testing.assert_allclose(found.predict_proba(x[500:503], classes=[7, 2]), every[:3, [7, 2]], rtol=1e-5)
+    np.testing.assert_allclose(
+        found.predict_proba(x[500:503], classes=[7, 2]), every[:3, [7, 2]], rtol=1e-5
+    )
     with pytest.raises(ValueError, match="k: found 11"):
         found.top_k(x, 11)
 
@@ -187,7 +222,10 @@ def test_a_class_that_is_named_and_never_seen_is_improbable():
 def test_unlabelled_rows_say_nothing():
     x, y = IRIS
     half = np.where(np.arange(150) % 2, y, -1)
-    np.testing.assert_allclose(quick().fit(x[1::2], y[1::2]).predict_proba(x), quick().fit(x[half >= 0], half[half >= 0]).predict_proba(x))
+    np.testing.assert_allclose(
+        quick().fit(x[1::2], y[1::2]).predict_proba(x),
+        quick().fit(x[half >= 0], half[half >= 0]).predict_proba(x),
+    )
     assert quick().fit(x, half).classes_.tolist() == [0, 1, 2]
 
 
@@ -203,7 +241,9 @@ def test_posterior_is_a_tree_of_the_weights():
     found = quick(posterior=True, num_samples=7).fit(x, y)
     tree = found.posterior_
     assert tree["posterior"]["weights"].sizes == {"chain": 1, "draw": 7, "class": 3, "feature": 4}
-    assert {"weights_loc", "weights_scale", "eps_rate"} <= set(tree["variational_parameters"].data_vars)
+    assert {"weights_loc", "weights_scale", "eps_rate"} <= set(
+        tree["variational_parameters"].data_vars
+    )
     assert found.score(x, y) > 0.9
     assert quick().fit(x, y).posterior_["posterior"].sizes["draw"] == 1
 
@@ -211,7 +251,11 @@ def test_posterior_is_a_tree_of_the_weights():
 def test_fit_goes_through_the_driver(monkeypatch):
     seen = []
     run = Driver.run
-    monkeypatch.setattr(Driver, "run", lambda self, *args, **kwargs: (seen.append(kwargs), run(self, *args, **kwargs))[1])
+    monkeypatch.setattr(
+        Driver,
+        "run",
+        lambda self, *args, **kwargs: (seen.append(kwargs), run(self, *args, **kwargs))[1],
+    )
     quick(batch_size=1000).fit(*IRIS)
     assert seen[0]["num_classes"] == 3
     assert (seen[0]["batch_size"], seen[0]["num_negatives"]) == (150, 2)

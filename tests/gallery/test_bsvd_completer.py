@@ -41,18 +41,41 @@ def test_nothing_is_told_before_fit():
 @pytest.mark.parametrize(
     ("settings", "X", "message"),
     [
-        ({"link": "poisson"}, SEEN, r"link: found 'poisson', wanted one of \['binomial', 'gaussian', 'ordered'\]"),
-        ({"link": "binomial"}, SEEN, r"X: the binomial link wants \(rows, columns, successes, trials\)"),
+        (
+            {"link": "poisson"},
+            SEEN,
+            r"link: found 'poisson', wanted one of \['binomial', 'gaussian', 'ordered'\]",
+        ),
+        (
+            {"link": "binomial"},
+            SEEN,
+            r"X: the binomial link wants \(rows, columns, successes, trials\)",
+        ),
         ({}, ([0], [0], [1], [2]), r"X: the gaussian link wants \(rows, columns, values\)"),
         ({"link": "ordered"}, SEEN, r"values: found .* wanted integers"),
         ({"dtype": "half"}, SEEN, r"dtype: found 'half'"),
         ({"missingness": 18}, SEEN, r"missingness: found 18, wanted 0 to 17"),
-        ({"row_features": np.zeros((3, 1))}, SEEN, r"row_features: found shape \(3, 1\), wanted \(24, features\)"),
+        (
+            {"row_features": np.zeros((3, 1))},
+            SEEN,
+            r"row_features: found shape \(3, 1\), wanted \(24, features\)",
+        ),
         ({"num_components": 2.5}, SEEN, r"num_components: found 2.5, wanted an integer"),
         ({"a": -1.0}, SEEN, r"a, b: found -1.0, 1.0, wanted a above 0"),
         ({"shape": (3,)}, SEEN, r"shape: found \(3,\), wanted \(rows, columns\)"),
     ],
-    ids=["link", "no trials", "trials", "levels", "dtype", "missingness", "features", "half a component", "a", "shape"],
+    ids=[
+        "link",
+        "no trials",
+        "trials",
+        "levels",
+        "dtype",
+        "missingness",
+        "features",
+        "half a component",
+        "a",
+        "shape",
+    ],
 )
 def test_wrong_settings_are_named(settings, X, message):
     with pytest.raises(ValueError, match=message):
@@ -68,24 +91,38 @@ def test_it_is_a_scikit_learn_estimator():
 def test_rank_and_entries_are_found(fitted):
     mean, std = fitted.predict(ROWS, COLUMNS, return_std=True)
     assert fitted.rank_ == 2
-    assert np.linalg.norm(mean - TRUTH[ROWS, COLUMNS]) / np.linalg.norm(TRUTH[ROWS, COLUMNS] - 100) < 1e-3
+    assert (
+        np.linalg.norm(mean - TRUTH[ROWS, COLUMNS]) / np.linalg.norm(TRUTH[ROWS, COLUMNS] - 100)
+        < 1e-3
+    )
     assert (np.abs(mean - TRUTH[ROWS, COLUMNS]) < 6 * std).mean() > 0.95
 
 
 @pytest.mark.slow
 def test_too_few_components_are_told_of():
     with pytest.warns(ConvergenceWarning, match="found 2 of 2 in use, and there may be more"):
-        BSVDCompleter(**SHORT | {"num_components": 2, "num_warmup": 60, "num_samples": 20}).fit(SEEN)
+        BSVDCompleter(**SHORT | {"num_components": 2, "num_warmup": 60, "num_samples": 20}).fit(
+            SEEN
+        )
 
 
 @pytest.mark.slow
 def test_the_tree_tells_what_is_identified(fitted):
     tree = fitted.posterior_
-    assert {"rank", "alpha", "intercept", "singular_value", "prediction", "row_weights", "column_weights"} <= set(
-        tree["posterior"].data_vars
-    )
+    assert {
+        "rank",
+        "alpha",
+        "intercept",
+        "singular_value",
+        "prediction",
+        "row_weights",
+        "column_weights",
+    } <= set(tree["posterior"].data_vars)
     assert {"u", "v", "s", "z"} == set(tree["not_identified"].data_vars)
-    values = np.linalg.svd((TRUTH - TRUTH.mean(0) - TRUTH.mean(1)[:, None] + TRUTH.mean()) / tree.attrs["scale"], compute_uv=False)[:2]
+    values = np.linalg.svd(
+        (TRUTH - TRUTH.mean(0) - TRUTH.mean(1)[:, None] + TRUTH.mean()) / tree.attrs["scale"],
+        compute_uv=False,
+    )[:2]
     assert np.all(tree["posterior"]["singular_value"].values[..., 2:] < 0.01 * values[-1])
     assert np.all(tree["posterior"]["singular_value"].values[..., :2].mean((0, 1)) > 0.5 * values)
     assert "u" not in str(report(tree)).split()
@@ -95,19 +132,29 @@ def test_the_tree_tells_what_is_identified(fitted):
 def test_singular_values_are_those_of_the_matrix(fitted):
     u, v, s, z = (fitted._draws[name][0] for name in "uvsz")
     found = gallery.bsvd._singular_values(u, v, s, z)
-    np.testing.assert_allclose(found, np.linalg.svd((u * (s * z)) @ v.T, compute_uv=False)[: len(z)], atol=1e-8)
+    np.testing.assert_allclose(
+        found, np.linalg.svd((u * (s * z)) @ v.T, compute_uv=False)[: len(z)], atol=1e-8
+    )
 
 
 @pytest.mark.slow
 def test_predictions_are_those_of_the_model(fitted):
     draws = fitted._draws
     eta = np.einsum("nik,nk,njk->nij", draws["u"], draws["s"] * draws["z"], draws["v"])
-    eta += draws["intercept"][:, None, None] + draws["row_weights"] + draws["column_weights"].transpose(0, 2, 1)
+    eta += (
+        draws["intercept"][:, None, None]
+        + draws["row_weights"]
+        + draws["column_weights"].transpose(0, 2, 1)
+    )
     link = fitted._link
-    np.testing.assert_allclose(fitted.predict(ROWS, COLUMNS), link.decoded(eta[:, ROWS, COLUMNS].mean(0)), rtol=1e-6)
+    np.testing.assert_allclose(
+        fitted.predict(ROWS, COLUMNS), link.decoded(eta[:, ROWS, COLUMNS].mean(0)), rtol=1e-6
+    )
     noise = np.mean(link.scale**2 / draws["alpha"])
     wanted = np.sqrt(link.scale**2 * eta[:, ROWS, COLUMNS].var(0) + noise)
-    np.testing.assert_allclose(fitted.predict(ROWS, COLUMNS, return_std=True)[1], wanted, rtol=0.05, atol=2e-4)
+    np.testing.assert_allclose(
+        fitted.predict(ROWS, COLUMNS, return_std=True)[1], wanted, rtol=0.05, atol=2e-4
+    )
 
 
 @pytest.mark.slow
@@ -147,14 +194,19 @@ def test_no_entries_have_no_predictions(fitted):
 def test_the_spread_does_not_depend_on_the_level():
     """A mean square less the squared mean has no digit left at 1e9."""
     short = SHORT | {"num_warmup": 20, "num_samples": 20}
-    near, far = (BSVDCompleter(**short).fit(SEEN + level).predict(ROWS, COLUMNS, return_std=True)[1] for level in (0.0, 2.0**30))
+    near, far = (
+        BSVDCompleter(**short).fit(SEEN + level).predict(ROWS, COLUMNS, return_std=True)[1]
+        for level in (0.0, 2.0**30)
+    )
     np.testing.assert_allclose(far, near, rtol=1e-2)
 
 
 @pytest.mark.slow
 def test_one_entry_is_a_matrix():
     """Its row, its column and its standardised value are all 0."""
-    completer = BSVDCompleter(**SHORT | {"num_components": 2, "num_warmup": 5, "num_samples": 5}).fit([[5.0]])
+    completer = BSVDCompleter(
+        **SHORT | {"num_components": 2, "num_warmup": 5, "num_samples": 5}
+    ).fit([[5.0]])
     assert np.isfinite(completer.predict([0], [0], return_std=True)).all()
 
 
@@ -187,7 +239,11 @@ def test_new_rows_are_folded_in(fitted):
     seen = np.where(np.arange(18) % 2 == 0, new, np.nan)
     folded = fitted.fold_in(seen)
     rows, columns = np.nonzero(np.isnan(seen))
-    assert np.linalg.norm(folded.predict(rows, columns) - new[rows, columns]) / np.linalg.norm(new[rows, columns] - 100) < 1e-2
+    assert (
+        np.linalg.norm(folded.predict(rows, columns) - new[rows, columns])
+        / np.linalg.norm(new[rows, columns] - 100)
+        < 1e-2
+    )
     assert fitted.shape_ == (24, 18)
     with pytest.raises(ValueError, match=r"row_features: found some, learned none"):
         fitted.fold_in(seen, row_features=np.zeros((3, 1)))
@@ -213,7 +269,9 @@ def test_counts_give_probabilities():
     trials = RNG.integers(1, 30, size=rate.shape)
     rows, columns = np.nonzero(~np.isnan(SEEN))
     hits = RNG.binomial(trials, rate)
-    completer = BSVDCompleter(link="binomial", **SHORT).fit((rows, columns, hits[rows, columns], trials[rows, columns]))
+    completer = BSVDCompleter(link="binomial", **SHORT).fit(
+        (rows, columns, hits[rows, columns], trials[rows, columns])
+    )
     mean, std = completer.predict(ROWS, COLUMNS, return_std=True)
     assert np.mean(np.abs(mean - rate[ROWS, COLUMNS])) < 0.1
     assert np.mean(np.abs(mean - rate[ROWS, COLUMNS]) < 2 * std) > 0.85
@@ -240,5 +298,6 @@ def test_levels_are_learned():
     seen = np.where(np.isnan(SEEN), np.nan, levels)
     completer = BSVDCompleter(link="ordered", **SHORT).fit(seen)
     error = np.mean((completer.predict(ROWS, COLUMNS) - levels[ROWS, COLUMNS]) ** 2)
-    assert error < 0.7 * np.var(levels[ROWS, COLUMNS])  # a start with effects ends where the entries are learned by heart, at 1.2
+    # a start with effects ends where the entries are learned by heart, at 1.2
+    assert error < 0.7 * np.var(levels[ROWS, COLUMNS])
     assert set(np.unique(completer.sample(ROWS, COLUMNS, 20))) <= {-2, -1, 0, 1, 2}

@@ -15,7 +15,9 @@ KEY = re.compile(r"@\w+\{(\w+),")
 
 
 def run_of(model, kernel):
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"rate": (("chain", "draw"), [[0.1, 0.2]])})})
+    tree = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"rate": (("chain", "draw"), [[0.1, 0.2]])})}
+    )
     tree.attrs |= {"model": model, "kernel": kernel}
     return tree
 
@@ -46,7 +48,11 @@ def test_model_and_kernels_are_cited_once_and_nothing_else(model, kernel, wanted
 def test_a_key_means_one_entry_wherever_it_stands():
     """A paper may be that of a model and of a kernel."""
     cards = [zoo.load(name).card.bibtex for name in zoo.names()]
-    every = {*cards, *SOFTWARE, *(entry for name in inference.kernels.__all__ for entry in citations(name))}
+    every = {
+        *cards,
+        *SOFTWARE,
+        *(entry for name in inference.kernels.__all__ for entry in citations(name)),
+    }
     found = [KEY.search(entry)[1] for entry in every]
     assert len(set(found)) == len(found)
     assert all(entry.count("{") == entry.count("}") for entry in every)

@@ -1,4 +1,6 @@
-"""The command `zoo`, as a person runs it: in a process of its own, in an empty folder, with an empty cache."""
+"""The command `zoo`, as a person runs it: in a process of its own, in an empty folder, with an
+empty cache.
+"""
 
 import csv
 import json
@@ -31,7 +33,10 @@ COMMANDS = {
     "compare": ["compare", "run.nc", "svi.nc"],
     "plot": ["plot", "run.nc", "-o", "trace.svg"],
     "elbo": ["plot", "svi.nc"],
-    **{kind: ["plot", "run.nc", "--kind", kind, "-o", f"{kind}.png"] for kind in ("forest", "dist", "rank", "energy")},
+    **{
+        kind: ["plot", "run.nc", "--kind", kind, "-o", f"{kind}.png"]
+        for kind in ("forest", "dist", "rank", "energy")
+    },
     "predict": ["predict", "run.nc", "new.csv", "-o", "classes.csv"],
     "print": ["predict", "run.nc", "new.csv"],
 }
@@ -44,7 +49,9 @@ def room(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(room):
-    """All commands, in one process, for a process takes longer than most of them: (exit code, output, errors) of each."""
+    """All commands, in one process, for a process takes longer than most of them: (exit code,
+    output, errors) of each.
+    """
     return dict(zip(COMMANDS, many(room, list(COMMANDS.values()), is_quiet=True), strict=True))
 
 
@@ -75,11 +82,15 @@ def test_help_imports_nothing_heavy(room, arguments):
         "used = resource.getrusage(resource.RUSAGE_SELF)\n"
         "print(json.dumps([used.ru_utime + used.ru_stime, sorted(sys.modules)]))"
     )
-    found = subprocess.run([sys.executable, "-c", code], env=room.env, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=room.env, capture_output=True, text=True, check=True
+    )
     *text, last = found.stdout.splitlines()
     seconds, modules = json.loads(last)
     assert text[0].startswith("usage: ")
-    assert not {"jax", "numpyro", "arviz", "matplotlib", "sklearn", "numpy", "xarray"} & set(modules)
+    assert not {"jax", "numpyro", "arviz", "matplotlib", "sklearn", "numpy", "xarray"} & set(
+        modules
+    )
     assert seconds < 0.5
 
 
@@ -94,7 +105,12 @@ def test_no_command_prints_the_help(capsys):
 def test_list_has_a_line_for_each_model(done):
     code, out, err = done["list"]
     assert (code, err) == (0, "")
-    assert re.search(r"^aclass +Classes made of Chinese restaurant process mixtures +ParticleFilter, CollapsedGibbs$", out, re.M)
+    assert re.search(
+        r"^aclass +Classes made of Chinese restaurant process mixtures +ParticleFilter, "
+        r"CollapsedGibbs$",
+        out,
+        re.M,
+    )
     assert re.search(r"^softmax +Softmax regression +NUTS, SVI", out, re.M)
 
 
@@ -127,25 +143,44 @@ def test_data_writes_a_table(done, room):
 
 def test_fit_says_what_it_did_and_nothing_else(fitted):
     assert fitted.err == ""
-    assert "softmax on insects (60 rows, 3 features, 3 classes): NUTS, num_warmup 60, num_samples 40, num_chains 2, seed 3" in fitted.out
+    assert (
+        "softmax on insects (60 rows, 3 features, 3 classes): NUTS, num_warmup 60, num_samples 40, "
+        "num_chains 2, seed 3" in fitted.out
+    )
     assert "weight[length, ant]" in fitted.out
     assert "saved run.nc and run.png: 2 chains of 40 draws, 100 steps in" in fitted.out
     assert "read numbers: length, mm/width; texts: wings (2); 'species' is the class" in fitted.out
-    assert len(fitted.out.splitlines()) == 2 + 1 + 12 + 1  # the last: the 12 quantities are all there are
+    # the last: the 12 quantities are all there are
+    assert len(fitted.out.splitlines()) == 2 + 1 + 12 + 1
 
 
 def test_run_holds_names_scaling_and_groups(fitted):
     tree = az.from_netcdf(fitted.path)
-    assert {"posterior", "log_likelihood", "posterior_predictive", "observed_data", "constant_data", "sample_stats"} <= set(tree.children)
+    assert {
+        "posterior",
+        "log_likelihood",
+        "posterior_predictive",
+        "observed_data",
+        "constant_data",
+        "sample_stats",
+    } <= set(tree.children)
     assert list(tree["posterior"]["feature"].values) == ["length", "wings", "mm/width"]
-    assert list(tree["posterior"]["class"].values) == list(tree["constant_data"]["class"].values) == ["ant", "bee", "fly"]
+    assert (
+        list(tree["posterior"]["class"].values)
+        == list(tree["constant_data"]["class"].values)
+        == ["ant", "bee", "fly"]
+    )
     x = tree["constant_data"]["x"]
     assert x.dims == ("row", "feature")
     np.testing.assert_allclose(x.values[:, [0, 2]].mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(x.values[:, [0, 2]].std(0), 1, rtol=1e-12)
     assert set(x.values[:, 1]) == {0.0, 1.0}  # a category: left as it is
     assert json.loads(tree.attrs["categories"]) == {"wings": ["no", "yes"]}
-    assert (tree.attrs["model"], tree.attrs["data"], tree.attrs["ended"]) == ("softmax", "insects.csv", "budget")
+    assert (tree.attrs["model"], tree.attrs["data"], tree.attrs["ended"]) == (
+        "softmax",
+        "insects.csv",
+        "budget",
+    )
 
 
 def test_picture_is_one(fitted, room):
@@ -169,14 +204,17 @@ def test_raw_features_stay_as_they_are(variational, room):
     np.testing.assert_allclose(tree["constant_data"]["x"].sel(feature="length"), length)
     assert tree.attrs["kernel"] == "SVI"
     assert tree["sample_stats"].sizes["step"] == 200
-    assert {"log_likelihood", "log_prior", "log_q"} <= set(tree.children)  # what `zoo compare` corrects the draws by
+    # what `zoo compare` corrects the draws by
+    assert {"log_likelihood", "log_prior", "log_q"} <= set(tree.children)
 
 
 # Commands on runs.
 
 
 def test_commands_on_runs_are_quiet_and_succeed(done):
-    assert {name: (code, err) for name, (code, _, err) in done.items()} == {name: (int(name == "report"), "") for name in done}
+    assert {name: (code, err) for name, (code, _, err) in done.items()} == {
+        name: (int(name == "report"), "") for name in done
+    }
 
 
 def test_summary_equals_arviz(done, fitted):
@@ -201,7 +239,10 @@ def test_compare_ranks_both(done):
 
 def test_pictures_are_drawn(done, room):
     assert (room.folder / "trace.svg").read_text().startswith("<?xml")
-    assert all((room.folder / f"{name}.png").stat().st_size > 5000 for name in ("svi", "forest", "dist", "rank", "energy"))
+    assert all(
+        (room.folder / f"{name}.png").stat().st_size > 5000
+        for name in ("svi", "forest", "dist", "rank", "energy")
+    )
 
 
 def test_predict_averages_the_softmax_over_the_draws(done, fitted, room):
@@ -211,11 +252,16 @@ def test_predict_averages_the_softmax_over_the_draws(done, fitted, room):
     old = np.array([[float(row["length"]), float(row["mm/width"])] for row in rows])
     new = (np.array([[161, -1.9], [99, 0.1]]) - old.mean(0)) / old.std(0)
     x = np.stack([new[:, 0], [1.0, 0.0], new[:, 1]], axis=1)
-    weight, bias = (tree["posterior"][name].values.reshape(80, -1, 3).astype(float) for name in ("weight", "bias"))
+    weight, bias = (
+        tree["posterior"][name].values.reshape(80, -1, 3).astype(float)
+        for name in ("weight", "bias")
+    )
     odds = np.exp(x @ weight + bias)
     expected = (odds / odds.sum(-1, keepdims=True)).mean(0)
     header, *written = list(csv.reader((room.folder / "classes.csv").read_text().splitlines()))
     assert header == ["ant", "bee", "fly", "predicted"]
-    np.testing.assert_allclose([[float(cell) for cell in row[:3]] for row in written], expected, rtol=1e-4)
+    np.testing.assert_allclose(
+        [[float(cell) for cell in row[:3]] for row in written], expected, rtol=1e-4
+    )
     assert [row[3] for row in written] == [header[k] for k in expected.argmax(1)]
     assert done["print"][1] == (room.folder / "classes.csv").read_text()

@@ -1,4 +1,6 @@
-"""The command `zoo` on a model of the zoo: rows with missing features and labels, a kernel that integrates its parameters out."""
+"""The command `zoo` on a model of the zoo: rows with missing features and labels, a kernel that
+integrates its parameters out.
+"""
 
 import csv
 import json
@@ -15,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 ROWS = [
     ["height", "spots", "colour", "kind"],
-    ["8", "0", "blue", ""],  # the first row has no label: with particles enough, everything is then exact
+    # the first row has no label: with particles enough, everything is then exact
+    ["8", "0", "blue", ""],
     ["1.5", "1", "red", "u"],
     ["", "0", "blue", "v"],
     ["2.5", "1", "", "u"],
@@ -39,11 +42,28 @@ def done(room):
         "report": ["report", "plants.nc"],
         "plot": ["plot", "plants.nc", "--kind", "forest", "-o", "forest.png"],
         "predict": ["predict", "plants.nc", "unseen.csv", "-o", "kinds.csv"],
-        "kernel": [*FIT, "num_particles=7", "resampling=systematic", "num_chains=1", "-o", "seven.nc"],
+        "kernel": [
+            *FIT,
+            "num_particles=7",
+            "resampling=systematic",
+            "num_chains=1",
+            "-o",
+            "seven.nc",
+        ],
         "component": [*FIT, "num_chains=1", "component=gamma_poisson", "-o", "never.nc"],
         "unknown component": [*FIT, "component=gama_poisson", "-o", "never.nc"],
         "wrong kind": [*FIT, "num_particles=few", "-o", "never.nc"],
-        "gibbs": [*FIT, "num_warmup=20", "num_chains=2", "--kernel", "collapsedgibbs", "-o", "gibbs.nc", "--plot", "gibbs.png"],
+        "gibbs": [
+            *FIT,
+            "num_warmup=20",
+            "num_chains=2",
+            "--kernel",
+            "collapsedgibbs",
+            "-o",
+            "gibbs.nc",
+            "--plot",
+            "gibbs.png",
+        ],
         "predict by gibbs": ["predict", "gibbs.nc", "unseen.csv"],
         "compare": ["compare", "plants.nc", "seven.nc"],
     }
@@ -56,13 +76,19 @@ def done(room):
 def test_fit_keeps_partitions_evidence_and_names(done, room):
     code, out, err = done["fit"]
     assert (code, err) == (0, "")
-    assert "aclass on plants (6 rows, 3 features, 2 classes): ParticleFilter, num_samples 50, num_chains 4, seed 0" in out
+    assert (
+        "aclass on plants (6 rows, 3 features, 2 classes): ParticleFilter, num_samples 50, "
+        "num_chains 4, seed 0" in out
+    )
     assert "share[v]" in out
     tree = az.from_netcdf(room.folder / "plants.nc")
     assert tree["posterior"]["z"].dims == ("chain", "draw", "row")
     assert json.loads(tree.attrs["partition"]) == ["z", "y"]
     assert np.isfinite([tree.attrs["log_evidence"], tree.attrs["log_evidence_se"]]).all()
-    assert f"log-evidence {tree.attrs['log_evidence']:.1f} +- {tree.attrs['log_evidence_se']:.1f}\n" in out
+    assert (
+        f"log-evidence {tree.attrs['log_evidence']:.1f} +- {tree.attrs['log_evidence_se']:.1f}\n"
+        in out
+    )
     assert json.loads(tree.attrs["categories"]) == {"colour": ["blue", "red"]}
     assert (room.folder / "plants.png").stat().st_size > 5000
 
@@ -80,14 +106,23 @@ def test_report_trusts_what_is_exact(done):
 
 
 def check_probabilities(room, **settings):
-    x = np.array([[8, 0, 0], [1.5, 1, 1], [np.nan, 0, 0], [2.5, 1, np.nan], [9, np.nan, 1], [1, 1, 1]])
+    x = np.array(
+        [[8, 0, 0], [1.5, 1, 1], [np.nan, 0, 0], [2.5, 1, np.nan], [9, np.nan, 1], [1, 1, 1]]
+    )
     new = np.array([[2, 1, 1], [np.nan, 0, np.nan], [9.5, np.nan, 0]])
-    frame = lambda table: [[*row[:2], None if np.isnan(row[2]) else ("blue", "red")[int(row[2])]] for row in table.tolist()]
+    frame = lambda table: [
+        [*row[:2], None if np.isnan(row[2]) else ("blue", "red")[int(row[2])]]
+        for row in table.tolist()
+    ]
     y = np.array([-1, "u", "v", "u", "v", "u"], object)
-    wanted = AClassClassifier(200, random_state=0, **settings).fit(frame(x), y).predict_proba(frame(new))
+    wanted = (
+        AClassClassifier(200, random_state=0, **settings).fit(frame(x), y).predict_proba(frame(new))
+    )
     header, *written = list(csv.reader((room.folder / "kinds.csv").read_text().splitlines()))
     assert header == ["u", "v", "predicted"]
-    np.testing.assert_allclose([[float(cell) for cell in row[:2]] for row in written], wanted, rtol=1e-3)
+    np.testing.assert_allclose(
+        [[float(cell) for cell in row[:2]] for row in written], wanted, rtol=1e-3
+    )
 
 
 def test_predictions_are_those_of_the_estimator(done, room, numpyro_promotion):
@@ -100,7 +135,10 @@ def test_predictions_are_those_of_the_estimator(done, room, numpyro_promotion):
 def test_kernel_takes_options(done, room):
     assert done["kernel"][0] == 0
     settings = json.loads(az.from_netcdf(room.folder / "seven.nc").attrs["kernel_settings"])
-    assert (settings["ParticleFilter.num_particles"], settings["ParticleFilter.resampling"]) == (7, "systematic")
+    assert (settings["ParticleFilter.num_particles"], settings["ParticleFilter.resampling"]) == (
+        7,
+        "systematic",
+    )
 
 
 def test_runs_of_different_kernels_are_drawn_and_compared(done, room):
@@ -117,7 +155,8 @@ REFUSED = {
     "unknown component": "no component 'gama_poisson'; did you mean 'gamma_poisson'",
     "wrong kind": "--option num_particles: wanted a whole number, found 'few'",
     "predict by gibbs": "observes",
-    "predict from other data": "again, which gives another evidence: the run ended early, or the data or the model have changed",
+    "predict from other data": "again, which gives another evidence: the run ended early, or the "
+    "data or the model have changed",
 }
 
 

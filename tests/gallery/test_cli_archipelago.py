@@ -14,7 +14,8 @@ from tests.gallery.command import many, write
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        "ZOO_ALL_CHECKS" not in os.environ, reason="takes minutes, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it"
+        "ZOO_ALL_CHECKS" not in os.environ,
+        reason="takes minutes, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it",
     ),
 ]
 
@@ -24,12 +25,35 @@ def done(room):
     """Exit code, output and errors of each command, run one after the other."""
     x = np.random.default_rng(0).normal(size=8) + np.repeat([-3, 3], 4)
     kinds = ["left", "", "", "", "right", "", "", ""]
-    write(room.folder / "line.csv", [["place", "kind"], *([f"{place:.3f}", kind] for place, kind in zip(x, kinds, strict=True))])
+    write(
+        room.folder / "line.csv",
+        [
+            ["place", "kind"],
+            *([f"{place:.3f}", kind] for place, kind in zip(x, kinds, strict=True)),
+        ],
+    )
     write(room.folder / "line_new.csv", [["place"], ["-3"], ["3"]])
     write(room.folder / "line_hole.csv", [["place", "kind"], ["", "left"]])
-    told = ["--option", "num_warmup=15", "num_samples=15", "num_chains=1", "capacity=16", "max_capacity=64"]
+    told = [
+        "--option",
+        "num_warmup=15",
+        "num_samples=15",
+        "num_chains=1",
+        "capacity=16",
+        "max_capacity=64",
+    ]
     commands = {
-        "fit": ["fit", "archipelago", "--data", "line.csv", *told, "-o", "line.nc", "--plot", "line.png"],
+        "fit": [
+            "fit",
+            "archipelago",
+            "--data",
+            "line.csv",
+            *told,
+            "-o",
+            "line.nc",
+            "--plot",
+            "line.png",
+        ],
         "predict": ["predict", "line.nc", "line_new.csv"],
         "hole": ["predict", "line.nc", "line_hole.csv"],
         "summary": ["summary", "line.nc"],
@@ -45,7 +69,11 @@ def test_fit_keeps_the_history_and_draws_it(done, room):
     assert "archipelago on line (8 rows, 1 features, 2 classes): LatentHistory" in out
     assert "amplitude[left]" in out
     assert (room.folder / "line.png").stat().st_size > 5000
-    assert az.from_netcdf(room.folder / "line.nc")["posterior"]["function"].dims[:3] == ("chain", "draw", "row")
+    assert az.from_netcdf(room.folder / "line.nc")["posterior"]["function"].dims[:3] == (
+        "chain",
+        "draw",
+        "row",
+    )
 
 
 def test_new_rows_are_classified(done):
@@ -62,7 +90,10 @@ def test_report_and_summary_read_the_run(done):
     assert "rejected_noise" not in done["summary"][1]
 
 
-REFUSED = {"hole": "archipelago takes no missing features, and 1 rows have some", "compare": "a run named twice"}
+REFUSED = {
+    "hole": "archipelago takes no missing features, and 1 rows have some",
+    "compare": "a run named twice",
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

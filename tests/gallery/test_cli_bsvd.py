@@ -18,7 +18,16 @@ from zoo.bsvd import bsvd, ordered_probit
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
-FIT = ["fit", "bsvd", "--data", "stars.csv", "--option", "num_components=2", "num_warmup=30", "num_samples=30"]
+FIT = [
+    "fit",
+    "bsvd",
+    "--data",
+    "stars.csv",
+    "--option",
+    "num_components=2",
+    "num_warmup=30",
+    "num_samples=30",
+]
 
 
 def matrix():
@@ -32,8 +41,17 @@ def done(room):
     """Exit code, output and errors of each command, run one after the other."""
     values, known = matrix()
     places = np.argwhere(known)[::-1]
-    write(room.folder / "stars.csv", [["user", "film", "stars"], *([f"u{i}", f"f{j}", f"{values[i, j]:.4f}"] for i, j in places)])
-    write(room.folder / "asked.csv", [["film", "why", "user"], *([f"f{j}", "x", f"u{i}"] for i, j in np.argwhere(~known))])
+    write(
+        room.folder / "stars.csv",
+        [
+            ["user", "film", "stars"],
+            *([f"u{i}", f"f{j}", f"{values[i, j]:.4f}"] for i, j in places),
+        ],
+    )
+    write(
+        room.folder / "asked.csv",
+        [["film", "why", "user"], *([f"f{j}", "x", f"u{i}"] for i, j in np.argwhere(~known))],
+    )
     write(room.folder / "nobody.csv", [["user", "film"], ["u99", "f0"]])
     commands = {
         "fit": [*FIT, "-o", "stars.nc", "--plot", "stars.png"],
@@ -61,7 +79,11 @@ def test_entries_are_fitted_and_drawn(done, room):
     assert "not_identified" in tree["posterior"]["u"].attrs
     assert "not_identified" not in tree["posterior"]["rank"].attrs
     values, known = matrix()
-    np.testing.assert_allclose([tree.attrs["shift"], tree.attrs["scale"]], [values[known].mean(), values[known].std()], rtol=1e-3)
+    np.testing.assert_allclose(
+        [tree.attrs["shift"], tree.attrs["scale"]],
+        [values[known].mean(), values[known].std()],
+        rtol=1e-3,
+    )
     np.testing.assert_allclose(tree["observed_data"]["y"].std(), 1.0, rtol=1e-6)
 
 
@@ -73,7 +95,12 @@ def test_a_quantity_without_draws_is_not_predicted_from_its_prior(done, room):
         predicted_entries(tree, np.array([0]), np.array([0]))
 
 
-ENTRIES = {"row": np.arange(60) // 6, "column": np.arange(60) % 6, "value": np.linspace(90.0, 110.0, 60), "shape": (10, 6)}
+ENTRIES = {
+    "row": np.arange(60) // 6,
+    "column": np.arange(60) % 6,
+    "value": np.linspace(90.0, 110.0, 60),
+    "shape": (10, 6),
+}
 
 
 def test_real_entries_are_standardised_unless_raw():
@@ -90,7 +117,10 @@ def test_levels_are_not_standardised():
 
 def test_chains_start_with_the_components_that_entries_can_tell_of():
     """As the completer does; a draw of the prior has none, most often."""
-    more = {name: np.tile(ENTRIES[name], 5) for name in ("row", "column", "value")} | {"shape": (10, 6), "num_components": 9}
+    more = {name: np.tile(ENTRIES[name], 5) for name in ("row", "column", "value")} | {
+        "shape": (10, 6),
+        "num_components": 9,
+    }
     np.testing.assert_array_equal(entry_start(bsvd, 1, more)["z"], np.arange(9) < 300 // (8 * 16))
     assert entry_start(bsvd, 3, more)["z"].shape == (3, 9)
     np.testing.assert_array_equal(entry_start(bsvd, 1, ENTRIES | {"num_components": 1})["z"], [0])
@@ -146,10 +176,16 @@ def test_refusals_are_one_line(done, name, room):
 
 
 def test_a_table_of_entries_is_read(tmp_path):
-    write(tmp_path / "t.csv", [["b", "v", "a"], ["10", "1.5", "x"], ["9", "", "x"], ["9", "2", "y"]])
+    write(
+        tmp_path / "t.csv", [["b", "v", "a"], ["10", "1.5", "x"], ["9", "", "x"], ["9", "2", "y"]]
+    )
     found = read_matrix(tmp_path / "t.csv", "v")
     assert found.categories == {"b": ("9", "10"), "a": ("x", "y")}
-    assert [found.rows.tolist(), found.cols.tolist(), found["values"].tolist()] == [[1, 0], [0, 1], [1.5, 2.0]]
+    assert [found.rows.tolist(), found.cols.tolist(), found["values"].tolist()] == [
+        [1, 0],
+        [0, 1],
+        [1.5, 2.0],
+    ]
 
 
 @pytest.mark.parametrize(

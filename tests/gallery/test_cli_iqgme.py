@@ -17,11 +17,16 @@ NEW = [["second", "first", "field"], ["0", "-3", "north"], ["", "3", "south"]]
 
 
 def rows():
-    """The class is on which side of 0 the first number is; every seventh cell of the second is missing."""
+    """The class is on which side of 0 the first number is; every seventh cell of the second is
+    missing.
+    """
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(-3, 1, (40, 2)), rng.normal(3, 1, (40, 2))])
     where, kind = ("north", "south"), ("hi", "lo")
-    cells = [[f"{a:.3f}", "" if i % 7 == 0 else f"{b:.3f}", where[i % 2], kind[int(a < 0)]] for i, (a, b) in enumerate(x)]
+    cells = [
+        [f"{a:.3f}", "" if i % 7 == 0 else f"{b:.3f}", where[i % 2], kind[int(a < 0)]]
+        for i, (a, b) in enumerate(x)
+    ]
     return [["first", "second", "field", "kind"], *cells]
 
 

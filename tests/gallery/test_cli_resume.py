@@ -28,7 +28,14 @@ def start(room, name):
         f"{name}.nc",
     )
     command = [*RUN, "fit", "softmax", "--data", "insects.csv", *options]
-    return subprocess.Popen(command, cwd=room.folder, env=room.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=room.folder,
+        env=room.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def records(folder: Path) -> int:
@@ -59,8 +66,23 @@ def test_signals_keep_what_was_drawn(room, fitted):
 
 @pytest.fixture(scope="session")
 def resumed(room, fitted):
-    """The run of `fitted` once more: its time limit ends it in the warm-up, it is resumed, and then has the time it needs."""
-    fit = ["fit", "softmax", "--data", "insects.csv", "--target", "species", *TINY, "--checkpoint", "kept", "-o", "kept.nc", "--force"]
+    """The run of `fitted` once more: its time limit ends it in the warm-up, it is resumed, and
+    then has the time it needs.
+    """
+    fit = [
+        "fit",
+        "softmax",
+        "--data",
+        "insects.csv",
+        "--target",
+        "species",
+        *TINY,
+        "--checkpoint",
+        "kept",
+        "-o",
+        "kept.nc",
+        "--force",
+    ]
     commands = [
         [*fit, "--seed", "3", "--option", "max_time=0"],
         ["resume", "kept"],
@@ -75,7 +97,11 @@ def resumed(room, fitted):
 def test_run_without_a_draw_is_an_error_that_says_how_to_go_on(resumed):
     code, _, err = resumed[0]
     assert code == 2
-    assert re.fullmatch(r"zoo: ended by max_time before the first draw, after \d+ steps: .*; go on with: zoo resume kept\n", err)
+    assert re.fullmatch(
+        r"zoo: ended by max_time before the first draw, after \d+ steps: .*; go on with: zoo "
+        r"resume kept\n",
+        err,
+    )
 
 
 @pytest.mark.slow

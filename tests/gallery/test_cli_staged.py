@@ -1,4 +1,6 @@
-"""The command `zoo` on staged learning: fit an order, report, picture of the evidence, predict the classes of new rows, in stages."""
+"""The command `zoo` on staged learning: fit an order, report, picture of the evidence, predict
+the classes of new rows, in stages.
+"""
 
 import csv
 import io
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.slow
 def test_classes_of_a_table_are_fitted_and_predicted(room):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 40)
-    rows = [[f"{a:.3f}", "uv"[k]] for k, a in zip(labels, rng.normal(size=40) + 9 * labels, strict=True)]
+    rows = [
+        [f"{a:.3f}", "uv"[k]] for k, a in zip(labels, rng.normal(size=40) + 9 * labels, strict=True)
+    ]
     write(room.folder / "points.csv", [["first", "kind"], *rows])
     write(room.folder / "new.csv", [["first"], ["0"], ["9"]])
     fit = ["fit", "staged_learning", "--data", "points.csv", "--target", "kind", "--option"]
@@ -41,7 +45,16 @@ def test_classes_of_a_table_are_fitted_and_predicted(room):
         ["predict", "again.nc", "new.csv"],
         ["report", "again.nc"],
     ]
-    (code, out, err), report, (predicted, text, _), elbo, (refused, _, why), tempered, again, other = many(room, commands)
+    (
+        (code, out, err),
+        report,
+        (predicted, text, _),
+        elbo,
+        (refused, _, why),
+        tempered,
+        again,
+        other,
+    ) = many(room, commands)
     assert (code, err) == (0, "")
     assert "NestedSampler, num_samples 100, num_chains 1" in out
     assert (room.folder / "points.png").stat().st_size > 10_000

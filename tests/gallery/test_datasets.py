@@ -1,4 +1,7 @@
-"""`load` and the way to a file: the table, the folders, every refusal. The real copies are read where ZOO_DATA names them."""
+"""`load` and the way to a file: the table, the folders, every refusal.
+
+The real copies are read where ZOO_DATA names them.
+"""
 
 import copy
 import gzip
@@ -34,7 +37,10 @@ def parse(raw):
 def toy(url="http://127.0.0.1:9/toy.txt", known_hash=None, path="toy/toy.npz", **changes):
     fields = dict.fromkeys(("title", "description", "licence", "citation", "url"), "toy")
     fields |= {"name": "toy", "path": path, "contents": (content_hash(ARRAYS),), "parse": parse}
-    fields |= {"raw": (RawFile("toy.txt", (url,), known_hash),), "view": lambda stored: {"arrays": {"x": stored["X"]}}}
+    fields |= {
+        "raw": (RawFile("toy.txt", (url,), known_hash),),
+        "view": lambda stored: {"arrays": {"x": stored["X"]}},
+    }
     return Source(**(fields | changes))
 
 
@@ -107,7 +113,8 @@ def test_every_name_is_described():
         assert summary.licence
     assert describe("pinwheel").options[-1] == "seed"
     notice = (
-        "The information used here was obtained free of charge from and is copyrighted by Retrosheet. Interested parties may "
+        "The information used here was obtained free of charge from and is copyrighted by "
+        "Retrosheet. Interested parties may "
         "contact Retrosheet at www.retrosheet.org."
     )
     assert notice in describe("mlb_batter_pitcher").licence
@@ -122,7 +129,9 @@ def test_unknown_name_has_close_matches_and_the_list():
 
 def test_options_reach_generators_and_no_other():
     assert len(load("pinwheel", seed=1, num_classes=4, num_per_class=5).y) == 20
-    with pytest.raises(ValueError, match=r"'pinwheel' has no option 'num_clases'; its options: num_classes, .*seed"):
+    with pytest.raises(
+        ValueError, match=r"'pinwheel' has no option 'num_clases'; its options: num_classes, .*seed"
+    ):
         load("pinwheel", num_clases=4)
     with pytest.raises(ValueError, match="'wine' has no option 'seed'; its options: none"):
         load("wine", seed=1)
@@ -130,7 +139,11 @@ def test_options_reach_generators_and_no_other():
 
 @pytest.mark.parametrize(
     ("name", "shape", "counts"),
-    [("wine", (178, 13), [59, 71, 48]), ("wdbc", (569, 30), [212, 357]), ("digits", (1797, 64), None)],
+    [
+        ("wine", (178, 13), [59, 71, 48]),
+        ("wdbc", (569, 30), [212, 357]),
+        ("digits", (1797, 64), None),
+    ],
 )
 def test_bundled_tables(name, shape, counts):
     data = load(name)
@@ -159,7 +172,9 @@ def test_dataset_access():
 
 def test_import_is_light():
     code = "import sys, gallery.datasets as d; d.names(); d.describe('mnist'); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"sklearn", "scipy", "pooch", "h5py", "jax", "requests", "pandas"} & set(loaded)
 
 
@@ -176,7 +191,9 @@ def test_every_source_is_complete(source):
     addresses = [urlparse(url) for raw in source.raw for url in raw.urls]
     assert all(address.scheme == "https" for address in addresses)
     for raw in source.raw:
-        assert raw.known_hash is None or re.fullmatch("md5:[0-9a-f]{32}|[0-9a-f]{64}", raw.known_hash)
+        assert raw.known_hash is None or re.fullmatch(
+            "md5:[0-9a-f]{32}|[0-9a-f]{64}", raw.known_hash
+        )
         assert all(url.endswith("/" + raw.name) for url in raw.urls)
 
 
@@ -236,7 +253,9 @@ def test_zoo_data_that_is_no_folder(cache, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("in_zoo_data", [True, False])
 @pytest.mark.parametrize("damage", ["cut", "other values", "other file"])
-def test_corrupt_copies_are_refused_with_a_remedy(cache, no_network, tmp_path, monkeypatch, in_zoo_data, damage):
+def test_corrupt_copies_are_refused_with_a_remedy(
+    cache, no_network, tmp_path, monkeypatch, in_zoo_data, damage
+):
     folder = tmp_path / "mine" if in_zoo_data else cache
     path = put(folder, {"X": ARRAYS["X"] + 1} if damage == "other values" else ARRAYS)
     if damage == "cut":
@@ -245,7 +264,11 @@ def test_corrupt_copies_are_refused_with_a_remedy(cache, no_network, tmp_path, m
         path.write_bytes(b"<html>404</html>")
     if in_zoo_data:
         monkeypatch.setenv("ZOO_DATA", str(folder))
-    remedy = "replace it with a good copy, or unset ZOO_DATA" if in_zoo_data else "delete it and load again"
+    remedy = (
+        "replace it with a good copy, or unset ZOO_DATA"
+        if in_zoo_data
+        else "delete it and load again"
+    )
     with pytest.raises(CorruptDataError, match=f"'toy': .*toy.npz .*{remedy}"):
         fetch(toy())
 
@@ -263,9 +286,14 @@ def test_download_is_parsed_checked_and_cached(cache, serve, monkeypatch):
 
 def test_tables_of_text_are_cached_as_csv(cache, serve):
     table = {"header": np.array(["a", "b"]), "cells": np.array([["1,5", ""], ['say "no"', "é"]])}
-    source = toy(serve(b"-"), path="toy/toy.csv.gz", contents=(content_hash(table),), parse=lambda raw: table)
+    source = toy(
+        serve(b"-"), path="toy/toy.csv.gz", contents=(content_hash(table),), parse=lambda raw: table
+    )
     fetch(source)
-    assert gzip.decompress((cache / "toy/toy.csv.gz").read_bytes()).decode() == 'a,b\n"1,5",\n"say ""no""",é\n'
+    assert (
+        gzip.decompress((cache / "toy/toy.csv.gz").read_bytes()).decode()
+        == 'a,b\n"1,5",\n"say ""no""",é\n'
+    )
     assert content_hash(fetch(source)) == content_hash(table)
 
 
@@ -295,13 +323,18 @@ def test_without_network_the_error_says_where_to_get_and_put_it(cache, no_networ
     message = str(error.value)
     assert "cannot resolve the host" in message
     assert "get toy.txt from https://example.org/toy.txt" in message
-    assert f"put it into {cache / 'toy'}, or set ZOO_DATA to a folder that holds toy/toy.npz" in message
+    assert (
+        f"put it into {cache / 'toy'}, or set ZOO_DATA to a folder that holds toy/toy.npz"
+        in message
+    )
     assert files_in(cache) == []
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "mnist_pca50"])
 def test_every_set_says_so_without_network(cache, no_network, name):
-    with pytest.raises(DataNotFoundError, match=re.escape(f"put it into {(cache / SOURCES[name].path).parent}")):
+    with pytest.raises(
+        DataNotFoundError, match=re.escape(f"put it into {(cache / SOURCES[name].path).parent}")
+    ):
         load(name)
 
 
@@ -315,7 +348,9 @@ def test_a_raw_file_put_there_by_hand_is_used(cache, no_network):
 def test_a_wrong_raw_file_put_there_by_hand_is_refused(cache, no_network):
     (cache / "toy").mkdir(parents=True)
     (cache / "toy/toy.txt").write_bytes(BYTES)
-    with pytest.raises(CorruptDataError, match=r"toy.txt: its checksum is not md5:0+; get it again from http"):
+    with pytest.raises(
+        CorruptDataError, match=r"toy.txt: its checksum is not md5:0+; get it again from http"
+    ):
         fetch(toy(known_hash="md5:" + "0" * 32))
 
 
@@ -323,7 +358,12 @@ def test_a_set_is_computed_from_its_base(cache, serve):
     doubled = {"X": 2 * ARRAYS["X"]}
     base = toy(serve(BYTES))
     source = toy(
-        path="twice/twice.npz", raw=(), parse=None, base=base, derive=lambda a: {"X": 2 * a["X"]}, contents=(content_hash(doubled),)
+        path="twice/twice.npz",
+        raw=(),
+        parse=None,
+        base=base,
+        derive=lambda a: {"X": 2 * a["X"]},
+        contents=(content_hash(doubled),),
     )
     np.testing.assert_array_equal(fetch(source)["X"], doubled["X"])
     assert files_in(cache) == ["toy/toy.npz", "twice/twice.npz"]
@@ -343,7 +383,12 @@ def test_a_process_killed_on_the_way_leaves_no_entry(cache, serve, moment):
         _fetch.fetch(toy({serve(BYTES)!r}))
     """
     environment = {name: value for name, value in os.environ.items() if name != "ZOO_DATA"}
-    died = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, check=False)
+    died = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
     assert died.returncode == -9, died.stderr.decode()
     assert not (cache / "toy/toy.npz").exists()
     np.testing.assert_array_equal(fetch(toy(serve(BYTES)))["X"], ARRAYS["X"])

@@ -20,7 +20,9 @@ VECTORS = (np.array([2, 0, 0]), np.array([1, 2, 0]), np.array([0.0, 3.0, 1.0]))
 
 
 @pytest.mark.parametrize(
-    "X", [MATRIX, VECTORS, scipy.sparse.coo_matrix((VECTORS[2], VECTORS[:2]), shape=(3, 3))], ids=["matrix", "vectors", "sparse"]
+    "X",
+    [MATRIX, VECTORS, scipy.sparse.coo_matrix((VECTORS[2], VECTORS[:2]), shape=(3, 3))],
+    ids=["matrix", "vectors", "sparse"],
 )
 def test_all_forms_are_the_same_entries(X):
     entries = read_entries(X, (3, 3))
@@ -51,7 +53,10 @@ def test_the_shape_is_the_smallest_that_has_all_entries():
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        (([0, 1, 0], [2, 0, 2], [1.0, 2.0, 3.0]), r"the entry at row 0, column 2 occurs twice \(1, 3\)"),
+        (
+            ([0, 1, 0], [2, 0, 2], [1.0, 2.0, 3.0]),
+            r"the entry at row 0, column 2 occurs twice \(1, 3\)",
+        ),
         (([0, 5], [0, 0], [1.0, 2.0]), r"rows: found 5, wanted 0 to 2, the shape is \(3, 3\)"),
         (([0, -1], [0, 0], [1.0, 2.0]), r"rows: found -1, wanted 0 to 2"),
         (([0.5], [0], [1.0]), r"rows: found float64 of shape \(1,\), wanted a vector of integers"),
@@ -62,7 +67,10 @@ def test_the_shape_is_the_smallest_that_has_all_entries():
         (np.full((2, 2), NAN), r"X: found no observed entry"),
         (np.zeros(4), r"X: found an array of 1 dimensions"),
         (([0], [0]), r"X: found a tuple of 2"),
-        (([0, 1], [0, 1], np.ma.array([1.0, 2.0], mask=[0, 1])), r"values: found nan at row 1, column 1"),
+        (
+            ([0, 1], [0, 1], np.ma.array([1.0, 2.0], mask=[0, 1])),
+            r"values: found nan at row 1, column 1",
+        ),
         ((np.ma.array([0, 1], mask=[0, 1]), [0, 1], [1.0, 2.0]), r"rows: found masked int64"),
         (([0, 1], [0, 1], [1.0, 2.0], [3, 4, 5]), r"trials: found shape \(3,\) beside 2 rows"),
         (([0, 1], [0, 1], ["a", "b"]), r"values: found what is no number .*'a'"),
@@ -70,8 +78,27 @@ def test_the_shape_is_the_smallest_that_has_all_entries():
         (scipy.sparse.coo_array(np.ones(3)), r"X: found a sparse array of 1 dimensions"),
     ],
     ids=[
-        *("twice", "beyond", "negative", "half", "lengths", "values", "infinite", "none", "all NaN", "a vector", "a pair"),
-        *("masked value", "masked row", "too many trials", "texts", "a matrix of texts", "a sparse vector"),
+        *(
+            "twice",
+            "beyond",
+            "negative",
+            "half",
+            "lengths",
+            "values",
+            "infinite",
+            "none",
+            "all NaN",
+            "a vector",
+            "a pair",
+        ),
+        *(
+            "masked value",
+            "masked row",
+            "too many trials",
+            "texts",
+            "a matrix of texts",
+            "a sparse vector",
+        ),
     ],
 )
 def test_wrong_entries_are_named(X, message):
@@ -79,7 +106,11 @@ def test_wrong_entries_are_named(X, message):
         read_entries(X, (3, 3))
 
 
-@pytest.mark.parametrize("shape", [(3,), (2.5, 3), (-3, 3), "no", 4], ids=["one", "half", "negative", "a text", "a number"])
+@pytest.mark.parametrize(
+    "shape",
+    [(3,), (2.5, 3), (-3, 3), "no", 4],
+    ids=["one", "half", "negative", "a text", "a number"],
+)
 def test_a_shape_is_two_sizes(shape):
     with pytest.raises(ValueError, match=r"shape: found .*, wanted \(rows, columns\)"):
         read_entries(VECTORS, shape)
@@ -87,7 +118,9 @@ def test_a_shape_is_two_sizes(shape):
 
 def test_rows_that_32_bits_do_not_hold_are_refused():
     """They came back as others."""
-    with pytest.raises(ValueError, match=r"rows: found 5000000000, wanted 0 to 2147483646, number them 0, 1"):
+    with pytest.raises(
+        ValueError, match=r"rows: found 5000000000, wanted 0 to 2147483646, number them 0, 1"
+    ):
         read_entries(([0, 5_000_000_000], [0, 1], [1.0, 2.0]))
 
 
@@ -118,7 +151,9 @@ def test_units_may_be_of_any_size(unit):
 
 
 def test_moments_are_exact_far_from_zero():
-    """A mean square less the squared mean is all rounding there; in single precision so is the mean."""
+    """A mean square less the squared mean is all rounding there; in single precision so is the
+    mean.
+    """
     link = Gaussian(1e8, 2.0)
     mean, variance = link.moments(dist.Normal(jnp.float32([0.5, -0.5]), jnp.float32(0.25)))
     mean, deviation = link.told(np.asarray(mean), np.sqrt(variance))
@@ -145,14 +180,37 @@ def test_levels_are_coded_by_their_order():
 @pytest.mark.parametrize(
     ("link", "X", "message"),
     [
-        (Ordered((1, 2)), ([0], [0], [3]), r"found the level 3, wanted one of those learned, \(1, 2\)"),
-        (Ordered((1, 2)), ([0], [0], [1.5]), r"values: found 1.5 at row 0, column 0, wanted integers"),
+        (
+            Ordered((1, 2)),
+            ([0], [0], [3]),
+            r"found the level 3, wanted one of those learned, \(1, 2\)",
+        ),
+        (
+            Ordered((1, 2)),
+            ([0], [0], [1.5]),
+            r"values: found 1.5 at row 0, column 0, wanted integers",
+        ),
         (Binomial(), ([0], [1], [3], [2]), r"found 3 successes of 2 trials at row 0, column 1"),
         (Binomial(), ([0], [1], [-1], [2]), r"found -1 successes of 2 trials"),
-        (Binomial(), ([0], [1], [1], [2.5]), r"trials: found 2.5 at row 0, column 1, wanted integers"),
-        (Binomial(), ([0], [1], [1], [np.inf]), r"trials: found inf at row 0, column 1, wanted integers"),
+        (
+            Binomial(),
+            ([0], [1], [1], [2.5]),
+            r"trials: found 2.5 at row 0, column 1, wanted integers",
+        ),
+        (
+            Binomial(),
+            ([0], [1], [1], [np.inf]),
+            r"trials: found inf at row 0, column 1, wanted integers",
+        ),
     ],
-    ids=["a new level", "half a level", "too many", "too few", "half a trial", "no number of trials"],
+    ids=[
+        "a new level",
+        "half a level",
+        "too many",
+        "too few",
+        "half a trial",
+        "no number of trials",
+    ],
 )
 def test_what_is_none_of_the_link_is_named(link, X, message):
     with pytest.raises(ValueError, match=message):
@@ -180,9 +238,13 @@ def test_a_feature_that_rounding_alone_varies_is_constant():
     assert learned.coded([[0.2]]).shape == (1, 0)
 
 
-@pytest.mark.parametrize("given", [np.zeros((3, 1)), np.zeros(2), np.full((2, 1), NAN)], ids=["rows", "a vector", "NaN"])
+@pytest.mark.parametrize(
+    "given", [np.zeros((3, 1)), np.zeros(2), np.full((2, 1), NAN)], ids=["rows", "a vector", "NaN"]
+)
 def test_features_that_do_not_fit_are_named(given):
-    with pytest.raises(ValueError, match=r"row_features: found shape .*, wanted \(2, features\), all finite"):
+    with pytest.raises(
+        ValueError, match=r"row_features: found shape .*, wanted \(2, features\), all finite"
+    ):
         Features.learn([given], 2, "row_features")
 
 
@@ -204,20 +266,26 @@ def conditional_choice(covariance, noise, n):
         variance[chosen] = -np.inf
         best = int(np.argmax(variance))
         chosen.append(best)
-        covariance = covariance - np.outer(covariance[best], covariance[best]) / (covariance[best, best] + noise)
+        covariance = covariance - np.outer(covariance[best], covariance[best]) / (
+            covariance[best, best] + noise
+        )
     return chosen
 
 
 @pytest.mark.parametrize("noise", [0.0, 5.0])
 def test_entries_are_chosen_as_if_the_covariance_were_conditioned(noise):
-    draws = np.random.default_rng(1).normal(size=(40, 3)) @ np.random.default_rng(2).normal(size=(3, 12))
+    draws = np.random.default_rng(1).normal(size=(40, 3)) @ np.random.default_rng(2).normal(
+        size=(3, 12)
+    )
     wanted = conditional_choice(np.cov(draws.T), noise, 3 if noise == 0 else 8)
     np.testing.assert_array_equal(most_informative(draws, noise, len(wanted)), wanted)
 
 
 def test_conditioning_without_noise_where_there_is_some_chooses_otherwise():
     """The twin of the test above."""
-    draws = np.random.default_rng(1).normal(size=(40, 3)) @ np.random.default_rng(2).normal(size=(3, 12))
+    draws = np.random.default_rng(1).normal(size=(40, 3)) @ np.random.default_rng(2).normal(
+        size=(3, 12)
+    )
     wanted = conditional_choice(np.cov(draws.T), 5.0, 8)
     assert most_informative(draws, 1e-9, 8).tolist() != wanted
 

@@ -29,7 +29,9 @@ def test_same_seed_same_bytes_and_another_seed_others(name):
 
 
 def test_pinwheel_without_noise_is_one_point_an_arm():
-    data = pinwheel(num_classes=5, num_per_class=3, radial_std=1e-12, tangential_std=1e-12, rate=0.4, seed=1)
+    data = pinwheel(
+        num_classes=5, num_per_class=3, radial_std=1e-12, tangential_std=1e-12, rate=0.4, seed=1
+    )
     angle = 2 * np.pi * np.repeat(np.arange(5), 3) / 5 + 0.4 * np.e
     np.testing.assert_allclose(data.x, np.column_stack([np.cos(angle), np.sin(angle)]), atol=1e-10)
     assert list(np.bincount(data.y)) == [3] * 5
@@ -38,7 +40,8 @@ def test_pinwheel_without_noise_is_one_point_an_arm():
 
 def test_pinwheel_noise_has_the_stated_size():
     data = pinwheel(num_classes=4, num_per_class=20_000, radial_std=0.3, tangential_std=0.1, seed=2)
-    squared_radius = (data.x**2).sum(axis=1)  # turning keeps it: E = 1 + .3² + .1², variance 4 .3² + 2 .3⁴ + 2 .1⁴
+    # turning keeps it: E = 1 + .3² + .1², variance 4 .3² + 2 .3⁴ + 2 .1⁴
+    squared_radius = (data.x**2).sum(axis=1)
     error = np.sqrt((4 * 0.3**2 + 2 * 0.3**4 + 2 * 0.1**4) / len(data.y))
     assert abs(squared_radius.mean() - 1.1) < 4 * error
 
@@ -46,23 +49,31 @@ def test_pinwheel_noise_has_the_stated_size():
 def test_crp_mixture_has_the_expected_number_of_groups():
     n, alpha, repeats = 40, 2.0, 300
     p = alpha / (alpha + np.arange(n))  # of a new table, independent from customer to customer
-    counts = [len(crp_mixture(1, n, 1, alpha=alpha, seed=seed).probabilities) for seed in range(repeats)]
+    counts = [
+        len(crp_mixture(1, n, 1, alpha=alpha, seed=seed).probabilities) for seed in range(repeats)
+    ]
     assert abs(np.mean(counts) - p.sum()) < 4 * np.sqrt((p * (1 - p)).sum() / repeats)
 
 
 def test_crp_seats_by_size():
-    together = [np.ptp(crp_mixture(1, 3, 1, alpha=1.0, seed=seed).group) == 0 for seed in range(900)]
-    assert abs(np.mean(together) - 1 / 3) < 4 * np.sqrt(2 / 9 / 900)  # all three at one table: 1/2 times 2/3
+    together = [
+        np.ptp(crp_mixture(1, 3, 1, alpha=1.0, seed=seed).group) == 0 for seed in range(900)
+    ]
+    # all three at one table: 1/2 times 2/3
+    assert abs(np.mean(together) - 1 / 3) < 4 * np.sqrt(2 / 9 / 900)
 
 
 def test_crp_mixture_truth_explains_its_rows():
-    data = crp_mixture(num_classes=3, num_per_class=400, num_features=30, alpha=0.5, missing=0.25, seed=5)
+    data = crp_mixture(
+        num_classes=3, num_per_class=400, num_features=30, alpha=0.5, missing=0.25, seed=5
+    )
     assert data.x.shape == (1200, 30)
     assert set(np.unique(data.x[~np.isnan(data.x)])) == {0.0, 1.0}
     assert abs(np.isnan(data.x).mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / data.x.size)
     assert list(np.bincount(data.y)) == [400] * 3
     groups_of = [set(data.group[data.y == k]) for k in range(3)]
-    assert not groups_of[0] & groups_of[1] | groups_of[1] & groups_of[2]  # a group belongs to one class
+    # a group belongs to one class
+    assert not groups_of[0] & groups_of[1] | groups_of[1] & groups_of[2]
     assert set().union(*groups_of) == set(range(len(data.probabilities)))
     p = data.probabilities[data.group]
     residual = np.nansum(data.x - p)
@@ -80,7 +91,11 @@ def test_gaussian_mixture_rows_lie_around_their_means():
 
 def test_three_gaussians_are_those_of_the_thesis():
     data = three_gaussians(num_rows=60_000, seed=7)
-    covariance = {0: [[0.52, -0.36], [-0.36, 0.73]], 1: [[0.47, 0.19], [0.19, 0.7]], 2: [[0.52, -0.36], [-0.36, 0.73]]}
+    covariance = {
+        0: [[0.52, -0.36], [-0.36, 0.73]],
+        1: [[0.47, 0.19], [0.19, 0.7]],
+        2: [[0.52, -0.36], [-0.36, 0.73]],
+    }
     slope, intercept = np.array([0.75, -0.58, 0.75]), np.array([2.25, 0.58, -3.75])
     for k, centre in enumerate([(-3, 0), (1, 0), (5, 0)]):
         rows = data.x[data.group == k]
@@ -102,7 +117,9 @@ def test_low_rank_matrix_without_noise():
 
 @pytest.mark.parametrize("decibels", [10.0, 20.0])
 def test_low_rank_matrix_noise_in_decibels(decibels):
-    data = low_rank_matrix(num_rows=200, num_cols=200, rank=5, num_entries=40_000, snr_db=decibels, seed=9)
+    data = low_rank_matrix(
+        num_rows=200, num_cols=200, rank=5, num_entries=40_000, snr_db=decibels, seed=9
+    )
     noise = data.values - data.matrix[data.rows, data.cols]
     assert abs(10 * np.log10(np.mean(data.matrix**2) / np.mean(noise**2)) - decibels) < 0.1
 
@@ -111,7 +128,8 @@ def test_large_categorical_is_the_papers_experiment():
     data = large_categorical(seed=10)
     p = data.probabilities
     assert p.sum() == pytest.approx(1)
-    assert np.mean(np.sqrt(p)) ** 2 / np.mean(p) == pytest.approx(0.75, abs=0.01)  # E[u]² / E[u²] of a uniform u
+    # E[u]² / E[u²] of a uniform u
+    assert np.mean(np.sqrt(p)) ** 2 / np.mean(p) == pytest.approx(0.75, abs=0.01)
     seen = np.count_nonzero(data.counts)
     expected = np.sum(1 - (1 - p) ** 300_000)
     assert abs(seen - expected) < 4 * np.sqrt(expected * (1 - expected / 10_000))

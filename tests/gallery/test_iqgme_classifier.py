@@ -1,4 +1,6 @@
-"""The classifier: it runs the zoo's model in the driver, and says what can be said of rows, classes and missing entries."""
+"""The classifier: it runs the zoo's model in the driver, and says what can be said of rows,
+classes and missing entries.
+"""
 
 import os
 import pickle
@@ -18,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 RNG = np.random.default_rng(0)
 GROUP = np.arange(90) % 3
 X = RNG.normal(size=(90, 2)) + np.array([[-3.0, 0], [1, 0], [5, 0]])[GROUP]
-Y = np.array(["no", "yes"])[(X[:, 1] * np.array([1, -1, 1])[GROUP] > 0).astype(int)]  # a line in each group
+# a line in each group
+Y = np.array(["no", "yes"])[(X[:, 1] * np.array([1, -1, 1])[GROUP] > 0).astype(int)]
 HOLED = np.where(RNG.random(X.shape) < 0.15, np.nan, X)
 
 
@@ -35,17 +38,24 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(monkeypatch):
 
     monkeypatch.setattr(Driver, "run", run)
     with pytest.raises(Called):
-        IQGMEClassifier(7, max_iter=9, max_time=3.0).fit(np.column_stack([HOLED * 10 + 3, np.full(90, 4.0)]), Y)
+        IQGMEClassifier(7, max_iter=9, max_time=3.0).fit(
+            np.column_stack([HOLED * 10 + 3, np.full(90, 4.0)]), Y
+        )
     x, labels = seen["args"]
     assert seen["driver"].kernel.model is iqgme
-    assert (seen["driver"].num_warmup, seen["driver"].max_time, seen["kwargs"]["num_experts"]) == (9, 3.0, 7)
+    assert (seen["driver"].num_warmup, seen["driver"].max_time, seen["kwargs"]["num_experts"]) == (
+        9,
+        3.0,
+        7,
+    )
     np.testing.assert_allclose(np.nanmean(x, 0), 0, atol=1e-12)
     np.testing.assert_allclose(np.nanstd(x, 0), 1)
     np.testing.assert_array_equal(labels, Y == "yes")
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # weights grow as long as lines part the labels
+# weights grow as long as lines part the labels
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_it_learns_a_line_for_each_group():
     model = IQGMEClassifier(6, max_iter=300, random_state=0).fit(HOLED, Y)
     assert model.score(X, Y) > 0.85
@@ -71,7 +81,9 @@ def test_it_learns_by_batches():
 
 @pytest.mark.slow
 def test_it_learns_by_draws():
-    """Predictions and what is filled in are much as by variational Bayes; two chains, pickled and back."""
+    """Predictions and what is filled in are much as by variational Bayes; two chains, pickled
+    and back.
+    """
     settings = {"inference": "gibbs", "max_iter": 150, "num_samples": 100, "restarts": 2}
     with pytest.warns(ConvergenceWarning):
         model = IQGMEClassifier(6, max_iter=3, random_state=0).fit(HOLED, Y)
@@ -98,7 +110,9 @@ def test_what_draws_cannot_have_is_refused(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_it_finds_the_factors_behind_many_columns():
-    """Forty columns of two factors, a third of the cells missing; the classes are told apart by the sign of one of the factors."""
+    """Forty columns of two factors, a third of the cells missing; the classes are told apart by
+    the sign of one of the factors.
+    """
     rng = np.random.default_rng(1)
     factors, loadings = rng.normal(size=(80, 2)), rng.normal(size=(2, 40))
     whole = factors @ loadings + 0.5 * rng.normal(size=(80, 40))
@@ -109,22 +123,34 @@ def test_it_finds_the_factors_behind_many_columns():
     missing = np.isnan(x)
     away = (mean - whole)[missing] / deviation[missing]
     assert 0.58 < np.mean(abs(away) < 1) < 0.78
-    assert np.std((mean - whole)[missing]) < 0.6  # what is known of a cell but for the noise: next to it, .5
+    # what is known of a cell but for the noise: next to it, .5
+    assert np.std((mean - whole)[missing]) < 0.6
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_allclose(again.predict_proba(x[:5]), model.predict_proba(x[:5]))
 
 
 QUICK = NOTHING_FITTED
-SLOW = {"check_estimators_pickle", "check_n_features_in"}  # of those that compile; the others take minutes: ZOO_ALL_CHECKS=1 runs them too
+# of those that compile; the others take minutes: ZOO_ALL_CHECKS=1 runs them too
+SLOW = {"check_estimators_pickle", "check_n_features_in"}
 
 
 def cases():
     drawing = IQGMEClassifier(4, inference="gibbs", max_iter=20, num_samples=20)
     among_factors = IQGMEClassifier(3, n_factors=2, max_iter=20)
-    for prefix, one in (("", IQGMEClassifier(4, max_iter=20)), ("gibbs-", drawing), ("factors-", among_factors)):
+    for prefix, one in (
+        ("", IQGMEClassifier(4, max_iter=20)),
+        ("gibbs-", drawing),
+        ("factors-", among_factors),
+    ):
         for estimator, check in estimator_checks_generator(one):
-            name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
-            if name in QUICK | (SLOW if one is not drawing else set()) or "ZOO_ALL_CHECKS" in os.environ:
+            name, settings = (
+                check.func.__name__,
+                "".join(f"-{value}" for value in check.keywords.values()),
+            )
+            if (
+                name in QUICK | (SLOW if one is not drawing else set())
+                or "ZOO_ALL_CHECKS" in os.environ
+            ):
                 marks = [] if name in QUICK else [pytest.mark.slow]
                 yield pytest.param(estimator, check, id=prefix + name + settings, marks=marks)
 
@@ -166,8 +192,14 @@ def test_units_do_not_matter(units):
     scale = np.array([units, 1.0])
     fit = lambda x: IQGMEClassifier(4, max_iter=30, random_state=0).fit(x, Y)
     one, other = fit(HOLED), fit(HOLED * scale)
-    np.testing.assert_allclose(other.predict_proba(HOLED * scale), one.predict_proba(HOLED), atol=1e-6)
-    for found, wanted in zip(other.impute(HOLED * scale, return_std=True), one.impute(HOLED, return_std=True), strict=True):
+    np.testing.assert_allclose(
+        other.predict_proba(HOLED * scale), one.predict_proba(HOLED), atol=1e-6
+    )
+    for found, wanted in zip(
+        other.impute(HOLED * scale, return_std=True),
+        one.impute(HOLED, return_std=True),
+        strict=True,
+    ):
         np.testing.assert_allclose(found / scale, wanted, atol=1e-6)
     far = one.predict_proba(np.array([[1e155, 1e155], [-1e300, 1e300], [1.7e308, np.nan]]))
     np.testing.assert_allclose(far.sum(1), 1)
@@ -176,7 +208,11 @@ def test_units_do_not_matter(units):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_constant_that_rounding_changes_stays_one():
     x = np.column_stack([HOLED, np.where(np.arange(90) % 2, 0.1 + 0.2, 0.3)])
-    found = IQGMEClassifier(4, max_iter=30, random_state=0).fit(x, Y).impute(x[:2] * [[1, 1, np.nan]], return_std=True)
+    found = (
+        IQGMEClassifier(4, max_iter=30, random_state=0)
+        .fit(x, Y)
+        .impute(x[:2] * [[1, 1, np.nan]], return_std=True)
+    )
     np.testing.assert_allclose([found[0][:, 2], found[1][:, 2]], [[0.3] * 2, [0] * 2])
 
 
@@ -188,7 +224,9 @@ def test_infinite_entries_are_refused():
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="inference: found 'mcmc', wanted 'vb' or 'gibbs'"):
         IQGMEClassifier(inference="mcmc").fit(X, Y)
-    with pytest.raises(ValueError, match="n_factors: found 1, wanted an integer, 2 or more, or None"):
+    with pytest.raises(
+        ValueError, match="n_factors: found 1, wanted an integer, 2 or more, or None"
+    ):
         IQGMEClassifier(n_factors=1).fit(X, Y)
 
 

@@ -1,4 +1,6 @@
-"""The classifier of several tasks: it runs the zoo's model in the driver, and tells tasks apart where they differ."""
+"""The classifier of several tasks: it runs the zoo's model in the driver, and tells tasks apart
+where they differ.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 RNG = np.random.default_rng(0)
 TASK = np.repeat(["a", "b", "c"], 60)
 X = RNG.normal(size=(180, 2)) + np.where(TASK == "c", 3.0, 0.0)[:, None]
-Y = np.where((X[:, 1] > 0) & (TASK != "c") | (X[:, 0] > 3) & (TASK == "c"), "yes", "no")  # the first two tasks are one
+# the first two tasks are one
+Y = np.where((X[:, 1] > 0) & (TASK != "c") | (X[:, 0] > 3) & (TASK == "c"), "yes", "no")
 HOLED = np.where(RNG.random(X.shape) < 0.15, np.nan, X)
 
 
@@ -31,17 +34,26 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(monkeypatch):
 
     monkeypatch.setattr(Driver, "run", run)
     with pytest.raises(Called):
-        MultiTaskIQGMEClassifier(7, 11, max_iter=9, beta=2, init="task", precision=3, gate_rows=50).fit(HOLED, Y, TASK)
+        MultiTaskIQGMEClassifier(
+            7, 11, max_iter=9, beta=2, init="task", precision=3, gate_rows=50
+        ).fit(HOLED, Y, TASK)
     told = seen["kwargs"]
     assert (seen["driver"].kernel.init_by, told["expert"].keywords["precision"]) == ("task", 3.0)
     assert (told["gate"].keywords["u0"], told["gate"].keywords["nu0"]) == (50.0, 53.0)
     assert seen["driver"].kernel.model is iqgme_tasks
-    assert (seen["driver"].num_warmup, told["num_groups"], told["num_experts"], told["num_tasks"], told["beta"]) == (9, 7, 11, 3, 2.0)
+    assert (
+        seen["driver"].num_warmup,
+        told["num_groups"],
+        told["num_experts"],
+        told["num_tasks"],
+        told["beta"],
+    ) == (9, 7, 11, 3, 2.0)
     np.testing.assert_array_equal(told["task"], np.repeat([0, 1, 2], 60))
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # weights grow as long as lines part the labels
+# weights grow as long as lines part the labels
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_tasks_that_are_alike_share_experts():
     """The third task has other rows, and its labels follow another feature."""
     model = MultiTaskIQGMEClassifier(4, 8, random_state=0).fit(HOLED, Y, TASK)
@@ -58,16 +70,23 @@ def test_tasks_that_are_alike_share_experts():
     nothing = np.full((2, 2), np.nan)
     share = model.predict_proba(nothing, ["a", "c"])[:, 1]
     assert abs(share[0] - (Y[TASK == "a"] == "yes").mean()) < 0.15
-    with pytest.raises(ValueError, match=r"task: row 1 is of task 'd'; the tasks that were fitted are \['a', 'b', 'c'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"task: row 1 is of task 'd'; the tasks that were fitted are \['a', 'b', 'c'\]",
+    ):
         model.predict(nothing, ["a", "d"])
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_task_without_one_of_the_classes():
-    """It spoils no other task, whose rows lie where its own do; a task without labels at all is like those whose rows it shares."""
+    """It spoils no other task, whose rows lie where its own do; a task without labels at all is
+    like those whose rows it shares.
+    """
     of_a, of_b = TASK == "a", TASK == "b"
-    model = MultiTaskIQGMEClassifier(3, 5, max_iter=40, random_state=0).fit(HOLED, np.where(of_b, "no", Y), TASK)
+    model = MultiTaskIQGMEClassifier(3, 5, max_iter=40, random_state=0).fit(
+        HOLED, np.where(of_b, "no", Y), TASK
+    )
     assert np.isfinite(model.predict_log_proba(X, TASK)).all()
     assert (model.predict(X[of_a], TASK[of_a]) == Y[of_a]).mean() > 0.8
     assert (model.predict(X[of_b], TASK[of_b]) == "no").all()
@@ -83,18 +102,27 @@ OF_MANY = np.concatenate([OPPOSITE, np.repeat([1.0, -1.0], 150)]).astype(int)
 
 
 def area_of_opposite_tasks(**options):
-    model = MultiTaskIQGMEClassifier(2, 4, random_state=0, **options).fit(MANY[:30], MANY_Y[:30], OF_MANY[:30])
+    model = MultiTaskIQGMEClassifier(2, 4, random_state=0, **options).fit(
+        MANY[:30], MANY_Y[:30], OF_MANY[:30]
+    )
     score = model.predict_proba(MANY[30:], OF_MANY[30:])[:, 1]
-    return np.mean([roc_auc_score(MANY_Y[30:][OF_MANY[30:] == j], score[OF_MANY[30:] == j]) for j in (1, -1)])
+    return np.mean(
+        [roc_auc_score(MANY_Y[30:][OF_MANY[30:] == j], score[OF_MANY[30:] == j]) for j in (1, -1)]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_tasks_that_oppose_each_other_in_many_columns():
-    """Fifteen rows each in thirty columns: where experts are in charge is chance, but for their task."""
+    """Fifteen rows each in thirty columns: where experts are in charge is chance, but for their
+    task.
+    """
     alone = np.mean(
         [
-            roc_auc_score(MANY_Y[new], LogisticRegression().fit(MANY[old], MANY_Y[old]).decision_function(MANY[new]))
+            roc_auc_score(
+                MANY_Y[new],
+                LogisticRegression().fit(MANY[old], MANY_Y[old]).decision_function(MANY[new]),
+            )
             for old, new in ((slice(0, 15), slice(30, 180)), (slice(15, 30), slice(180, 330)))
         ]
     )
@@ -106,7 +134,9 @@ def test_tasks_that_oppose_each_other_in_many_columns():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_what_fits_several_tasks_asks_for_the_task():
-    """And scikit-learn's tools hand it on, to rows of two tasks that call opposite things by one name."""
+    """And scikit-learn's tools hand it on, to rows of two tasks that call opposite things by one
+    name.
+    """
     task = np.tile([0, 1], 60)
     x = np.random.default_rng(0).normal(size=(120, 2))
     y = ((x[:, 0] > 0) ^ (task == 1)).astype(int)
@@ -114,11 +144,24 @@ def test_what_fits_several_tasks_asks_for_the_task():
     model = MultiTaskIQGMEClassifier(2, 4, **settings).fit(x, y, task)
     assert model.score(x, y, task=task) > 0.9
     assert model.score(x, y, model.predict(x, task) == y, task) == 1
-    for method in (model.predict, model.predict_proba, model.impute, lambda rows: model.score(rows, y, task)):
-        with pytest.raises(ValueError, match=r"task: found None, wanted the task of each row; the tasks that were fitted are \[0, 1\]"):
+    for method in (
+        model.predict,
+        model.predict_proba,
+        model.impute,
+        lambda rows: model.score(rows, y, task),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"task: found None, wanted the task of each row; the tasks that were fitted are "
+            r"\[0, 1\]",
+        ):
             method(x)
     with sklearn.config_context(enable_metadata_routing=True):
-        asking = MultiTaskIQGMEClassifier(2, 4, **settings).set_fit_request(task=True).set_score_request(task=True)
+        asking = (
+            MultiTaskIQGMEClassifier(2, 4, **settings)
+            .set_fit_request(task=True)
+            .set_score_request(task=True)
+        )
         assert min(cross_val_score(asking, x, y, cv=2, params={"task": task})) > 0.9
     only = MultiTaskIQGMEClassifier(2, 4, **settings).fit(x[::2], y[::2], task[::2] + 5)
     np.testing.assert_array_equal(only.predict(x), only.predict(x, np.full(120, 5)))
@@ -126,9 +169,17 @@ def test_what_fits_several_tasks_asks_for_the_task():
 
 def cases():
     for estimator, check in estimator_checks_generator(MultiTaskIQGMEClassifier(3, 4, max_iter=20)):
-        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+        name, settings = (
+            check.func.__name__,
+            "".join(f"-{value}" for value in check.keywords.values()),
+        )
         if name in QUICK | SLOW:
-            yield pytest.param(estimator, check, id=name + settings, marks=[] if name in QUICK else [pytest.mark.slow])
+            yield pytest.param(
+                estimator,
+                check,
+                id=name + settings,
+                marks=[] if name in QUICK else [pytest.mark.slow],
+            )
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -144,7 +195,9 @@ def test_wrong_settings_are_refused():
         MultiTaskIQGMEClassifier(shrinkage=2.0).fit(X, Y, TASK)
     with pytest.raises(ValueError, match="gate_rows: found 0, wanted a number above 0, or None"):
         MultiTaskIQGMEClassifier(gate_rows=0).fit(X, Y, TASK)
-    with pytest.raises(ValueError, match="beta: found -1, wanted a number above 0, or a distribution"):
+    with pytest.raises(
+        ValueError, match="beta: found -1, wanted a number above 0, or a distribution"
+    ):
         MultiTaskIQGMEClassifier(beta=-1).fit(X, Y, TASK)
     with pytest.raises(ValueError, match="num_shared: found 1, wanted an integer, at least 2"):
         MultiTaskIQGMEClassifier(num_shared=1).fit(X, Y, TASK)

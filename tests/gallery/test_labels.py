@@ -18,20 +18,26 @@ def test_a_continuous_target_is_none_of_classes():
 
 
 def test_a_message_names_some_of_very_many_classes():
-    with pytest.raises(ValueError, match=r"row 0 has the class -5; .* 19\] and 99980 more\. What learns") as caught:
+    with pytest.raises(
+        ValueError, match=r"row 0 has the class -5; .* 19\] and 99980 more\. What learns"
+    ) as caught:
         codes_among([-5], np.arange(100_000))
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
-    "y", [["a", "-1"], np.array(["a", "-1"], object), pd.Series(["a", "-1"], dtype="string")], ids=["list", "object", "pandas"]
+    "y",
+    [["a", "-1"], np.array(["a", "-1"], object), pd.Series(["a", "-1"], dtype="string")],
+    ids=["list", "object", "pandas"],
 )
 def test_an_unlabelled_row_is_a_number(y):
     with pytest.raises(ValueError, match="y: found the text '-1' among texts"):
         coded(y)
 
 
-@pytest.mark.parametrize("classes", [np.array(["a", -1], dtype=object), np.array([-1, "b", "a"], dtype=object)])
+@pytest.mark.parametrize(
+    "classes", [np.array(["a", -1], dtype=object), np.array([-1, "b", "a"], dtype=object)]
+)
 def test_unlabelled_is_no_class_among_texts(classes):
     with pytest.raises(ValueError, match="classes: found -1 among texts"):
         declared(classes)

@@ -1,4 +1,6 @@
-"""Pages of the gallery run as scripts, with tiny settings, no display and warnings as errors, and show what their text says."""
+"""Pages of the gallery run as scripts, with tiny settings, no display and warnings as errors,
+and show what their text says.
+"""
 
 import json
 import os
@@ -35,7 +37,9 @@ def run(name: str, folder: Path, **changed: str) -> tuple[str, list[list[str]]]:
     kept = {key: value for key, value in os.environ.items() if key not in ("ZOO_PAGES", "DISPLAY")}
     environment = kept | {"MPLBACKEND": "Agg"} | changed
     command = [sys.executable, "-W", "error", "-c", RUN, str(PAGES / f"{name}.py")]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     printed, _, drawn = done.stdout.rstrip().rpartition("\n")
     pictures = json.loads(drawn)
@@ -49,7 +53,9 @@ def page(tmp_path_factory):
     return run("trust_a_run", tmp_path_factory.mktemp("page"))
 
 
-OF_MODELS = {  # what a page must have printed: that a kernel refused an edit, by the name of what it cannot follow, or what it was worth
+# what a page must have printed: that a kernel refused an edit, by the name of what it cannot
+# follow, or what it was worth
+OF_MODELS = {
     "aclass": "with 'p' ~ Kumaraswamy is not in the table",
     "archipelago": "sites ['where']: found slots whose order counts",
     "augment_reduce": "site 'eps': found Gamma",
@@ -74,18 +80,26 @@ def test_a_page_of_a_model_runs_and_a_kernel_refuses_what_it_cannot_follow(name,
     printed, pictures = run(name, tmp_path, **QUICK)
     assert OF_MODELS[name] in printed
     assert len(pictures) >= 2
-    assert all(title and layout == "ConstrainedLayoutEngine" for title, layout in pictures), pictures
+    assert all(title and layout == "ConstrainedLayoutEngine" for title, layout in pictures), (
+        pictures
+    )
 
 
 def figures(printed: str, row: str) -> tuple[str, int, float, float]:
     """Conclusion, divergences, E-BFMI and ESS of a row of the page's table."""
-    found = re.search(rf"^{row} +(trusted|not trusted) +divergences +(\d+) +E-BFMI ([\d.]+) +ESS +(\d+)$", printed, flags=re.MULTILINE)
+    found = re.search(
+        rf"^{row} +(trusted|not trusted) +divergences +(\d+) +E-BFMI ([\d.]+) +ESS +(\d+)$",
+        printed,
+        flags=re.MULTILINE,
+    )
     assert found, printed
     return found[1], int(found[2]), float(found[3]), float(found[4])
 
 
 def test_both_forms_are_one_model(page):
-    centred, noncentred = re.search(r"log joints: (\S+) centred.*; (\S+) non-centred", page[0]).groups()
+    centred, noncentred = re.search(
+        r"log joints: (\S+) centred.*; (\S+) non-centred", page[0]
+    ).groups()
     assert float(centred) == pytest.approx(float(noncentred), abs=1e-3)
 
 
@@ -123,14 +137,18 @@ def test_the_prior_of_tau_is_sensitive_and_the_ranking_is_unsafe(page):
 
 
 def test_the_guide_of_the_funnel_is_too_far(page):
-    k = dict(re.findall(r"^(centred|non-centred): .*Pareto k-hat ([\d.]+)", page[0], flags=re.MULTILINE))
+    k = dict(
+        re.findall(r"^(centred|non-centred): .*Pareto k-hat ([\d.]+)", page[0], flags=re.MULTILINE)
+    )
     assert float(k["centred"]) > max(0.7, float(k["non-centred"]))
     assert re.search(r"^centred: not trusted; ", page[0], flags=re.MULTILINE)
     assert re.search(r"^ +yes +ELBO settled", page[0], flags=re.MULTILINE)
 
 
 def test_calibration_sees_what_the_report_cannot(page):
-    mean, right = re.search(r"^trusted: tau has mean (\S+), not (\S+)$", page[0], flags=re.MULTILINE).groups()
+    mean, right = re.search(
+        r"^trusted: tau has mean (\S+), not (\S+)$", page[0], flags=re.MULTILINE
+    ).groups()
     assert float(mean) > float(right) + 1
     assert re.search(r"^right sampler: .* PASSED$", page[0], flags=re.MULTILINE)
     assert re.search(r"^wrong sampler: .* FAILED: tau", page[0], flags=re.MULTILINE)

@@ -1,4 +1,6 @@
-"""The real copies, read where ZOO_DATA names them: sizes, classes and shares of missing cells as their sources state."""
+"""The real copies, read where ZOO_DATA names them: sizes, classes and shares of missing cells as
+their sources state.
+"""
 
 import os
 from pathlib import Path
@@ -15,7 +17,9 @@ def files_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-needs_copies = pytest.mark.skipif(not os.environ.get("ZOO_DATA"), reason="set ZOO_DATA to a folder with copies of the data sets")
+needs_copies = pytest.mark.skipif(
+    not os.environ.get("ZOO_DATA"), reason="set ZOO_DATA to a folder with copies of the data sets"
+)
 
 SIZES = {  # rows, features, rows of each class, share of missing cells
     "20news_w100": (16242, 100, [4605, 3519, 2657, 5461], 0),
@@ -110,7 +114,13 @@ def test_real_sparse_rows_and_ratings():
     first_test = bibtex.labels_test_indices[bibtex.labels_test_indptr[:-1]]
     assert np.isin(first_test, first).sum() == 2512
     films = load("movielens_1m")
-    assert list(np.bincount(films["values"].astype(int))[1:]) == [56174, 107557, 261197, 348971, 226310]
+    assert list(np.bincount(films["values"].astype(int))[1:]) == [
+        56174,
+        107557,
+        261197,
+        348971,
+        226310,
+    ]
     assert (films.rows.max(), films.cols.max()) == (6039, 3951)
     assert films.movie_is_listed.sum() == 3883
 
@@ -118,11 +128,21 @@ def test_real_sparse_rows_and_ratings():
 @needs_copies
 def test_real_baseball():
     data = load("mlb_batter_pitcher")
-    total = {year: (data.at_bats[data.year == year].sum(), data.hits[data.year == year].sum()) for year in (2007, 2008)}
+    total = {
+        year: (data.at_bats[data.year == year].sum(), data.hits[data.year == year].sum())
+        for year in (2007, 2008)
+    }
     assert total == {2007: (167783, 44977), 2008: (166714, 43972)}
     last = data.year == 2008
     for first, num_batters, num_pitchers in ((2008, 983, 651), (2007, 686, 479), (2003, 759, 528)):
         before = (data.year >= first) & (data.year <= max(first, 2007))
-        seen = last & np.isin(data.batter, data.batter[before]) & np.isin(data.pitcher, data.pitcher[before])
-        assert (len(set(data.batter[seen])), len(set(data.pitcher[seen]))) == (num_batters, num_pitchers)
+        seen = (
+            last
+            & np.isin(data.batter, data.batter[before])
+            & np.isin(data.pitcher, data.pitcher[before])
+        )
+        assert (len(set(data.batter[seen])), len(set(data.pitcher[seen]))) == (
+            num_batters,
+            num_pitchers,
+        )
     assert data.plays_2008[data.year < 2008].sum() == 0

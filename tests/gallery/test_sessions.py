@@ -1,4 +1,5 @@
-"""What a newcomer types for each model, and what comes back: the site shows the files, and here they are run as they stand.
+"""What a newcomer types for each model, and what comes back: the site shows the files, and here
+they are run as they stand.
 
 ZOO_WRITE_SESSIONS=1 uv run pytest -m slow tests/gallery/test_sessions.py    # writes down what comes back today
 """
@@ -17,8 +18,13 @@ FOLDER = Path(__file__).parents[2] / "gallery" / "pages" / "text" / "sessions"
 
 
 def commands(session):
-    """A command begins with `$ ` and goes on in lines that begin with `> `; what follows is its output."""
-    return [found.replace("\n> ", "\n") for found in re.findall(r"^\$ (.*(?:\n> .*)*)", session, flags=re.MULTILINE)]
+    """A command begins with `$ ` and goes on in lines that begin with `> `; what follows is its
+    output.
+    """
+    return [
+        found.replace("\n> ", "\n")
+        for found in re.findall(r"^\$ (.*(?:\n> .*)*)", session, flags=re.MULTILINE)
+    ]
 
 
 def played(session, folder):
@@ -28,16 +34,27 @@ def played(session, folder):
     lines = []
     for command in commands(session):
         done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
-        assert done.returncode <= command.startswith("zoo report"), done.stdout  # 1 says of a run that it is not to be trusted
+        # 1 says of a run that it is not to be trusted
+        assert done.returncode <= command.startswith("zoo report"), done.stdout
         lines.append("$ " + command.replace("\n", "\n> ") + "\n" + done.stdout)
     return "".join(lines)
 
 
 def words(session):
-    """All but what the machine and its libraries have a part in: numbers, and the room that they take."""
-    return re.sub(r"[ \n]+", " ", re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?|\bnan\b|\binf\b", "#", session))
+    """All but what the machine and its libraries have a part in: numbers, and the room that they
+    take.
+    """
+    return re.sub(
+        r"[ \n]+", " ", re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?|\bnan\b|\binf\b", "#", session)
+    )
 
 
 @pytest.mark.slow
@@ -60,7 +77,9 @@ def test_every_model_has_a_session_that_fits_it():
 
 
 def test_a_session_is_played_and_another_word_is_seen(tmp_path):
-    told = "$ python - <<'END'\n> print('mean', 1.5)\n> END\nmean 2.5\n$ echo two words\ntwo words\n"
+    told = (
+        "$ python - <<'END'\n> print('mean', 1.5)\n> END\nmean 2.5\n$ echo two words\ntwo words\n"
+    )
     found = played(told, tmp_path)
     assert found == told.replace("2.5", "1.5")
     assert words(found) == words(told)

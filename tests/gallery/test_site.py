@@ -36,28 +36,42 @@ class Links(HTMLParser):
 def broken(folder: Path) -> list[str]:
     """Links within the site that lead nowhere, and pictures without words."""
     pages = {path: Links(path.read_text()) for path in folder.rglob("*.html")}
-    found = [f"{path.name}: {src} has no alt text" for path, links in pages.items() for src in links.unlabelled]
+    found = [
+        f"{path.name}: {src} has no alt text"
+        for path, links in pages.items()
+        for src in links.unlabelled
+    ]
     for path, links in pages.items():
         for target in links.targets:
             parts = urlsplit(target)
             if parts.scheme or parts.netloc:
                 continue
             there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            is_place = not parts.fragment or there not in pages or unquote(parts.fragment) in pages[there].places
+            is_place = (
+                not parts.fragment
+                or there not in pages
+                or unquote(parts.fragment) in pages[there].places
+            )
             if not there.exists() or not is_place:
                 found.append(f"{path.relative_to(folder)}: {target}")
     return found
 
 
 def test_every_page_is_there_and_every_link_resolves(site):
-    assert {path.stem for path in (site / "pages").glob("*.html")} >= {path.stem for path in PAGES.glob("*.py")}
+    assert {path.stem for path in (site / "pages").glob("*.html")} >= {
+        path.stem for path in PAGES.glob("*.py")
+    }
     assert not broken(site)
 
 
 def test_a_broken_link_would_be_seen(site, tmp_path):
     shutil.copytree(site, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "install.html"
-    path.write_text(path.read_text().replace("</body>", '<a href="nowhere.html">x</a><img src="index.html"></body>'))
+    path.write_text(
+        path.read_text().replace(
+            "</body>", '<a href="nowhere.html">x</a><img src="index.html"></body>'
+        )
+    )
     assert len(broken(tmp_path)) == 2
 
 
@@ -65,13 +79,21 @@ def test_no_page_asks_for_another_machine(site):
     """It is read offline: fonts, scripts and formulas are its own."""
     for path in site.rglob("*.html"):
         text = path.read_text()
-        assert not [line for line in text.splitlines() if ("<script" in line or "<link" in line) and "://" in line], path
+        assert not [
+            line
+            for line in text.splitlines()
+            if ("<script" in line or "<link" in line) and "://" in line
+        ], path
 
 
 def test_the_reference_knows_every_estimator(site):
     import gallery
 
-    assert not [name for name in gallery.__all__ if f'id="gallery.{name}"' not in (site / "api.html").read_text()]
+    assert not [
+        name
+        for name in gallery.__all__
+        if f'id="gallery.{name}"' not in (site / "api.html").read_text()
+    ]
 
 
 def test_formulas_are_mathml(site):
@@ -88,7 +110,9 @@ def test_every_model_has_a_card_a_page_and_a_place_on_the_landing_page(site):
     for name in zoo.names():
         assert f"**{name}: {zoo.load(name).card.title}**" in written
         pages = pages_of(name)
-        assert pages, f"zoo/{name}.py has no page: write gallery/pages/{name}.py, or one whose name begins so"
+        assert pages, (
+            f"zoo/{name}.py has no page: write gallery/pages/{name}.py, or one whose name begins so"
+        )
         assert all(f"pages/{page}.html" in landing for page in pages)
 
 
@@ -100,17 +124,45 @@ def test_the_model_that_the_site_prints_is_a_whole_one(x64, numpyro_promotion):
     spec.loader.exec_module(module)
     entry = zoo.Entry.of(module)
     told = entry.simulate(random.key(0))
-    tree = Driver(NUTS(entry.model), num_warmup=200, num_samples=200, progress_bar=False).run(0, **told)
+    tree = Driver(NUTS(entry.model), num_warmup=200, num_samples=200, progress_bar=False).run(
+        0, **told
+    )
     line, *_ = np.linalg.lstsq(np.column_stack([told["x"], np.ones(100)]), told["y"], rcond=None)
     drawn = tree["posterior"].dataset.isel(chain=0)
-    np.testing.assert_allclose(drawn["weights"].mean("draw"), line[:2], atol=3 * float(drawn["weights"].std("draw").max()))
+    np.testing.assert_allclose(
+        drawn["weights"].mean("draw"), line[:2], atol=3 * float(drawn["weights"].std("draw").max())
+    )
     assert set(drawn.data_vars) | {"y"} == set(entry.card.sites)
 
 
 def test_an_indented_paragraph_is_code_unless_it_belongs_to_a_field_or_a_list():
-    lines = ["Words:", "", "    x = 1", "", "    y = 2", "", "More.", ":param x: words", "", "    of x"]
+    lines = [
+        "Words:",
+        "",
+        "    x = 1",
+        "",
+        "    y = 2",
+        "",
+        "More.",
+        ":param x: words",
+        "",
+        "    of x",
+    ]
     _literal_blocks(lines)
-    assert lines == ["Words:", "", "::", "", "    x = 1", "", "    y = 2", "", "More.", ":param x: words", "", "    of x"]
+    assert lines == [
+        "Words:",
+        "",
+        "::",
+        "",
+        "    x = 1",
+        "",
+        "    y = 2",
+        "",
+        "More.",
+        ":param x: words",
+        "",
+        "    of x",
+    ]
 
 
 def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):

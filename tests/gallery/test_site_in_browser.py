@@ -1,4 +1,6 @@
-"""The site in a browser: as wide as a telephone and as a screen, light and dark, every page is shown whole, and can be read."""
+"""The site in a browser: as wide as a telephone and as a screen, light and dark, every page is
+shown whole, and can be read.
+"""
 
 import json
 import shutil
@@ -8,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 WIDTHS = (390, 1440)
 LEAST_CONTRAST = 4.5  # of text with what is behind it, as WCAG asks for text of this size
-TRIES = 3  # where a busy machine starts the browser slowly, its virtual time may be over before the first page is there
+# where a busy machine starts the browser slowly, its virtual time may be over before the first page
+# is there
+TRIES = 3
 OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -21,7 +27,8 @@ OPTIONS = (
     "--window-size=1500,900",
 )
 
-# A page in a frame of the asked width, one after the other: a window of a headless browser is no narrower than 500 pixels.
+# A page in a frame of the asked width, one after the other: a window of a headless browser is no
+# narrower than 500 pixels.
 LOOK = """<!doctype html><html><body><iframe id="frame" height="900" style="border: 0"></iframe><script>
 const channels = text => (text.match(/[\\d.]+/g) || []).map(Number);
 const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -74,15 +81,27 @@ const shown = (path, width) => new Promise(done => { frame.onload = done; frame.
 def look(folder: Path, paths: list[Path]) -> tuple[dict[str, list[str]], list[str]]:
     """What is wrong with each page at each width and in each scheme, and what the console says."""
     names = [str(path.relative_to(folder)) for path in paths]
-    text = LOOK.replace("LEAST", str(LEAST_CONTRAST)).replace("PAGES", json.dumps(names)).replace("WIDTHS", str(list(WIDTHS)))
+    text = (
+        LOOK.replace("LEAST", str(LEAST_CONTRAST))
+        .replace("PAGES", json.dumps(names))
+        .replace("WIDTHS", str(list(WIDTHS)))
+    )
     (folder / "look.html").write_text(text)
-    command = [CHROMIUM, *OPTIONS, "--virtual-time-budget=100000000", "--dump-dom", (folder / "look.html").as_uri()]
+    command = [
+        CHROMIUM,
+        *OPTIONS,
+        "--virtual-time-budget=100000000",
+        "--dump-dom",
+        (folder / "look.html").as_uri(),
+    ]
     for _ in range(TRIES):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         if found := done.stdout.partition('id="looked">')[2].partition("</pre>")[0]:
             break
     assert found, "nothing was measured"
-    return json.loads(unescape(found)), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(unescape(found)), [
+        line for line in done.stderr.splitlines() if "CONSOLE" in line
+    ]
 
 
 @pytest.fixture
@@ -90,7 +109,10 @@ def shown(site, tmp_path):
     return shutil.copytree(site, tmp_path / "site")
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+]
 
 
 def test_every_page_can_be_read(shown):
@@ -115,4 +137,7 @@ def test_a_fault_would_be_seen(shown, planted, seen):
     path = shown / "install.html"
     path.write_text(path.read_text().replace("</article>", f"{planted}</article>"))
     looked, complaints = look(shown, [path])
-    assert any(seen in word for word in [*complaints, *(word for words in looked.values() for word in words)])
+    assert any(
+        seen in word
+        for word in [*complaints, *(word for words in looked.values() for word in words)]
+    )

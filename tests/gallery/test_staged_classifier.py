@@ -1,4 +1,6 @@
-"""The estimator on data whose best answer is known, against the model's own probabilities, by scikit-learn's own checks."""
+"""The estimator on data whose best answer is known, against the model's own probabilities, by
+scikit-learn's own checks.
+"""
 
 import os
 import pickle
@@ -28,14 +30,22 @@ QUICK = NOTHING_FITTED | {
 FITS = {"check_dtype_object", "check_fit_score_takes_y"}
 SLOW, OTHER = (
     pytest.mark.slow,
-    pytest.mark.skipif("ZOO_ALL_CHECKS" not in os.environ, reason="takes long, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it"),
+    pytest.mark.skipif(
+        "ZOO_ALL_CHECKS" not in os.environ,
+        reason="takes long, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it",
+    ),
 )
 
 
 def cases():
     """One order, few live points: what is checked is the face, not the answer."""
-    for estimator, check in estimator_checks_generator(StagedMixtureClassifier(3, num_live=40, num_samples=40)):
-        name, settings = check.func.__name__, "".join(f"-{value}" for value in check.keywords.values())
+    for estimator, check in estimator_checks_generator(
+        StagedMixtureClassifier(3, num_live=40, num_samples=40)
+    ):
+        name, settings = (
+            check.func.__name__,
+            "".join(f"-{value}" for value in check.keywords.values()),
+        )
         marks = [] if name in QUICK else [SLOW] if name in FITS else [SLOW, OTHER]
         yield pytest.param(estimator, check, id=name + settings, marks=marks)
 
@@ -57,11 +67,15 @@ def clusters(size=60, seed=0):
     """Two classes; the first has two clusters with the other between them, which no line parts."""
     rng = np.random.default_rng(seed)
     which = rng.integers(0, 3, size)
-    return np.array([-4.0, 0.0, 4.0])[which, None] + 0.5 * rng.normal(size=(size, 1)), np.where(which == 1, "inner", "outer")
+    return np.array([-4.0, 0.0, 4.0])[which, None] + 0.5 * rng.normal(size=(size, 1)), np.where(
+        which == 1, "inner", "outer"
+    )
 
 
 def quick(order=3, **options):
-    return StagedMixtureClassifier(order, **{"num_live": 60, "num_sweeps": 2.0, "num_samples": 50, "random_state": 0} | options)
+    return StagedMixtureClassifier(
+        order, **{"num_live": 60, "num_sweeps": 2.0, "num_samples": 50, "random_state": 0} | options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +90,9 @@ def by_hand(classifier, x, order=3):
     z = (x - clusters()[0].mean()) / clusters()[0].std()
     each = []
     for i in range(drawn.sizes["draw"]):
-        beta, gamma, mu, sigma = (drawn[name].values[i] for name in ("beta", "gamma", "mu", "sigma"))
+        beta, gamma, mu, sigma = (
+            drawn[name].values[i] for name in ("beta", "gamma", "mu", "sigma")
+        )
         claims = beta * stats.norm(mu[:, 0], sigma[:, 0]).pdf(z)
         each.append(claims @ gamma / claims.sum(1, keepdims=True))
     return each
@@ -98,10 +114,15 @@ def test_clusters_that_no_line_parts_are_classified(fitted):
     assert (fitted.orders_.tolist(), fitted.order_posterior_.tolist()) == ([3], [1.0])
     assert fitted.n_iter_ == fitted.posterior_["order_3"].attrs["steps"]
     assert fitted.log_evidence_ == pytest.approx(
-        float(fitted.posterior_["orders"]["log_evidence"][0] + fitted.posterior_["orders"]["log_prior"][0])
+        float(
+            fitted.posterior_["orders"]["log_evidence"][0]
+            + fitted.posterior_["orders"]["log_prior"][0]
+        )
     )
     assert 0 < fitted.log_evidence_se_ < 2
-    np.testing.assert_array_equal(fitted.predict(x), fitted.classes_[fitted.predict_proba(x).argmax(1)])
+    np.testing.assert_array_equal(
+        fitted.predict(x), fitted.classes_[fitted.predict_proba(x).argmax(1)]
+    )
 
 
 def test_a_fitted_classifier_is_pickled_and_goes_on(fitted):
@@ -127,7 +148,9 @@ def test_a_fit_that_fails_leaves_nothing_to_ask(fitted):
 @SLOW
 @OTHER
 def test_orders_are_learned_and_averaged_over():
-    """Two clusters of one class each, far apart: one cluster is not enough, a third is not needed."""
+    """Two clusters of one class each, far apart: one cluster is not enough, a third is not
+    needed.
+    """
     x, y = clusters(40)
     x, y = x[x[:, 0] > -2], y[x[:, 0] > -2]
     found = quick(None, max_order=3, num_live=50, num_sweeps=1.0).fit(x, y)
@@ -138,7 +161,9 @@ def test_orders_are_learned_and_averaged_over():
     np.testing.assert_allclose(found.order_posterior_.sum(), 1)
     alone = [found._of_order(order, found._standard(x)) for order in (2, 3)]
     share = found.order_posterior_[1:] / found.order_posterior_[1:].sum()
-    np.testing.assert_allclose(found.predict_proba(x), share[0] * alone[0] + share[1] * alone[1], atol=1e-3)
+    np.testing.assert_allclose(
+        found.predict_proba(x), share[0] * alone[0] + share[1] * alone[1], atol=1e-3
+    )
     runs, trees = found._runs, {order: found.posterior_[f"order_{order}"] for order in (1, 2)}
     fewer = orders._assembled(trees, runs.entries, runs.prior, "family", "most")
     with pytest.warns(ConvergenceWarning, match="max_order: 2 clusters are the most probable"):
@@ -159,7 +184,9 @@ def test_a_part_is_a_stage():
         parts.partial_fit(x, np.full(60, "new"))
     with pytest.raises(ValueError, match=r"classes: found \['inner'\]"):
         parts.partial_fit(x, y, classes=["inner"])
-    with pytest.raises(ValueError, match="num_live: found 50, but the first call began with 40; set it back"):
+    with pytest.raises(
+        ValueError, match="num_live: found 50, but the first call began with 40; set it back"
+    ):
         parts.set_params(num_live=50).partial_fit(x, y)
 
 
@@ -183,17 +210,23 @@ def test_what_later_parts_make_it_forget_or_leave_out_is_told():
     x, y = clusters()
     known = y == "inner"
     wide = lambda x, last: np.column_stack([x, np.full(len(x), last)])
-    parts = quick(1, num_live=20).partial_fit(wide(x[known], 5.0), y[known], classes=["inner", "outer"])
+    parts = quick(1, num_live=20).partial_fit(
+        wide(x[known], 5.0), y[known], classes=["inner", "outer"]
+    )
     with (
         pytest.warns(UserWarning, match=r"columns \[1\] had one value at the first call"),
-        pytest.warns(ConvergenceWarning, match="what was learned before says nothing, and that is forgotten"),
+        pytest.warns(
+            ConvergenceWarning, match="what was learned before says nothing, and that is forgotten"
+        ),
     ):
         parts.partial_fit(wide(x[~known], 6.0), y[~known])
     assert np.isinf(parts.log_evidence_se_)
 
 
 def test_a_first_part_of_one_row_is_refused():
-    with pytest.raises(ValueError, match=r"X: found 1 rows \(1 sample, or copies of it\), which tell no unit"):
+    with pytest.raises(
+        ValueError, match=r"X: found 1 rows \(1 sample, or copies of it\), which tell no unit"
+    ):
         quick(1).partial_fit([[1.0, 2.0]], ["inner"], classes=["inner", "outer"])
 
 
@@ -219,13 +252,26 @@ def test_fit_goes_through_the_driver_on_the_model_of_the_zoo(monkeypatch):
         pass
 
     def run(self, seed, x, y):
-        raise Seen(self.kernel.model.func.__name__, self.kernel.model.keywords, x.shape, y.tolist(), self.kernel.num_stages)
+        raise Seen(
+            self.kernel.model.func.__name__,
+            self.kernel.model.keywords,
+            x.shape,
+            y.tolist(),
+            self.kernel.num_stages,
+        )
 
     monkeypatch.setattr(Driver, "run", run)
-    x, y = np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]), ["a", "b", "c"]  # a constant column says nothing
+    # a constant column says nothing
+    x, y = np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]), ["a", "b", "c"]
     with pytest.raises(Seen) as seen:
         quick(4, num_stages=2).fit(x, y)
-    assert seen.value.args == ("staged_learning", {"order": 4, "num_classes": 3}, (3, 1), [0, 1, 2], 2)
+    assert seen.value.args == (
+        "staged_learning",
+        {"order": 4, "num_classes": 3},
+        (3, 1),
+        [0, 1, 2],
+        2,
+    )
 
 
 def test_a_missing_entry_is_refused():
@@ -236,7 +282,9 @@ def test_a_missing_entry_is_refused():
 @SLOW
 @OTHER
 def test_a_fit_that_has_no_time_says_so():
-    with pytest.raises(ValueError, match="order 1: its run ended by 'max_time' .* give it more time"):
+    with pytest.raises(
+        ValueError, match="order 1: its run ended by 'max_time' .* give it more time"
+    ):
         quick(None, max_time=0.0).fit(*clusters())
 
 
@@ -259,7 +307,10 @@ def test_impossible_settings_are_refused(options, message):
 
 
 def test_a_cluster_that_is_no_density_is_refused():
-    with pytest.raises(TypeError, match="cluster: found 3, wanted a function like those of zoo.staged_learning, or None"):
+    with pytest.raises(
+        TypeError,
+        match="cluster: found 3, wanted a function like those of zoo.staged_learning, or None",
+    ):
         quick(cluster=3).fit(*clusters())
 
 

@@ -30,7 +30,9 @@ def write(tmp_path):
 def test_numbers_booleans_categories_and_missing_cells(write):
     data = read_csv(write(PATIENTS))
     nan = np.nan
-    np.testing.assert_array_equal(data.x, [[31, 1, 1, 120.5], [nan, 0, 0, nan], [57, nan, nan, 99], [44, 1, 0, 101]])
+    np.testing.assert_array_equal(
+        data.x, [[31, 1, 1, 120.5], [nan, 0, 0, nan], [57, nan, nan, 99], [44, 1, 0, 101]]
+    )
     assert data.x.dtype == np.float64
     assert list(data.y) == [1, 0, -1, 0]
     assert data.class_names == ("ill", "well")
@@ -92,26 +94,47 @@ def test_byte_order_mark_blank_lines_quotes_and_gzip(write):
 
 def test_new_rows_are_aligned_by_name(write):
     train = read_csv(write(PATIENTS))
-    path = write("blood pressure,note,smokes,city,age\n100,x,True,Oslo,20\n,y,,Rome,NA\n", "new.csv")
+    path = write(
+        "blood pressure,note,smokes,city,age\n100,x,True,Oslo,20\n,y,,Rome,NA\n", "new.csv"
+    )
     x = read_features(path, train.feature_names, train.categories)
     np.testing.assert_array_equal(x, [[20, 0, 1, 100], [np.nan, 1, np.nan, np.nan]])
 
 
 def test_a_test_file_is_coded_as_the_training_file(write):
     train = read_csv(write(PATIENTS))
-    test = read_csv(write("city,outcome,age,smokes,blood pressure\nRome,well,1,True,2\n", "test.csv"), like=train)
+    test = read_csv(
+        write("city,outcome,age,smokes,blood pressure\nRome,well,1,True,2\n", "test.csv"),
+        like=train,
+    )
     np.testing.assert_array_equal(test.x, [[1, 1, 1, 2]])
     assert list(test.y) == [1]
-    with pytest.raises(TableError, match=r"test.csv, line 2, column 'outcome': unknown class 'dead'; the classes are ill, well"):
-        read_csv(write("city,outcome,age,smokes,blood pressure\nRome,dead,1,True,2\n", "test.csv"), target="outcome", like=train)
+    with pytest.raises(
+        TableError,
+        match=r"test.csv, line 2, column 'outcome': unknown class 'dead'; the classes are ill, "
+        r"well",
+    ):
+        read_csv(
+            write("city,outcome,age,smokes,blood pressure\nRome,dead,1,True,2\n", "test.csv"),
+            target="outcome",
+            like=train,
+        )
 
 
 def test_missing_columns_and_unseen_categories_are_named(write):
     train = read_csv(write(PATIENTS))
-    with pytest.raises(TableError, match=r"new.csv: no column 'smokes', 'blood pressure'.*found age, city"):
+    with pytest.raises(
+        TableError, match=r"new.csv: no column 'smokes', 'blood pressure'.*found age, city"
+    ):
         read_features(write("age,city\n1,Rome\n", "new.csv"), train.feature_names, train.categories)
-    with pytest.raises(TableError, match=r"new.csv, line 3, column 'city': category 'Paris' was not seen.*Oslo, Rome; leave it empty"):
-        read_features(write("age,city\n1,Rome\n1,Paris\n", "new.csv"), ("age", "city"), train.categories)
+    with pytest.raises(
+        TableError,
+        match=r"new.csv, line 3, column 'city': category 'Paris' was not seen.*Oslo, Rome; leave "
+        r"it empty",
+    ):
+        read_features(
+            write("age,city\n1,Rome\n1,Paris\n", "new.csv"), ("age", "city"), train.categories
+        )
     with pytest.raises(TableError, match=r"line 2, column 'age': 'old' is not a finite number"):
         read_features(write("age,city\nold,Rome\n", "new.csv"), ("age", "city"), train.categories)
 
@@ -133,11 +156,25 @@ def test_missing_columns_and_unseen_categories_are_named(write):
         ("a;y\n1\n", "no feature columns beside the class column 'a;y'"),
         ("a,y\n1,\n2,NA\n", "class column 'y' is empty in every row"),
         ("a,y\ninf,1\n2,2\n", "line 2, column 'a': 'inf' is not a finite number"),
-        ("a,y\n" + "1,b\n" * 20 + "1O,b\n", "line 22, column 'a': '1O' is not a number, but 20 other cells"),
-        ("a,y\n1,b\n2,b\n?,b\n", "line 4, column 'a': '\\?' is not a number, but 2 other cells .*leave it empty if it is missing"),
+        (
+            "a,y\n" + "1,b\n" * 20 + "1O,b\n",
+            "line 22, column 'a': '1O' is not a number, but 20 other cells",
+        ),
+        (
+            "a,y\n1,b\n2,b\n?,b\n",
+            "line 4, column 'a': '\\?' is not a number, but 2 other cells .*leave it empty if it "
+            "is missing",
+        ),
         ("a,y\nTrue,b\nFalse,b\nMissing,b\n", "line 4, column 'a': 'Missing' is not a number"),
-        ("a,y\n1,1.5\n2,?\n", "line 3, column 'y': '\\?' may be a class or mean that there is no label"),
-        ("a,y\n1,-1\n2,0\n", "line 2, column 'y': -1 may be a class or mean that there is no label; leave the cell empty"),
+        (
+            "a,y\n1,1.5\n2,?\n",
+            "line 3, column 'y': '\\?' may be a class or mean that there is no label",
+        ),
+        (
+            "a,y\n1,-1\n2,0\n",
+            "line 2, column 'y': -1 may be a class or mean that there is no label; leave the cell "
+            "empty",
+        ),
         (b"a,y\n\xff,1\n", "not UTF-8 text"),
         ('a,y\n"1"2,b\n', "not a CSV file"),
     ],
@@ -149,13 +186,18 @@ def test_what_cannot_be_read_is_said(write, text, message):
 
 
 def test_unknown_target_lists_the_columns(write):
-    with pytest.raises(TableError, match="no column 'label' to be the target; the columns are age, city, smokes, blood pressure, outcome"):
+    with pytest.raises(
+        TableError,
+        match="no column 'label' to be the target; the columns are age, city, smokes, blood "
+        "pressure, outcome",
+    ):
         read_csv(write(PATIENTS), target="label")
 
 
 def told(data):
     """What a data set says, whatever the order of its codes."""
-    names = np.array([*(data.class_names or map(str, range(data.y.max() + 1))), ""])  # the last is that of -1
+    # the last is that of -1
+    names = np.array([*(data.class_names or map(str, range(data.y.max() + 1))), ""])
     return data.feature_names, names[data.y].tolist()
 
 
@@ -188,7 +230,9 @@ def test_holes_categories_tasks_and_rows_without_a_class_are_written(write, tmp_
 
 
 def test_what_is_no_table_is_not_written(tmp_path):
-    with pytest.raises(TableError, match="data set 'low_rank_matrix': arrays rows, cols, values.* wanted a table"):
+    with pytest.raises(
+        TableError, match="data set 'low_rank_matrix': arrays rows, cols, values.* wanted a table"
+    ):
         write_csv(load("low_rank_matrix"), tmp_path / "copy.csv")
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,6 @@
-"""Columns in units of their own: those that NumPy computes, whatever is missing and however large the numbers are."""
+"""Columns in units of their own: those that NumPy computes, whatever is missing and however
+large the numbers are.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +45,9 @@ def test_numbers_may_be_of_any_size(unit):
     np.testing.assert_allclose([coded.mean(), coded.std()], [0, 1], atol=1e-3)
 
 
-@pytest.mark.parametrize("values", [np.full(50, 0.1), [0.3] * 9 + [0.1 + 0.2], np.zeros(5), [NAN] * 4, [7.0, NAN]])
+@pytest.mark.parametrize(
+    "values", [np.full(50, 0.1), [0.3] * 9 + [0.1 + 0.2], np.zeros(5), [NAN] * 4, [7.0, NAN]]
+)
 def test_a_column_that_does_not_vary_keeps_its_unit(values):
     """The mean of fifty 0.1 is not 0.1."""
     units = Units.learn(np.asarray(values))
@@ -55,7 +59,9 @@ def test_a_column_that_does_not_vary_keeps_its_unit(values):
 @pytest.mark.parametrize(("centre", "spread"), [(0.0, 1e-13), (1.7e9, 0.05), (-1e-6, 1e-17)])
 def test_columns_far_from_zero_vary(centre, spread):
     column = centre + spread * np.random.default_rng(0).normal(size=50)
-    assert Units.learn(np.column_stack([np.full(50, 0.1), column, np.zeros(50)])).kept.tolist() == [1]
+    assert Units.learn(np.column_stack([np.full(50, 0.1), column, np.zeros(50)])).kept.tolist() == [
+        1
+    ]
 
 
 def test_where_no_column_varies_the_first_is_kept():

@@ -1,4 +1,6 @@
-"""Models with conjugate sites, and the closed form of each conditional; `bug` shifts one term of it."""
+"""Models with conjugate sites, and the closed form of each conditional; `bug` shifts one term of
+it.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,7 +29,9 @@ def location():
 
 def location_closed(values, bug):
     precision = 1 / 4 + ROWS / 0.25 + 3 * 9 / 4
-    return dist.Normal((1 / 4 + Y.sum() / 0.25 + (3 + bug) * OTHER.sum() / 4) / precision, precision**-0.5)
+    return dist.Normal(
+        (1 / 4 + Y.sum() / 0.25 + (3 + bug) * OTHER.sum() / 4) / precision, precision**-0.5
+    )
 
 
 def groups():
@@ -86,7 +90,9 @@ def precision_closed(values, bug):
 
 
 def variance_closed(values, bug):
-    return dist.InverseGamma(2.0 + ROWS / 2, 3.0 + ((2 * Y - values["mean"]) ** 2).sum() / (2 + bug))
+    return dist.InverseGamma(
+        2.0 + ROWS / 2, 3.0 + ((2 * Y - values["mean"]) ** 2).sum() / (2 + bug)
+    )
 
 
 def batting():
@@ -205,4 +211,6 @@ CASES = [
     Case(regression, "weight", "joint Normal of the last dimension", regression_closed),
     Case(factors, "left", "joint Normal of the last dimension", left_closed),
 ]
-each_case = pytest.mark.parametrize("case", CASES, ids=[f"{case.model.__name__}-{case.site}" for case in CASES])
+each_case = pytest.mark.parametrize(
+    "case", CASES, ids=[f"{case.model.__name__}-{case.site}" for case in CASES]
+)

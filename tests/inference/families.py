@@ -42,28 +42,60 @@ def wishart_hyper(uniform):
 
 
 def normal_priors(hyper, values):
-    return dist.InverseGamma(hyper.concentration, hyper.rate), dist.Normal(hyper.loc, jnp.sqrt(values[0] / hyper.kappa))
+    return dist.InverseGamma(hyper.concentration, hyper.rate), dist.Normal(
+        hyper.loc, jnp.sqrt(values[0] / hyper.kappa)
+    )
 
 
 def wishart_priors(hyper, values):
-    normal = dist.MultivariateNormal(hyper.loc, precision_matrix=hyper.kappa[..., None, None] * values[0])
+    normal = dist.MultivariateNormal(
+        hyper.loc, precision_matrix=hyper.kappa[..., None, None] * values[0]
+    )
     return dist.Wishart(hyper.concentration, rate_matrix=hyper.rate), normal
 
 
 def inverse_wishart_priors(hyper, values):
-    normal = dist.MultivariateNormal(hyper.loc, covariance_matrix=values[0] / hyper.kappa[..., None, None])
+    normal = dist.MultivariateNormal(
+        hyper.loc, covariance_matrix=values[0] / hyper.kappa[..., None, None]
+    )
     return dist.InverseWishart(hyper.concentration, scale_matrix=hyper.rate), normal
 
 
-BETA = Case(BetaBernoulli(), lambda u: BetaHyper(u(), u()), lambda h, v: (dist.Beta(*h),), lambda v: dist.BernoulliProbs(*v))
-DIRICHLET = Case(
-    DirichletCategorical(), lambda u: DirichletHyper(u(CODES)), lambda h, v: (dist.Dirichlet(*h),), lambda v: dist.CategoricalProbs(*v)
+BETA = Case(
+    BetaBernoulli(),
+    lambda u: BetaHyper(u(), u()),
+    lambda h, v: (dist.Beta(*h),),
+    lambda v: dist.BernoulliProbs(*v),
 )
-GAMMA = Case(GammaPoisson(), lambda u: GammaHyper(4 * u(), u()), lambda h, v: (dist.Gamma(*h),), lambda v: dist.Poisson(*v))
-NORMAL = Case(NormalInverseGamma(), lambda u: NormalHyper(u(), u(), u(), u()), normal_priors, lambda v: dist.Normal(v[1], jnp.sqrt(v[0])))
-WISHART = Case(NormalWishart(), wishart_hyper, wishart_priors, lambda v: dist.MultivariateNormal(v[1], precision_matrix=v[0]))
+DIRICHLET = Case(
+    DirichletCategorical(),
+    lambda u: DirichletHyper(u(CODES)),
+    lambda h, v: (dist.Dirichlet(*h),),
+    lambda v: dist.CategoricalProbs(*v),
+)
+GAMMA = Case(
+    GammaPoisson(),
+    lambda u: GammaHyper(4 * u(), u()),
+    lambda h, v: (dist.Gamma(*h),),
+    lambda v: dist.Poisson(*v),
+)
+NORMAL = Case(
+    NormalInverseGamma(),
+    lambda u: NormalHyper(u(), u(), u(), u()),
+    normal_priors,
+    lambda v: dist.Normal(v[1], jnp.sqrt(v[0])),
+)
+WISHART = Case(
+    NormalWishart(),
+    wishart_hyper,
+    wishart_priors,
+    lambda v: dist.MultivariateNormal(v[1], precision_matrix=v[0]),
+)
 INVERSE_WISHART = Case(
-    NormalInverseWishart(), wishart_hyper, inverse_wishart_priors, lambda v: dist.MultivariateNormal(v[1], covariance_matrix=v[0])
+    NormalInverseWishart(),
+    wishart_hyper,
+    inverse_wishart_priors,
+    lambda v: dist.MultivariateNormal(v[1], covariance_matrix=v[0]),
 )
 CASES = [BETA, DIRICHLET, GAMMA, NORMAL, WISHART, INVERSE_WISHART]
 COUNTS = CASES[:3]

@@ -1,4 +1,6 @@
-"""One table of bits, and runs of the particle filter on it by the driver, for the tests of what the driver and the filter do together."""
+"""One table of bits, and runs of the particle filter on it by the driver, for the tests of what
+the driver and the filter do together.
+"""
 
 from functools import cache, partial
 from typing import Any
@@ -10,7 +12,22 @@ from inference import Driver, ParticleFilter, Program
 from inference.kernels.particle_filter.kernel import FilterReading
 from zoo.aclass import aclass
 
-__all__ = ["LATER", "OPTIONS", "RNG", "X", "Y", "check_same", "driver", "kernel", "program", "put", "reading", "run", "values", "whole"]
+__all__ = [
+    "LATER",
+    "OPTIONS",
+    "RNG",
+    "X",
+    "Y",
+    "check_same",
+    "driver",
+    "kernel",
+    "program",
+    "put",
+    "reading",
+    "run",
+    "values",
+    "whole",
+]
 
 RNG = np.random.default_rng(0)
 GROUP = RNG.integers(0, 3, 27)
@@ -37,9 +54,20 @@ def kernel(**settings: Any) -> ParticleFilter:
     return found
 
 
-def driver(num_chains: int = 2, chain_method: str = "sequential", checkpoint: Any = None, max_time: float | None = None, **settings: Any):
+def driver(
+    num_chains: int = 2,
+    chain_method: str = "sequential",
+    checkpoint: Any = None,
+    max_time: float | None = None,
+    **settings: Any,
+):
     """A driver of such a filter."""
-    of_run = {"num_chains": num_chains, "chain_method": chain_method, "checkpoint": checkpoint, "max_time": max_time}
+    of_run = {
+        "num_chains": num_chains,
+        "chain_method": chain_method,
+        "checkpoint": checkpoint,
+        "max_time": max_time,
+    }
     return Driver(kernel(**settings), num_samples=50, progress_bar=False, **of_run)
 
 
@@ -57,12 +85,18 @@ def whole(later: bool = False, **settings: Any) -> tuple[Driver, xr.DataTree]:
 
 def values(tree: xr.DataTree) -> dict[str, xr.DataArray]:
     """Every variable of a tree, and the evidence."""
-    found = {f"{group.name}/{name}": value.load() for group in tree.children.values() for name, value in group.data_vars.items()}
+    found = {
+        f"{group.name}/{name}": value.load()
+        for group in tree.children.values()
+        for name, value in group.data_vars.items()
+    }
     return found | {"log_evidence": xr.DataArray(tree.attrs["log_evidence"])}
 
 
 def check_same(one: xr.DataTree, other: xr.DataTree, tolerance: float = 0.0) -> None:
-    """Variables, dimensions, and values to within the relative tolerance; none of it for whole numbers."""
+    """Variables, dimensions, and values to within the relative tolerance; none of it for whole
+    numbers.
+    """
     found, wanted = values(one), values(other)
     assert found.keys() == wanted.keys()
     for name, value in found.items():

@@ -1,4 +1,6 @@
-"""Models with a latent history, and exact draws of their joint distribution, for the tests of `LatentHistory`."""
+"""Models with a latent history, and exact draws of their joint distribution, for the tests of
+`LatentHistory`.
+"""
 
 from functools import cache
 
@@ -28,7 +30,9 @@ def orders(most, total):
 
 
 def beads(total, *, room=ROOM, prior=orders):
-    """`total` beads arrived; how many were lost on the way? The functions at two beads are independent, so all is known exactly."""
+    """`total` beads arrived; how many were lost on the way? The functions at two beads are
+    independent, so all is known exactly.
+    """
     lost = numpyro.sample("lost", prior(room, total))
     is_used = jnp.arange(room) < lost
     with numpyro.plate("bead", room):
@@ -37,7 +41,9 @@ def beads(total, *, room=ROOM, prior=orders):
             where = numpyro.sample("where", dist.Normal(0.0, 1.0))
         height = numpyro.deterministic("height", jnp.stack([where, -where - 1.0], -1) + 0.5 * spark)
         with numpyro.handlers.mask(mask=is_used):
-            numpyro.sample("arrived", dist.Bernoulli(logits=logsumexp(height, -1)), obs=jnp.zeros(room, int))
+            numpyro.sample(
+                "arrived", dist.Bernoulli(logits=logsumexp(height, -1)), obs=jnp.zeros(room, int)
+            )
 
 
 @cache
@@ -65,15 +71,22 @@ def run(kernel, model, args, kwargs, num_sweeps, fields):
 # Exact draws of the joint distribution of a small Archipelago.
 
 ROWS, CAPACITY, CLASSES, FEATURES = 3, 24, 2, 2
-SMOOTH = {"lengthscale": dist.LogNormal(1.0, 0.3), "amplitude": dist.LogNormal(2.0, 0.3)}  # many rejections, which say much of each other
+# many rejections, which say much of each other
+SMOOTH = {"lengthscale": dist.LogNormal(1.0, 0.3), "amplitude": dist.LogNormal(2.0, 0.3)}
 OPTIONS = {"num_classes": CLASSES, "capacity": CAPACITY, "persistence": 1.0, **SMOOTH}
 
 
 def joint(rng_key):
-    """(values of all latent sites, x, y, whether so many proposals were enough), by the process itself."""
+    """(values of all latent sites, x, y, whether so many proposals were enough), by the process
+    itself.
+    """
     prior_key, point_key, noise_key, outcome_key, label_key = random.split(rng_key, 5)
     traced = handlers.trace(handlers.seed(process, prior_key))
-    parameters = {name: site["value"] for name, site in traced.get_trace(FEATURES, CLASSES, **SMOOTH).items() if site["type"] == "sample"}
+    parameters = {
+        name: site["value"]
+        for name, site in traced.get_trace(FEATURES, CLASSES, **SMOOTH).items()
+        if site["type"] == "sample"
+    }
     with handlers.seed(rng_seed=0), handlers.substitute(data=parameters):
         drawn = process(FEATURES, CLASSES, **SMOOTH)
     size = ROWS + CAPACITY
@@ -83,11 +96,17 @@ def joint(rng_key):
 
     place, accepted = jnp.arange(size), outcome < CLASSES
     end = jnp.argmax(jnp.cumsum(accepted) == ROWS)
-    group = jnp.where(place > end, 2, jnp.where(accepted, 0, 1))  # rows, then those rejected before the last of them, then the rest
+    # rows, then those rejected before the last of them, then the rest
+    group = jnp.where(place > end, 2, jnp.where(accepted, 0, 1))
     order = jnp.argsort(group * size + place)
     points, function, outcome = points[order], function[order], outcome[order]
-    values = parameters | {"num_rejected": (end + 1 - ROWS).astype(jnp.int64), "rejected": points[ROWS:]}
-    noise = jax.vmap(_whitened, (None, 1, 0, 0), 1)(points, function, parameters["amplitude"], parameters["lengthscale"])
+    values = parameters | {
+        "num_rejected": (end + 1 - ROWS).astype(jnp.int64),
+        "rejected": points[ROWS:],
+    }
+    noise = jax.vmap(_whitened, (None, 1, 0, 0), 1)(
+        points, function, parameters["amplitude"], parameters["lengthscale"]
+    )
     values |= {"noise": noise[:ROWS], "rejected_noise": noise[ROWS:]}
     y = jnp.where(random.bernoulli(label_key, 0.5, (ROWS,)), outcome[:ROWS], -1)
     return values, points[:ROWS], y, jnp.sum(accepted) >= ROWS
@@ -95,7 +114,11 @@ def joint(rng_key):
 
 def _whitened(points, function, amplitude, lengthscale):
     apart = jnp.sum((points[:, None] - points[None]) ** 2, -1) / lengthscale**2
-    return solve_triangular(jnp.linalg.cholesky(jnp.exp(-0.5 * apart) + 1e-6 * jnp.eye(len(points))), function / amplitude, lower=True)
+    return solve_triangular(
+        jnp.linalg.cholesky(jnp.exp(-0.5 * apart) + 1e-6 * jnp.eye(len(points))),
+        function / amplitude,
+        lower=True,
+    )
 
 
 def seen(values, x, y):
@@ -115,15 +138,25 @@ def seen(values, x, y):
         "amplitude": jnp.log(values["amplitude"][0]),
         "length scale": jnp.log(values["lengthscale"][-1, 0]),
         "squared length scale": jnp.log(values["lengthscale"][0, 0]) ** 2,
-        "amplitude and length scale": jnp.sum(jnp.log(values["amplitude"]) * jnp.log(values["lengthscale"][:, 0])),
+        "amplitude and length scale": jnp.sum(
+            jnp.log(values["amplitude"]) * jnp.log(values["lengthscale"][:, 0])
+        ),
         "amplitude and count": jnp.log(values["amplitude"][0]) * jnp.log1p(values["num_rejected"]),
         "noise of data": jnp.mean(values["noise"] ** 2),
         "scale and function": jnp.log(values["amplitude"][0]) * jnp.abs(found["function"][0, 0]),
-        "length scale and curve": jnp.log(values["lengthscale"][0, 0]) * (found["function"][0, 0] - found["function"][1, 0]) ** 2,
+        "length scale and curve": jnp.log(values["lengthscale"][0, 0])
+        * (found["function"][0, 0] - found["function"][1, 0]) ** 2,
     }
 
 
-OF_FIELD = ("amplitude", "length scale", "squared length scale", "amplitude and length scale", "amplitude and count", "noise of data")
+OF_FIELD = (
+    "amplitude",
+    "length scale",
+    "squared length scale",
+    "amplitude and length scale",
+    "amplitude and count",
+    "noise of data",
+)
 OF_FIELD = (*OF_FIELD, "scale and function", "length scale and curve")
 
 
@@ -131,26 +164,40 @@ FIELD = ("noise", "amplitude", "lengthscale")
 
 
 def drift(num_replicates=8000, num_sweeps=6, beside=(), **options):
-    """z-scores of how far sweeps from exact draws of the joint move the means of what is seen: noise, for a right kernel.
+    """z-scores of how far sweeps from exact draws of the joint move the means of what is seen:
+    noise, for a right kernel.
 
     :param beside: the history, which sites the kernel draws.
     """
-    kernel = LatentHistory(archipelago, **{"num_steps": 2, "num_trajectories": 4} | options)  # cheaper than by default
+    # cheaper than by default
+    kernel = LatentHistory(archipelago, **{"num_steps": 2, "num_trajectories": 4} | options)
     keys = random.split(random.key(1), num_replicates)
     values, x, y, enough = jax.jit(jax.vmap(joint))(keys)
     own = (*read_history(Program(archipelago, x[0], y[0], **OPTIONS)).sites, *beside)
     others = lambda values: {name: value for name, value in values.items() if name not in own}
     first = jax.tree.map(lambda leaf: leaf[0], values)
-    start = kernel.init(keys[0], 0, {name: first[name] for name in own}, (x[0], y[0]), OPTIONS | {GIBBS_SITES_KWARG: others(first)})
+    start = kernel.init(
+        keys[0],
+        0,
+        {name: first[name] for name in own},
+        (x[0], y[0]),
+        OPTIONS | {GIBBS_SITES_KWARG: others(first)},
+    )
 
     def moved(key, values, x, y):
         state = start._replace(values={name: values[name] for name in own}, rng_key=key)
         kwargs = OPTIONS | {GIBBS_SITES_KWARG: others(values)}
-        return jax.lax.fori_loop(0, num_sweeps, lambda _, at: kernel.sample(at, (x, y), kwargs), state).values
+        return jax.lax.fori_loop(
+            0, num_sweeps, lambda _, at: kernel.sample(at, (x, y), kwargs), state
+        ).values
 
-    ended = jax.jit(lambda at: jax.lax.map(lambda one: moved(*one), at, batch_size=100))((keys, values, x, y))
+    ended = jax.jit(lambda at: jax.lax.map(lambda one: moved(*one), at, batch_size=100))(
+        (keys, values, x, y)
+    )
     before, after = (jax.vmap(seen)(each, x, y) for each in (values, {**values, **ended}))
     change = {name: np.asarray(after[name] - before[name])[np.asarray(enough)] for name in before}
     change = {name: each for name, each in change.items() if beside or name not in OF_FIELD}
     assert all(np.mean(each != 0) > 0.3 for each in change.values()), "the kernel hardly moves"
-    return {name: float(each.mean() / each.std() * np.sqrt(len(each))) for name, each in change.items()}
+    return {
+        name: float(each.mean() / each.std() * np.sqrt(len(each))) for name, each in change.items()
+    }

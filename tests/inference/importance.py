@@ -1,4 +1,6 @@
-"""Importance sampling from the prior, as an `Algorithm`: the smallest one whose evidence has an exact answer to compare with."""
+"""Importance sampling from the prior, as an `Algorithm`: the smallest one whose evidence has an
+exact answer to compare with.
+"""
 
 from typing import NamedTuple
 
@@ -33,12 +35,18 @@ class ImportanceSampling(Algorithm):
         return program, {}
 
     def init(self, rng_key: Array, program: Program, data: dict) -> Pool:
-        values = jax.tree.map(jnp.zeros_like, program.draw_prior(rng_key, self.num_batches * self.batch_size))
-        return Pool(values, jnp.full(self.num_batches * self.batch_size, -jnp.inf), jnp.zeros((), jnp.int32))
+        values = jax.tree.map(
+            jnp.zeros_like, program.draw_prior(rng_key, self.num_batches * self.batch_size)
+        )
+        return Pool(
+            values, jnp.full(self.num_batches * self.batch_size, -jnp.inf), jnp.zeros((), jnp.int32)
+        )
 
     def step(self, rng_key: Array, state: Pool, program: Program, data: dict) -> tuple[Pool, Batch]:
         drawn = program.draw_prior(rng_key, self.batch_size)
-        weigh = lambda values: sum(jnp.sum(term) for term in program.log_likelihood(values).values())
+        weigh = lambda values: sum(
+            jnp.sum(term) for term in program.log_likelihood(values).values()
+        )
         first = state.batch * self.batch_size
         put = lambda pool, new: jax.lax.dynamic_update_slice_in_dim(pool, new, first, 0)
         log_weight = put(state.log_weight, jax.vmap(weigh)(drawn))
@@ -48,7 +56,9 @@ class ImportanceSampling(Algorithm):
     def finished(self, state: Pool) -> Array:
         return state.batch >= self.num_batches
 
-    def draw(self, rng_key: Array, state: Pool, program: Program, data: dict, num_draws: int) -> dict[str, Array]:
+    def draw(
+        self, rng_key: Array, state: Pool, program: Program, data: dict, num_draws: int
+    ) -> dict[str, Array]:
         index = random.categorical(rng_key, state.log_weight, shape=(num_draws,))
         return jax.tree.map(lambda pool: pool[index], state.values)
 

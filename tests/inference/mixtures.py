@@ -1,4 +1,6 @@
-"""Truncated mixtures for coordinate ascent, and data for them: one for each block that may be in one."""
+"""Truncated mixtures for coordinate ascent, and data for them: one for each block that may be in
+one.
+"""
 
 from functools import cache, partial
 from typing import Any
@@ -32,7 +34,11 @@ sample: Any = numpyro.sample
 
 def columns_of(at: Axes):
     """Groups and rows one place further left, for columns."""
-    return plate("expert", at.experts.size, dim=-2), plate("row", at.rows.size, dim=-2), plate("feature", at.num_features, dim=-1)
+    return (
+        plate("expert", at.experts.size, dim=-2),
+        plate("row", at.rows.size, dim=-2),
+        plate("feature", at.num_features, dim=-1),
+    )
 
 
 def beta_bernoulli(x, z, at, wrap=Missing):
@@ -77,7 +83,8 @@ def inverse_wishart(x, z, at):
         return sample("x", dist.MultivariateNormal(loc[z], cov[z]), obs=x)
 
 
-KNOWN = partial(soft_probit, precision=dist.Gamma(3.0, 2.0), gamma0=0.7)  # says enough for a small problem to have power
+# says enough for a small problem to have power
+KNOWN = partial(soft_probit, precision=dist.Gamma(3.0, 2.0), gamma0=0.7)
 GATE = partial(normal_wishart, centre=0.3, covariance=0.8, u0=0.6)
 ALPHA = dist.Gamma(3.0, 2.0)
 CASES: dict[str, dict[str, Any]] = {
@@ -95,10 +102,24 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @cache
-def case(name: str, num_rows: int = 12, num_features: int = 2, missing: float = 0.45, num_experts: int = 3):
-    """(model, its arguments): data drawn from the model, with holes and two rows without a label."""
+def case(
+    name: str,
+    num_rows: int = 12,
+    num_features: int = 2,
+    missing: float = 0.45,
+    num_experts: int = 3,
+):
+    """(model, its arguments): data drawn from the model, with holes and two rows without a
+    label.
+    """
     told = {"alpha": ALPHA, "num_experts": num_experts, **CASES[name]}
-    data = simulate(random.key(5), num_rows, num_features, missing=0.0 if name == "covariances" else missing, **told)
+    data = simulate(
+        random.key(5),
+        num_rows,
+        num_features,
+        missing=0.0 if name == "covariances" else missing,
+        **told,
+    )
     data["x"] = np.asarray(data["x"], float)
     if told["expert"] is not None:
         y = np.array(data["y"])
@@ -116,8 +137,17 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def of_tasks(name: str, num_rows: int = 7, num_tasks: int = 2, missing: float = 0.4, num_groups: int = 2, num_experts: int = 3):
-    """(model, its arguments): data of tasks drawn from the model, with holes, and in each a row without a label; rows of tasks mixed."""
+def of_tasks(
+    name: str,
+    num_rows: int = 7,
+    num_tasks: int = 2,
+    missing: float = 0.4,
+    num_groups: int = 2,
+    num_experts: int = 3,
+):
+    """(model, its arguments): data of tasks drawn from the model, with holes, and in each a row
+    without a label; rows of tasks mixed.
+    """
     sizes = {"num_tasks": num_tasks, "num_groups": num_groups, "num_experts": num_experts}
     told = {"alpha": ALPHA, "beta": ALPHA, **sizes, **TASKS[name]}
     data = simulate_tasks(random.key(5), num_rows, num_features=2, missing=missing, **told)
@@ -126,5 +156,11 @@ def of_tasks(name: str, num_rows: int = 7, num_tasks: int = 2, missing: float = 
     if told["expert"] is not None:
         y = np.array(data["y"])[order]
         y[: told.get("num_classes", 2)] = np.arange(told.get("num_classes", 2))
-        data["y"] = np.where(np.isin(np.arange(len(y)), [np.flatnonzero(data["task"] == j)[-1] for j in range(num_tasks)]), -1, y)
+        data["y"] = np.where(
+            np.isin(
+                np.arange(len(y)), [np.flatnonzero(data["task"] == j)[-1] for j in range(num_tasks)]
+            ),
+            -1,
+            y,
+        )
     return iqgme_tasks, data

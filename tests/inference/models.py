@@ -27,7 +27,9 @@ def exact_posterior(y=Y, spread=SPREAD):
 
 def exact_log_evidence(y=Y, spread=SPREAD):
     """log p(y)."""
-    return stats.multivariate_normal(np.zeros(len(y)), np.eye(len(y)) + spread**2).logpdf(np.asarray(y, float))
+    return stats.multivariate_normal(np.zeros(len(y)), np.eye(len(y)) + spread**2).logpdf(
+        np.asarray(y, float)
+    )
 
 
 def logistic(x, y):

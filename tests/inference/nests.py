@@ -19,7 +19,9 @@ def line(x, y):
 
 
 def line_evidence(x=X, y=Y):
-    return stats.multivariate_normal(np.zeros(len(x)), x @ np.diag([1.0, 4.0]) @ x.T + NOISE**2 * np.eye(len(x))).logpdf(y)
+    return stats.multivariate_normal(
+        np.zeros(len(x)), x @ np.diag([1.0, 4.0]) @ x.T + NOISE**2 * np.eye(len(x))
+    ).logpdf(y)
 
 
 def two_modes(low=-10.0):
@@ -27,7 +29,11 @@ def two_modes(low=-10.0):
     x = numpyro.sample("x", dist.Uniform(low, 10.0).expand([2]).to_event(1))
     centres, widths = jnp.array([[-4.0, -4.0], [4.0, 4.0]]), jnp.array([[0.5, 0.5], [0.3, 0.3]])
     shares = dist.Categorical(probs=jnp.array([0.3, 0.7]))
-    numpyro.sample("y", dist.MixtureSameFamily(shares, dist.Normal(x[None] + centres, widths).to_event(1)), obs=jnp.zeros(2))
+    numpyro.sample(
+        "y",
+        dist.MixtureSameFamily(shares, dist.Normal(x[None] + centres, widths).to_event(1)),
+        obs=jnp.zeros(2),
+    )
 
 
 def counts(y, total=20):
@@ -53,7 +59,11 @@ def steps(y=0.0):
     """A likelihood of three flat places: 0 on half of the prior, 1 on a quarter, 9 on the rest."""
     x = numpyro.sample("x", dist.Uniform(0.0, 1.0))
     log_density = jnp.where(x < 0.5, -jnp.inf, jnp.where(x < 0.75, 0.0, jnp.log(9.0)))
-    numpyro.sample("y", dist.Delta(jnp.zeros(()), log_density=log_density, validate_args=False), obs=jnp.zeros(()))
+    numpyro.sample(
+        "y",
+        dist.Delta(jnp.zeros(()), log_density=log_density, validate_args=False),
+        obs=jnp.zeros(()),
+    )
 
 
 EXACT = {

@@ -16,10 +16,16 @@ TOLD = {"x": X, "y": Y, "num_classes": 5, "batch_size": 3, "num_negatives": 2}
 
 
 def fitted(noise="gumbel", model=augment_reduce, told=TOLD, **options):
-    """What the kernel has read of a program, the program, and a state with weights of size 1 and a q(eps) of each row."""
+    """What the kernel has read of a program, the program, and a state with weights of size 1 and
+    a q(eps) of each row.
+    """
     if model is augment_reduce and told is TOLD:
         return _of_the_zoo(noise, **options)
-    return _fitted(Program(model, **(told | {"noise": noise} if model is augment_reduce else told)), model, options)
+    return _fitted(
+        Program(model, **(told | {"noise": noise} if model is augment_reduce else told)),
+        model,
+        options,
+    )
 
 
 @cache
@@ -32,8 +38,16 @@ def _fitted(program, model, options):
     reading, data = kernel.read(program)
     state = kernel.init(jax.random.key(3), reading, data)
     rng = np.random.default_rng(2)
-    local = {name: jnp.asarray(rng.uniform(0.3, 1.2, value.shape)) for name, value in state.local.items()}
-    return reading, program, state._replace(local={name: value * (5.0 if name == "rate" else 1.0) for name, value in local.items()})
+    local = {
+        name: jnp.asarray(rng.uniform(0.3, 1.2, value.shape)) for name, value in state.local.items()
+    }
+    return (
+        reading,
+        program,
+        state._replace(
+            local={name: value * (5.0 if name == "rate" else 1.0) for name, value in local.items()}
+        ),
+    )
 
 
 def step(reading, program, state, seed):
@@ -58,7 +72,9 @@ def utilities(reading, state):
 
 
 def estimate(reading, program, state, index, rng_key):
-    """What a step would take for the bound on the log likelihood, and its slopes in all weights; without a key eps is integrated out."""
+    """What a step would take for the bound on the log likelihood, and its slopes in all weights;
+    without a key eps is integrated out.
+    """
     model = reading.reduced
     view = view_of(reading, program, index, state, None)
     rows = index[model.rows]
@@ -70,7 +86,9 @@ def estimate(reading, program, state, index, rng_key):
 
     value, slopes = jax.value_and_grad(of)(view.parameters)
     dense = {
-        name: view.asked[name].scatter(jnp.zeros(model.by_row[name].shape), view.asked[name].merged(slope["loc"]))
+        name: view.asked[name].scatter(
+            jnp.zeros(model.by_row[name].shape), view.asked[name].merged(slope["loc"])
+        )
         for name, slope in slopes.items()
     }
     return value, dense
@@ -83,7 +101,9 @@ def every(reading):
 
 def flat(found):
     """Bound and slopes as one vector."""
-    return jnp.concatenate([found[0].ravel(), *(found[1][name].ravel() for name in sorted(found[1]))])
+    return jnp.concatenate(
+        [found[0].ravel(), *(found[1][name].ravel() for name in sorted(found[1]))]
+    )
 
 
 def z_scores(reading, program, state, exact=None, num_draws=10_000):
@@ -95,10 +115,16 @@ def z_scores(reading, program, state, exact=None, num_draws=10_000):
         return flat(estimate(reading, program, state, index, point_key))
 
     exact = np.asarray(whole(reading, program, state)) if exact is None else exact
-    found = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=500))(jax.random.split(jax.random.key(0), num_draws)))
+    found = np.asarray(
+        jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=500))(
+            jax.random.split(jax.random.key(0), num_draws)
+        )
+    )
     return (found.mean(0) - exact) / (found.std(0) / np.sqrt(num_draws) + 1e-12)
 
 
 def whole(reading, program, state):
     """Bound and slopes from all rows and classes."""
-    return jax.jit(lambda state: flat(estimate(reading, program, state, every(reading), None)))(state)
+    return jax.jit(lambda state: flat(estimate(reading, program, state, every(reading), None)))(
+        state
+    )

@@ -1,4 +1,6 @@
-"""Many runs of a particle filter side by side, by its own functions: one compilation, and no driver between the rows."""
+"""Many runs of a particle filter side by side, by its own functions: one compilation, and no
+driver between the rows.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,9 +18,20 @@ from inference.kernels.particle_filter.kernel import FilterReading, FilterState
 from tests.inference.partitions import ordered
 from zoo.aclass import aclass
 
-__all__ = ["answers", "check_evidence", "filtered", "log_evidence", "predictive", "promoted", "read", "table", "with_settings"]
+__all__ = [
+    "answers",
+    "check_evidence",
+    "filtered",
+    "log_evidence",
+    "predictive",
+    "promoted",
+    "read",
+    "table",
+    "with_settings",
+]
 
-ROOM = 12  # groups in each class, and rows of the table for each particle: more than 8 rows of data fill
+# groups in each class, and rows of the table for each particle: more than 8 rows of data fill
+ROOM = 12
 
 
 class promoted:
@@ -34,9 +47,17 @@ class promoted:
             each.__exit__(*error)
 
 
-def table(x: np.ndarray, y: np.ndarray | None = None, num_classes: int = 1, model: Any = aclass, **options: Any) -> Program:
+def table(
+    x: np.ndarray,
+    y: np.ndarray | None = None,
+    num_classes: int = 1,
+    model: Any = aclass,
+    **options: Any,
+) -> Program:
     """The model on these rows; without `y` they are of one known class."""
-    return Program(model, x, np.zeros(len(x), int) if y is None else y, num_classes=num_classes, **options)
+    return Program(
+        model, x, np.zeros(len(x), int) if y is None else y, num_classes=num_classes, **options
+    )
 
 
 class Filter(NamedTuple):
@@ -56,7 +77,9 @@ def read(program: Program, **settings: Any) -> Filter:
 def with_settings(known: Filter, resampling: str = "optimal", **settings: Any) -> Filter:
     """One with other settings, for the same model, which is not read again."""
     kernel = ParticleFilter(known.kernel.model, resampling=resampling, **settings)
-    return Filter(kernel, replace(known.reading, rules=known.reading.rules._replace(scheme=resampling)))
+    return Filter(
+        kernel, replace(known.reading, rules=known.reading.rules._replace(scheme=resampling))
+    )
 
 
 def filtered(this: Filter, program: Program, num_runs: int = 1, seed: int = 0) -> FilterState:
@@ -67,7 +90,11 @@ def filtered(this: Filter, program: Program, num_runs: int = 1, seed: int = 0) -
         state = kernel.init(random.key(seed), reading, data)
     num_rows, num_groups = state.groups.count.shape[-1], state.groups.slot.shape[-1]
     num_rows = max(num_rows, ROOM * kernel.num_particles)
-    one = state._replace(groups=jax.vmap(lambda groups: wider(groups, num_rows, max(num_groups, reading.bounded(ROOM))))(state.groups))
+    one = state._replace(
+        groups=jax.vmap(
+            lambda groups: wider(groups, num_rows, max(num_groups, reading.bounded(ROOM)))
+        )(state.groups)
+    )
     num_rows = int(state.num_rows)
     unknown = np.flatnonzero(np.asarray(data.rows.labels[:num_rows]) < 0)
     is_joined = len(unknown) > 0 and state.groups.slot.shape[1] > 1
@@ -79,7 +106,11 @@ def filtered(this: Filter, program: Program, num_runs: int = 1, seed: int = 0) -
     def run(key):
         step_key, join_key = random.split(key)
         before = forward(step_key, one, 0, cut)
-        return forward(step_key, _joined(reading, before, join_key), cut, num_rows) if is_joined else before
+        return (
+            forward(step_key, _joined(reading, before, join_key), cut, num_rows)
+            if is_joined
+            else before
+        )
 
     states = jax.jit(jax.vmap(run))(random.split(random.key(seed), num_runs))
     wants = jax.vmap(kernel._wants)(states)
@@ -97,7 +128,9 @@ def _joined(reading: FilterReading, state: FilterState, key: Array) -> FilterSta
 
 def log_evidence(states: FilterState) -> np.ndarray:
     """[run]."""
-    return np.logaddexp.reduce(np.asarray(states.log_prior) + np.asarray(states.log_evidence), axis=1)
+    return np.logaddexp.reduce(
+        np.asarray(states.log_prior) + np.asarray(states.log_evidence), axis=1
+    )
 
 
 def check_evidence(states: FilterState, log_z: float) -> None:
@@ -107,15 +140,23 @@ def check_evidence(states: FilterState, log_z: float) -> None:
 
 
 def answers(states: FilterState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Classes and groups [run, point, particle, row] of one joint filter, and their weights, those of the runs by their evidence."""
+    """Classes and groups [run, point, particle, row] of one joint filter, and their weights,
+    those of the runs by their evidence.
+    """
     labels, groups, _ = jax.jit(jax.vmap(ancestry.partitions))(states.history, states.seen)
     num_rows = int(states.seen[0])
     last = lambda part: np.moveaxis(np.asarray(part)[:, :num_rows], 1, -1)
-    log_weight = np.asarray(states.groups.log_weight[:, :, 0] + (states.log_prior + states.log_evidence)[..., None])
+    log_weight = np.asarray(
+        states.groups.log_weight[:, :, 0] + (states.log_prior + states.log_evidence)[..., None]
+    )
     return last(labels), ordered(last(labels), last(groups)), np.exp(log_weight - log_weight.max())
 
 
 def predictive(this: Filter, states: FilterState, program: Program) -> np.ndarray:
     """log p(class, row | rows seen) of the rows of a program, [run, row, class]."""
     with promoted():
-        return np.asarray(jax.jit(jax.vmap(lambda state: this.kernel.log_classes(state, this.reading, program)))(states))
+        return np.asarray(
+            jax.jit(jax.vmap(lambda state: this.kernel.log_classes(state, this.reading, program)))(
+                states
+            )
+        )

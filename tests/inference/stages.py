@@ -1,4 +1,6 @@
-"""Rows with an exact posterior, and models that cannot be learned in stages: shared by the tests of kernels that learn so."""
+"""Rows with an exact posterior, and models that cannot be learned in stages: shared by the tests
+of kernels that learn so.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,10 @@ RNG = np.random.default_rng(5)
 X = RNG.normal(size=(90, 2))
 Y = X @ [1.0, -0.5] + 0.5 * RNG.normal(size=90)
 PRECISION = np.diag([1.0, 0.25]) + X.T @ X / 0.25
-MEAN, DEVIATION = np.linalg.solve(PRECISION, X.T @ Y / 0.25), np.sqrt(np.diag(np.linalg.inv(PRECISION)))
+MEAN, DEVIATION = (
+    np.linalg.solve(PRECISION, X.T @ Y / 0.25),
+    np.sqrt(np.diag(np.linalg.inv(PRECISION))),
+)
 
 
 def begun(kernel, *args, seed=0, **kwargs):
@@ -36,11 +41,15 @@ def check_same(found, wanted):
 def forget(monkeypatch, field, other):
     """A planted bug: of a state that is loaded, a field is another."""
     load = _store.FolderStore.load
-    changed = lambda step: step._replace(state=step.state._replace(**{field: other(getattr(step.state, field))}))
+    changed = lambda step: step._replace(
+        state=step.state._replace(**{field: other(getattr(step.state, field))})
+    )
 
     def forgetful(store, states):
         commit = load(store, states)
-        return commit and commit._replace(states=jax.tree.map(changed, commit.states, is_leaf=lambda node: isinstance(node, Step)))
+        return commit and commit._replace(
+            states=jax.tree.map(changed, commit.states, is_leaf=lambda node: isinstance(node, Step))
+        )
 
     monkeypatch.setattr(_store.FolderStore, "load", forgetful)
 
@@ -84,13 +93,17 @@ def following(x, y):
     """And here on the one before."""
     keeps = numpyro.sample("keeps", dist.Normal(0.0, 1.0))
     with numpyro.plate("row", len(y)):
-        numpyro.sample("y", dist.Normal(keeps * jnp.concatenate([jnp.zeros(1), y[:-1]]), 1.0), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(keeps * jnp.concatenate([jnp.zeros(1), y[:-1]]), 1.0), obs=y
+        )
 
 
 def within(x, group, y):
     """And here on the others of its group, of which there are many."""
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-    mean = jnp.zeros(len(MANY) // 2).at[group].add(x) / jnp.maximum(1.0, jnp.zeros(len(MANY) // 2).at[group].add(1.0))
+    mean = jnp.zeros(len(MANY) // 2).at[group].add(x) / jnp.maximum(
+        1.0, jnp.zeros(len(MANY) // 2).at[group].add(1.0)
+    )
     with numpyro.plate("row", len(y)):
         numpyro.sample("y", dist.Normal(slope * (x - mean[group]), 1.0), obs=y)
 
@@ -107,15 +120,27 @@ PAIRS = np.arange(200) // 2
 SHUFFLED = np.random.default_rng(0).permutation(PAIRS)
 DEPENDS = r"sites \['y'\]: the log probability of a row, .* where other rows are beside it"
 REFUSED = [  # by every kernel that learns in stages: a model, its arguments, and the message
-    pytest.param(own, (X,), r"site 'level': its shape is \(90,\) with 90 rows, \(45,\) with 45; .* Integrate it out", id="latent by row"),
+    pytest.param(
+        own,
+        (X,),
+        r"site 'level': its shape is \(90,\) with 90 rows, \(45,\) with 45; .* Integrate it out",
+        id="latent by row",
+    ),
     pytest.param(weighted, (X,), "site 'known': a factor is none of the rows", id="factor"),
     pytest.param(lonely, (X,), r"sites \['y'\]: they share no plate", id="no plate"),
-    pytest.param(fixed, (X,), "plate 'row': its size does not follow from the arguments", id="fixed size"),
+    pytest.param(
+        fixed, (X,), "plate 'row': its size does not follow from the arguments", id="fixed size"
+    ),
     pytest.param(centred, (X, Y), DEPENDS, id="rows that depend"),
     pytest.param(following, (X, Y), DEPENDS, id="rows that follow"),
     pytest.param(within, (MANY, PAIRS, MANY), DEPENDS, id="neighbours in pairs"),
     pytest.param(within, (MANY, SHUFFLED, MANY), DEPENDS, id="pairs anywhere"),
-    pytest.param(scaled, (X[:2], Y[:2], np.ones(2)), r"arguments \['scale', 'x', 'y'\]: each has 2 entries", id="as long by chance"),
+    pytest.param(
+        scaled,
+        (X[:2], Y[:2], np.ones(2)),
+        r"arguments \['scale', 'x', 'y'\]: each has 2 entries",
+        id="as long by chance",
+    ),
 ]
 
 

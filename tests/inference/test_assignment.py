@@ -28,7 +28,9 @@ Y = np.arange(30) % 2
 
 def quick(names, chosen):
     """Each reading is compiled for seconds: those not chosen are of the slow set."""
-    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [
+        name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names
+    ]
 
 
 @cache
@@ -52,7 +54,15 @@ def test_each_block_is_read(name):
         np.testing.assert_array_equal(rows.holes, np.argwhere(np.isnan(x)))
     if found.experts:
         y = data["y"]
-        wanted = np.array([[0 if yes < 0 or 0 < yes < c else 1 if yes == c else -1 for c in range(1, y.max() + 1)] for yes in y])
+        wanted = np.array(
+            [
+                [
+                    0 if yes < 0 or 0 < yes < c else 1 if yes == c else -1
+                    for c in range(1, y.max() + 1)
+                ]
+                for yes in y
+            ]
+        )
         np.testing.assert_array_equal(rows.signs, wanted)
         assert rows.design == (0, 1, 2)
 
@@ -63,7 +73,9 @@ def test_numbers_of_the_priors():
     np.testing.assert_allclose(prior.features.loc, np.full((3, 2), 0.3))
     np.testing.assert_allclose(prior.features.kappa, 0.6)
     np.testing.assert_allclose(prior.features.concentration, 4.0)
-    np.testing.assert_allclose(prior.features.rate, np.broadcast_to(0.8 * np.eye(2), (3, 2, 2)), atol=1e-12)
+    np.testing.assert_allclose(
+        prior.features.rate, np.broadcast_to(0.8 * np.eye(2), (3, 2, 2)), atol=1e-12
+    )
     np.testing.assert_allclose(prior.experts.gamma, 0.7)
     np.testing.assert_allclose(prior.experts.concentration, 3.0)
     np.testing.assert_allclose(prior.experts.rate, 2.0)
@@ -76,7 +88,12 @@ def test_numbers_of_the_priors():
 def test_other_names_are_followed():
     _, data = case("binary")
     found = read_assignment(Program(scope(iqgme, prefix="a"), **data))
-    assert (found.z, found.sticks, found.features.site, found.experts.label) == ("a/z", "a/V", "a/x", "a/y")
+    assert (found.z, found.sticks, found.features.site, found.experts.label) == (
+        "a/z",
+        "a/V",
+        "a/x",
+        "a/y",
+    )
 
 
 @pytest.mark.slow
@@ -97,7 +114,9 @@ def test_more_rows_than_are_read():
 
 
 def with_age(x, y, age):
-    """Experts that see two of three features, and a covariate; labels of two kinds are lumped together."""
+    """Experts that see two of three features, and a covariate; labels of two kinds are lumped
+    together.
+    """
 
     def expert(x, y, z, at):
         with at.experts:
@@ -121,7 +140,10 @@ def test_columns_are_told_apart_in_any_units(units):
 @pytest.mark.slow
 def test_whole_numbers_are_features_too():
     whole = np.round(10 * X).astype(int)
-    one, other = (read_assignment(Program(iqgme, x, Y, num_experts=3, alpha=1.0)) for x in (whole, whole.astype(float)))
+    one, other = (
+        read_assignment(Program(iqgme, x, Y, num_experts=3, alpha=1.0))
+        for x in (whole, whole.astype(float))
+    )
     assert one.rows(Program(iqgme, whole, Y, num_experts=3, alpha=1.0)).design == (0, 1, 2)
     np.testing.assert_allclose(one.prior.features.rate, other.prior.features.rate)
 
@@ -147,11 +169,21 @@ def test_many_rows_are_looked_at_in_parts(name, monkeypatch):
 PLANTED = {
     "tail of the sticks": (
         "log_sticks",
-        lambda right: lambda taken, left: right(taken, left).at[-1].set(right(taken, left)[-1] - left[-1]),
+        lambda right: (
+            lambda taken, left: right(taken, left).at[-1].set(right(taken, left)[-1] - left[-1])
+        ),
         "z",
     ),
-    "form of the features": ("gate_natural", lambda right: lambda *at: right(*at)._replace(const=right(*at).const + 0.01), "x"),
-    "normal density": ("_log_normal", lambda right: lambda x, loc, precision: right(x, loc, precision) + 0.01, "t"),
+    "form of the features": (
+        "gate_natural",
+        lambda right: lambda *at: right(*at)._replace(const=right(*at).const + 0.01),
+        "x",
+    ),
+    "normal density": (
+        "_log_normal",
+        lambda right: lambda x, loc, precision: right(x, loc, precision) + 0.01,
+        "t",
+    ),
 }
 
 
@@ -167,6 +199,8 @@ def test_a_planted_error_of_the_formulas_is_seen(name, monkeypatch):
 
 @pytest.mark.slow
 def test_soft_labels_of_the_paper_are_read_with_its_own_priors():
-    """Gamma(.01, .01) underflows when it is drawn from; a start in the middle of the support does not."""
+    """Gamma(.01, .01) underflows when it is drawn from; a start in the middle of the support
+    does not.
+    """
     found = read_assignment(Program(iqgme, HOLES, Y, num_experts=5))
     assert tuple(found.prior.concentration) == pytest.approx((0.05, 0.05))

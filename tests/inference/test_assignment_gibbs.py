@@ -1,4 +1,6 @@
-"""Gibbs sampling of an assignment: each conditional against the model's own log density, a posterior that can be enumerated, runs."""
+"""Gibbs sampling of an assignment: each conditional against the model's own log density, a
+posterior that can be enumerated, runs.
+"""
 
 from itertools import combinations, product
 from operator import itemgetter
@@ -24,10 +26,20 @@ from inference.kernels.conditional_gibbs.mixture import AssignmentSweep
 from inference.kernels.coordinate_ascent.draws import draw_incomplete
 from inference.kernels.coordinate_ascent.posterior import blocks_of, said_at, seen_by_experts
 from inference.kernels.coordinate_ascent.rows import message_to, place_complete, place_given
-from inference.kernels.coordinate_ascent.sticks import agreement, concentration_given, gathered, sticks_given
+from inference.kernels.coordinate_ascent.sticks import (
+    agreement,
+    concentration_given,
+    gathered,
+    sticks_given,
+)
 from inference.program.compiling import once
 from inference.reading.conjugate.pairs import log_sticks
-from inference.reading.conjugate.quadratic import common_posterior, known_weights, precision_of, weights_posterior
+from inference.reading.conjugate.quadratic import (
+    common_posterior,
+    known_weights,
+    precision_of,
+    weights_posterior,
+)
 from inference.reading.stick_mixture.structure import by_class
 from tests.inference.mixtures import CASES, TASKS, beta_bernoulli, case, of_tasks
 from tests.inference.models import Y, normal_mean
@@ -37,14 +49,18 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
 def swept(name):
-    """A sweep, the program, and values after some sweeps; every label tells of all soft labels, for the others are integrated out."""
+    """A sweep, the program, and values after some sweeps; every label tells of all soft labels,
+    for the others are integrated out.
+    """
     model, data = of_tasks(name) if name in TASKS else case(name)
     if "y" in data:
         data = data | {"y": np.where(data["y"] > 0, data.get("num_classes", 2) - 1, 0)}
     program = Program(model, **data)
     sweep = AssignmentSweep(program)
     start = once(program.draw_initial, random.key(0))(random.key(0)) | sweep.start(random.key(0))
-    turn = lambda i, values: sweep.draw(random.fold_in(random.key(1), i), program, values, sweep.buckets)[0]
+    turn = lambda i, values: sweep.draw(
+        random.fold_in(random.key(1), i), program, values, sweep.buckets
+    )[0]
     return sweep, program, once(lambda values: jax.lax.fori_loop(0, 3, turn, values), start)(start)
 
 
@@ -58,14 +74,27 @@ def of_levels(sweep, sums, values):
         levels.append((found.upper, sweep.prior.upper, share.sum((0, 1))[None]))
     for level, prior, count in levels:
         alpha = values[level.concentration] if level.concentration else prior[0]
-        yield level.sticks, lambda V, count=count, alpha=alpha: stats.beta.logpdf(jnp.atleast_2d(V), *sticks_given(count, alpha)).sum()
+        yield (
+            level.sticks,
+            lambda V, count=count, alpha=alpha: stats.beta.logpdf(
+                jnp.atleast_2d(V), *sticks_given(count, alpha)
+            ).sum(),
+        )
         if level.concentration:
             a, b = concentration_given(prior, jnp.log1p(-values[level.sticks]))
-            yield level.concentration, lambda alpha, a=a, b=b: stats.gamma.logpdf(alpha, a, scale=1 / b)
+            yield (
+                level.concentration,
+                lambda alpha, a=a, b=b: stats.gamma.logpdf(alpha, a, scale=1 / b),
+            )
     if found.upper:
         U = values[found.upper.sticks]
-        agrees = agreement(said_at(found, sweep.shape, values), sums, one) + log_sticks(jnp.log(U), jnp.log1p(-U))
-        yield found.upper.site, lambda c: jnp.take_along_axis(jax.nn.log_softmax(agrees), c[..., None], -1).sum()
+        agrees = agreement(said_at(found, sweep.shape, values), sums, one) + log_sticks(
+            jnp.log(U), jnp.log1p(-U)
+        )
+        yield (
+            found.upper.site,
+            lambda c: jnp.take_along_axis(jax.nn.log_softmax(agrees), c[..., None], -1).sum(),
+        )
 
 
 def of_blocks(sweep, sums, values):
@@ -73,11 +102,21 @@ def of_blocks(sweep, sums, values):
     found = sweep.found
     sums = gathered(sums, found.share_at(values))
     columns, features = blocks_of(found, sweep.shape, sweep.prior, sums)
-    for block, hyper in [*zip(found.columns, columns, strict=True), *([(found.features, features)] if found.features else [])]:
-        yield block.priors, lambda *drawn, block=block, hyper=hyper: block.family.log_prior(hyper, drawn).sum()
+    for block, hyper in [
+        *zip(found.columns, columns, strict=True),
+        *([(found.features, features)] if found.features else []),
+    ]:
+        yield (
+            block.priors,
+            lambda *drawn, block=block, hyper=hyper: block.family.log_prior(hyper, drawn).sum(),
+        )
     if not found.experts:
         return
-    experts, prior, w = found.experts, sweep.prior.experts, by_class(values[found.experts.weights], 3)
+    experts, prior, w = (
+        found.experts,
+        sweep.prior.experts,
+        by_class(values[found.experts.weights], 3),
+    )
     common = common_posterior(prior, known_weights(w))
     scale = lambda precision: 1 / jnp.sqrt(common.gamma * precision)
     precision = by_class(values[experts.precision], 2) if experts.precision else precision_of(prior)
@@ -86,17 +125,32 @@ def of_blocks(sweep, sums, values):
         yield (
             experts.precision,
             lambda value: (
-                stats.gamma.logpdf(by_class(value, 2), common.concentration, scale=1 / common.rate).sum()
-                + (stats.norm.logpdf(loc, common.loc, scale(by_class(value, 2))).sum() if experts.loc else 0.0)
+                stats.gamma.logpdf(
+                    by_class(value, 2), common.concentration, scale=1 / common.rate
+                ).sum()
+                + (
+                    stats.norm.logpdf(loc, common.loc, scale(by_class(value, 2))).sum()
+                    if experts.loc
+                    else 0.0
+                )
             ),
         )
     if experts.loc:
-        yield experts.loc, lambda value: stats.norm.logpdf(by_class(value, 2), common.loc, scale(precision)).sum()
+        yield (
+            experts.loc,
+            lambda value: stats.norm.logpdf(by_class(value, 2), common.loc, scale(precision)).sum(),
+        )
     infinite = jnp.full_like(loc, jnp.inf)
     mean, covariance = weights_posterior(
-        common._replace(loc=loc, concentration=precision, rate=infinite), *seen_by_experts(sweep.shape, sums)
+        common._replace(loc=loc, concentration=precision, rate=infinite),
+        *seen_by_experts(sweep.shape, sums),
     )
-    yield experts.weights, lambda value: jax.vmap(jax.vmap(stats.multivariate_normal.logpdf))(by_class(value, 3), mean, covariance).sum()
+    yield (
+        experts.weights,
+        lambda value: jax.vmap(jax.vmap(stats.multivariate_normal.logpdf))(
+            by_class(value, 3), mean, covariance
+        ).sum(),
+    )
 
 
 def moved(values, name, key):
@@ -114,7 +168,9 @@ def moved(values, name, key):
 
 
 def gaps(sweep, program, values):
-    """Of each conditional, how far its log density is from the model's, up to a constant, between two values of its sites."""
+    """Of each conditional, how far its log density is from the model's, up to a constant,
+    between two values of its sites.
+    """
     sums, found = sweep.sums(values, sweep.buckets), {}
     for names, log_density in [*of_levels(sweep, sums, values), *of_blocks(sweep, sums, values)]:
         names = names if isinstance(names, tuple) else (names,)
@@ -126,26 +182,45 @@ def gaps(sweep, program, values):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*(name for name in CASES if name != "no labels"), "tasks of three classes"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in CASES if name != "no labels"), "tasks of three classes"]
+)
 def test_conditionals_of_groups_are_those_of_the_model(name):
     sweep, program, values = swept(name)
     found = once(lambda values: gaps(sweep, program, values), values)(values)
     assert max(found.values()) < 1e-6, found
-    assert {one for names in found for one in names.split(", ")} == set(program.latent) - sweep.found.of_rows
+    assert {one for names in found for one in names.split(", ")} == set(
+        program.latent
+    ) - sweep.found.of_rows
 
 
 def of_rows(sweep, program, values, rng_key):
-    """Groups, missing entries and soft labels given all else: their log density less the model's log joint."""
+    """Groups, missing entries and soft labels given all else: their log density less the model's
+    log joint.
+    """
     found, message = sweep.found, sweep.message(values)
-    z, filled, soft = values[found.z], jnp.zeros(sweep.rows.features.shape), jnp.zeros(sweep.rows.signs.shape)
+    z, filled, soft = (
+        values[found.z],
+        jnp.zeros(sweep.rows.features.shape),
+        jnp.zeros(sweep.rows.signs.shape),
+    )
     total = -program.log_joint(values) * 0
-    for chunk in (jax.tree.map(itemgetter(j), bucket) for bucket in sweep.buckets for j in range(len(bucket.row))):
-        said, (rng_key, group_key, hole_key) = message_to(message, chunk.task), random.split(rng_key, 3)
+    for chunk in (
+        jax.tree.map(itemgetter(j), bucket)
+        for bucket in sweep.buckets
+        for j in range(len(bucket.row))
+    ):
+        said, (rng_key, group_key, hole_key) = (
+            message_to(message, chunk.task),
+            random.split(rng_key, 3),
+        )
         none = jnp.zeros((len(chunk.row), 0, len(said.const)))
         log_rho = place_given(said, chunk, none, none).log_rho
         group = random.categorical(group_key, log_rho)
         experts = said.answers[:, group].swapaxes(0, 1)
-        label, value, log_q = draw_incomplete(hole_key, said, chunk, none[..., 0], none[..., 0], experts, group)
+        label, value, log_q = draw_incomplete(
+            hole_key, said, chunk, none[..., 0], none[..., 0], experts, group
+        )
         log_q = log_q + jnp.take_along_axis(log_rho, group[:, None], 1)[:, 0]
         total = total + jnp.where(chunk.row < len(z), log_q, 0).sum()
         z = z.at[chunk.row].set(group.astype(z.dtype), mode="drop")
@@ -162,7 +237,9 @@ def of_rows(sweep, program, values, rng_key):
 def test_rows_are_drawn_from_what_the_model_says_of_them(name):
     sweep, program, values = swept(name)
     keys = random.split(random.key(0), 4)
-    found = once(lambda keys: jax.lax.map(lambda key: of_rows(sweep, program, values, key), keys), keys)(keys)
+    found = once(
+        lambda keys: jax.lax.map(lambda key: of_rows(sweep, program, values, key), keys), keys
+    )(keys)
     np.testing.assert_allclose(found, found[0], rtol=1e-6)
 
 
@@ -191,7 +268,9 @@ ROWS = len(BITS["x"])
 
 
 def functions(z):
-    """Of assignments [draw, row]: the number of groups, rows of the first and of the last, and which rows are together."""
+    """Of assignments [draw, row]: the number of groups, rows of the first and of the last, and
+    which rows are together.
+    """
     count = (z[..., None] == np.arange(3)).sum(1)
     pairs = [z[:, i] == z[:, j] for i, j in combinations(range(ROWS), 2)]
     return np.column_stack([(count > 0).sum(1), count[:, 0], count[:, 2], *pairs]).astype(float)
@@ -212,7 +291,9 @@ def exact():
 def errors():
     """Of means over a run, in standard errors."""
     kernel = ConditionalGibbs(iqgme, route="mixture")
-    tree = Driver(kernel, num_warmup=100, num_samples=4000, num_chains=2, progress_bar=False).run(0, **BITS)
+    tree = Driver(kernel, num_warmup=100, num_samples=4000, num_chains=2, progress_bar=False).run(
+        0, **BITS
+    )
     each = np.stack([functions(chain) for chain in tree["posterior"]["z"].values])
     np.testing.assert_array_equal(tree["sample_stats"]["num_groups"], each[..., 0])
     ess = np.array([az.ess(one) for one in np.moveaxis(each, -1, 0)])
@@ -225,19 +306,31 @@ def test_a_posterior_that_can_be_enumerated():
 
 
 PLANTED = {
-    "sticks of other groups": (_assignment_groups, "sticks_given", lambda right: lambda count, alpha: right(count[..., ::-1], alpha)),
+    "sticks of other groups": (
+        _assignment_groups,
+        "sticks_given",
+        lambda right: lambda count, alpha: right(count[..., ::-1], alpha),
+    ),
     "columns that keep their numbers": (
         _assignment_groups,
         "_in_order",
         lambda right: lambda sums, order: right(sums, order)._replace(columns=sums.columns),
     ),
-    "a split into one number of several": (_assignment_splits, "_log_ways", lambda right: lambda *at: 0 * right(*at)),
+    "a split into one number of several": (
+        _assignment_splits,
+        "_log_ways",
+        lambda right: lambda *at: 0 * right(*at),
+    ),
     "a split that had no choice": (
         _assignment_splits,
         "_parted",
         lambda right: lambda *at: right(*at)._replace(log_choice=jnp.zeros(())),
     ),
-    "a split that nothing speaks against": (_assignment_splits, "_log_prior", lambda right: lambda *at: 0 * right(*at)),
+    "a split that nothing speaks against": (
+        _assignment_splits,
+        "_log_prior",
+        lambda right: lambda *at: 0 * right(*at),
+    ),
 }
 
 
@@ -246,7 +339,8 @@ PLANTED = {
 def test_a_planted_bug_changes_the_posterior(name, monkeypatch):
     module, attribute, twin = PLANTED[name]
     monkeypatch.setattr(module, attribute, twin(getattr(module, attribute)))
-    monkeypatch.setattr(_assignment_sweep, "NUM_SPLITS", 4)  # so many that what is wrong with them shows
+    # so many that what is wrong with them shows
+    monkeypatch.setattr(_assignment_sweep, "NUM_SPLITS", 4)
     assert abs(errors()).max() > 6
 
 
@@ -268,10 +362,17 @@ def test_tree_of_a_run_that_takes_the_route_by_itself(tmp_path):
     assert tree["sample_stats"]["residual"].max() < 1e-9
     assert tree["log_likelihood"]["x"].dims[:2] == ("chain", "draw")
     assert tree.attrs["route"] == "mixture"
-    hidden = {name for name, values in tree["posterior"].data_vars.items() if values.attrs.get("not_identified")}
+    hidden = {
+        name
+        for name, values in tree["posterior"].data_vars.items()
+        if values.attrs.get("not_identified")
+    }
     assert hidden == {"V", "p", "z"}
     program = Program(iqgme, **BITS)
-    draw = {name: jnp.asarray(values[1, 4].values) for name, values in tree["posterior"].data_vars.items()}
+    draw = {
+        name: jnp.asarray(values[1, 4].values)
+        for name, values in tree["posterior"].data_vars.items()
+    }
     np.testing.assert_allclose(tree["sample_stats"]["lp"][1, 4], program.log_joint(draw), rtol=1e-9)
 
 
@@ -297,7 +398,14 @@ def test_a_run_of_the_paper_with_holes_and_labels():
 
 @pytest.mark.slow
 def test_numpyro_runs_it_too():
-    sampler = MCMC(ConditionalGibbs(iqgme), num_warmup=3, num_samples=4, num_chains=2, chain_method="vectorized", progress_bar=False)
+    sampler = MCMC(
+        ConditionalGibbs(iqgme),
+        num_warmup=3,
+        num_samples=4,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
     sampler.run(random.key(0), **BITS)
     assert sampler.get_samples()["z"].shape == (8, ROWS)
 
@@ -312,7 +420,9 @@ def test_what_is_no_assignment_is_refused_where_that_route_is_asked_for():
 
 def test_an_edit_that_is_not_conjugate_is_refused_by_name():
     with pytest.raises(StructureError, match="site 'V'.*Use SVI with an autoguide"):
-        Driver(ConditionalGibbs(iqgme, route="mixture"), **SHORT).run(0, **BITS | {"alpha": dist.LogNormal(0.0, 1.0)})
+        Driver(ConditionalGibbs(iqgme, route="mixture"), **SHORT).run(
+            0, **BITS | {"alpha": dist.LogNormal(0.0, 1.0)}
+        )
 
 
 def test_sites_of_another_kernel_are_refused():
@@ -323,7 +433,9 @@ def test_sites_of_another_kernel_are_refused():
 
 def test_data_that_are_not_known_yet_are_refused():
     def start(alpha):
-        return ConditionalGibbs(iqgme, route="mixture").init(random.key(0), 0, None, (), BITS | {"alpha": alpha})
+        return ConditionalGibbs(iqgme, route="mixture").init(
+            random.key(0), 0, None, (), BITS | {"alpha": alpha}
+        )
 
     with pytest.raises(StructureError, match="its data are traced"):
         jax.jit(start)(0.7)

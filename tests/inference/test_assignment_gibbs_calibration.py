@@ -1,4 +1,6 @@
-"""Gibbs sampling of an assignment at the size of its use: it leaves the joint as it is, where entries and labels are missing."""
+"""Gibbs sampling of an assignment at the size of its use: it leaves the joint as it is, where
+entries and labels are missing.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +25,8 @@ from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 
 HOLES = np.array([[0, 1], [1, 0], [0, 0], [1, 1], [0, 1], [0, 0], [0, 0]], bool)
-LABELS = {2: np.array([1, 0, 1, 0, -1, 0, -1]), 3: np.array([2, 0, 1, 2, 1, 0, -1])}  # -1: not known to the kernel
+# -1: not known to the kernel
+LABELS = {2: np.array([1, 0, 1, 0, -1, 0, -1]), 3: np.array([2, 0, 1, 2, 1, 0, -1])}
 NUM_ROWS, NUM_FEATURES = HOLES.shape
 X = np.random.default_rng(0).normal(size=HOLES.shape)  # only the shape counts
 TOLD: dict[str, Any] = {
@@ -37,7 +40,12 @@ EXPERT = {"precision": dist.Gamma(3.0, 2.0), "gamma0": 0.7}
 def whole(x, y, num_classes):
     """The model of rows that miss nothing, soft labels integrated out."""
     model = condition(iqgme, data={"x": x, "y": y})
-    return model(shape=(NUM_ROWS, NUM_FEATURES), num_classes=num_classes, expert=partial(probit, **EXPERT), **TOLD)
+    return model(
+        shape=(NUM_ROWS, NUM_FEATURES),
+        num_classes=num_classes,
+        expert=partial(probit, **EXPERT),
+        **TOLD,
+    )
 
 
 class State(NamedTuple):
@@ -49,7 +57,9 @@ class State(NamedTuple):
 
 
 class Holed(MCMCKernel):
-    """The sweep, which does not see some of the entries and labels of `whole`; where data are new it takes them as they were drawn."""
+    """The sweep, which does not see some of the entries and labels of `whole`; where data are
+    new it takes them as they were drawn.
+    """
 
     sample_field = "values"
 
@@ -75,7 +85,11 @@ class Holed(MCMCKernel):
     def _signs(self, y):
         """[row, class]; of all labels, those that the sweep does not see as well."""
         classes = jnp.arange(1, self.num_classes)[None]
-        return jnp.where(y[:, None] == classes, 1.0, jnp.where((y[:, None] > classes) | (y[:, None] == 0), -1.0, 0.0))
+        return jnp.where(
+            y[:, None] == classes,
+            1.0,
+            jnp.where((y[:, None] > classes) | (y[:, None] == 0), -1.0, 0.0),
+        )
 
     def sample(self, state, model_args, model_kwargs):
         program = Program(self.model, *model_args, **model_kwargs)
@@ -85,7 +99,11 @@ class Holed(MCMCKernel):
         data = tuple(one_by_one(bucket, u, signs) for bucket in self.sweep.buckets)
         rng_key, key = random.split(state.rng_key)
         drawn = self.sweep.draw(key, program, state.values | state.hidden, data)[0]
-        return State({name: drawn[name] for name in state.values}, {name: drawn[name] for name in state.hidden}, rng_key)
+        return State(
+            {name: drawn[name] for name in state.values},
+            {name: drawn[name] for name in state.hidden},
+            rng_key,
+        )
 
     def postprocess_fn(self, model_args, model_kwargs):
         return lambda values: values
@@ -100,7 +118,9 @@ class Holed(MCMCKernel):
 def one_by_one(bucket, u, signs):
     """Each row in a chunk of its own, so that whom a label tells of may change; with new data."""
     bucket = bucket._replace(task=jnp.broadcast_to(bucket.task[:, None], bucket.row.shape))
-    bucket = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], 1, *leaf.shape[2:]), bucket)
+    bucket = jax.tree.map(
+        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], 1, *leaf.shape[2:]), bucket
+    )
     at = jnp.minimum(bucket.row, NUM_ROWS - 1)
     return bucket._replace(entries=u[at], signs=signs[at], task=bucket.task[:, 0])
 
@@ -133,7 +153,12 @@ def quantities(program, values):
 def calibration(num_classes, num_replicates=600):
     data = {"x": X, "y": np.maximum(LABELS[num_classes], 0)}
     kernel = partial(Holed, num_classes=num_classes)
-    settings = {"num_replicates": num_replicates, "num_steps": 5, "functions": quantities, "data": {"x": "x", "y": "y"}}
+    settings = {
+        "num_replicates": num_replicates,
+        "num_steps": 5,
+        "functions": quantities,
+        "data": {"x": "x", "y": "y"},
+    }
     return geweke(whole, kernel, **data, num_classes=num_classes, **settings)
 
 

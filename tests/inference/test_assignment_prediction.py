@@ -1,4 +1,6 @@
-"""Predictions by draws of a mixture's posterior, against the same sums written down by numpy, in covariances and not in precisions."""
+"""Predictions by draws of a mixture's posterior, against the same sums written down by numpy, in
+covariances and not in precisions.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,22 +33,38 @@ def draws(num_classes):
 
 
 def exact(x, y, drawn):
-    """Probability of a label, mean and standard deviation of the first feature, by the sums over draws and groups."""
+    """Probability of a label, mean and standard deviation of the first feature, by the sums over
+    draws and groups.
+    """
     seen, found = ~np.isnan(x), np.zeros((NUM_DRAWS, 4))
-    for total, V, mu, precision, w in zip(found, drawn["V"], drawn["mu"], drawn["Lambda"], drawn["w"], strict=True):
+    for total, V, mu, precision, w in zip(
+        found, drawn["V"], drawn["mu"], drawn["Lambda"], drawn["w"], strict=True
+    ):
         weight = np.append(V, 1.0) * np.append(1.0, np.cumprod(1 - V))
         for h in range(NUM_GROUPS):
             c = np.linalg.inv(precision[h])
-            density = stats.multivariate_normal.pdf(x[seen], mu[h][seen], c[np.ix_(seen, seen)]) if seen.any() else 1.0
+            density = (
+                stats.multivariate_normal.pdf(x[seen], mu[h][seen], c[np.ix_(seen, seen)])
+                if seen.any()
+                else 1.0
+            )
             slope = c[np.ix_(~seen, seen)] @ np.linalg.inv(c[np.ix_(seen, seen)])
             mean, spread = x.copy(), np.zeros((2, 2))
             mean[~seen] = mu[h][~seen] + slope @ (x[seen] - mu[h][seen])
             spread[np.ix_(~seen, ~seen)] = c[np.ix_(~seen, ~seen)] - slope @ c[np.ix_(seen, ~seen)]
-            score, covariance = w[:, h, :2] @ mean + w[:, h, 2], np.eye(len(w)) + w[:, h, :2] @ spread @ w[:, h, :2].T
-            side = np.where(np.arange(1, len(w) + 1) == y, 1, -1)[: y if y else None]  # the classes that are asked
+            score, covariance = (
+                w[:, h, :2] @ mean + w[:, h, 2],
+                np.eye(len(w)) + w[:, h, :2] @ spread @ w[:, h, :2].T,
+            )
+            # the classes that are asked
+            side = np.where(np.arange(1, len(w) + 1) == y, 1, -1)[: y if y else None]
             asked = np.ix_(range(len(side)), range(len(side)))
-            label = stats.multivariate_normal.cdf(side * score[: len(side)], None, np.outer(side, side) * covariance[asked])
-            total += weight[h] * density * np.array([1.0, label, mean[0], mean[0] ** 2 + spread[0, 0]])
+            label = stats.multivariate_normal.cdf(
+                side * score[: len(side)], None, np.outer(side, side) * covariance[asked]
+            )
+            total += (
+                weight[h] * density * np.array([1.0, label, mean[0], mean[0] ** 2 + spread[0, 0]])
+            )
     _, label, first, square = (found / found[:, :1]).mean(0)
     return label, first, np.sqrt(max(square - first**2, 0))
 
@@ -59,7 +77,9 @@ def errors(name, rows):
     predictor = AssignmentDraws(iqgme, read_assignment(Program(iqgme, **data)))
     found = predictor.predict(drawn, Program(iqgme, **data | {"x": rows, "y": labels}))
     mine = np.stack([np.exp(found.log_label), found.mean[:, 0], found.deviation[:, 0]], 1)
-    return abs(mine - np.array([exact(x, y, drawn) for x, y in zip(rows, labels, strict=True)])).max(0)
+    return abs(
+        mine - np.array([exact(x, y, drawn) for x, y in zip(rows, labels, strict=True)])
+    ).max(0)
 
 
 @pytest.mark.slow
@@ -81,5 +101,9 @@ def test_labels_of_three_classes(monkeypatch):
 @pytest.mark.slow
 def test_weights_that_are_left_out_are_seen(monkeypatch):
     right = _assignment_prediction.message_at
-    monkeypatch.setattr(_assignment_prediction, "message_at", lambda *at: right(*at)._replace(const=jnp.zeros((1, NUM_GROUPS))))
+    monkeypatch.setattr(
+        _assignment_prediction,
+        "message_at",
+        lambda *at: right(*at)._replace(const=jnp.zeros((1, NUM_GROUPS))),
+    )
     assert errors("binary", ROWS).max() > 1e-2

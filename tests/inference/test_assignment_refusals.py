@@ -74,7 +74,9 @@ def by_their_number(x, z, at):
 
 
 def masked_last(x, z, at):
-    return beta_bernoulli(x, z, at, wrap=lambda fn: Missing(fn).mask(jnp.arange(at.rows.size)[:, None] < 29))
+    return beta_bernoulli(
+        x, z, at, wrap=lambda fn: Missing(fn).mask(jnp.arange(at.rows.size)[:, None] < 29)
+    )
 
 
 def shared_spread(x, z, at):
@@ -114,7 +116,9 @@ def penalised(x, z, at):
 
 
 def masked(x, z, at):
-    return beta_bernoulli(x, z, at, wrap=lambda fn: Missing(fn).mask(jnp.arange(at.rows.size)[:, None] > 3))
+    return beta_bernoulli(
+        x, z, at, wrap=lambda fn: Missing(fn).mask(jnp.arange(at.rows.size)[:, None] > 3)
+    )
 
 
 def logit(x, y, z, at):
@@ -142,7 +146,9 @@ def best_of_all(x, y, z, at):
     with plate("class", 2, dim=-2), at.rows:
         t = sample("t", dist.Normal(jnp.sum(w[:, z] * x, -1), 1.0))
     with at.rows:
-        return sample("y", dist.Delta(jnp.argmax(jnp.concatenate([jnp.zeros((1, t.shape[1])), t]), 0)), obs=y)
+        return sample(
+            "y", dist.Delta(jnp.argmax(jnp.concatenate([jnp.zeros((1, t.shape[1])), t]), 0)), obs=y
+        )
 
 
 REFUSALS = {
@@ -154,75 +160,162 @@ REFUSALS = {
         {"expert": probit},
         "site 'y': CategoricalLogits with .*'w' ~ Normal.* is not in .* Labels need soft labels",
     ),
-    "logistic": ({"expert": logit}, "site 'y': BernoulliLogits with 'w' ~ Normal is not in the table.*SVI with an autoguide"),
+    "logistic": (
+        {"expert": logit},
+        "site 'y': BernoulliLogits with 'w' ~ Normal is not in the table.*SVI with an autoguide",
+    ),
     "heavy tails": ({"gate": heavy}, "site 'x': MultivariateStudentT with .* is not in the table"),
-    "loc of its own": ({"gate": own_prior}, "site 'mu' .*: read as 'Lambda', 'mu' -> MultivariateNormal of 'z', but .* misses"),
+    "loc of its own": (
+        {"gate": own_prior},
+        "site 'mu' .*: read as 'Lambda', 'mu' -> MultivariateNormal of 'z', but .* misses",
+    ),
     "scaled loc": ({"gate": shifted}, "site 'x' .MultivariateNormal.: read as .* misses that by"),
-    "prior of the rows": ({"gate": by_the_rows}, "site 'z': the numbers of the priors of its groups follow the rows"),
-    "side": ({"gate": beside}, "site 'side' .Normal.: observed, and no block of the mixture reads it"),
+    "prior of the rows": (
+        {"gate": by_the_rows},
+        "site 'z': the numbers of the priors of its groups follow the rows",
+    ),
+    "side": (
+        {"gate": beside},
+        "site 'side' .Normal.: observed, and no block of the mixture reads it",
+    ),
     "factor": ({"gate": penalised}, "site 'few' .Unit.: factor, and no block"),
-    "masked": ({"gate": masked, "x": BITS, "expert": None}, "site 'x' .BernoulliProbs.: read as .* misses that by"),
+    "masked": (
+        {"gate": masked, "x": BITS, "expert": None},
+        "site 'x' .BernoulliProbs.: read as .* misses that by",
+    ),
     "square": (
-        {"gate": gate_with(dist.Beta(1.0, 1.0), lambda p: dist.Bernoulli(p**2)), "x": BITS, "expert": None},
+        {
+            "gate": gate_with(dist.Beta(1.0, 1.0), lambda p: dist.Bernoulli(p**2)),
+            "x": BITS,
+            "expert": None,
+        },
         "site 'x' .BernoulliProbs.: read as 'p' -> BernoulliProbs of 'z', but",
     ),
     "log-normal rate": (
         {"gate": gate_with(dist.LogNormal(0.0, 1.0), dist.Poisson), "x": BITS, "expert": None},
-        "site 'x': Poisson with 'p' ~ LogNormal is not in the table of conjugate pairs; register it",
+        "site 'x': Poisson with 'p' ~ LogNormal is not in the table of conjugate pairs; register "
+        "it",
     ),
-    "noise": ({"expert": soft_with(scale=2.0)}, "site 't' .Normal.: read as Normal.* misses that by"),
+    "noise": (
+        {"expert": soft_with(scale=2.0)},
+        "site 't' .Normal.: read as Normal.* misses that by",
+    ),
     "link": ({"expert": soft_with(score=lambda w, x: jnp.tanh(jnp.sum(w * x, -1)))}, "site 't'.*"),
     "squared features": (
         {"expert": soft_with(score=lambda w, x: jnp.sum(w * x**2, -1)), "x": HOLES},
-        "site 't': what it sees of weight 0 moves with missing entries and is no column of the features",
+        "site 't': what it sees of weight 0 moves with missing entries and is no column of the "
+        "features",
     ),
-    "threshold": ({"expert": soft_with(label=lambda t: t > 3.0)}, "site 'y': no signs of 't' make its value possible"),
+    "threshold": (
+        {"expert": soft_with(label=lambda t: t > 3.0)},
+        "site 'y': no signs of 't' make its value possible",
+    ),
     "argmax": ({"expert": best_of_all}, "site 'y' .Delta.: read as the signs of 't'"),
     "one p for all columns": (
         {"gate": shared_chance, "x": BITS, "expert": None},
-        "site 'p' .Beta.: its shape is .3,., wanted .3, 2.: no parameter that .* columns, .* share. Use SVI",
+        "site 'p' .Beta.: its shape is .3,., wanted .3, 2.: no parameter that .* columns, .* "
+        "share. Use SVI",
     ),
-    "one Lambda for all groups": ({"gate": shared_spread}, "site 'Lambda' .Wishart.: its shape is .2, 2., wanted .3, 2, 2."),
-    "one lambda for all weights": ({"expert": shared_precision}, "site 'lambda' .Gamma.: its shape is .., wanted .2,.: .* Use SVI"),
-    "cauchy weights": ({"expert": soft_with(prior=dist.Cauchy(jnp.zeros(2), 1.0).to_event(1))}, "site 't': its loc is computed from .'w'."),
+    "one Lambda for all groups": (
+        {"gate": shared_spread},
+        "site 'Lambda' .Wishart.: its shape is .2, 2., wanted .3, 2, 2.",
+    ),
+    "one lambda for all weights": (
+        {"expert": shared_precision},
+        "site 'lambda' .Gamma.: its shape is .., wanted .2,.: .* Use SVI",
+    ),
+    "cauchy weights": (
+        {"expert": soft_with(prior=dist.Cauchy(jnp.zeros(2), 1.0).to_event(1))},
+        "site 't': its loc is computed from .'w'.",
+    ),
 }
 
 
 SILENT = {
-    "other rows": ({"gate": lambda x, z, at: moved(x, z, at, lambda mu: mu + 5.0 * (jnp.arange(at.rows.size) >= 20)[:, None])}, "site 'x'"),
-    "rows by their data": ({"gate": lambda x, z, at: moved(x, z, at, lambda mu: mu + 1.0 * (x[:, :1] > X[:, 0].max() - 1e-9))}, "site 'x'"),
-    "clipped loc": ({"gate": lambda x, z, at: moved(x, z, at, lambda mu: jnp.clip(mu, -500.0, 500.0))}, "site 'x'"),
-    "clipped score": ({"expert": soft_with(score=lambda w, x: jnp.clip(jnp.sum(w * x, -1), -5.0, 5.0))}, "site 't'"),
-    "loc near 0": ({"gate": lambda x, z, at: moved(x, z, at, lambda mu: jnp.where(jnp.abs(mu) < 0.01, 0.0, mu))}, "site 'x'"),
+    "other rows": (
+        {
+            "gate": lambda x, z, at: moved(
+                x, z, at, lambda mu: mu + 5.0 * (jnp.arange(at.rows.size) >= 20)[:, None]
+            )
+        },
+        "site 'x'",
+    ),
+    "rows by their data": (
+        {
+            "gate": lambda x, z, at: moved(
+                x, z, at, lambda mu: mu + 1.0 * (x[:, :1] > X[:, 0].max() - 1e-9)
+            )
+        },
+        "site 'x'",
+    ),
+    "clipped loc": (
+        {"gate": lambda x, z, at: moved(x, z, at, lambda mu: jnp.clip(mu, -500.0, 500.0))},
+        "site 'x'",
+    ),
+    "clipped score": (
+        {"expert": soft_with(score=lambda w, x: jnp.clip(jnp.sum(w * x, -1), -5.0, 5.0))},
+        "site 't'",
+    ),
+    "loc near 0": (
+        {
+            "gate": lambda x, z, at: moved(
+                x, z, at, lambda mu: jnp.where(jnp.abs(mu) < 0.01, 0.0, mu)
+            )
+        },
+        "site 'x'",
+    ),
     "label near 0": ({"expert": soft_with(label=lambda t: t > 0.0004)}, "site 'y'"),
     "clipped chance": (
-        {"gate": gate_with(dist.Beta(1.0, 1.0), lambda p: dist.Bernoulli(jnp.clip(p, 0.1, 0.9))), "x": BITS, "expert": None},
+        {
+            "gate": gate_with(dist.Beta(1.0, 1.0), lambda p: dist.Bernoulli(jnp.clip(p, 0.1, 0.9))),
+            "x": BITS,
+            "expert": None,
+        },
         "site 'x'",
     ),
     "floored rate": (
-        {"gate": gate_with(dist.Gamma(2.0, 1.0), lambda rate: dist.Poisson(jnp.maximum(rate, 0.3))), "x": BITS, "expert": None},
+        {
+            "gate": gate_with(
+                dist.Gamma(2.0, 1.0), lambda rate: dist.Poisson(jnp.maximum(rate, 0.3))
+            ),
+            "x": BITS,
+            "expert": None,
+        },
         "site 'x'",
     ),
     "masked last row": ({"gate": masked_last, "x": BITS, "expert": None}, "site 'x'"),
-    "number of rows": ({"gate": by_their_number}, "site 'z': the numbers of the priors of its groups follow the rows"),
+    "number of rows": (
+        {"gate": by_their_number},
+        "site 'z': the numbers of the priors of its groups follow the rows",
+    ),
 }
 
 
 def with_change(change):
     """What the model is told; without experts there are no labels."""
     told = {"x": X, "y": Y, "num_experts": 3, "alpha": 1.0} | change
-    return {name: value for name, value in told.items() if name != "y" or told.get("expert", soft_probit) is not None}
+    return {
+        name: value
+        for name, value in told.items()
+        if name != "y" or told.get("expert", soft_probit) is not None
+    }
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize("name", ["clipped loc", "other rows", *sorted(set(SILENT) - {"clipped loc", "other rows"})])
+@pytest.mark.parametrize(
+    "name", ["clipped loc", "other rows", *sorted(set(SILENT) - {"clipped loc", "other rows"})]
+)
 def test_what_acts_on_some_rows_or_at_some_values_is_refused(name, monkeypatch):
-    """It is seen in all rows, at large values and at small ones; not, and so the case has power, in twelve rows at values of about 1."""
+    """It is seen in all rows, at large values and at small ones; not, and so the case has power,
+    in twelve rows at values of about 1.
+    """
     change, message = SILENT[name]
     told = with_change(change)
     with pytest.raises(StructureError, match=message):
         read_assignment(Program(iqgme, **told))
-    monkeypatch.setattr(assignment, "many_rows", lambda program, z, _: assignment.some_rows(program, z, 12))
+    monkeypatch.setattr(
+        assignment, "many_rows", lambda program, z, _: assignment.some_rows(program, z, 12)
+    )
     monkeypatch.setattr(assignment, "prove_for", lambda *_: None)
     monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
     read_assignment(Program(iqgme, **told))
@@ -236,7 +329,14 @@ def test_of_more_rows_than_are_compared_at_once_some_of_all_places_are(monkeypat
     assert found.prior is not None
     late = lambda x, z, at: moved(x, z, at, lambda mu: mu + 5.0 * (x[:, :1] > 9.0))
     with pytest.raises(StructureError, match="site 'x'"):
-        read_assignment(Program(iqgme, np.tile(X, (4, 1)) + 10.0 * (np.arange(120) >= 90)[:, None], gate=late, **told))
+        read_assignment(
+            Program(
+                iqgme,
+                np.tile(X, (4, 1)) + 10.0 * (np.arange(120) >= 90)[:, None],
+                gate=late,
+                **told,
+            )
+        )
     with pytest.raises(StructureError, match="site 'z': the numbers of the priors"):
         read_assignment(Program(iqgme, np.tile(X, (4, 1)), gate=by_their_number, **told))
 
@@ -256,7 +356,10 @@ def test_what_is_not_conjugate_is_refused_by_name(name):
 def test_missing_entries_with_bounds_are_refused(monkeypatch):
     """What a mixture says of them are Normals."""
     bounded = lambda: dist.ImproperUniform(dist.constraints.positive, (), ())
-    monkeypatch.setattr("zoo.iqgme.sample", lambda name, fn, **told: sample(name, bounded() if name == "x_missing" else fn, **told))
+    monkeypatch.setattr(
+        "zoo.iqgme.sample",
+        lambda name, fn, **told: sample(name, bounded() if name == "x_missing" else fn, **told),
+    )
     with pytest.raises(StructureError, match="site 'x_missing': missing entries that have bounds"):
         read_assignment(Program(iqgme, HOLES, num_experts=3, expert=None))
 

@@ -37,14 +37,22 @@ def marginals(name):
         values = program.constrain(start)
         rows = sweep._seen(values, sweep.buckets)
         each = jax.vmap(rows.sums)(jnp.arange(len(rows.task)))
-        some = [jax.tree.map(lambda leaf, num=num: leaf[:num].sum(0), each) for num in (len(rows.task), 3)]
+        some = [
+            jax.tree.map(lambda leaf, num=num: leaf[:num].sum(0), each)
+            for num in (len(rows.task), 3)
+        ]
         of = lambda group: log_marginal_at(found, sweep.shape, sweep.prior, values, group)
-        return jnp.stack([jnp.stack([of(group)(sums) for sums in some]) for group in range(found.num_groups)])
+        return jnp.stack(
+            [jnp.stack([of(group)(sums) for sums in some]) for group in range(found.num_groups)]
+        )
 
     return once(at, start)(start)
 
 
-@pytest.mark.parametrize("name", ["binary", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "binary")])
+@pytest.mark.parametrize(
+    "name",
+    ["binary", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "binary")],
+)
 def test_the_marginal_is_the_same_at_any_parameters(name):
     """So prior, likelihood and posterior belong together."""
     found = marginals(name)
@@ -56,8 +64,18 @@ def test_the_marginal_is_the_same_at_any_parameters(name):
 @pytest.mark.parametrize(
     ("attribute", "twin"),
     [
-        ("weights_log_density", lambda right: lambda common, moments, products, w: right(common, moments, 0.9 * products, w)),
-        ("blocks_of", lambda right: lambda found, shape, prior, sums: right(found, shape, prior, sums.times(0.9))),
+        (
+            "weights_log_density",
+            lambda right: (
+                lambda common, moments, products, w: right(common, moments, 0.9 * products, w)
+            ),
+        ),
+        (
+            "blocks_of",
+            lambda right: (
+                lambda found, shape, prior, sums: right(found, shape, prior, sums.times(0.9))
+            ),
+        ),
     ],
     ids=["soft labels", "features"],
 )
@@ -69,7 +87,9 @@ def test_a_planted_bug_makes_the_marginal_follow_the_parameters(attribute, twin,
 
 def test_the_marginal_of_bits_is_that_of_the_beta_distribution():
     x = np.array([[1.0, 0], [1, np.nan], [0, 1]])
-    sweep = AssignmentSweep(program := Program(iqgme, x, expert=None, gate=beta_bernoulli, num_experts=3, alpha=1.0))
+    sweep = AssignmentSweep(
+        program := Program(iqgme, x, expert=None, gate=beta_bernoulli, num_experts=3, alpha=1.0)
+    )
     start = sweep.found.start(program, 0)
 
     def log_marginal(start):
@@ -79,10 +99,15 @@ def test_the_marginal_of_bits_is_that_of_the_beta_distribution():
         return log_marginal_at(sweep.found, sweep.shape, sweep.prior, values, jnp.array(0))(sums)
 
     ones, zeros = np.array([2, 1]), np.array([1, 1])
-    np.testing.assert_allclose(once(log_marginal, start)(start), (betaln(1.5 + ones, 0.8 + zeros) - betaln(1.5, 0.8)).sum(), rtol=1e-9)
+    np.testing.assert_allclose(
+        once(log_marginal, start)(start),
+        (betaln(1.5 + ones, 0.8 + zeros) - betaln(1.5, 0.8)).sum(),
+        rtol=1e-9,
+    )
 
 
-# A chain whose rows do not leave their groups one by one: two halves far apart in many columns, in one group at the start.
+# A chain whose rows do not leave their groups one by one: two halves far apart in many columns, in
+# one group at the start.
 
 
 APART = {
@@ -98,7 +123,9 @@ def numbers(num_splits, monkeypatch):
     """Groups with rows in each draw."""
     monkeypatch.setattr(_assignment_sweep, "NUM_SPLITS", num_splits)
     start, kernel = {"z": jnp.zeros(30, int)}, ConditionalGibbs(iqgme, route="mixture")
-    tree = Driver(kernel, num_warmup=0, num_samples=40, progress_bar=False).run(random.key(0), init_params=start, **APART)
+    tree = Driver(kernel, num_warmup=0, num_samples=40, progress_bar=False).run(
+        random.key(0), init_params=start, **APART
+    )
     return tree["sample_stats"]["num_groups"].values.ravel()
 
 

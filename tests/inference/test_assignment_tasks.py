@@ -1,4 +1,6 @@
-"""Reading of mixtures of several tasks: whose rows are whose, edits that are followed, and what is refused by name."""
+"""Reading of mixtures of several tasks: whose rows are whose, edits that are followed, and what
+is refused by name.
+"""
 
 from functools import partial
 
@@ -17,7 +19,8 @@ from zoo.iqgme_tasks import iqgme_tasks
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 sample = numpyro.sample
-SLOW = {"binary tasks", "tasks of three classes", "tasks of bits"}  # each reading is compiled for seconds
+# each reading is compiled for seconds
+SLOW = {"binary tasks", "tasks of three classes", "tasks of bits"}
 
 
 def quick(names):
@@ -33,7 +36,9 @@ def test_tasks_are_read(name):
     assert found.upper == Level("c", "U", None if "beta" not in program.latent else "beta")
     assert (found.num_own, found.num_groups) == (2, 3)
     np.testing.assert_array_equal(found.rows(program).task, data["task"])
-    assert tuple(found.prior.upper) == pytest.approx((0.8, np.inf) if name == "tasks without labels" else (3.0, 2.0))
+    assert tuple(found.prior.upper) == pytest.approx(
+        (0.8, np.inf) if name == "tasks without labels" else (3.0, 2.0)
+    )
 
 
 @pytest.mark.slow
@@ -41,15 +46,27 @@ def test_more_rows_and_tasks_than_are_read_by_other_names():
     """The proof sees a few; whose rows are whose is that of all."""
     rng = np.random.default_rng(0)
     task = rng.integers(0, 40, 300)
-    program = Program(scope(iqgme_tasks, prefix="a"), rng.normal(size=(300, 2)), None, task, num_groups=3, num_experts=4, expert=None)
+    program = Program(
+        scope(iqgme_tasks, prefix="a"),
+        rng.normal(size=(300, 2)),
+        None,
+        task,
+        num_groups=3,
+        num_experts=4,
+        expert=None,
+    )
     found = read_assignment(program)
     assert found.few.sites["a/z"].shape[0] < 20
     assert found.upper == Level("a/c", "a/U", "a/beta")
     np.testing.assert_array_equal(found.rows(program).task, task)
 
 
-def edited(x, task, upper=sticks, own=lambda V, task: sticks(V)[task], pick=lambda c, task, z: c[task, z]):
-    """A model of two tasks, its parts open to edits; without `upper` a task has its own shares of the same groups."""
+def edited(
+    x, task, upper=sticks, own=lambda V, task: sticks(V)[task], pick=lambda c, task, z: c[task, z]
+):
+    """A model of two tasks, its parts open to edits; without `upper` a task has its own shares
+    of the same groups.
+    """
     tasks = plate("task", 2, dim=-2)
     with tasks, plate("stick", 2, dim=-1):
         V = sample("V", dist.Beta(1.0, 1.3))
@@ -76,13 +93,22 @@ def test_weights_of_tasks_over_groups_that_they_all_use():
 
 
 REFUSALS = {
-    "weights of the groups": ({"upper": lambda U: sticks(U)[::-1]}, "site 'c' .CategoricalProbs.: read as stick-breaking weights"),
+    "weights of the groups": (
+        {"upper": lambda U: sticks(U)[::-1]},
+        "site 'c' .CategoricalProbs.: read as stick-breaking weights",
+    ),
     "weights of the tasks": (
         {"own": lambda V, task: sticks(V)[task][:, ::-1]},
         "site 'z': the probabilities of row 0 are .* no row of 'V'",
     ),
-    "another task's index": ({"pick": lambda c, task, z: c[1 - task, z]}, "site 'x' .MultivariateNormal.: read as .* but the log prob"),
-    "an index that is shifted": ({"pick": lambda c, task, z: (c[task, z] + 1) % 3}, "site 'x' .MultivariateNormal.: read as .* but"),
+    "another task's index": (
+        {"pick": lambda c, task, z: c[1 - task, z]},
+        "site 'x' .MultivariateNormal.: read as .* but the log prob",
+    ),
+    "an index that is shifted": (
+        {"pick": lambda c, task, z: (c[task, z] + 1) % 3},
+        "site 'x' .MultivariateNormal.: read as .* but",
+    ),
 }
 
 
@@ -105,5 +131,9 @@ def test_indices_of_another_shape_are_refused():
             z = sample("z", dist.Categorical(sticks(V)))
         GATE(x, c[0, z], at)
 
-    with pytest.raises(StructureError, match=r"site 'c' .CategoricalProbs.: latent, of shape \(1, 3\); wanted, beside 'z', one index"):
+    with pytest.raises(
+        StructureError,
+        match=r"site 'c' .CategoricalProbs.: latent, of shape \(1, 3\); wanted, beside 'z', one "
+        r"index",
+    ):
         read_assignment(Program(model, X))

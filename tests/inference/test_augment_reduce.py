@@ -1,4 +1,6 @@
-"""Bounds of augment and reduce against integrals of the model's own log joint; steps against sums over all rows and classes."""
+"""Bounds of augment and reduce against integrals of the model's own log joint; steps against
+sums over all rows and classes.
+"""
 
 from functools import cache
 
@@ -12,19 +14,36 @@ from scipy.optimize import minimize
 from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
 from inference.kernels.augment_reduce.weights import view_of
 from inference.reading import row_table as _reduced_model
-from tests.inference.reducing import X, Y, bound, every, fitted, utilities, weights_of, whole, z_scores
+from tests.inference.reducing import (
+    X,
+    Y,
+    bound,
+    every,
+    fitted,
+    utilities,
+    weights_of,
+    whole,
+    z_scores,
+)
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 NOISES = ("gumbel", "normal", "logistic", "laplace", "student_t")
-SCIPY = {"normal": stats.norm, "logistic": stats.logistic, "laplace": stats.laplace, "student_t": stats.t(5)}
+SCIPY = {
+    "normal": stats.norm,
+    "logistic": stats.logistic,
+    "laplace": stats.laplace,
+    "student_t": stats.t(5),
+}
 each_noise = pytest.mark.parametrize("noise", NOISES)
 
 
 def exact_log_likelihood(reading, program, state):
     """Of each row, with eps integrated out."""
     exact = program.with_arguments(batch_size=None, augmented=False)
-    return np.asarray(jax.jit(lambda weights: exact.log_likelihood(weights)["y"])(weights_of(reading, state)))
+    return np.asarray(
+        jax.jit(lambda weights: exact.log_likelihood(weights)["y"])(weights_of(reading, state))
+    )
 
 
 def best_rate(reading, state):
@@ -36,12 +55,19 @@ def best_rate(reading, state):
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize("noise", ["gumbel", "normal", *(pytest.param(name, marks=pytest.mark.slow) for name in NOISES[2:])])
+@pytest.mark.parametrize(
+    "noise",
+    ["gumbel", "normal", *(pytest.param(name, marks=pytest.mark.slow) for name in NOISES[2:])],
+)
 def test_bound_is_below_the_log_likelihood(noise):
     reading, program, state = fitted(noise)
     exact = exact_log_likelihood(reading, program, state).sum()
     assert bound(reading, program, state) < exact
-    nearly = state._replace(local={name: jnp.zeros_like(value) for name, value in state.local.items()}) if noise != "gumbel" else state
+    nearly = (
+        state._replace(local={name: jnp.zeros_like(value) for name, value in state.local.items()})
+        if noise != "gumbel"
+        else state
+    )
     assert bound(reading, program, nearly) < exact
 
 
@@ -49,7 +75,9 @@ def test_bound_of_softmax_is_tight_at_the_best_rate():
     reading, program, state = fitted("gumbel")
     assert isinstance(reading.reads, LogExponential)
     best = state._replace(local={"rate": jnp.asarray(best_rate(reading, state))})
-    assert bound(reading, program, best) == pytest.approx(exact_log_likelihood(reading, program, state).sum(), abs=1e-6)
+    assert bound(reading, program, best) == pytest.approx(
+        exact_log_likelihood(reading, program, state).sum(), abs=1e-6
+    )
     rate = np.asarray(state.local["rate"])
     closed = 1 - np.log(rate) - best_rate(reading, state) / rate  # eq. 8
     assert bound(reading, program, state) == pytest.approx(closed.sum(), abs=1e-10)
@@ -71,7 +99,9 @@ def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
         return terms["eps"] + terms["is_below"].sum(0)
 
     log_joint = np.asarray(jax.lax.map(jax.jit(rows), jnp.asarray(z))).mean(0)
-    entropy = np.log(scale) + float(SCIPY[noise]().entropy() if noise != "student_t" else stats.t(5).entropy())
+    entropy = np.log(scale) + float(
+        SCIPY[noise]().entropy() if noise != "student_t" else stats.t(5).entropy()
+    )
     assert bound(reading, program, state) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
 
 
@@ -100,7 +130,11 @@ def test_estimates_of_bound_and_slopes_are_unbiased(noise, own_negatives):
 def scaled_by_k(monkeypatch):
     """K / S for (K - 1) / S."""
     log_prob = _reduced_model._log_prob
-    monkeypatch.setattr(_reduced_model, "_log_prob", lambda site: log_prob(site) * (5 / 4 if site["name"] == "is_below" else 1))
+    monkeypatch.setattr(
+        _reduced_model,
+        "_log_prob",
+        lambda site: log_prob(site) * (5 / 4 if site["name"] == "is_below" else 1),
+    )
 
 
 def test_classes_that_are_scaled_by_k_are_seen(request):
@@ -132,7 +166,9 @@ def test_natural_gradient_has_its_fixed_point_at_the_best_rate():
     np.testing.assert_allclose(found["rate"], best_rate(reading, state), rtol=1e-10)
     best = state._replace(local=found)
     np.testing.assert_allclose(
-        e_step(reading, program, best, every(reading), jax.random.key(0), 0.3)["rate"], best_rate(reading, state), rtol=1e-10
+        e_step(reading, program, best, every(reading), jax.random.key(0), 0.3)["rate"],
+        best_rate(reading, state),
+        rtol=1e-10,
     )
 
 
@@ -168,14 +204,19 @@ def test_rate_is_never_below_a_term_that_it_exceeds():
 
 @cache
 def with_a_posterior():
-    """As `fitted`, with weights of many widths; and the best rate, by the moment-generating function of utilities."""
+    """As `fitted`, with weights of many widths; and the best rate, by the moment-generating
+    function of utilities.
+    """
     reading, program, state = fitted("gumbel", posterior=True)
     [table], [packed] = reading.tables, state.tables
     rows, rng = table.unpack(packed), np.random.default_rng(0)
     for value in rows.values.values():
         value["log_scale"] = jnp.log(jnp.asarray(rng.uniform(0.2, 0.8, value["log_scale"].shape)))
     state = state._replace(tables=(table.pack(rows),))
-    variance = {name: np.exp(2 * np.asarray(value["log_scale"])) for name, value in reading.kernel.values(state, reading).items()}
+    variance = {
+        name: np.exp(2 * np.asarray(value["log_scale"]))
+        for name, value in reading.kernel.values(state, reading).items()
+    }
     psi, spread = utilities(reading, state), X**2 @ variance["weights"].T + variance["biases"]
     own = np.arange(6), Y
     terms = np.exp(psi - psi[own][:, None] + (spread + spread[own][:, None]) / 2)
@@ -190,12 +231,16 @@ def steps_with_a_posterior(local, step_size, num_draws, floor_at_means=True):
     def step(key):
         view = view_of(reading, program, every(reading), state, key)
         drawn, at_means = (each.terms(each.parameters) for each in (view, view._replace(noise={})))
-        return reading.reads.step(local, drawn, at_means if floor_at_means else drawn, step_size, key)["rate"]
+        return reading.reads.step(
+            local, drawn, at_means if floor_at_means else drawn, step_size, key
+        )["rate"]
 
     return np.asarray(jax.jit(jax.vmap(step))(jax.random.split(jax.random.key(2), num_draws)))
 
 
-@pytest.mark.parametrize("is_drawn", [True, False], ids=["weights are drawn", "weights at their means, which is seen"])
+@pytest.mark.parametrize(
+    "is_drawn", [True, False], ids=["weights are drawn", "weights at their means, which is seen"]
+)
 def test_rate_under_a_posterior_is_the_moment_generating_function_on_average(is_drawn):
     reading, _, state, best = with_a_posterior()
     found = (steps_with_a_posterior({"rate": jnp.asarray(best)}, 0.01, 20_000) - 0.99 * best) / 0.01
@@ -205,7 +250,9 @@ def test_rate_under_a_posterior_is_the_moment_generating_function_on_average(is_
     assert (np.abs(z).max() < 4) == is_drawn
 
 
-@pytest.mark.parametrize("floor_at_means", [True, False], ids=["floor at means", "floor of a draw, which is seen"])
+@pytest.mark.parametrize(
+    "floor_at_means", [True, False], ids=["floor at means", "floor of a draw, which is seen"]
+)
 def test_no_draw_of_the_weights_pushes_the_rate_above_its_best(floor_at_means):
     *_, best = with_a_posterior()
     found = steps_with_a_posterior({"rate": jnp.asarray(best)}, 1e-9, 1000, floor_at_means)
@@ -216,7 +263,11 @@ def test_no_draw_of_the_weights_pushes_the_rate_above_its_best(floor_at_means):
 @pytest.mark.parametrize("noise", ["normal", "logistic"])
 def test_steps_of_location_and_scale_end_at_the_best_bound(noise):
     reading, program, state = fitted(noise, num_draws=400)
-    step = jax.jit(lambda state, key, size: state._replace(local=e_step(reading, program, state, every(reading), key, size)))
+    step = jax.jit(
+        lambda state, key, size: state._replace(
+            local=e_step(reading, program, state, every(reading), key, size)
+        )
+    )
     for t in range(60):
         state = step(state, jax.random.key(t), (1 + t / 4) ** -0.9)
     view = view_of(reading, program, every(reading), state, None)
@@ -225,8 +276,12 @@ def test_steps_of_location_and_scale_end_at_the_best_bound(noise):
     @jax.jit
     @jax.value_and_grad
     def loss(vector):
-        return -reading.bound_of_rows(terms, {"loc": vector[:6], "log_scale": vector[6:]}, 6, None).sum()
+        return -reading.bound_of_rows(
+            terms, {"loc": vector[:6], "log_scale": vector[6:]}, 6, None
+        ).sum()
 
-    best = minimize(lambda v: [np.asarray(part, float) for part in loss(jnp.asarray(v))], np.zeros(12), jac=True)
+    best = minimize(
+        lambda v: [np.asarray(part, float) for part in loss(jnp.asarray(v))], np.zeros(12), jac=True
+    )
     assert bound(reading, program, state) == pytest.approx(-best.fun, abs=0.02)
     np.testing.assert_allclose(state.local["loc"], best.x[:6], atol=0.1)

@@ -1,4 +1,6 @@
-"""What the reading reads off a model, followed through edits and names, or refused by the name of a site."""
+"""What the reading reads off a model, followed through edits and names, or refused by the name
+of a site.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def other_names(features, winner, noise=None, prior=None, num=5, rows_seen=3, seen=2, tau=None):
-    """The same sum in other words: classes drawn among all, weights with a learned spread, the winner masked out."""
+    """The same sum in other words: classes drawn among all, weights with a learned spread, the
+    winner masked out.
+    """
     spread = sample("spread", dist.HalfNormal(1.0)) if tau is None else tau
     slope_prior = dist.Normal(0.0, spread) if prior is None else prior
     with plate("label", num, dim=-1):
@@ -49,12 +53,18 @@ def fit_other(**options):
 def test_model_of_the_zoo_is_read():
     reading, _, state = fitted("gumbel")
     found = reading.reduced
-    assert (found.local, found.rows, found.classes, found.observed) == ("eps", "row", "other", ("is_below",))
+    assert (found.local, found.rows, found.classes, found.observed) == (
+        "eps",
+        "row",
+        "other",
+        ("is_below",),
+    )
     assert found.sizes == {"row": (6, 3), "other": (4, 2)}
     assert set(found.by_row) == {"weights", "biases"}
     assert (found.row_shapes, found.whole) == ({"weights": (2,), "biases": ()}, {})
     assert found.together == (("weights", "biases"),)
-    assert [table.shape for table in state.tables] == [(5, 2 * (2 + 1) + 1)]  # each number, its square, and when it was touched
+    # each number, its square, and when it was touched
+    assert [table.shape for table in state.tables] == [(5, 2 * (2 + 1) + 1)]
 
 
 def test_other_names_and_another_utility_are_followed():
@@ -73,7 +83,11 @@ def test_other_names_and_another_utility_are_followed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [dist.Gumbel(0.0, 2.0), dist.Normal(0.2, 1.5), dist.Cauchy(0.0, 1.0)], ids=["gumbel", "normal", "cauchy"])
+@pytest.mark.parametrize(
+    "noise",
+    [dist.Gumbel(0.0, 2.0), dist.Normal(0.2, 1.5), dist.Cauchy(0.0, 1.0)],
+    ids=["gumbel", "normal", "cauchy"],
+)
 def test_another_noise_is_followed(noise, request):
     if isinstance(noise, dist.Cauchy):
         log_cdf.register(dist.Cauchy, lambda noise, value: jnp.log(noise.cdf(value)))
@@ -102,7 +116,8 @@ def slopes_of_whole(reading, program, state):
 def test_slopes_of_touched_rows_are_those_of_all(own_negatives):
     reading, program, state = fitted("gumbel", own_negatives=own_negatives)
     other = jnp.array([[0, 1, 2], [3, 0, 0]]) if own_negatives else jnp.array([1, 3])
-    index = {"row": jnp.array([1, 3, 0]), "other": other}  # two of the class that is last, and stands in
+    # two of the class that is last, and stands in
+    index = {"row": jnp.array([1, 3, 0]), "other": other}
     _, found = jax.jit(lambda state: estimate(reading, program, state, index, None))(state)
 
     def total(v):
@@ -115,19 +130,29 @@ def test_slopes_of_touched_rows_are_those_of_all(own_negatives):
 
 
 def shifted(x, y):
-    """A class takes its weight from its own row and its level from that of the class before, by indices of their own."""
+    """A class takes its weight from its own row and its level from that of the class before, by
+    indices of their own.
+    """
     with plate("class", 5, dim=-1):
         w, level = sample("w", dist.Normal(0.0, 1.0)), sample("level", dist.Normal(0.0, 1.0))
     with plate("row", 6, subsample_size=3, dim=-1) as row:
-        eps, z, own = sample("eps", dist.Gumbel(0.0, 1.0)), jnp.asarray(x)[row, 0], jnp.asarray(y)[row]
+        eps, z, own = (
+            sample("eps", dist.Gumbel(0.0, 1.0)),
+            jnp.asarray(x)[row, 0],
+            jnp.asarray(y)[row],
+        )
         utility = lambda of: w[of] * jnp.broadcast_to(z, of.shape) + level[(of - 1) % 5]
         with plate("other", 4, subsample_size=2, dim=-2) as other:
-            bound = (eps + utility(own))[None] - utility(jnp.where(other[:, None] == own[None], 4, other[:, None]))
+            bound = (eps + utility(own))[None] - utility(
+                jnp.where(other[:, None] == own[None], 4, other[:, None])
+            )
             sample("loses", Below(bound, dist.Gumbel(0.0, 1.0)), obs=np.ones((2, 3), np.int32))
 
 
 def test_sites_that_are_asked_for_other_rows_are_tables_of_their_own():
-    reading, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
+    reading, program, state = fitted(
+        model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])}
+    )
     assert reading.reduced.together == (("w",), ("level",))
     index = {"row": jnp.array([1, 3, 0]), "other": jnp.array([1, 3])}
     _, found = jax.jit(lambda state: estimate(reading, program, state, index, None))(state)
@@ -144,8 +169,12 @@ def test_tables_that_mix_up_rows_are_seen(monkeypatch):
     from inference.reading import row_table as _reduced_model
 
     joined = _reduced_model._asked_rows
-    monkeypatch.setattr(_reduced_model, "_asked_rows", lambda *told: (joined(*told)[0], (("w", "level"),)))
-    reading, program, state = fitted(model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])})
+    monkeypatch.setattr(
+        _reduced_model, "_asked_rows", lambda *told: (joined(*told)[0], (("w", "level"),))
+    )
+    reading, program, state = fitted(
+        model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])}
+    )
     with pytest.raises(AssertionError, match="asked for other rows than when the model was read"):
         jax.eval_shape(lambda state: step(reading, program, state, 0), state)
 
@@ -160,28 +189,40 @@ def test_rows_that_are_not_merged_are_seen(monkeypatch):
 
 def test_all_rows_and_classes_give_the_whole_gradient():
     reading, program, state = fitted("gumbel")
-    exact = slopes_of_whole(reading, program.with_arguments(batch_size=None, num_negatives=None), state)
+    exact = slopes_of_whole(
+        reading, program.with_arguments(batch_size=None, num_negatives=None), state
+    )
     found = np.asarray(whole(reading, program, state))[1:]
-    np.testing.assert_allclose(found, np.concatenate([exact[name].ravel() for name in sorted(exact)]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        found, np.concatenate([exact[name].ravel() for name in sorted(exact)]), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_prior_of_a_row_is_felt_for_the_steps_since_it_was_touched():
     reading, program, state = fitted("gumbel")
     [table], [packed] = reading.tables, state.tables
     touched = jnp.array([0.0, 9.0, 4.0, 7.0, 8.0])
-    state = state._replace(count=jnp.array(9), tables=(table.pack(table.unpack(packed)._replace(touched=touched)),))
-    index = {"row": jnp.array([0, 5, 4]), "other": jnp.array([0, 3])}  # classes 0, 2 are chosen; 0, 3, and 4, which stands in, are not
+    state = state._replace(
+        count=jnp.array(9), tables=(table.pack(table.unpack(packed)._replace(touched=touched)),)
+    )
+    # classes 0, 2 are chosen; 0, 3, and 4, which stands in, are not
+    index = {"row": jnp.array([0, 5, 4]), "other": jnp.array([0, 3])}
 
     @jax.jit
     def slopes(state):
         view = view_of(reading, program, index, state, None)
         found = jax.grad(view.log_prior)(view.parameters)
         zeros = {name: jnp.zeros(site.shape) for name, site in reading.reduced.by_row.items()}
-        return {name: asked.scatter(zeros[name], asked.merged(found[name]["loc"])) for name, asked in view.asked.items()}
+        return {
+            name: asked.scatter(zeros[name], asked.merged(found[name]["loc"]))
+            for name, asked in view.asked.items()
+        }
 
     for name, merged in slopes(state).items():
         steps = np.array([10, 0, 6, 3, 2]).reshape(-1, *(1,) * (merged.ndim - 1))
-        np.testing.assert_allclose(merged, -np.asarray(weights_of(reading, state)[name]) * steps, rtol=1e-10)
+        np.testing.assert_allclose(
+            merged, -np.asarray(weights_of(reading, state)[name]) * steps, rtol=1e-10
+        )
 
 
 # Refusals.
@@ -199,12 +240,18 @@ def of(**changes):
             sample("level", changes["level"])
         w = changes.get("use", lambda w: w)(w)
         with plate("row", 6, subsample_size=3, dim=-1) as row:
-            eps = sample("eps", changes.get("own_noise", changes.get("noise", dist.Gumbel(0.0, 1.0))))
+            eps = sample(
+                "eps", changes.get("own_noise", changes.get("noise", dist.Gumbel(0.0, 1.0)))
+            )
             if "second" in changes:
                 eps = eps + sample("second", dist.Normal(0.0, 1.0))
             z = jnp.asarray(x)[row]
             with plate("other", 5, subsample_size=2, dim=-2) as other:
-                sample("loses", Below(eps[None] - w[other] @ z.T, changes.get("noise", dist.Gumbel(0.0, 1.0))), obs=np.ones((2, 3), int))
+                sample(
+                    "loses",
+                    Below(eps[None] - w[other] @ z.T, changes.get("noise", dist.Gumbel(0.0, 1.0))),
+                    obs=np.ones((2, 3), int),
+                )
 
     return edited
 
@@ -244,9 +291,22 @@ def test_what_cannot_be_served_is_refused_by_its_name(changes, message):
 
 
 def test_more_rows_than_can_be_counted_are_refused():
-    site = Site("w", "latent", "Normal", (10**6, 10**5), jnp.float32, 0, ("class", "feature"), None, False, ("class", "feature"))
+    site = Site(
+        "w",
+        "latent",
+        "Normal",
+        (10**6, 10**5),
+        jnp.float32,
+        0,
+        ("class", "feature"),
+        None,
+        False,
+        ("class", "feature"),
+    )
     places = jnp.arange(2)
-    with pytest.raises(StructureError, match=r"site 'w': its first axes \(1000000, 100000\) have 1e\+11 rows"):
+    with pytest.raises(
+        StructureError, match=r"site 'w': its first axes \(1000000, 100000\) have 1e\+11 rows"
+    ):
         note_requests(lambda rows: rows["w"][places, places], {"w": site})
     assert note_requests(lambda rows: rows["w"][places], {"w": site})["w"].row_shape == (10**5,)
 

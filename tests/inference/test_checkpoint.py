@@ -1,4 +1,6 @@
-"""A checkpoint is whole at every moment: whatever ends a run, the resumed one equals the run that nothing ended."""
+"""A checkpoint is whole at every moment: whatever ends a run, the resumed one equals the run
+that nothing ended.
+"""
 
 import errno
 import os
@@ -37,7 +39,10 @@ SAVING = {"progress_bar": False, "save_every": 0.0}
 
 
 def chain(**settings):
-    return Driver(NUTS(logistic), **{"num_warmup": 30, "num_samples": 200, "num_chains": 2, **SAVING, **settings})
+    return Driver(
+        NUTS(logistic),
+        **{"num_warmup": 30, "num_samples": 200, "num_chains": 2, **SAVING, **settings},
+    )
 
 
 def svi(**settings):
@@ -46,7 +51,10 @@ def svi(**settings):
 
 
 def importance(**settings):
-    return Driver(ImportanceSampling(logistic, 200), **{"num_samples": 50, "num_chains": 2, **SAVING, **settings})
+    return Driver(
+        ImportanceSampling(logistic, 200),
+        **{"num_samples": 50, "num_chains": 2, **SAVING, **settings},
+    )
 
 
 RUNS = {"chain": chain, "svi": svi, "importance": importance}
@@ -110,13 +118,20 @@ def test_checkpointed_run_equals_one_in_memory(run, tmp_path, small_blocks):
     assert_same(tree, uninterrupted(run))
 
 
-DEATHS = [(os, "replace", 4), (os, "fsync", 5), (np, "savez", 3), (_store.FolderStore, "_resize_and_write", 3)]
+DEATHS = [
+    (os, "replace", 4),
+    (os, "fsync", 5),
+    (np, "savez", 3),
+    (_store.FolderStore, "_resize_and_write", 3),
+]
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("owner", "name", "call"), DEATHS)
 @pytest.mark.parametrize("run", ["chain", "importance"])
-def test_death_inside_a_save_loses_nothing(run, owner, name, call, tmp_path, small_blocks, monkeypatch):
+def test_death_inside_a_save_loses_nothing(
+    run, owner, name, call, tmp_path, small_blocks, monkeypatch
+):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         die_at(patch, owner, name, call)
@@ -186,7 +201,9 @@ class Walk(MCMCKernel):
 def test_a_kernel_without_model_and_statistics(tmp_path, small_blocks):
     settings = {"num_warmup": 0, "num_samples": 300, "progress_bar": False}
     tree = Driver(Walk(), checkpoint=tmp_path / "run", **settings).run(0)
-    np.testing.assert_array_equal(tree.posterior["Param:0"], Driver(Walk(), **settings).run(0).posterior["Param:0"])
+    np.testing.assert_array_equal(
+        tree.posterior["Param:0"], Driver(Walk(), **settings).run(0).posterior["Param:0"]
+    )
     assert tree.posterior["Param:0"].shape == (1, 300, 2)
 
 
@@ -207,7 +224,9 @@ def test_signals_save_and_return_what_was_drawn(number, when, tmp_path):
     assert (tree.posterior.sizes["draw"] > 0) == (when == "sampling")
     if when == "sampling":
         drawn = tree.posterior.to_dataset().load().isel(draw=slice(0, 100))
-        xr.testing.assert_equal(drawn, chain(num_samples=100).run(0, X, LABELS).posterior.to_dataset())
+        xr.testing.assert_equal(
+            drawn, chain(num_samples=100).run(0, X, LABELS).posterior.to_dataset()
+        )
 
 
 def _send_when_compiled(driver: Driver, number: int) -> None:
@@ -227,13 +246,17 @@ def test_another_run_is_refused_with_what_differs(copied):
     with pytest.raises(CheckpointError, match="num_warmup: 30 there, 31 here"):
         chain(checkpoint=folder, num_warmup=31).run(0, X, LABELS)
     with pytest.raises(CheckpointError, match=r"NUTS.target_accept_prob: 0.8 there, 0.9 here"):
-        Driver(NUTS(logistic, target_accept_prob=0.9), num_warmup=30, num_chains=2, checkpoint=folder).run(0, X, LABELS)
+        Driver(
+            NUTS(logistic, target_accept_prob=0.9), num_warmup=30, num_chains=2, checkpoint=folder
+        ).run(0, X, LABELS)
     with pytest.raises(CheckpointError, match="x64: False there, True here"), jax.enable_x64(True):
         chain(checkpoint=folder).run(0, X, LABELS)
 
 
 def test_an_edited_model_is_refused(tmp_path):
-    chain = lambda model: Driver(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False, checkpoint=tmp_path / "run")
+    chain = lambda model: Driver(
+        NUTS(model), num_warmup=5, num_samples=5, progress_bar=False, checkpoint=tmp_path / "run"
+    )
     chain(lambda y: normal_mean(y, 2.0)).run(0, Y)
     chain(lambda y: normal_mean(y, 2.0)).run(0, Y)
     with pytest.raises(CheckpointError, match="model: "):
@@ -244,7 +267,9 @@ def test_an_edited_model_is_refused(tmp_path):
 def test_another_learning_rate_is_refused(tmp_path):
     for rate, refused in ((0.02, False), (0.02, False), (0.03, True)):
         kernel = SVI(logistic, AutoNormal(logistic), numpyro.optim.Adam(rate), Trace_ELBO())
-        driver = Driver(kernel, num_warmup=5, num_samples=5, progress_bar=False, checkpoint=tmp_path / "run")
+        driver = Driver(
+            kernel, num_warmup=5, num_samples=5, progress_bar=False, checkpoint=tmp_path / "run"
+        )
         if not refused:
             driver.run(0, X, LABELS)
             continue
@@ -261,17 +286,24 @@ def test_settings_that_hide_in_closures_are_seen(name, tmp_path):
         table = jnp.linspace(0.01, 0.02, 6) * value
         rate = (lambda step: table[jnp.minimum(step, 5)]) if name == "table" else 0.01
         return SVI(
-            normal_mean, AutoNormal(normal_mean, init_scale=value if name == "guide" else 0.1), numpyro.optim.Adam(rate), Trace_ELBO()
+            normal_mean,
+            AutoNormal(normal_mean, init_scale=value if name == "guide" else 0.1),
+            numpyro.optim.Adam(rate),
+            Trace_ELBO(),
         )
 
-    run = lambda value: Driver(kernel(value), num_warmup=5, num_samples=5, progress_bar=False, checkpoint=tmp_path / "run").run(0, Y)
+    run = lambda value: Driver(
+        kernel(value), num_warmup=5, num_samples=5, progress_bar=False, checkpoint=tmp_path / "run"
+    ).run(0, Y)
     run(1.0)
     run(1.0)
     with pytest.raises(CheckpointError, match="holds another run"):
         run(1.5)
 
 
-@pytest.mark.parametrize(("name", "text"), [("run.json", "{"), ("run.json", "{}"), ("run.json", "3"), ("state.npz", "{")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("run.json", "{"), ("run.json", "{}"), ("run.json", "3"), ("state.npz", "{")]
+)
 def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(name, text, copied):
     folder = copied(num_samples=5)
     (folder / name).write_text(text)
@@ -310,12 +342,18 @@ def test_a_full_disk_is_an_error_that_carries_the_draws(owner, tmp_path, small_b
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((np, "savez") if owner == "savez" else (_store.FolderStore, "_resize_and_write")), full)
+        patch.setattr(
+            *((np, "savez") if owner == "savez" else (_store.FolderStore, "_resize_and_write")),
+            full,
+        )
         with pytest.raises(CheckpointError, match="No space left on device.*`.tree`") as caught:
             chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
     drawn = caught.value.tree.posterior.to_dataset().load()
     assert drawn.sizes["draw"] > 0
-    xr.testing.assert_equal(drawn, uninterrupted("chain").posterior.to_dataset().isel(draw=slice(0, drawn.sizes["draw"])))
+    xr.testing.assert_equal(
+        drawn,
+        uninterrupted("chain").posterior.to_dataset().isel(draw=slice(0, drawn.sizes["draw"])),
+    )
     assert_same(chain(checkpoint=tmp_path / "run").run(0, X, LABELS), uninterrupted("chain"))
 
 
@@ -328,15 +366,22 @@ VICTIM = textwrap.dedent(
     here.RUNS[sys.argv[1]](checkpoint=sys.argv[2], **here.LONG[sys.argv[1]]).run(0, here.X, here.LABELS)
     """
 )
-LONG = {"chain": {"num_samples": 200_000}, "svi": {"num_warmup": 3_000_000}}  # longer than twelve killed lives
+# longer than twelve killed lives
+LONG = {"chain": {"num_samples": 200_000}, "svi": {"num_warmup": 3_000_000}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", LONG)
 def test_random_kills_change_nothing(run, tmp_path):
-    """At least ten random SIGKILLs a kernel, then one run to the end: equal, bit for bit, to a run that nobody killed."""
+    """At least ten random SIGKILLs a kernel, then one run to the end: equal, bit for bit, to a
+    run that nobody killed.
+    """
     rng = np.random.default_rng(0)
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     command = [sys.executable, "-c", VICTIM, run, str(tmp_path / "run")]
     kills = 0
     for attempt in range(30):
@@ -344,7 +389,11 @@ def test_random_kills_change_nothing(run, tmp_path):
         state = tmp_path / "run" / "state.npz"
         before = state.stat().st_mtime_ns if state.exists() else 0
         anytime = attempt % 3 == 2  # also while it imports, compiles or reads the checkpoint
-        while not anytime and process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
+        while (
+            not anytime
+            and process.poll() is None
+            and (not state.exists() or state.stat().st_mtime_ns == before)
+        ):
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 6.0) if anytime else rng.uniform(0.0, 0.4))
         process.kill()

@@ -1,4 +1,6 @@
-"""Bad data and impossible models are named before anything is compiled; what is missing on purpose passes."""
+"""Bad data and impossible models are named before anything is compiled; what is missing on
+purpose passes.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -42,11 +44,23 @@ def _impossible(y):
 @pytest.mark.parametrize(
     ("program", "text"),
     [
-        (Program(continuous, X, HOLED), r"site 'y': 1 of its observations are NaN.*first at \(3,\) of argument 'y'.*obs_mask"),
-        (Program(continuous, np.where(X[1, 1] == X, np.inf, X), Y), r"argument 'x': 1 entries.*first at \(1, 1\).*site 'y'"),
-        (Program(_rates, np.array([1, 2, -1])), r"site 'counts': 1 .*outside the support.*Poisson; the first is -1 at \(2,\).*'counts'"),
+        (
+            Program(continuous, X, HOLED),
+            r"site 'y': 1 of its observations are NaN.*first at \(3,\) of argument 'y'.*obs_mask",
+        ),
+        (
+            Program(continuous, np.where(X[1, 1] == X, np.inf, X), Y),
+            r"argument 'x': 1 entries.*first at \(1, 1\).*site 'y'",
+        ),
+        (
+            Program(_rates, np.array([1, 2, -1])),
+            r"site 'counts': 1 .*outside the support.*Poisson; the first is -1 at \(2,\).*'counts'",
+        ),
         (Program(_rates, np.array([1.0, 0.5])), r"site 'counts': 1 .*the first is 0.5 at \(1,\)"),
-        (Program(_impossible, 0.3), "found no start.*not finite at any of 20 starts.*'wall' .Unit: -inf"),
+        (
+            Program(_impossible, 0.3),
+            "found no start.*not finite at any of 20 starts.*'wall' .Unit: -inf",
+        ),
     ],
     ids=["nan", "covariate", "negative", "fraction", "impossible"],
 )
@@ -93,7 +107,10 @@ def _below(y, scale=0.01):
 def test_a_support_that_latent_sites_set_needs_a_start_and_no_other_data():
     y = jnp.array([3.0, 100.0])
     Program(_below, y).check()
-    with pytest.raises(ValueError, match=r"site 'y': found no start.*depends on \['top'\]; the first is 3.0.*init_to_value"):
+    with pytest.raises(
+        ValueError,
+        match=r"site 'y': found no start.*depends on \['top'\]; the first is 3.0.*init_to_value",
+    ):
         Program(_below, y, 10.0).check()
     Program(_below, y, 10.0).check(start={"top": jnp.array(150.0)})
 
@@ -102,15 +119,27 @@ def test_a_support_that_latent_sites_set_needs_a_start_and_no_other_data():
 def test_a_start_that_the_kernel_knows_is_enough():
     y, start = jnp.array([3.0, 100.0]), init_to_value(values={"top": 150.0})
     settings = {"num_warmup": 5, "num_samples": 5, "progress_bar": False}
-    for kernel in (NUTS(_below, init_strategy=start), Gibbs([(NUTS(_below, init_strategy=start), None)])):
+    for kernel in (
+        NUTS(_below, init_strategy=start),
+        Gibbs([(NUTS(_below, init_strategy=start), None)]),
+    ):
         assert (Driver(kernel, **settings).run(0, y, 10.0).posterior["top"] > 100.0).all()
     guide = AutoDelta(_below, init_loc_fn=start)
-    assert (Driver(SVI(_below, guide, numpyro.optim.Adam(1e-3), Trace_ELBO()), **settings).run(0, y, 10.0).posterior["top"] > 100.0).all()
+    assert (
+        Driver(SVI(_below, guide, numpyro.optim.Adam(1e-3), Trace_ELBO()), **settings)
+        .run(0, y, 10.0)
+        .posterior["top"]
+        > 100.0
+    ).all()
     with pytest.raises(ValueError, match="init_to_value"):
         Driver(NUTS(_below), **settings).run(0, y, 10.0)
 
 
-@pytest.mark.parametrize("y", [[1.0, 2.0], np.array(["a", "b"]), np.array([1.0, None])], ids=["list", "strings", "objects"])
+@pytest.mark.parametrize(
+    "y",
+    [[1.0, 2.0], np.array(["a", "b"]), np.array([1.0, None])],
+    ids=["list", "strings", "objects"],
+)
 def test_data_that_are_no_array_are_named(y):
     with pytest.raises(ValueError, match="argument 'y': found .*wanted an array; numpy.asarray"):
         Program(_rates_of, y).check()

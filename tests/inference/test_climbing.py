@@ -28,7 +28,10 @@ def normal(mass):
     """A Normal of this integral, in two parts as a stage has them."""
     precision = np.linalg.inv(COVARIANCE)
     top = mass + stats.multivariate_normal(MEAN, COVARIANCE).logpdf(MEAN)
-    return lambda z: (-0.25 * (z - MEAN) @ precision @ (z - MEAN), top - 0.25 * (z - MEAN) @ precision @ (z - MEAN))
+    return lambda z: (
+        -0.25 * (z - MEAN) @ precision @ (z - MEAN),
+        top - 0.25 * (z - MEAN) @ precision @ (z - MEAN),
+    )
 
 
 def covariance_of(clumps, number=0):
@@ -36,13 +39,16 @@ def covariance_of(clumps, number=0):
     return root @ root.T
 
 
-@pytest.mark.parametrize(("mean", "scale"), [(np.full(SIZE, 30.0), 0.1), (MEAN, 20.0)], ids=["far", "wide"])
+@pytest.mark.parametrize(
+    ("mean", "scale"), [(np.full(SIZE, 30.0), 0.1), (MEAN, 20.0)], ids=["far", "wide"]
+)
 def test_a_climb_ends_at_the_normal(mean, scale):
     found = climbed(random.key(0), at(mean, scale), normal, MASS, 60)
     np.testing.assert_allclose(found.clump.mean[0], MEAN, atol=1e-4)
     np.testing.assert_allclose(covariance_of(found.clump), COVARIANCE, rtol=1e-4, atol=1e-4)
     assert abs(found.log_evidence - MASS) < 1e-4
-    assert found.evaluations == 3 * 3 * 60  # at the start, where it ends, and once more to see that this is the end
+    # at the start, where it ends, and once more to see that this is the end
+    assert found.evaluations == 3 * 3 * 60
 
 
 def test_a_climb_that_follows_no_slopes_does_not_end_there(monkeypatch):
@@ -53,7 +59,9 @@ def test_a_climb_that_follows_no_slopes_does_not_end_there(monkeypatch):
 
 
 def curved(power):
-    """Not Normal: what is known of its integral is a bound, which climbs may not pass by more than noise."""
+    """Not Normal: what is known of its integral is a bound, which climbs may not pass by more
+    than noise.
+    """
     return lambda z: (-jnp.sum(jnp.abs(z) ** power), jnp.zeros(()))
 
 
@@ -66,13 +74,17 @@ def test_what_is_not_normal_comes_near():
 
 @pytest.mark.parametrize("value", [jnp.nan, -jnp.inf])
 def test_nothing_is_found_where_nothing_is(value):
-    found = climbed(random.key(0), at(MEAN, 1.0), lambda value: lambda z: (jnp.sum(z), value), value, 60)
+    found = climbed(
+        random.key(0), at(MEAN, 1.0), lambda value: lambda z: (jnp.sum(z), value), value, 60
+    )
     assert found.log_evidence == -np.inf
     assert joined([found, found], 4).log_weight.tolist() == [-np.inf] * 4
 
 
 def test_clumps_are_joined_by_their_evidence():
-    """Three of one mode, by climbs that ended a little apart; one of another; one that is not worth a clump."""
+    """Three of one mode, by climbs that ended a little apart; one of another; one that is not
+    worth a clump.
+    """
     low = [Climbed(at(MEAN + shift, 1.0), np.log(0.3), 0) for shift in (0.0, 0.01, -0.02)]
     high, lost = Climbed(at(MEAN + 9, 2.0), np.log(0.6), 0), Climbed(at(MEAN - 9, 1.0), -20.0, 0)
     whole = joined([*low[:2], high, lost, low[2]], 5)
@@ -91,10 +103,19 @@ def test_no_more_are_joined_than_there_are_places():
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_weights_of_draws_give_the_evidence(bug):
     """The planted bug: weights over another clump."""
-    wide = lambda scale: Clumps.of(jnp.zeros(1), jnp.asarray(MEAN)[None], scale * jnp.linalg.cholesky(jnp.asarray(COVARIANCE))[None])
-    clump, said = wide(1.2), lambda clump: jax.vmap(lambda z: StateClumps(SIZE).log_density(clump, z))(z)
+    wide = lambda scale: Clumps.of(
+        jnp.zeros(1),
+        jnp.asarray(MEAN)[None],
+        scale * jnp.linalg.cholesky(jnp.asarray(COVARIANCE))[None],
+    )
+    clump, said = (
+        wide(1.2),
+        lambda clump: jax.vmap(lambda z: StateClumps(SIZE).log_density(clump, z))(z),
+    )
     z, log_weight = drawn_from(random.key(1), StateClumps(SIZE), clump, MASS, normal, 5000)
     if bug:
         log_weight = log_weight + said(clump) - said(wide(1.5))
     assert (abs(np.logaddexp.reduce(np.asarray(log_weight)) - np.log(5000) - MASS) < 0.1) != bug
-    np.testing.assert_allclose(z.mean(0), MEAN, atol=5 * np.sqrt(1.44 * np.diag(COVARIANCE).max() / 5000))
+    np.testing.assert_allclose(
+        z.mean(0), MEAN, atol=5 * np.sqrt(1.44 * np.diag(COVARIANCE).max() / 5000)
+    )

@@ -1,4 +1,6 @@
-"""Clumps on Hilbert curves: a density whose integral is 1, draws of it, fits against scipy and against the truth; stages that use them."""
+"""Clumps on Hilbert curves: a density whose integral is 1, draws of it, fits against scipy and
+against the truth; stages that use them.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,16 +53,22 @@ def with_bugs(*bugs):
 
 
 def some(shape=CodeClumps(SIDES, BITS), spreads=((0.02, 0.3), (0.3, 0.2), (10.0, 0.15)), seed=0):  # noqa: B008
-    """Three clumps, narrow, wide and next to uniform, two of them across the place where the ends of the curve join."""
+    """Three clumps, narrow, wide and next to uniform, two of them across the place where the
+    ends of the curve join.
+    """
     rng = np.random.default_rng(seed)
     z = np.array([[-6.0] * sum(shape.blocks), *rng.normal(size=(2, sum(shape.blocks)))])
-    return Codes(jnp.log(jnp.array([0.3, 0.5, 0.2])), shape.codes(jnp.asarray(z)), jnp.array(spreads))
+    return Codes(
+        jnp.log(jnp.array([0.3, 0.5, 0.2])), shape.codes(jnp.asarray(z)), jnp.array(spreads)
+    )
 
 
 def middles():
     """Every cell of the cube, and z of its middle."""
     u = (np.arange(2**BITS) + 0.5) / 2**BITS
-    return (lambda u: np.log(u / (1 - u)))(np.stack(np.meshgrid(u, u, u, indexing="ij"), -1).reshape(-1, 3))
+    return (lambda u: np.log(u / (1 - u)))(
+        np.stack(np.meshgrid(u, u, u, indexing="ij"), -1).reshape(-1, 3)
+    )
 
 
 def said(shape, clumps, z):
@@ -74,7 +82,9 @@ def log_base(z):
 @pytest.mark.slow_after(1)
 @with_bugs("normaliser", "circle", "Jacobian")
 def test_the_density_over_all_cells_sums_to_1(planted):
-    """Quadrature over the codes of a block of two numbers and one of one; over z the logistic measure of a cell is 1 / cells."""
+    """Quadrature over the codes of a block of two numbers and one of one; over z the logistic
+    measure of a cell is 1 / cells.
+    """
     z = middles()
     total = np.exp(said(CodeClumps(SIDES, BITS), some(), z) - log_base(z)).mean()
     assert (abs(total - 1) < 1e-3) == (not planted)
@@ -88,17 +98,23 @@ def test_the_integral_over_z_is_1(planted):
     z = wide.rvs((200_000, 3), random_state=1)
     ratio = np.exp(said(shape, some(shape), z) - wide.logpdf(z).sum(1))
     error = ratio.std() / np.sqrt(len(z))
-    assert (abs(ratio.mean() - 1) < 4 * error < 0.04) == (not planted)  # without the Jacobian there is no integral at all
+    # without the Jacobian there is no integral at all
+    assert (abs(ratio.mean() - 1) < 4 * error < 0.04) == (not planted)
 
 
 def drawn(shape, clumps, size):
-    return np.asarray(jax.jit(jax.vmap(lambda key: shape.draw(key, clumps)))(random.split(random.key(2), size)))
+    return np.asarray(
+        jax.jit(jax.vmap(lambda key: shape.draw(key, clumps)))(random.split(random.key(2), size))
+    )
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_draws_are_of_the_density(bug):
-    """By cells, each eighth of a side; and evenly within a cell. The planted bug draws with the square of the spreads."""
+    """By cells, each eighth of a side; and evenly within a cell.
+
+    The planted bug draws with the square of the spreads.
+    """
     shape, clumps, size, z = CodeClumps(SIDES, BITS), some(), 40_000, middles()
     each = np.exp(said(shape, clumps, z) - log_base(z)).reshape((8, 8) * 3).sum((1, 3, 5)).ravel()
     found = drawn(shape, clumps._replace(spread=clumps.spread**2) if bug else clumps, size)
@@ -113,12 +129,17 @@ def test_draws_are_of_the_density(bug):
 
 @pytest.mark.slow
 def test_a_narrow_clump_keeps_its_digits():
-    """Spreads of 1e-13 on a circle of 2^60 cells, and of 1e-30 on one of 2^120, further than 1e-16 from 0."""
+    """Spreads of 1e-13 on a circle of 2^60 cells, and of 1e-30 on one of 2^120, further than
+    1e-16 from 0.
+    """
     shape = CodeClumps((3, 6))
     spread = np.array([1e-13, 1e-30])
     centre = shape.codes(random.normal(random.key(0), (1, 9)))
     clumps = Codes(jnp.zeros(1), centre, jnp.asarray(spread)[None])
-    away = np.asarray(hilbert.difference(shape.codes(jnp.asarray(drawn(shape, clumps, 2000))), centre)) / spread
+    away = (
+        np.asarray(hilbert.difference(shape.codes(jnp.asarray(drawn(shape, clumps, 2000))), centre))
+        / spread
+    )
     for each in away.T:
         assert stats.kstest(each, "norm").pvalue > 1e-3
 
@@ -133,7 +154,9 @@ def test_draws_at_the_faces_of_the_cube_are_finite_in_either_precision():
             found = drawn(shape, clumps, 500)
             assert np.isfinite(found).all()
             assert (np.abs(found) > 9).all()
-            assert np.isfinite(said(shape, clumps, np.concatenate([found, z]).astype(found.dtype))).all()
+            assert np.isfinite(
+                said(shape, clumps, np.concatenate([found, z]).astype(found.dtype))
+            ).all()
 
 
 @with_bugs("moments", "variance")
@@ -144,9 +167,16 @@ def test_the_spread_is_the_one_of_greatest_likelihood(planted):
 
     def lost(log_spread, root):
         spread = np.exp(log_spread)
-        return 0.5 * (root / spread) ** 2 + np.log(spread * (stats.norm.cdf(0.5 / spread) - stats.norm.cdf(-0.5 / spread)))
+        return 0.5 * (root / spread) ** 2 + np.log(
+            spread * (stats.norm.cdf(0.5 / spread) - stats.norm.cdf(-0.5 / spread))
+        )
 
-    best = [np.exp(optimize.minimize_scalar(lost, bracket=(np.log(root), np.log(3 * root)), args=(root,)).x) for root in roots]
+    best = [
+        np.exp(
+            optimize.minimize_scalar(lost, bracket=(np.log(root), np.log(3 * root)), args=(root,)).x
+        )
+        for root in roots
+    ]
     assert np.allclose(found, best, rtol=1e-5) == (not planted)
 
 
@@ -154,24 +184,40 @@ def test_the_spread_is_the_one_of_greatest_likelihood(planted):
 def test_the_spread_is_about_the_new_centre(bug, monkeypatch):
     """The planted bug is the printed one: differences are from the centre before."""
     shape, old = CodeClumps((2,)), []
-    codes = jax.jit(lambda key: shape.codes(0.02 * random.normal(key, (500, 2)) + 0.9))(random.key(0))
+    codes = jax.jit(lambda key: shape.codes(0.02 * random.normal(key, (500, 2)) + 0.9))(
+        random.key(0)
+    )
     centre = jax.jit(lambda codes: shape._moved(codes[:1], jnp.array([[0.1]])))(codes)
     right = hilbert.difference
     if bug:
-        monkeypatch.setattr(_code_clumps.hilbert, "difference", lambda code, other: old.append(other) or right(code, old[0]))
-    found = jax.jit(lambda codes, centre: shape._improved(codes, jnp.zeros((500, 1)), centre, 1))(codes, centre)
-    spread = jax.jit(lambda codes, centre: _code_clumps.spread_of(jnp.sqrt(jnp.mean(right(codes[:, None], centre[None]) ** 2, 0))))
+        monkeypatch.setattr(
+            _code_clumps.hilbert,
+            "difference",
+            lambda code, other: old.append(other) or right(code, old[0]),
+        )
+    found = jax.jit(lambda codes, centre: shape._improved(codes, jnp.zeros((500, 1)), centre, 1))(
+        codes, centre
+    )
+    spread = jax.jit(
+        lambda codes, centre: _code_clumps.spread_of(
+            jnp.sqrt(jnp.mean(right(codes[:, None], centre[None]) ** 2, 0))
+        )
+    )
     assert np.allclose(found.spread, spread(codes, found.centre), rtol=1e-6) != bug
 
 
 @pytest.mark.slow
 def test_the_limits_of_a_spread():
-    """What is as far apart as uniform, or further, has the widest; a point alone a spread of some cells."""
+    """What is as far apart as uniform, or further, has the widest; a point alone a spread of
+    some cells.
+    """
     np.testing.assert_allclose(spread_of(jnp.array([12**-0.5, 0.4])), _code_clumps.WIDEST)
     shape = CodeClumps(SIDES)
     one = shape.codes(jnp.broadcast_to(jnp.array([0.3, -0.2, 1.0]), (100, 3)))
     clumps = shape._em(one, 1, 1)
-    np.testing.assert_allclose(clumps.spread[0], _code_clumps.CELLS * 2.0 ** (-_code_clumps.BITS * np.array(SIDES)))
+    np.testing.assert_allclose(
+        clumps.spread[0], _code_clumps.CELLS * 2.0 ** (-_code_clumps.BITS * np.array(SIDES))
+    )
     np.testing.assert_array_equal(clumps.centre[0], one[0])
 
 
@@ -184,7 +230,11 @@ def test_a_fit_says_of_new_points_what_the_truth_says(planted):
     z = drawn(shape, truth, 9000)
     clumps = shape.fitted(random.key(0), Told(z[:5000]), np.zeros(5000), 8)
     with pytest.MonkeyPatch.context() as patch:  # what was fitted is judged by the right density
-        patch.setattr(_code_clumps, "log_mass", lambda s: jnp.log(s) + 0.5 * np.log(2 * np.pi) + jnp.log(erf(0.5 / np.sqrt(2) / s)))
+        patch.setattr(
+            _code_clumps,
+            "log_mass",
+            lambda s: jnp.log(s) + 0.5 * np.log(2 * np.pi) + jnp.log(erf(0.5 / np.sqrt(2) / s)),
+        )
         lost = (said(shape, truth, z[5000:]) - said(shape, clumps, z[5000:])).mean()
     assert (abs(lost) < 0.04) == (not planted)
     np.testing.assert_allclose(np.exp(np.asarray(clumps.log_weight)).sum(), 1)
@@ -209,13 +259,18 @@ class Kernels(NamedTuple):
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_point_of_much_weight_is_not_on_both_sides(bug):
-    """Kernel densities, ever narrower. The planted bug: halves of what was drawn by weight, which have copies of the same points."""
+    """Kernel densities, ever narrower.
+
+    The planted bug: halves of what was drawn by weight, which have copies of the same points.
+    """
     rng = np.random.default_rng(0)
     z, log_weight = rng.normal(size=(40, 1)), np.zeros(40)
     if bug:
         z, log_weight = z[rng.integers(0, 40, 2000)], np.zeros(2000)
     fits = [lambda told, width=0.3 / count**4: (told.z, width) for count in (1, 2, 4, 8)]
-    log_density = lambda kernel, z: jax.scipy.special.logsumexp(jax.scipy.stats.norm.logpdf(z, kernel[0], kernel[1]))
+    log_density = lambda kernel, z: jax.scipy.special.logsumexp(
+        jax.scipy.stats.norm.logpdf(z, kernel[0], kernel[1])
+    )
     kernels: Any = Kernels(log_density)
     _, width = _summary.chosen(random.key(0), Told(z), log_weight, fits, kernels)
     assert (width == 0.3) != bug
@@ -235,13 +290,16 @@ def test_blocks_are_the_latent_sites_in_the_order_of_the_vector():
         assert [name for name in zero if not np.allclose(zero[name], moved[name])] == [site]
 
 
-CODE = {"summary": "code", "most_lost": np.inf}  # whatever it costs, for else all rows would be one stage
+# whatever it costs, for else all rows would be one stage
+CODE = {"summary": "code", "most_lost": np.inf}
 
 
 @pytest.mark.slow
 @with_bugs("variance")
 def test_stages_add_up_to_all_rows_at_once(planted):
-    """Within the error of nested sampling: what summaries cost is claimed as well, and the planted bug costs much, or has no bound."""
+    """Within the error of nested sampling: what summaries cost is claimed as well, and the
+    planted bug costs much, or has no bound.
+    """
     tree = driver_of(**CODE).run(0, X, Y)
     attrs = tree.attrs
     assert (attrs["ended"], attrs["num_stages"]) == ("finished", 3)

@@ -1,4 +1,6 @@
-"""Collapsed Gibbs at the size of its use: it leaves the joint as it is, agrees with the particle filter, and serves beside NUTS."""
+"""Collapsed Gibbs at the size of its use: it leaves the joint as it is, agrees with the particle
+filter, and serves beside NUTS.
+"""
 
 from functools import cache, partial
 
@@ -7,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpyro import distributions as dist  # after arviz, `import numpyro.distributions` would load it twice
+
+# after arviz, `import numpyro.distributions` would load it twice
+from numpyro import distributions as dist
 from numpyro.infer import NUTS, Gibbs
 from scipy import stats
 from scipy.special import betaln, logsumexp
@@ -25,12 +29,15 @@ QUIET = {"progress_bar": False}
 
 def plant(monkeypatch, module, name, planted):
     monkeypatch.setattr(module, name, planted)
-    monkeypatch.setattr(collapsed_gibbs, "sweep", _seating.sweep.__wrapped__)  # what was compiled has no bug
+    # what was compiled has no bug
+    monkeypatch.setattr(collapsed_gibbs, "sweep", _seating.sweep.__wrapped__)
 
 
 in_order = collapsed_gibbs.in_order
 prior_of = collapsed_gibbs._prior
-features_stay = lambda rules, prior, table, cls, group, x: table._replace(count=table.count.at[cls, group].add(-(group >= 0).astype(int)))
+features_stay = lambda rules, prior, table, cls, group, x: table._replace(
+    count=table.count.at[cls, group].add(-(group >= 0).astype(int))
+)
 
 
 def double_alpha(*of_what):
@@ -43,7 +50,8 @@ groups_mixed_up = lambda seats, table: (in_order(seats, table)[0], table)
 
 # The joint-distribution test, on classes, groups, shares and parameters.
 
-FEW = np.array([[0, 0], [np.nan, 0], [0, 0], [0, 0]], np.float32)  # only the shape counts, and what is missing
+# only the shape counts, and what is missing
+FEW = np.array([[0, 0], [np.nan, 0], [0, 0], [0, 0]], np.float32)
 
 
 def quantities(program, values):
@@ -64,7 +72,14 @@ def quantities(program, values):
 
 def calibration():
     model = partial(aclass, alpha=2.0, component=partial(beta_bernoulli, beta=0.8))
-    return geweke(model, partial(CollapsedGibbs, parameters=True), FEW, num_replicates=1000, num_steps=6, functions=quantities)
+    return geweke(
+        model,
+        partial(CollapsedGibbs, parameters=True),
+        FEW,
+        num_replicates=1000,
+        num_steps=6,
+        functions=quantities,
+    )
 
 
 def test_the_joint_is_left_as_it_is():
@@ -74,7 +89,11 @@ def test_the_joint_is_left_as_it_is():
 
 @pytest.mark.parametrize(
     ("module", "name", "planted"),
-    [(collapsed_gibbs, "_prior", double_alpha), (_seating, "_without", features_stay), (collapsed_gibbs, "in_order", groups_mixed_up)],
+    [
+        (collapsed_gibbs, "_prior", double_alpha),
+        (_seating, "_without", features_stay),
+        (collapsed_gibbs, "in_order", groups_mixed_up),
+    ],
     ids=["alpha doubled", "the features are not taken out", "the groups are in another order"],
 )
 def test_a_planted_bug_changes_the_joint(module, name, planted, monkeypatch):
@@ -86,7 +105,8 @@ def test_a_planted_bug_changes_the_joint(module, name, planted, monkeypatch):
 
 X = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1], [0, np.nan, 0], [1, 0, 0]])
 GRID = np.linspace(0.005, 25.0, 2500)
-START = {"alpha": jnp.log(8.0), "beta": jnp.zeros(())}  # far up the tail of alpha, which is forgotten
+# far up the tail of alpha, which is forgotten
+START = {"alpha": jnp.log(8.0), "beta": jnp.zeros(())}
 
 
 def exact():
@@ -98,8 +118,12 @@ def exact():
         return (betaln(GRID + ones, GRID + zeros) - betaln(GRID, GRID)).sum(0)
 
     each = partitions.partitions(len(X))
-    log_alpha = stats.gamma.logpdf(GRID, 2.0) + np.array([partitions.log_crp(np.bincount(z), GRID) for z in each])
-    log_beta = np.array([sum(log_density(tuple(np.flatnonzero(z == g))) for g in range(z.max() + 1)) for z in each])
+    log_alpha = stats.gamma.logpdf(GRID, 2.0) + np.array(
+        [partitions.log_crp(np.bincount(z), GRID) for z in each]
+    )
+    log_beta = np.array(
+        [sum(log_density(tuple(np.flatnonzero(z == g))) for g in range(z.max() + 1)) for z in each]
+    )
     log_beta += stats.gamma.logpdf(GRID, 2.0, scale=1 / 2)
     marginal = lambda mine, other: logsumexp(mine + logsumexp(other, axis=1, keepdims=True), axis=0)
     found = {"alpha": marginal(log_alpha, log_beta), "beta": marginal(log_beta, log_alpha)}
@@ -111,13 +135,25 @@ def beside_nuts():
     kernel = Gibbs([own, (NUTS(aclass, find_heuristic_step_size=False), ["alpha", "beta"])])
     settings = {"num_warmup": 500, "num_samples": 3000, "num_chains": 2, **QUIET}
     start = {name: jnp.stack([value, value]) for name, value in START.items()}
-    model = {"num_classes": 1, "alpha": dist.Gamma(2.0, 1.0), "component": partial(beta_bernoulli, beta=dist.Gamma(2.0, 2.0))}
-    return Driver(kernel, **settings).run(0, X, np.zeros(5, int), init_params=start, **model).posterior
+    model = {
+        "num_classes": 1,
+        "alpha": dist.Gamma(2.0, 1.0),
+        "component": partial(beta_bernoulli, beta=dist.Gamma(2.0, 2.0)),
+    }
+    return (
+        Driver(kernel, **settings).run(0, X, np.zeros(5, int), init_params=start, **model).posterior
+    )
 
 
 def errors(draws, probability):
     """Of the mean and of three tail probabilities, in standard errors."""
-    functions = [lambda v: v, *(lambda v, q=q: (v < q) * 1.0 for q in GRID[np.searchsorted(probability.cumsum(), [0.25, 0.5, 0.75])])]
+    functions = [
+        lambda v: v,
+        *(
+            lambda v, q=q: (v < q) * 1.0
+            for q in GRID[np.searchsorted(probability.cumsum(), [0.25, 0.5, 0.75])]
+        ),
+    ]
     for function in functions:
         found, wanted = function(draws), probability @ function(GRID)
         yield float((found.mean() - wanted) / found.std() * np.sqrt(az.ess(found)))
@@ -140,7 +176,9 @@ def test_beside_nuts_all_marginals_are_exact():
 
 
 def test_a_concentration_that_is_not_handed_over_is_seen(monkeypatch):
-    monkeypatch.setattr(CollapsedGibbs, "refresh", lambda self, state, model_args, model_kwargs: state)
+    monkeypatch.setattr(
+        CollapsedGibbs, "refresh", lambda self, state, model_args, model_kwargs: state
+    )
     found = list(errors(beside_nuts()["alpha"], exact()["alpha"]))
     assert np.abs(found).max() > 8
 
@@ -173,7 +211,9 @@ def of_rows(x):
 
 
 def density_of_new_rows(z):
-    """[row] given a partition: the predictive of each group and of a new one, in shares of rows and 1."""
+    """[row] given a partition: the predictive of each group and of a new one, in shares of rows
+    and 1.
+    """
     size = np.bincount(z)
     ones = np.array([np.nansum(SEEN[z == g], 0) for g in range(len(size))])
     seen = np.array([(~np.isnan(SEEN[z == g])).sum(0) for g in range(len(size))])
@@ -183,8 +223,12 @@ def density_of_new_rows(z):
 
 
 def by_gibbs():
-    """Probabilities of each number of groups and log densities of the new rows, and the standard errors of both."""
-    driver = Driver(CollapsedGibbs(aclass), num_warmup=200, num_samples=6000, thinning=6, num_chains=4, **QUIET)
+    """Probabilities of each number of groups and log densities of the new rows, and the standard
+    errors of both.
+    """
+    driver = Driver(
+        CollapsedGibbs(aclass), num_warmup=200, num_samples=6000, thinning=6, num_chains=4, **QUIET
+    )
     z = driver.run(0, **of_rows(SEEN), num_groups=50).posterior["z"].values
     is_number = ((z.max(-1) + 1)[..., None] == np.arange(LARGEST)) * 1.0
     density = np.array([[density_of_new_rows(one) for one in chain] for chain in z])
@@ -203,8 +247,13 @@ def by_filter(num_replicates=16):
     kernel = ParticleFilter(aclass, num_particles=200)
     driver = Driver(kernel, num_chains=num_replicates, **QUIET)
     particles = driver.run(0, **of_rows(SEEN))["particles"]
-    weight, number = np.exp(particles["log_weight"].values[:, 0, 0]), particles["num_groups"].values[:, 0, 0, :, 0]
-    each = np.array([np.bincount(n, w, LARGEST)[:LARGEST] for n, w in zip(number, weight, strict=True)])
+    weight, number = (
+        np.exp(particles["log_weight"].values[:, 0, 0]),
+        particles["num_groups"].values[:, 0, 0, :, 0],
+    )
+    each = np.array(
+        [np.bincount(n, w, LARGEST)[:LARGEST] for n, w in zip(number, weight, strict=True)]
+    )
     program = Program(aclass, **of_rows(NEW))
     density = np.exp([kernel.log_classes(state, program)[:, 0] for state in driver.states])
     log_z = np.array([float(state.log_prior[0] + state.log_evidence[0]) for state in driver.states])
@@ -219,13 +268,17 @@ def logs(mean, error):
 
 
 def gaps():
-    """Between the two, of the numbers of groups: total variation over a tolerance of three standard errors each; of the densities of new
-    rows: the largest difference over four. And that tolerance."""
+    """Between the two, of the numbers of groups: total variation over a tolerance of three standard
+    errors each; of the densities of new rows: the largest difference over four. And that tolerance.
+    """
     number, number_error, density, density_error = by_gibbs()
     other, other_error, other_density, other_density_error = filtered()
     tolerance = 3 * 0.5 * np.hypot(number_error, other_error).sum()
     apart = np.abs(density - other_density) / np.hypot(density_error, other_density_error)
-    return {"groups": 0.5 * np.abs(number - other).sum() / tolerance, "densities": apart.max() / 4}, tolerance
+    return {
+        "groups": 0.5 * np.abs(number - other).sum() / tolerance,
+        "densities": apart.max() / 4,
+    }, tolerance
 
 
 filtered = cache(by_filter)
@@ -239,7 +292,10 @@ def test_gibbs_and_the_filter_agree_on_200_rows():
 
 @pytest.mark.parametrize(
     ("wrong", "module", "name", "planted"),
-    [("groups", collapsed_gibbs, "_prior", double_alpha), ("densities", _seating, "_without", features_stay)],
+    [
+        ("groups", collapsed_gibbs, "_prior", double_alpha),
+        ("densities", _seating, "_without", features_stay),
+    ],
     ids=["alpha doubled", "the features are not taken out"],
 )
 def test_a_planted_bug_breaks_the_agreement(wrong, module, name, planted, monkeypatch):

@@ -1,4 +1,6 @@
-"""Collapsed Gibbs as it is used: in the driver, in NumPyro's MCMC and Gibbs, with room that runs out, from a given start, refused."""
+"""Collapsed Gibbs as it is used: in the driver, in NumPyro's MCMC and Gibbs, with room that runs
+out, from a given start, refused.
+"""
 
 import pickle
 from functools import cache, partial
@@ -31,7 +33,9 @@ QUIET = {"progress_bar": False}
 
 
 def gibbs(model=aclass, own=("z", "share", "p"), other=("alpha",), parameters=True):
-    return Gibbs([(CollapsedGibbs(model, parameters=parameters), list(own)), (NUTS(model), list(other))])
+    return Gibbs(
+        [(CollapsedGibbs(model, parameters=parameters), list(own)), (NUTS(model), list(other))]
+    )
 
 
 @cache
@@ -41,7 +45,12 @@ def kernel(model=aclass, **settings):
 
 @cache
 def run(num_samples=40):
-    settings = {"num_warmup": 10, "num_samples": num_samples, "num_chains": 2, "groups": ("log_likelihood", "posterior_predictive")}
+    settings = {
+        "num_warmup": 10,
+        "num_samples": num_samples,
+        "num_chains": 2,
+        "groups": ("log_likelihood", "posterior_predictive"),
+    }
     return Driver(kernel(parameters=True), **settings, **QUIET).run(7, X, Y)
 
 
@@ -57,12 +66,20 @@ def unproved(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
 def test_draws_equal_those_of_numpyros_mcmc(chain_method):
-    reference = MCMC(kernel(parameters=True), num_warmup=10, num_samples=40, num_chains=2, chain_method=chain_method, **QUIET)
+    reference = MCMC(
+        kernel(parameters=True),
+        num_warmup=10,
+        num_samples=40,
+        num_chains=2,
+        chain_method=chain_method,
+        **QUIET,
+    )
     reference.run(random.key(7), X, Y)
     found, posterior = reference.get_samples(group_by_chain=True), run().posterior
     assert set(found) == set(posterior.data_vars) == {"share", "y_unobserved", "y", "z", "p"}
     for name, draws in found.items():
-        np.testing.assert_allclose(draws, posterior[name], rtol=1e-4, err_msg=name)  # a batch of chains is rounded in another way
+        # a batch of chains is rounded in another way
+        np.testing.assert_allclose(draws, posterior[name], rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
@@ -93,7 +110,9 @@ def test_arviz_and_the_report_read_the_tree():
 @pytest.mark.slow
 def test_a_run_is_gone_on_from(tmp_path):
     settings = {"num_warmup": 10, "num_chains": 2, "checkpoint": tmp_path / "run", **QUIET}
-    first, whole = (Driver(kernel(parameters=True), num_samples=n, **settings).run(7, X, Y) for n in (15, 40))
+    first, whole = (
+        Driver(kernel(parameters=True), num_samples=n, **settings).run(7, X, Y) for n in (15, 40)
+    )
     assert (first.attrs["steps_run"], whole.attrs["steps_run"]) == (25, 25)
     for name in whole.posterior.data_vars:
         np.testing.assert_array_equal(whole.posterior[name], run().posterior[name])
@@ -126,7 +145,9 @@ def test_a_kernel_that_has_read_a_model_can_be_pickled():
     again = pickle.loads(pickle.dumps(used))
     assert again.reading is None
     state = again.init(random.key(0), 0, None, (X, Y), {})
-    np.testing.assert_array_equal(state.values["z"], used.init(random.key(0), 0, None, (X, Y), {}).values["z"])
+    np.testing.assert_array_equal(
+        state.values["z"], used.init(random.key(0), 0, None, (X, Y), {}).values["z"]
+    )
 
 
 # Groups in blocks, and room that is not looked at: neither changes a draw.
@@ -141,7 +162,8 @@ def test_what_is_not_in_use_changes_nothing(monkeypatch, unproved):
     monkeypatch.setattr(_seating, "BLOCK", 3)
     monkeypatch.setattr(_seating, "NARROW", 7)
     largest = whole.posterior["z"].max("row")
-    assert largest.min() < 6 < 7 < largest.max()  # now and then all that is in use is within the narrow room
+    # now and then all that is in use is within the narrow room
+    assert largest.min() < 6 < 7 < largest.max()
     np.testing.assert_array_equal(driver.run(3, **data).posterior["z"], whole.posterior["z"])
 
 
@@ -157,14 +179,18 @@ SEATED = np.array([0, 0, 1, 1, 1, 1])  # class 0 has two rows, and so never more
 @pytest.mark.parametrize("start", [None, ONE_GROUP])
 def test_a_full_class_stops_the_driver(start):
     with pytest.raises(ValueError, match=FULL):
-        Driver(kernel(), num_warmup=0, num_samples=50, **QUIET).run(0, APART, SEATED, init_params=start, **TIGHT)
+        Driver(kernel(), num_warmup=0, num_samples=50, **QUIET).run(
+            0, APART, SEATED, init_params=start, **TIGHT
+        )
 
 
 def test_a_full_class_stops_numpyros_mcmc_where_it_has_a_bar(monkeypatch):
     for name in ("CI", "PYTEST_XDIST_WORKER"):  # in whose presence NumPyro draws none
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match=FULL):
-        MCMC(kernel(), num_warmup=0, num_samples=50).run(random.key(0), APART, SEATED, init_params=ONE_GROUP, **TIGHT)
+        MCMC(kernel(), num_warmup=0, num_samples=50).run(
+            random.key(0), APART, SEATED, init_params=ONE_GROUP, **TIGHT
+        )
 
 
 def test_without_a_bar_the_draws_of_numpyros_mcmc_are_void():
@@ -178,7 +204,9 @@ def test_without_a_bar_the_draws_of_numpyros_mcmc_are_void():
 
 @pytest.mark.slow
 def test_a_bounded_number_of_groups_is_never_full():
-    tree = Driver(kernel(), num_warmup=0, num_samples=50, **QUIET).run(0, APART, SEATED, alpha=20.0, max_groups=2)
+    tree = Driver(kernel(), num_warmup=0, num_samples=50, **QUIET).run(
+        0, APART, SEATED, alpha=20.0, max_groups=2
+    )
     assert tree.posterior["z"].max() == 1
 
 
@@ -191,21 +219,34 @@ class SecondFails(CollapsedGibbs):
 
     def init(self, *args, **kwargs):
         state = super().init(*args, **kwargs)
-        return state._replace(failed=jnp.full_like(state.failed, (_seating.FULL + 1) * (next(self.chain) == 1)))
+        return state._replace(
+            failed=jnp.full_like(state.failed, (_seating.FULL + 1) * (next(self.chain) == 1))
+        )
 
 
 @pytest.mark.slow
 def test_any_chain_stops_the_driver_and_whatever_it_records():
     with pytest.raises(ValueError, match="class 1 has"):
-        Driver(SecondFails(aclass), num_warmup=0, num_samples=5, num_chains=2, extra_fields=("failed",), **QUIET).run(0, X, KNOWN)
+        Driver(
+            SecondFails(aclass),
+            num_warmup=0,
+            num_samples=5,
+            num_chains=2,
+            extra_fields=("failed",),
+            **QUIET,
+        ).run(0, X, KNOWN)
 
 
 def test_a_weight_that_is_no_number_stops_the_driver(unproved):
     chain = kernel()
     state = chain.init(random.key(0), 0, ONE_GROUP, (X, KNOWN), {})
-    spoilt = state.prior._replace(seating=trees.map(lambda leaf: leaf * jnp.nan, state.prior.seating))
+    spoilt = state.prior._replace(
+        seating=trees.map(lambda leaf: leaf * jnp.nan, state.prior.seating)
+    )
     state = chain.sample(state._replace(prior=spoilt), (X, KNOWN), {})
-    with pytest.raises(ValueError, match=r"site 'z': the groups of a row have no finite weight.*jax.enable_x64"):
+    with pytest.raises(
+        ValueError, match=r"site 'z': the groups of a row have no finite weight.*jax.enable_x64"
+    ):
         chain.get_diagnostics_str(state)
 
 
@@ -229,14 +270,29 @@ def test_a_given_start_is_kept(unproved):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({"z": np.array([0, 0, 2, 0, 1, 2])}, "'z' is outside of its support; wanted groups numbered from 0 in order of appearance"),
+        (
+            {"z": np.array([0, 0, 2, 0, 1, 2])},
+            "'z' is outside of its support; wanted groups numbered from 0 in order of appearance",
+        ),
         ({"z": np.array([1, 0, 0, 0, 0, 0])}, "'z' is outside of its support"),
         ({"z": np.array([0, 0, 1, 0, 1, 6])}, "'z' is outside of its support"),
-        ({"z": np.array([0.0, 0.5, 1.0, 0.0, 1.0, np.nan])}, r"found 'z' of float32\[6\], wanted int32\[6\]"),
+        (
+            {"z": np.array([0.0, 0.5, 1.0, 0.0, 1.0, np.nan])},
+            r"found 'z' of float32\[6\], wanted int32\[6\]",
+        ),
         ({"z": np.zeros(4, int)}, r"found 'z' of int32\[4\], wanted int32\[6\]"),
-        ({"y_unobserved": np.full(6, 2)}, "'y_unobserved' is outside of its support; wanted values of a Categorical"),
-        ({"share": np.array([0.5, np.nan], np.float32)}, "'share' is outside of its support; wanted values of a Dirichlet"),
-        ({"p": np.full((2, 6, 3), 1.5, np.float32)}, "'p' is outside of its support; wanted values of a Beta"),
+        (
+            {"y_unobserved": np.full(6, 2)},
+            "'y_unobserved' is outside of its support; wanted values of a Categorical",
+        ),
+        (
+            {"share": np.array([0.5, np.nan], np.float32)},
+            "'share' is outside of its support; wanted values of a Dirichlet",
+        ),
+        (
+            {"p": np.full((2, 6, 3), 1.5, np.float32)},
+            "'p' is outside of its support; wanted values of a Beta",
+        ),
         ({"alpha": 2.0}, r"found \['alpha', 'y_unobserved', 'z'\], wanted \['z', 'y_unobserved'\]"),
     ],
 )
@@ -246,7 +302,9 @@ def test_a_wrong_start_is_refused(start, message, unproved):
 
 
 def test_a_start_must_say_where_every_row_is(unproved):
-    with pytest.raises(ValueError, match=r"init_params: found \['z'\], wanted \['z', 'y_unobserved'\]"):
+    with pytest.raises(
+        ValueError, match=r"init_params: found \['z'\], wanted \['z', 'y_unobserved'\]"
+    ):
         begun({"z": GIVEN["z"]})
     with pytest.raises(ValueError, match="parameters of groups are drawn with parameters=True"):
         begun(GIVEN | {"p": np.full((2, 6, 3), 0.5)})
@@ -268,7 +326,9 @@ def test_another_kernel_hands_over_what_it_draws():
 @pytest.mark.slow
 def test_a_full_class_beside_another_kernel_stops_the_driver():
     with pytest.raises(ValueError, match=FULL):
-        Driver(gibbs(), num_warmup=0, num_samples=500, **QUIET).run(0, APART, SEATED, num_groups=2, alpha=dist.Gamma(2.0, 4.0))
+        Driver(gibbs(), num_warmup=0, num_samples=500, **QUIET).run(
+            0, APART, SEATED, num_groups=2, alpha=dist.Gamma(2.0, 4.0)
+        )
 
 
 @pytest.mark.parametrize(
@@ -276,9 +336,13 @@ def test_a_full_class_beside_another_kernel_stops_the_driver():
     [
         (
             {"own": ["z", "p"], "other": ["alpha", "share"]},
-            r"site 'share': it belongs to another block.*wanted for this block \['z', 'share', 'p'\]",
+            r"site 'share': it belongs to another block.*wanted for this block \['z', 'share', "
+            r"'p'\]",
         ),
-        ({"own": ["z", "share"], "other": ["alpha", "p"], "parameters": False}, "site 'p': it belongs to another block.*parameters=True"),
+        (
+            {"own": ["z", "share"], "other": ["alpha", "p"], "parameters": False},
+            "site 'p': it belongs to another block.*parameters=True",
+        ),
         ({"parameters": False}, "parameters of groups are drawn with parameters=True"),
     ],
 )
@@ -304,14 +368,29 @@ def no_partition(x, y):
 
 REFUSED = {
     "latent scalar": (LEARNED, "site 'alpha': a latent scalar.*NUTS"),
-    "latent hyper-parameter": ({"component": partial(beta_bernoulli, beta=dist.Gamma(1.0, 1.0))}, "site 'beta': a latent scalar"),
+    "latent hyper-parameter": (
+        {"component": partial(beta_bernoulli, beta=dist.Gamma(1.0, 1.0))},
+        "site 'beta': a latent scalar",
+    ),
     "no partition": ({"model": no_partition}, "no_partition: found 0 partition sites"),
-    "no pair": ({"x": np.nan_to_num(X), "component": logistic}, "site 'x': BernoulliLogits with 'w' ~ Normal is not in the table"),
-    "NaN label": ({"y": np.where(np.arange(6) == 4, np.nan, Y)}, r"CRP labels: found float32\[6\], wanted the class of each row, integers"),
-    "label 2": ({"y": np.where(np.arange(6) == 4, 2, Y)}, "row 4: found class 2, wanted 0 to 1, or -1 where unlabelled"),
+    "no pair": (
+        {"x": np.nan_to_num(X), "component": logistic},
+        "site 'x': BernoulliLogits with 'w' ~ Normal is not in the table",
+    ),
+    "NaN label": (
+        {"y": np.where(np.arange(6) == 4, np.nan, Y)},
+        r"CRP labels: found float32\[6\], wanted the class of each row, integers",
+    ),
+    "label 2": (
+        {"y": np.where(np.arange(6) == 4, 2, Y)},
+        "row 4: found class 2, wanted 0 to 1, or -1 where unlabelled",
+    ),
     "label -2": ({"y": np.where(np.arange(6) == 4, -2, Y)}, "row 4: found class -2, wanted 0 to 1"),
     "not a bit": ({"x": np.where(X == 1, 2.0, X)}, r"site 'x': .*2\.0"),
-    "infinite": ({"x": np.where(X == 1, np.inf, X), "component": normal_inverse_chi2}, "site 'x': .*inf"),
+    "infinite": (
+        {"x": np.where(X == 1, np.inf, X), "component": normal_inverse_chi2},
+        "site 'x': .*inf",
+    ),
 }
 
 
@@ -327,8 +406,11 @@ def test_bad_models_and_data_are_refused_by_name(name, unproved):
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
-    ("name", "message"), [("NaN label", "CRP labels"), ("label 2", "site 'y.*first is 2"), ("latent scalar", "'alpha'")]
+    ("name", "message"),
+    [("NaN label", "CRP labels"), ("label 2", "site 'y.*first is 2"), ("latent scalar", "'alpha'")],
 )
 def test_the_driver_refuses_them_too(name, message, unproved):
     with pytest.raises(ValueError, match=message):
-        Driver(kernel(), num_warmup=1, num_samples=1, **QUIET).run(0, **({"x": X, "y": Y} | REFUSED[name][0]))
+        Driver(kernel(), num_warmup=1, num_samples=1, **QUIET).run(
+            0, **({"x": X, "y": Y} | REFUSED[name][0])
+        )

@@ -12,7 +12,11 @@ X = jnp.ones(7)
 
 def test_data_are_arguments_of_the_code_and_not_its_constants(monkeypatch):
     texts, whole = [], jax.stages.Lowered.compile
-    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, **options: (texts.append(self.as_text()), whole(self, **options))[1])
+    monkeypatch.setattr(
+        jax.stages.Lowered,
+        "compile",
+        lambda self, **options: (texts.append(self.as_text()), whole(self, **options))[1],
+    )
     data = jnp.asarray(np.random.default_rng(0).normal(size=50_000), jnp.float32)
     function = lambda given: {"sums": jax.lax.map(lambda x: jnp.sum(data * x), given["x"])}
     given = {"x": jnp.arange(3, dtype=jnp.float32)}
@@ -36,13 +40,22 @@ def test_programs_that_leave_out_different_data_are_not_confused():
 
     for _ in range(2):
         for function in (first, second):
-            np.testing.assert_array_equal(once(function, jnp.ones(3))(jnp.ones(3)), function(jnp.ones(3)))
+            np.testing.assert_array_equal(
+                once(function, jnp.ones(3))(jnp.ones(3)), function(jnp.ones(3))
+            )
 
 
-@pytest.mark.parametrize("how", [once, compiled, lambda function, x: built(jax.jit(function, keep_unused=True), (x,), None)])
+@pytest.mark.parametrize(
+    "how",
+    [once, compiled, lambda function, x: built(jax.jit(function, keep_unused=True), (x,), None)],
+)
 def test_what_is_traced_to_the_same_code_is_not_lowered_again(how, monkeypatch):
     lowered, lower = [], jax.stages.Traced.lower
-    monkeypatch.setattr(jax.stages.Traced, "lower", lambda self, **options: (lowered.append(self), lower(self, **options))[1])
+    monkeypatch.setattr(
+        jax.stages.Traced,
+        "lower",
+        lambda self, **options: (lowered.append(self), lower(self, **options))[1],
+    )
     made = lambda factor: lambda x: jnp.cumsum(x) * factor
     for factor, count in ((0.3, 1), (0.3, 1), (0.4, 2)):
         np.testing.assert_allclose(how(made(factor), X)(X), made(factor)(X), rtol=1e-6)
@@ -52,7 +65,9 @@ def test_what_is_traced_to_the_same_code_is_not_lowered_again(how, monkeypatch):
 def test_functions_of_the_host_are_not_confused():
     for function in (np.sin, np.cos, np.sin):
         called = lambda x, function=function: jax.pure_callback(function, x, x)
-        np.testing.assert_allclose(once(called, jnp.ones(3))(jnp.ones(3)), function(np.ones(3)), rtol=1e-6)
+        np.testing.assert_allclose(
+            once(called, jnp.ones(3))(jnp.ones(3)), function(np.ones(3)), rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("how", [once, compiled])

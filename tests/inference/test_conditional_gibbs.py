@@ -1,4 +1,6 @@
-"""Gibbs sampling by complete conditionals that are read off the model: against exact answers, NUTS, and Geweke's test."""
+"""Gibbs sampling by complete conditionals that are read off the model: against exact answers,
+NUTS, and Geweke's test.
+"""
 
 import pickle
 from functools import cache
@@ -49,7 +51,9 @@ def gamma_poisson(counts=COUNTS):
         numpyro.sample("count", dist.Poisson(rate * EXPOSURE), obs=counts)
 
 
-def regression(response=RESPONSE, prior=lambda precision: dist.Normal(0.0, 1 / jnp.sqrt(precision))):
+def regression(
+    response=RESPONSE, prior=lambda precision: dist.Normal(0.0, 1 / jnp.sqrt(precision))
+):
     """Weights with a precision each: those that do not matter shrink."""
     noise = numpyro.sample("noise", dist.Gamma(1.0, 1.0))
     with numpyro.plate("feature", X.shape[1]):
@@ -70,16 +74,26 @@ def edited(response=RESPONSE):
 
 
 def run(kernel, num_samples=1500, num_chains=2):
-    return Driver(kernel, num_warmup=300, num_samples=num_samples, num_chains=num_chains, progress_bar=False).run(0)
+    return Driver(
+        kernel, num_warmup=300, num_samples=num_samples, num_chains=num_chains, progress_bar=False
+    ).run(0)
 
 
 def check_same(one, other, most=4.0):
     """Means of all quantities, and of their squares, within so many Monte-Carlo errors."""
-    moments = lambda tree: [power(tree["posterior"].to_dataset()) for power in (lambda draws: draws, lambda draws: draws**2)]
+    moments = lambda tree: [
+        power(tree["posterior"].to_dataset())
+        for power in (lambda draws: draws, lambda draws: draws**2)
+    ]
     for mine, theirs in zip(moments(one), moments(other), strict=True):
         for name in mine:
             gap = mine[name].mean(("chain", "draw")) - theirs[name].mean(("chain", "draw"))
-            error = np.sqrt(sum((draws[name].var(("chain", "draw")) / az.ess(draws)[name]).values for draws in (mine, theirs)))
+            error = np.sqrt(
+                sum(
+                    (draws[name].var(("chain", "draw")) / az.ess(draws)[name]).values
+                    for draws in (mine, theirs)
+                )
+            )
             assert (np.abs(gap.values) < most * error).all(), name
 
 
@@ -94,7 +108,11 @@ def slowed(name, factor):
     return slip
 
 
-MODELS = {"hierarchical": (hierarchical, "between"), "gamma_poisson": (gamma_poisson, "rate"), "regression": (regression, "precision")}
+MODELS = {
+    "hierarchical": (hierarchical, "between"),
+    "gamma_poisson": (gamma_poisson, "rate"),
+    "regression": (regression, "precision"),
+}
 
 
 @pytest.mark.slow
@@ -111,8 +129,16 @@ def test_posterior_is_that_of_nuts(name, monkeypatch):
 
 
 def test_one_site_is_drawn_from_its_exact_posterior():
-    """The data are arguments of the loop: a start whose energy nobody knows is no start that is impossible."""
-    driver = Driver(ConditionalGibbs(normal_mean), num_warmup=0, num_samples=4000, jit_model_args=True, progress_bar=False)
+    """The data are arguments of the loop: a start whose energy nobody knows is no start that is
+    impossible.
+    """
+    driver = Driver(
+        ConditionalGibbs(normal_mean),
+        num_warmup=0,
+        num_samples=4000,
+        jit_model_args=True,
+        progress_bar=False,
+    )
     draws = driver.run(0, Y)["posterior"]["mu"].values.ravel()  # independent: nothing else is drawn
     mean, deviation = exact_posterior()
     assert stats.kstest(draws, stats.norm(mean, deviation).cdf).pvalue > 1e-3
@@ -121,20 +147,29 @@ def test_one_site_is_drawn_from_its_exact_posterior():
 
 @pytest.mark.slow
 def test_driver_and_mcmc_draw_the_same():
-    tree = Driver(ConditionalGibbs(regression), num_warmup=20, num_samples=50, progress_bar=False).run(3)
+    tree = Driver(
+        ConditionalGibbs(regression), num_warmup=20, num_samples=50, progress_bar=False
+    ).run(3)
     mcmc = MCMC(ConditionalGibbs(regression), num_warmup=20, num_samples=50, progress_bar=False)
     mcmc.run(random.key(3))
     for name, values in mcmc.get_samples().items():
         np.testing.assert_array_equal(tree["posterior"][name].values[0], values)
     assert {"weight", "precision", "noise", "size"} == set(tree["posterior"].data_vars)
-    np.testing.assert_allclose(tree["posterior"]["size"], np.abs(tree["posterior"]["weight"]).sum("feature"))
+    np.testing.assert_allclose(
+        tree["posterior"]["size"], np.abs(tree["posterior"]["weight"]).sum("feature")
+    )
 
 
 @pytest.mark.slow
 def test_chains_side_by_side():
     settings = {"num_warmup": 0, "num_samples": 5, "num_chains": 2, "progress_bar": False}
-    first, second = (Driver(ConditionalGibbs(regression), chain_method=how, **settings).run(0) for how in ("sequential", "vectorized"))
-    np.testing.assert_allclose(first["posterior"]["weight"], second["posterior"]["weight"], rtol=1e-9)
+    first, second = (
+        Driver(ConditionalGibbs(regression), chain_method=how, **settings).run(0)
+        for how in ("sequential", "vectorized")
+    )
+    np.testing.assert_allclose(
+        first["posterior"]["weight"], second["posterior"]["weight"], rtol=1e-9
+    )
 
 
 def test_a_discrete_site_is_not_sent_to_nuts():
@@ -144,13 +179,19 @@ def test_a_discrete_site_is_not_sent_to_nuts():
         number = numpyro.sample("number", dist.Poisson(3.0))
         numpyro.sample("y", dist.Normal(number, 1.0), obs=jnp.array(2.0))
 
-    with pytest.raises(StructureError, match=r"site 'number': Poisson has the support .* NUTS draws no discrete site"):
+    with pytest.raises(
+        StructureError,
+        match=r"site 'number': Poisson has the support .* NUTS draws no discrete site",
+    ):
         ConditionalGibbs(counted).init(random.key(0), 0, None, (), {})
 
 
 @pytest.mark.slow
 def test_another_kernel_takes_what_is_refused():
-    with pytest.raises(StructureError, match=r"site 'weight': its complete conditional is of no family .* Give 'weight' to NUTS"):
+    with pytest.raises(
+        StructureError,
+        match=r"site 'weight': its complete conditional is of no family .* Give 'weight' to NUTS",
+    ):
         run(ConditionalGibbs(edited))
     blocks = [(ConditionalGibbs(edited), ["noise"]), (NUTS(edited), None)]
     check_same(run(Gibbs(blocks)), run(NUTS(edited)))
@@ -161,7 +202,9 @@ def test_names_mean_nothing():
     renamed = numpyro.handlers.scope(regression, prefix="new")
     kernel = ConditionalGibbs(renamed)
     tree = Driver(kernel, num_warmup=0, num_samples=3, progress_bar=False).run(0)
-    assert {"new.weight", "new.precision", "new.noise", "new.size"} == set(tree["posterior"].data_vars)
+    assert {"new.weight", "new.precision", "new.noise", "new.size"} == set(
+        tree["posterior"].data_vars
+    )
     assert {site: family.name for site, family in kernel.reading.families.items()} == {
         "new/noise": "Gamma",
         "new/precision": "Gamma",
@@ -185,7 +228,10 @@ def test_the_chain_starts_where_it_is_told():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"wheight": np.ones(4)}, r"init_params: found \['wheight'\], wanted sites of \['noise', 'precision', 'weight'\]"),
+        (
+            {"wheight": np.ones(4)},
+            r"init_params: found \['wheight'\], wanted sites of \['noise', 'precision', 'weight'\]",
+        ),
         ({"weight": np.ones(3)}, r"init_params: 'weight' has the shape \(3,\), wanted \(4,\)"),
     ],
 )
@@ -196,8 +242,13 @@ def test_a_start_that_does_not_fit_is_refused(values, message):
 
 def test_a_conditional_that_changes_its_family_ends_the_run(monkeypatch):
     monkeypatch.setattr(conditional_gibbs, "MOST", -1.0)
-    with pytest.raises(StructureError, match=r"site 'mu': its complete conditional is not the Normal that it was at the start"):
-        Driver(ConditionalGibbs(normal_mean), num_warmup=0, num_samples=3, progress_bar=False).run(0, Y)
+    with pytest.raises(
+        StructureError,
+        match=r"site 'mu': its complete conditional is not the Normal that it was at the start",
+    ):
+        Driver(ConditionalGibbs(normal_mean), num_warmup=0, num_samples=3, progress_bar=False).run(
+            0, Y
+        )
 
 
 @pytest.mark.slow
@@ -222,7 +273,11 @@ def test_a_model_is_read_once_for_all_chains(monkeypatch):
     """Names of sites may be made anew each time that the model runs; other data are read again."""
     counted = []
     identify = conditional_gibbs.identify_among
-    monkeypatch.setattr(conditional_gibbs, "identify_among", lambda *given: counted.append(given[1]) or identify(*given))
+    monkeypatch.setattr(
+        conditional_gibbs,
+        "identify_among",
+        lambda *given: counted.append(given[1]) or identify(*given),
+    )
 
     def model(y):
         mu = numpyro.sample("_".join(["mean", str(len(y))]), dist.Normal(0.0, 1.0))
@@ -267,7 +322,9 @@ def test_what_was_read_stays_behind():
 
 def test_data_without_a_finite_density_are_refused():
     with pytest.raises(ValueError, match="site 'y'"):
-        ConditionalGibbs(normal_mean).init(random.key(0), 0, None, (np.where(Y[0] == Y, np.nan, Y),), {})
+        ConditionalGibbs(normal_mean).init(
+            random.key(0), 0, None, (np.where(Y[0] == Y, np.nan, Y),), {}
+        )
 
 
 def test_the_former_name_of_a_route_is_accepted():

@@ -1,4 +1,6 @@
-"""Every conjugate pair against NumPyro's own densities by one identity, and what holds of all of them."""
+"""Every conjugate pair against NumPyro's own densities by one identity, and what holds of all of
+them.
+"""
 
 from functools import partial
 
@@ -58,11 +60,15 @@ def log_prob(make, value):
     """NumPyro's own, which promotes."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         distribution = make()
-        return distribution.log_prob(value.astype(int) if distribution.support.is_discrete else value)
+        return distribution.log_prob(
+            value.astype(int) if distribution.support.is_discrete else value
+        )
 
 
 def identity_gap(case, family, seed):
-    """How far log p(phi | h) + log p(x | phi) - log p(phi | add(h, x)) is from log p(x | h), for random phi."""
+    """How far log p(phi | h) + log p(x | phi) - log p(phi | add(h, x)) is from log p(x | h), for
+    random phi.
+    """
     hyper, x = hyper_of(case, seed=seed), row_of(case, seed=seed)
     values = call(case.family, "draw", random.key(seed + 100), hyper)
     return np.max(np.abs(gaps(case, family, hyper, x, values)))
@@ -71,7 +77,11 @@ def identity_gap(case, family, seed):
 @partial(jax.jit, static_argnums=(0, 1))
 def gaps(case, family, hyper, x, values):
     likelihood = log_prob(lambda: case.likelihood(values), x)
-    left = family.log_prior(hyper, values) + likelihood - family.log_prior(family.add(hyper, x), values)
+    left = (
+        family.log_prior(hyper, values)
+        + likelihood
+        - family.log_prior(family.add(hyper, x), values)
+    )
     return left - family.log_predictive(hyper, x)
 
 
@@ -87,45 +97,98 @@ def twin(case, **methods):
 
 def add_and(edit):
     """`add` whose result is edited, given what was before."""
-    return {"add": lambda self, hyper, x, weight=1.0: edit(hyper, super(type(self), self).add(hyper, x, weight))}
+    return {
+        "add": lambda self, hyper, x, weight=1.0: edit(
+            hyper, super(type(self), self).add(hyper, x, weight)
+        )
+    }
 
 
 def predict_at(edit):
     """`log_predictive` at edited hyper-parameters."""
-    return {"log_predictive": lambda self, hyper, x: super(type(self), self).log_predictive(edit(hyper), x)}
+    return {
+        "log_predictive": lambda self, hyper, x: super(type(self), self).log_predictive(
+            edit(hyper), x
+        )
+    }
 
 
 def prior_plus(edit):
     """`log_prior` and a term."""
-    return {"log_prior": lambda self, hyper, values: super(type(self), self).log_prior(hyper, values) + edit(hyper, values)}
+    return {
+        "log_prior": lambda self, hyper, values: (
+            super(type(self), self).log_prior(hyper, values) + edit(hyper, values)
+        )
+    }
 
 
 def full_square(self, hyper, x, weight=1.0):
     after = NormalInverseGamma().add(hyper, x, weight)
-    return after._replace(rate=hyper.rate + (jnp.broadcast_to(x, hyper.loc.shape) - hyper.loc) ** 2 / 2)
+    return after._replace(
+        rate=hyper.rate + (jnp.broadcast_to(x, hyper.loc.shape) - hyper.loc) ** 2 / 2
+    )
 
 
 half_log_det = lambda matrix: jnp.linalg.slogdet(matrix).logabsdet / 2
 TWINS = {
-    "zeros are not counted": (BETA, add_and(lambda h, after: after._replace(concentration0=h.concentration0))),
-    "one row too many in the Beta predictive": (BETA, predict_at(lambda h: h._replace(concentration1=h.concentration1 + 1))),
+    "zeros are not counted": (
+        BETA,
+        add_and(lambda h, after: after._replace(concentration0=h.concentration0)),
+    ),
+    "one row too many in the Beta predictive": (
+        BETA,
+        predict_at(lambda h: h._replace(concentration1=h.concentration1 + 1)),
+    ),
     "no normaliser of the Beta": (BETA, prior_plus(lambda h, v: jnp.log(sum(h)))),
-    "no normaliser of the Dirichlet": (DIRICHLET, prior_plus(lambda h, v: jnp.log(h.concentration.sum(-1)))),
-    "codes count half": (DIRICHLET, add_and(lambda h, after: DirichletHyper((h.concentration + after.concentration) / 2))),
+    "no normaliser of the Dirichlet": (
+        DIRICHLET,
+        prior_plus(lambda h, v: jnp.log(h.concentration.sum(-1))),
+    ),
+    "codes count half": (
+        DIRICHLET,
+        add_and(lambda h, after: DirichletHyper((h.concentration + after.concentration) / 2)),
+    ),
     "rows do not count in the rate": (GAMMA, add_and(lambda h, after: after._replace(rate=h.rate))),
-    "rate of one row more in the negative binomial": (GAMMA, predict_at(lambda h: h._replace(rate=h.rate + 1))),
+    "rate of one row more in the negative binomial": (
+        GAMMA,
+        predict_at(lambda h: h._replace(rate=h.rate + 1)),
+    ),
     "kappa + 1 forgotten": (NORMAL, add_and(lambda h, after: after._replace(kappa=h.kappa))),
-    "a + 1/2 forgotten": (NORMAL, add_and(lambda h, after: after._replace(concentration=h.concentration))),
+    "a + 1/2 forgotten": (
+        NORMAL,
+        add_and(lambda h, after: after._replace(concentration=h.concentration)),
+    ),
     "kappa / (kappa + 1) forgotten": (NORMAL, {"add": full_square}),
-    "too few degrees of freedom": (NORMAL, predict_at(lambda h: h._replace(concentration=h.concentration - 0.4))),
-    "no spread of loc in the predictive": (NORMAL, predict_at(lambda h: h._replace(kappa=1e9 * h.kappa))),
+    "too few degrees of freedom": (
+        NORMAL,
+        predict_at(lambda h: h._replace(concentration=h.concentration - 0.4)),
+    ),
+    "no spread of loc in the predictive": (
+        NORMAL,
+        predict_at(lambda h: h._replace(kappa=1e9 * h.kappa)),
+    ),
     "no normaliser of loc": (NORMAL, prior_plus(lambda h, v: jnp.log(v[0] / h.kappa) / 2)),
-    "nu + 1 forgotten": (WISHART, add_and(lambda h, after: after._replace(concentration=h.concentration))),
-    "nu - D degrees of freedom": (WISHART, predict_at(lambda h: h._replace(concentration=h.concentration - 1))),
-    "the multivariate kappa + 1 forgotten": (WISHART, add_and(lambda h, after: after._replace(kappa=h.kappa))),
-    "features are independent": (WISHART, add_and(lambda h, after: after._replace(rate=after.rate * np.eye(3)[None, None, None]))),
+    "nu + 1 forgotten": (
+        WISHART,
+        add_and(lambda h, after: after._replace(concentration=h.concentration)),
+    ),
+    "nu - D degrees of freedom": (
+        WISHART,
+        predict_at(lambda h: h._replace(concentration=h.concentration - 1)),
+    ),
+    "the multivariate kappa + 1 forgotten": (
+        WISHART,
+        add_and(lambda h, after: after._replace(kappa=h.kappa)),
+    ),
+    "features are independent": (
+        WISHART,
+        add_and(lambda h, after: after._replace(rate=after.rate * np.eye(3)[None, None, None])),
+    ),
     "no determinant of loc": (WISHART, prior_plus(lambda h, v: -half_log_det(h.rate))),
-    "nu + 1 of the covariance forgotten": (INVERSE_WISHART, add_and(lambda h, after: after._replace(concentration=h.concentration))),
+    "nu + 1 of the covariance forgotten": (
+        INVERSE_WISHART,
+        add_and(lambda h, after: after._replace(concentration=h.concentration)),
+    ),
     "covariance taken for precision": (INVERSE_WISHART, {"log_prior": NormalWishart.log_prior}),
 }
 
@@ -145,7 +208,12 @@ def test_log_prior_is_numpyros(case):
     """The identity does not see a factor that the prior and the posterior share."""
     hyper = hyper_of(case)
     values = call(case.family, "draw", random.key(0), hyper)
-    density = jax.jit(lambda values: sum(log_prob(lambda i=i: case.priors(hyper, values)[i], value) for i, value in enumerate(values)))
+    density = jax.jit(
+        lambda values: sum(
+            log_prob(lambda i=i: case.priors(hyper, values)[i], value)
+            for i, value in enumerate(values)
+        )
+    )
     assert_close(call(case.family, "log_prior", hyper, values), density(values))
 
 
@@ -154,7 +222,9 @@ def test_log_prior_is_numpyros(case):
 def test_read_inverts_the_priors(case):
     hyper = hyper_of(case)
     values = call(case.family, "draw", random.key(0), hyper)
-    found = jax.jit(lambda hyper, values: case.family.read(case.priors(hyper, values), values))(hyper, values)
+    found = jax.jit(lambda hyper, values: case.family.read(case.priors(hyper, values), values))(
+        hyper, values
+    )
     assert_close(found, hyper)
 
 
@@ -163,7 +233,11 @@ def test_read_spreads_numbers_over_the_plates():
     """As the priors stand in a trace, under plates."""
 
     def model():
-        with numpyro.plate("class", 2, dim=-3), numpyro.plate("group", 5, dim=-2), numpyro.plate("feature", COLUMNS, dim=-1):
+        with (
+            numpyro.plate("class", 2, dim=-3),
+            numpyro.plate("group", 5, dim=-2),
+            numpyro.plate("feature", COLUMNS, dim=-1),
+        ):
             p = numpyro.sample("p", dist.Beta(0.5, jnp.array([1.0, 2.0, 3.0])))
             rate = numpyro.sample("rate", dist.Gamma(2.0))
             variance = numpyro.sample("variance", dist.InverseGamma(2.0, 3.0))
@@ -178,10 +252,18 @@ def test_read_spreads_numbers_over_the_plates():
         trace = numpyro.handlers.trace(numpyro.handlers.seed(model, key)).get_trace()
 
         def read(family, *sites):
-            return family.read(tuple(unwrap(trace[site]["fn"]) for site in sites), tuple(trace[site]["value"] for site in sites))
+            return family.read(
+                tuple(unwrap(trace[site]["fn"]) for site in sites),
+                tuple(trace[site]["value"] for site in sites),
+            )
 
         of_normal = read(NormalInverseGamma(), "variance", "loc")
-        return read(BetaBernoulli(), "p"), read(GammaPoisson(), "rate"), of_normal, read(DirichletCategorical(), "weights")
+        return (
+            read(BetaBernoulli(), "p"),
+            read(GammaPoisson(), "rate"),
+            of_normal,
+            read(DirichletCategorical(), "weights"),
+        )
 
     beta, gamma, normal, dirichlet = found(random.key(0))
     assert_close(beta, BetaHyper(*spread(0.5, [1.0, 2.0, 3.0])))
@@ -195,7 +277,13 @@ def call_everything(family, hyper, x):
     values, cache = family.draw(random.key(0), hyper), family.cache(hyper)
     terms, row = family.log_predictive(hyper, x), family.draw_row(random.key(1), hyper)
     changed = values, family.add(hyper, x), family.remove(hyper, x)
-    return terms, family.score(cache, x), cache, row, (changed, family.log_prior(hyper, values), family.mean_row(hyper))
+    return (
+        terms,
+        family.score(cache, x),
+        cache,
+        row,
+        (changed, family.log_prior(hyper, values), family.mean_row(hyper)),
+    )
 
 
 @pytest.mark.slow_after(len(CASES))
@@ -207,7 +295,9 @@ def test_score_sums_the_predictive_in_the_dtype_of_the_hyper_parameters(case, le
     family, hyper, x = case.family, hyper_of(case, lead, dtype), np.array(row_of(case))
     x[1] = np.nan
     terms, score, cache, row, everything = call_everything(family, hyper, x)
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves((terms, score, cache, row, everything))} == {dtype}
+    assert {
+        str(leaf.dtype) for leaf in jax.tree.leaves((terms, score, cache, row, everything))
+    } == {dtype}
     assert terms.shape == (*lead, COLUMNS)
     assert row.shape == (*lead, *x.shape)
     assert all(leaf.shape[: len(lead)] == lead for leaf in jax.tree.leaves(cache))
@@ -271,7 +361,12 @@ def test_a_missing_entry_tells_nothing(case):
     column = lambda tree, index: jax.tree.map(lambda leaf: np.asarray(leaf)[:, :, index], tree)
     for change in (partial(call, family, "add"), partial(call, family, "remove")):
         assert_close(column(change(hyper, x), 1), column(hyper, 1), 0, 0)
-        assert_close(column(change(hyper, x), np.array([0, 2])), column(change(hyper, full), np.array([0, 2])), 0, 0)
+        assert_close(
+            column(change(hyper, x), np.array([0, 2])),
+            column(change(hyper, full), np.array([0, 2])),
+            0,
+            0,
+        )
     terms, wanted = (np.array(call(family, "log_predictive", hyper, row)) for row in (x, full))
     wanted[..., 1] = 0.0
     assert_close(terms, wanted, 0, 0)
@@ -300,10 +395,15 @@ def test_predictive_of_counts_sums_to_one_and_is_scipys(case):
 @pytest.mark.parametrize("case", COUNTS, ids=name_of)
 @pytest.mark.usefixtures("x64")
 def test_draws_of_counts(case):
-    """Parameters have the marginals of the posterior, rows the frequencies of the predictive; other hyper-parameters fail."""
+    """Parameters have the marginals of the posterior, rows the frequencies of the predictive;
+    other hyper-parameters fail.
+    """
     hyper = hyper_of(case, ())
     many = repeat(hyper, 8000)
-    (values,), rows = (jax.tree.map(np.asarray, call(case.family, how, random.key(i), many)) for i, how in enumerate(("draw", "draw_row")))
+    (values,), rows = (
+        jax.tree.map(np.asarray, call(case.family, how, random.key(i), many))
+        for i, how in enumerate(("draw", "draw_row"))
+    )
 
     def fits(at):
         first = jax.tree.map(lambda leaf: np.asarray(leaf)[0], at)
@@ -315,12 +415,17 @@ def test_draws_of_counts(case):
             marginal = scipy.stats.beta(a, b) if case is BETA else scipy.stats.gamma(a, scale=1 / b)
         share = np.exp(log_pmf(case, at, {BETA: 2, DIRICHLET: CODES, GAMMA: 12}[case]))[:, 0]
         seen = np.array([(rows[:, 0] == code).sum() for code in range(len(share))])
-        seen, share = np.append(seen, len(rows) - seen.sum()), np.append(share, max(1 - share.sum(), 1e-12))
+        seen, share = (
+            np.append(seen, len(rows) - seen.sum()),
+            np.append(share, max(1 - share.sum(), 1e-12)),
+        )
         chance = scipy.stats.chisquare(seen, share * len(rows), sum_check=False).pvalue
         return min(scipy.stats.kstest(sample, marginal.cdf).pvalue, chance)
 
     larger = lambda first: first * np.linspace(1.2, 1.5, first.size).reshape(first.shape)
-    wrong = jax.tree.map(lambda leaf: np.concatenate([larger(np.asarray(leaf)[:1]), np.asarray(leaf)[1:]]), hyper)
+    wrong = jax.tree.map(
+        lambda leaf: np.concatenate([larger(np.asarray(leaf)[:1]), np.asarray(leaf)[1:]]), hyper
+    )
     assert fits(hyper) > 1e-3
     assert fits(wrong) < 1e-3
 
@@ -330,15 +435,25 @@ def test_mean_row():
     """The mean of the predictive; of codes the probability of each."""
     for case, num_codes in ((BETA, 2), (GAMMA, 3000)):
         hyper = hyper_of(case, ())
-        assert_close(call(case.family, "mean_row", hyper), np.arange(num_codes) @ np.exp(log_pmf(case, hyper, num_codes)))
-    codes = call(DirichletCategorical(), "mean_row", DirichletHyper(np.array([[1.0, 3.0, 4.0], [4.0, 3.0, 1.0]])))
+        assert_close(
+            call(case.family, "mean_row", hyper),
+            np.arange(num_codes) @ np.exp(log_pmf(case, hyper, num_codes)),
+        )
+    codes = call(
+        DirichletCategorical(),
+        "mean_row",
+        DirichletHyper(np.array([[1.0, 3.0, 4.0], [4.0, 3.0, 1.0]])),
+    )
     assert codes.tolist() == [[0.125, 0.375, 0.5], [0.5, 0.375, 0.125]]
 
 
 def test_pair_of_takes_the_priors_in_any_order():
     for pair in TABLE.values():
         sites = {f"site {kind}": kind for kind in reversed(pair.priors)}
-        assert pair_of("x", sites, pair.likelihood) == (tuple(f"site {kind}" for kind in pair.priors), pair)
+        assert pair_of("x", sites, pair.likelihood) == (
+            tuple(f"site {kind}" for kind in pair.priors),
+            pair,
+        )
         assert hash(pair) == hash(type(pair)())
     assert len({*TABLE.values()}) == len(TABLE)
 
@@ -346,10 +461,29 @@ def test_pair_of_takes_the_priors_in_any_order():
 @pytest.mark.parametrize(
     ("priors", "likelihood", "message"),
     [
-        ({"mu": "Normal"}, "Normal", "site 'x': Normal with 'mu' ~ Normal is not in the table of conjugate pairs; register it with "),
-        ({"p": "Beta"}, "BernoulliLogits", "BernoulliLogits with 'p' ~ Beta is not in .* inference.register_conjugate, see its docstring"),
-        ({"a": "Gamma", "b": "Beta"}, "Poisson", "Poisson with 'a' ~ Gamma and 'b' ~ Beta .* In the table: Beta -> BernoulliProbs; Dir"),
-        ({}, "Poisson", "site 'x': no group parameter is behind its Poisson; wanted one of Beta -> BernoulliProbs; .* Leave.$"),
+        (
+            {"mu": "Normal"},
+            "Normal",
+            "site 'x': Normal with 'mu' ~ Normal is not in the table of conjugate pairs; register "
+            "it with ",
+        ),
+        (
+            {"p": "Beta"},
+            "BernoulliLogits",
+            "BernoulliLogits with 'p' ~ Beta is not in .* inference.register_conjugate, see its "
+            "docstring",
+        ),
+        (
+            {"a": "Gamma", "b": "Beta"},
+            "Poisson",
+            "Poisson with 'a' ~ Gamma and 'b' ~ Beta .* In the table: Beta -> BernoulliProbs; Dir",
+        ),
+        (
+            {},
+            "Poisson",
+            "site 'x': no group parameter is behind its Poisson; wanted one of Beta -> "
+            "BernoulliProbs; .* Leave.$",
+        ),
     ],
 )
 def test_what_is_not_in_the_table_is_refused_with_the_way_into_it(priors, likelihood, message):
@@ -361,9 +495,18 @@ def test_what_is_not_in_the_table_is_refused_with_the_way_into_it(priors, likeli
 @pytest.mark.parametrize(
     ("case", "value", "message"),
     [
-        (BETA, 2.0, "site 'x': row 3, column 1 is 2.0 .one of 1 such values.; BernoulliProbs takes 0, 1, or NaN"),
+        (
+            BETA,
+            2.0,
+            "site 'x': row 3, column 1 is 2.0 .one of 1 such values.; BernoulliProbs takes 0, 1, "
+            "or NaN",
+        ),
         (BETA, np.inf, "row 3, column 1 is inf .*BernoulliProbs"),
-        (DIRICHLET, 0.5, "row 3, column 1 is 0.5 .*CategoricalProbs takes the codes 0 to 3, or NaN"),
+        (
+            DIRICHLET,
+            0.5,
+            "row 3, column 1 is 0.5 .*CategoricalProbs takes the codes 0 to 3, or NaN",
+        ),
         (DIRICHLET, 4.0, "row 3, column 1 is 4.0 .*codes 0 to 3"),
         (DIRICHLET, -1.0, "row 3, column 1 is -1.0"),
         (GAMMA, -2.0, "row 3, column 1 is -2.0 .*Poisson takes whole numbers from 0"),

@@ -14,8 +14,23 @@ from jax import lax, random
 from jax.scipy.special import gammaln
 
 from inference.reading.conjugate.normal import NormalHyper, WishartHyper, log_rising
-from inference.reading.conjugate.table import NormalInverseGamma, NormalInverseWishart, NormalWishart
-from tests.inference.families import COLUMNS, FEATURES, INVERSE_WISHART, NORMAL, WISHART, assert_close, call, hyper_of, name_of, repeat
+from inference.reading.conjugate.table import (
+    NormalInverseGamma,
+    NormalInverseWishart,
+    NormalWishart,
+)
+from tests.inference.families import (
+    COLUMNS,
+    FEATURES,
+    INVERSE_WISHART,
+    NORMAL,
+    WISHART,
+    assert_close,
+    call,
+    hyper_of,
+    name_of,
+    repeat,
+)
 
 MATRIX_CASES = [WISHART, INVERSE_WISHART]
 FIELDS = NormalHyper._fields
@@ -44,7 +59,9 @@ def test_predictive_is_student_t():
     total, _ = scipy.integrate.quad(lambda x: float(density(x)), -np.inf, np.inf)
     assert abs(total - 1) < 1e-7
     with pytest.raises(AssertionError):
-        assert_close(found, student_t(hyper._replace(concentration=hyper.concentration - 0.1)).logpdf(x))
+        assert_close(
+            found, student_t(hyper._replace(concentration=hyper.concentration - 0.1)).logpdf(x)
+        )
 
 
 @pytest.mark.parametrize("case", MATRIX_CASES, ids=name_of)
@@ -53,22 +70,38 @@ def test_predictive_is_multivariate_t(case):
     hyper = hyper_of(case, ())
     x = np.random.default_rng(0).normal(size=(COLUMNS, FEATURES)) * 3
     found = call(case.family, "log_predictive", hyper, x)
-    assert_close(found, np.array([multivariate_t(hyper, column).logpdf(x[column]) for column in range(COLUMNS)]))
+    assert_close(
+        found,
+        np.array([multivariate_t(hyper, column).logpdf(x[column]) for column in range(COLUMNS)]),
+    )
     fewer = hyper._replace(concentration=hyper.concentration - 1)
     with pytest.raises(AssertionError):
-        assert_close(found, np.array([multivariate_t(fewer, column).logpdf(x[column]) for column in range(COLUMNS)]))
+        assert_close(
+            found,
+            np.array(
+                [multivariate_t(fewer, column).logpdf(x[column]) for column in range(COLUMNS)]
+            ),
+        )
 
 
 @pytest.mark.usefixtures("x64")
 def test_one_feature_is_the_scalar_family():
     """Wishart of one feature: nu = 2 a, rate = 2 b."""
     scalar = hyper_of(NORMAL)
-    matrix = WishartHyper(scalar.loc[..., None], scalar.kappa, 2 * scalar.concentration, 2 * scalar.rate[..., None, None])
+    matrix = WishartHyper(
+        scalar.loc[..., None],
+        scalar.kappa,
+        2 * scalar.concentration,
+        2 * scalar.rate[..., None, None],
+    )
     for x in (0.3, -2.0, 7.0):
         x = np.full(COLUMNS, x)
         wanted = call(NormalInverseGamma(), "log_predictive", scalar, x)
         assert_close(call(NormalWishart(), "log_predictive", matrix, x[:, None]), wanted)
-        scalar, matrix = call(NormalInverseGamma(), "add", scalar, x), call(NormalWishart(), "add", matrix, x[:, None])
+        scalar, matrix = (
+            call(NormalInverseGamma(), "add", scalar, x),
+            call(NormalWishart(), "add", matrix, x[:, None]),
+        )
 
 
 @pytest.mark.parametrize("argument", ["rate_matrix", "scale_matrix", "scale_tril"])
@@ -77,21 +110,33 @@ def test_read_takes_every_argument_of_the_wishart(argument):
     hyper = jax.tree.map(np.asarray, hyper_of(WISHART, ()))
     precision, loc = map(np.asarray, call(NormalWishart(), "draw", random.key(0), hyper))
     scale = np.linalg.inv(hyper.rate)
-    given = {"rate_matrix": hyper.rate, "scale_matrix": scale, "scale_tril": np.linalg.cholesky(scale)}[argument]
+    given = {
+        "rate_matrix": hyper.rate,
+        "scale_matrix": scale,
+        "scale_tril": np.linalg.cholesky(scale),
+    }[argument]
     covariance = np.linalg.inv(hyper.kappa[:, None, None] * precision)
-    other = {"rate_matrix": "covariance_matrix", "scale_matrix": "covariance_matrix", "scale_tril": "scale_tril"}[argument]
+    other = {
+        "rate_matrix": "covariance_matrix",
+        "scale_matrix": "covariance_matrix",
+        "scale_tril": "scale_tril",
+    }[argument]
     moment = np.linalg.cholesky(covariance) if other == "scale_tril" else covariance
 
     @jax.jit
     def read(loc, moment, concentration, given, values):
         normal = dist.MultivariateNormal(loc, **{other: moment})
-        return NormalWishart().read((dist.Wishart(concentration, **{argument: given}), normal), values)
+        return NormalWishart().read(
+            (dist.Wishart(concentration, **{argument: given}), normal), values
+        )
 
     assert_close(read(hyper.loc, moment, hyper.concentration, given, (precision, loc)), hyper)
 
 
 def pivots_normal(hyper, values):
-    """Functions of the draws whose laws do not depend on the hyper-parameters, if these are right."""
+    """Functions of the draws whose laws do not depend on the hyper-parameters, if these are
+    right.
+    """
     (variance, value), (m, kappa, a, b) = values, hyper
     yield 2 * b / variance, scipy.stats.chi2(2 * a)
     yield (value - m) * np.sqrt(kappa / variance), scipy.stats.norm()
@@ -103,7 +148,10 @@ def pivots_matrix(hyper, values, is_covariance):
     yield np.einsum("ij,nji->n", rate, precision), scipy.stats.chi2(nu * FEATURES)
     for i in range(FEATURES):  # the covariance of one feature, of two, of three
         block, covariance = rate[: i + 1, : i + 1], np.linalg.inv(precision)[:, : i + 1, : i + 1]
-        yield np.linalg.inv(covariance)[:, i, i] / np.linalg.inv(block)[i, i], scipy.stats.chi2(nu - FEATURES + i + 1)
+        yield (
+            np.linalg.inv(covariance)[:, i, i] / np.linalg.inv(block)[i, i],
+            scipy.stats.chi2(nu - FEATURES + i + 1),
+        )
     whitened = np.einsum("nji,nj->ni", np.linalg.cholesky(precision), value - m) * np.sqrt(kappa)
     for i in range(FEATURES):
         yield whitened[:, i], scipy.stats.norm()
@@ -111,8 +159,15 @@ def pivots_matrix(hyper, values, is_covariance):
 
 def pivots_of(case, hyper, values):
     """For the first column."""
-    hyper, values = [np.asarray(leaf)[0] for leaf in hyper], [np.asarray(leaf)[:, 0] for leaf in values]
-    return pivots_normal(hyper, values) if case is NORMAL else pivots_matrix(hyper, values, case is INVERSE_WISHART)
+    hyper, values = (
+        [np.asarray(leaf)[0] for leaf in hyper],
+        [np.asarray(leaf)[:, 0] for leaf in values],
+    )
+    return (
+        pivots_normal(hyper, values)
+        if case is NORMAL
+        else pivots_matrix(hyper, values, case is INVERSE_WISHART)
+    )
 
 
 def least_p(pivots):
@@ -133,7 +188,9 @@ def test_draws_have_the_posteriors_law(case):
 
 
 def row_pivots(case, hyper, rows):
-    """The rows of the first column, whitened: each feature is a t, the square of the length an F."""
+    """The rows of the first column, whitened: each feature is a t, the square of the length an
+    F.
+    """
     m, kappa, nu, rate = (np.asarray(leaf)[0] for leaf in hyper)
     if case is NORMAL:
         yield rows[:, 0], scipy.stats.t(2 * nu, m, np.sqrt(rate * (kappa + 1) / (nu * kappa)))
@@ -165,7 +222,10 @@ def test_a_row_that_is_partly_missing():
     for family in (NormalWishart(), NormalInverseWishart()):
         family.refuse("x", rows)
         rows[3, 0, 1] = np.nan
-        message = "site 'x': row 3 misses 1 of 3 features and MultivariateNormal couples them; use normal_inverse_chi2, or drop the row."
+        message = (
+            "site 'x': row 3 misses 1 of 3 features and MultivariateNormal couples them; use "
+            "normal_inverse_chi2, or drop the row."
+        )
         with pytest.raises(ValueError, match=message):
             family.refuse("x", rows)
         rows[3, 0, 1] = 1.0
@@ -213,34 +273,54 @@ def test_float32_far_from_zero():
     found = after_rows(family, prior_of("float32"), jnp.asarray(rows, "float32"))
     assert_close(exact, raw_sums(prior_of("float64"), jnp.asarray(rows)), 1e-6, 1e-6)
     assert np.max(np.abs(np.asarray(found.loc, float) - exact.loc)) < 5e-3
-    gap = lambda hyper: np.max(np.abs(np.asarray(family.log_predictive(hyper, x), float) - family.log_predictive(exact, x)))
+    gap = lambda hyper: np.max(
+        np.abs(np.asarray(family.log_predictive(hyper, x), float) - family.log_predictive(exact, x))
+    )
     assert gap(found) < 1e-2
-    assert not gap(raw_sums(prior_of("float32"), jnp.asarray(rows, "float32"))) < 0.5  # NaN, of a negative rate
+    # NaN, of a negative rate
+    assert not gap(raw_sums(prior_of("float32"), jnp.asarray(rows, "float32"))) < 0.5
 
 
 @pytest.mark.usefixtures("x64")
 def test_float32_far_from_zero_with_features():
     rng = np.random.default_rng(0)
-    rows = 1e3 + rng.normal(size=(10_000, 1, FEATURES)) @ np.array([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, 0.7, 0.5]]).T
-    prior = WishartHyper(jnp.full((1, FEATURES), 1e3), jnp.full(1, 0.1), jnp.full(1, 4.0), jnp.eye(FEATURES)[None])
+    rows = (
+        1e3
+        + rng.normal(size=(10_000, 1, FEATURES))
+        @ np.array([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, 0.7, 0.5]]).T
+    )
+    prior = WishartHyper(
+        jnp.full((1, FEATURES), 1e3), jnp.full(1, 0.1), jnp.full(1, 4.0), jnp.eye(FEATURES)[None]
+    )
     exact = after_rows(NormalWishart(), prior, jnp.asarray(rows))
-    found = after_rows(NormalWishart(), jax.tree.map(lambda leaf: leaf.astype("float32"), prior), jnp.asarray(rows, "float32"))
+    found = after_rows(
+        NormalWishart(),
+        jax.tree.map(lambda leaf: leaf.astype("float32"), prior),
+        jnp.asarray(rows, "float32"),
+    )
     centred = rows[:, 0] - rows[:, 0].mean(0)
     shift = 10_000 * 0.1 / 10_000.1 * np.outer(rows[:, 0].mean(0) - 1e3, rows[:, 0].mean(0) - 1e3)
     assert_close(exact.rate[0], np.eye(FEATURES) + centred.T @ centred + shift, 1e-7)
     assert_close(found.rate, np.asarray(exact.rate), 1e-3)
-    gap = np.asarray(NormalWishart().log_predictive(found, rows[0]), float) - NormalWishart().log_predictive(exact, rows[0])
+    gap = np.asarray(
+        NormalWishart().log_predictive(found, rows[0]), float
+    ) - NormalWishart().log_predictive(exact, rows[0])
     assert np.max(np.abs(gap)) < 2e-2
 
 
 @pytest.mark.usefixtures("x64")
 def test_drift_of_removing_and_adding():
-    """1000 sweeps over a group of 100: the figures of the module's docstring; float64 drifts by nothing that matters."""
+    """1000 sweeps over a group of 100: the figures of the module's docstring; float64 drifts by
+    nothing that matters.
+    """
     noise = np.random.default_rng(0).normal(size=(100, 20))
 
     @partial(jax.jit, static_argnums=2)
     def sweeps(hyper, rows, num_sweeps):
-        one = lambda hyper, x: (NormalInverseGamma().add(NormalInverseGamma().remove(hyper, x), x), None)
+        one = lambda hyper, x: (
+            NormalInverseGamma().add(NormalInverseGamma().remove(hyper, x), x),
+            None,
+        )
         return lax.fori_loop(0, num_sweeps, lambda _, hyper: lax.scan(one, hyper, rows)[0], hyper)
 
     for dtype, m, drift in (("float32", 0.0, 0.05), ("float32", 1e3, 1.0), ("float64", 1e3, 1e-8)):
@@ -268,7 +348,10 @@ def test_an_emptied_group_is_not_the_prior():
 def test_an_outlier_that_was_removed_leaves_its_rounding():
     family, noise = NormalInverseGamma(), np.random.default_rng(0).normal(size=200)
     off = lambda dtype, k: np.max(
-        np.abs(family.remove(family.add(prior_of(dtype, 200, loc=0.0), k * noise), k * noise).rate - prior_of(dtype, 200).rate)
+        np.abs(
+            family.remove(family.add(prior_of(dtype, 200, loc=0.0), k * noise), k * noise).rate
+            - prior_of(dtype, 200).rate
+        )
     )
     assert off("float32", 1e2) < 0.1
     assert off("float32", 1e4) > 1.0  # more than the prior's rate
@@ -280,7 +363,12 @@ def test_an_outlier_that_was_removed_leaves_its_rounding():
 def test_log_rising(x):
     """Against lgamma, and in float32 where the difference of two lgamma has lost its digits."""
     a = np.geomspace(1e-3, 1e3, 200)
-    assert_close(log_rising(jnp.asarray(a), x), scipy.special.gammaln(a + x) - scipy.special.gammaln(a), 1e-10, 1e-10)
+    assert_close(
+        log_rising(jnp.asarray(a), x),
+        scipy.special.gammaln(a + x) - scipy.special.gammaln(a),
+        1e-10,
+        1e-10,
+    )
     large = np.float32(1e5) + np.arange(50, dtype="float32")
     wanted = np.log(scipy.special.poch(large.astype(float), x))
     off = lambda found: np.max(np.abs(np.asarray(found, float) - wanted))

@@ -1,4 +1,6 @@
-"""The contraction of a graph against one that goes over all pairs at each turn, and on groups that are known."""
+"""The contraction of a graph against one that goes over all pairs at each turn, and on groups
+that are known.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +23,20 @@ def by_all_pairs(square, count):
     """The same, with a dictionary of what is left."""
     near = len(square) / (_contraction.FINER * count)
     of = lambda log_spread: np.exp(-0.5 * square / np.exp(log_spread))
-    affinity = of(optimize.brentq(lambda log_spread: of(log_spread).sum(1).mean() - near, -60, 20, xtol=1e-12))
-    cosine = lambda i, j: affinity[i] @ affinity[j] / np.sqrt(affinity[i] @ affinity[i] * (affinity[j] @ affinity[j]))
+    affinity = of(
+        optimize.brentq(lambda log_spread: of(log_spread).sum(1).mean() - near, -60, 20, xtol=1e-12)
+    )
+    cosine = lambda i, j: (
+        affinity[i] @ affinity[j] / np.sqrt(affinity[i] @ affinity[i] * (affinity[j] @ affinity[j]))
+    )
     weight, gone = dict.fromkeys(range(len(square)), 1.0), []
     while len(weight) > 1:
-        pairs = [((1 - cosine(i, j)) * min(weight[i], weight[j]), i, j) for i in weight for j in weight if i < j]
+        pairs = [
+            ((1 - cosine(i, j)) * min(weight[i], weight[j]), i, j)
+            for i in weight
+            for j in weight
+            if i < j
+        ]
         _, i, j = min(pairs, key=lambda pair: pair[0])
         goes, stays = (i, j) if weight[i] < weight[j] else (j, i)
         weight[stays] += weight.pop(goes)
@@ -51,7 +62,9 @@ def test_it_combines_what_is_most_alike(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(_contraction, "_affinities", BUGS[bug])
     square = squares(np.random.default_rng(0).normal(size=(24, 2)))
-    found = np.asarray(jax.jit(lambda square: _contraction.contracted(square, COUNT))(jnp.asarray(square)))
+    found = np.asarray(
+        jax.jit(lambda square: _contraction.contracted(square, COUNT))(jnp.asarray(square))
+    )
     assert sorted(found) == list(range(24))
     assert np.array_equal(found, by_all_pairs(square, COUNT)) == (not bug)
 

@@ -1,4 +1,6 @@
-"""Coordinate ascent by batches: sums over a batch stand for those over all rows, and the end is that of whole sweeps."""
+"""Coordinate ascent by batches: sums over a batch stand for those over all rows, and the end is
+that of whole sweeps.
+"""
 
 from functools import cache
 
@@ -42,7 +44,9 @@ def test_a_batch_of_all_rows_is_a_sweep(short_chunks):
 def batches(kernel, state, read, number):
     """Sums that batches stand for, [batch, ...]."""
     one = lambda key: kernel.step(key, state, *read)[0].average.moments
-    return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(random.split(random.key(3), number)))
+    return np.asarray(
+        jax.jit(lambda keys: jax.lax.map(one, keys))(random.split(random.key(3), number))
+    )
 
 
 def off(found, wanted):
@@ -71,7 +75,12 @@ def test_batches_end_where_whole_sweeps_do(short_chunks):
     """Of clusters that are told apart easily, one for each group, so that there is one end."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_ROWS, 2)) + 8 * np.eye(3, 2)[np.arange(NUM_ROWS) % 3]
-    told = {"x": np.where(rng.random(x.shape) < 0.1, np.nan, x), "expert": None, "num_experts": 3, "alpha": 1.0}
+    told = {
+        "x": np.where(rng.random(x.shape) < 0.1, np.nan, x),
+        "expert": None,
+        "num_experts": 3,
+        "alpha": 1.0,
+    }
     _, _, best, _, read = ascended(told, 200)
     _, state, estimates, *_ = ascended(told, 600, batch_size=30)
     whole = CoordinateAscent(iqgme)
@@ -83,7 +92,9 @@ def test_batches_end_where_whole_sweeps_do(short_chunks):
 
 @pytest.mark.slow
 def test_a_run_by_batches():
-    tree = Driver(CoordinateAscent(iqgme, batch_size=40), num_warmup=30, num_samples=10).run(0, **data())
+    tree = Driver(CoordinateAscent(iqgme, batch_size=40), num_warmup=30, num_samples=10).run(
+        0, **data()
+    )
     assert tree["sample_stats"]["elbo"].shape == (1, 30)
     assert tree["posterior"]["z"].shape == (1, 10, NUM_ROWS)
 

@@ -1,4 +1,6 @@
-"""Coordinate ascent among common factors: its bound against draws and an evidence, its factors against conditionals of the model itself."""
+"""Coordinate ascent among common factors: its bound against draws and an evidence, its factors
+against conditionals of the model itself.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -56,13 +58,24 @@ def test_bound_stays_below_the_evidence_and_not_far():
     """The evidence is the mean likelihood of draws from the prior."""
     x = np.array([[0.9, -0.4], [-1.1, np.nan]])
     features = partial(linear_features, precision=2.0, noise=1.0, a0=1.0, b0=1.0)
-    told = {"num_experts": 2, "num_factors": 2, "alpha": 0.7, "expert": None, "features": features, "gate": partial(normal_factors, u0=1.0)}
+    told = {
+        "num_experts": 2,
+        "num_factors": 2,
+        "alpha": 0.7,
+        "expert": None,
+        "features": features,
+        "gate": partial(normal_factors, u0=1.0),
+    }
     _, _, elbo, program, _ = ascended({"x": x, **told}, 200, iqgme_factors)
 
     def likelihood(key):
         return jnp.nansum(program.log_likelihood(program.draw_prior(key))["x"])
 
-    drawn = np.asarray(jax.jit(lambda keys: jax.lax.map(likelihood, keys, batch_size=500))(random.split(random.key(0), 40_000)))
+    drawn = np.asarray(
+        jax.jit(lambda keys: jax.lax.map(likelihood, keys, batch_size=500))(
+            random.split(random.key(0), 40_000)
+        )
+    )
     evidence = logsumexp(drawn) - np.log(len(drawn))
     error = np.exp(drawn - evidence).std() / np.sqrt(len(drawn))
     assert error < 0.02
@@ -76,7 +89,9 @@ def test_a_run():
     assert tree.attrs["route"] == "factors"
     assert tree["posterior"]["A"].dims == ("chain", "draw", "factor", "feature")
     assert tree["posterior"]["s"].dims == ("chain", "draw", "row", "factor")
-    assert {"V_concentration1", "mu_rate", "A_loc", "b_probs", "psi_rate"} <= set(tree["variational_parameters"].data_vars)
+    assert {"V_concentration1", "mu_rate", "A_loc", "b_probs", "psi_rate"} <= set(
+        tree["variational_parameters"].data_vars
+    )
 
 
 # Natural parameters, by differentiation of the model's log joint at draws of q.
@@ -92,24 +107,48 @@ def readings(program: Program, values: dict[str, Any]) -> dict[str, Any]:
     entries = jnp.eye(num_factors + 1)[:, :, None] * jnp.ones((1, 1, num_features))
     identity = jnp.broadcast_to(jnp.eye(num_factors), values["Lambda"].shape)
     of_mean = lambda at: jax.grad(lambda mu: log_joint(mu=mu, Lambda=identity))(at)
-    of_precision = lambda scale: jax.grad(lambda matrix: log_joint(mu=0 * values["mu"], Lambda=matrix))(scale * identity)
-    weights, ones = jnp.eye(values["w"].shape[-1]), {name: jnp.ones_like(value) for name, value in values.items()}
+    of_precision = lambda scale: jax.grad(
+        lambda matrix: log_joint(mu=0 * values["mu"], Lambda=matrix)
+    )(scale * identity)
+    weights, ones = (
+        jnp.eye(values["w"].shape[-1]),
+        {name: jnp.ones_like(value) for name, value in values.items()},
+    )
     prior_odds = jnp.log(values["pi"]) - jnp.log1p(-values["pi"])
     flipped = lambda h, k, to: log_joint(b=values["b"].at[h, k].set(to))
-    odds = jnp.array([[flipped(h, k, 1) - flipped(h, k, 0) for k in range(num_factors)] for h in range(experts)])
-    by_row = lambda s, t, h: _by_row(program, values | {"s": s, "t": t, "z": jnp.full_like(values["z"], h)})
+    odds = jnp.array(
+        [[flipped(h, k, 1) - flipped(h, k, 0) for k in range(num_factors)] for h in range(experts)]
+    )
+    by_row = lambda s, t, h: _by_row(
+        program, values | {"s": s, "t": t, "z": jnp.full_like(values["z"], h)}
+    )
     s, t = 0 * values["s"], 0 * values["t"]
     each = range(experts)
     consts = jnp.stack([by_row(s, t, h) for h in each])
     slopes = jnp.stack([jax.grad(lambda s, h=h: by_row(s, t, h).sum())(s) for h in each])
-    curves = jnp.stack([jax.vmap(jax.hessian(lambda own, i, h=h: by_row(s.at[i].set(own), t, h)[i]))(s, jnp.arange(len(s))) for h in each])
+    curves = jnp.stack(
+        [
+            jax.vmap(jax.hessian(lambda own, i, h=h: by_row(s.at[i].set(own), t, h)[i]))(
+                s, jnp.arange(len(s))
+            )
+            for h in each
+        ]
+    )
     ties = jnp.stack([jax.grad(lambda s, h=h: by_row(s, t + 1, h).sum())(s) for h in each]) - slopes
     at_once = jnp.stack([by_row(s, t + 1, h) - by_row(s, t, h) + 0.5 for h in each])
     return {
         "alpha": (slope("alpha", jnp.array(1.0)), slope("alpha", jnp.array(2.0))),
         "V": (slope("V", 0.3 * ones["V"]), slope("V", 0.6 * ones["V"])),
-        "mu, Lambda": (of_mean(0 * values["mu"]), of_mean(ones["mu"]), of_precision(1.0), of_precision(2.0)),
-        "w": (slope("w", 0 * values["w"]), *(slope("w", jnp.broadcast_to(each, values["w"].shape)) for each in weights)),
+        "mu, Lambda": (
+            of_mean(0 * values["mu"]),
+            of_mean(ones["mu"]),
+            of_precision(1.0),
+            of_precision(2.0),
+        ),
+        "w": (
+            slope("w", 0 * values["w"]),
+            *(slope("w", jnp.broadcast_to(each, values["w"].shape)) for each in weights),
+        ),
         "A, c": (towards(jnp.zeros(entries.shape[1:])), *(towards(each) for each in entries)),
         "beta": (slope("beta", ones["beta"]), slope("beta", 2 * ones["beta"])),
         "psi": (slope("psi", ones["psi"]), slope("psi", 2 * ones["psi"])),
@@ -134,13 +173,21 @@ def wanted(ascent, state) -> dict[str, Any]:
     outer = nw.rate + nw.kappa[:, None, None] * nw.loc[:, :, None] * nw.loc[:, None]
     free = (nw.concentration - nw.loc.shape[1])[:, None, None] * jnp.eye(nw.loc.shape[1])
     root, of_features = jnp.linalg.inv(w.covariance), jnp.linalg.inv(linear.covariance)
-    towards, up = jnp.einsum("ckij,ckj->cki", root, w.mean), jnp.einsum("pij,pj->pi", of_features, linear.mean).T
+    towards, up = (
+        jnp.einsum("ckij,ckj->cki", root, w.mean),
+        jnp.einsum("pij,pj->pi", of_features, linear.mean).T,
+    )
     share = ascent.prior.share
     logit = lambda p: jnp.log(p) - jnp.log1p(-p)
     return {
         "alpha": ((a - 1) - b, (a - 1) / 2 - b),
         "V": (beta(0.3), beta(0.6)),
-        "mu, Lambda": (nw.kappa[:, None] * nw.loc, nw.kappa[:, None] * (nw.loc - 1), (free - outer) / 2, (free / 2 - outer) / 2),
+        "mu, Lambda": (
+            nw.kappa[:, None] * nw.loc,
+            nw.kappa[:, None] * (nw.loc - 1),
+            (free - outer) / 2,
+            (free / 2 - outer) / 2,
+        ),
         "w": (towards, *(towards - root[..., j] for j in range(root.shape[-1]))),
         "A, c": (up, *(up - of_features[..., j].T for j in range(len(up)))),
         "beta": (gamma(linear.beta, 1.0), gamma(linear.beta, 2.0)),
@@ -173,15 +220,26 @@ _READ: dict[str, Callable] = {}
 
 
 def worst() -> dict[str, float]:
-    """Of each factor, by how many standard errors its natural parameters are off; every row has a label, for t to be a factor."""
+    """Of each factor, by how many standard errors its natural parameters are off; every row has
+    a label, for t to be a factor.
+    """
     model, data = factor_case("binary")
     data = data | {"y": np.maximum(data["y"], 0)}
     kernel, state, _, program, read = ascended(data, 400, model)
-    drawn = {name: value for name, value in kernel.draw(random.key(2), state, *read, DRAWS).items() if name != "log_q"}
+    drawn = {
+        name: value
+        for name, value in kernel.draw(random.key(2), state, *read, DRAWS).items()
+        if name != "log_q"
+    }
     if "read" not in _READ:
-        _READ["read"] = jax.jit(lambda drawn: jax.lax.map(lambda values: readings(program, values), drawn, batch_size=100))
+        _READ["read"] = jax.jit(
+            lambda drawn: jax.lax.map(
+                lambda values: readings(program, values), drawn, batch_size=100
+            )
+        )
     found, right = jax.device_get((_READ["read"](drawn), wanted(read[0], state)))
-    is_open = np.isfinite(right["b"][0])  # a choice so sure that its probability is 1 to the last digit has no odds
+    # a choice so sure that its probability is 1 to the last digit has no odds
+    is_open = np.isfinite(right["b"][0])
     found["b"], right["b"] = (found["b"][0][:, is_open],), (right["b"][0][is_open],)
     return gaps(found, right)
 

@@ -1,7 +1,9 @@
-"""Each factor of coordinate ascent is the expectation, under q of all others, of the complete conditional that the model itself has.
+"""Each factor of coordinate ascent is the expectation, under q of all others, of the complete
+conditional that the model itself has.
 
-The natural parameters of a conditional are read off the model's log joint by differentiation, at draws of q, and averaged: no formula of
-the kernel is repeated. It is the test that sees a wrong update, after which the bound is right, of a worse q. Every planted error is one.
+The natural parameters of a conditional are read off the model's log joint by differentiation, at
+draws of q, and averaged: no formula of the kernel is repeated. It is the test that sees a wrong
+update, after which the bound is right, of a worse q. Every planted error is one.
 """
 
 from collections.abc import Callable
@@ -27,7 +29,9 @@ ROW = "z, x_missing, t"
 
 
 def problem(name="binary"):
-    """Every label tells of all soft labels, for one that nothing tells of is no factor: it is of the first class or the last."""
+    """Every label tells of all soft labels, for one that nothing tells of is no factor: it is of
+    the first class or the last.
+    """
     data = case(name, num_rows=14, missing=0.4)[1]
     return data | {"y": np.where(data["y"] > 0, data.get("num_classes", 2) - 1, 0)}
 
@@ -40,30 +44,56 @@ def readings(program: Program, values: dict[str, Any]) -> dict[str, Any]:
     size = values["mu"].shape[1]
     identity = jnp.broadcast_to(jnp.eye(size), values["Lambda"].shape)
     at_zero = {"mu": 0 * values["mu"]}
-    of_precision = lambda scale: jax.grad(lambda matrix: log_joint(**at_zero, Lambda=matrix))(scale * identity)
-    of_mean = lambda at: jax.grad(lambda mu: log_joint(mu=mu, Lambda=identity))(at)
-    of_zeta = lambda at: jax.grad(lambda zeta: log_joint(zeta=zeta, **{"lambda": ones["lambda"]}))(at)
-    of_lambda = lambda scale: jax.grad(lambda precision: log_joint(zeta=0 * values["zeta"], **{"lambda": precision}))(
-        scale * ones["lambda"]
+    of_precision = lambda scale: jax.grad(lambda matrix: log_joint(**at_zero, Lambda=matrix))(
+        scale * identity
     )
+    of_mean = lambda at: jax.grad(lambda mu: log_joint(mu=mu, Lambda=identity))(at)
+    of_zeta = lambda at: jax.grad(lambda zeta: log_joint(zeta=zeta, **{"lambda": ones["lambda"]}))(
+        at
+    )
+    of_lambda = lambda scale: jax.grad(
+        lambda precision: log_joint(zeta=0 * values["zeta"], **{"lambda": precision})
+    )(scale * ones["lambda"])
     weights = jnp.eye(values["w"].shape[-1])
     found = {
         "alpha": (slope("alpha", jnp.array(1.0)), slope("alpha", jnp.array(2.0))),
         "V": (slope("V", 0.3 * ones["V"]), slope("V", 0.6 * ones["V"])),
-        "mu, Lambda": (of_mean(0 * values["mu"]), of_mean(ones["mu"]), of_precision(1.0), of_precision(2.0)),
-        "w": (slope("w", 0 * values["w"]), *(slope("w", jnp.broadcast_to(each, values["w"].shape)) for each in weights)),
-        "zeta, lambda": (of_zeta(0 * values["zeta"]), of_zeta(ones["zeta"]), of_lambda(1.0), of_lambda(2.0)),
+        "mu, Lambda": (
+            of_mean(0 * values["mu"]),
+            of_mean(ones["mu"]),
+            of_precision(1.0),
+            of_precision(2.0),
+        ),
+        "w": (
+            slope("w", 0 * values["w"]),
+            *(slope("w", jnp.broadcast_to(each, values["w"].shape)) for each in weights),
+        ),
+        "zeta, lambda": (
+            of_zeta(0 * values["zeta"]),
+            of_zeta(ones["zeta"]),
+            of_lambda(1.0),
+            of_lambda(2.0),
+        ),
     }
     return found | {ROW: _of_rows(program, values)}
 
 
 def _of_rows(program: Program, values: dict[str, Any]) -> tuple[Any, ...]:
-    """Of each row and group, the log joint as a quadratic function of missing entries and soft labels: number, slope, curvature."""
-    start, shape = jnp.concatenate([0 * values["x_missing"], 0 * values["t"].ravel()]), values["t"].shape
+    """Of each row and group, the log joint as a quadratic function of missing entries and soft
+    labels: number, slope, curvature.
+    """
+    start, shape = (
+        jnp.concatenate([0 * values["x_missing"], 0 * values["t"].ravel()]),
+        values["t"].shape,
+    )
     num_holes = len(values["x_missing"])
 
     def by_row(both, h):
-        changes = {"z": jnp.full_like(values["z"], h), "x_missing": both[:num_holes], "t": both[num_holes:].reshape(shape)}
+        changes = {
+            "z": jnp.full_like(values["z"], h),
+            "x_missing": both[:num_holes],
+            "t": both[num_holes:].reshape(shape),
+        }
         terms = program.log_probs(values | changes)
         return terms["z"] + terms["x"] + terms["t"].sum(0)
 
@@ -85,19 +115,33 @@ def wanted(reading, state) -> dict[str, Any]:
     free = (nw.concentration - size)[:, None, None] * jnp.eye(size)
     root = jnp.linalg.inv(w.covariance)
     towards = jnp.einsum("ckij,ckj->cki", root, w.mean)
-    of_lambda = lambda value: (common.concentration - 0.5) / value - common.rate - common.gamma * common.loc**2 / 2
+    of_lambda = lambda value: (
+        (common.concentration - 0.5) / value - common.rate - common.gamma * common.loc**2 / 2
+    )
     found = {
         "alpha": ((a - 1) - b, (a - 1) / 2 - b),
         "V": (beta(0.3), beta(0.6)),
-        "mu, Lambda": (nw.kappa[:, None] * nw.loc, nw.kappa[:, None] * (nw.loc - 1), (free - outer) / 2, (free / 2 - outer) / 2),
+        "mu, Lambda": (
+            nw.kappa[:, None] * nw.loc,
+            nw.kappa[:, None] * (nw.loc - 1),
+            (free - outer) / 2,
+            (free / 2 - outer) / 2,
+        ),
         "w": (towards, *(towards - root[..., j] for j in range(root.shape[-1]))),
-        "zeta, lambda": (common.gamma * common.loc, common.gamma * (common.loc - 1), of_lambda(1.0), of_lambda(2.0)),
+        "zeta, lambda": (
+            common.gamma * common.loc,
+            common.gamma * (common.loc - 1),
+            of_lambda(1.0),
+            of_lambda(2.0),
+        ),
     }
     return found | ({ROW: _row_factor(reading, state)} if len(w.mean) == 1 else {})
 
 
 def _row_factor(reading, state):
-    """log q(z, x_missing, t) of each row as a quadratic function of x_missing and t, by what the messages say."""
+    """log q(z, x_missing, t) of each row as a quadratic function of x_missing and t, by what the
+    messages say.
+    """
     message, rows = message_of(reading.found, reading.shape, state.factors), reading.rows
     u = np.concatenate([np.nan_to_num(rows.features), np.ones((len(rows.features), 1))], 1)
     num_rows, num_holes, (row, column) = len(u), len(rows.holes), rows.holes.T
@@ -106,12 +150,23 @@ def _row_factor(reading, state):
     consts, slopes, curves = [], [], []
     for h in range(message.const.shape[1]):
         w = np.stack([np.asarray(own.answers)[0, h] for own in each])
-        forms = np.stack([np.asarray(_row_block.form_of(*at))[h] for at in zip(each, of, strict=True)]) + w[:, :, None] * w[:, None]
-        consts.append(np.array([own.const[h] for own in each]) - np.einsum("ni,nij,nj->n", u, forms, u) / 2)
-        slopes.append(np.concatenate([-np.einsum("nij,nj->ni", forms, u)[row, column], (w * u).sum(1)]))
+        forms = (
+            np.stack([np.asarray(_row_block.form_of(*at))[h] for at in zip(each, of, strict=True)])
+            + w[:, :, None] * w[:, None]
+        )
+        consts.append(
+            np.array([own.const[h] for own in each]) - np.einsum("ni,nij,nj->n", u, forms, u) / 2
+        )
+        slopes.append(
+            np.concatenate([-np.einsum("nij,nj->ni", forms, u)[row, column], (w * u).sum(1)])
+        )
         curve = -np.eye(num_holes + num_rows)
-        curve[:num_holes, :num_holes] = -np.where(row[:, None] == row, forms[row[:, None], column[:, None], column], 0)
-        curve[np.arange(num_holes), num_holes + row] = curve[num_holes + row, np.arange(num_holes)] = w[row, column]
+        curve[:num_holes, :num_holes] = -np.where(
+            row[:, None] == row, forms[row[:, None], column[:, None], column], 0
+        )
+        curve[np.arange(num_holes), num_holes + row] = curve[
+            num_holes + row, np.arange(num_holes)
+        ] = w[row, column]
         curves.append(curve)
     consts = np.stack(consts)
     return consts - consts[:1], np.stack(slopes), np.stack(curves)
@@ -121,16 +176,28 @@ _READ: dict[str, Callable] = {}
 
 
 def worst(name="binary") -> dict[str, float]:
-    """Of each factor, by how many standard errors its natural parameters are off; inf where no draw moves them and they are wrong."""
+    """Of each factor, by how many standard errors its natural parameters are off; inf where no
+    draw moves them and they are wrong.
+    """
     kernel, state, _, program, read = ascended(problem(name), 300)
-    drawn = {site: value for site, value in kernel.draw(random.key(2), state, *read, DRAWS).items() if site != "log_q"}
+    drawn = {
+        site: value
+        for site, value in kernel.draw(random.key(2), state, *read, DRAWS).items()
+        if site != "log_q"
+    }
     if name not in _READ:
-        _READ[name] = jax.jit(lambda drawn: jax.lax.map(lambda values: readings(program, values), drawn, batch_size=100))
+        _READ[name] = jax.jit(
+            lambda drawn: jax.lax.map(
+                lambda values: readings(program, values), drawn, batch_size=100
+            )
+        )
     return gaps(*jax.device_get((_READ[name](drawn), wanted(read[0], state))))
 
 
 def gaps(found: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:
-    """Of each factor, by how many standard errors the mean over draws misses it; inf where no draw moves what is wrong."""
+    """Of each factor, by how many standard errors the mean over draws misses it; inf where no
+    draw moves what is wrong.
+    """
     off = {}
     for name in right:
         each = []
@@ -138,7 +205,15 @@ def gaps(found: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:
             mean, error = draws.mean(0), draws.std(0) / np.sqrt(len(draws))
             fixed = error < 1e-9 * (1 + abs(mean))
             gap = abs(mean - value)
-            each.append(np.max(np.where(fixed, np.where(gap < 1e-5 * (1 + abs(mean)), 0, np.inf), gap / np.where(fixed, 1, error))))
+            each.append(
+                np.max(
+                    np.where(
+                        fixed,
+                        np.where(gap < 1e-5 * (1 + abs(mean)), 0, np.inf),
+                        gap / np.where(fixed, 1, error),
+                    )
+                )
+            )
         off[name] = max(each)
     return off
 
@@ -165,7 +240,9 @@ def without_spread(visit, *fields):
 
         def bare(*at):
             found = place(*at)
-            return found._replace(covariance=jnp.zeros_like(found.covariance), tie=jnp.zeros_like(found.tie))
+            return found._replace(
+                covariance=jnp.zeros_like(found.covariance), tie=jnp.zeros_like(found.tie)
+            )
 
         _row_block.place_rows = bare
         try:
@@ -211,7 +288,9 @@ def uncut(one_sided):
 
 def wrong_tail(sticks_of):
     """What a stick leaves is counted with its own rows."""
-    return lambda prior, count, concentration: sticks_of(prior, count.at[..., -1].add(1.0), concentration)
+    return lambda prior, count, concentration: sticks_of(
+        prior, count.at[..., -1].add(1.0), concentration
+    )
 
 
 def noisy_zeta(common_posterior):
@@ -219,7 +298,10 @@ def noisy_zeta(common_posterior):
 
     def twin(prior, weights):
         right = common_posterior(prior, weights)
-        return right._replace(rate=right.rate + weights.mean.shape[1] * right.rate / right.concentration / right.gamma / 2)
+        return right._replace(
+            rate=right.rate
+            + weights.mean.shape[1] * right.rate / right.concentration / right.gamma / 2
+        )
 
     return twin
 
@@ -229,8 +311,18 @@ def no_product_with_bias(form):
 
 
 PLANTED = {
-    "Omega not in w": (_row_block, "_visit_incomplete", lambda visit: without_spread(visit, "asked", "products"), "w"),
-    "Omega not in Lambda": (_row_block, "_visit_incomplete", lambda visit: without_spread(visit, "moments"), "mu, Lambda"),
+    "Omega not in w": (
+        _row_block,
+        "_visit_incomplete",
+        lambda visit: without_spread(visit, "asked", "products"),
+        "w",
+    ),
+    "Omega not in Lambda": (
+        _row_block,
+        "_visit_incomplete",
+        lambda visit: without_spread(visit, "moments"),
+        "mu, Lambda",
+    ),
     "x observed only": (_row_block, "_visit_incomplete", without_missing, "mu, Lambda"),
     "t not tied to x": (_row_block, "place_rows", untied, "w"),
     "t not cut": (_row_block, "one_sided", uncut, "w"),

@@ -1,4 +1,6 @@
-"""Coordinate ascent over several tasks: its bound against draws, each factor against the model's conditional, planted errors."""
+"""Coordinate ascent over several tasks: its bound against draws, each factor against the model's
+conditional, planted errors.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -38,13 +40,17 @@ def test_bound_is_that_of_the_model_and_never_falls(name):
 
 def without_forms(agreement):
     """What a shared group says of rows lacks the forms of the features."""
-    return lambda message, sums, one: agreement(message._replace(matrix=0 * message.matrix), sums, one)
+    return lambda message, sums, one: agreement(
+        message._replace(matrix=0 * message.matrix), sums, one
+    )
 
 
 def careless(spread):
     """A group of a task is taken for the shared one that it is most likely under."""
 
-    return lambda message, log_weights, share: spread(message, log_weights, jnp.eye(share.shape[-1])[share.argmax(-1)])
+    return lambda message, log_weights, share: spread(
+        message, log_weights, jnp.eye(share.shape[-1])[share.argmax(-1)]
+    )
 
 
 def last_task_missing(gathered):
@@ -54,7 +60,9 @@ def last_task_missing(gathered):
 
 def last_stick_missing(sticks_of):
     """What a stick leaves is counted without the last group."""
-    return lambda prior, count, concentration: sticks_of(prior, count.at[..., -1].set(0.0), concentration)
+    return lambda prior, count, concentration: sticks_of(
+        prior, count.at[..., -1].set(0.0), concentration
+    )
 
 
 PLANTED = {
@@ -67,9 +75,15 @@ PLANTED = {
 
 
 def problem() -> dict[str, Any]:
-    """Every row has a label; and it is not certain which shared group a group of a task is under."""
+    """Every row has a label; and it is not certain which shared group a group of a task is
+    under.
+    """
     data = of_tasks("binary tasks", num_rows=8, num_tasks=3, missing=0.3, num_groups=3)[1]
-    return data | {"y": np.maximum(data["y"], 0), "alpha": dist.Gamma(20.0, 10.0), "beta": dist.Gamma(30.0, 10.0)}
+    return data | {
+        "y": np.maximum(data["y"], 0),
+        "alpha": dist.Gamma(20.0, 10.0),
+        "beta": dist.Gamma(30.0, 10.0),
+    }
 
 
 def readings(program: Program, values: dict[str, Any]) -> dict[str, Any]:
@@ -85,10 +99,16 @@ def readings(program: Program, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_index(program: Program, values: dict[str, Any]):
-    """Log joint with each index set to each shared group, less that of the first [task, group, shared group - 1]."""
+    """Log joint with each index set to each shared group, less that of the first [task, group,
+    shared group - 1].
+    """
     places, groups = np.argwhere(np.ones(values["c"].shape)), len(values["mu"])
-    at = lambda place, s: program.log_joint({**values, "c": values["c"].at[place[0], place[1]].set(s)})
-    each = jax.lax.map(lambda place: jax.lax.map(lambda s: at(place, s), jnp.arange(groups)), jnp.asarray(places))
+    at = lambda place, s: program.log_joint(
+        {**values, "c": values["c"].at[place[0], place[1]].set(s)}
+    )
+    each = jax.lax.map(
+        lambda place: jax.lax.map(lambda s: at(place, s), jnp.arange(groups)), jnp.asarray(places)
+    )
     return (each[:, 1:] - each[:, :1]).reshape(*values["c"].shape, groups - 1)
 
 
@@ -108,10 +128,22 @@ def wanted(reading, state) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def fitted():
     """A kernel at its optimum, and what the model says there."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         kernel, state, _, program, read = ascended(problem(), 400, iqgme_tasks)
-        drawn = {name: value for name, value in kernel.draw(random.key(2), state, *read, DRAWS).items() if name != "log_q"}
-        found = jax.jit(lambda drawn: jax.lax.map(lambda values: readings(program, values), drawn, batch_size=100))(drawn)
+        drawn = {
+            name: value
+            for name, value in kernel.draw(random.key(2), state, *read, DRAWS).items()
+            if name != "log_q"
+        }
+        found = jax.jit(
+            lambda drawn: jax.lax.map(
+                lambda values: readings(program, values), drawn, batch_size=100
+            )
+        )(drawn)
         return kernel, state, read, jax.device_get(found)
 
 
@@ -125,7 +157,9 @@ def test_natural_parameters(fitted):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_is_seen(name, fitted, monkeypatch):
-    """At the optimum every factor is what the others say; a step with an error in it moves the factor away from that."""
+    """At the optimum every factor is what the others say; a step with an error in it moves the
+    factor away from that.
+    """
     module, attribute, twin, factor = PLANTED[name]
     monkeypatch.setattr(module, attribute, twin(getattr(module, attribute)))
     kernel, state, read, found = fitted
@@ -138,7 +172,9 @@ def test_a_planted_error_is_seen(name, fitted, monkeypatch):
 
 
 def test_what_is_said_of_rows_and_summed_over_them_is_the_same():
-    """sum_jh <message of a group of a task, its sums> = sum_s <message of a shared group, the sums of its rows>."""
+    """sum_jh <message of a group of a task, its sums> = sum_s <message of a shared group, the
+    sums of its rows>.
+    """
     rng = np.random.default_rng(0)
     tasks, own, groups, classes, size, statistics = 2, 3, 4, 2, 3, 5
     random_of = lambda *shape: jnp.asarray(rng.normal(size=shape))
@@ -155,10 +191,14 @@ def test_what_is_said_of_rows_and_summed_over_them_is_the_same():
     agrees = _levels.agreement(message, sums, size - 1)
     by_task = spread(message, jnp.zeros((tasks, own)), _levels.share_of(upper))
     of_task = lambda j: _levels.agreement(
-        jax.tree.map(lambda leaf: leaf[j], by_task), jax.tree.map(lambda leaf: leaf[j][None] if leaf.ndim else leaf, sums), size - 1
+        jax.tree.map(lambda leaf: leaf[j], by_task),
+        jax.tree.map(lambda leaf: leaf[j][None] if leaf.ndim else leaf, sums),
+        size - 1,
     )
     one = sum(jnp.trace(of_task(j)[0]) for j in range(tasks))
-    pooled = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim else leaf, gathered(sums, _levels.share_of(upper)))
+    pooled = jax.tree.map(
+        lambda leaf: leaf[None] if leaf.ndim else leaf, gathered(sums, _levels.share_of(upper))
+    )
     np.testing.assert_allclose(jnp.sum(jnp.exp(upper.log_share) * agrees), one)
     np.testing.assert_allclose(jnp.trace(_levels.agreement(message, pooled, size - 1)[0]), one)
 
@@ -168,7 +208,10 @@ def test_what_is_said_of_rows_and_summed_over_them_is_the_same():
 
 def test_a_start_counts_each_row_once_in_a_group_of_its_task():
     """Tasks may have two groups each of four: rows of smaller ones go to the nearest."""
-    centre, task = np.array([0.0, 1.0, 10.0, 11.0])[np.array([0, 0, 0, 1, 2, 2, 3, 3, 3, 3])], np.repeat([0, 1], [6, 4])
+    centre, task = (
+        np.array([0.0, 1.0, 10.0, 11.0])[np.array([0, 0, 0, 1, 2, 2, 3, 3, 3, 3])],
+        np.repeat([0, 1], [6, 4]),
+    )
     x, nothing = centre[:, None], np.zeros((10, 0))
     rows = Rows(x, np.zeros((0, 2), int), (), nothing, (), nothing, task)
     of = SimpleNamespace(num_own=2, num_groups=4, upper=True)
@@ -193,13 +236,17 @@ def test_tree_of_a_run():
     assert posterior["c"].dims == ("chain", "draw", "task", "group")
     assert posterior["V"].dims == ("chain", "draw", "task", "stick")
     parameters = tree["variational_parameters"].dataset
-    assert {"U_concentration1", "beta_rate", "c_probs", "V_concentration0", "mu_rate"} <= set(parameters.data_vars)
+    assert {"U_concentration1", "beta_rate", "c_probs", "V_concentration0", "mu_rate"} <= set(
+        parameters.data_vars
+    )
     np.testing.assert_allclose(parameters["c_probs"].sum(parameters["c_probs"].dims[-1]), 1)
 
 
 @pytest.mark.parametrize("most", [5, 2])
 def test_a_start_by_task(most):
-    """Rows of a task are together; each task is under a shared group of its own, or with its like where these are fewer."""
+    """Rows of a task are together; each task is under a shared group of its own, or with its
+    like where these are fewer.
+    """
     rng = np.random.default_rng(0)
     task = rng.permutation(np.repeat([0, 1, 2], 6))
     x = np.where(task == 1, 5.0, 0.0)[:, None] + rng.normal(size=(18, 2))

@@ -1,4 +1,6 @@
-"""Clusters whose features are correlated, by the kernels that learn mixtures of unknown order: against importance sampling."""
+"""Clusters whose features are correlated, by the kernels that learn mixtures of unknown order:
+against importance sampling.
+"""
 
 from functools import partial
 
@@ -18,7 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotio
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(120, 2)) @ np.array([[1.0, 0.8], [0.0, 0.6]])  # correlated by .8
-KERNELS = {"all rows": partial(NestedSampler, num_live=200), "stages": partial(Staged, num_stages=3, num_live=100)}
+KERNELS = {
+    "all rows": partial(NestedSampler, num_live=200),
+    "stages": partial(Staged, num_stages=3, num_live=100),
+}
 
 
 def one_cluster(independence=2.0):
@@ -26,12 +31,19 @@ def one_cluster(independence=2.0):
 
 
 def exact():
-    """Of one cluster: a Student's t at the mode of the log density, as wide as the curvature says, weighed by that density."""
+    """Of one cluster: a Student's t at the mode of the log density, as wide as the curvature
+    says, weighed by that density.
+    """
     split = Split(Program(one_cluster(), X))
     log_joint = jax.jit(lambda z: sum(split.densities(z)))
     lost, slope = (lambda z: -float(log_joint(z))), jax.jit(jax.grad(lambda z: -log_joint(z)))
     mode = minimize(lost, np.zeros(split.size), jac=lambda z: np.asarray(slope(z)), method="BFGS").x
-    around = multivariate_t(mode, np.linalg.inv(np.asarray(jax.hessian(lambda z: -log_joint(z))(jnp.asarray(mode)))), df=5, seed=0)
+    around = multivariate_t(
+        mode,
+        np.linalg.inv(np.asarray(jax.hessian(lambda z: -log_joint(z))(jnp.asarray(mode)))),
+        df=5,
+        seed=0,
+    )
     z = around.rvs(20_000)
     log_weight = np.asarray(jax.vmap(log_joint)(jnp.asarray(z))) - around.logpdf(z)
     weight = np.exp(log_weight - log_weight.max())
@@ -50,12 +62,15 @@ def test_the_evidence_of_a_correlated_cluster(name, bug):
 
 
 def test_correlations_are_found():
-    """Of the same rows, two clusters with correlations and without; and the correlation that is drawn."""
+    """Of the same rows, two clusters with correlations and without; and the correlation that is
+    drawn.
+    """
     found = {}
     for name, options in {"full": {"cluster": full}, "diagonal": {}}.items():
         kernel = NestedSampler(family(1, num_classes=0, **options), num_live=100)
         found[name] = Driver(kernel, num_samples=500, progress_bar=False).run(0, X)
     better = found["full"].attrs["log_evidence"] - found["diagonal"].attrs["log_evidence"]
-    assert better > 0.5 * -0.5 * len(X) * np.log(1 - np.corrcoef(X.T)[0, 1] ** 2)  # half of what the rows themselves tell of it
+    # half of what the rows themselves tell of it
+    assert better > 0.5 * -0.5 * len(X) * np.log(1 - np.corrcoef(X.T)[0, 1] ** 2)
     drawn = found["full"]["posterior"]["corr"].values[..., 0, 1, 0]
     assert abs(drawn.mean() - np.corrcoef(X.T)[0, 1]) < 0.1

@@ -1,4 +1,6 @@
-"""Crossed predictors are found by what they are, whatever their names, and what is none is refused."""
+"""Crossed predictors are found by what they are, whatever their names, and what is none is
+refused.
+"""
 
 from functools import partial
 
@@ -14,14 +16,43 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from inference import ConditionalGibbs, Program, StructureError
 from inference.distributions import Missing
 from inference.reading import crossed as _crossed_reading
-from inference.reading.crossed import Components, Crossed, Side, hold, predictor, read_crossed, respond
-from tests.inference.crossed import BOOK, EDITS, NOTES, READER, REFUSED, RNG, STARS, shelves, shop, small
+from inference.reading.crossed import (
+    Components,
+    Crossed,
+    Side,
+    hold,
+    predictor,
+    read_crossed,
+    respond,
+)
+from tests.inference.crossed import (
+    BOOK,
+    EDITS,
+    NOTES,
+    READER,
+    REFUSED,
+    RNG,
+    STARS,
+    shelves,
+    shop,
+    small,
+)
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
-READERS, BOOKS = Side("reader", 6, "reader", ("taste", "mood")), Side("book", 5, "book", ("tone", "fame"))
+READERS, BOOKS = (
+    Side("reader", 6, "reader", ("taste", "mood")),
+    Side("book", 5, "book", ("tone", "fame")),
+)
 TOPICS = Components("read", "force", ("taste", "tone"))
-WHOLE = Crossed("stars", ("reader", "book", "stars"), (READERS, BOOKS), TOPICS, ("level",), ((READERS, 3, 3), (BOOKS, 3, 3)))
+WHOLE = Crossed(
+    "stars",
+    ("reader", "book", "stars"),
+    (READERS, BOOKS),
+    TOPICS,
+    ("level",),
+    ((READERS, 3, 3), (BOOKS, 3, 3)),
+)
 
 
 def read(program):
@@ -44,15 +75,29 @@ BSVD = {
 SLOW = ("ordered", "learned factors", "one component", "binomial", "features")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BSVD])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BSVD]
+)
 def test_the_zoos_model_is_read_whatever_its_options(name):
     program = BSVD[name]()
-    rows, columns = Side("row", 6, "row", ("u", "row_weights")), Side("column", 5, "column", ("v", "column_weights"))
+    rows, columns = (
+        Side("row", 6, "row", ("u", "row_weights")),
+        Side("column", 5, "column", ("v", "column_weights")),
+    )
     width = program.sites["s"].shape[0]
     levels = (rows, width, width), (columns, width, width)
     found = read(program)
-    assert found == Crossed("y", found.by_entry, (rows, columns), Components("z", "s", ("u", "v")), ("intercept",), levels)
-    assert set(found.by_entry) == {"row", "column", "value"} | ({"trials"} if "trials" in program.arguments else set())
+    assert found == Crossed(
+        "y",
+        found.by_entry,
+        (rows, columns),
+        Components("z", "s", ("u", "v")),
+        ("intercept",),
+        levels,
+    )
+    assert set(found.by_entry) == {"row", "column", "value"} | (
+        {"trials"} if "trials" in program.arguments else set()
+    )
 
 
 @pytest.mark.slow
@@ -77,7 +122,17 @@ def test_neither_does_the_order_of_the_arguments():
 NORMAL = dist.Normal(0.0, 1.0)
 
 
-def effects(reader, book, stars, *, size=None, level=NORMAL, fame=NORMAL, bent=lambda mean: mean, more=lambda: None):
+def effects(
+    reader,
+    book,
+    stars,
+    *,
+    size=None,
+    level=NORMAL,
+    fame=NORMAL,
+    bent=lambda mean: mean,
+    more=lambda: None,
+):
     """Only an effect of each reader and of each book."""
     level = numpyro.sample("level", level) if level else 0.5
     with numpyro.plate("reader", 6):
@@ -86,7 +141,9 @@ def effects(reader, book, stars, *, size=None, level=NORMAL, fame=NORMAL, bent=l
         fame = numpyro.sample("fame", fame)
     more()
     with numpyro.plate("rating", size or len(reader)):
-        numpyro.sample("stars", dist.Normal(bent(level + mood[reader] + fame[book]), 0.5), obs=stars)
+        numpyro.sample(
+            "stars", dist.Normal(bent(level + mood[reader] + fame[book]), 0.5), obs=stars
+        )
 
 
 def few(**edits):
@@ -97,7 +154,9 @@ def few(**edits):
 def test_without_components_rows_and_columns_are_left():
     sides = Side("reader", 6, "reader", ("mood",)), Side("book", 5, "book", ("fame",))
     levels = (sides[0], 0, 0), (sides[1], 0, 0)
-    assert read(few()) == Crossed("stars", ("reader", "book", "stars"), sides, None, ("level",), levels)
+    assert read(few()) == Crossed(
+        "stars", ("reader", "book", "stars"), sides, None, ("level",), levels
+    )
 
 
 def test_without_shared_sites_rows_and_columns_are_left():
@@ -138,7 +197,12 @@ def test_an_edit_is_followed(name):
 
 @pytest.mark.slow
 def test_a_table_that_is_as_long_as_the_entries_is_not_theirs():
-    k = {"row": READER[:6], "column": BOOK[:6], "value": STARS[:6], "row_features": RNG.normal(size=(6, 2))}
+    k = {
+        "row": READER[:6],
+        "column": BOOK[:6],
+        "value": STARS[:6],
+        "row_features": RNG.normal(size=(6, 2)),
+    }
     found = read(Program(small().model, **k, shape=(6, 5), num_components=2))
     assert found.sides[0].sites == ("u", "row_weights")
 
@@ -149,28 +213,42 @@ def test_a_table_that_is_as_long_as_the_entries_is_not_theirs():
 def test_factors_that_are_vectors_are_refused():
     def vectors(reader, book, stars):
         with numpyro.plate("topic", 3):
-            weight = numpyro.sample("read", dist.Bernoulli(0.5)) * numpyro.sample("force", dist.HalfNormal(1.0))
-        vector = lambda name: numpyro.sample(name, dist.Normal(jnp.zeros(3), 1.0).to_event(1), infer={"event_dims": ["topic"]})
+            weight = numpyro.sample("read", dist.Bernoulli(0.5)) * numpyro.sample(
+                "force", dist.HalfNormal(1.0)
+            )
+        vector = lambda name: numpyro.sample(
+            name, dist.Normal(jnp.zeros(3), 1.0).to_event(1), infer={"event_dims": ["topic"]}
+        )
         with numpyro.plate("reader", 6):
             taste = vector("taste")
         with numpyro.plate("book", 5):
             tone = vector("tone")
         with numpyro.plate("rating", len(reader)):
-            numpyro.sample("stars", dist.Normal((taste[reader] * tone[book]) @ weight, 1.0), obs=stars)
+            numpyro.sample(
+                "stars", dist.Normal((taste[reader] * tone[book]) @ weight, 1.0), obs=stars
+            )
 
     with pytest.raises(StructureError, match="no crossed predictor"):
         read(Program(vectors, READER, BOOK, STARS))
 
 
 @pytest.mark.slow_after(3)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if "not Normal" in name else ()) for name in REFUSED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if "not Normal" in name else ())
+        for name in REFUSED
+    ],
+)
 def test_another_model_is_refused(name):
     with pytest.raises(StructureError, match="no crossed predictor"):
         read(shop(**REFUSED[name]))
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize("name", ["a bent predictor", "factors that are not Normal", "entries counted twice"])
+@pytest.mark.parametrize(
+    "name", ["a bent predictor", "factors that are not Normal", "entries counted twice"]
+)
 def test_it_is_the_proof_that_refuses(name, monkeypatch):
     monkeypatch.setattr(_crossed_reading, "_gap", lambda found, wanted: jnp.zeros(()))
     monkeypatch.setattr(_crossed_reading, "_infinite_unless", lambda holds: jnp.zeros(()))
@@ -195,7 +273,10 @@ def test_the_kernel_takes_the_route_that_it_is_told():
         assert start(few(), route).families == {}
     each = start(few(), "each")
     assert (each.attributes, list(each.families)) == ({"route": "each"}, ["level", "mood", "fame"])
-    with pytest.raises(ValueError, match=r"route: found 'both', wanted one of \('auto', 'mixture', 'crossed', 'each'\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"route: found 'both', wanted one of \('auto', 'mixture', 'crossed', 'each'\)",
+    ):
         ConditionalGibbs(shelves, route="both")
 
 
@@ -209,7 +290,10 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_kernel_falls_back_to_one_site_after_the_other(name):
     program = few(**OTHERS[name])
-    assert (start(program).route.name, list(start(program).families)) == ("each", ["level", "mood", "fame"])
+    assert (start(program).route.name, list(start(program).families)) == (
+        "each",
+        ["level", "mood", "fame"],
+    )
     with pytest.raises(StructureError, match="no crossed predictor"):
         start(program, "crossed")
 
@@ -235,17 +319,24 @@ def test_sites_of_another_kernel_leave_no_crossed_predictor():
     others = {GIBBS_SITES_KWARG: {"fame": jnp.zeros(5)}}
     found = start(few(), **others)
     assert (found.route.name, list(found.families)) == ("each", ["level", "mood"])
-    with pytest.raises(StructureError, match=r"no crossed predictor: its sites \['fame'\] are drawn by another kernel"):
+    with pytest.raises(
+        StructureError,
+        match=r"no crossed predictor: its sites \['fame'\] are drawn by another kernel",
+    ):
         start(few(), "crossed", **others)
 
 
 def test_places_of_entries_must_be_those_of_init():
     route = start(few()).route
     assert set(route.data(few())["arguments"]) == {"reader", "book", "stars"}
-    with pytest.raises(StructureError, match="rows and columns of the entries are others than at `init`"):
+    with pytest.raises(
+        StructureError, match="rows and columns of the entries are others than at `init`"
+    ):
         route.data(few().with_arguments(reader=READER[::-1]))
     with pytest.raises(StructureError, match="rows and columns of the entries are traced"):
-        jax.jit(lambda reader: start(Program(effects, reader, BOOK, STARS), "crossed") and 0)(READER)
+        jax.jit(lambda reader: start(Program(effects, reader, BOOK, STARS), "crossed") and 0)(
+            READER
+        )
 
 
 # The Normal behind the entries.
@@ -256,7 +347,12 @@ def held_terms(shift=0.0):
     values = program.draw_prior(random.key(1))
     held = hold(program, "y", predictor(program, "y", values) + shift)
     moved = {**values, "u": values["u"] + 1.0, "row_precision": values["row_precision"] * 2}
-    return program.log_probs(values)["y"], held.log_probs(moved)["y"], program.log_probs(moved), held.log_probs(moved)
+    return (
+        program.log_probs(values)["y"],
+        held.log_probs(moved)["y"],
+        program.log_probs(moved),
+        held.log_probs(moved),
+    )
 
 
 @pytest.mark.slow
@@ -272,8 +368,19 @@ def test_a_held_model_knows_its_predictor_and_all_else_follows():
 def test_nothing_of_the_predictor_is_computed_where_it_is_held():
     program = small()
     values = jax.jit(program.draw_prior)(random.key(1))
-    assert program.parents["y"] == {"z", "s", "u", "v", "intercept", "row_weights", "column_weights", "alpha"}
-    assert hold(program, "y", jax.jit(lambda values: predictor(program, "y", values))(values)).parents["y"] == {"alpha"}
+    assert program.parents["y"] == {
+        "z",
+        "s",
+        "u",
+        "v",
+        "intercept",
+        "row_weights",
+        "column_weights",
+        "alpha",
+    }
+    assert hold(
+        program, "y", jax.jit(lambda values: predictor(program, "y", values))(values)
+    ).parents["y"] == {"alpha"}
 
 
 def latent_normal(program, values):
@@ -302,6 +409,10 @@ def test_a_masked_entry_weighs_nothing():
     response, weight = latent_normal(program, values)
     np.testing.assert_array_equal(weight, np.where(np.arange(20) % 2 == 0, 4.0, 0.0))
     np.testing.assert_array_equal(response[::2], STARS[::2])
-    held = hold(program, "stars", jax.jit(lambda values: predictor(program, "stars", values))(values))
-    found, wanted = jax.jit(lambda values: (held.log_probs(values)["stars"], program.log_probs(values)["stars"]))(values)
+    held = hold(
+        program, "stars", jax.jit(lambda values: predictor(program, "stars", values))(values)
+    )
+    found, wanted = jax.jit(
+        lambda values: (held.log_probs(values)["stars"], program.log_probs(values)["stars"])
+    )(values)
     np.testing.assert_allclose(found, wanted, rtol=1e-12)

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference.kernels.conditional_gibbs.crossed_births import Parts, Sums, _component, guess, path, walk
+from inference.kernels.conditional_gibbs.crossed_births import (
+    Parts,
+    Sums,
+    _component,
+    guess,
+    path,
+    walk,
+)
 from inference.kernels.conditional_gibbs.crossed_components import Tilted
 from inference.kernels.conditional_gibbs.crossed_sides import buckets
 from tests.inference.crossed import CASES, drawn
@@ -19,7 +26,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotio
 def sums_of(index, residual, weight, sizes):
     """Over the entries of each row, and of each column."""
     plans = (buckets(np.asarray(at), size, 1) for at, size in zip(index, sizes, strict=True))
-    return tuple(Sums.of(*each, residual, weight) for each in zip(sizes, plans, map(jnp.asarray, index[::-1]), strict=True))
+    return tuple(
+        Sums.of(*each, residual, weight)
+        for each in zip(sizes, plans, map(jnp.asarray, index[::-1]), strict=True)
+    )
 
 
 def given_rows(s, u, prior, sums):
@@ -29,17 +39,26 @@ def given_rows(s, u, prior, sums):
 
 
 def birth(name, k=1):
-    """A component that is off, the priors of its parts, its odds, and sums over the entries without it."""
+    """A component that is off, the priors of its parts, its odds, and sums over the entries
+    without it.
+    """
     program, crossed, values, (response, weight, eta), _ = drawn(name)
     old, prior, odds = _component(crossed, crossed.components, program, values, k)
     assert not old.is_on
     index = [np.asarray(program.arguments[side.index]) for side in crossed.sides]
-    return old.parts, prior, odds, sums_of(index, response - eta, weight, [side.size for side in crossed.sides])
+    return (
+        old.parts,
+        prior,
+        odds,
+        sums_of(index, response - eta, weight, [side.size for side in crossed.sides]),
+    )
 
 
 def check_evidence(name):
-    """log_joint(there, v) - log_joint(not there, v) = odds + evidence + log p(v given the others) - log p(v), at any v; the evidence is
-    what a walk of one step adds up, and the density of the guess."""
+    """log_joint(there, v) - log_joint(not there, v) = odds + evidence + log p(v given the others) -
+    log p(v), at any v; the evidence is what a walk of one step adds up, and the density of the
+    guess.
+    """
     _, crossed, values, _, joint = drawn(name)
     old, prior, odds, sums = birth(name)
     switch, _, (_, right) = crossed.components
@@ -49,7 +68,9 @@ def check_evidence(name):
     given = given_rows(old.s, old.u, prior, sums)
     for key in random.split(random.key(5), 3):
         v = random.normal(key, old.v.shape)
-        at = lambda on, v=v: joint({**values, switch: values[switch].at[1].set(on), right: values[right].at[:, 1].set(v)})
+        at = lambda on, v=v: joint(
+            {**values, switch: values[switch].at[1].set(on), right: values[right].at[:, 1].set(v)}
+        )
         told = odds + evidence + jnp.sum(given.log_prob(v) - prior.v.log_prob(v))
         np.testing.assert_allclose(told, at(1) - at(0), rtol=1e-8)
 
@@ -64,8 +85,12 @@ def test_priors_of_a_component_are_the_models(name):
     program, crossed, values, *_ = drawn(name)
     old, prior, *_ = birth(name)
     terms = program.log_probs(values)
-    for part, site in zip(("s", "u", "v"), (crossed.components.amplitude, *crossed.components.factors), strict=True):
-        np.testing.assert_allclose(getattr(prior, part).log_prob(getattr(old, part)), terms[site][..., 1], rtol=1e-8)
+    for part, site in zip(
+        ("s", "u", "v"), (crossed.components.amplitude, *crossed.components.factors), strict=True
+    ):
+        np.testing.assert_allclose(
+            getattr(prior, part).log_prob(getattr(old, part)), terms[site][..., 1], rtol=1e-8
+        )
 
 
 of = Sums.of.__func__
@@ -74,9 +99,15 @@ of = Sums.of.__func__
 @pytest.mark.parametrize(
     "planted",
     [
-        lambda cls, size, plan, other, residual, weight: of(cls, size, plan, other, residual, weight * 0 + 1),
-        lambda cls, size, plan, other, residual, weight: of(cls, size, plan, jnp.roll(other, 1), residual, weight),
-        lambda cls, size, plan, other, residual, weight: of(cls, size, plan, other, jnp.abs(residual), weight),
+        lambda cls, size, plan, other, residual, weight: of(
+            cls, size, plan, other, residual, weight * 0 + 1
+        ),
+        lambda cls, size, plan, other, residual, weight: of(
+            cls, size, plan, jnp.roll(other, 1), residual, weight
+        ),
+        lambda cls, size, plan, other, residual, weight: of(
+            cls, size, plan, other, jnp.abs(residual), weight
+        ),
     ],
     ids=["weight forgotten", "column for row", "sign lost"],
 )
@@ -91,18 +122,34 @@ S, START = 1.3, np.array([1.0, -0.5])
 
 @cache
 def tiny():
-    """Two rows and three columns: priors, sums, and a grid of rows with the posterior density, not normalised, and the size of cells."""
-    prior = Parts(None, Tilted(jnp.array([0.3, 0.0]), jnp.array([3.0, 2.0])), Tilted(jnp.array([0.0, 0.5, 0.0]), jnp.full(3, 2.0)))
-    index, residual = [np.array([0, 0, 0, 1, 1]), np.array([0, 1, 2, 0, 2])], jnp.array([1.0, -0.5, 0.2, 0.8, -0.3])
+    """Two rows and three columns: priors, sums, and a grid of rows with the posterior density,
+    not normalised, and the size of cells.
+    """
+    prior = Parts(
+        None,
+        Tilted(jnp.array([0.3, 0.0]), jnp.array([3.0, 2.0])),
+        Tilted(jnp.array([0.0, 0.5, 0.0]), jnp.full(3, 2.0)),
+    )
+    index, residual = (
+        [np.array([0, 0, 0, 1, 1]), np.array([0, 1, 2, 0, 2])],
+        jnp.array([1.0, -0.5, 0.2, 0.8, -0.3]),
+    )
     sums = sums_of(index, residual, jnp.array([2.0, 1.0, 1.0, 3.0, 1.0]), (2, 3))
     axis = jnp.linspace(-4.0, 4.0, 321)
     u = jnp.stack(jnp.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
-    given = jax.vmap(lambda u: jnp.sum(given_rows(S, u, prior, sums).log_mass() - prior.v.log_mass()) + jnp.sum(prior.u.log_prob(u)))
+    given = jax.vmap(
+        lambda u: (
+            jnp.sum(given_rows(S, u, prior, sums).log_mass() - prior.v.log_mass())
+            + jnp.sum(prior.u.log_prob(u))
+        )
+    )
     return prior, sums, u, np.exp(given(u)), float(axis[1] - axis[0])
 
 
 def check_walk(is_dying, num_walks=20_000):
-    """Walks from the guess weigh the integral of the posterior on average, walks back from the posterior its inverse."""
+    """Walks from the guess weigh the integral of the posterior on average, walks back from the
+    posterior its inverse.
+    """
     prior, sums, cells, density, width = tiny()
     start = guess(jnp.array(S), jnp.array(START), prior, sums)
     key, jitter = random.split(random.key(2))
@@ -112,7 +159,9 @@ def check_walk(is_dying, num_walks=20_000):
     else:
         u = jax.vmap(start.u.draw)(random.split(key, num_walks))
     times = path(jnp.array(is_dying), 5, float)
-    gain = jax.jit(jax.vmap(lambda key, u: walk(key, jnp.array(S), u, times, start, prior, sums)[1]))
+    gain = jax.jit(
+        jax.vmap(lambda key, u: walk(key, jnp.array(S), u, times, start, prior, sums)[1])
+    )
     weight = np.exp(gain(random.split(random.key(3), num_walks), u))
     evidence, error = density.sum() * width**2, weight.std() / np.sqrt(num_walks)
     assert error < 0.02 * weight.mean()
@@ -132,7 +181,10 @@ mixed, moved, mass = Tilted.mixed, Tilted.moved, Tilted.log_mass
     ("method", "planted"),
     [
         ("mixed", lambda self, other, share: mixed(self, other, 1 - share)),
-        ("moved", lambda self, key, x, correlation: self.draw(key) + correlation * (x - self.p / self.q)),
+        (
+            "moved",
+            lambda self, key, x, correlation: self.draw(key) + correlation * (x - self.p / self.q),
+        ),
         ("log_mass", lambda self: mass(self) + jnp.log(self.q) / 2),
     ],
     ids=["steps at the time of the other end", "steps too long", "no determinant"],
@@ -150,11 +202,29 @@ def test_walks_keep_in_float32_what_they_weigh():
     index = [rng.integers(0, 3000, 40_000), rng.integers(0, 1000, 40_000)]
     found = []
     for dtype in (np.float64, np.float32):
-        residual, u = (jnp.asarray(np.random.default_rng(1).normal(size=size), dtype) for size in (40_000, 3000))
-        prior = Parts(None, *(Tilted(jnp.zeros(size, dtype), jnp.ones(size, dtype)) for size in (3000, 1000)))
-        sums, s = sums_of(index, residual, jnp.ones_like(residual), (3000, 1000)), jnp.asarray(0.2, dtype)
+        residual, u = (
+            jnp.asarray(np.random.default_rng(1).normal(size=size), dtype)
+            for size in (40_000, 3000)
+        )
+        prior = Parts(
+            None, *(Tilted(jnp.zeros(size, dtype), jnp.ones(size, dtype)) for size in (3000, 1000))
+        )
+        sums, s = (
+            sums_of(index, residual, jnp.ones_like(residual), (3000, 1000)),
+            jnp.asarray(0.2, dtype),
+        )
         start = guess(s, u, prior, sums)
-        found.append(walk(random.key(0), s, start.u.p / start.u.q, jnp.linspace(0, 1, 2, dtype=dtype), start, prior, sums)[1])
+        found.append(
+            walk(
+                random.key(0),
+                s,
+                start.u.p / start.u.q,
+                jnp.linspace(0, 1, 2, dtype=dtype),
+                start,
+                prior,
+                sums,
+            )[1]
+        )
         assert found[-1].dtype == dtype
     assert abs(found[0]) > 1
     assert abs(found[1] - found[0]) < 0.1

@@ -1,4 +1,6 @@
-"""Gibbs sampling of crossed predictors at the size of a run: it leaves the joint as it is, and finds a rank from any start."""
+"""Gibbs sampling of crossed predictors at the size of a run: it leaves the joint as it is, and
+finds a rank from any start.
+"""
 
 from functools import partial
 
@@ -37,11 +39,30 @@ def quantities(program, values):
     z, s, u, v = (values[name] for name in "zsuv")
     x = (u * (s * z)) @ v.T
     rows, columns = values["row_weights"], values["column_weights"]
-    found = {"rank": z.sum(), "x": jnp.stack([x[0, 0], x[2, 3]]), "size of x": jnp.sum(x**2), "amplitudes there": s @ z}
-    found |= {"lengths": jnp.stack([jnp.sum(s**2), jnp.sum(u**2), jnp.sum(v**2)]), "not there": (1 - z) @ jnp.sum(u**2, axis=0)}
-    found |= {"level": values["intercept"], "effects": jnp.stack([jnp.sum(rows**2), jnp.sum(columns**2), rows.mean(), rows[0, 0]])}
-    found |= {name: values[name] for name in ("alpha", "alpha_s", "row_precision", "column_precision") if name in values}
-    found |= {name: values[name].sum() for name in ("u_mean", "v_mean", "u_precision", "v_precision") if name in values}
+    found = {
+        "rank": z.sum(),
+        "x": jnp.stack([x[0, 0], x[2, 3]]),
+        "size of x": jnp.sum(x**2),
+        "amplitudes there": s @ z,
+    }
+    found |= {
+        "lengths": jnp.stack([jnp.sum(s**2), jnp.sum(u**2), jnp.sum(v**2)]),
+        "not there": (1 - z) @ jnp.sum(u**2, axis=0),
+    }
+    found |= {
+        "level": values["intercept"],
+        "effects": jnp.stack([jnp.sum(rows**2), jnp.sum(columns**2), rows.mean(), rows[0, 0]]),
+    }
+    found |= {
+        name: values[name]
+        for name in ("alpha", "alpha_s", "row_precision", "column_precision")
+        if name in values
+    }
+    found |= {
+        name: values[name].sum()
+        for name in ("u_mean", "v_mean", "u_precision", "v_precision")
+        if name in values
+    }
     return found | {"log_likelihood": program.log_likelihood(values)["y"].sum()}
 
 
@@ -69,7 +90,11 @@ def no_jacobian(key, crossed, *rest):
     [
         (_crossed_births, "walk", lambda *rest: (walk(*rest)[0], jnp.zeros(()))),
         (_crossed_sweep, "rescaled", no_jacobian),
-        (_crossed_components, "_switched_on", lambda crossed, values, x: 0 * on_only(crossed, values, x)),
+        (
+            _crossed_components,
+            "_switched_on",
+            lambda crossed, values, x: 0 * on_only(crossed, values, x),
+        ),
     ],
     ids=["births without their weight", "no Jacobian", "component left in"],
 )
@@ -80,7 +105,13 @@ def test_a_planted_bug_changes_the_joint(owner, name, planted, monkeypatch):
 
 def test_a_run_that_goes_on_is_the_longer_run(tmp_path):
     def sampled(num_samples, **options):
-        return Driver(ConditionalGibbs(bsvd), num_warmup=6, num_samples=num_samples, progress_bar=False, **options)
+        return Driver(
+            ConditionalGibbs(bsvd),
+            num_warmup=6,
+            num_samples=num_samples,
+            progress_bar=False,
+            **options,
+        )
 
     whole = sampled(8).run(0, **tiny("gaussian"))
     sampled(3, checkpoint=tmp_path).run(0, **tiny("gaussian"))
@@ -93,7 +124,9 @@ def test_a_run_that_goes_on_is_the_longer_run(tmp_path):
 @pytest.mark.parametrize("link", LINKS)
 def test_a_run_is_calibrated(link):
     fit = with_kernel(ConditionalGibbs, num_warmup=300, num_samples=63 * 12, thinning=12)
-    found = sbc(bsvd, fit, quantities=quantities, data={"y": "value"}, num_replicates=200, **tiny(link))
+    found = sbc(
+        bsvd, fit, quantities=quantities, data={"y": "value"}, num_replicates=200, **tiny(link)
+    )
     assert found.passed, found.text
 
 
@@ -103,20 +136,30 @@ def matrix(rank=5, size=50, observed=0.7, decibels=20):
     x = rng.normal(size=(size, rank)) @ rng.normal(size=(rank, size))
     y = x + np.sqrt(np.mean(x**2) / 10 ** (decibels / 10)) * rng.normal(size=x.shape)
     row, column = np.divmod(rng.choice(size**2, int(observed * size**2), replace=False), size)
-    return {"row": row, "column": column, "value": y[row, column], "shape": x.shape, "num_components": size}
+    return {
+        "row": row,
+        "column": column,
+        "value": y[row, column],
+        "shape": x.shape,
+        "num_components": size,
+    }
 
 
 def ranks(data, start, num_sweeps):
     """After each sweep, from so many components."""
     kernel, size = ConditionalGibbs(bsvd), data["num_components"]
-    state = kernel.init(random.key(0), 0, {"z": jnp.where(jnp.arange(size) < start, 1, 0)}, (), data)
+    state = kernel.init(
+        random.key(0), 0, {"z": jnp.where(jnp.arange(size) < start, 1, 0)}, (), data
+    )
     arrays = kernel.data((), data)
 
     def sweep(state, _):
         state = kernel.sample(state, (), data, arrays)
         return state, state.values["z"].sum()
 
-    return np.asarray(jax.jit(lambda state: jax.lax.scan(sweep, state, length=num_sweeps)[1])(state))
+    return np.asarray(
+        jax.jit(lambda state: jax.lax.scan(sweep, state, length=num_sweeps)[1])(state)
+    )
 
 
 @pytest.mark.usefixtures("x64")

@@ -1,4 +1,6 @@
-"""The parts of a crossed sweep against the model's own log joint: its second derivative, its integrals, and what must stay as it is."""
+"""The parts of a crossed sweep against the model's own log joint: its second derivative, its
+integrals, and what must stay as it is.
+"""
 
 from types import SimpleNamespace
 
@@ -20,7 +22,8 @@ from tests.inference.crossed import CASES, RNG, drawn, indices
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 
-# The sites of a side: one Normal for each item, whose precision and slope are derivatives of the log joint.
+# The sites of a side: one Normal for each item, whose precision and slope are derivatives of the
+# log joint.
 
 
 def arguments(name, number):
@@ -28,9 +31,17 @@ def arguments(name, number):
     program, crossed, values, (response, weight, eta), _ = drawn(name)
     side, (index, other) = crossed.sides[number], indices(crossed, program, number)
     table, scale = crossed.unit_table(program, values, side)
-    own = jnp.concatenate([(response - eta)[:, None], crossed.shared_slopes(program, values)], axis=1)
+    own = jnp.concatenate(
+        [(response - eta)[:, None], crossed.shared_slopes(program, values)], axis=1
+    )
     plan = buckets(np.asarray(index), side.size, table.shape[1])
-    return Entries.of(table, other, own, weight), crossed.flat(values, side), crossed.prior(program, values, side), scale, plan
+    return (
+        Entries.of(table, other, own, weight),
+        crossed.flat(values, side),
+        crossed.prior(program, values, side),
+        scale,
+        plan,
+    )
 
 
 def equations(name, number):
@@ -40,7 +51,9 @@ def equations(name, number):
     for bucket in plan:
         for items, which in zip(bucket.items, bucket.entries, strict=True):
             gram, is_there = np.asarray(_crossed_sides.grams(entries, which)), items < len(slope)
-            precision[items[is_there]] += (scale[:, None] * gram[:, :width, :width] * scale)[is_there]
+            precision[items[is_there]] += (scale[:, None] * gram[:, :width, :width] * scale)[
+                is_there
+            ]
             linear[items[is_there]] += (scale * gram[:, :width, width])[is_there]
     return precision, linear
 
@@ -56,7 +69,8 @@ def derivatives(name, number):
 
 def check_equations(name, number):
     (precision, linear), (hessian, slope) = equations(name, number), derivatives(name, number)
-    np.testing.assert_allclose(block_diag(*precision), hessian, rtol=1e-8, atol=1e-8)  # items are independent of each other
+    # items are independent of each other
+    np.testing.assert_allclose(block_diag(*precision), hessian, rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(linear, slope, rtol=1e-8, atol=1e-8)
 
 
@@ -69,9 +83,12 @@ def test_equations_of_a_side_are_derivatives_of_the_log_joint(name, number):
 own = _crossed_sides.grams
 WRONG_EQUATIONS = {
     "weight forgotten": lambda entries, which: own(
-        Entries.of(entries.table, entries.other[:-1], entries.own[:-1], 1 + 0 * entries.root[:-1]), which
+        Entries.of(entries.table, entries.other[:-1], entries.own[:-1], 1 + 0 * entries.root[:-1]),
+        which,
     ),
-    "column for row": lambda entries, which: own(entries._replace(other=jnp.roll(entries.other, 1)), which),
+    "column for row": lambda entries, which: own(
+        entries._replace(other=jnp.roll(entries.other, 1)), which
+    ),
     "an entry twice": lambda entries, which: own(entries, jnp.minimum(which, 17)),
 }
 
@@ -89,9 +106,13 @@ def check_steps(num_draws=3000):
     step = jax.jit(jax.vmap(lambda key: _crossed_sides.steps(key, *given)[0]))
     found = step(random.split(random.key(0), num_draws)).reshape(num_draws, -1)
     hessian, slope = derivatives("binomial", 0)
-    white = np.asarray((found - jnp.linalg.solve(hessian, slope.ravel())) @ jnp.linalg.cholesky(hessian))
+    white = np.asarray(
+        (found - jnp.linalg.solve(hessian, slope.ravel())) @ jnp.linalg.cholesky(hessian)
+    )
     assert stats.kstest(white.ravel(), "norm").pvalue > 1e-3
-    assert np.abs(np.corrcoef(white, rowvar=False) - np.eye(white.shape[1])).max() < 5 / np.sqrt(num_draws)
+    assert np.abs(np.corrcoef(white, rowvar=False) - np.eye(white.shape[1])).max() < 5 / np.sqrt(
+        num_draws
+    )
 
 
 @pytest.mark.parametrize("room", [2**20, 30], ids=["whole", "in chunks"])
@@ -105,7 +126,9 @@ def test_wrong_steps_are_seen(planted, monkeypatch):
     monkeypatch.setattr(_crossed_sides, "CHUNK", 30)
     if planted == "the same noise":
         one = SimpleNamespace(
-            normal=random.normal, fold_in=random.fold_in, split=lambda key, num: random.split(key, num)[jnp.zeros(num, int)]
+            normal=random.normal,
+            fold_in=random.fold_in,
+            split=lambda key, num: random.split(key, num)[jnp.zeros(num, int)],
         )
         monkeypatch.setattr(_crossed_sides, "random", one)
     else:
@@ -132,7 +155,9 @@ def test_every_entry_is_once_in_the_bucket_of_its_item(name, room, monkeypatch):
     seen, items = [], []
     for bucket in buckets(index, len(counts), 2):
         assert bucket.items.shape == bucket.entries.shape[:2]
-        for item, entries in zip(bucket.items.ravel(), bucket.entries.reshape(bucket.items.size, -1), strict=True):
+        for item, entries in zip(
+            bucket.items.ravel(), bucket.entries.reshape(bucket.items.size, -1), strict=True
+        ):
             entries = entries[entries < len(index)]
             assert (index[entries] == item).all()
             seen.extend(entries)
@@ -156,7 +181,9 @@ def check_sums(name, number):
     """What is left over from drawing a side is what the entries then say."""
     program, crossed, values, (response, weight, eta), _ = drawn(name)
     sweep, side = _crossed_sweep.CrossedSweep(crossed, program, 0), crossed.sides[number]
-    new, _, found, _ = sweep._side(random.key(0), program, values, (response, weight, eta), side, sweep._plan[number])
+    new, _, found, _ = sweep._side(
+        random.key(0), program, values, (response, weight, eta), side, sweep._plan[number]
+    )
     for left_over, wanted in zip(found, sums_of(name, new), strict=True):
         np.testing.assert_allclose(left_over, wanted, rtol=1e-8, atol=1e-8)
 
@@ -171,8 +198,16 @@ steps = _crossed_sweep.steps
 WRONG_SUMS = {
     "weight forgotten": (_crossed_sides, "grams", WRONG_EQUATIONS["weight forgotten"]),
     "column for row": (_crossed_sides, "grams", WRONG_EQUATIONS["column for row"]),
-    "sites elsewhere": (_crossed_sweep, "steps", lambda key, entries, start, *rest: steps(key, entries, start + 0.1, *rest)),
-    "no scale": (_crossed_sweep, "steps", lambda *given: steps(*given[:-2], 1 + 0 * given[-2], given[-1])),
+    "sites elsewhere": (
+        _crossed_sweep,
+        "steps",
+        lambda key, entries, start, *rest: steps(key, entries, start + 0.1, *rest),
+    ),
+    "no scale": (
+        _crossed_sweep,
+        "steps",
+        lambda *given: steps(*given[:-2], 1 + 0 * given[-2], given[-1]),
+    ),
 }
 
 
@@ -184,14 +219,18 @@ def test_wrong_sums_are_seen(planted, monkeypatch):
 
 
 def odds_of_the_kernel(name, monkeypatch):
-    """Of the first switch: the largest number at which it is on, if that number is drawn from the logistic distribution."""
+    """Of the first switch: the largest number at which it is on, if that number is drawn from
+    the logistic distribution.
+    """
     program, crossed, values, _, _ = drawn(name)
     found, low, high = sums_of(name), -1e3, 1e3
 
     @jax.jit
     def is_on(number):
         monkeypatch.setattr(_crossed_components.random, "logistic", lambda key, dtype: number)
-        return switched(random.key(0), crossed, program, values, found)[crossed.components.switch][0]
+        return switched(random.key(0), crossed, program, values, found)[crossed.components.switch][
+            0
+        ]
 
     for _ in range(60):
         middle = (low + high) / 2
@@ -212,14 +251,18 @@ def odds_by_quadrature(name):
     """Of the first switch, its amplitude integrated out."""
     _, crossed, values, _, joint = drawn(name)
     switch, amplitude, _ = crossed.components
-    at = lambda on, x: joint({**values, switch: values[switch].at[0].set(on), amplitude: values[amplitude].at[0].set(x)})
+    at = lambda on, x: joint(
+        {**values, switch: values[switch].at[0].set(on), amplitude: values[amplitude].at[0].set(x)}
+    )
     least = at(0, LEAST)
     one, zero = (integral(lambda x, on=on: at(on, x) - least, LEAST, 60.0) for on in (1, 0))
     return np.log(one / zero)
 
 
 def check_odds(name, monkeypatch):
-    np.testing.assert_allclose(odds_of_the_kernel(name, monkeypatch), odds_by_quadrature(name), rtol=1e-6)
+    np.testing.assert_allclose(
+        odds_of_the_kernel(name, monkeypatch), odds_by_quadrature(name), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -230,8 +273,16 @@ def test_odds_of_a_switch_equal_an_integral(name, monkeypatch):
 log_mass, on_only = Tilted.log_mass, _crossed_components._switched_on
 WRONG_ODDS = {
     # the print's slip: what the component itself adds is not taken out
-    "component left in": (_crossed_components, "_switched_on", lambda crossed, values, x: 0 * on_only(crossed, values, x)),
-    "no mass of the prior": (Tilted, "log_mass", lambda self: jnp.where(self.q > 1.001 * PRIOR_FALL, log_mass(self), 0.0)),
+    "component left in": (
+        _crossed_components,
+        "_switched_on",
+        lambda crossed, values, x: 0 * on_only(crossed, values, x),
+    ),
+    "no mass of the prior": (
+        Tilted,
+        "log_mass",
+        lambda self: jnp.where(self.q > 1.001 * PRIOR_FALL, log_mass(self), 0.0),
+    ),
     "no bound at 0": (Tilted, "log_mass", lambda self: log_mass(self._replace(low=-jnp.inf))),
 }
 PRIOR_FALL = 1 / 1.5**2  # of the amplitudes of `shop`
@@ -248,8 +299,10 @@ NUM_DRAWS = 3000
 
 
 def check_sweep():
-    """Every component and then every shared site, drawn once in turn: each is uniform under its conditional distribution function, given
-    those before it as they now are and those after it as they were."""
+    """Every component and then every shared site, drawn once in turn: each is uniform under its
+    conditional distribution function, given those before it as they now are and those after it as
+    they were.
+    """
     program, crossed, values, _, joint = drawn("renamed")
     switch, amplitude, _ = crossed.components
     found = sums_of("renamed")
@@ -260,20 +313,32 @@ def check_sweep():
     def u_of_component(k, new, share):
         at = {**values, switch: jnp.where(jnp.arange(3) < k, new[switch], values[switch])}
         at |= {amplitude: jnp.where(jnp.arange(3) < k, new[amplitude], values[amplitude])}
-        put = lambda on, x: joint({**at, switch: at[switch].at[k].set(on), amplitude: at[amplitude].at[k].set(x)})
-        off, on = jnp.exp(jax.vmap(jax.vmap(put, (None, 0)), (0, None))(jnp.arange(2), grid) - put(0, LEAST))
+        put = lambda on, x: joint(
+            {**at, switch: at[switch].at[k].set(on), amplitude: at[amplitude].at[k].set(x)}
+        )
+        off, on = jnp.exp(
+            jax.vmap(jax.vmap(put, (None, 0)), (0, None))(jnp.arange(2), grid) - put(0, LEAST)
+        )
         below = lambda density: jnp.append(0.0, jnp.cumsum(density[1:] + density[:-1])) / 2
         in_prior = jnp.interp(new[amplitude][k], grid, below(off)) / below(off)[-1]
-        both = jnp.where(new[switch][k], below(off)[-1] + jnp.interp(new[amplitude][k], grid, below(on)), share * below(off)[-1])
+        both = jnp.where(
+            new[switch][k],
+            below(off)[-1] + jnp.interp(new[amplitude][k], grid, below(on)),
+            share * below(off)[-1],
+        )
         return both / (below(off)[-1] + below(on)[-1]), jnp.where(new[switch][k], share, in_prior)
 
     share = random.uniform(random.key(4), (NUM_DRAWS,))
     for k in range(3):
-        for u in jax.jit(jax.vmap(lambda new, share, k=k: u_of_component(k, new, share)))(new, share):
+        for u in jax.jit(jax.vmap(lambda new, share, k=k: u_of_component(k, new, share)))(
+            new, share
+        ):
             assert stats.kstest(np.asarray(u), "uniform").pvalue > 1e-3
     family = identify(program, "level", values, random.key(0))
     rest = {switch: new[switch], amplitude: new[amplitude]}
-    of_level = jax.vmap(lambda rest: conditional(program, "level", {**values, **rest}, family)[0])(rest)
+    of_level = jax.vmap(lambda rest: conditional(program, "level", {**values, **rest}, family)[0])(
+        rest
+    )
     assert stats.kstest(np.asarray(of_level.cdf(new["level"])), "uniform").pvalue > 1e-3
 
 

@@ -1,5 +1,7 @@
-"""Every move of a crossed sweep keeps the joint distribution: values and entries are drawn from the model, and moments after the move
-are those before it. Moves along what the entries cannot tell apart leave the predictor where it is."""
+"""Every move of a crossed sweep keeps the joint distribution: values and entries are drawn from the
+model, and moments after the move are those before it. Moves along what the entries cannot tell
+apart leave the predictor where it is.
+"""
 
 from functools import cache, partial
 
@@ -16,7 +18,12 @@ from inference.kernels.conditional_gibbs import crossed_components as _crossed_c
 from inference.kernels.conditional_gibbs import crossed_sides as _crossed_sides
 from inference.kernels.conditional_gibbs.crossed import CrossedSweep
 from inference.kernels.conditional_gibbs.crossed_births import born
-from inference.kernels.conditional_gibbs.crossed_components import Tilted, rescaled, shifted, switched
+from inference.kernels.conditional_gibbs.crossed_components import (
+    Tilted,
+    rescaled,
+    shifted,
+    switched,
+)
 from inference.reading.crossed import read_crossed, respond
 from tests.inference.crossed import EDITS, shelves
 from zoo.bsvd import binomial_probit, bsvd, gaussian, ordered_probit, simulate
@@ -33,16 +40,26 @@ LINKS = {
 
 @cache
 def tiny(link="gaussian"):
-    """9 entries of 4 x 3, two components that are there with probability 1/2; its structure, and draws of values and entries."""
-    data = simulate(random.key(0), 4, 3, 0.75, 2, alpha_s=1.0, precision=1.0, **LINKS[link]) | {"a": 1.0}
+    """9 entries of 4 x 3, two components that are there with probability 1/2; its structure, and
+    draws of values and entries.
+    """
+    data = simulate(random.key(0), 4, 3, 0.75, 2, alpha_s=1.0, precision=1.0, **LINKS[link]) | {
+        "a": 1.0
+    }
     program = Program(bsvd, **data)
     return program, read_crossed(program, random.key(0)), draws_of(program, "value", "y")
 
 
 def draws_of(program, argument, site):
     """Of all latent sites, and of the entries given them."""
-    unseen = Program(program.model, *program.args, **program.kwargs).with_arguments(**{argument: None})
-    draw = lambda key: {name: message["value"] for name, message in unseen.trace({}, key).items() if name in (*program.latent, site)}
+    unseen = Program(program.model, *program.args, **program.kwargs).with_arguments(
+        **{argument: None}
+    )
+    draw = lambda key: {
+        name: message["value"]
+        for name, message in unseen.trace({}, key).items()
+        if name in (*program.latent, site)
+    }
     values = jax.jit(jax.vmap(draw))(random.split(random.key(1), NUM_REPLICATES))
     return values, values.pop(site)
 
@@ -66,7 +83,14 @@ ALSO = {
 def side(number):
     def move(key, crossed, program, values):
         sweep = CrossedSweep(crossed, program, 0)
-        return sweep._side(key, program, values, entries(crossed, program, values), crossed.sides[number], sweep._plan[number])[0]
+        return sweep._side(
+            key,
+            program,
+            values,
+            entries(crossed, program, values),
+            crossed.sides[number],
+            sweep._plan[number],
+        )[0]
 
     return move
 
@@ -77,20 +101,30 @@ def entries(crossed, program, values):
 
 
 def components(key, crossed, program, values):
-    (response, weight, eta), slopes = entries(crossed, program, values), crossed.slopes(program, values)
+    (response, weight, eta), slopes = (
+        entries(crossed, program, values),
+        crossed.slopes(program, values),
+    )
     found = (slopes * weight[:, None]).T @ slopes, slopes.T @ (weight * (response - eta))
     return values | switched(key, crossed, program, values, found)
 
 
 def births(key, crossed, program, values):
     plan = CrossedSweep(crossed, program, 0)._plan
-    new, eta = born(key, crossed, crossed.components, program, values, entries(crossed, program, values), plan)
+    new, eta = born(
+        key, crossed, crossed.components, program, values, entries(crossed, program, values), plan
+    )
     return {**new, "gap": jnp.abs(eta - crossed.predictor(program, new)).max()}
 
 
 def whole(key, crossed, program, values):
     sweep = CrossedSweep(crossed, program, 1.5)
-    return sweep.draw(key, program, values, sweep.data(program) | {"arguments": {"value": program.arguments["value"]}})[0]
+    return sweep.draw(
+        key,
+        program,
+        values,
+        sweep.data(program) | {"arguments": {"value": program.arguments["value"]}},
+    )[0]
 
 
 MOVES = {
@@ -98,7 +132,9 @@ MOVES = {
     "columns": side(1),
     "components": components,
     "births": births,
-    "scales": lambda key, crossed, program, values: rescaled(key, crossed, crossed.components, program, values),
+    "scales": lambda key, crossed, program, values: rescaled(
+        key, crossed, crossed.components, program, values
+    ),
     "levels": shifted,
 }
 
@@ -125,16 +161,36 @@ def moments(program, crossed, values, y):
     rows, columns = (values[crossed.sides[i].sites[1]].mean() for i in (0, 1))
     eta = crossed.predictor(program, values)
     lengths = jnp.stack([s**2, (u**2).mean(0), (v**2).mean(0)])
-    found = [z.sum(), z[0] * z[1], s @ z, s.sum(), lengths @ z, lengths @ (1 - z), jnp.log(jnp.abs(s)).sum(), jnp.abs(u[0] * v[0]).sum()]
+    found = [
+        z.sum(),
+        z[0] * z[1],
+        s @ z,
+        s.sum(),
+        lengths @ z,
+        lengths @ (1 - z),
+        jnp.log(jnp.abs(s)).sum(),
+        jnp.abs(u[0] * v[0]).sum(),
+    ]
     found += [level, level**2, rows**2, columns**2, level * rows, level * columns, rows * columns]
-    found += [eta.mean(), eta[0] ** 2, eta[0] * eta[4], eta @ y, program.log_joint(values), (u[0, 0] * v[1, 0] * z[0]) ** 2]
+    found += [
+        eta.mean(),
+        eta[0] ** 2,
+        eta[0] * eta[4],
+        eta @ y,
+        program.log_joint(values),
+        (u[0, 0] * v[1, 0] * z[0]) ** 2,
+    ]
     return jnp.concatenate([jnp.ravel(x) for x in found])
 
 
 def check_kept(move, program, crossed, values, y, argument="value", most=4.5):
     """Differences of moments have mean zero, in standard errors."""
     new = after(move, program, crossed, values, y, argument)
-    both = jax.jit(jax.vmap(lambda values, y: moments(program.with_arguments(**{argument: y}), crossed, values, y)))
+    both = jax.jit(
+        jax.vmap(
+            lambda values, y: moments(program.with_arguments(**{argument: y}), crossed, values, y)
+        )
+    )
     gap = np.asarray(both(new, y) - both(values, y))
     assert np.isfinite(gap).all()
     assert np.abs(gap.mean(0)).max() > 0  # it moves
@@ -169,7 +225,11 @@ def test_a_move_keeps_the_joint_of_an_edit(edit, move):
 
 def test_births_and_deaths_happen_and_keep_the_predictor_up_to_date():
     program, crossed, (values, y) = tiny()
-    one = jax.jit(jax.vmap(lambda key, values, y: births(key, crossed, program.with_arguments(value=y), values)))
+    one = jax.jit(
+        jax.vmap(
+            lambda key, values, y: births(key, crossed, program.with_arguments(value=y), values)
+        )
+    )
     new = one(random.split(random.key(2), NUM_REPLICATES), values, y)
     change = np.asarray(new["z"].sum(1) - values["z"].sum(1))
     assert min((change == 1).mean(), (change == -1).mean()) > 0.02
@@ -183,26 +243,41 @@ def test_what_the_entries_cannot_tell_leaves_the_predictor(name):
     new = after(MOVES[name], program, crossed, values, y)
     eta = jax.jit(jax.vmap(lambda values: crossed.predictor(program, values)))
     np.testing.assert_allclose(eta(new), eta(values), atol=1e-10)
-    moved = {"scales": ("s", "u", "v"), "levels": ("intercept", "row_weights", "column_weights")}[name]
+    moved = {"scales": ("s", "u", "v"), "levels": ("intercept", "row_weights", "column_weights")}[
+        name
+    ]
     for site in values:
         share = np.mean(np.asarray(new[site] != values[site]))
         assert share > 0.5 if site in moved else share == 0
 
 
 mass, terms = Tilted.log_mass, _crossed_components._terms
-walk, path, guess, amplitude = (getattr(_crossed_births, name) for name in ("walk", "path", "guess", "LogNormal"))
+walk, path, guess, amplitude = (
+    getattr(_crossed_births, name) for name in ("walk", "path", "guess", "LogNormal")
+)
 step, of, part = _crossed_sides._step, _crossed_sides.Entries.of, _crossed_births._component
 
 
 def longer(crossed):
-    """A structure that counts one item too many: the Jacobian of a scale has the power I, not I - 1."""
-    return crossed.__class__(**{**vars(crossed), "sides": tuple(side._replace(size=side.size + 1) for side in crossed.sides)})
+    """A structure that counts one item too many: the Jacobian of a scale has the power I, not I
+    - 1.
+    """
+    return crossed.__class__(
+        **{
+            **vars(crossed),
+            "sides": tuple(side._replace(size=side.size + 1) for side in crossed.sides),
+        }
+    )
 
 
 def not_taken_out(*rest):
     """The entries keep what the component adds to them: the print's slip."""
     old, priors, odds = part(*rest)
-    return old._replace(parts=old.parts._replace(s=jnp.where(old.is_on, 0.0, old.parts.s))), priors, odds
+    return (
+        old._replace(parts=old.parts._replace(s=jnp.where(old.is_on, 0.0, old.parts.s))),
+        priors,
+        odds,
+    )
 
 
 def weighed_by(log_prob):
@@ -217,12 +292,42 @@ def weighed_by(log_prob):
 
 TWINS = {
     "rows, steps too short": ("rows", _crossed_sides, "_step", lambda *rest: 0.9 * step(*rest)),
-    "columns, weight forgotten": ("columns", _crossed_sides.Entries, "of", lambda t, o, r, w: of(t, o, r, w * 0 + 1)),
-    "columns, row for column": ("columns", _crossed_sides.Entries, "of", lambda t, o, *rest: of(t, jnp.roll(o, 1), *rest)),
-    "components, no mass of the prior": ("components", Tilted, "log_mass", lambda self: jnp.where(self.q > 1.001, mass(self), 0.0)),
-    "births, the walk not weighed": ("births", _crossed_births, "walk", lambda *rest: (walk(*rest)[0], jnp.zeros(()))),
-    "births, the walk not turned round": ("births", _crossed_births, "path", lambda is_dying, *rest: path(False, *rest)),
-    "births, amplitude's density forgotten": ("births", _crossed_births, "LogNormal", weighed_by(lambda of, s: jnp.zeros(()))),
+    "columns, weight forgotten": (
+        "columns",
+        _crossed_sides.Entries,
+        "of",
+        lambda t, o, r, w: of(t, o, r, w * 0 + 1),
+    ),
+    "columns, row for column": (
+        "columns",
+        _crossed_sides.Entries,
+        "of",
+        lambda t, o, *rest: of(t, jnp.roll(o, 1), *rest),
+    ),
+    "components, no mass of the prior": (
+        "components",
+        Tilted,
+        "log_mass",
+        lambda self: jnp.where(self.q > 1.001, mass(self), 0.0),
+    ),
+    "births, the walk not weighed": (
+        "births",
+        _crossed_births,
+        "walk",
+        lambda *rest: (walk(*rest)[0], jnp.zeros(())),
+    ),
+    "births, the walk not turned round": (
+        "births",
+        _crossed_births,
+        "path",
+        lambda is_dying, *rest: path(False, *rest),
+    ),
+    "births, amplitude's density forgotten": (
+        "births",
+        _crossed_births,
+        "LogNormal",
+        weighed_by(lambda of, s: jnp.zeros(())),
+    ),
     "births, an amplitude for its logarithm": (
         "births",
         _crossed_births,
@@ -231,8 +336,18 @@ TWINS = {
     ),
     "births, one sign": ("births", _crossed_births, "NUM_SIGNS", 1),
     "births, not taken out": ("births", _crossed_births, "_component", not_taken_out),
-    "births, no odds": ("births", _crossed_births, "_component", lambda *rest: (*part(*rest)[:2], jnp.log(0.5))),
-    "scales, one prior": ("scales", _crossed_components, "_terms", lambda program, values, names: terms(program, values, names[:1])),
+    "births, no odds": (
+        "births",
+        _crossed_births,
+        "_component",
+        lambda *rest: (*part(*rest)[:2], jnp.log(0.5)),
+    ),
+    "scales, one prior": (
+        "scales",
+        _crossed_components,
+        "_terms",
+        lambda program, values, names: terms(program, values, names[:1]),
+    ),
 }
 
 
@@ -263,7 +378,9 @@ def test_a_guess_that_knows_the_component_changes_the_joint(monkeypatch):
 
 
 def test_a_wrong_jacobian_of_a_scale_changes_the_joint():
-    scales = lambda key, crossed, program, values: rescaled(key, longer(crossed), crossed.components, program, values)
+    scales = lambda key, crossed, program, values: rescaled(
+        key, longer(crossed), crossed.components, program, values
+    )
     with pytest.raises(AssertionError):
         check_kept(scales, *tiny()[:2], *tiny()[2])
 
@@ -271,7 +388,11 @@ def test_a_wrong_jacobian_of_a_scale_changes_the_joint():
 def test_a_level_drawn_by_one_prior_alone_changes_the_joint():
     def wrong(key, crossed, program, values):
         step = random.normal(key, ()) - values["intercept"]
-        return {**values, "intercept": values["intercept"] + step, "row_weights": values["row_weights"] - step}
+        return {
+            **values,
+            "intercept": values["intercept"] + step,
+            "row_weights": values["row_weights"] - step,
+        }
 
     with pytest.raises(AssertionError):
         check_kept(wrong, *tiny()[:2], *tiny()[2])

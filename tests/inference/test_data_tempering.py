@@ -1,4 +1,6 @@
-"""Data tempering against exact evidences and posteriors; where it walks against SciPy; what has no rows is refused."""
+"""Data tempering against exact evidences and posteriors; where it walks against SciPy; what has
+no rows is refused.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,17 @@ from inference.maths import tempering as _tempering
 from inference.maths.resampling import effective_size, systematic_parents
 from inference.maths.tempering import counted, founded, next_exponent, variance_of
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, begun, check_refused, check_same, forget
+from tests.inference.stages import (
+    DEVIATION,
+    MEAN,
+    REFUSED,
+    X,
+    Y,
+    begun,
+    check_refused,
+    check_same,
+    forget,
+)
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -24,7 +36,14 @@ SMALL = {"num_stages": 3, "num_particles": 60}
 
 def driver_of(checkpoint=None, num_warmup=None, num_chains=1, **settings):
     kernel = DataTempering(line, **(SMALL | settings))
-    return Driver(kernel, num_samples=400, num_warmup=num_warmup, num_chains=num_chains, checkpoint=checkpoint, progress_bar=False)
+    return Driver(
+        kernel,
+        num_samples=400,
+        num_warmup=num_warmup,
+        num_chains=num_chains,
+        checkpoint=checkpoint,
+        progress_bar=False,
+    )
 
 
 # Exponents, and the error of the evidence.
@@ -34,7 +53,9 @@ def driver_of(checkpoint=None, num_warmup=None, num_chains=1, **settings):
 def test_a_step_leaves_the_share_effective_that_was_asked_for(bug, monkeypatch):
     """The planted bug takes the largest weight for all of them."""
     if bug:
-        monkeypatch.setattr(_tempering, "effective_size", lambda log_weight: jnp.exp(-jnp.max(log_weight)))
+        monkeypatch.setattr(
+            _tempering, "effective_size", lambda log_weight: jnp.exp(-jnp.max(log_weight))
+        )
     log_likelihood = 100 * random.normal(random.key(0), (200,))
     exponent, reached = jnp.asarray(0.2), []
     for share in (0.5, 0.9):
@@ -55,7 +76,9 @@ NUM_RUNS, NUM_PARTICLES = 400, 100
 
 
 def simulated(key, remembers, num_steps):
-    """log Z and its claimed variance, of particles whose weights are log-normal; those that remember keep theirs."""
+    """log Z and its claimed variance, of particles whose weights are log-normal; those that
+    remember keep theirs.
+    """
     power = 0.2 if remembers else 0.6
 
     def step(carry, key):
@@ -69,7 +92,11 @@ def simulated(key, remembers, num_steps):
         return (level[parent], counted(families, weight, parent), log_z), None
 
     start_key, key = random.split(key)
-    start = random.normal(start_key, (NUM_PARTICLES,)), founded(NUM_PARTICLES, jnp.zeros(())), jnp.zeros(())
+    start = (
+        random.normal(start_key, (NUM_PARTICLES,)),
+        founded(NUM_PARTICLES, jnp.zeros(())),
+        jnp.zeros(()),
+    )
     (_, families, log_z), _ = jax.lax.scan(step, start, random.split(key, num_steps))
     return log_z, variance_of(families)
 
@@ -78,7 +105,10 @@ def simulated(key, remembers, num_steps):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("remembers", [False, True], ids=["forgetful", "remembering"])
 def test_the_error_is_told_from_families(remembers, bug, monkeypatch):
-    """Of particles that forget all, and that forget nothing. A planted bug loses the families before; the other has none."""
+    """Of particles that forget all, and that forget nothing.
+
+    A planted bug loses the families before; the other has none.
+    """
     if bug and remembers:
         monkeypatch.setattr(_tempering, "GENERATIONS", 1)
     if bug and not remembers:
@@ -94,11 +124,15 @@ def test_the_error_is_told_from_families(remembers, bug, monkeypatch):
 
 
 def several(x, seen, count=None, scale=1.0):
-    """Sites of other names, in two plates of which rows are the inner or the outer one, some of them masked."""
+    """Sites of other names, in two plates of which rows are the inner or the outer one, some of
+    them masked.
+    """
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     spread = numpyro.sample("spread", dist.LogNormal(0.0, scale))
     with numpyro.plate("kind", 3, dim=-1), numpyro.plate("case", len(x), dim=-2):
-        numpyro.sample("seen", dist.Normal(x[:, None] * slope, spread).mask(x[:, None] > 0), obs=seen)
+        numpyro.sample(
+            "seen", dist.Normal(x[:, None] * slope, spread).mask(x[:, None] > 0), obs=seen
+        )
     with numpyro.plate("case again", 2, dim=-1), numpyro.plate("case", len(x), dim=-2):
         numpyro.sample("count", dist.Poisson(jnp.exp(slope[:2] * x[:, None])), obs=count)
 
@@ -108,12 +142,17 @@ def apart(values, x, seen, count):
     from scipy import stats
 
     normal = stats.norm(x[:, None] * values["slope"], values["spread"]).logpdf(seen)
-    return np.where(x[:, None] > 0, normal, 0).sum(1) + stats.poisson(np.exp(values["slope"][:2] * x[:, None])).logpmf(count).sum(1)
+    return np.where(x[:, None] > 0, normal, 0).sum(1) + stats.poisson(
+        np.exp(values["slope"][:2] * x[:, None])
+    ).logpmf(count).sum(1)
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_walks_are_in_the_posterior_of_rows_so_far(bug, monkeypatch):
-    """Earlier rows as they are, those of the stage to a power, room not at all. The planted bug forgets earlier rows."""
+    """Earlier rows as they are, those of the stage to a power, room not at all.
+
+    The planted bug forgets earlier rows.
+    """
     rng = np.random.default_rng(0)
     x, seen, count = rng.normal(size=13), rng.normal(size=(13, 3)), rng.poisson(1.0, (13, 2))
     if bug:
@@ -124,9 +163,13 @@ def test_walks_are_in_the_posterior_of_rows_so_far(bug, monkeypatch):
     assert [int(state.num_before), int(state.num_rows), len(state.table["x"])] == [7, 13, 16]
     table = [np.asarray(state.table[name])[:13] for name in ("x", "seen", "count")]
     assert sorted(table[0]) == sorted(x)
-    target, log_own = jax.jit(jax.vmap(kernel._densities(state, reading, jnp.asarray(0.3))))(state.z)
+    target, log_own = jax.jit(jax.vmap(kernel._densities(state, reading, jnp.asarray(0.3))))(
+        state.z
+    )
     values = jax.tree.map(np.asarray, jax.jit(jax.vmap(reading.split.values))(state.z))
-    by_row = np.array([apart({name: value[i] for name, value in values.items()}, *table) for i in range(20)])
+    by_row = np.array(
+        [apart({name: value[i] for name, value in values.items()}, *table) for i in range(20)]
+    )
     np.testing.assert_allclose(log_own, by_row[:, 7:].sum(1))
     np.testing.assert_allclose(state.log_own, log_own)
     np.testing.assert_allclose(state.log_before, first.log_before + by_row[:, :7].sum(1))
@@ -155,13 +198,17 @@ def weighs_all(self, state, exponent):
 
 def log_evidence_is_right(tree):
     """Within the error that the spread of replicates shows."""
-    return abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
+    return (
+        abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
+    )
 
 
 def moments_are_right(tree):
     """Of all replicates together."""
     drawn = tree["posterior"]["weight"].values.reshape(-1, 2)
-    return (np.abs(drawn.mean(0) - MEAN) < 0.2 * DEVIATION).all() and np.allclose(drawn.std(0), DEVIATION, rtol=0.12)
+    return (np.abs(drawn.mean(0) - MEAN) < 0.2 * DEVIATION).all() and np.allclose(
+        drawn.std(0), DEVIATION, rtol=0.12
+    )
 
 
 @pytest.mark.slow
@@ -187,7 +234,11 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order(bug, monkeypatch):
     stats = tree["sample_stats"]
     whole = stats["exponent"].values == 1
     np.testing.assert_array_equal(whole[:, -1], True)
-    assert ((np.diff(stats["exponent"].values) > 0) | (np.diff(stats["stage"].values) > 0) | whole[:, 1:]).all()
+    assert (
+        (np.diff(stats["exponent"].values) > 0)
+        | (np.diff(stats["stage"].values) > 0)
+        | whole[:, 1:]
+    ).all()
     assert (np.abs(stats["ess"].values[~whole] - 50) < 1e-3).all()
 
 
@@ -196,9 +247,13 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order(bug, monkeypatch):
 def test_claimed_errors_are_those_that_are_made(bug, monkeypatch):
     """In twenty runs, of many steps. The planted bug claims the error of the last families."""
     if bug:
-        monkeypatch.setattr(data_tempering, "variance_of", lambda families: 1e-6 + jnp.sum(families.added**2))
+        monkeypatch.setattr(
+            data_tempering, "variance_of", lambda families: 1e-6 + jnp.sum(families.added**2)
+        )
     attrs = driver_of(num_chains=20, num_particles=80, threshold=0.8).run(3, X, Y).attrs
-    z = (attrs["log_evidence_of_replicates"] - line_evidence(X, Y)) / attrs["log_evidence_se_of_replicates"]
+    z = (attrs["log_evidence_of_replicates"] - line_evidence(X, Y)) / attrs[
+        "log_evidence_se_of_replicates"
+    ]
     assert (0.6 < np.sqrt(np.mean(z**2)) < 1.45) != bug
 
 
@@ -221,14 +276,20 @@ def test_an_update_is_one_more_stage_that_sees_the_rows_before():
 @pytest.fixture(scope="module")
 def whole():
     """A run of three stages, and at which step each begins."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         tree = driver_of().run(0, X[:50], Y[:50])
     stage = tree["sample_stats"]["stage"].values[0]
     return tree, [int((stage < each).sum()) for each in range(3)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "after"), [(0, 2), (1, 0), (2, 0)], ids=["first", "between", "last"])
+@pytest.mark.parametrize(
+    ("stage", "after"), [(0, 2), (1, 0), (2, 0)], ids=["first", "between", "last"]
+)
 def test_a_run_that_ended_on_its_way_is_resumed_bit_for_bit(whole, stage, after, tmp_path):
     """By another kernel object, as in another process."""
     wanted, begins = whole
@@ -270,13 +331,20 @@ def test_before_the_last_stage_has_finished_no_error_is_claimed():
     for num_stages in (1, 3):
         kernel = DataTempering(line, num_stages=num_stages, num_particles=20)
         state, reading, data = begun(kernel, X, Y)
-        claimed = [kernel.results(each, reading, data).attrs["log_evidence_se"] for each in (state, over(state))]
+        claimed = [
+            kernel.results(each, reading, data).attrs["log_evidence_se"]
+            for each in (state, over(state))
+        ]
         assert np.isnan(claimed[0])
         assert np.isnan(claimed[1]) == (num_stages == 3)
-    with pytest.raises(ValueError, match="stages of replicates, or turns in them, end at different steps"):
+    with pytest.raises(
+        ValueError, match="stages of replicates, or turns in them, end at different steps"
+    ):
         kernel.on_host([over(state), state], reading, data)
     ended = over(state)._replace(num_left=jnp.zeros((), jnp.int32))
-    with pytest.raises(ValueError, match="stages of replicates, or turns in them, end at different steps"):
+    with pytest.raises(
+        ValueError, match="stages of replicates, or turns in them, end at different steps"
+    ):
         kernel.on_host([over(state), ended], reading, data)
 
 
@@ -285,7 +353,10 @@ def test_before_the_last_stage_has_finished_no_error_is_claimed():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"x": X[:5, :1], "y": Y[:5]}, "argument 'x' is another one"), ({"x": np.full((5, 2), np.nan), "y": Y[:5]}, "site 'y'")],
+    [
+        ({"x": X[:5, :1], "y": Y[:5]}, "argument 'x' is another one"),
+        ({"x": np.full((5, 2), np.nan), "y": Y[:5]}, "site 'y'"),
+    ],
     ids=["columns", "NaN"],
 )
 def test_an_update_of_another_kind_is_refused(arguments, message):
@@ -330,5 +401,7 @@ def test_data_that_are_impossible_are_refused(monkeypatch):
     """Also where a start with a density can be found."""
     monkeypatch.setattr(Program, "check", lambda self, start=None: None)
     kernel = DataTempering(bounded, num_stages=1, num_particles=20)
-    with pytest.raises(ValueError, match="site 'y': its likelihood is 0 at all of 20 draws from the prior"):
+    with pytest.raises(
+        ValueError, match="site 'y': its likelihood is 0 at all of 20 draws from the prior"
+    ):
         begun(kernel, X, Y)

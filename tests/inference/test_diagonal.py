@@ -34,12 +34,20 @@ def ranks():
 def of(name: str, make):
     """The density and what it depends on, for numbers of the given shapes."""
     keys = random.split(random.key(0), 3)
-    value, loc, log_scale = (np.asarray(random.normal(key, shape)) for key, shape in zip(keys, SHAPES[name], strict=True))
-    return jax.jit(lambda value, loc, log_scale: make(loc, jnp.exp(log_scale)).log_prob(value)), (value, loc, log_scale)
+    value, loc, log_scale = (
+        np.asarray(random.normal(key, shape)) for key, shape in zip(keys, SHAPES[name], strict=True)
+    )
+    return jax.jit(lambda value, loc, log_scale: make(loc, jnp.exp(log_scale)).log_prob(value)), (
+        value,
+        loc,
+        log_scale,
+    )
 
 
 def ours_and_numpyros(name: str):
-    return of(name, DiagonalNormal)[0], *of(name, lambda loc, scale: dist.Normal(loc, scale).to_event(1))
+    return of(name, DiagonalNormal)[0], *of(
+        name, lambda loc, scale: dist.Normal(loc, scale).to_event(1)
+    )
 
 
 @pytest.mark.parametrize("name", SHAPES, ids=SHAPES)
@@ -52,7 +60,9 @@ def test_the_density_is_that_of_independent_normals(name):
 @pytest.mark.parametrize("name", SHAPES, ids=SHAPES)
 def test_so_are_its_derivatives(name):
     ours, numpyros, given = ours_and_numpyros(name)
-    slopes = jax.jit(lambda *given: [jax.jacobian(each, (0, 1, 2))(*given) for each in (ours, numpyros)])(*given)
+    slopes = jax.jit(
+        lambda *given: [jax.jacobian(each, (0, 1, 2))(*given) for each in (ours, numpyros)]
+    )(*given)
     for mine, theirs in zip(*slopes, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
 
@@ -74,21 +84,32 @@ def test_it_can_be_mapped_over_and_expanded():
     ours, numpyros, (value, loc, log_scale) = ours_and_numpyros("rows of clusters")
     many = np.stack([loc, 2 * loc])
     np.testing.assert_allclose(
-        jax.vmap(ours, (None, 0, None))(value, many, log_scale), jax.vmap(numpyros, (None, 0, None))(value, many, log_scale), rtol=1e-12
+        jax.vmap(ours, (None, 0, None))(value, many, log_scale),
+        jax.vmap(numpyros, (None, 0, None))(value, many, log_scale),
+        rtol=1e-12,
     )
     wide, expected = jax.jit(
-        lambda loc, value: [make.expand((5, 2)).log_prob(value) for make in (DiagonalNormal(loc, 1.0), dist.Normal(loc, 1.0).to_event(1))]
+        lambda loc, value: [
+            make.expand((5, 2)).log_prob(value)
+            for make in (DiagonalNormal(loc, 1.0), dist.Normal(loc, 1.0).to_event(1))
+        ]
     )(loc[0], value[0, 0])
     np.testing.assert_allclose(wide, expected, rtol=1e-12)
 
 
 def test_distributions_go_through_compiled_functions():
     made = jax.jit(lambda scale: DiagonalNormal(jnp.zeros(3), scale))(2.0)
-    np.testing.assert_allclose(made.log_prob(jnp.ones(3)), dist.Normal(0.0, 2.0).expand((3,)).to_event(1).log_prob(jnp.ones(3)), rtol=1e-12)
+    np.testing.assert_allclose(
+        made.log_prob(jnp.ones(3)),
+        dist.Normal(0.0, 2.0).expand((3,)).to_event(1).log_prob(jnp.ones(3)),
+        rtol=1e-12,
+    )
 
 
 def test_draws_have_its_moments():
-    draw = lambda key: DiagonalNormal(jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0])).sample(key, (100_000,))
+    draw = lambda key: DiagonalNormal(jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0])).sample(
+        key, (100_000,)
+    )
     drawn = np.asarray(jax.jit(draw)(random.key(0)))
     np.testing.assert_allclose(drawn.mean(0), [1, -2], atol=0.05)
     np.testing.assert_allclose(np.cov(drawn.T), [[0.25, 0], [0, 9]], atol=0.15)

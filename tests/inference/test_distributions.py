@@ -1,4 +1,6 @@
-"""Partitions against the seating rule, row by row in fractions; draws against their probabilities."""
+"""Partitions against the seating rule, row by row in fractions; draws against their
+probabilities.
+"""
 
 from fractions import Fraction
 from itertools import product
@@ -27,7 +29,9 @@ CASES += [(n, labels, k) for k in (1, 2, 3) for n, labels in ((4, None), (6, Non
 
 
 def rule(z, labels, max_groups=None, a=A, d=0):
-    """Probability of a partition by the rule for the next row, of rows in their order; 0 for anything that is not one."""
+    """Probability of a partition by the rule for the next row, of rows in their order; 0 for
+    anything that is not one.
+    """
     chance = Fraction(1)
     for i, group in enumerate(z):
         before = [z[j] for j in range(i) if labels[j] == labels[i]]
@@ -47,12 +51,23 @@ def everything(num_rows):
 def partitions(num_rows, labels=None, max_groups=None, d=0):
     """Those with a positive probability, and their probabilities."""
     labels = labels or [0] * num_rows
-    found = [(z, rule(z, labels, max_groups, d=d)) for z in product(range(num_rows), repeat=num_rows)]
-    return np.array([z for z, p in found if p], np.int32), np.array([float(p) for _, p in found if p])
+    found = [
+        (z, rule(z, labels, max_groups, d=d)) for z in product(range(num_rows), repeat=num_rows)
+    ]
+    return np.array([z for z, p in found if p], np.int32), np.array(
+        [float(p) for _, p in found if p]
+    )
 
 
 def made(num_rows, labels=None, max_groups=None, family=CRP, a=float(A), **sizes):
-    return family(a, num_rows, labels and jnp.array(labels), num_classes=2 if labels else 1, max_groups=max_groups, **sizes)
+    return family(
+        a,
+        num_rows,
+        labels and jnp.array(labels),
+        num_classes=2 if labels else 1,
+        max_groups=max_groups,
+        **sizes,
+    )
 
 
 class Unordered(CRP):
@@ -62,13 +77,17 @@ class Unordered(CRP):
 
 
 class GroupsWithNames(CRP):
-    """Forgets that the K groups have no names: without K! / (K - G)!; unbounded, counts a group of n as n! ways."""
+    """Forgets that the K groups have no names: without K! / (K - G)!; unbounded, counts a group
+    of n as n! ways.
+    """
 
     def log_prob_of_sizes(self, sizes):
         groups = jnp.sum(sizes > 0, axis=-1)
         extra = jnp.log(jnp.maximum(sizes, 1.0)).sum((-2, -1))
         if self.max_groups is not None:
-            extra = -(gammaln(self.max_groups + 1.0) - gammaln(self.max_groups - groups + 1.0)).sum(-1)
+            extra = -(gammaln(self.max_groups + 1.0) - gammaln(self.max_groups - groups + 1.0)).sum(
+                -1
+            )
         return super().log_prob_of_sizes(sizes) + extra
 
 
@@ -96,7 +115,9 @@ def check_rule(case, family=CRP, d=0):
     num_rows, labels, max_groups = case
     every = everything(num_rows)
     found = np.exp(jax.jit(made(*case, family=family, capacity=num_rows).log_prob)(every))
-    wanted = np.array([float(rule(z, labels or [0] * num_rows, max_groups, d=d)) for z in every.tolist()])
+    wanted = np.array(
+        [float(rule(z, labels or [0] * num_rows, max_groups, d=d)) for z in every.tolist()]
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
     np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-12)
 
@@ -128,13 +149,19 @@ def test_a_wrong_density_is_seen(case, twin):
         check_rule(case, twin)
 
 
-@pytest.mark.parametrize("case", [(5, None, None), (5, LABELS, None), (5, None, 1), (5, None, 3), (5, LABELS, 2)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [(5, None, None), (5, LABELS, None), (5, None, 1), (5, None, 3), (5, LABELS, 2)],
+    ids=str,
+)
 def test_draws_are_as_frequent_as_the_rule_says(case):
     check_frequencies(case)
 
 
 @pytest.mark.parametrize(
-    ("case", "twin"), [((5, None, None), TwiceAsOpen), ((5, LABELS, 2), TwiceAsOpen), ((5, LABELS, None), OneClass)], ids=str
+    ("case", "twin"),
+    [((5, None, None), TwiceAsOpen), ((5, LABELS, 2), TwiceAsOpen), ((5, LABELS, None), OneClass)],
+    ids=str,
 )
 def test_a_wrong_draw_is_seen(case, twin):
     with pytest.raises((AssertionError, KeyError)):  # a frequency, or no partition at all
@@ -164,16 +191,22 @@ def test_without_a_discount_pitman_yor_is_the_crp(max_groups):
     every, _ = partitions(5, None, max_groups)
     crp = CRP(0.7, 5, max_groups=max_groups)
     same = PitmanYor(0.7, -0.7 / max_groups if max_groups else 0.0, 5, validate_args=False)
-    np.testing.assert_allclose(jax.jit(crp.log_prob)(every), jax.jit(same.log_prob)(every), rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(crp.log_prob)(every), jax.jit(same.log_prob)(every), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("family", "max_groups"), [(CRP, None), (CRP, 3), (pitman_yor, None)])
 def test_the_next_row_is_seated_by_the_rule(family, max_groups):
-    """A log probability for each group, for the first that is free, and none for the other free ones; for many sizes at once."""
+    """A log probability for each group, for the first that is free, and none for the other free
+    ones; for many sizes at once.
+    """
     partition, d = made(6, None, max_groups, family), D if family is pitman_yor else 0
     before = [[0, 0, 1, 2, 1], [0, 0, 0, 0, 0], []]
     sizes = np.array([np.bincount(z, minlength=5) for z in before])
-    chance = lambda z, group: rule([*z, group], [0] * 6, max_groups, d=d) / rule(z, [0] * 6, max_groups, d=d)
+    chance = lambda z, group: (
+        rule([*z, group], [0] * 6, max_groups, d=d) / rule(z, [0] * 6, max_groups, d=d)
+    )
     wanted = [[float(chance(z, group)) for group in range(5)] for z in before]
     np.testing.assert_allclose(np.exp(partition.log_seating(sizes)), wanted, rtol=1e-12)
     free = jnp.array([0, 2, 0, 1])  # the first that is free need not be the last
@@ -185,10 +218,14 @@ def test_a_rule_without_rows_is_its_parameters():
     for labels in (None, np.array(LABELS)):
         rule = PitmanYor(0.7, 0.4, 5, labels, 1 if labels is None else 2).without_rows()
         assert sorted(jax.tree.leaves(rule)) == [0.4, 0.7]
-    many = jax.vmap(lambda a, d: PitmanYor(a, d, 5).without_rows())(np.array([0.5, 0.7]), np.array([0.1, 0.4]))
+    many = jax.vmap(lambda a, d: PitmanYor(a, d, 5).without_rows())(
+        np.array([0.5, 0.7]), np.array([0.1, 0.4])
+    )
     sizes = jnp.array([3.0, 1.0, 0.0, 0.0])
     found = jax.vmap(lambda rule: rule.log_seating(sizes))(many)
-    np.testing.assert_array_equal(found, [PitmanYor(a, d, 5).log_seating(sizes) for a, d in ((0.5, 0.1), (0.7, 0.4))])
+    np.testing.assert_array_equal(
+        found, [PitmanYor(a, d, 5).log_seating(sizes) for a, d in ((0.5, 0.1), (0.7, 0.4))]
+    )
 
 
 def test_a_base_has_no_rule():
@@ -198,7 +235,10 @@ def test_a_base_has_no_rule():
 
 
 def masked(z, max_groups=2, a=float(A)):
-    """A bound by brute force: a new group is no candidate once there are K. It depends on the order of the rows."""
+    """A bound by brute force: a new group is no candidate once there are K.
+
+    It depends on the order of the rows.
+    """
     chance = 1.0
     for i, group in enumerate(z):
         before = list(z[:i])
@@ -212,7 +252,9 @@ def check_exchangeable(log_prob, max_groups):
     rng = np.random.default_rng(0)
     every, _ = partitions(6, None, max_groups)
     for order in (rng.permutation(6) for _ in range(5)):
-        moved = [[list(dict.fromkeys(z)).index(group) for group in z] for z in every[:, order].tolist()]
+        moved = [
+            [list(dict.fromkeys(z)).index(group) for group in z] for z in every[:, order].tolist()
+        ]
         np.testing.assert_allclose(log_prob(np.array(moved)), log_prob(every), rtol=1e-12)
 
 
@@ -228,7 +270,9 @@ def test_rows_would_not_be_if_the_bound_were_a_mask():
 
 def test_the_bound_fades_as_it_grows():
     z = np.array([0, 1, 0, 2, 1, 3])
-    bounded, free = jax.jit(lambda z: (made(6, max_groups=10**8).log_prob(z), made(6).log_prob(z)))(z)
+    bounded, free = jax.jit(lambda z: (made(6, max_groups=10**8).log_prob(z), made(6).log_prob(z)))(
+        z
+    )
     np.testing.assert_allclose(bounded, free, atol=1e-6)
 
 
@@ -258,9 +302,15 @@ def test_gradient_is_finite_whatever_the_labels(z, k):
 def test_labels_and_concentration_may_be_traced_and_keys_mapped():
     labels, z = np.array(LABELS), np.array([0, 0, 1, 1, 0])
     wanted = jax.jit(CRP(0.7, 5, labels, 2).log_prob)(z)
-    np.testing.assert_allclose(jax.jit(lambda a, labels, z: CRP(a, 5, labels, 2).log_prob(z))(0.7, labels, z), wanted, rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(lambda a, labels, z: CRP(a, 5, labels, 2).log_prob(z))(0.7, labels, z),
+        wanted,
+        rtol=1e-12,
+    )
     keys = random.split(random.key(0), 7)
-    drawn = jax.jit(jax.vmap(lambda key, labels: CRP(0.7, 5, labels, 2).sample(key), (0, None)))(keys, labels)
+    drawn = jax.jit(jax.vmap(lambda key, labels: CRP(0.7, 5, labels, 2).sample(key), (0, None)))(
+        keys, labels
+    )
     assert (drawn.shape, drawn.dtype) == ((7, 5), jnp.int32)
     np.testing.assert_array_equal(drawn[3], jax.jit(CRP(0.7, 5, labels, 2).sample)(keys[3]))
     many = jax.vmap(lambda a: CRP(a, 5, jnp.asarray(labels), 2))(np.array([0.5, 0.7]))
@@ -268,12 +318,16 @@ def test_labels_and_concentration_may_be_traced_and_keys_mapped():
 
 
 def test_batches_of_partitions():
-    """A plate around the site, a vector of concentrations and a matrix of labels all make independent partitions."""
+    """A plate around the site, a vector of concentrations and a matrix of labels all make
+    independent partitions.
+    """
     labels = np.array([[0, 1, 1, 0], [0, 0, 0, 1]])
     z = np.array([[0, 0, 1, 1], [0, 1, 0, 0]])
     many = CRP(np.array([0.5, 2.0]), 4, labels, 2)
     assert jax.jit(lambda key: many.sample(key, (3,)))(random.key(0)).shape == (3, 2, 4)
-    single = jax.jit(lambda z: [CRP(a, 4, labels[i], 2).log_prob(z[i]) for i, a in enumerate((0.5, 2.0))])(z)
+    single = jax.jit(
+        lambda z: [CRP(a, 4, labels[i], 2).log_prob(z[i]) for i, a in enumerate((0.5, 2.0))]
+    )(z)
     np.testing.assert_allclose(jax.jit(many.log_prob)(z), single)
 
     def model():
@@ -282,8 +336,12 @@ def test_batches_of_partitions():
 
     z[1, 1] = 0
     trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), {"z": z})).get_trace()
-    np.testing.assert_allclose(jax.jit(trace["z"]["fn"].log_prob)(trace["z"]["value"]), jax.jit(CRP(0.5, 4).log_prob)(z))
-    drawn = jax.jit(lambda key: handlers.trace(handlers.seed(model, key)).get_trace()["z"]["value"])(random.key(0))
+    np.testing.assert_allclose(
+        jax.jit(trace["z"]["fn"].log_prob)(trace["z"]["value"]), jax.jit(CRP(0.5, 4).log_prob)(z)
+    )
+    drawn = jax.jit(
+        lambda key: handlers.trace(handlers.seed(model, key)).get_trace()["z"]["value"]
+    )(random.key(0))
     assert drawn.shape == (2, 4)
 
 
@@ -294,14 +352,19 @@ def test_it_is_a_tree_and_keeps_what_a_kernel_reads():
     assert (copy.concentration, copy.labels.tolist()) == (0.7, LABELS)
     assert copy.support == crp.support
     assert copy.support != CRP(0.7, 5, jnp.array(LABELS), 2).support
-    assert (CRP(0.7, 5).capacity, CRP(0.7, 5, max_groups=3).capacity, CRP(0.7, 5).labels.tolist()) == (5, 3, [0] * 5)
+    assert (
+        CRP(0.7, 5).capacity,
+        CRP(0.7, 5, max_groups=3).capacity,
+        CRP(0.7, 5).labels.tolist(),
+    ) == (5, 3, [0] * 5)
 
 
 def test_support_is_where_the_probability_is_positive():
     for case in ((4, None, None), (4, [0, 1, 0, 1], 2)):
         crp = made(*case)
         np.testing.assert_array_equal(
-            jax.jit(lambda z, crp=crp: crp.support(z))(everything(4)), np.isfinite(jax.jit(crp.log_prob)(everything(4)))
+            jax.jit(lambda z, crp=crp: crp.support(z))(everything(4)),
+            np.isfinite(jax.jit(crp.log_prob)(everything(4))),
         )
     assert jax.jit(lambda z: crp.support(z))(crp.support.feasible_like(np.zeros(4, np.int32)))
     assert crp.support.is_discrete
@@ -313,16 +376,26 @@ def test_support_is_where_the_probability_is_positive():
 
 def test_a_class_out_of_range_has_no_partition():
     for wrong in (-1, 2):
-        assert jax.jit(CRP(1.0, 3, np.array([0, wrong, 0]), 2).log_prob)(np.zeros(3, np.int32)) == -np.inf
+        assert (
+            jax.jit(CRP(1.0, 3, np.array([0, wrong, 0]), 2).log_prob)(np.zeros(3, np.int32))
+            == -np.inf
+        )
 
 
 def test_capacity_truncates_nothing():
-    """Partitions that fit keep their probability, the others have none; a draw without room is never a wrong partition."""
+    """Partitions that fit keep their probability, the others have none; a draw without room is
+    never a wrong partition.
+    """
     every, chances = partitions(6)
     fits = every.max(1) < 2
     crp = CRP(float(A), 6, capacity=2)
-    np.testing.assert_allclose(np.exp(jax.jit(crp.log_prob)(every)), np.where(fits, chances, 0.0), rtol=1e-12)
-    with pytest.raises(ValueError, match=r"CRP capacity: there is room for 2 groups, and a draw has more\. .* max_groups=2"):
+    np.testing.assert_allclose(
+        np.exp(jax.jit(crp.log_prob)(every)), np.where(fits, chances, 0.0), rtol=1e-12
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"CRP capacity: there is room for 2 groups, and a draw has more\. .* max_groups=2",
+    ):
         crp.sample(random.key(0), (100,))
     draws = np.asarray(jax.jit(lambda key: crp.sample(key, (20_000,)))(random.key(0)))
     assert set(np.unique(draws)) == {0, 1, 2}
@@ -337,7 +410,10 @@ def test_capacity_truncates_nothing():
         ((1.0, 0), "CRP num_rows: found 0"),
         ((1.0, 3, None, 1, 0), "CRP capacity: found 0"),
         ((1.0, 3, None, 1, None, 2.0), r"CRP max_groups: found 2\.0"),
-        ((1.0, 3, jnp.zeros(2, int)), r"CRP labels: found int\d+\[2\], wanted the class of each row, integers \[3\]"),
+        (
+            (1.0, 3, jnp.zeros(2, int)),
+            r"CRP labels: found int\d+\[2\], wanted the class of each row, integers \[3\]",
+        ),
         ((1.0, 3, jnp.zeros(3)), r"CRP labels: found float\d+\[3\]"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The driver: NumPyro's kernels run unchanged and equal NumPyro's own MCMC; algorithms meet exact answers; bad input is refused."""
+"""The driver: NumPyro's kernels run unchanged and equal NumPyro's own MCMC; algorithms meet
+exact answers; bad input is refused.
+"""
 
 import os
 import subprocess
@@ -15,14 +17,34 @@ import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from jax import random
-from numpyro.infer import HMC, MCMC, NUTS, SA, SVI, BarkerMH, DiscreteGibbs, DiscreteHMCGibbs, Gibbs, Trace_ELBO
+from numpyro.infer import (
+    HMC,
+    MCMC,
+    NUTS,
+    SA,
+    SVI,
+    BarkerMH,
+    DiscreteGibbs,
+    DiscreteHMCGibbs,
+    Gibbs,
+    Trace_ELBO,
+)
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.gibbs import discrete_latent_sites
 from scipy import stats
 
 from inference import Driver, converged, settled
 from tests.inference.importance import ImportanceSampling
-from tests.inference.models import LABELS, X, Y, exact_log_evidence, exact_posterior, logistic, normal_mean, two_groups
+from tests.inference.models import (
+    LABELS,
+    X,
+    Y,
+    exact_log_evidence,
+    exact_posterior,
+    logistic,
+    normal_mean,
+    two_groups,
+)
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 QUIET = {"progress_bar": False}
@@ -34,7 +56,10 @@ def nuts(model=logistic, **settings):
 
 def hmc(model=logistic, **settings):
     """Where it does not matter which chain it is."""
-    return Driver(HMC(model, trajectory_length=None, num_steps=3), **{"num_warmup": 50, "num_samples": 60, **QUIET, **settings})
+    return Driver(
+        HMC(model, trajectory_length=None, num_steps=3),
+        **{"num_warmup": 50, "num_samples": 60, **QUIET, **settings},
+    )
 
 
 def svi(model=logistic, **settings):
@@ -46,33 +71,52 @@ def svi(model=logistic, **settings):
 def chains() -> xr.DataTree:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         groups = ("log_likelihood", "log_prior", "posterior_predictive", "prior")
-        return Driver(NUTS(logistic), num_warmup=200, num_samples=200, num_chains=2, groups=groups, **QUIET).run(0, X, LABELS)
+        return Driver(
+            NUTS(logistic), num_warmup=200, num_samples=200, num_chains=2, groups=groups, **QUIET
+        ).run(0, X, LABELS)
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("thinning", [7, 1])
 def test_draws_equal_those_of_numpyros_mcmc(thinning):
-    reference = MCMC(NUTS(logistic), num_warmup=50, num_samples=60, thinning=thinning, progress_bar=False)
+    reference = MCMC(
+        NUTS(logistic), num_warmup=50, num_samples=60, thinning=thinning, progress_bar=False
+    )
     reference.run(random.key(7), X, LABELS, extra_fields=("energy",))
     tree = nuts(thinning=thinning).run(7, X, LABELS)
     for name, draws in reference.get_samples().items():
         np.testing.assert_array_equal(tree.posterior[name].values[0], draws)
-    np.testing.assert_array_equal(tree.sample_stats["energy"].values[0], reference.get_extra_fields()["energy"])
+    np.testing.assert_array_equal(
+        tree.sample_stats["energy"].values[0], reference.get_extra_fields()["energy"]
+    )
 
 
 def test_several_chains_equal_those_of_numpyros_mcmc():
-    reference = MCMC(NUTS(logistic), num_warmup=50, num_samples=60, num_chains=2, chain_method="sequential", progress_bar=False)
+    reference = MCMC(
+        NUTS(logistic),
+        num_warmup=50,
+        num_samples=60,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
     reference.run(random.key(7), X, LABELS)
     tree = nuts(num_chains=2).run(random.key(7), X, LABELS)
-    np.testing.assert_array_equal(tree.posterior["weight"].values, reference.get_samples(group_by_chain=True)["weight"])
+    np.testing.assert_array_equal(
+        tree.posterior["weight"].values, reference.get_samples(group_by_chain=True)["weight"]
+    )
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize(("chain", "method"), [(hmc, "vectorized"), (nuts, "vectorized"), (nuts, jax.vmap)])
+@pytest.mark.parametrize(
+    ("chain", "method"), [(hmc, "vectorized"), (nuts, "vectorized"), (nuts, jax.vmap)]
+)
 def test_chain_methods_agree(chain, method):
     one = chain(num_chains=2, num_samples=5, num_warmup=5).run(1, X, LABELS)
     other = chain(num_chains=2, num_samples=5, num_warmup=5, chain_method=method).run(1, X, LABELS)
-    np.testing.assert_allclose(one.posterior["weight"], other.posterior["weight"], rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(
+        one.posterior["weight"], other.posterior["weight"], rtol=2e-3, atol=2e-3
+    )
 
 
 KERNELS = {
@@ -80,16 +124,34 @@ KERNELS = {
     "BarkerMH": (lambda: BarkerMH(logistic), (X, LABELS)),
     "SA": (lambda: SA(logistic), (X, LABELS)),
     "DiscreteHMCGibbs": (lambda: DiscreteHMCGibbs(NUTS(two_groups)), (Y,)),
-    "Gibbs": (lambda: Gibbs([(DiscreteGibbs(two_groups), discrete_latent_sites), (NUTS(two_groups), None)]), (Y,)),
+    "Gibbs": (
+        lambda: Gibbs(
+            [(DiscreteGibbs(two_groups), discrete_latent_sites), (NUTS(two_groups), None)]
+        ),
+        (Y,),
+    ),
 }
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in ("SA", "DiscreteHMCGibbs") else k for k in KERNELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(k, marks=pytest.mark.slow) if k in ("SA", "DiscreteHMCGibbs") else k
+        for k in KERNELS
+    ],
+)
 def test_numpyros_kernels_run_unchanged(name):
     kernel, args = KERNELS[name]
     tree = Driver(kernel(), num_warmup=20, num_samples=20, num_chains=2, **QUIET).run(0, *args)
-    reference = MCMC(kernel(), num_warmup=20, num_samples=20, num_chains=2, chain_method="sequential", progress_bar=False)
+    reference = MCMC(
+        kernel(),
+        num_warmup=20,
+        num_samples=20,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
     reference.run(random.key(0), *args)
     for site, draws in reference.get_samples(group_by_chain=True).items():
         np.testing.assert_allclose(tree.posterior[site].values, draws, rtol=1e-5, atol=1e-6)
@@ -98,7 +160,9 @@ def test_numpyros_kernels_run_unchanged(name):
 
 def test_potential_function_without_a_model():
     kernel = NUTS(potential_fn=lambda z: 0.5 * ((z["a"] - 3.0) ** 2).sum())
-    tree = Driver(kernel, num_warmup=200, num_samples=500, **QUIET).run(0, init_params={"a": np.zeros(2, np.float32)})
+    tree = Driver(kernel, num_warmup=200, num_samples=500, **QUIET).run(
+        0, init_params={"a": np.zeros(2, np.float32)}
+    )
     assert tree.posterior["a"].shape == (1, 500, 2)
     assert abs(float(tree.posterior["a"].mean()) - 3.0) < 0.2
 
@@ -111,7 +175,9 @@ def test_a_model_with_arguments_filled_in_keeps_its_name():
 def test_nuts_meets_the_exact_posterior():
     tree = nuts(normal_mean, num_warmup=300, num_samples=2000).run(3, Y)
     mean, spread = exact_posterior()
-    assert abs(float(tree.posterior["mu"].mean()) - mean) < 4 * spread / np.sqrt(float(az.ess(tree).dataset["mu"]))
+    assert abs(float(tree.posterior["mu"].mean()) - mean) < 4 * spread / np.sqrt(
+        float(az.ess(tree).dataset["mu"])
+    )
 
 
 def test_svi_tree_has_chains_draws_and_the_elbo():
@@ -123,17 +189,25 @@ def test_svi_tree_has_chains_draws_and_the_elbo():
     assert abs(float(tree.posterior["mu"].mean()) - mean) < 0.2
     assert abs(float(tree.posterior["mu"].std()) - spread) < 0.15
     assert float(tree.sample_stats["elbo"][:, -200:].mean()) < exact_log_evidence() + 0.05
-    fitted = {name: float(values[1]) for name, values in tree["variational_parameters"].data_vars.items()}
-    log_q = stats.norm(fitted["mu_auto_loc"], fitted["mu_auto_scale"]).logpdf(tree.posterior["mu"][1])
+    fitted = {
+        name: float(values[1]) for name, values in tree["variational_parameters"].data_vars.items()
+    }
+    log_q = stats.norm(fitted["mu_auto_loc"], fitted["mu_auto_scale"]).logpdf(
+        tree.posterior["mu"][1]
+    )
     np.testing.assert_allclose(tree["log_q"]["log_q"][1], log_q, rtol=1e-3, atol=1e-3)
     assert set(tree["variational_parameters"].data_vars) == {"mu_auto_loc", "mu_auto_scale"}
 
 
 @pytest.mark.slow
 def test_evidence_of_an_algorithm_meets_the_exact_one():
-    tree = Driver(ImportanceSampling(normal_mean, 40, 512), num_samples=2000, num_chains=4, **QUIET).run(0, Y)
+    tree = Driver(
+        ImportanceSampling(normal_mean, 40, 512), num_samples=2000, num_chains=4, **QUIET
+    ).run(0, Y)
     assert tree.attrs["ended"] == "finished"
-    assert abs(tree.attrs["log_evidence"] - exact_log_evidence()) < 4 * tree.attrs["log_evidence_se"]
+    assert (
+        abs(tree.attrs["log_evidence"] - exact_log_evidence()) < 4 * tree.attrs["log_evidence_se"]
+    )
     mean, spread = exact_posterior()
     assert abs(float(tree.posterior["mu"].mean()) - mean) < 0.05
     assert abs(float(tree.posterior["mu"].std()) - spread) < 0.03
@@ -142,13 +216,21 @@ def test_evidence_of_an_algorithm_meets_the_exact_one():
 
 
 def test_budget_ends_an_algorithm_before_it_has_finished():
-    tree = Driver(ImportanceSampling(normal_mean, 40), num_warmup=7, num_samples=10, **QUIET).run(0, Y)
+    tree = Driver(ImportanceSampling(normal_mean, 40), num_warmup=7, num_samples=10, **QUIET).run(
+        0, Y
+    )
     assert tree.attrs["ended"] == "budget"
     assert tree.sample_stats.sizes["step"] == 7
 
 
 def test_an_algorithm_may_be_run_without_draws():
-    driver = Driver(ImportanceSampling(normal_mean, 40), num_warmup=7, num_samples=0, groups=("log_prior",), **QUIET)
+    driver = Driver(
+        ImportanceSampling(normal_mean, 40),
+        num_warmup=7,
+        num_samples=0,
+        groups=("log_prior",),
+        **QUIET,
+    )
     tree = driver.run(0, Y)
     assert "posterior" not in tree.children
     assert tree.sample_stats.sizes["step"] == 7
@@ -160,7 +242,10 @@ def test_extend_equals_a_longer_run():
     driver = nuts(num_chains=2, num_samples=40, thinning=2)
     driver.run(5, X, LABELS)
     extended = driver.extend(20)
-    xr.testing.assert_equal(extended.posterior.to_dataset(), nuts(num_chains=2, thinning=2).run(5, X, LABELS).posterior.to_dataset())
+    xr.testing.assert_equal(
+        extended.posterior.to_dataset(),
+        nuts(num_chains=2, thinning=2).run(5, X, LABELS).posterior.to_dataset(),
+    )
     assert extended.attrs["steps_run"] == 20
     assert extended.attrs["num_samples"] == 60
     with pytest.raises(ValueError, match="extend: more must be a multiple of thinning, 2; got 5"):
@@ -170,26 +255,37 @@ def test_extend_equals_a_longer_run():
 def test_extend_of_svi_equals_a_longer_run():
     driver = svi(normal_mean, num_warmup=200)
     driver.run(5, Y)
-    np.testing.assert_array_equal(driver.extend(100).posterior["mu"], svi(normal_mean, num_warmup=300).run(5, Y).posterior["mu"])
+    np.testing.assert_array_equal(
+        driver.extend(100).posterior["mu"],
+        svi(normal_mean, num_warmup=300).run(5, Y).posterior["mu"],
+    )
 
 
 @pytest.mark.slow
 def test_the_same_driver_runs_twice_alike():
     for driver in (nuts(num_samples=10), svi(num_warmup=10, num_chains=2)):
-        first, _, again = driver.run(5, X, LABELS), driver.run(6, X, LABELS), driver.run(5, X, LABELS)
+        first, _, again = (
+            driver.run(5, X, LABELS),
+            driver.run(6, X, LABELS),
+            driver.run(5, X, LABELS),
+        )
         np.testing.assert_array_equal(first.posterior["weight"], again.posterior["weight"])
 
 
 def test_init_params_are_where_the_chains_start():
     start = {"mu": np.array([5.0, -5.0], np.float32)}
     still = HMC(normal_mean, step_size=1e-8, num_steps=1, adapt_step_size=False)
-    tree = Driver(still, num_warmup=0, num_samples=3, num_chains=2, **QUIET).run(0, Y, init_params=start)
+    tree = Driver(still, num_warmup=0, num_samples=3, num_chains=2, **QUIET).run(
+        0, Y, init_params=start
+    )
     np.testing.assert_allclose(tree.posterior["mu"][:, 0], start["mu"], atol=1e-5)
 
 
 def test_init_params_that_a_kernel_would_ignore_are_refused():
     with pytest.raises(ValueError, match="init_params: BarkerMH does not start"):
-        Driver(BarkerMH(normal_mean), num_warmup=0, num_samples=3, **QUIET).run(0, Y, init_params={"mu": np.float32(50.0)})
+        Driver(BarkerMH(normal_mean), num_warmup=0, num_samples=3, **QUIET).run(
+            0, Y, init_params={"mu": np.float32(50.0)}
+        )
 
 
 def test_extra_fields():
@@ -216,13 +312,22 @@ def test_groups_and_dimensions(chains):
     assert chains.log_likelihood["y"].dims == ("chain", "draw", "row")
     assert chains.observed_data["y"].dims == ("row",)
     np.testing.assert_array_equal(chains.constant_data["x"], X)
-    np.testing.assert_allclose(chains.posterior["norm"], np.sqrt((chains.posterior["weight"] ** 2).sum("feature")), rtol=1e-5)
+    np.testing.assert_allclose(
+        chains.posterior["norm"],
+        np.sqrt((chains.posterior["weight"] ** 2).sum("feature")),
+        rtol=1e-5,
+    )
 
 
 def test_log_likelihood_is_the_models(chains):
     weight = chains.posterior["weight"].values[1, 17]
     signs = 2.0 * LABELS - 1
-    np.testing.assert_allclose(chains.log_likelihood["y"][1, 17], -np.log1p(np.exp(-signs * (X @ weight))), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        chains.log_likelihood["y"][1, 17],
+        -np.log1p(np.exp(-signs * (X @ weight))),
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.slow_after(2)
@@ -232,12 +337,15 @@ def test_arviz_reads_the_tree_as_it_is(kind, chains, tmp_path):
     if kind == "svi":
         tree = svi(**settings).run(0, X, LABELS)
     elif kind == "algorithm":
-        tree = Driver(ImportanceSampling(logistic, 30, 64), num_samples=100, **settings).run(0, X, LABELS)
+        tree = Driver(ImportanceSampling(logistic, 30, 64), num_samples=100, **settings).run(
+            0, X, LABELS
+        )
     else:
         tree = chains
     assert "weight[0]" in az.summary(tree).index
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto")  # two hundred draws
+        # two hundred draws
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto")
         loo = az.loo(tree)
         assert loo.n_data_points == len(LABELS)
         assert len(az.compare({"a": tree, "b": tree})) == 2
@@ -250,7 +358,12 @@ def test_arviz_reads_the_tree_as_it_is(kind, chains, tmp_path):
 
 
 def test_stop_rule_ends_the_run_at_a_fixed_number_of_draws():
-    runs = [nuts(normal_mean, num_samples=100_000, num_chains=2, stop=converged(rhat=1.05, ess=100)).run(0, Y) for _ in range(2)]
+    runs = [
+        nuts(
+            normal_mean, num_samples=100_000, num_chains=2, stop=converged(rhat=1.05, ess=100)
+        ).run(0, Y)
+        for _ in range(2)
+    ]
     assert runs[0].attrs["ended"] == "stop"
     assert 100 <= runs[0].posterior.sizes["draw"] < 5000
     xr.testing.assert_equal(runs[0].posterior.to_dataset(), runs[1].posterior.to_dataset())
@@ -273,7 +386,10 @@ def test_a_stop_rule_that_fails_loses_nothing(tmp_path):
     with pytest.raises(RuntimeError, match="mine") as caught:
         hmc(normal_mean, num_samples=1000, stop=rule, checkpoint=tmp_path / "run").run(0, Y)
     assert caught.value.tree.posterior.sizes["draw"] == 100
-    assert hmc(normal_mean, num_samples=1000, checkpoint=tmp_path / "run").run(0, Y).attrs["steps_run"] == 900
+    assert (
+        hmc(normal_mean, num_samples=1000, checkpoint=tmp_path / "run").run(0, Y).attrs["steps_run"]
+        == 900
+    )
     with pytest.raises(ValueError, match="converged: this run has no draws before its end"):
         svi(normal_mean, stop=converged()).run(0, Y)
 
@@ -292,7 +408,8 @@ def test_a_group_that_cannot_be_computed_does_not_lose_the_run():
     def guide(x, y):
         numpyro.sample("scale", dist.Delta(numpyro.param("at", 1.0)))
 
-    kernel = SVI(logistic, guide, numpyro.optim.Adam(0.02), Trace_ELBO())  # weight stays with its prior
+    # weight stays with its prior
+    kernel = SVI(logistic, guide, numpyro.optim.Adam(0.02), Trace_ELBO())
     driver = Driver(kernel, num_warmup=10, num_samples=20, groups=("log_likelihood",), **QUIET)
     with pytest.raises(ValueError, match="weight") as caught:
         driver.run(0, X, LABELS)
@@ -300,7 +417,9 @@ def test_a_group_that_cannot_be_computed_does_not_lose_the_run():
 
 
 def test_names_with_a_slash_become_dots():
-    tree = hmc(numpyro.handlers.scope(logistic, prefix="inner"), num_samples=5, groups=("log_likelihood",)).run(0, X, LABELS)
+    tree = hmc(
+        numpyro.handlers.scope(logistic, prefix="inner"), num_samples=5, groups=("log_likelihood",)
+    ).run(0, X, LABELS)
     assert tree.posterior["inner.weight"].dims == ("chain", "draw", "inner.feature")
     assert tree.log_likelihood["inner.y"].dims == ("chain", "draw", "inner.row")
 
@@ -310,7 +429,9 @@ def test_svi_may_hold_arguments_of_the_model():
         normal_mean(y, spread)
 
     kernel = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.02), Trace_ELBO(), spread=2.0)
-    assert Driver(kernel, num_warmup=10, num_samples=5, **QUIET).run(0, Y).posterior["mu"].shape == (1, 5)
+    assert Driver(kernel, num_warmup=10, num_samples=5, **QUIET).run(0, Y).posterior[
+        "mu"
+    ].shape == (1, 5)
 
 
 def test_variables_come_in_the_order_of_the_model(tmp_path):
@@ -360,7 +481,14 @@ print("equal")
 def test_parallel_chains_on_two_devices_equal_sequential_ones():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-c", TWO_DEVICES]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout == "equal\n", done.stderr
 
 
@@ -374,5 +502,6 @@ def test_svi_of_a_subsampled_plate():
             numpyro.sample("y", dist.Normal(mu, 1.0), obs=numpyro.subsample(y, 0))
 
     tree = svi(model, num_warmup=3000, num_samples=300).run(0, data)
-    assert abs(float(tree.posterior["mu"].mean()) - 1.0) < 0.1  # exact: 0.9998, standard deviation 0.129
+    # exact: 0.9998, standard deviation 0.129
+    assert abs(float(tree.posterior["mu"].mean()) - 1.0) < 0.1
     assert "observed_data" not in tree.children  # each step saw other rows

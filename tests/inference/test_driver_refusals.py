@@ -1,4 +1,6 @@
-"""What the driver refuses, by the name of the setting, argument or site, before anything is compiled."""
+"""What the driver refuses, by the name of the setting, argument or site, before anything is
+compiled.
+"""
 
 import numpy as np
 import numpyro
@@ -31,7 +33,10 @@ WRONG_SETTINGS = {
     "num_warmup: a chain needs it": {"num_warmup": None},
     "num_chains: an integer": {"num_chains": 1.5},
     "thinning: an integer": {"thinning": 0},
-    "chain_method: 'parallel' needs a device a chain": {"chain_method": "parallel", "num_chains": 64},
+    "chain_method: 'parallel' needs a device a chain": {
+        "chain_method": "parallel",
+        "num_chains": 64,
+    },
     "chain_method: 'vectorised' unknown": {"chain_method": "vectorised"},
     "groups: \\['loglik'\\] unknown": {"groups": ("loglik",)},
     "max_time: seconds": {"max_time": -1.0},
@@ -57,10 +62,13 @@ def test_wrong_kernels_are_refused():
 
 def test_replicates_that_need_the_host_cannot_run_on_devices_of_their_own():
     with pytest.raises(
-        ValueError, match="chain_method: replicates of ParticleFilter go to the host together; use 'sequential' or 'vectorized'"
+        ValueError,
+        match="chain_method: replicates of ParticleFilter go to the host together; use "
+        "'sequential' or 'vectorized'",
     ):
         Driver(ParticleFilter(normal_mean), chain_method="parallel")
-    assert Driver(ImportanceSampling(normal_mean, 5), chain_method="parallel").num_chains == 1  # it never asks
+    # it never asks
+    assert Driver(ImportanceSampling(normal_mean, 5), chain_method="parallel").num_chains == 1
 
 
 def test_wrong_arguments_are_refused_before_compilation():
@@ -68,7 +76,9 @@ def test_wrong_arguments_are_refused_before_compilation():
     hole[3, 1] = np.nan
     with pytest.raises(TypeError, match="logistic"):
         nuts().run(0, X)
-    with pytest.raises(ValueError, match=r"argument 'x': 1 entries are NaN or infinite, the first at \(3, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"argument 'x': 1 entries are NaN or infinite, the first at \(3, 1\)"
+    ):
         nuts().run(0, hole, LABELS)
     with pytest.raises(TypeError, match="rng_key: an integer or a JAX key"):
         nuts().run("seed", X, LABELS)
@@ -99,5 +109,7 @@ def test_names_that_a_tree_cannot_hold_are_refused_before_the_run():
 def test_a_guide_whose_parameters_are_lost_is_refused():
     """Adam's steps of a thousand: scales overflow, and every bound from then on is no number."""
     kernel = SVI(normal_mean, AutoNormal(normal_mean), numpyro.optim.Adam(1000.0), Trace_ELBO())
-    with pytest.raises(ValueError, match=r"parameter 'mu_auto_loc': NaN, since the gradient of some step was"):
+    with pytest.raises(
+        ValueError, match=r"parameter 'mu_auto_loc': NaN, since the gradient of some step was"
+    ):
         Driver(kernel, num_warmup=50, num_samples=5, **QUIET).run(0, Y)

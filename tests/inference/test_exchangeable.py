@@ -1,5 +1,6 @@
-"""Members without names: which plates have such, told from the model; vectors with other places are the same; and what nested sampling
-makes of them."""
+"""Members without names: which plates have such, told from the model; vectors with other places are
+the same; and what nested sampling makes of them.
+"""
 
 from functools import cache
 from itertools import permutations
@@ -41,7 +42,10 @@ def heights(names=("node", "height", "slope"), first=0.0):
     def model(x, y):
         with numpyro.plate(names[0], 3):
             loc = jnp.zeros(3).at[0].set(first)
-            height, slope = numpyro.sample(names[1], dist.Normal(loc, 1.0)), numpyro.sample(names[2], dist.Normal(0.0, 2.0))
+            height, slope = (
+                numpyro.sample(names[1], dist.Normal(loc, 1.0)),
+                numpyro.sample(names[2], dist.Normal(0.0, 2.0)),
+            )
         with numpyro.plate("row", len(x)):
             numpyro.sample("y", dist.Normal(jnp.tanh(jnp.outer(x, slope)) @ height, 0.5), obs=y)
 
@@ -54,7 +58,9 @@ def of_nodes(model):
 
 
 def test_the_plate_is_told_from_the_model():
-    """Clusters are such, features and rows are not; a single cluster has no other to change places with."""
+    """Clusters are such, features and rows are not; a single cluster has no other to change
+    places with.
+    """
     assert getattr(found(), "plate", None) == "cluster"
     assert getattr(found(cluster=full), "plate", None) == "cluster"
     assert found(1) is None
@@ -69,11 +75,16 @@ def test_an_edit_that_gives_a_member_a_name_is_followed(first):
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_columns_of_the_same_mean_and_spread_have_names(bug, monkeypatch):
-    """One Normal of a standardised table says the same when its columns change places, and of a part of the rows it would not. The planted
-    bug: the likelihood as one number."""
+    """One Normal of a standardised table says the same when its columns change places, and of a
+    part of the rows it would not. The planted bug: the likelihood as one number.
+    """
     if bug:
         terms = Exchangeable._terms
-        monkeypatch.setattr(Exchangeable, "_terms", lambda self, *given: jnp.stack([(of := terms(self, *given))[0], of[1:].sum()]))
+        monkeypatch.setattr(
+            Exchangeable,
+            "_terms",
+            lambda self, *given: jnp.stack([(of := terms(self, *given))[0], of[1:].sum()]),
+        )
     x = (X - X.mean(0)) / X.std(0)
     assert (exchangeable(Split(Program(family(1, num_classes=3), x, Y))) is None) != bug
 
@@ -88,21 +99,33 @@ def test_rows_that_give_members_names_are_no_more_of_the_same():
             numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
     alike, other = np.repeat(X[:, :1], 2, 1), X
-    reading, _ = Staged(columns, num_stages=1, num_live=40, num_walkers=0).read(Program(columns, alike))
+    reading, _ = Staged(columns, num_stages=1, num_live=40, num_walkers=0).read(
+        Program(columns, alike)
+    )
     reading.more(Program(columns, alike[:10]))
-    with pytest.raises(StructureError, match="plate 'column': so far its members might change places, and with these rows they may not"):
+    with pytest.raises(
+        StructureError,
+        match="plate 'column': so far its members might change places, and with these rows they "
+        "may not",
+    ):
         reading.more(Program(columns, other))
 
 
 def test_a_weight_that_is_not_said_to_be_of_the_clusters_is_none_of_them():
-    """Without its name among the dimensions of beta, the plate's members cannot change places in beta."""
+    """Without its name among the dimensions of beta, the plate's members cannot change places in
+    beta.
+    """
 
     def nameless(x, y):
         beta = numpyro.sample("beta", dist.Dirichlet(jnp.ones(3)))
         with numpyro.plate("cluster", 3):
             mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
         with numpyro.plate("row", len(x)):
-            numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=beta), dist.Normal(mu, 1.0)), obs=x)
+            numpyro.sample(
+                "y",
+                dist.MixtureSameFamily(dist.Categorical(probs=beta), dist.Normal(mu, 1.0)),
+                obs=x,
+            )
 
     assert exchangeable(Split(Program(nameless, X[:, 0], Y))) is None
 
@@ -111,7 +134,10 @@ def test_a_weight_that_is_not_said_to_be_of_the_clusters_is_none_of_them():
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("options", [{}, {"cluster": full}], ids=["diagonal", "full"])
 def test_a_vector_and_the_same_with_other_places_are_alike(options, bug, monkeypatch):
-    """The same likelihood, and values whose members have moved. Planted: one site is left behind."""
+    """The same likelihood, and values whose members have moved.
+
+    Planted: one site is left behind.
+    """
     exchange = found(**options)
     assert exchange is not None
     if bug:
@@ -130,10 +156,15 @@ def test_a_vector_and_the_same_with_other_places_are_alike(options, bug, monkeyp
 
 
 def test_places_are_found_again():
-    """Whatever the places of a vector, they become those of the reference, of which it is a noisy copy."""
+    """Whatever the places of a vector, they become those of the reference, of which it is a
+    noisy copy.
+    """
     exchange = found()
     assert exchange is not None
-    near = np.asarray(jax.jit(exchange.split.draw)(random.key(2)) + 0.02 * random.normal(random.key(3), (30, exchange.split.size)))
+    near = np.asarray(
+        jax.jit(exchange.split.draw)(random.key(2))
+        + 0.02 * random.normal(random.key(3), (30, exchange.split.size))
+    )
     reference = jax.jit(jax.vmap(exchange.features))(near[:1])
     reference = jax.jit(exchange.first_reference)(near)._replace(place=reference[0])
     again = jax.jit(lambda z, order: exchange.alike(exchange.placed(z, order), reference))
@@ -146,15 +177,22 @@ def test_a_vector_that_is_not_finite_stays_so_and_no_member_is_lost(value):
     exchange = of_nodes(heights())
     assert exchange is not None
     draw = jax.jit(exchange.split.draw)
-    reference = jax.jit(exchange.first_reference)(np.stack([draw(key) for key in random.split(random.key(2), 10)]))
+    reference = jax.jit(exchange.first_reference)(
+        np.stack([draw(key) for key in random.split(random.key(2), 10)])
+    )
     z = np.array(draw(random.key(3)))
     z[0] = value
-    assert sorted(jax.jit(exchange._order)(z, reference).tolist()) == [0, 1, 2]  # eager, NumPyro would refuse z
-    np.testing.assert_array_equal(jnp.isfinite(jax.jit(exchange.alike)(z, reference)).all(), np.isfinite(value))
+    # eager, NumPyro would refuse z
+    assert sorted(jax.jit(exchange._order)(z, reference).tolist()) == [0, 1, 2]
+    np.testing.assert_array_equal(
+        jnp.isfinite(jax.jit(exchange.alike)(z, reference)).all(), np.isfinite(value)
+    )
 
 
 def in_turn(self, z, reference):
-    """A planted bug: members go to the nearest place that is left in the order in which they come, so that copies differ."""
+    """A planted bug: members go to the nearest place that is left in the order in which they
+    come, so that copies differ.
+    """
     left = jnp.sum((self.features(z)[:, None] - reference.place[None]) ** 2 / reference.spread, -1)
     order = jnp.zeros(self.count, jnp.int32)
     for member in range(self.count):
@@ -179,7 +217,9 @@ def test_all_copies_come_to_one_of_them(bug, monkeypatch):
     @jax.jit
     def of_copies(z):
         copies = jax.vmap(exchange.placed, (None, 0))(z, orders)
-        return copies, *(jax.vmap(of, (0, None))(copies, reference) for of in (exchange.alike, exchange.is_alike))
+        return copies, *(
+            jax.vmap(of, (0, None))(copies, reference) for of in (exchange.alike, exchange.is_alike)
+        )
 
     for z in vectors[1:8]:
         copies, chosen, are_alike = map(np.asarray, of_copies(z))
@@ -196,7 +236,10 @@ def test_shuffled_values_keep_members_whole():
     orders, shuffled = set(), jax.jit(exchange.shuffled)
     for seed in range(20):
         other = shuffled(random.key(seed), values)
-        order = [int(np.flatnonzero(np.asarray(values["beta"]) == weight)[0]) for weight in np.asarray(other["beta"])]
+        order = [
+            int(np.flatnonzero(np.asarray(values["beta"]) == weight)[0])
+            for weight in np.asarray(other["beta"])
+        ]
         orders.add(tuple(order))
         for name in values:
             np.testing.assert_array_equal(other[name], np.asarray(values[name])[order])
@@ -204,11 +247,19 @@ def test_shuffled_values_keep_members_whole():
 
 
 def bumps(y):
-    """Two places on a line, of equal rank: Normal data about each, weights alike. Its evidence is known by a grid."""
+    """Two places on a line, of equal rank: Normal data about each, weights alike. Its evidence
+    is known by a grid.
+    """
     with numpyro.plate("bump", 2):
         place = numpyro.sample("place", dist.Normal(0.0, 3.0))
     with numpyro.plate("row", len(y)):
-        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=jnp.ones(2) / 2), dist.Normal(place, 0.5)), obs=y)
+        numpyro.sample(
+            "y",
+            dist.MixtureSameFamily(
+                dist.Categorical(probs=jnp.ones(2) / 2), dist.Normal(place, 0.5)
+            ),
+            obs=y,
+        )
 
 
 BUMPS = np.array([-1.3, -1.0, -0.8, 0.9, 1.2, 1.4])
@@ -229,18 +280,26 @@ BUGS = ["right", "one copy", "draws of all copies"]
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", BUGS)
 def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
-    """The prior where vectors are alike is a density, and so is a mixture of clumps and of its draws: the mean of the one over the other,
-    at draws of the other, is 1. Planted: the prior has the density of one copy; or draws of it are as the model makes them."""
+    """The prior where vectors are alike is a density, and so is a mixture of clumps and of its
+    draws: the mean of the one over the other, at draws of the other, is 1. Planted: the prior has
+    the density of one copy; or draws of it are as the model makes them.
+    """
     exchange = of_nodes(heights())
     assert exchange is not None
     split, named = exchange.split, Backed(StateClumps(exchange.split.size), 0.5)
     own = jax.jit(split.draw)
     mean = np.asarray(own(random.key(5)))
     clumps = Clumps(*map(jnp.asarray, (np.zeros(1), mean[None], np.eye(split.size)[None])))
-    reference = jax.jit(exchange.first_reference)(np.stack([mean, *(own(key) for key in random.split(random.key(2), 20))]))
+    reference = jax.jit(exchange.first_reference)(
+        np.stack([mean, *(own(key) for key in random.split(random.key(2), 20))])
+    )
     if bug == "one copy":
         monkeypatch.setattr(exchange, "log_copies", 0.0)
-    draw = split.draw if bug == "draws of all copies" else drawn_in_places(exchange, reference, split.draw)
+    draw = (
+        split.draw
+        if bug == "draws of all copies"
+        else drawn_in_places(exchange, reference, split.draw)
+    )
     densities = in_places(exchange, reference, split.densities)
 
     def weight(rng_key):
@@ -256,8 +315,16 @@ def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_evidence_is_that_of_all_places(bug, monkeypatch):
-    """Planted: as if points that are given names were draws from one of two copies, of half the prior."""
-    attrs = Driver(NestedSampler(bumps, num_live=200), num_samples=400, num_chains=8, progress_bar=False).run(0, BUMPS).attrs
+    """Planted: as if points that are given names were draws from one of two copies, of half the
+    prior.
+    """
+    attrs = (
+        Driver(
+            NestedSampler(bumps, num_live=200), num_samples=400, num_chains=8, progress_bar=False
+        )
+        .run(0, BUMPS)
+        .attrs
+    )
     off = attrs["log_evidence_of_replicates"] - bumps_evidence() - (lgamma(3) if bug else 0.0)
     z = off / attrs["log_evidence_se_of_replicates"]
     assert (abs(z.mean()) < 3.3 / np.sqrt(8)) != bug
@@ -266,7 +333,11 @@ def test_the_evidence_is_that_of_all_places(bug, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("rename", [True, False])
 def test_draws_are_from_all_places_though_live_points_are_in_one(rename):
-    driver = Driver(NestedSampler(bumps, num_live=200, rename=rename, track_modes=False), num_samples=2000, progress_bar=False)
+    driver = Driver(
+        NestedSampler(bumps, num_live=200, rename=rename, track_modes=False),
+        num_samples=2000,
+        progress_bar=False,
+    )
     place = driver.run(0, BUMPS)["posterior"]["place"].values[0]
     assert rename is False or abs(((place[:, 0] < place[:, 1]).mean()) - 0.5) < 0.06
     live = np.asarray(driver.states[0].live.z)

@@ -1,4 +1,6 @@
-"""Walkers of a stage come to where the posterior is; and whatever they find, the evidence is right."""
+"""Walkers of a stage come to where the posterior is; and whatever they find, the evidence is
+right.
+"""
 
 from types import SimpleNamespace
 
@@ -89,20 +91,27 @@ def test_peaks_that_are_narrow_and_low_are_not_worth_a_climb():
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_walkers_that_go_outwards_come_to_what_is_not_normal(bug, monkeypatch):
-    """Exponential to one side, from draws of a narrow Normal. The planted bug: they stay where they are."""
+    """Exponential to one side, from draws of a narrow Normal.
+
+    The planted bug: they stay where they are.
+    """
     if bug:
         stay = lambda key, at, parent, *given, **settings: (at, SimpleNamespace(evaluations=1000))
         monkeypatch.setattr(_exploration, "moved", stay)
     z = jnp.asarray(np.abs(0.5 * RNG.normal(size=(600, 1))))
     log_weight = -z[:, 0] - np.asarray(stats.halfnorm(scale=0.5).logpdf(z[:, 0]))
     density = lambda z: jnp.where(z[0] > 0, -z[0], -jnp.inf)
-    found, evaluations = outwards(random.key(0), z, log_weight, None, lambda _: lambda z: (density(z), jnp.zeros(())))
+    found, evaluations = outwards(
+        random.key(0), z, log_weight, None, lambda _: lambda z: (density(z), jnp.zeros(()))
+    )
     assert (stats.kstest(np.asarray(found)[:, 0], "expon").pvalue > 1e-3) != bug
     assert evaluations > 600
 
 
 def search_of(kernel, *args):
-    """How a kernel looks for what a stage may go over, and the model with its data; the terms of rows may depend on their number."""
+    """How a kernel looks for what a stage may go over, and the model with its data; the terms of
+    rows may depend on their number.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StageRows, "prove", lambda self: None)
         reading, _ = kernel.read(Program(kernel.model, *args))
@@ -119,10 +128,14 @@ def evidence(model=line, data=(X, Y), **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_what_is_missed_changes_no_evidence(bug, monkeypatch):
-    """What is gone over lies three deviations from the posterior. The planted bug: the likelihood is left as it is, though what is drawn
-    from is not the prior."""
+    """What is gone over lies three deviations from the posterior.
+
+    The planted bug: the likelihood is left as it is, though what is drawn from is not the prior.
+    """
     joined = _search.joined
-    lost = lambda found, most: (clumps := joined(found, most))._replace(mean=clumps.mean + 3 * DEVIATION)
+    lost = lambda found, most: (clumps := joined(found, most))._replace(
+        mean=clumps.mean + 3 * DEVIATION
+    )
     monkeypatch.setattr(_search, "joined", lost)
     monkeypatch.setattr(_search, "LITTLE", np.inf)
     if bug:
@@ -152,7 +165,9 @@ def test_a_likelihood_that_is_no_number_is_refused_by_its_site(value, monkeypatc
 
 
 def square(y):
-    """The sign of the latent site is not known, and draws from the prior do not tell that it has two."""
+    """The sign of the latent site is not known, and draws from the prior do not tell that it has
+    two.
+    """
     root = numpyro.sample("root", dist.Normal(0.0, 1.0))
     with numpyro.plate("row", len(y)):
         numpyro.sample("y", dist.Normal(5 * root**2, 1.0), obs=y)
@@ -168,8 +183,12 @@ def test_both_of_two_modes_are_found(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(_search, "MOST_PEAKS", 1)
     state, _, _ = begun(Staged(square, num_stages=1, num_live=40), SQUARES)
-    weight, mean = np.exp(np.asarray(state.sampled.log_weight)), np.asarray(state.sampled.clumps.mean)[:, 0]
-    assert (abs(weight[mean > 0].sum() - 0.5) < 0.15) != bug  # from where is drawn: .04 is what 200 draws tell
+    weight, mean = (
+        np.exp(np.asarray(state.sampled.log_weight)),
+        np.asarray(state.sampled.clumps.mean)[:, 0],
+    )
+    # from where is drawn: .04 is what 200 draws tell
+    assert (abs(weight[mean > 0].sum() - 0.5) < 0.15) != bug
 
 
 def spiked(x):
@@ -188,7 +207,9 @@ def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(Search, "near_heaviest", lambda self, *given: None)
     search, program = search_of(Staged(spiked, num_stages=1, num_live=40), X[:, 0])
-    found = search.searched(random.key(1), search.nothing.clumps, program, Begin(search.nothing, jnp.zeros((1, 2))))
+    found = search.searched(
+        random.key(1), search.nothing.clumps, program, Begin(search.nothing, jnp.zeros((1, 2)))
+    )
     assert any(abs(mean - 0.6).max() < 0.05 for mean in np.asarray(centres(found.mixture))) != bug
 
 
@@ -201,15 +222,22 @@ def test_what_is_found_of_few_rows_is_where_more_are_searched_from(bug, monkeypa
     found = search.searched(random.key(1), sampled.clumps, program, Begin(sampled))
     np.testing.assert_allclose(found.peaks, centres(found.mixture), atol=0.2 * DEVIATION.min())
     seen, right = [], _search.peaks
-    climb = lambda start, *given, **least: seen.append((start, right(start, *given, **least))) or seen[-1][1]
+    climb = lambda start, *given, **least: (
+        seen.append((start, right(start, *given, **least))) or seen[-1][1]
+    )
     monkeypatch.setattr(_search, "peaks", climb)
-    search.searched(random.key(2), sampled.clumps, program, Begin(search.nothing, None if bug else found.peaks))
+    search.searched(
+        random.key(2), sampled.clumps, program, Begin(search.nothing, None if bug else found.peaks)
+    )
     start, climbed = seen[0]
     assert np.array_equal(start[: len(found.peaks)], found.peaks) != bug
-    assert (len(climbed.z) == len(found.peaks) + _search.FRESH) != bug  # the one peak was found often; else at least twenty climb
+    # the one peak was found often; else at least twenty climb
+    assert (len(climbed.z) == len(found.peaks) + _search.FRESH) != bug
 
 
-GRID = np.random.default_rng(6).permutation(np.stack(np.meshgrid(*2 * [np.linspace(-1.5, 1.5, 7)]), -1).reshape(-1, 2))
+GRID = np.random.default_rng(6).permutation(
+    np.stack(np.meshgrid(*2 * [np.linspace(-1.5, 1.5, 7)]), -1).reshape(-1, 2)
+)
 
 
 def rugged(x):
@@ -222,11 +250,16 @@ def rugged(x):
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-def test_where_more_rows_are_searched_walkers_go_on_until_the_highest_peak_has_been_found_often(bug):
+def test_where_more_rows_are_searched_walkers_go_on_until_the_highest_peak_has_been_found_often(
+    bug,
+):
     """The planted bug: there are five, beside what fewer rows had."""
     search, program = search_of(Staged(rugged, num_stages=1, num_live=40, num_walkers=400), X[:, 0])
     known = Begin(search.nothing, jnp.asarray(GRID[:1]), most_fresh=_search.FRESH if bug else None)
-    highest = [search.near_peaks(random.key(seed), known, search.nothing.clumps, program).peaks[0] for seed in range(4)]
+    highest = [
+        search.near_peaks(random.key(seed), known, search.nothing.clumps, program).peaks[0]
+        for seed in range(4)
+    ]
     assert (abs(np.array(highest) - GRID[-1]).max() < 0.1) != bug
 
 
@@ -235,7 +268,13 @@ def pair(x):
     with numpyro.plate("cluster", 2):
         place = numpyro.sample("place", dist.Normal(0.0, 4.0))
     with numpyro.plate("row", len(x)):
-        numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.5, 0.5])), dist.Normal(place, 1.0)), obs=x)
+        numpyro.sample(
+            "x",
+            dist.MixtureSameFamily(
+                dist.Categorical(jnp.array([0.5, 0.5])), dist.Normal(place, 1.0)
+            ),
+            obs=x,
+        )
 
 
 TWO = np.concatenate([np.linspace(-3, -1, 8), np.linspace(1.5, 3.5, 8)])
@@ -247,7 +286,10 @@ def pair_evidence(x=TWO):
     each = np.exp(-0.5 * (x[:, None] - grid) ** 2) / np.sqrt(2 * np.pi)
     log_likelihood = np.log(0.5 * each[:, :, None] + 0.5 * each[:, None, :]).sum(0)
     log_prior = -0.5 * (grid / 4) ** 2 - np.log(4 * np.sqrt(2 * np.pi))
-    return np.log(np.exp(log_likelihood + log_prior[:, None] + log_prior[None]).sum() * (grid[1] - grid[0]) ** 2)
+    return np.log(
+        np.exp(log_likelihood + log_prior[:, None] + log_prior[None]).sum()
+        * (grid[1] - grid[0]) ** 2
+    )
 
 
 @pytest.mark.slow
@@ -273,9 +315,12 @@ def line_of(order):
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("order", [2, 7])
-def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(order, bug, monkeypatch):
-    """Clusters that are far apart are Normal each by itself, so that their evidence is known but for the tails. The planted bug: it is that
-    of one arrangement, as the prior has it."""
+def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(
+    order, bug, monkeypatch
+):
+    """Clusters that are far apart are Normal each by itself, so that their evidence is known but
+    for the tails. The planted bug: it is that of one arrangement, as the prior has it.
+    """
     model, x = line_of(order)
     kernel = Staged(model, num_stages=1)
     reading, data = kernel.read(Program(model, x))
@@ -283,7 +328,9 @@ def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(
         monkeypatch.setattr(reading.nesting.exchange, "log_copies", 0.0)
     state = kernel.init(random.key(0), reading, data)
     z = reading.nesting.draws(random.key(1), 2000, reading.start, (state.clumps, state.sampled))
-    log_weight, _ = _search._weighed(reading.start, z, state.sampled, state.clumps, {"x": jnp.asarray(x)})
+    log_weight, _ = _search._weighed(
+        reading.start, z, state.sampled, state.clumps, {"x": jnp.asarray(x)}
+    )
     found, weight = logsumexp(log_weight) - np.log(len(z)), np.exp(log_weight - np.max(log_weight))
     error = weight.std() / weight.mean() / np.sqrt(len(z))
     assert error < 0.05
@@ -292,8 +339,11 @@ def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_clumps_of_other_places_are_moved_to_those_of_the_heaviest(bug, monkeypatch):
-    """Two arrangements, named in opposite ways. What is drawn from the second is alike after it was moved, and its density is that of draws
-    that were. The planted bug leaves it."""
+    """Two arrangements, named in opposite ways.
+
+    What is drawn from the second is alike after it was moved, and its density is that of draws that
+    were. The planted bug leaves it.
+    """
     model, x = line_of(3)
     search, _ = search_of(Staged(model, num_stages=1), x)
     if bug:
@@ -306,16 +356,22 @@ def test_clumps_of_other_places_are_moved_to_those_of_the_heaviest(bug, monkeypa
     if not bug:
         np.testing.assert_allclose(named.clumps.mean[1], [-1, 10, 19], atol=1e-6)
         spread = jnp.linalg.inv(named.clumps.inverse[1])
-        np.testing.assert_allclose(spread @ spread.T, (roots[1] @ roots[1].T)[::-1, ::-1], atol=1e-6)
+        np.testing.assert_allclose(
+            spread @ spread.T, (roots[1] @ roots[1].T)[::-1, ::-1], atol=1e-6
+        )
 
 
 def apart_evidence(order, x):
-    """Where each row can only be of the cluster that is near: m! times the product over clusters."""
+    """Where each row can only be of the cluster that is near: m! times the product over
+    clusters.
+    """
     parts = x.reshape(order, -1)
     count, scale = parts.shape[1], 3.0 * order
     covariance = np.eye(count) + scale**2
     normal = stats.multivariate_normal(np.zeros(count), covariance)
-    return float(gammaln(order + 1) + sum(normal.logpdf(part) for part in parts) - len(x) * np.log(order))
+    return float(
+        gammaln(order + 1) + sum(normal.logpdf(part) for part in parts) - len(x) * np.log(order)
+    )
 
 
 @pytest.mark.slow
@@ -327,7 +383,9 @@ def test_less_is_left_to_find_out():
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("little", "places"), [(np.inf, 8), (-1.0, 0)], ids=["always", "never"])
 def test_what_clumps_cannot_say_is_not_gone_over(little, places, monkeypatch):
-    """A state keeps what was found where it is believed; evaluations of the search count in any case."""
+    """A state keeps what was found where it is believed; evaluations of the search count in any
+    case.
+    """
     monkeypatch.setattr(_search, "LITTLE", little)
     monkeypatch.setattr(_search, "PART", 0.0)
     kernel = Staged(line, num_stages=1, num_live=40, num_walkers=50)
@@ -347,5 +405,7 @@ def test_nats_that_are_left():
 
 @pytest.mark.parametrize("num_walkers", [-1, 5, True, 30.0, "many"])
 def test_a_wrong_number_of_walkers_is_refused(num_walkers):
-    with pytest.raises(ValueError, match=r"num_walkers: found .*, wanted None, 0, or an integer, at least 20"):
+    with pytest.raises(
+        ValueError, match=r"num_walkers: found .*, wanted None, 0, or an integer, at least 20"
+    ):
         Staged(line, num_walkers=num_walkers)

@@ -14,27 +14,40 @@ from tests.inference.test_coordinate_ascent import ascended
 pytestmark = [pytest.mark.usefixtures("x64", "numpyro_promotion"), pytest.mark.slow]
 
 NAN = np.nan
-NEW = np.array([[0.5, -1.0, 0.3, 0.2, -0.4], [NAN, 0.3, NAN, 1.0, 0.6], [1.5, NAN, NAN, NAN, NAN], [NAN] * 5])
+NEW = np.array(
+    [[0.5, -1.0, 0.3, 0.2, -0.4], [NAN, 0.3, NAN, 1.0, 0.6], [1.5, NAN, NAN, NAN, NAN], [NAN] * 5]
+)
 
 
 def integrals(draws, x, which):
-    """Weights of the groups times the density of what is seen, that times P(y = 1), and that times the feature `which`, of each draw."""
+    """Weights of the groups times the density of what is seen, that times P(y = 1), and that
+    times the feature `which`, of each draw.
+    """
     o, parts = np.flatnonzero(~np.isnan(x)), []
     for d in range(len(draws["c"])):
         V, c = draws["V"][d], draws["c"][d]
         weight = np.append(V, 1.0) * np.append(1.0, np.cumprod(1 - V))
         own = []
         for h in range(len(weight)):
-            covariance, loading = np.linalg.inv(draws["Lambda"][d, h]), draws["b"][d, h][:, None] * draws["A"][d]
+            covariance, loading = (
+                np.linalg.inv(draws["Lambda"][d, h]),
+                draws["b"][d, h][:, None] * draws["A"][d],
+            )
             mean, w = c + draws["mu"][d, h] @ loading, draws["w"][d, 0, h]
             spread = loading.T @ covariance @ loading + np.diag(1 / draws["psi"][d])
             with_score = loading.T @ covariance @ w[:-1]
-            solved = np.linalg.solve(spread[np.ix_(o, o)], np.column_stack([x[o] - mean[o], with_score[o]]))
+            solved = np.linalg.solve(
+                spread[np.ix_(o, o)], np.column_stack([x[o] - mean[o], with_score[o]])
+            )
             score = w[:-1] @ draws["mu"][d, h] + w[-1] + with_score[o] @ solved[:, 0]
             sure = 1 + w[:-1] @ covariance @ w[:-1] - with_score[o] @ solved[:, 1]
-            density = weight[h] * (multivariate_normal.pdf(x[o], mean[o], spread[np.ix_(o, o)]) if len(o) else 1.0)
+            density = weight[h] * (
+                multivariate_normal.pdf(x[o], mean[o], spread[np.ix_(o, o)]) if len(o) else 1.0
+            )
             yes = ndtr(score / np.sqrt(sure))
-            own.append((density, density * yes, density * (mean[which] + spread[which][o] @ solved[:, 0])))
+            own.append(
+                (density, density * yes, density * (mean[which] + spread[which][o] @ solved[:, 0]))
+            )
         parts.append(np.sum(own, 0))
     return np.array(parts)
 
@@ -43,7 +56,9 @@ def test_prediction_is_an_integral_over_the_posterior():
     """Of each row: its label, and a missing entry."""
     model, data = factor_case("binary")
     kernel, state, _, _, read = ascended(data, 300, model)
-    found = kernel.predict(state, read[0], Program(model, **data | {"x": NEW, "y": np.ones(4, int)}))
+    found = kernel.predict(
+        state, read[0], Program(model, **data | {"x": NEW, "y": np.ones(4, int)})
+    )
     draws = jax.device_get(kernel.draw(random.key(0), state, *read, 1500))
     for i, x in enumerate(NEW):
         which = int(np.argmax(np.isnan(x)))

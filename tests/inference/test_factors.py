@@ -1,4 +1,6 @@
-"""Reading of mixtures among common factors: followed when edited, refused by name, and a wrong formula seen."""
+"""Reading of mixtures among common factors: followed when edited, refused by name, and a wrong
+formula seen.
+"""
 
 from functools import partial
 from typing import Any
@@ -33,8 +35,15 @@ def test_each_part_is_read(name):
     model, data = factor_case(name)
     program = Program(model, **data)
     found = read_factors(program)
-    assert (found.linked.site, found.linked.scores, found.linked.loadings, found.linked.centre) == ("x", "s", "A", "c")
-    assert {*found.linked.latent, "s", *found.given.known} >= {*program.latent, "y"} & set(program.sites)
+    assert (found.linked.site, found.linked.scores, found.linked.loadings, found.linked.centre) == (
+        "x",
+        "s",
+        "A",
+        "c",
+    )
+    assert {*found.linked.latent, "s", *found.given.known} >= {*program.latent, "y"} & set(
+        program.sites
+    )
     assert (found.linked.shown is None) == (name == "all factors")
     np.testing.assert_array_equal(found.rows(program).features, data["x"])
 
@@ -50,7 +59,10 @@ def test_numbers_of_the_priors():
     np.testing.assert_allclose(prior.share, 1.2 / 2.2)
     np.testing.assert_allclose(prior.counts[0], 1.2)
     y = factor_case("binary")[1]["y"]
-    np.testing.assert_array_equal(found.rows(Program(iqgme_factors, **factor_case("binary")[1])).signs[:, 0], np.where(y < 0, 0, 2 * y - 1))
+    np.testing.assert_array_equal(
+        found.rows(Program(iqgme_factors, **factor_case("binary")[1])).signs[:, 0],
+        np.where(y < 0, 0, 2 * y - 1),
+    )
 
 
 @pytest.mark.slow
@@ -94,12 +106,30 @@ def by_the_rows(x, s, z, at):
 
 
 REFUSALS = {
-    "shape of the mean": (features_with(mean=lambda s, A: jnp.tanh(s @ A)), "site 'x' .Normal.: read as part of .* misses that by"),
-    "prior of loadings": (features_with(prior=dist.Laplace(0.0, 1.0)), "site 'x': it is computed from 'A' .Laplace"),
-    "noise": (features_with(scale=dist.LogNormal(0.0, 1.0)), "site 'x': it is computed from 'psi' .LogNormal"),
-    "side": (features_with(side=True), "site 'side' .Normal.: it depends on .'A'., which was read as part of the loadings"),
-    "shared choice": (features_with(shared=True), "site 'b': its prior is computed from .'pi'.; wanted numbers, or one Beta site of shape"),
-    "prior of the rows": (by_the_rows, "site 'x': the numbers of the priors of its loadings follow the rows"),
+    "shape of the mean": (
+        features_with(mean=lambda s, A: jnp.tanh(s @ A)),
+        "site 'x' .Normal.: read as part of .* misses that by",
+    ),
+    "prior of loadings": (
+        features_with(prior=dist.Laplace(0.0, 1.0)),
+        "site 'x': it is computed from 'A' .Laplace",
+    ),
+    "noise": (
+        features_with(scale=dist.LogNormal(0.0, 1.0)),
+        "site 'x': it is computed from 'psi' .LogNormal",
+    ),
+    "side": (
+        features_with(side=True),
+        "site 'side' .Normal.: it depends on .'A'., which was read as part of the loadings",
+    ),
+    "shared choice": (
+        features_with(shared=True),
+        "site 'b': its prior is computed from .'pi'.; wanted numbers, or one Beta site of shape",
+    ),
+    "prior of the rows": (
+        by_the_rows,
+        "site 'x': the numbers of the priors of its loadings follow the rows",
+    ),
 }
 
 
@@ -108,7 +138,17 @@ def test_what_is_not_conjugate_is_refused_by_name(name):
     features, message = REFUSALS[name]
     x = np.random.default_rng(0).normal(size=(30, 5))
     with pytest.raises(StructureError, match=message):
-        read_factors(Program(iqgme_factors, x, num_experts=3, num_factors=2, alpha=1.0, expert=None, features=features))
+        read_factors(
+            Program(
+                iqgme_factors,
+                x,
+                num_experts=3,
+                num_factors=2,
+                alpha=1.0,
+                expert=None,
+                features=features,
+            )
+        )
 
 
 SILENT = {
@@ -122,17 +162,32 @@ SILENT = {
 def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
     """Not, and so the case has power, where twelve rows are compared at values below 1."""
     x = np.random.default_rng(0).normal(size=(30, 5))
-    program = Program(iqgme_factors, x, num_experts=3, num_factors=2, alpha=1.0, expert=None, features=features_with(mean=SILENT[name]))
-    with pytest.raises(StructureError, match="site 'x' .Normal.: read as part of .* in some row or at some value"):
+    program = Program(
+        iqgme_factors,
+        x,
+        num_experts=3,
+        num_factors=2,
+        alpha=1.0,
+        expert=None,
+        features=features_with(mean=SILENT[name]),
+    )
+    with pytest.raises(
+        StructureError, match="site 'x' .Normal.: read as part of .* in some row or at some value"
+    ):
         read_factors(program)
-    monkeypatch.setattr(factors, "many_rows", lambda program, z, _: factors.some_rows(program, z, 12))
+    monkeypatch.setattr(
+        factors, "many_rows", lambda program, z, _: factors.some_rows(program, z, 12)
+    )
     monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
     read_factors(program)
 
 
 def test_what_it_cannot_do_is_refused():
     _, data = factor_case("no labels")
-    with pytest.raises(ValueError, match="batch_size: found 100 for a model whose rows have latent factors; wanted None"):
+    with pytest.raises(
+        ValueError,
+        match="batch_size: found 100 for a model whose rows have latent factors; wanted None",
+    ):
         Driver(CoordinateAscent(iqgme_factors, batch_size=100)).run(0, **data)
 
 

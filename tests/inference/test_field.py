@@ -1,4 +1,6 @@
-"""Functions of standard normal noise, read off a model; and their moves by surrogate data, against closed forms and exact draws."""
+"""Functions of standard normal noise, read off a model; and their moves by surrogate data,
+against closed forms and exact draws.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,14 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 X = np.random.default_rng(0).normal(size=(4, 2))
 OWNED = ("noise", "rejected_noise", "amplitude", "lengthscale")
-ENOUGH = {"num_replicates": 3000, "num_sweeps": 2, "beside": FIELD, "num_rounds": 2, "num_steps": 3, "num_trajectories": 3}
+ENOUGH = {
+    "num_replicates": 3000,
+    "num_sweeps": 2,
+    "beside": FIELD,
+    "num_rounds": 2,
+    "num_steps": 3,
+    "num_trajectories": 3,
+}
 
 
 def curves(edit=None):
@@ -63,7 +72,9 @@ def heights(edit=None):
     apart = jnp.abs(jnp.arange(4.0)[:, None] - jnp.arange(4.0))
     with numpyro.plate("function", 2):
         size = numpyro.sample("size", dist.LogNormal(0.0, 0.5))
-        covariance = jnp.exp(-apart / numpyro.sample("length", dist.LogNormal(0.0, 0.5))[:, None, None])
+        covariance = jnp.exp(
+            -apart / numpyro.sample("length", dist.LogNormal(0.0, 0.5))[:, None, None]
+        )
     with numpyro.plate("point", 4):
         noise = numpyro.sample("noise", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     factor = jnp.linalg.cholesky(covariance)
@@ -81,17 +92,27 @@ def heights(edit=None):
 
 
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize("edit", [None, "inverse", "uneven", "two"], ids=["own", "inverse", "uneven", "two"])
+@pytest.mark.parametrize(
+    "edit", [None, "inverse", "uneven", "two"], ids=["own", "inverse", "uneven", "two"]
+)
 def test_covariance_is_the_one_that_the_model_factorises(edit):
     program = Program(partial(heights, edit))
     scales = ("length",) if edit in ("inverse", "uneven") else ("size", "length")
     field = read_field(program, "noise", ("noise", *scales)).proved(program, random.key(0))
-    assert field.is_factorised == (edit is None)  # else the functions have another factor, or nobody knows which of them is theirs
+    # else the functions have another factor, or nobody knows which of them is theirs
+    assert field.is_factorised == (edit is None)
     values = jax.jit(program.draw_initial)(random.key(1))
-    both = lambda values: [replace(field, is_factorised=flag).affine(program, values) for flag in (field.is_factorised, False)]
-    (found, wanted), function = jax.jit(lambda values: (both(values), field.function(program, values)))(values)
+    both = lambda values: [
+        replace(field, is_factorised=flag).affine(program, values)
+        for flag in (field.is_factorised, False)
+    ]
+    (found, wanted), function = jax.jit(
+        lambda values: (both(values), field.function(program, values))
+    )(values)
     jax.tree.map(partial(assert_allclose, atol=1e-12), found, wanted)
-    assert_allclose(wanted.level + np.einsum("kij,jk->ik", wanted.root, values["noise"]), function, atol=1e-12)
+    assert_allclose(
+        wanted.level + np.einsum("kij,jk->ik", wanted.root, values["noise"]), function, atol=1e-12
+    )
 
 
 @pytest.mark.slow_after(2)
@@ -101,7 +122,10 @@ def test_covariance_is_the_one_that_the_model_factorises(edit):
         ("noise of another mean", r"\['noise'\]: found another prior"),
         ("not affine", r"\['values'\]: found functions that are not affine"),
         ("the other's height", r"\['height'\]: found scales of one function that bear on another"),
-        ("height elsewhere", r"\['noise', 'height'\]: found more in the model that depends on them"),
+        (
+            "height elsewhere",
+            r"\['noise', 'height'\]: found more in the model that depends on them",
+        ),
     ],
     ids=["mean", "tanh", "other", "elsewhere"],
 )
@@ -133,13 +157,19 @@ def test_surrogate_data_tell_of_the_noise_what_a_normal_does():
     at, surrogate = told()
     none = jnp.zeros((2, 4))
     mean, _ = at.given(surrogate, none, none)
-    of_before, of_error = jax.jit(jax.jacobian(lambda *drawn: at.given(surrogate, *drawn)[0], (0, 1)))(none, none)
+    of_before, of_error = jax.jit(
+        jax.jacobian(lambda *drawn: at.given(surrogate, *drawn)[0], (0, 1))
+    )(none, none)
     for k in range(2):
         effect = np.asarray(at.root[k])[SEEN]
         gain = effect.T @ np.linalg.inv(effect @ effect.T + VARIANCE * np.eye(3))
         assert_allclose(mean[k], gain @ (surrogate[SEEN, k] - at.level[SEEN, k]), atol=1e-10)
         covariance = np.eye(4) - gain @ effect
-        assert_allclose(sum(each[k, :, k] @ each[k, :, k].T for each in (of_before, of_error)), covariance, atol=1e-10)
+        assert_allclose(
+            sum(each[k, :, k] @ each[k, :, k].T for each in (of_before, of_error)),
+            covariance,
+            atol=1e-10,
+        )
         root = Axes.of(at).root[k]
         assert_allclose(root @ root.T, np.linalg.inv(covariance), atol=1e-10)
     rest = random.normal(random.key(3), mean.shape)
@@ -162,7 +192,9 @@ def test_surrogate_data_have_the_density_of_a_normal():
         _, log_density = at.given(surrogate, jnp.zeros((2, 4)), jnp.zeros((2, 4)))
         for k in range(2):
             effect = np.asarray(at.root[k])[SEEN]
-            wanted = multivariate_normal(np.asarray(at.level)[SEEN, k], effect @ effect.T + VARIANCE * np.eye(3))
+            wanted = multivariate_normal(
+                np.asarray(at.level)[SEEN, k], effect @ effect.T + VARIANCE * np.eye(3)
+            )
             gaps.append(log_density[k] - wanted.logpdf(np.asarray(surrogate)[SEEN, k]))
     assert_allclose(gaps, gaps[0], atol=1e-9)  # one constant, whatever the scales
 
@@ -174,28 +206,47 @@ def test_steps_and_trajectories_leave_the_joint_distribution_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slip", ["density", "Jacobian", "nowhere", "error", "coordinates", "old count"])
+@pytest.mark.parametrize(
+    "slip", ["density", "Jacobian", "nowhere", "error", "coordinates", "old count"]
+)
 def test_a_slip_moves_it(slip, monkeypatch):
-    given, log_scales, rest, settled, moves = Map.given, Field.log_scales, Axes.rest, LatentHistory._settled, {}
+    given, log_scales, rest, settled, moves = (
+        Map.given,
+        Field.log_scales,
+        Axes.rest,
+        LatentHistory._settled,
+        {},
+    )
     if slip in ("density", "error"):
         moves = {"num_steps": 12, "num_trajectories": 0}
     if slip == "density":  # of surrogate data, forgotten
         monkeypatch.setattr(Map, "given", lambda *args: (given(*args)[0], jnp.zeros(2)))
     if slip == "Jacobian":
         size = lambda values: jnp.log(values["amplitude"]) + jnp.log(values["lengthscale"][:, 0])
-        monkeypatch.setattr(Field, "log_scales", lambda self, program, values: log_scales(self, program, values) - size(values))
-    if slip in ("nowhere", "error"):  # surrogate data that are not of the functions; a draw that does not make the noise that is there
+        monkeypatch.setattr(
+            Field,
+            "log_scales",
+            lambda self, program, values: log_scales(self, program, values) - size(values),
+        )
+    # surrogate data that are not of the functions; a draw that does not make the noise that is
+    # there
+    if slip in ("nowhere", "error"):
 
         def wrong(rng_key, at):
             surrogate, before, error, _ = _surrogate(rng_key, at)
-            surrogate, error = (jnp.zeros_like(surrogate), error) if slip == "nowhere" else (surrogate, jnp.zeros_like(error))
+            surrogate, error = (
+                (jnp.zeros_like(surrogate), error)
+                if slip == "nowhere"
+                else (surrogate, jnp.zeros_like(error))
+            )
             return surrogate, before, error, at.map.given(surrogate, before, error)[1]
 
         monkeypatch.setattr("inference.kernels.latent_history.surrogate._surrogate", wrong)
     if slip == "coordinates":  # in which a trajectory does not begin where the noise is
         moves = {"num_steps": 1}
         monkeypatch.setattr(Axes, "rest", lambda self, noise: 1.3 * rest(self, noise))
-    if slip == "old count":  # kept, where functions and scales have moved with all counts of the window open
+    # kept, where functions and scales have moved with all counts of the window open
+    if slip == "old count":
         moves = {"num_replicates": 8000, "num_sweeps": 3}
 
         def keeps(self, rng_key, program, history, values, *others):
@@ -215,7 +266,13 @@ def test_scales_are_stretched_where_they_are_free():
     steps = {"amplitude": jnp.array([1.0, 0.0]), "lengthscale": jnp.zeros((2, 1))}
     moved = field.stretched(program, values, steps)
     assert_allclose(moved["amplitude"], values["amplitude"] * jnp.exp(steps["amplitude"]))
-    still = program.unconstrain(values | {name: 0 * values[name] for name in ("noise", "rejected_noise")})
-    whole = jax.grad(lambda free: program.log_density_unconstrained(still | {"amplitude": free}))(still["amplitude"])
-    part = jax.grad(lambda free: jnp.sum(field.log_scales(program, values | {"amplitude": jnp.exp(free)})))(jnp.log(values["amplitude"]))
+    still = program.unconstrain(
+        values | {name: 0 * values[name] for name in ("noise", "rejected_noise")}
+    )
+    whole = jax.grad(lambda free: program.log_density_unconstrained(still | {"amplitude": free}))(
+        still["amplitude"]
+    )
+    part = jax.grad(
+        lambda free: jnp.sum(field.log_scales(program, values | {"amplitude": jnp.exp(free)}))
+    )(jnp.log(values["amplitude"]))
     assert_allclose(whole, part, atol=1e-10)  # functions that are 0 say nothing of their amplitude

@@ -1,4 +1,6 @@
-"""The hash of a step: alike for the same flow of data in any order of the equations, another one for anything that changes a number."""
+"""The hash of a step: alike for the same flow of data in any order of the equations, another one
+for anything that changes a number.
+"""
 
 import os
 import subprocess
@@ -29,7 +31,15 @@ def difference_in_another_order(x, y):
     return a - b
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.grad, lambda f: lambda x, y: jax.lax.fori_loop(0, 3, lambda _, x: f(x, y), x)])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: f,
+        jax.jit,
+        jax.grad,
+        lambda f: lambda x, y: jax.lax.fori_loop(0, 3, lambda _, x: f(x, y), x),
+    ],
+)
 def test_the_order_of_independent_equations_does_not_count(wrap):
     x = jnp.float32(1.0)
     one, other = (jax.make_jaxpr(wrap(f))(x, x) for f in (difference, difference_in_another_order))
@@ -61,12 +71,24 @@ def drawn_by(impl):
         (lambda x: x + jnp.arange(3.0), lambda x: x + jnp.array([0.0, 1.0, 3.0])),
         (lambda x: x, lambda x: x.astype(jnp.int32)),
         (lambda x: (x, -x), lambda x: (-x, x)),
-        (lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2.0, x), lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 3.0, x)),
-        (lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2.0, x), lambda x: jax.lax.fori_loop(0, 4, lambda i, x: x * 2.0, x)),
+        (
+            lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2.0, x),
+            lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 3.0, x),
+        ),
+        (
+            lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2.0, x),
+            lambda x: jax.lax.fori_loop(0, 4, lambda i, x: x * 2.0, x),
+        ),
         (lambda x: jax.jit(jnp.sin)(x), lambda x: jax.jit(jnp.cos)(x)),
-        (lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), lambda x: jax.lax.cond(x[0] > 0, jnp.cos, jnp.sin, x)),
+        (
+            lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
+            lambda x: jax.lax.cond(x[0] > 0, jnp.cos, jnp.sin, x),
+        ),
         (lambda x: with_rule(jnp.sin)(x), lambda x: with_rule(jnp.cos)(x)),
-        (lambda x: x * jax.random.normal(jax.random.key(0)), lambda x: x * jax.random.normal(jax.random.key(1))),
+        (
+            lambda x: x * jax.random.normal(jax.random.key(0)),
+            lambda x: x * jax.random.normal(jax.random.key(1)),
+        ),
         (lambda x: x * drawn_by("rbg"), lambda x: x * drawn_by("unsafe_rbg")),
     ],
 )
@@ -77,17 +99,25 @@ def test_whatever_changes_a_number_counts(one, other):
 
 def test_the_shape_of_an_input_counts():
     assert sha(jnp.sin, jnp.ones(3)) != sha(jnp.sin, jnp.ones(4))
-    assert sha(lambda x, y: x, jnp.ones(3), jnp.ones(3)) != sha(lambda x, y: x, jnp.ones(3), jnp.ones(4))
+    assert sha(lambda x, y: x, jnp.ones(3), jnp.ones(3)) != sha(
+        lambda x, y: x, jnp.ones(3), jnp.ones(4)
+    )
 
 
 def test_constants_count_unless_they_are_inputs():
-    one, other = (jax.make_jaxpr(lambda x, table=table: x + table)(jnp.ones(3)) for table in (jnp.arange(3.0), jnp.ones(3)))
+    one, other = (
+        jax.make_jaxpr(lambda x, table=table: x + table)(jnp.ones(3))
+        for table in (jnp.arange(3.0), jnp.ones(3))
+    )
     assert trace_hash(one) != trace_hash(other)
     assert trace_hash(one, knows_constants=False) == trace_hash(other, knows_constants=False)
 
 
 def test_functions_of_the_host_count_where_their_identity_is_asked_for():
-    one, other = (jax.make_jaxpr(lambda x, f=f: jax.pure_callback(f, x, x))(jnp.ones(3)) for f in (np.sin, np.cos))
+    one, other = (
+        jax.make_jaxpr(lambda x, f=f: jax.pure_callback(f, x, x))(jnp.ones(3))
+        for f in (np.sin, np.cos)
+    )
     assert trace_hash(one) == trace_hash(other)  # identities are others in each process
     assert trace_hash(one, []) != trace_hash(other, [])
 
@@ -120,7 +150,12 @@ printed(Unordered())
 """
     root = Path(__file__).parents[2]
     run = lambda seed: subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONHASHSEED": seed},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     ours, theirs = zip(*map(run, ("0", "1", "3")), strict=True)
     assert len(set(ours)) == 1

@@ -1,4 +1,6 @@
-"""Nested sampling with its importance sampling against exact answers; bugs that its tests must see; what it refuses."""
+"""Nested sampling with its importance sampling against exact answers; bugs that its tests must
+see; what it refuses.
+"""
 
 import json
 
@@ -28,11 +30,15 @@ MEAN = COVARIANCE @ X.T @ Y / 0.25
 
 
 def finish(model=line, num_live=60, **settings):
-    return ImportanceFinish(NestedSampler(model, num_live=num_live), **({"num_draws": 4000, "num_clumps": 2} | settings))
+    return ImportanceFinish(
+        NestedSampler(model, num_live=num_live), **({"num_draws": 4000, "num_clumps": 2} | settings)
+    )
 
 
 def run(kernel, *args, seed=0, **settings):
-    return Driver(kernel, **({"num_samples": 500, "progress_bar": False} | settings)).run(seed, *args)
+    return Driver(kernel, **({"num_samples": 500, "progress_bar": False} | settings)).run(
+        seed, *args
+    )
 
 
 def weighed(monkeypatch, kernel, *args):
@@ -64,8 +70,12 @@ def is_exact(particles, attrs):
     share = np.exp(np.asarray(particles["log_weight"] - attrs["log_evidence"]))
     away = np.asarray(particles["weight"]) - MEAN
     second = away[:, :, None] * away[:, None] - COVARIANCE
-    off = [np.abs(share @ each) / np.sqrt(share**2 @ each**2) for each in (away, second.reshape(-1, 4))]
-    return bool(abs(attrs["log_evidence"] - line_evidence()) < 4 * error and (np.concatenate(off) < 4).all())
+    off = [
+        np.abs(share @ each) / np.sqrt(share**2 @ each**2) for each in (away, second.reshape(-1, 4))
+    ]
+    return bool(
+        abs(attrs["log_evidence"] - line_evidence()) < 4 * error and (np.concatenate(off) < 4).all()
+    )
 
 
 @pytest.mark.slow_after(2)
@@ -73,22 +83,31 @@ def is_exact(particles, attrs):
 def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
     """Here a single one, beside the posterior and too wide."""
     wrong(monkeypatch, bug)
-    clump = Clumps.of(jnp.zeros(1), jnp.asarray(MEAN)[None] + 0.1, 1.5 * jnp.linalg.cholesky(COVARIANCE)[None])
+    clump = Clumps.of(
+        jnp.zeros(1), jnp.asarray(MEAN)[None] + 0.1, 1.5 * jnp.linalg.cholesky(COVARIANCE)[None]
+    )
     monkeypatch.setattr(StateClumps, "fitted", lambda *_: clump)
     _, found = weighed(monkeypatch, finish(background=0.3), X, Y)
     assert is_exact(found.groups["particles"], found.attrs) == (bug == "right")
-    np.testing.assert_allclose(np.exp(found.groups["particles"]["log_weight"]).sum(), np.exp(found.attrs["log_evidence"]))
+    np.testing.assert_allclose(
+        np.exp(found.groups["particles"]["log_weight"]).sum(), np.exp(found.attrs["log_evidence"])
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, 1])
 def test_clumps_are_fitted_again_to_the_weighted_draws(rounds, monkeypatch):
-    """A first fit to draws from the prior, as the sampler ended before its first step: too wide; the others find the posterior."""
-    _, found = weighed(monkeypatch, finish(num_live=120, num_rounds=rounds, enough=0.8, background=0.1), X, Y)
+    """A first fit to draws from the prior, as the sampler ended before its first step: too wide;
+    the others find the posterior.
+    """
+    _, found = weighed(
+        monkeypatch, finish(num_live=120, num_rounds=rounds, enough=0.8, background=0.1), X, Y
+    )
     assert found.attrs["num_rounds"] == rounds
     assert (found.attrs["ess"] > 1200) == (rounds == 3)
     assert is_exact(found.groups["particles"], found.attrs)
-    assert found.attrs["num_evaluations"] == 120 + 4000 * rounds + 120  # points of the sampler are looked at again
+    # points of the sampler are looked at again
+    assert found.attrs["num_evaluations"] == 120 + 4000 * rounds + 120
 
 
 def test_rounds_end_with_draws_that_are_effective_enough(monkeypatch):
@@ -114,7 +133,9 @@ def test_the_error_is_far_below_that_of_the_nested_sampling(bug, monkeypatch):
 @pytest.mark.slow
 def test_claimed_errors_are_those_that_are_made():
     attrs = run(finish(num_draws=1000), X, Y, num_chains=16).attrs
-    z = (attrs["log_evidence_of_replicates"] - line_evidence()) / attrs["log_evidence_se_of_replicates"]
+    z = (attrs["log_evidence_of_replicates"] - line_evidence()) / attrs[
+        "log_evidence_se_of_replicates"
+    ]
     assert 0.55 < np.sqrt(np.mean(z**2)) < 1.6
     assert np.abs(z).max() < 3.7
 
@@ -127,13 +148,22 @@ def test_the_nested_sampling_is_as_it_is_alone_and_the_report_reads_the_whole():
     for name, values in alone["sample_stats"].data_vars.items():
         np.testing.assert_array_equal(tree["sample_stats"][name], values)
     for name in ("log_evidence", "log_evidence_se"):
-        np.testing.assert_array_equal(tree.attrs[f"nested_{name}_of_replicates"], alone.attrs[f"{name}_of_replicates"])
-    more = tree.attrs["num_evaluations_of_replicates"] - alone.attrs["num_evaluations_of_replicates"]
-    assert more.tolist() == [4000 + count for count in (alone["particles"]["log_weight"] > -np.inf).sum("particle").values.tolist()]
+        np.testing.assert_array_equal(
+            tree.attrs[f"nested_{name}_of_replicates"], alone.attrs[f"{name}_of_replicates"]
+        )
+    more = (
+        tree.attrs["num_evaluations_of_replicates"] - alone.attrs["num_evaluations_of_replicates"]
+    )
+    assert more.tolist() == [
+        4000 + count
+        for count in (alone["particles"]["log_weight"] > -np.inf).sum("particle").values.tolist()
+    ]
     page = report(tree)
     assert all(verdict.ok for verdict in page.verdicts), page
     assert page["importance"].figures["effective"] > 2000
-    assert json.loads(tree.attrs["kernel_settings"])["ImportanceFinish/NestedSampler.num_live"] == 200
+    assert (
+        json.loads(tree.attrs["kernel_settings"])["ImportanceFinish/NestedSampler.num_live"] == 200
+    )
 
 
 @pytest.mark.slow
@@ -149,9 +179,14 @@ def test_separated_modes_have_their_masses():
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_mode_that_no_clump_is_near_to_is_in_the_claimed_error(bug, monkeypatch):
-    """Clumps are fitted to one side. No draw knows of the other; the sampler has points there. The planted bug looks at draws alone."""
+    """Clumps are fitted to one side.
+
+    No draw knows of the other; the sampler has points there. The planted bug looks at draws alone.
+    """
     fitted = StateClumps.fitted
-    one_side = lambda self, key, told, log_weight, *rest: fitted(self, key, told, jnp.where(told.z[:, 0] > 0, log_weight, -jnp.inf), *rest)
+    one_side = lambda self, key, told, log_weight, *rest: fitted(
+        self, key, told, jnp.where(told.z[:, 0] > 0, log_weight, -jnp.inf), *rest
+    )
     monkeypatch.setattr(StateClumps, "fitted", one_side)
     if bug:
         monkeypatch.setattr(importance_finish, "_missed", lambda log_share, log_each: jnp.zeros(()))
@@ -162,10 +197,14 @@ def test_a_mode_that_no_clump_is_near_to_is_in_the_claimed_error(bug, monkeypatc
 
 
 def test_clumps_with_tails_are_a_density_and_what_is_drawn():
-    """The mean of a Normal density over theirs, at their draws, is 1; and a tenth of these lie beyond where Student's t has them."""
+    """The mean of a Normal density over theirs, at their draws, is 1; and a tenth of these lie
+    beyond where Student's t has them.
+    """
     tailed = StateClumps(2, 3.0)
     clumps = Clumps(jnp.zeros(1), jnp.ones((1, 2)), jnp.array([[[1.0, 0.0], [0.5, 2.0]]]))
-    z = np.asarray(jax.jit(jax.vmap(lambda key: tailed.draw(key, clumps)))(random.split(random.key(0), 4000)))
+    z = np.asarray(
+        jax.jit(jax.vmap(lambda key: tailed.draw(key, clumps)))(random.split(random.key(0), 4000))
+    )
     log_ratio = lambda z: StateClumps(2).log_density(clumps, z) - tailed.log_density(clumps, z)
     ratio = np.exp(np.asarray(jax.jit(jax.vmap(log_ratio))(z)))
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(4000)
@@ -200,7 +239,10 @@ def test_a_run_that_was_ended_early_claims_no_error():
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_run_is_resumed_bit_for_bit(bug, tmp_path, monkeypatch):
-    """In the nested sampling, and between that and the importance draws. The planted bug forgets the key of these."""
+    """In the nested sampling, and between that and the importance draws.
+
+    The planted bug forgets the key of these.
+    """
     wanted = run(finish(), X, Y)
     steps = wanted.attrs["steps"]
     if bug:
@@ -226,19 +268,46 @@ def test_the_host_may_do_the_last_of_a_run_without_a_step():
 @pytest.mark.parametrize(
     ("sampler", "settings", "error", "message"),
     [
-        (Staged(line), {}, TypeError, "sampler: found <inference.*Staged.*, wanted a NestedSampler"),
+        (
+            Staged(line),
+            {},
+            TypeError,
+            "sampler: found <inference.*Staged.*, wanted a NestedSampler",
+        ),
         (line, {}, TypeError, "sampler: found <function line.*wanted a NestedSampler"),
         (NestedSampler, {}, TypeError, "sampler: found <class"),
-        (NestedSampler(line), {"num_draws": 10}, ValueError, "num_draws: found 10, wanted an integer, at least 100"),
+        (
+            NestedSampler(line),
+            {"num_draws": 10},
+            ValueError,
+            "num_draws: found 10, wanted an integer, at least 100",
+        ),
         (NestedSampler(line), {"num_draws": 1e4}, ValueError, "num_draws: found 10000.0"),
         (NestedSampler(line), {"num_clumps": 0}, ValueError, "num_clumps: found 0"),
         (NestedSampler(line), {"background": 0.0}, ValueError, "background: found 0.0"),
         (NestedSampler(line), {"background": 1.0}, ValueError, "background: found 1.0"),
         (NestedSampler(line), {"num_rounds": 0}, ValueError, "num_rounds: found 0"),
         (NestedSampler(line), {"enough": 1.0}, ValueError, "enough: found 1.0"),
-        (NestedSampler(line), {"enough": "all"}, ValueError, "enough: found 'all', wanted a number between 0 and 1"),
+        (
+            NestedSampler(line),
+            {"enough": "all"},
+            ValueError,
+            "enough: found 'all', wanted a number between 0 and 1",
+        ),
     ],
-    ids=["staged", "model", "class", "few draws", "no integer", "no clump", "no background", "nothing else", "no round", "all", "word"],
+    ids=[
+        "staged",
+        "model",
+        "class",
+        "few draws",
+        "no integer",
+        "no clump",
+        "no background",
+        "nothing else",
+        "no round",
+        "all",
+        "word",
+    ],
 )
 def test_refused_by_name(sampler, settings, error, message):
     with pytest.raises(error, match=message):
@@ -248,7 +317,9 @@ def test_refused_by_name(sampler, settings, error, message):
 def test_replicates_that_would_end_together_are_refused():
     kernel = finish()
     reading, data = kernel.read(Program(line, X, Y))
-    with pytest.raises(ValueError, match="chain_method: replicates finish at different steps; use 'sequential'"):
+    with pytest.raises(
+        ValueError, match="chain_method: replicates finish at different steps; use 'sequential'"
+    ):
         kernel.on_host([kernel.init(random.key(0), reading, data)], reading, data)
 
 
@@ -257,6 +328,8 @@ def test_replicates_that_would_end_together_are_refused():
 def test_the_evidence_of_members_without_names_is_that_of_all_places(bug, monkeypatch):
     """The planted bug: draws in one of two places have the density of that one."""
     if bug:
-        monkeypatch.setattr(importance_finish, "in_places", lambda exchange, reference, densities: densities)
+        monkeypatch.setattr(
+            importance_finish, "in_places", lambda exchange, reference, densities: densities
+        )
     attrs = run(finish(pair, num_clumps=1), TWO).attrs
     assert (abs(attrs["log_evidence"] - pair_evidence()) < 3.5 * attrs["log_evidence_se"]) != bug

@@ -1,4 +1,6 @@
-"""The history kernel against exact answers: a negative binomial count, and exact draws of a joint distribution that it must leave alone."""
+"""The history kernel against exact answers: a negative binomial count, and exact draws of a
+joint distribution that it must leave alone.
+"""
 
 from functools import partial
 
@@ -29,15 +31,24 @@ Y = np.array([0, -1, 1, -1, -1])
 
 
 def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
-    """Total variation between the counts of a run and the negative binomial; and the mean of `where`^2 over its truth."""
+    """Total variation between the counts of a run and the negative binomial; and the mean of
+    `where`^2 over its truth.
+    """
     lost, spread = loss_of_a_bead()
     drawn = run(
-        LatentHistory(model, capacity="room", num_rounds=num_rounds, num_trajectories=2), model, (TOTAL,), {}, num_sweeps, ("lost", "where")
+        LatentHistory(model, capacity="room", num_rounds=num_rounds, num_trajectories=2),
+        model,
+        (TOTAL,),
+        {},
+        num_sweeps,
+        ("lost", "where"),
     )
     counts = np.bincount(np.asarray(drawn["lost"]), minlength=ROOM + 1) / num_sweeps
     is_used = np.arange(ROOM) < np.asarray(drawn["lost"])[:, None]
     truth = stats.nbinom.pmf(np.arange(ROOM + 1), TOTAL, 1 - lost)
-    return 0.5 * np.abs(counts - truth).sum(), np.mean(np.asarray(drawn["where"])[is_used] ** 2) / spread
+    return 0.5 * np.abs(counts - truth).sum(), np.mean(
+        np.asarray(drawn["where"])[is_used] ** 2
+    ) / spread
 
 
 @pytest.mark.slow
@@ -58,7 +69,9 @@ def test_windows_must_be_laid_at_random(monkeypatch):
 @pytest.mark.slow
 def test_count_without_its_orders_is_another():
     """The density as it was printed."""
-    distance, _ = distance_to_truth(partial(beads, prior=lambda most, total: dist.Categorical(logits=jnp.zeros(most + 1))))
+    distance, _ = distance_to_truth(
+        partial(beads, prior=lambda most, total: dist.Categorical(logits=jnp.zeros(most + 1)))
+    )
     assert distance > 0.2
 
 
@@ -66,7 +79,9 @@ def forgets_the_proposal(self, rng_key, program, history, values, function):
     """Swaps with points that were drawn from the base density, as if they had not been."""
     events = History.log_events
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(History, "log_events", lambda self, *at: events(self, *at) + self.log_places(*at[:2]))
+        patch.setattr(
+            History, "log_events", lambda self, *at: events(self, *at) + self.log_places(*at[:2])
+        )
         return EXCHANGED(self, rng_key, program, history, values, function)
 
 
@@ -82,7 +97,9 @@ def test_proposal_must_be_in_the_ratio(monkeypatch):
 
 @pytest.mark.slow
 def test_density_must_be_in_the_ratio_of_places_nearby(monkeypatch):
-    monkeypatch.setattr(History, "log_places", lambda self, program, values: jnp.zeros(self.capacity))
+    monkeypatch.setattr(
+        History, "log_places", lambda self, program, values: jnp.zeros(self.capacity)
+    )
     monkeypatch.setattr(History, "prove", lambda self, program, rng_key: None)
     _, spread = distance_to_truth()
     assert abs(spread - 1) > 0.03
@@ -93,13 +110,19 @@ def test_density_must_be_in_the_ratio_of_places_nearby(monkeypatch):
 
 @pytest.mark.slow
 def test_sweeps_leave_the_joint_distribution_alone():
-    found = drift(num_trajectories=0)  # trajectories, tested in test_field.py, would mend what is wrong
+    # trajectories, tested in test_field.py, would mend what is wrong
+    found = drift(num_trajectories=0)
     assert max(map(abs, found.values())) < 4, found
 
 
 def old_noise(self, level, root, function):
-    """No new noise for a new order: the mistake of a sampler that forgets that noise belongs to a place in the order."""
-    return jnp.linalg.solve(jnp.eye(self.capacity) * jnp.diagonal(root, 0, 1, 2)[..., None], (function - level).T[..., None])[..., 0].T
+    """No new noise for a new order: the mistake of a sampler that forgets that noise belongs to
+    a place in the order.
+    """
+    return jnp.linalg.solve(
+        jnp.eye(self.capacity) * jnp.diagonal(root, 0, 1, 2)[..., None],
+        (function - level).T[..., None],
+    )[..., 0].T
 
 
 @pytest.mark.slow
@@ -107,7 +130,9 @@ def old_noise(self, level, root, function):
 def test_a_slip_moves_it(slip, monkeypatch):
     monkeypatch.setattr(History, "prove", lambda self, program, rng_key: None)
     if slip == "no orders":
-        monkeypatch.setattr(History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1))
+        monkeypatch.setattr(
+            History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1)
+        )
     if slip == "old noise":
         monkeypatch.setattr(History, "noise_of", old_noise)
     found = drift(num_trajectories=0)
@@ -120,7 +145,12 @@ def test_a_slip_moves_it(slip, monkeypatch):
 def test_structure_is_read_by_its_sites():
     history = read_history(Program(beads, TOTAL))
     assert (history.count, history.plate, history.capacity) == ("lost", "bead", ROOM)
-    assert (history.places, history.noise, history.function, history.events) == (("where",), "spark", "height", ("arrived",))
+    assert (history.places, history.noise, history.function, history.events) == (
+        ("where",),
+        "spark",
+        "height",
+        ("arrived",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +188,11 @@ def edited(edit):
             is_masked = jnp.ones(room, bool) if edit == "no mask" else is_used
             order = jnp.arange(room) / room if edit == "order counts" else 0.0
             with handlers.mask(mask=is_masked):
-                numpyro.sample("arrived", dist.Bernoulli(logits=logits(height) + order), obs=jnp.zeros(room, int))
+                numpyro.sample(
+                    "arrived",
+                    dist.Bernoulli(logits=logits(height) + order),
+                    obs=jnp.zeros(room, int),
+                )
 
     logits = lambda height: jax.nn.logsumexp(height, -1)
     return model
@@ -187,9 +221,13 @@ def test_a_count_whose_prior_is_learned_is_refused():
     """It ends at the capacity, and there what it depends on would be learned from that."""
 
     def learned(x, y, capacity=6):
-        return archipelago(x, y, capacity=capacity, persistence=numpyro.sample("stay", dist.Beta(9.0, 1.0)))
+        return archipelago(
+            x, y, capacity=capacity, persistence=numpyro.sample("stay", dist.Beta(9.0, 1.0))
+        )
 
-    with pytest.raises(StructureError, match=r"site 'num_rejected': its prior depends on \['stay'\]"):
+    with pytest.raises(
+        StructureError, match=r"site 'num_rejected': its prior depends on \['stay'\]"
+    ):
         read_history(Program(learned, X, Y))
 
 
@@ -200,7 +238,9 @@ def test_a_scale_whose_support_moves_is_refused():
 
     names = ["rejected_noise", "noise", "amplitude", "lengthscale"]
     program = Program(bounded, X, Y)
-    with pytest.raises(StructureError, match=r"site 'amplitude': its support depends on \['most'\]"):
+    with pytest.raises(
+        StructureError, match=r"site 'amplitude': its support depends on \['most'\]"
+    ):
         read_field(program, "rejected_noise", names)
 
 

@@ -1,10 +1,11 @@
 """The posterior of a small Archipelago against importance sampling of softmax Gaussian processes.
 
-With the rejected points summed out, the functions at the data have the posterior of a softmax classifier, times (Lambda / (1 + Lambda) / Z)
-for each row, Z the integral of Lambda / (1 + Lambda) over the base density; and M given the functions has the mean Q (1 - Z) / Z. Where the
-process may end, Z is 1 - persistence (1 - Z) there. In one
-dimension Z is a sum over nodes. To first order in the functions the density speaks of their sum, and labels of their differences: where
-the functions hardly vary, those are the softmax classifier's.
+With the rejected points summed out, the functions at the data have the posterior of a softmax
+classifier, times (Lambda / (1 + Lambda) / Z) for each row, Z the integral of Lambda / (1 + Lambda)
+over the base density; and M given the functions has the mean Q (1 - Z) / Z. Where the process may
+end, Z is 1 - persistence (1 - Z) there. In one dimension Z is a sum over nodes. To first order in
+the functions the density speaks of their sum, and labels of their differences: where the functions
+hardly vary, those are the softmax classifier's.
 """
 
 import jax.numpy as jnp
@@ -26,14 +27,20 @@ HISTORY = ["num_rejected", "rejected", "rejected_noise"]
 
 
 def weighted(amplitudes, persistence=1.0, num_draws=200_000, num_nodes=40):
-    """Draws of the functions at the data from their prior with the mean of M, log weights without and with what the density says."""
+    """Draws of the functions at the data from their prior with the mean of M, log weights
+    without and with what the density says.
+    """
     rng = np.random.default_rng(0)
     nodes, mass = np.polynomial.hermite_e.hermegauss(num_nodes)
     points = np.concatenate([X[:, 0], nodes])
     g = []
     for amplitude, length in zip(amplitudes, LENGTHSCALE[:, 0], strict=True):
-        covariance = np.exp(-0.5 * ((points[:, None] - points) / length) ** 2) + 1e-6 * np.eye(len(points))
-        g.append(amplitude * rng.normal(size=(num_draws, len(points))) @ np.linalg.cholesky(covariance).T)
+        covariance = np.exp(-0.5 * ((points[:, None] - points) / length) ** 2) + 1e-6 * np.eye(
+            len(points)
+        )
+        g.append(
+            amplitude * rng.normal(size=(num_draws, len(points))) @ np.linalg.cholesky(covariance).T
+        )
     g = np.stack(g, -1)
     log_mass = logsumexp(g, -1)
     z = expit(log_mass[:, len(X) :]) @ (mass / mass.sum())
@@ -45,7 +52,9 @@ def weighted(amplitudes, persistence=1.0, num_draws=200_000, num_nodes=40):
 
 
 def told(g, num_rejected):
-    """What is compared, [draw, quantity]: probabilities of class 0 at each row, the functions' sums there, the number of rejections."""
+    """What is compared, [draw, quantity]: probabilities of class 0 at each row, the functions'
+    sums there, the number of rejections.
+    """
     return np.concatenate([softmax(g, -1)[..., 0], g.sum(-1), num_rejected[:, None]], 1)
 
 
@@ -58,10 +67,19 @@ def average(values, log_weights):
 
 def chain(amplitudes, num_draws=8000, capacity=128, persistence=1.0):
     """The same by the kernel beside NUTS."""
-    known = {"amplitude": amplitudes, "lengthscale": LENGTHSCALE, "mean": np.zeros(1), "scale": np.ones(1)}
-    model = handlers.condition(archipelago, {name: jnp.asarray(value) for name, value in known.items()})
+    known = {
+        "amplitude": amplitudes,
+        "lengthscale": LENGTHSCALE,
+        "mean": np.zeros(1),
+        "scale": np.ones(1),
+    }
+    model = handlers.condition(
+        archipelago, {name: jnp.asarray(value) for name, value in known.items()}
+    )
     kernel = Gibbs([(LatentHistory(model), HISTORY), (NUTS(model, max_tree_depth=4), None)])
-    tree = Driver(kernel, num_warmup=300, num_samples=num_draws).run(0, X, Y, capacity=capacity, persistence=persistence)
+    tree = Driver(kernel, num_warmup=300, num_samples=num_draws).run(
+        0, X, Y, capacity=capacity, persistence=persistence
+    )
     g, count = tree.posterior["function"].values[0], tree.posterior["num_rejected"].values[0]
     parts = told(g, count.astype(float)).reshape(40, num_draws // 40, -1).mean(1)
     return parts.mean(0), parts.std(0, ddof=1) / np.sqrt(len(parts))

@@ -31,7 +31,10 @@ def test_capacity_grows_and_nothing_is_cut_off():
     assert tree.observed_data.sizes["bead"] == tree.log_likelihood.sizes["bead"] == room
     lost, _ = loss_of_a_bead()
     counts = np.bincount(tree.posterior["lost"].values.ravel(), minlength=60) / 8000
-    assert 0.5 * np.abs(counts - stats.nbinom.pmf(np.arange(len(counts)), TOTAL, 1 - lost)).sum() < 0.03
+    assert (
+        0.5 * np.abs(counts - stats.nbinom.pmf(np.arange(len(counts)), TOTAL, 1 - lost)).sum()
+        < 0.03
+    )
 
 
 @pytest.mark.slow
@@ -48,7 +51,9 @@ def test_run_that_grows_is_resumed_bit_for_bit(tmp_path):
 @pytest.mark.slow
 def test_slots_are_doubled_for_all_chains_of_a_lane():
     kernel = LatentHistory(beads, capacity="room")
-    begin = lambda seed: kernel.init(random.key(seed), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": SMALL})
+    begin = lambda seed: kernel.init(
+        random.key(seed), 0, {"lost": np.int32(3)}, (TOTAL,), {"room": SMALL}
+    )
     states = [begin(0)._replace(full=np.array(True)), begin(1)]
     assert [bool(kernel.needs_host(state)) for state in states] == [True, False]
     for before, after in zip(states, kernel.on_host(states), strict=True):
@@ -59,12 +64,19 @@ def test_slots_are_doubled_for_all_chains_of_a_lane():
 
 @pytest.mark.slow
 def test_memory_has_a_limit_that_is_named():
-    with pytest.raises(RuntimeError, match=r"found \d+ points .* with 6 slots, and max_capacity is 10"):
+    with pytest.raises(
+        RuntimeError, match=r"found \d+ points .* with 6 slots, and max_capacity is 10"
+    ):
         driver(kernel={"max_capacity": 10}).run(0, TOTAL, room=SMALL)
 
 
 @pytest.mark.parametrize(
-    ("most", "named"), [(0, "max_capacity: found 0"), ("a", "max_capacity: found 'a'"), (4, "found 6 slots at the start")]
+    ("most", "named"),
+    [
+        (0, "max_capacity: found 0"),
+        ("a", "max_capacity: found 'a'"),
+        (4, "found 6 slots at the start"),
+    ],
 )
 def test_a_limit_that_cannot_be_kept_is_refused(most, named):
     with pytest.raises(ValueError, match=named):
@@ -75,9 +87,14 @@ def test_a_limit_that_cannot_be_kept_is_refused(most, named):
 def test_history_and_nuts_share_a_model_and_a_history_that_grows():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 1)) ** 3, np.array([0, 1, *[-1] * 6])  # unlike the base density
-    blocks = [(LatentHistory(archipelago), ["num_rejected", "rejected", "rejected_noise"]), (NUTS(archipelago, max_tree_depth=4), None)]
+    blocks = [
+        (LatentHistory(archipelago), ["num_rejected", "rejected", "rejected_noise"]),
+        (NUTS(archipelago, max_tree_depth=4), None),
+    ]
     low = dist.LogNormal(-1.0, 0.3)  # of the amplitude: the count has no long tail
-    tree = Driver(Gibbs(blocks), num_warmup=100, num_samples=200, progress_bar=False).run(0, x, y, capacity=4, amplitude=low)
+    tree = Driver(Gibbs(blocks), num_warmup=100, num_samples=200, progress_bar=False).run(
+        0, x, y, capacity=4, amplitude=low
+    )
     assert tree.posterior.sizes["slot"] > 4
     assert tree.posterior["rejected"].dims == ("chain", "draw", "slot", "feature")
     assert np.isfinite(tree.posterior["lengthscale"]).all()
@@ -86,7 +103,12 @@ def test_history_and_nuts_share_a_model_and_a_history_that_grows():
 
 @pytest.mark.slow
 def test_numpyro_runs_it():
-    mcmc = MCMC(LatentHistory(partial(beads, room=ROOM), capacity="room"), num_warmup=10, num_samples=200, progress_bar=False)
+    mcmc = MCMC(
+        LatentHistory(partial(beads, room=ROOM), capacity="room"),
+        num_warmup=10,
+        num_samples=200,
+        progress_bar=False,
+    )
     mcmc.run(random.key(0), TOTAL, extra_fields=("full",))
     assert mcmc.get_samples()["lost"].mean() == pytest.approx(4.34, abs=1.0)
     assert not mcmc.get_extra_fields()["full"].any()

@@ -1,4 +1,6 @@
-"""The compiled loop: what is compiled once serves runs on other data of the same shapes, and nothing else."""
+"""The compiled loop: what is compiled once serves runs on other data of the same shapes, and
+nothing else.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +30,25 @@ def built(monkeypatch):
 
 
 def run(*data, model=logistic, kernel=HMC, jit_model_args=True, **settings):
-    driver = Driver(kernel(model), num_warmup=20, num_samples=20, progress_bar=False, jit_model_args=jit_model_args, **settings)
+    driver = Driver(
+        kernel(model),
+        num_warmup=20,
+        num_samples=20,
+        progress_bar=False,
+        jit_model_args=jit_model_args,
+        **settings,
+    )
     return driver.run(3, *data).posterior["weight"].values
 
 
 def test_data_may_be_arguments_of_the_loop():
-    reference = MCMC(HMC(logistic), num_warmup=20, num_samples=20, progress_bar=False, jit_model_args=True)
+    reference = MCMC(
+        HMC(logistic), num_warmup=20, num_samples=20, progress_bar=False, jit_model_args=True
+    )
     reference.run(random.key(3), X, LABELS)
-    np.testing.assert_allclose(run(X, LABELS)[0], reference.get_samples()["weight"], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        run(X, LABELS)[0], reference.get_samples()["weight"], rtol=1e-3, atol=1e-3
+    )
 
 
 def test_other_data_of_the_same_shapes_are_not_compiled_again(built):
@@ -52,7 +65,9 @@ def test_other_data_of_the_same_shapes_are_not_compiled_again(built):
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("jit_model_args", [True, False])
 def test_a_model_that_differs_in_a_constant_is_compiled_again(jit_model_args):
-    """Where the constants were not in the text of the program, the second model would get the first one's draws."""
+    """Where the constants were not in the text of the program, the second model would get the
+    first one's draws.
+    """
 
     def about(place):
         def model(x, y):
@@ -63,7 +78,15 @@ def test_a_model_that_differs_in_a_constant_is_compiled_again(jit_model_args):
 
     for place in (0.0, 5.0):
         table = jnp.full(1000, place)
-        assert np.abs(run(X, LABELS, model=about(table[7]), kernel=NUTS, jit_model_args=jit_model_args).mean() - place) < 0.1
+        assert (
+            np.abs(
+                run(
+                    X, LABELS, model=about(table[7]), kernel=NUTS, jit_model_args=jit_model_args
+                ).mean()
+                - place
+            )
+            < 0.1
+        )
 
 
 @pytest.mark.slow
@@ -80,7 +103,9 @@ def test_programs_that_were_not_asked_for_the_longest_are_forgotten(built, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_maps", "is_let_go"), [(40_000, True), (20_000, False)], ids=["many", "few"])
+@pytest.mark.parametrize(
+    ("num_maps", "is_let_go"), [(40_000, True), (20_000, False)], ids=["many", "few"]
+)
 def test_code_is_let_go_before_memory_has_no_more_maps(num_maps, is_let_go, monkeypatch, tmp_path):
     """A process dies where they run out, after some hundred runs."""
     for name, text in (("MAPS", "a map\n" * num_maps), ("MOST_MAPS", "65530\n")):

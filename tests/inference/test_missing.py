@@ -48,7 +48,11 @@ class AtTheMean(Missing):
 
 
 def check_gradient(family, x):
-    slope = jax.jit(jax.grad(lambda loc, scale: family(dist.Normal(loc, scale)).log_prob(x).sum(), argnums=(0, 1)))(0.4, 1.3)
+    slope = jax.jit(
+        jax.grad(
+            lambda loc, scale: family(dist.Normal(loc, scale)).log_prob(x).sum(), argnums=(0, 1)
+        )
+    )(0.4, 1.3)
     seen = x[~np.isnan(x)]
     np.testing.assert_allclose(slope[0], ((seen - 0.4) / 1.3**2).sum())
     np.testing.assert_allclose(slope[1], ((seen - 0.4) ** 2 / 1.3**3 - 1 / 1.3).sum())
@@ -60,14 +64,20 @@ def check_marginal(family):
     for seen in product([False, True], repeat=3):
         kept = np.flatnonzero(seen)
         found = log_prob(np.where(seen, x, np.nan))
-        wanted = stats.multivariate_normal(LOC[kept], COVARIANCE[np.ix_(kept, kept)]).logpdf(x[kept]) if len(kept) else 0.0
+        wanted = (
+            stats.multivariate_normal(LOC[kept], COVARIANCE[np.ix_(kept, kept)]).logpdf(x[kept])
+            if len(kept)
+            else 0.0
+        )
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_missing_entries_have_log_density_0_and_the_others_that_of_the_base(name):
     base, x = BASES[name]
-    wanted = np.asarray(jax.jit(base.log_prob)(np.array(x, int) if base.is_discrete else np.array(x)))
+    wanted = np.asarray(
+        jax.jit(base.log_prob)(np.array(x, int) if base.is_discrete else np.array(x))
+    )
     found = jax.jit(lambda holed: (Missing(base).log_prob(holed), Missing(base).support(holed)))
     for missing in product([False, True], repeat=3):
         holed = np.where(missing, np.nan, x)
@@ -78,19 +88,30 @@ def test_missing_entries_have_log_density_0_and_the_others_that_of_the_base(name
 
 
 @pytest.mark.parametrize(
-    ("name", "x"), [("Bernoulli", 0.5), ("Bernoulli", 2.0), ("Poisson", -1.0), ("Categorical", 4.0), ("Normal", np.inf)]
+    ("name", "x"),
+    [
+        ("Bernoulli", 0.5),
+        ("Bernoulli", 2.0),
+        ("Poisson", -1.0),
+        ("Categorical", 4.0),
+        ("Normal", np.inf),
+    ],
 )
 def test_seen_values_outside_of_the_support_are_impossible(name, x):
     base, value = BASES[name]
     holed = np.array([x, np.nan, value[2]])
-    log_prob, is_inside = jax.jit(lambda holed: (Missing(base).log_prob(holed), Missing(base).support(holed)))(holed)
+    log_prob, is_inside = jax.jit(
+        lambda holed: (Missing(base).log_prob(holed), Missing(base).support(holed))
+    )(holed)
     np.testing.assert_array_equal(np.isneginf(log_prob), [True, False, False])
     np.testing.assert_array_equal(is_inside, [False, True, True])
 
 
 def test_whole_numbers_have_nothing_missing():
     base, x = BASES["Poisson"]
-    np.testing.assert_array_equal(Missing(base).log_prob(jnp.array(x, int)), base.log_prob(jnp.array(x, int)))
+    np.testing.assert_array_equal(
+        Missing(base).log_prob(jnp.array(x, int)), base.log_prob(jnp.array(x, int))
+    )
 
 
 def test_gradient_is_that_of_the_seen_entries():
@@ -101,8 +122,14 @@ def test_gradient_is_that_of_the_seen_entries():
 
 @pytest.mark.parametrize("name", ["Bernoulli", "logits", "Poisson"])
 def test_gradient_of_counts_is_finite_at_nan(name):
-    family = {"Bernoulli": dist.Bernoulli, "logits": lambda x: dist.Bernoulli(logits=x), "Poisson": dist.Poisson}[name]
-    slope = jax.jit(jax.grad(lambda p: Missing(family(p)).log_prob(np.array([1.0, np.nan])).sum()))(np.array([0.4, 0.6]))
+    family = {
+        "Bernoulli": dist.Bernoulli,
+        "logits": lambda x: dist.Bernoulli(logits=x),
+        "Poisson": dist.Poisson,
+    }[name]
+    slope = jax.jit(jax.grad(lambda p: Missing(family(p)).log_prob(np.array([1.0, np.nan])).sum()))(
+        np.array([0.4, 0.6])
+    )
     assert slope[0] != 0
     assert slope[1] == 0
 
@@ -119,7 +146,13 @@ def test_gradient_of_the_marginal_equals_a_difference():
     @jax.jit
     @jax.value_and_grad
     def by_scale(s):
-        return Missing(dist.MultivariateNormal(s * LOC, precision_matrix=s * np.linalg.inv(COVARIANCE))).log_prob(x).sum()
+        return (
+            Missing(
+                dist.MultivariateNormal(s * LOC, precision_matrix=s * np.linalg.inv(COVARIANCE))
+            )
+            .log_prob(x)
+            .sum()
+        )
 
     difference = float(by_scale(1.2 + step)[0]) - float(by_scale(1.2 - step)[0])
     np.testing.assert_allclose(by_scale(1.2)[1], difference / (2 * step), rtol=1e-7)
@@ -128,14 +161,18 @@ def test_gradient_of_the_marginal_equals_a_difference():
 def test_an_independent_event_is_missing_by_its_entries():
     base, x = BASES["Normal"]
     holed = jnp.array([x[0], jnp.nan, x[2]])
-    np.testing.assert_allclose(Missing(base.to_event(1)).log_prob(holed), Missing(base).log_prob(holed).sum())
+    np.testing.assert_allclose(
+        Missing(base.to_event(1)).log_prob(holed), Missing(base).log_prob(holed).sum()
+    )
     assert Missing(base.to_event(1)).support(holed)
 
 
 def test_another_event_is_missing_as_a_whole_or_not_at_all():
     missing = Missing(dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])))
     x = jnp.array([[0.2, 0.3, 0.5], [jnp.nan] * 3, [0.2, jnp.nan, 0.5]])
-    np.testing.assert_allclose(missing.log_prob(x), [missing.base_dist.log_prob(x[0]), 0.0, -jnp.inf])
+    np.testing.assert_allclose(
+        missing.log_prob(x), [missing.base_dist.log_prob(x[0]), 0.0, -jnp.inf]
+    )
     np.testing.assert_array_equal(missing.support(x), [True, True, False])
 
 
@@ -153,8 +190,12 @@ def test_support_of_a_latent_site_is_that_of_the_base():
     assert biject_to(support)(-1.0) == biject_to(constraints.positive)(-1.0)
     assert not support.is_discrete
     assert Missing(dist.Poisson(1.0)).is_discrete
-    copy = jax.tree.unflatten(*jax.tree.flatten(Missing(dist.MultivariateNormal(LOC, COVARIANCE)))[::-1])
-    assert copy.log_prob(jnp.array([0.1, jnp.nan, 0.2])) == Missing(dist.MultivariateNormal(LOC, COVARIANCE)).log_prob([0.1, jnp.nan, 0.2])
+    copy = jax.tree.unflatten(
+        *jax.tree.flatten(Missing(dist.MultivariateNormal(LOC, COVARIANCE)))[::-1]
+    )
+    assert copy.log_prob(jnp.array([0.1, jnp.nan, 0.2])) == Missing(
+        dist.MultivariateNormal(LOC, COVARIANCE)
+    ).log_prob([0.1, jnp.nan, 0.2])
     assert copy.support == Missing(dist.MultivariateNormal(LOC, COVARIANCE)).support
     assert copy.support != support
 
@@ -181,6 +222,10 @@ def test_in_single_precision_and_with_strict_types():
     with jax.enable_x64(False), jax.numpy_dtype_promotion("strict"):
         found = Missing(dist.Bernoulli(np.full(3, 0.25, np.float32))).log_prob(holed[1])
         np.testing.assert_allclose(found, [np.log(0.25), np.log(0.75), 0.0], rtol=1e-6)
-        normal = Missing(dist.MultivariateNormal(LOC.astype(np.float32), COVARIANCE.astype(np.float32)))
-        wanted = stats.multivariate_normal(LOC[[0, 2]], COVARIANCE[np.ix_([0, 2], [0, 2])]).logpdf(holed[0, [0, 2]])
+        normal = Missing(
+            dist.MultivariateNormal(LOC.astype(np.float32), COVARIANCE.astype(np.float32))
+        )
+        wanted = stats.multivariate_normal(LOC[[0, 2]], COVARIANCE[np.ix_([0, 2], [0, 2])]).logpdf(
+            holed[0, [0, 2]]
+        )
         np.testing.assert_allclose(normal.log_prob(holed[0]), wanted, rtol=1e-5)

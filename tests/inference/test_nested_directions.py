@@ -1,4 +1,6 @@
-"""Directions of walks: not through the origin, as long as the mode is wide, of a few numbers or of all; and what came of it before."""
+"""Directions of walks: not through the origin, as long as the mode is wide, of a few numbers or
+of all; and what came of it before.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,25 +22,37 @@ Z = np.random.default_rng(0).normal(size=(COUNT, SIZE)) * [1.0, 2.0, 0.1, 5.0]
 
 def drawn(own, z=Z, spread=0.0, count=COUNT):
     fill = lambda value: jnp.full(LANES, value, jnp.int32)
-    around = Around(jnp.asarray(z), fill(0), fill(count), fill(own), jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE)))
+    around = Around(
+        jnp.asarray(z),
+        fill(0),
+        fill(count),
+        fill(own),
+        jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE)),
+    )
     return np.asarray(direction(random.key(0), around))
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_origin_takes_no_part(bug):
-    """A point that is far away is in no difference where it is the origin. Planted: another one is taken for the origin."""
+    """A point that is far away is in no difference where it is the origin.
+
+    Planted: another one is taken for the origin.
+    """
     z = Z.copy()
     z[7] += 1000.0
     assert (np.abs(drawn(7 + bug, z)).max() < 100) != bug
 
 
 def test_pairs_are_even():
-    """Points that are far apart from each other: each pair but those with the origin comes as often as any other, in both orders."""
+    """Points that are far apart from each other: each pair but those with the origin comes as
+    often as any other, in both orders.
+    """
     far = np.zeros((5, SIZE))
     far[:, 0] = [0.0, 1.0, 10.0, 100.0, 1000.0]
     taken = drawn(2, far, count=5)
     whole = taken[(taken[:, 0] != 0)][:, 0] * np.sqrt(2)
-    scales = np.sqrt(np.arange(1, SIZE + 1))  # lengths are by the number of latent numbers that change
+    # lengths are by the number of latent numbers that change
+    scales = np.sqrt(np.arange(1, SIZE + 1))
     values = np.round(np.abs(whole)[:, None] * scales, 6)
     pairs = [999.0, 900.0, 99.0, 1000.0, 100.0, 1.0]
     counts = np.array([np.isclose(values, pair).any(1).sum() for pair in pairs])
@@ -80,7 +94,9 @@ def of_any_two(key, around):
     share = random.uniform(key, (2, len(around.own)))
     one = (share[0] * around.count).astype(jnp.int32)
     other = (one + 1 + (share[1] * (around.count - 1)).astype(jnp.int32)) % around.count
-    return (around.points[around.first + one] - around.points[around.first + other]) / np.sqrt(2 * around.points.shape[1])
+    return (around.points[around.first + one] - around.points[around.first + other]) / np.sqrt(
+        2 * around.points.shape[1]
+    )
 
 
 @pytest.mark.slow
@@ -89,7 +105,9 @@ def test_few_live_points_of_many_numbers(bug, monkeypatch):
     """Forty live points of twenty numbers: the error is as claimed."""
     if bug:
         monkeypatch.setattr(_nesting, "direction", of_any_two)
-    driver = Driver(NestedSampler(normal, num_live=40), num_samples=10, num_chains=3, progress_bar=False)
+    driver = Driver(
+        NestedSampler(normal, num_live=40), num_samples=10, num_chains=3, progress_bar=False
+    )
     tree = driver.run(0)
     attrs = tree.attrs
     exact = -10 * np.log(2 * np.pi * 1.01)
@@ -102,14 +120,20 @@ def test_few_live_points_of_many_numbers(bug, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [0.25, 1.0])
 def test_walks_that_are_too_short_grow_or_are_reported(memory):
-    driver = Driver(NestedSampler(normal, num_live=40, num_sweeps=0.5, memory=memory), num_samples=10, progress_bar=False)
+    driver = Driver(
+        NestedSampler(normal, num_live=40, num_sweeps=0.5, memory=memory),
+        num_samples=10,
+        progress_bar=False,
+    )
     page = report(driver.run(0))
     assert page["walks"].ok is (memory < 1)
     assert memory < 1 or "More steps a point" in page["walks"].reason
 
 
 def test_walks_grow_by_what_they_keep():
-    grown = lambda longer, halfway, memory=0.25: float(_nesting.lengthened(jnp.asarray(longer), jnp.asarray(halfway), memory))
+    grown = lambda longer, halfway, memory=0.25: float(
+        _nesting.lengthened(jnp.asarray(longer), jnp.asarray(halfway), memory)
+    )
     assert grown(1.0, 1 / 1.5) == pytest.approx(1.0)  # a correlation of .25
     assert grown(1.0, 0.5) > 1.0 > grown(1.0, 0.9)
     assert grown(0.0, 0.9) == 0.0

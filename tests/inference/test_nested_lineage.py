@@ -18,17 +18,34 @@ RNG = np.random.default_rng(0)
 
 def two_parts(few=30, many=70):
     """A mode of two parts that have come apart, and a mode far away."""
-    parts = [RNG.normal(size=(few, 3)), RNG.normal(size=(many, 3)) + 20.0, RNG.normal(size=(20, 3)) - 90.0]
-    return jnp.asarray(np.concatenate(parts)), jnp.repeat(jnp.array([0, 1]), jnp.array([few + many, 20]))
+    parts = [
+        RNG.normal(size=(few, 3)),
+        RNG.normal(size=(many, 3)) + 20.0,
+        RNG.normal(size=(20, 3)) - 90.0,
+    ]
+    return jnp.asarray(np.concatenate(parts)), jnp.repeat(
+        jnp.array([0, 1]), jnp.array([few + many, 20])
+    )
 
 
 def parents(num_times=300, batch=20):
-    """[time, birth]: ten copies for the ten that die in the first mode, and ten in the other mode, of which two die."""
+    """[time, birth]: ten copies for the ten that die in the first mode, and ten in the other
+    mode, of which two die.
+    """
     z, mode = two_parts()
     chosen = jnp.asarray(np.r_[np.arange(3), 40:47, 100:102])
-    death = Death(jnp.arange(120), jnp.array([0, 100]), jnp.array([100, 20]), jnp.array([10, 2]), chosen, jnp.arange(12))
+    death = Death(
+        jnp.arange(120),
+        jnp.array([0, 100]),
+        jnp.array([100, 20]),
+        jnp.array([10, 2]),
+        chosen,
+        jnp.arange(12),
+    )
     birth_mode = jnp.repeat(jnp.array([0, 1]), batch // 2)
-    taken = jax.jit(jax.vmap(lambda key: parents_of(key, z, mode, death, birth_mode)))(random.split(random.key(0), num_times))
+    taken = jax.jit(jax.vmap(lambda key: parents_of(key, z, mode, death, birth_mode)))(
+        random.split(random.key(0), num_times)
+    )
     return np.asarray(taken), np.asarray(chosen)
 
 
@@ -38,7 +55,9 @@ def test_copies_are_of_survivors_of_their_mode_each_as_often_as_any_other():
     assert (taken[:, :10] < 100).all()
     assert (taken[:, 10:] >= 100).all()
     for births, survivors, first in ((taken[:, :10], 90, 0), (taken[:, 10:], 18, 100)):
-        counts = np.bincount(births.ravel() - first, minlength=120 - first)[: 100 if first == 0 else 20]
+        counts = np.bincount(births.ravel() - first, minlength=120 - first)[
+            : 100 if first == 0 else 20
+        ]
         counts = np.delete(counts, dying[(dying >= first) & (dying < first + len(counts))] - first)
         expected = births.size / survivors
         assert len(counts) == survivors
@@ -47,9 +66,14 @@ def test_copies_are_of_survivors_of_their_mode_each_as_often_as_any_other():
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_parts_that_have_come_apart_keep_their_numbers(bug, monkeypatch):
-    """27 of 90 survivors are of the smaller part: 3 of 10 copies, but for the fraction. Planted: in any order."""
+    """27 of 90 survivors are of the smaller part: 3 of 10 copies, but for the fraction.
+
+    Planted: in any order.
+    """
     if bug:
-        noise = lambda z, mode, num_modes: random.normal(random.key(int(RNG.integers(2**30))), mode.shape)
+        noise = lambda z, mode, num_modes: random.normal(
+            random.key(int(RNG.integers(2**30))), mode.shape
+        )
         monkeypatch.setattr(_nested_lineage, "along_axis", noise)
     taken, _ = parents()
     of_smaller = (taken[:, :10] < 30).sum(1)
@@ -70,10 +94,15 @@ def test_the_axis_is_the_first_principal_one_of_each_mode():
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_points_of_one_descent_weigh_as_one(bug):
-    """Two families, each in a part of its own: the share of a part is Uniform. Points of their own: Beta(10, 10)."""
+    """Two families, each in a part of its own: the share of a part is Uniform.
+
+    Points of their own: Beta(10, 10).
+    """
     mode = jnp.repeat(jnp.array([0, 1]), 10)
     ancestor = jnp.arange(20) if bug else jnp.repeat(jnp.array([3, 7]), 10)
-    volumes = _nested_volumes.shared(random.key(0), _nested_volumes.started(2, 2000), mode, jnp.zeros(2, int), ancestor)
+    volumes = _nested_volumes.shared(
+        random.key(0), _nested_volumes.started(2, 2000), mode, jnp.zeros(2, int), ancestor
+    )
     share = np.exp(np.asarray(volumes.log_volume[0]))
     assert share[0] == pytest.approx(0.5)
     p = kstest(share[1:], "uniform").pvalue, kstest(share[1:], beta(10, 10).cdf).pvalue
@@ -82,7 +111,11 @@ def test_points_of_one_descent_weigh_as_one(bug):
 
 
 def test_families_on_both_sides_say_nothing_of_the_share():
-    """Each family has a third of its points in the first part: the share is a third in every history."""
+    """Each family has a third of its points in the first part: the share is a third in every
+    history.
+    """
     mode, ancestor = jnp.tile(jnp.array([0, 1, 1]), 6), jnp.repeat(jnp.arange(6), 3)
-    volumes = _nested_volumes.shared(random.key(0), _nested_volumes.started(2, 50), mode, jnp.zeros(2, int), ancestor)
+    volumes = _nested_volumes.shared(
+        random.key(0), _nested_volumes.started(2, 50), mode, jnp.zeros(2, int), ancestor
+    )
     np.testing.assert_allclose(np.exp(volumes.log_volume[0]), 1 / 3)

@@ -1,4 +1,6 @@
-"""Modes of live points: clusters in numpy and scipy, what must hang together and what must not, and walks that leave their target alone."""
+"""Modes of live points: clusters in numpy and scipy, what must hang together and what must not,
+and walks that leave their target alone.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +25,16 @@ def cloud(size, centre=0.0, width=1.0, dims=3):
 
 def looked(z, mode=None, most=6, least=10):
     mode = jnp.zeros(len(z), jnp.int32) if mode is None else jnp.asarray(mode, jnp.int32)
-    return jax.jit(lambda z, mode: parts_of(z, mode, roots_of(z, mode, most), mode.max() + 1, least))(jnp.asarray(z), mode)
+    return jax.jit(
+        lambda z, mode: parts_of(z, mode, roots_of(z, mode, most), mode.max() + 1, least)
+    )(jnp.asarray(z), mode)
 
 
 def test_two_clouds_are_two_modes_and_one_is_one():
     parts = looked(np.concatenate([cloud(60), cloud(30, 20.0, 0.2)]))
     assert parts.num_modes == 2
-    np.testing.assert_array_equal(parts.mode, np.repeat([0, 1], [60, 30]))  # the larger keeps its number
+    # the larger keeps its number
+    np.testing.assert_array_equal(parts.mode, np.repeat([0, 1], [60, 30]))
     np.testing.assert_array_equal(parts.origin[:2], [0, 0])
     assert looked(RNG.uniform(size=(200, 2))).num_modes == 1
 
@@ -59,15 +64,22 @@ def test_components_are_those_of_scipy():
 
 
 def test_roots_are_those_of_the_covariance_of_each_mode():
-    z = np.concatenate([cloud(4000) @ np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 3]]), cloud(4000, 5.0, 0.1)])
+    z = np.concatenate(
+        [cloud(4000) @ np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 3]]), cloud(4000, 5.0, 0.1)]
+    )
     mode = np.repeat([0, 1], 4000)
     roots = np.asarray(roots_of(jnp.asarray(z), jnp.asarray(mode), 2))
     for m in range(2):
-        np.testing.assert_allclose(roots[m] @ roots[m].T, np.cov(z[mode == m].T, ddof=0), rtol=0.02, atol=0.02)
+        np.testing.assert_allclose(
+            roots[m] @ roots[m].T, np.cov(z[mode == m].T, ddof=0), rtol=0.02, atol=0.02
+        )
 
 
 def walked(bug=""):
-    """Standard normal points above a limit: x1 > 0.5, many at once, after a walk from exact draws. Bug: the height is left out."""
+    """Standard normal points above a limit: x1 > 0.5, many at once, after a walk from exact draws.
+
+    Bug: the height is left out.
+    """
     count, dims = 4000, 2
     z = RNG.normal(size=(200_000, dims))
     z = jnp.asarray(z[z[:, 0] > 0.5][:count])
@@ -76,7 +88,9 @@ def walked(bug=""):
     start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, dims))
-    moved, _, evaluations, *_ = _nested_moves.walk(random.key(0), densities, start, limit, turn, 20, 3.0)
+    moved, _, evaluations, *_ = _nested_moves.walk(
+        random.key(0), densities, start, limit, turn, 20, 3.0
+    )
     assert evaluations > 20 * count
     return np.asarray(start.z), np.asarray(moved.z)
 
@@ -86,22 +100,34 @@ def test_a_walk_leaves_the_prior_above_the_limit_alone(bug):
     before, after = walked(bug)
     assert (after[:, 0] > 0.5).all()
     assert (before != after).any(1).mean() > 0.99
-    p = min(kstest(after[:, 1], "norm").pvalue, kstest(after[:, 0], truncnorm(0.5, np.inf).cdf).pvalue)
+    p = min(
+        kstest(after[:, 1], "norm").pvalue, kstest(after[:, 0], truncnorm(0.5, np.inf).cdf).pvalue
+    )
     assert (p > 1e-3) == (not bug)
 
 
-@pytest.mark.parametrize("bug", ["", "below the limit", "no label"], ids=["right", "planted limit", "planted label"])
+@pytest.mark.parametrize(
+    "bug", ["", "below the limit", "no label"], ids=["right", "planted limit", "planted label"]
+)
 def test_offers_above_the_limit_are_taken(bug, monkeypatch):
-    """From a place where it could not stay: a likelihood that is flat beyond 1, with the limit on that plateau at the label .5, leaves half
-    of the plateau and all of the hill behind it. The planted bugs: any offer is taken, or each of the plateau."""
+    """From a place where it could not stay: a likelihood that is flat beyond 1, with the limit on
+    that plateau at the label .5, leaves half of the plateau and all of the hill behind it. The
+    planted bugs: any offer is taken, or each of the plateau.
+    """
     count = 8000
     if bug:
         above = _nested_moves.is_above
         at_least = lambda log_likelihood, label, limit: log_likelihood >= limit.log_likelihood
-        monkeypatch.setattr(_nested_moves, "is_above", at_least if bug == "no label" else lambda *given: above(*given) | True)
+        monkeypatch.setattr(
+            _nested_moves,
+            "is_above",
+            at_least if bug == "no label" else lambda *given: above(*given) | True,
+        )
     likelihood = lambda z: jnp.where(z < 1, z, jnp.where(z < 2, 1.0, z))
     densities = lambda z: (-0.5 * jnp.sum(z**2), likelihood(z[0]))
-    start = _nested_moves.Points(jnp.full((count, 1), 3.0), jnp.full(count, -4.5), jnp.full(count, 3.0), jnp.full(count, 0.9))
+    start = _nested_moves.Points(
+        jnp.full((count, 1), 3.0), jnp.full(count, -4.5), jnp.full(count, 3.0), jnp.full(count, 0.9)
+    )
     limit = _nested_moves.Limit(jnp.ones(count), jnp.full(count, 0.5))
     turn, offers = lambda key: jnp.ones((count, 1)), random.normal(random.key(1), (20 * count, 1))
     given = (densities, start, limit, turn, 5, 3.0, _nested_moves.STRAIGHT, offers)
@@ -116,9 +142,13 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
 
 
 def test_lanes_walk_where_no_offers_are_left():
-    """Of ten offers, the first five of which others have had: five lanes take one each, the others walk away from where they were."""
+    """Of ten offers, the first five of which others have had: five lanes take one each, the
+    others walk away from where they were.
+    """
     count, offers = 8, jnp.arange(10.0, 20.0)[:, None]
-    start = _nested_moves.Points(jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9))
+    start = _nested_moves.Points(
+        jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9)
+    )
     limit = _nested_moves.Limit(jnp.full(count, -1.0), jnp.zeros(count))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
     turn = lambda key: jnp.ones((count, 1))
@@ -133,16 +163,23 @@ def test_lanes_walk_where_no_offers_are_left():
 def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     """On a plateau at the limit every new label is above that of the limit, evenly."""
     count = 2000
-    start = _nested_moves.Points(jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9))
+    start = _nested_moves.Points(
+        jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9)
+    )
     limit = _nested_moves.Limit(jnp.zeros(count), jnp.full(count, 0.6))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
-    moved, *_ = _nested_moves.walk(random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0)
+    moved, *_ = _nested_moves.walk(
+        random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0
+    )
     assert kstest((np.asarray(moved.label) - 0.6) / 0.4, "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0], ids=["beside", "within"])
 def test_vectors_where_the_likelihood_is_nan_are_counted_and_not_gone_to(power):
-    """To the right of 1. Where the density that a walk leaves alone has the likelihood in it, it is NaN there itself."""
+    """To the right of 1.
+
+    Where the density that a walk leaves alone has the likelihood in it, it is NaN there itself.
+    """
     count = 500
     z = -jnp.abs(random.normal(random.key(1), (count, 1)))
     likelihood = lambda z: jnp.where(z[0] > 1, jnp.nan, -jnp.sum(z**2))
@@ -153,7 +190,9 @@ def test_vectors_where_the_likelihood_is_nan_are_counted_and_not_gone_to(power):
     ended = _nested_moves.walk(random.key(0), densities, start, limit, turn, 8, 3.0)
     assert 100 < ended.num_nan < 0.5 * ended.num_evaluations
     assert (ended.at.z < 1).all()
-    beside = _nested_moves.walk(random.key(0), lambda z: (-0.5 * jnp.sum(z**2), -jnp.sum(z**2)), start, limit, turn, 8, 3.0)
+    beside = _nested_moves.walk(
+        random.key(0), lambda z: (-0.5 * jnp.sum(z**2), -jnp.sum(z**2)), start, limit, turn, 8, 3.0
+    )
     assert beside.num_nan == 0
 
 
@@ -166,7 +205,9 @@ def test_halfway_is_where_a_walk_of_half_the_steps_ends():
     start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, -20.0), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, 2))
-    walk = lambda num_steps: _nested_moves.walk(random.key(0), densities, start, limit, turn, num_steps, 3.0)
+    walk = lambda num_steps: _nested_moves.walk(
+        random.key(0), densities, start, limit, turn, num_steps, 3.0
+    )
     _, halfway, *_ = walk(8)
     np.testing.assert_array_equal(halfway, walk(4)[0].z)
     assert (np.asarray(halfway) != np.asarray(walk(5)[0].z)).any()

@@ -23,7 +23,9 @@ def begun(model=line, args=(X, Y), num_live=60):
 
 def used(reading, state, count):
     """Of its offers so many more."""
-    return state._replace(offers=reading.used(state, jnp.asarray(count, jnp.int32) - state.offers.num_used))
+    return state._replace(
+        offers=reading.used(state, jnp.asarray(count, jnp.int32) - state.offers.num_used)
+    )
 
 
 def test_the_first_draws_are_the_live_points():
@@ -38,7 +40,9 @@ def test_worn_offers_are_renewed(bug, monkeypatch):
     """The planted bug: the same draws over again."""
     if bug:
         offers = Nesting._offers
-        monkeypatch.setattr(Nesting, "_offers", lambda self, rng_key, *given: offers(self, random.key(5), *given))
+        monkeypatch.setattr(
+            Nesting, "_offers", lambda self, rng_key, *given: offers(self, random.key(5), *given)
+        )
     kernel, reading, state = begun()
     fresh, worn = used(reading, state, 300), used(reading, state, 301)
     assert not kernel.needs_host(fresh)
@@ -63,7 +67,9 @@ def test_offers_are_named_as_the_live_points():
     kernel, reading, state = begun(family(3, num_classes=0), (data,))
     assert state.reference.gives_names
     for each in (state, *kernel.on_host([used(reading, state, 400)], reading, {})):
-        np.testing.assert_allclose(each.offers.z, together(reading.exchange, each.offers.z, state.reference))
+        np.testing.assert_allclose(
+            each.offers.z, together(reading.exchange, each.offers.z, state.reference)
+        )
 
 
 def test_a_few_live_points_have_a_block_of_offers():
@@ -77,7 +83,13 @@ def test_chains_side_by_side_get_offers_and_room_each_when_it_needs_them(monkeyp
     monkeypatch.setattr(_nesting, "FIRST_FOLDS", 4)
     found = []
     for method in ("sequential", "vectorized"):
-        driver = Driver(NestedSampler(line, num_live=60), num_chains=3, num_samples=10, chain_method=method, progress_bar=False)
+        driver = Driver(
+            NestedSampler(line, num_live=60),
+            num_chains=3,
+            num_samples=10,
+            chain_method=method,
+            progress_bar=False,
+        )
         found.append(driver.run(0, X, Y).attrs["log_evidence_of_replicates"])
     np.testing.assert_allclose(*found, rtol=1e-6)
     assert len(set(found[0])) == 3

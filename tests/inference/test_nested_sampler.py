@@ -1,4 +1,6 @@
-"""The nested sampler against exact evidences; bugs that its tests must see; models that it must refuse."""
+"""The nested sampler against exact evidences; bugs that its tests must see; models that it must
+refuse.
+"""
 
 import json
 
@@ -25,14 +27,18 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 def run(model, *args, seed=0, num_chains=1, num_samples=500, **settings):
     kernel = NestedSampler(model, **({"num_live": 200} | settings))
-    return Driver(kernel, num_samples=num_samples, num_chains=num_chains, progress_bar=False).run(seed, *args)
+    return Driver(kernel, num_samples=num_samples, num_chains=num_chains, progress_bar=False).run(
+        seed, *args
+    )
 
 
 def errors(name, count=8, **settings):
     """Errors of the log-evidence in several runs, in units of the claimed error."""
     model, args, exact = EXACT[name]
     tree = run(model, *args, num_chains=count, **settings)
-    return (tree.attrs["log_evidence_of_replicates"] - exact) / tree.attrs["log_evidence_se_of_replicates"]
+    return (tree.attrs["log_evidence_of_replicates"] - exact) / tree.attrs[
+        "log_evidence_se_of_replicates"
+    ]
 
 
 @pytest.mark.slow
@@ -85,7 +91,9 @@ def test_a_constant_likelihood_is_its_own_evidence():
 
 @pytest.mark.slow
 def test_the_tree_is_what_diagnostics_read():
-    """Posterior, weighted particles, ranks; replicates of other lengths side by side; the page of trust says yes."""
+    """Posterior, weighted particles, ranks; replicates of other lengths side by side; the page
+    of trust says yes.
+    """
     tree = run(line, X, Y, num_chains=2, num_samples=1000)
     page = report(tree)
     assert page.kind == "nested"
@@ -93,11 +101,15 @@ def test_the_tree_is_what_diagnostics_read():
     precision = np.diag([1.0, 0.25]) + X.T @ X / 0.25
     exact = np.linalg.solve(precision, X.T @ Y / 0.25)
     drawn = tree["posterior"]["weight"].values.reshape(-1, 2)
-    np.testing.assert_allclose(drawn.mean(0), exact, atol=4 * np.sqrt(np.diag(np.linalg.inv(precision)).max() / 400))
+    np.testing.assert_allclose(
+        drawn.mean(0), exact, atol=4 * np.sqrt(np.diag(np.linalg.inv(precision)).max() / 400)
+    )
     np.testing.assert_allclose(drawn.std(0), np.sqrt(np.diag(np.linalg.inv(precision))), rtol=0.15)
     weight = np.exp(tree["particles"]["log_weight"].values)
     assert weight.shape[0] == 2
-    np.testing.assert_allclose(np.log(weight.sum(1)), tree.attrs["log_evidence_of_replicates"], atol=0.1)
+    np.testing.assert_allclose(
+        np.log(weight.sum(1)), tree.attrs["log_evidence_of_replicates"], atol=0.1
+    )
     assert json.loads(tree.attrs["kernel_settings"])["NestedSampler.num_live"] == 200
 
 
@@ -108,10 +120,23 @@ def test_the_tree_is_what_diagnostics_read():
     ids=["budget", "planted", "time, two replicates"],
 )
 def test_a_run_that_was_ended_early_claims_no_error(limit, num_chains, bug, monkeypatch):
-    """Nobody knows how far up the likelihood still goes. The planted bug claims what the histories say of what is known."""
+    """Nobody knows how far up the likelihood still goes.
+
+    The planted bug claims what the histories say of what is known.
+    """
     if bug:
-        monkeypatch.setattr(NestedSampler, "results", lambda self, state, reading, data: self.found(state, reading, True))
-    driver = Driver(NestedSampler(line, num_live=40), num_samples=50, num_chains=num_chains, progress_bar=False, **limit)
+        monkeypatch.setattr(
+            NestedSampler,
+            "results",
+            lambda self, state, reading, data: self.found(state, reading, True),
+        )
+    driver = Driver(
+        NestedSampler(line, num_live=40),
+        num_samples=50,
+        num_chains=num_chains,
+        progress_bar=False,
+        **limit,
+    )
     attrs = driver.run(0, X, Y).attrs
     assert attrs["ended"] == next(iter(limit)).replace("num_warmup", "budget")
     assert np.isnan(attrs["log_evidence_se"]) != bug
@@ -133,7 +158,9 @@ def test_separated_modes_keep_their_masses():
 
 @pytest.mark.slow
 def test_masses_of_modes_do_not_drift():
-    """Ten runs: the mass .3 of the wider mode, with a spread that is no more than volumes of two modes leave."""
+    """Ten runs: the mass .3 of the wider mode, with a spread that is no more than volumes of two
+    modes leave.
+    """
     tree = run(two_modes, num_live=300, num_chains=10)
     mass = (tree["posterior"]["x"].values[..., 0] > 0).mean(1)
     assert abs(mass.mean() - 0.3) < 0.05
@@ -177,7 +204,10 @@ def test_a_run_is_the_same_run_again():
 
 def broken(monkeypatch, change):
     """Walks whose arguments are changed before they begin."""
-    monkeypatch.setattr("inference.kernels.nested.nesting.walk", lambda key, *rest: _nested_moves.walk(key, *change(*rest)))
+    monkeypatch.setattr(
+        "inference.kernels.nested.nesting.walk",
+        lambda key, *rest: _nested_moves.walk(key, *change(*rest)),
+    )
 
 
 @pytest.mark.slow
@@ -208,8 +238,10 @@ def test_walks_that_forget_the_limit_show_in_the_ranks(monkeypatch):
 
 
 def nests(num_live, num_runs, width, bug=None):
-    """Exact nested sampling in one dimension, many runs: L(X) = exp(-X / width), points that are left are Uniform below the last that died.
-    [run]: errors of the log-evidence, and the errors that are claimed; the evidence over the exact one."""
+    """Exact nested sampling in one dimension, many runs: L(X) = exp(-X / width), points that are
+    left are Uniform below the last that died. [run]: errors of the log-evidence, and the errors
+    that are claimed; the evidence over the exact one.
+    """
     exact = width * -np.expm1(-1 / width)
     steps = int(num_live * (-np.log(width) + 6))
     zeros = jnp.zeros(num_live, jnp.int32)
@@ -223,7 +255,9 @@ def nests(num_live, num_runs, width, bug=None):
             volume_key, new_key = random.split(random.fold_in(key, t))
             worst = jnp.argmax(live)
             zero = jnp.zeros(1, jnp.int32)
-            shells = _nested_volumes.shrunk(volume_key, volumes, -live[worst][None] / width, zero, zero, zero + num_live)
+            shells = _nested_volumes.shrunk(
+                volume_key, volumes, -live[worst][None] / width, zero, zero, zero + num_live
+            )
             volumes = shells.volumes
             if bug == "the mean of t":  # n / (n + 1) for 1 - 1 / n
                 up = jnp.log(num_live / (num_live + 1)) - jnp.log1p(-1 / num_live)
@@ -260,14 +294,20 @@ def test_volumes_of_dead_and_live_points_add_up_to_the_prior(bug):
     """With the printed weight of a live point, X / (m + 1) for X / m, they do not."""
     mode, count = jnp.array([0, 0, 1, 1, 1]), jnp.array([4, 6])
     volumes = _nested_volumes.started(2, 3)
-    volumes = _nested_volumes.shared(random.key(0), volumes, jnp.repeat(jnp.arange(2), count), jnp.zeros(2, int), jnp.arange(10))
+    volumes = _nested_volumes.shared(
+        random.key(0), volumes, jnp.repeat(jnp.arange(2), count), jnp.zeros(2, int), jnp.arange(10)
+    )
     rank = jnp.array([0, 1, 0, 1, 2])
     shells = _nested_volumes.shrunk(random.key(1), volumes, jnp.zeros(5), mode, rank, count[mode])
     live = jnp.repeat(jnp.arange(2), jnp.array([2, 3]))
-    left = _nested_volumes.remaining(shells.volumes.log_volume, jnp.zeros(5), live, jnp.array([2, 3]) + bug)
+    left = _nested_volumes.remaining(
+        shells.volumes.log_volume, jnp.zeros(5), live, jnp.array([2, 3]) + bug
+    )
     total = np.exp(np.asarray(shells.volumes.log_evidence)) + np.exp(np.asarray(left))
     assert (np.abs(total - 1) < 1e-12).all() != bug
-    np.testing.assert_allclose(np.exp(shells.log_volume).sum(), np.exp(shells.volumes.log_evidence[0]))
+    np.testing.assert_allclose(
+        np.exp(shells.log_volume).sum(), np.exp(shells.volumes.log_evidence[0])
+    )
 
 
 # Refusals.
@@ -308,7 +348,11 @@ def not_a_number(y=0.0):
 
 def far_away(y=0.0):
     level = numpyro.sample("level", dist.Uniform(0.0, 1.0))
-    numpyro.sample("y", dist.Delta(0.0, log_density=jnp.where(level > 0.9999, 0.0, -jnp.inf), validate_args=False), obs=0.0)
+    numpyro.sample(
+        "y",
+        dist.Delta(0.0, log_density=jnp.where(level > 0.9999, 0.0, -jnp.inf), validate_args=False),
+        obs=0.0,
+    )
 
 
 def parts(y=0.0):
@@ -348,7 +392,10 @@ def test_a_likelihood_without_bound_is_given_up():
     states = [kernel.init(random.key(0), reading, data)]
     for _ in range(3):
         states = kernel.on_host(states, reading, data)
-    with pytest.raises(StructureError, match=r"sites \['y'\]: after .* e-folds .* the likelihood still rises, .* or data"):
+    with pytest.raises(
+        StructureError,
+        match=r"sites \['y'\]: after .* e-folds .* the likelihood still rises, .* or data",
+    ):
         kernel.on_host(states, reading, data)
 
 

@@ -1,8 +1,9 @@
-"""Simulation-based calibration of the nested sampler, run by the driver: a right one passes, one with a slip at the same size fails.
-And its claims in float32.
+"""Simulation-based calibration of the nested sampler, run by the driver: a right one passes, one
+with a slip at the same size fails. And its claims in float32.
 
-Draws are exact as the number of live points grows; of two numbers, 50 points leave no bias that these replicates could see. Cost: two
-seconds a replicate, most of it to lower the compiled loop anew for each run.
+Draws are exact as the number of live points grows; of two numbers, 50 points leave no bias that
+these replicates could see. Cost: two seconds a replicate, most of it to lower the compiled loop
+anew for each run.
 """
 
 import jax
@@ -46,7 +47,11 @@ def test_draws_are_calibrated():
 
 def test_a_slip_is_seen(monkeypatch):
     """Weights are nearly even: too many draws from the outskirts."""
-    monkeypatch.setattr(nested_sampler, "resampled", lambda key, log_weight, count: resampled(key, 0.1 * log_weight, count))
+    monkeypatch.setattr(
+        nested_sampler,
+        "resampled",
+        lambda key, log_weight, count: resampled(key, 0.1 * log_weight, count),
+    )
     calibration = calibrate(40)
     assert not calibration.passed, calibration.text
 
@@ -56,8 +61,14 @@ def test_float32_suffices(name):
     model, args, exact = EXACT[name]
     jax.clear_caches()  # of float64, in which JAX would look for what it has traced
     with jax.enable_x64(False):
-        tree = Driver(NestedSampler(model, num_live=200), num_samples=100, num_chains=8, progress_bar=False).run(0, *args)
-    z = (tree.attrs["log_evidence_of_replicates"] - exact) / tree.attrs["log_evidence_se_of_replicates"]
-    assert {values.dtype for values in tree["posterior"].data_vars.values()} == {np.dtype("float32")}
+        tree = Driver(
+            NestedSampler(model, num_live=200), num_samples=100, num_chains=8, progress_bar=False
+        ).run(0, *args)
+    z = (tree.attrs["log_evidence_of_replicates"] - exact) / tree.attrs[
+        "log_evidence_se_of_replicates"
+    ]
+    assert {values.dtype for values in tree["posterior"].data_vars.values()} == {
+        np.dtype("float32")
+    }
     assert np.sqrt(np.mean(z**2)) < 1.7
     assert np.abs(z).max() < 3.7

@@ -1,4 +1,6 @@
-"""Orders that learn from more data: nobody is left behind, and a run that was ended early goes on; against exact evidences."""
+"""Orders that learn from more data: nobody is left behind, and a run that was ended early goes
+on; against exact evidences.
+"""
 
 import pickle
 import signal
@@ -82,11 +84,15 @@ class Exact(Algorithm):
         x, y = state.rows.T
         powers = jnp.stack([x**p for p in range(num_weights(reading))], 1)
         precision = powers.T @ powers / 0.09 + jnp.eye(powers.shape[1])
-        posterior = dist.MultivariateNormal(jnp.linalg.solve(precision, powers.T @ y / 0.09), precision_matrix=precision)
+        posterior = dist.MultivariateNormal(
+            jnp.linalg.solve(precision, powers.T @ y / 0.09), precision_matrix=precision
+        )
         return {"weight": posterior.sample(rng_key, (num_draws,))}
 
     def results(self, state, reading, data):
-        return Results({}, {"log_evidence": state.log_evidence, "log_evidence_se": jnp.zeros(())}, {})
+        return Results(
+            {}, {"log_evidence": state.log_evidence, "log_evidence_se": jnp.zeros(())}, {}
+        )
 
 
 def num_weights(reading):
@@ -98,12 +104,18 @@ def orders_of(kernel=Exact, family=polynomial, **settings):
 
 
 def test_what_time_has_ended_goes_on_with_the_data_that_it_had():
-    """Orders that the first rows call for have learned from these, though the run had no time for them."""
+    """Orders that the first rows call for have learned from these, though the run had no time
+    for them.
+    """
     whole, ended = orders_of(), orders_of(max_time=0.0)
     whole.run(0, X, Y)
-    with pytest.raises(ValueError, match="order 1: its run ended by 'max_time' before it had finished"):
+    with pytest.raises(
+        ValueError, match="order 1: its run ended by 'max_time' before it had finished"
+    ):
         ended.run(0, X, Y)
-    with pytest.raises(ValueError, match=r"update: order \d has not come to the end of the data before"):
+    with pytest.raises(
+        ValueError, match=r"update: order \d has not come to the end of the data before"
+    ):
         ended.update(X[:2], Y[:2])
     ended.settings["max_time"] = None
     for orders in (whole, ended):

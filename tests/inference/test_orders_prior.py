@@ -1,4 +1,6 @@
-"""Distributions of the order of a model against scipy, and their draws against their probabilities."""
+"""Distributions of the order of a model against scipy, and their draws against their
+probabilities.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,8 @@ CASES = {
     "Poisson": (lambda: PositivePoisson(2.5), stats.poisson.pmf(M, 2.5) / (1 - np.exp(-2.5))),
     "small Poisson": (lambda: PositivePoisson(0.01), stats.poisson.pmf(M, 0.01) / -np.expm1(-0.01)),
     "zeta": (Zeta, (M + 1.0) ** -2 / (np.pi**2 / 6 - 1)),
-    "steep zeta": (lambda: Zeta(3.5), (M + 1.0) ** -3.5 / (1.1267338673170566 - 1)),  # Riemann's zeta(3.5)
+    # Riemann's zeta(3.5)
+    "steep zeta": (lambda: Zeta(3.5), (M + 1.0) ** -3.5 / (1.1267338673170566 - 1)),
 }
 
 
@@ -24,8 +27,14 @@ CASES = {
 def test_probabilities(name):
     make, expected = CASES[name]
     order = make()
-    np.testing.assert_allclose(jnp.exp(order.log_prob(jnp.asarray(M))), expected, rtol=1e-9, atol=1e-300)
-    np.testing.assert_allclose(jnp.exp(order.log_survival(jnp.asarray(M, float)))[:9], 1 - np.cumsum(expected)[:9], atol=3e-3)
+    np.testing.assert_allclose(
+        jnp.exp(order.log_prob(jnp.asarray(M))), expected, rtol=1e-9, atol=1e-300
+    )
+    np.testing.assert_allclose(
+        jnp.exp(order.log_survival(jnp.asarray(M, float)))[:9],
+        1 - np.cumsum(expected)[:9],
+        atol=3e-3,
+    )
 
 
 @pytest.mark.slow_after(1)

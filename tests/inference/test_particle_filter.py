@@ -1,4 +1,6 @@
-"""The particle filter against all partitions of a few rows: evidence, predictive densities and posterior, exact or unbiased."""
+"""The particle filter against all partitions of a few rows: evidence, predictive densities and
+posterior, exact or unbiased.
+"""
 
 from functools import cache, partial
 
@@ -28,7 +30,16 @@ from tests.inference.partitions import (
     total_variation,
     wishart,
 )
-from tests.inference.replicates import answers, check_evidence, filtered, log_evidence, predictive, read, table, with_settings
+from tests.inference.replicates import (
+    answers,
+    check_evidence,
+    filtered,
+    log_evidence,
+    predictive,
+    read,
+    table,
+    with_settings,
+)
 from zoo.aclass import (
     beta_bernoulli,
     dirichlet_categorical,
@@ -44,7 +55,8 @@ ALL = 203  # partitions of 6 rows
 RUNS = 4000
 
 RNG = np.random.default_rng(0)
-GROUP = np.array([0, 1, 0, 1, 2, 0])  # rows of one group look alike, so that partitions differ in what they are worth
+# rows of one group look alike, so that partitions differ in what they are worth
+GROUP = np.array([0, 1, 0, 1, 2, 0])
 HOLES = np.zeros((6, 5), bool)
 HOLES[[0, 1, 3, 3, 5], [1, 4, 0, 2, 3]] = True
 HOLES[4] = True  # a row of which nothing is known
@@ -58,7 +70,10 @@ BITS = holed((RNG.random((6, 5)) < np.array([0.1, 0.9, 0.5])[GROUP, None]).astyp
 CODES = holed((GROUP[:, None] + (RNG.random((6, 5)) < 0.3)) % 3)
 COUNTS = holed(RNG.poisson(np.array([2.0, 9.0, 30.0])[GROUP, None], (6, 5)))
 REALS = holed(RNG.normal(np.array([-2.0, 1.0, 5.0])[GROUP, None], 1.0, (6, 5)))
-PAIRS = holed(RNG.normal(np.array([-2.0, 1.0, 5.0])[GROUP, None], 1.0, (6, 3)), np.repeat(GROUP[:, None] == 2, 3, 1))
+PAIRS = holed(
+    RNG.normal(np.array([-2.0, 1.0, 5.0])[GROUP, None], 1.0, (6, 3)),
+    np.repeat(GROUP[:, None] == 2, 3, 1),
+)
 THREE = partial(dirichlet_categorical, num_values=3)
 MIXED = mixed(
     bits=(slice(0, 2), beta_bernoulli),
@@ -69,28 +84,65 @@ MIXED = mixed(
 COLUMNS = np.column_stack([BITS[:, :2], PAIRS[:, 0], CODES[:, 3], PAIRS[:, 1], COUNTS[:, 0]])
 
 FAMILIES = {  # rows, the component, and the density of a group
-    "beta_bernoulli": (BITS, partial(beta_bernoulli, beta=0.3), partial(bernoulli, ones=0.3, zeros=0.3)),
+    "beta_bernoulli": (
+        BITS,
+        partial(beta_bernoulli, beta=0.3),
+        partial(bernoulli, ones=0.3, zeros=0.3),
+    ),
     "dirichlet_categorical": (CODES, THREE, partial(categorical, num_values=3)),
-    "gamma_poisson": (COUNTS, partial(gamma_poisson, shape=2.0, rate=0.3), partial(poisson, shape=2.0, rate=0.3)),
-    "normal_inverse_chi2": (REALS, partial(normal_inverse_chi2, mean=0.5, nu=3.0), partial(normal, mean=0.5, nu=3.0)),
-    "normal_inverse_wishart": (PAIRS, partial(normal_inverse_wishart, kappa=0.2), partial(wishart, kappa=0.2)),
+    "gamma_poisson": (
+        COUNTS,
+        partial(gamma_poisson, shape=2.0, rate=0.3),
+        partial(poisson, shape=2.0, rate=0.3),
+    ),
+    "normal_inverse_chi2": (
+        REALS,
+        partial(normal_inverse_chi2, mean=0.5, nu=3.0),
+        partial(normal, mean=0.5, nu=3.0),
+    ),
+    "normal_inverse_wishart": (
+        PAIRS,
+        partial(normal_inverse_wishart, kappa=0.2),
+        partial(wishart, kappa=0.2),
+    ),
     "mixed": (
         COLUMNS,
         MIXED,
-        together(([0, 1], bernoulli), ([2, 4], partial(wishart, kappa=0.5)), ([3], partial(categorical, num_values=3)), ([5], poisson)),
+        together(
+            ([0, 1], bernoulli),
+            ([2, 4], partial(wishart, kappa=0.5)),
+            ([3], partial(categorical, num_values=3)),
+            ([5], poisson),
+        ),
     ),
 }
-QUICK = ("beta_bernoulli", "mixed")  # all others by `-m slow`: what is compiled for a family takes seconds
-each_family = pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES])
+# all others by `-m slow`: what is compiled for a family takes seconds
+QUICK = ("beta_bernoulli", "mixed")
+each_family = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES],
+)
 
 
 def test_the_oracle_sums_to_one():
     """Over partitions, and over all data of two rows."""
     for rule in ((None,), (1,), (2,), (3,), (None, 0.4)):
-        assert sum(np.exp(log_crp(np.bincount(z), 0.7, *rule)) for z in partitions(6)) == pytest.approx(1.0)
-    pairs = lambda codes: [np.array([[a, b], [c, d]], float) for a in codes for b in codes for c in codes for d in codes]
-    assert sum(np.exp(Mixture(bernoulli).log_evidence(x)) for x in pairs(range(2))) == pytest.approx(1.0)
-    assert sum(np.exp(Mixture(partial(categorical, num_values=3)).log_evidence(x)) for x in pairs(range(3))) == pytest.approx(1.0)
+        assert sum(
+            np.exp(log_crp(np.bincount(z), 0.7, *rule)) for z in partitions(6)
+        ) == pytest.approx(1.0)
+    pairs = lambda codes: [
+        np.array([[a, b], [c, d]], float)
+        for a in codes
+        for b in codes
+        for c in codes
+        for d in codes
+    ]
+    assert sum(
+        np.exp(Mixture(bernoulli).log_evidence(x)) for x in pairs(range(2))
+    ) == pytest.approx(1.0)
+    assert sum(
+        np.exp(Mixture(partial(categorical, num_values=3)).log_evidence(x)) for x in pairs(range(3))
+    ) == pytest.approx(1.0)
     column = REALS[:3, :1]
     assert normal(column, nu=3.0) == pytest.approx(wishart(column, nu=3.0))
 
@@ -99,19 +151,26 @@ def test_the_oracle_sums_to_one():
 def exact_of(name, alpha, most):
     """Rows, the mixture, all answers, a filter of the model, and the model with its rows."""
     x, component, density = FAMILIES[name]
-    mixture, program = Mixture(density, alpha=alpha, max_groups=most), table(x, component=component, alpha=alpha, max_groups=most)
+    mixture, program = (
+        Mixture(density, alpha=alpha, max_groups=most),
+        table(x, component=component, alpha=alpha, max_groups=most),
+    )
     return x, mixture, mixture.answers(x), read(program), program
 
 
 def check_exact(name="beta_bernoulli", alpha=1.5, most=None):
-    """With room for every partition: evidence, posterior, and density of a next row, Z(n + 1) / Z(n)."""
+    """With room for every partition: evidence, posterior, and density of a next row, Z(n + 1) /
+    Z(n).
+    """
     x, mixture, exact, known, program = exact_of(name, alpha, most)
     this = with_settings(known, num_particles=ALL)
     states = filtered(this, program)
     assert abs(log_evidence(states)[0] - exact.log_evidence) < 1e-10
     assert total_variation(exact, *answers(states)) < 1e-10
     wanted = [mixture.log_predictive(x, row) for row in x[[0, 4]]]
-    np.testing.assert_allclose(predictive(this, states, program)[0, [0, 4]], wanted, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        predictive(this, states, program)[0, [0, 4]], wanted, rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.slow_after(1)
@@ -132,7 +191,9 @@ def check_unbiased(name="beta_bernoulli", resampling="optimal", num_particles=4)
     this = with_settings(known, resampling, num_particles=num_particles)
     states = filtered(this, program, RUNS)
     check_evidence(states, exact.log_evidence)
-    ratio = np.exp(log_evidence(states) + predictive(this, states, program)[:, 0, 0] - exact.log_evidence)
+    ratio = np.exp(
+        log_evidence(states) + predictive(this, states, program)[:, 0, 0] - exact.log_evidence
+    )
     wanted = np.exp(mixture.log_predictive(x, x[0])[0])
     assert abs(ratio.mean() - wanted) < 3 * ratio.std(ddof=1) / np.sqrt(RUNS)
     return exact, states
@@ -170,7 +231,8 @@ def test_other_schemes_are_unbiased_for_every_family(name, resampling, monkeypat
     check_unbiased(name, resampling)
 
 
-# The slips of the paper's pseudo-code, and some of our own: one at a time, each fails a check above at its own sample size.
+# The slips of the paper's pseudo-code, and some of our own: one at a time, each fails a check above
+# at its own sample size.
 
 
 def overwritten(patch):
@@ -184,9 +246,14 @@ def overwritten(patch):
 
 
 def unweighted_average(patch):
-    weigh, even = particle_filter.log_classes, lambda w: jnp.where(w > -jnp.inf, -jnp.log(jnp.sum(w > -jnp.inf)), w)
+    weigh, even = (
+        particle_filter.log_classes,
+        lambda w: jnp.where(w > -jnp.inf, -jnp.log(jnp.sum(w > -jnp.inf)), w),
+    )
     slip = lambda rules, state, rows: weigh(
-        rules, state._replace(groups=state.groups._replace(log_weight=even(state.groups.log_weight))), rows
+        rules,
+        state._replace(groups=state.groups._replace(log_weight=even(state.groups.log_weight))),
+        rows,
     )
     patch.setattr(particle_filter, "log_classes", slip)
 
@@ -197,24 +264,36 @@ def seating(change):
     def slip(patch):
         exact_of("beta_bernoulli", 1.5, None)  # a wrong rule would be refused
         rule = CRP.log_seating
-        patch.setattr(CRP, "log_seating", lambda self, size: rule(self, size) + change(size, self.concentration))
+        patch.setattr(
+            CRP,
+            "log_seating",
+            lambda self, size: rule(self, size) + change(size, self.concentration),
+        )
 
     return slip
 
 
 num_open = lambda size: jnp.sum(size > 0, axis=-1, keepdims=True, dtype=size.dtype)
-once_a_group = seating(lambda size, a: jnp.where(size > 0, 0.0, jnp.log(jnp.maximum(num_open(size), 1))))
+once_a_group = seating(
+    lambda size, a: jnp.where(size > 0, 0.0, jnp.log(jnp.maximum(num_open(size), 1)))
+)
 no_normaliser = seating(lambda size, a: jnp.log(jnp.sum(size, axis=-1, keepdims=True) + a))
 
 
 def garbled_predictive(patch):
     """(beta + h)^x (beta + t)^(1 - x) without the total."""
     odds = BetaBernoulli.cache
-    patch.setattr(BetaBernoulli, "cache", lambda self, hyper: (odds(self, hyper)[0], jnp.log(hyper.concentration0)))
+    patch.setattr(
+        BetaBernoulli,
+        "cache",
+        lambda self, hyper: (odds(self, hyper)[0], jnp.log(hyper.concentration0)),
+    )
 
 
 def missing_is_zero(patch):
-    patch.setattr(_conjugate_counts, "fill_row", lambda x, dtype: (jnp.nan_to_num(x), jnp.ones_like(x)))
+    patch.setattr(
+        _conjugate_counts, "fill_row", lambda x, dtype: (jnp.nan_to_num(x), jnp.ones_like(x))
+    )
 
 
 def unknown_rows_do_not_count(patch):
@@ -223,7 +302,15 @@ def unknown_rows_do_not_count(patch):
 
     def slip(rules, groups, table, chosen, x, update, change):
         is_known = ~jnp.isnan(x["x"]).all()
-        return place(rules, groups, table, chosen, x, update, jnp.where(is_known, change, 0).astype(jnp.int32))
+        return place(
+            rules,
+            groups,
+            table,
+            chosen,
+            x,
+            update,
+            jnp.where(is_known, change, 0).astype(jnp.int32),
+        )
 
     patch.setattr(_groups, "place", slip)
 
@@ -242,7 +329,11 @@ def no_ancestors(patch):
     """Particles are told by their last row's neighbours."""
     record = _ancestry.record
     own = lambda parent: jnp.broadcast_to(jnp.arange(ALL, dtype=parent.dtype), parent.shape)
-    patch.setattr(_ancestry, "record", lambda history, row, parent, code: record(history, row, own(parent), code))
+    patch.setattr(
+        _ancestry,
+        "record",
+        lambda history, row, parent, code: record(history, row, own(parent), code),
+    )
 
 
 def scheme(name, change):
@@ -261,8 +352,12 @@ def scheme(name, change):
     return slip
 
 
-weights_kept = scheme("multinomial", lambda chosen, log_weight: jax.nn.logsumexp(log_weight, axis=1)[chosen.parent])
-all_even = scheme("optimal", lambda chosen, log_weight: jnp.where(chosen.log_weight > -jnp.inf, 0.0, -jnp.inf))
+weights_kept = scheme(
+    "multinomial", lambda chosen, log_weight: jax.nn.logsumexp(log_weight, axis=1)[chosen.parent]
+)
+all_even = scheme(
+    "optimal", lambda chosen, log_weight: jnp.where(chosen.log_weight > -jnp.inf, 0.0, -jnp.inf)
+)
 
 by_chance = partial(check_unbiased, "normal_inverse_chi2", "multinomial")
 SLIPS = {

@@ -1,7 +1,9 @@
-"""Simulation-based calibration of the particle filter, run by the driver: a right one passes, one with a slip at the same size fails.
+"""Simulation-based calibration of the particle filter, run by the driver: a right one passes, one
+with a slip at the same size fails.
 
-Draws of a filter are exact as the number of particles grows; of 12 rows, 300 particles leave no bias that 200 replicates could see.
-Cost: about a second a replicate, most of it to lower the compiled loop anew for each run.
+Draws of a filter are exact as the number of particles grows; of 12 rows, 300 particles leave no
+bias that 200 replicates could see. Cost: about a second a replicate, most of it to lower the
+compiled loop anew for each run.
 """
 
 from functools import cache
@@ -31,20 +33,27 @@ def model(x):
 
 
 def quantities(program, values):
-    """What does not change with the names of the groups; the log joint is that of all but the parameters of groups, up to a constant."""
+    """What does not change with the names of the groups; the log joint is that of all but the
+    parameters of groups, up to a constant.
+    """
     share, y, z = values["share"], values["y"], values["z"]
-    member = ((y * len(z) + z)[:, None] == jnp.arange(2 * len(z))).astype(share.dtype)  # [row, class and group]
+    # [row, class and group]
+    member = ((y * len(z) + z)[:, None] == jnp.arange(2 * len(z))).astype(share.dtype)
     rows, x = member.sum(0), jnp.asarray(program.arguments["x"])
     ones, zeros = (member.T @ jnp.where(jnp.isnan(x), 0, seen) for seen in (x, 1 - x))
     in_class = rows.reshape(2, -1).sum(1)
-    groups = jnp.sum(jnp.where(rows > 0, gammaln(jnp.maximum(rows, 1)), 0)) - jnp.sum(gammaln(1 + in_class))
+    groups = jnp.sum(jnp.where(rows > 0, gammaln(jnp.maximum(rows, 1)), 0)) - jnp.sum(
+        gammaln(1 + in_class)
+    )
     features = jnp.sum(betaln(0.5 + ones, 0.5 + zeros) - betaln(0.5, 0.5))
     return {
         "share": share[0],
         "groups": jnp.sum(rows > 0),
         "together": jnp.stack([(y[i] == y[j]) & (z[i] == z[j]) for i, j in ((0, 1), (4, 11))]),
         "in the first class": in_class[0],
-        "log joint": jnp.sum((jnp.array([2.0, 0.0]) + in_class) * jnp.log(share)) + groups + features,
+        "log joint": jnp.sum((jnp.array([2.0, 0.0]) + in_class) * jnp.log(share))
+        + groups
+        + features,
     }
 
 
@@ -72,7 +81,13 @@ def test_draws_of_the_filter_are_calibrated():
 
 def classes_not_counted(patch):
     """Each row has the class probabilities of the first."""
-    patch.setattr(_filtering, "log_class", lambda rules, weights, count: jnp.broadcast_to(jnp.log(weights / weights.sum()), count.shape))
+    patch.setattr(
+        _filtering,
+        "log_class",
+        lambda rules, weights, count: jnp.broadcast_to(
+            jnp.log(weights / weights.sum()), count.shape
+        ),
+    )
 
 
 def twice_the_concentration(patch):

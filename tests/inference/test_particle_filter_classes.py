@@ -1,4 +1,6 @@
-"""Classes, grids and rejuvenation of the particle filter against sums over all classes and partitions of a few rows."""
+"""Classes, grids and rejuvenation of the particle filter against sums over all classes and
+partitions of a few rows.
+"""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -22,7 +24,16 @@ from inference.kernels.particle_filter import kernel as particle_filter
 from inference.kernels.particle_filter.candidates import filter_row, join
 from tests.inference import replicates
 from tests.inference.partitions import Mixture, bernoulli, poisson, total_variation
-from tests.inference.replicates import answers, check_evidence, filtered, log_evidence, predictive, read, table, with_settings
+from tests.inference.replicates import (
+    answers,
+    check_evidence,
+    filtered,
+    log_evidence,
+    predictive,
+    read,
+    table,
+    with_settings,
+)
 from zoo.aclass import Axes, beta_bernoulli
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -42,17 +53,30 @@ def with_shares(x, y, shares=None):
     """AClass whose classes have fixed probabilities, or no prior."""
     if shares is not None:
         with plate("row", len(x)):
-            y = sample("y", dist.Categorical(jnp.array(shares)), obs=jnp.maximum(y, 0), obs_mask=y >= 0)
+            y = sample(
+                "y", dist.Categorical(jnp.array(shares)), obs=jnp.maximum(y, 0), obs_mask=y >= 0
+            )
     z = sample("z", CRP(1.5, len(x), labels=y, num_classes=2))
-    at = (plate("class", 2, dim=-3), plate("group", len(x), dim=-2), plate("row", len(x), dim=-2), plate("feature", x.shape[1], dim=-1))
+    at = (
+        plate("class", 2, dim=-3),
+        plate("group", len(x), dim=-2),
+        plate("row", len(x), dim=-2),
+        plate("feature", x.shape[1], dim=-1),
+    )
     beta_bernoulli(x, Axes(*at, (y, z)))
 
 
 MIXTURE = Mixture(bernoulli, alpha=1.5, num_classes=2, gamma=(2.0, 2.0))
 PRIORS = {  # of the classes: the mixture, and the model
     "dirichlet": (MIXTURE, lambda y, x=X: table(x, y, 2, alpha=1.5, gamma=2.0)),
-    "fixed": (Mixture(bernoulli, alpha=1.5, num_classes=2, shares=SHARES), lambda y, x=X: Program(with_shares, x, y, SHARES)),
-    "none": (Mixture(bernoulli, alpha=1.5, num_classes=2, gamma=None), lambda y, x=X: Program(with_shares, x, y)),
+    "fixed": (
+        Mixture(bernoulli, alpha=1.5, num_classes=2, shares=SHARES),
+        lambda y, x=X: Program(with_shares, x, y, SHARES),
+    ),
+    "none": (
+        Mixture(bernoulli, alpha=1.5, num_classes=2, gamma=None),
+        lambda y, x=X: Program(with_shares, x, y),
+    ),
 }
 
 
@@ -63,7 +87,9 @@ def known(prior="dirichlet"):
 
 
 def check_labelled(prior="dirichlet"):
-    """Filters side by side: evidence, and density of class and row, with room for every partition of a class."""
+    """Filters side by side: evidence, and density of class and row, with room for every
+    partition of a class.
+    """
     mixture, model = PRIORS[prior]
     this, program = with_settings(known(prior), num_particles=16), model(SEEN)
     states = filtered(this, program)
@@ -73,7 +99,12 @@ def check_labelled(prior="dirichlet"):
 
 
 @pytest.mark.parametrize(
-    "prior", ["dirichlet", pytest.param("fixed", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow)]
+    "prior",
+    [
+        "dirichlet",
+        pytest.param("fixed", marks=pytest.mark.slow),
+        pytest.param("none", marks=pytest.mark.slow),
+    ],
 )
 def test_labelled_rows_are_exact(prior):
     check_labelled(prior)
@@ -86,7 +117,9 @@ def check_unlabelled(prior="dirichlet", num_particles=1000):
     states, exact = filtered(this, program), mixture.answers(X, FIRST)
     assert abs(log_evidence(states)[0] - exact.log_evidence) < 1e-10
     assert total_variation(exact, *answers(states)) < 1e-10
-    np.testing.assert_allclose(predictive(this, states, program)[0, 0], mixture.log_predictive(X, X[0], FIRST), rtol=1e-10)
+    np.testing.assert_allclose(
+        predictive(this, states, program)[0, 0], mixture.log_predictive(X, X[0], FIRST), rtol=1e-10
+    )
 
 
 @pytest.mark.slow
@@ -96,8 +129,13 @@ def test_unlabelled_rows_are_exact(prior):
 
 
 def check_joined(resampling="optimal"):
-    """Labelled rows first: the evidence is unbiased and the runs together have the posterior of class and group."""
-    this, program = with_settings(known(), resampling, num_particles=4), PRIORS["dirichlet"][1](LATER)
+    """Labelled rows first: the evidence is unbiased and the runs together have the posterior of
+    class and group.
+    """
+    this, program = (
+        with_settings(known(), resampling, num_particles=4),
+        PRIORS["dirichlet"][1](LATER),
+    )
     states, exact = filtered(this, program, RUNS), MIXTURE.answers(X, LATER)
     check_evidence(states, exact.log_evidence)
     assert total_variation(exact, *answers(states)) < 0.025
@@ -142,11 +180,22 @@ def check_grid():
         stats.gamma.pdf(GRID["alpha"], 1.5) * np.array([0.7, 1.85, 3.0]),
         stats.gamma.pdf(GRID["beta"], 2.0, scale=0.25) * np.array([0.7, 0.7]),
     )
-    each = [Mixture(partial(bernoulli, ones=b, zeros=b), alpha=a).answers(X[:5]) for a in GRID["alpha"] for b in GRID["beta"]]
-    log_joint = np.log(weight / weight.sum()).ravel()[:, None] + np.array([exact.log_joint for exact in each])
+    each = [
+        Mixture(partial(bernoulli, ones=b, zeros=b), alpha=a).answers(X[:5])
+        for a in GRID["alpha"]
+        for b in GRID["beta"]
+    ]
+    log_joint = np.log(weight / weight.sum()).ravel()[:, None] + np.array(
+        [exact.log_joint for exact in each]
+    )
     assert abs(log_evidence(states)[0] - logsumexp(log_joint)) < 1e-10
-    np.testing.assert_allclose(states.log_prior[0] + states.log_evidence[0], logsumexp(log_joint, axis=1), rtol=1e-10)
-    assert total_variation(replace(each[0], log_joint=logsumexp(log_joint, axis=0)), *answers(states)) < 1e-10
+    np.testing.assert_allclose(
+        states.log_prior[0] + states.log_evidence[0], logsumexp(log_joint, axis=1), rtol=1e-10
+    )
+    assert (
+        total_variation(replace(each[0], log_joint=logsumexp(log_joint, axis=0)), *answers(states))
+        < 1e-10
+    )
 
 
 @pytest.mark.slow
@@ -166,7 +215,9 @@ def by_class_and_feature(x, at):
 
 @pytest.mark.slow
 def test_priors_by_class_and_feature_are_followed():
-    mixture = Mixture(lambda x, c: bernoulli(x, ONES[c], 2.0), by_class=True, num_classes=2, gamma=(1.0, 1.0))
+    mixture = Mixture(
+        lambda x, c: bernoulli(x, ONES[c], 2.0), by_class=True, num_classes=2, gamma=(1.0, 1.0)
+    )
     program = table(X[:5], FIRST[:5], 2, component=by_class_and_feature)
     states = filtered(read(program, num_particles=300), program)
     exact = mixture.answers(X[:5], FIRST[:5])
@@ -251,7 +302,11 @@ def redrawn_beside_itself(patch):
 
 def flat_grid(patch):
     points_of = particle_filter.grid_of
-    patch.setattr(particle_filter, "grid_of", lambda *given: (points_of(*given)[0], jnp.full(6, -jnp.log(6.0))))
+    patch.setattr(
+        particle_filter,
+        "grid_of",
+        lambda *given: (points_of(*given)[0], jnp.full(6, -jnp.log(6.0))),
+    )
 
 
 SLIPS = {

@@ -1,4 +1,6 @@
-"""The particle filter under way in the driver: room that grows, data that come in batches, a run that is stopped and resumed."""
+"""The particle filter under way in the driver: room that grows, data that come in batches, a run
+that is stopped and resumed.
+"""
 
 import shutil
 from functools import partial
@@ -15,7 +17,20 @@ from inference.kernels.particle_filter import kernel as particle_filter
 from inference.run import session as _session
 from inference.run import store as _store
 from inference.run.steppers import Step
-from tests.inference.filters import LATER, OPTIONS, X, Y, check_same, driver, kernel, program, put, run, values, whole
+from tests.inference.filters import (
+    LATER,
+    OPTIONS,
+    X,
+    Y,
+    check_same,
+    driver,
+    kernel,
+    program,
+    put,
+    run,
+    values,
+    whole,
+)
 from tests.inference.replicates import promoted
 from zoo.aclass import aclass, normal_inverse_chi2
 
@@ -33,9 +48,15 @@ def test_the_evidence_of_many_rows_does_not_drift():
 
     def filtered():
         settings = {"num_particles": 1, "keep_assignments": False}
-        this = Driver(ParticleFilter(aclass, **settings), num_samples=1, num_chains=1, progress_bar=False)
-        tree = this.run(0, rows.astype(float), np.zeros(len(rows), int), num_classes=1, max_groups=1)
-        return float(this.states[0].total_log_evidence()), tree["sample_stats"]["log_evidence"].values[0]
+        this = Driver(
+            ParticleFilter(aclass, **settings), num_samples=1, num_chains=1, progress_bar=False
+        )
+        tree = this.run(
+            0, rows.astype(float), np.zeros(len(rows), int), num_classes=1, max_groups=1
+        )
+        return float(this.states[0].total_log_evidence()), tree["sample_stats"][
+            "log_evidence"
+        ].values[0]
 
     exact, running = filtered()
     with jax.enable_x64(False):
@@ -54,7 +75,9 @@ def tight(patch):
 
 
 def check_growth(patch, later=False, **settings):
-    """The same as with room from the start, but for rounding: sums over more room are taken in another order."""
+    """The same as with room from the start, but for rounding: sums over more room are taken in
+    another order.
+    """
     _, wanted = whole(later, **settings)
     tight(patch)
     this, found = run(LATER if later else Y, **settings)
@@ -82,8 +105,12 @@ def test_replicates_that_are_stacked_grow_together_whatever_each_lacks():
     this = kernel()
     given = this.read(program(X, Y))
     state = this.init(random.key(0), *given)
-    lacking = lambda **fields: state._replace(groups=state.groups._replace(**{name: jnp.full((1, 2), n) for name, n in fields.items()}))
-    shapes = lambda *states: [[leaf.shape for leaf in jax.tree.leaves(one)] for one in this.on_host(states, *given)]
+    lacking = lambda **fields: state._replace(
+        groups=state.groups._replace(**{name: jnp.full((1, 2), n) for name, n in fields.items()})
+    )
+    shapes = lambda *states: [
+        [leaf.shape for leaf in jax.tree.leaves(one)] for one in this.on_host(states, *given)
+    ]
     assert not this.needs_host(state)
     of_rows, of_groups = lacking(used=50), lacking(widest=32)
     for one in (of_rows, of_groups):
@@ -140,10 +167,13 @@ def in_batches(y, **settings):
 
 def check_batches(patch, **settings):
     _, wanted = whole(True, **settings)
-    patch.setattr(particle_filter, "NUM_KEPT", 1)  # the second batch then makes room for its assignments
+    # the second batch then makes room for its assignments
+    patch.setattr(particle_filter, "NUM_KEPT", 1)
     found = in_batches(LATER, **settings)
     of_the_run = found.attrs.keys() - {"created_at", "steps_run", "sampling_time", "compile_time"}
-    assert {name: str(found.attrs[name]) for name in of_the_run} == {name: str(wanted.attrs[name]) for name in of_the_run}
+    assert {name: str(found.attrs[name]) for name in of_the_run} == {
+        name: str(wanted.attrs[name]) for name in of_the_run
+    }
     check_same(found, wanted)
 
 
@@ -153,7 +183,11 @@ def test_three_batches_equal_one_run_bit_for_bit(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"rejuvenate": 2}, pytest.param({"resampling": "systematic"}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"rejuvenate": 2}, pytest.param({"resampling": "systematic"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_three_batches_equal_one_run_for_other_settings(settings, monkeypatch):
     check_batches(monkeypatch, num_chains=1, **settings)
 
@@ -180,7 +214,12 @@ def first_batch():
 
 MORE = X[9:], Y[9:]
 REFUSED = {
-    "columns": (MORE[0][:, :2], MORE[1], {}, r"update: more rows of the same model .* argument 'x' has \(2,\) a row, had \(3,\)"),
+    "columns": (
+        MORE[0][:, :2],
+        MORE[1],
+        {},
+        r"update: more rows of the same model .* argument 'x' has \(2,\) a row, had \(3,\)",
+    ),
     "component": (*MORE, {"component": normal_inverse_chi2}, "argument 'component' is new"),
     "num_classes": (*MORE, {"num_classes": 3}, "argument 'num_classes' is 3, was 2"),
     "alpha": (*MORE, {"alpha": 2.0}, "argument 'alpha' is 2.0, was 1.0"),
@@ -206,7 +245,9 @@ def test_other_data_are_refused_and_leave_the_filter_as_it_was(name, first_batch
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A checkpoint of a run whose time was up after two calls of the compiled loop; and the run that nothing stopped."""
+    """A checkpoint of a run whose time was up after two calls of the compiled loop; and the run
+    that nothing stopped.
+    """
     folder = tmp_path_factory.mktemp("stopped")
     with jax.enable_x64(True), promoted(), pytest.MonkeyPatch.context() as patch:
         tight(patch)
@@ -229,7 +270,9 @@ def resumed(stopped, monkeypatch, tmp_path):
 
 @pytest.fixture
 def ended_early(monkeypatch):
-    """A driver whose time was up after two calls of the compiled loop, and how many rows it has taken."""
+    """A driver whose time was up after two calls of the compiled loop, and how many rows it has
+    taken.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(_session, "perf_counter", partial(next, count()))
         this, part = run(num_chains=1, max_time=1.5)
@@ -239,7 +282,9 @@ def ended_early(monkeypatch):
 
 def test_an_update_drops_no_rows_that_a_run_has_not_come_to(ended_early):
     this, taken = ended_early
-    with pytest.raises(ValueError, match=f"update: the filter has taken {taken} of 27 rows; let it go on first"):
+    with pytest.raises(
+        ValueError, match=f"update: the filter has taken {taken} of 27 rows; let it go on first"
+    ):
         this.update(*MORE, **OPTIONS)
     check_same(this.extend(1_000_000), whole(num_chains=1)[1])
 
@@ -263,11 +308,19 @@ def test_what_a_checkpoint_forgets_is_seen(field, stopped, resumed, monkeypatch)
 
     def forgetful(store, states):
         commit = load(store, states)
-        return commit._replace(states=jax.tree.map(without, commit.states, is_leaf=lambda node: isinstance(node, Step)))
+        return commit._replace(
+            states=jax.tree.map(without, commit.states, is_leaf=lambda node: isinstance(node, Step))
+        )
 
     def without(step):
-        groups = step.state.groups._replace(log_weight=jnp.full_like(step.state.groups.log_weight, -jnp.log(8.0)))
-        return step._replace(count=0 * step.count) if field == "count" else step._replace(state=step.state._replace(groups=groups))
+        groups = step.state.groups._replace(
+            log_weight=jnp.full_like(step.state.groups.log_weight, -jnp.log(8.0))
+        )
+        return (
+            step._replace(count=0 * step.count)
+            if field == "count"
+            else step._replace(state=step.state._replace(groups=groups))
+        )
 
     monkeypatch.setattr(_store.FolderStore, "load", forgetful)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
@@ -279,7 +332,10 @@ def test_what_a_checkpoint_forgets_is_seen(field, stopped, resumed, monkeypatch)
     [
         ({"x": 1 - X}, "data x"),
         ({"num_particles": 9}, "ParticleFilter.num_particles: 8 there, 9 here"),
-        ({"resampling": "systematic"}, "ParticleFilter.resampling: 'optimal' there, 'systematic' here"),
+        (
+            {"resampling": "systematic"},
+            "ParticleFilter.resampling: 'optimal' there, 'systematic' here",
+        ),
     ],
     ids=["data", "particles", "resampling"],
 )

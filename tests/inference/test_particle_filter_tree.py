@@ -1,4 +1,6 @@
-"""What a run of the particle filter leaves behind, and what it is refused: settings, and bad input."""
+"""What a run of the particle filter leaves behind, and what it is refused: settings, and bad
+input.
+"""
 
 import json
 from dataclasses import replace
@@ -17,7 +19,20 @@ from diagnostics import report
 from inference import Driver, ParticleFilter, Program, StructureError
 from inference.kernels.particle_filter import kernel as particle_filter
 from inference.reading.crp_mixture import read_partition
-from tests.inference.filters import OPTIONS, RNG, X, Y, check_same, driver, kernel, program, put, run, values, whole
+from tests.inference.filters import (
+    OPTIONS,
+    RNG,
+    X,
+    Y,
+    check_same,
+    driver,
+    kernel,
+    program,
+    put,
+    run,
+    values,
+    whole,
+)
 from tests.inference.replicates import promoted
 from zoo.aclass import aclass, beta_bernoulli, normal_inverse_chi2, normal_inverse_wishart
 
@@ -27,13 +42,17 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 def test_groups_and_dimensions():
     _, tree = whole(True)
     assert tree.attrs["partition"] == json.dumps(["z", "y"])
-    of_particle = {"chain": 2, "point": 1, "filter": 1, "particle": 8}  # one filter, of both classes
+    # one filter, of both classes
+    of_particle = {"chain": 2, "point": 1, "filter": 1, "particle": 8}
     of_row = {"chain": 2, "point": 1, "particle": 8, "row": 27}
     wanted = {
         "posterior/z": {"chain": 2, "draw": 50, "row": 27},
         "posterior/y_unobserved": {"chain": 2, "draw": 50, "row": 27},
         "posterior/share": {"chain": 2, "draw": 50, "class": 2},
-        **{f"sample_stats/{name}": {"chain": 2, "step": 27} for name in ("ess", "resampled", "num_groups", "log_evidence")},
+        **{
+            f"sample_stats/{name}": {"chain": 2, "step": 27}
+            for name in ("ess", "resampled", "num_groups", "log_evidence")
+        },
         "particles/log_weight": of_particle,
         "particles/num_groups": {**of_particle, "class": 2},
         "particles/class_of_row": of_row,
@@ -55,7 +74,9 @@ def test_the_evidence_grows_by_what_each_row_adds():
     _, tree = whole()
     path = tree["sample_stats"]["log_evidence"].values
     np.testing.assert_array_equal(tree.attrs["log_evidence_of_replicates"], path[:, -1])
-    np.testing.assert_allclose(path[:, 5] - path[:, 4], np.log((1 + (Y[:5] == Y[5]).sum()) / (2 + 5)), rtol=1e-12)
+    np.testing.assert_allclose(
+        path[:, 5] - path[:, 4], np.log((1 + (Y[:5] == Y[5]).sum()) / (2 + 5)), rtol=1e-12
+    )
 
 
 def test_replicates_are_averaged_as_evidences():
@@ -65,7 +86,8 @@ def test_replicates_are_averaged_as_evidences():
     ratio = np.exp(each - tree.attrs["log_evidence"])
     assert ratio.mean() == pytest.approx(1.0, rel=1e-12)
     assert tree.attrs["log_evidence_se"] == pytest.approx(ratio.std(ddof=1) / 2, rel=1e-12)
-    assert abs(each.mean() - tree.attrs["log_evidence"]) > 1e-6  # the mean of the logarithms is another number
+    # the mean of the logarithms is another number
+    assert abs(each.mean() - tree.attrs["log_evidence"]) > 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +102,9 @@ def five_rows():
 
 
 def test_draws_are_particles_by_weight(five_rows):
-    """The partition of a class in a draw is that of a particle of its filter, as often as its weight says."""
+    """The partition of a class in a draw is that of a particle of its filter, as often as its
+    weight says.
+    """
     this, tree = five_rows
     drawn = this.kernel.draw(random.key(1), this.states[0], this.reading, this.data, 4000)
     for label in range(2):
@@ -91,12 +115,18 @@ def test_draws_are_particles_by_weight(five_rows):
         assert (of_particle.max(1) + 1 == filtered["num_groups"].values[label, :, 0])[used].all()
         share = (np.asarray(drawn["z"])[:, None, rows] == of_particle).all(-1).mean(0)
         np.testing.assert_allclose(share[used], weight[used], atol=0.03)
-        assert abs(share[used] - 1 / used.sum()).max() > 0.06  # each as often as the others would be wrong
+        # each as often as the others would be wrong
+        assert abs(share[used] - 1 / used.sum()).max() > 0.06
 
 
 def ancestors(state, y):
-    """How many particles of each row those in use at the end come from, one parent after the other."""
-    parent, link, joined = (np.asarray(part) for part in (state.history.parent[:, 0], state.history.link[0], state.history.joined))
+    """How many particles of each row those in use at the end come from, one parent after the
+    other.
+    """
+    parent, link, joined = (
+        np.asarray(part)
+        for part in (state.history.parent[:, 0], state.history.link[0], state.history.joined)
+    )
     alive = [np.flatnonzero(each > -np.inf) for each in state.groups.log_weight[0]]
     counts = []
     for row in reversed(range(int(state.seen))):
@@ -119,7 +149,9 @@ def test_ancestors_are_counted(later):
 def test_particles_that_are_not_in_use_are_no_ancestors(five_rows):
     this, tree = five_rows
     assert (tree["particles"]["log_weight"].values == -np.inf).any()
-    np.testing.assert_array_equal(tree["ancestry"]["unique_ancestors"][0], ancestors(this.states[0], Y))
+    np.testing.assert_array_equal(
+        tree["ancestry"]["unique_ancestors"][0], ancestors(this.states[0], Y)
+    )
 
 
 def test_arviz_reads_the_tree_and_its_file(tmp_path):
@@ -143,7 +175,11 @@ LATENT = OPTIONS | {"alpha": dist.Gamma(1.5, 1.0)}
 def test_a_grid_is_in_the_tree():
     """The points and their posterior: prior density times spacing times evidence."""
     alpha = np.array([0.3, 1.0, 4.0])
-    this = Driver(ParticleFilter(aclass, num_particles=8, grid={"alpha": alpha}), num_samples=4000, progress_bar=False)
+    this = Driver(
+        ParticleFilter(aclass, num_particles=8, grid={"alpha": alpha}),
+        num_samples=4000,
+        progress_bar=False,
+    )
     tree = this.run(0, X, Y, **LATENT)
     grid = tree["grid"].isel(chain=0)
     assert grid["alpha"].dims == grid["log_weight_of_point"].dims == ("point",)
@@ -167,7 +203,12 @@ def test_assignments_that_are_not_kept_change_nothing_else():
     found, wanted = values(tree), values(wanted)
     for name in found.keys() - {"log_evidence"}:
         np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
-    np.testing.assert_array_equal(*(each.kernel.log_classes(each.states[0], each.reading, program(X, Y)) for each in (this, other)))
+    np.testing.assert_array_equal(
+        *(
+            each.kernel.log_classes(each.states[0], each.reading, program(X, Y))
+            for each in (this, other)
+        )
+    )
 
 
 def test_memory_is_constant_without_assignments(monkeypatch):
@@ -185,11 +226,18 @@ def test_memory_is_constant_without_assignments(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resampling": "residual"}, r"resampling: found 'residual', wanted one of \['multinomial', 'optimal', 'systematic'\]"),
+        (
+            {"resampling": "residual"},
+            r"resampling: found 'residual', wanted one of \['multinomial', 'optimal', "
+            r"'systematic'\]",
+        ),
         ({"num_particles": 0}, "num_particles: found 0, wanted an integer, at least 1"),
         ({"num_particles": 2.5}, "num_particles: found 2.5, wanted an integer, at least 1"),
         ({"rejuvenate": -1}, "rejuvenate: found -1, wanted an integer, at least 0"),
-        ({"rejuvenate": 1, "keep_assignments": False}, "rejuvenate: redraws assignments, so they must be kept"),
+        (
+            {"rejuvenate": 1, "keep_assignments": False},
+            "rejuvenate: redraws assignments, so they must be kept",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings, message):
@@ -200,11 +248,19 @@ def test_wrong_settings_are_refused_by_name(settings, message):
 # Bad input, outside of the rows on which the model is read.
 
 BAD = {
-    "a two": (put(X, (17, 1), 2.0), Y, "site 'x': row 17, column 1 is 2.0 .*BernoulliProbs takes 0, 1, or NaN where it is missing"),
+    "a two": (
+        put(X, (17, 1), 2.0),
+        Y,
+        "site 'x': row 17, column 1 is 2.0 .*BernoulliProbs takes 0, 1, or NaN where it is missing",
+    ),
     "an infinite value": (put(X, (17, 1), np.inf), Y, "site 'x': row 17, column 1 is inf"),
     "class 2": (X, put(Y, 17, 2), "row 17: found class 2, wanted 0 to 1, or -1 where unlabelled"),
     "class -2": (X, put(Y, 17, -2), "row 17: found class -2, wanted 0 to 1"),
-    "class NaN": (X, put(Y.astype(float), 17, np.nan), r"CRP labels: found float64\[27\], wanted the class of each row, integers"),
+    "class NaN": (
+        X,
+        put(Y.astype(float), 17, np.nan),
+        r"CRP labels: found float64\[27\], wanted the class of each row, integers",
+    ),
 }
 
 
@@ -219,25 +275,41 @@ def test_bad_rows_are_named(name):
 def test_a_row_that_is_partly_missing_is_refused_where_columns_are_coupled():
     real = put(RNG.normal(size=(27, 2)), 4, np.nan)  # a whole row may be missing
     this = Driver(ParticleFilter(aclass, num_particles=2), progress_bar=False)
-    with pytest.raises(ValueError, match="site 'x': row 18 misses 1 of 2 features and MultivariateNormal couples them"):
+    with pytest.raises(
+        ValueError,
+        match="site 'x': row 18 misses 1 of 2 features and MultivariateNormal couples them",
+    ):
         this.run(0, put(real, (18, 0), np.nan), Y, component=normal_inverse_wishart)
 
 
 def test_latent_scalars_need_a_grid_and_a_grid_needs_latent_scalars():
-    with pytest.raises(ValueError, match=r"grid: 'alpha' is no latent scalar of the model, which has \[\]"):
+    with pytest.raises(
+        ValueError, match=r"grid: 'alpha' is no latent scalar of the model, which has \[\]"
+    ):
         driver(grid={"alpha": [0.5, 1.0]}).run(0, X, Y, **OPTIONS)
-    with pytest.raises(StructureError, match=r"site 'alpha': a latent scalar is learned over a grid; give its values, say grid=\{'alpha'"):
+    with pytest.raises(
+        StructureError,
+        match=r"site 'alpha': a latent scalar is learned over a grid; give its values, say "
+        r"grid=\{'alpha'",
+    ):
         Driver(ParticleFilter(aclass), progress_bar=False).run(0, X, Y, **LATENT)
 
 
 def test_numbers_are_the_same_to_the_last_bit_whatever_the_rows_on_which_they_were_read():
     """So that a stream that began with one row equals a run over all."""
-    few = lambda num_rows: Program(aclass, X[:num_rows], Y[:num_rows], component=normal_inverse_chi2)
+    few = lambda num_rows: Program(
+        aclass, X[:num_rows], Y[:num_rows], component=normal_inverse_chi2
+    )
     found = read_partition(few(5))
-    first, *others = (jax.jit(replace(found, few=few(num_rows)).parameters)({}).priors["x"] for num_rows in (1, 5, 27))
+    first, *others = (
+        jax.jit(replace(found, few=few(num_rows)).parameters)({}).priors["x"]
+        for num_rows in (1, 5, 27)
+    )
     for other in others:
         assert jax.tree.all(jax.tree.map(lambda one, two: (one == two).all(), first, other))
-    drawn = jax.jit(lambda key: found.parameters_of(found.trace(few(27), {}, key)).priors["x"])(random.key(0))
+    drawn = jax.jit(lambda key: found.parameters_of(found.trace(few(27), {}, key)).priors["x"])(
+        random.key(0)
+    )
     assert (drawn.kappa != first.kappa).any()  # read at a random start it is rounded otherwise
 
 
@@ -256,7 +328,10 @@ def by_data(x, at):
 def test_numbers_that_follow_the_rows_are_refused(component, num_rows):
     """They are read on a few rows, and would be wrong for more."""
     x, y = np.nan_to_num(X[:num_rows]), Y[:num_rows]
-    with pytest.raises(StructureError, match="site 'x': the numbers of its prior follow the rows: on 12 others they are off by"):
+    with pytest.raises(
+        StructureError,
+        match="site 'x': the numbers of its prior follow the rows: on 12 others they are off by",
+    ):
         Driver(ParticleFilter(aclass), progress_bar=False).run(0, x, y, component=component)
 
 
@@ -273,5 +348,7 @@ def test_numbers_of_the_partition_that_follow_the_rows_are_refused(name, number,
     def model(x, y):
         return aclass(x, y, **{name: len(x) * number})
 
-    with pytest.raises(StructureError, match=f"site '{site}': the numbers of its prior follow the rows"):
+    with pytest.raises(
+        StructureError, match=f"site '{site}': the numbers of its prior follow the rows"
+    ):
         Driver(ParticleFilter(model), progress_bar=False).run(0, X, Y)

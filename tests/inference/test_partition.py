@@ -1,4 +1,6 @@
-"""The reader of CRP mixtures: every component is read and its numbers found, edits are followed, and what is not conjugate is refused."""
+"""The reader of CRP mixtures: every component is read and its numbers found, edits are followed,
+and what is not conjugate is refused.
+"""
 
 from functools import cache, partial
 
@@ -42,9 +44,24 @@ def read(component=beta_bernoulli, x=BITS, y=Y, **options):
 
 
 COMPONENTS = {
-    "beta_bernoulli": (partial(beta_bernoulli, beta=0.3), BITS, ("p",), {"concentration1": 0.3, "concentration0": 0.3}),
-    "dirichlet_categorical": (partial(dirichlet_categorical, num_values=4, beta=0.7), BITS, ("p",), {"concentration": 0.7}),
-    "gamma_poisson": (partial(gamma_poisson, shape=2.0, rate=0.4), BITS, ("mean",), {"concentration": 2.0, "rate": 0.4}),
+    "beta_bernoulli": (
+        partial(beta_bernoulli, beta=0.3),
+        BITS,
+        ("p",),
+        {"concentration1": 0.3, "concentration0": 0.3},
+    ),
+    "dirichlet_categorical": (
+        partial(dirichlet_categorical, num_values=4, beta=0.7),
+        BITS,
+        ("p",),
+        {"concentration": 0.7},
+    ),
+    "gamma_poisson": (
+        partial(gamma_poisson, shape=2.0, rate=0.4),
+        BITS,
+        ("mean",),
+        {"concentration": 2.0, "rate": 0.4},
+    ),
     "normal_inverse_chi2": (
         partial(normal_inverse_chi2, mean=0.5, kappa=0.2, nu=3.0, scale=2.0),
         HOLES,
@@ -81,11 +98,19 @@ def test_every_component_is_read_with_its_numbers(name):
 
 @pytest.mark.slow
 def test_mixed_columns_are_blocks_of_their_own():
-    parts = mixed(bits=([0, 2], beta_bernoulli), code=([1], partial(dirichlet_categorical, num_values=2)), size=([3], normal_inverse_chi2))
+    parts = mixed(
+        bits=([0, 2], beta_bernoulli),
+        code=([1], partial(dirichlet_categorical, num_values=2)),
+        size=([3], normal_inverse_chi2),
+    )
     x = np.column_stack([BITS, REAL[:, 0]])
     found = read(parts, x)
     assert [block.site for block in found.blocks] == ["bits_x", "code_x", "size_x"]
-    assert [block.priors for block in found.blocks] == [("bits_p",), ("code_p",), ("size_var", "size_loc")]
+    assert [block.priors for block in found.blocks] == [
+        ("bits_p",),
+        ("code_p",),
+        ("size_var", "size_loc"),
+    ]
     rows = found.rows(Program(aclass, x, Y, component=parts))
     np.testing.assert_array_equal(rows.values["bits_x"], x[:, [0, 2]])
     np.testing.assert_array_equal(rows.values["size_x"], x[:, [3]])
@@ -98,7 +123,11 @@ def renamed(table, kind):
         sort = sample("sort", dist.Categorical(weights), obs=kind)
     crp = CRP(1.5, len(table), labels=sort, num_classes=2)
     cluster = sample("cluster", crp)
-    with plate("kinds", 2, dim=-3), plate("clusters", crp.capacity, dim=-2), plate("question", table.shape[1], dim=-1):
+    with (
+        plate("kinds", 2, dim=-3),
+        plate("clusters", crp.capacity, dim=-2),
+        plate("question", table.shape[1], dim=-1),
+    ):
         chance = sample("chance", dist.Beta(0.5, 0.6))
     with plate("person", len(table), dim=-2), plate("question", table.shape[1], dim=-1):
         sample("answer", Missing(dist.Bernoulli(chance[sort, cluster])), obs=table)
@@ -108,7 +137,13 @@ def renamed(table, kind):
 def test_names_mean_nothing():
     found = read_partition(Program(renamed, BITS, Y))
     [block] = found.blocks
-    assert (found.z, found.labels, found.shares, block.site, block.priors) == ("cluster", "sort", "weights", "answer", ("chance",))
+    assert (found.z, found.labels, found.shares, block.site, block.priors) == (
+        "cluster",
+        "sort",
+        "weights",
+        "answer",
+        ("chance",),
+    )
     parameters = jax.jit(found.parameters)({})
     np.testing.assert_allclose(parameters.class_weights, [2.0, 3.0])
     np.testing.assert_allclose(parameters.priors["answer"].concentration0, np.full((2, 3), 0.6))
@@ -145,10 +180,18 @@ def inverse_wishart(x, at):
     """The covariance itself is drawn."""
     width, at = at.features.size, at.joint()
     with at.classes, at.groups:
-        covariance = sample("covariance", dist.InverseWishart(width + 2.0, scale_matrix=3.0 * jnp.eye(width)))
-        loc = sample("loc", dist.MultivariateNormal(jnp.zeros(width), covariance_matrix=covariance / 0.25))
+        covariance = sample(
+            "covariance", dist.InverseWishart(width + 2.0, scale_matrix=3.0 * jnp.eye(width))
+        )
+        loc = sample(
+            "loc", dist.MultivariateNormal(jnp.zeros(width), covariance_matrix=covariance / 0.25)
+        )
     with at.rows:
-        return sample("x", Missing(dist.MultivariateNormal(loc[at.z], covariance_matrix=covariance[at.z])), obs=x)
+        return sample(
+            "x",
+            Missing(dist.MultivariateNormal(loc[at.z], covariance_matrix=covariance[at.z])),
+            obs=x,
+        )
 
 
 def test_priors_may_differ_by_feature_and_by_class():
@@ -185,7 +228,12 @@ def one_column(x):
 
 def test_without_classes_there_is_one():
     found = read_partition(Program(one_column, BITS[:, 0]))
-    assert (found.labels, found.shares, found.num_classes, found.blocks[0].num_axes) == (None, None, 1, 1)
+    assert (found.labels, found.shares, found.num_classes, found.blocks[0].num_axes) == (
+        None,
+        None,
+        1,
+        1,
+    )
     assert jax.jit(found.parameters)({}).priors["x"].concentration1.shape == (1, 1)
     rows = found.rows(Program(one_column, BITS[:, 0]))
     np.testing.assert_array_equal(rows.values["x"], BITS[:, :1])
@@ -198,7 +246,12 @@ def with_shares(x, y, shares=None):
         with plate("row", len(x)):
             y = sample("y", dist.Categorical(jnp.array(shares)), obs=y)
     z = sample("z", CRP(1.0, len(x), labels=y, num_classes=2))
-    at = (plate("class", 2, dim=-3), plate("group", len(x), dim=-2), plate("row", len(x), dim=-2), plate("feature", 3, dim=-1))
+    at = (
+        plate("class", 2, dim=-3),
+        plate("group", len(x), dim=-2),
+        plate("row", len(x), dim=-2),
+        plate("feature", 3, dim=-1),
+    )
     beta_bernoulli(x, Axes(*at, (y, z)))
 
 
@@ -238,7 +291,9 @@ def test_grid_weighs_by_density_times_spacing():
     alpha, beta = np.array([0.1, 0.3, 1.0, 3.0]), np.array([0.5, 1.0])
     points, log_prior = grid_of(with_latent_scalars(), {"alpha": alpha, "beta": beta})
     spacing = np.array([0.2, 0.45, 1.35, 2.0])[:, None] * np.array([0.5, 0.5])
-    weight = stats.gamma.pdf(alpha, 1.5)[:, None] * stats.gamma.pdf(beta, 2.0, scale=1 / 4) * spacing
+    weight = (
+        stats.gamma.pdf(alpha, 1.5)[:, None] * stats.gamma.pdf(beta, 2.0, scale=1 / 4) * spacing
+    )
     np.testing.assert_allclose(np.exp(log_prior), (weight / weight.sum()).ravel(), rtol=1e-9)
     np.testing.assert_array_equal(points["alpha"], np.repeat(alpha, 2))
     np.testing.assert_array_equal(points["beta"], np.tile(beta, 4))
@@ -247,11 +302,24 @@ def test_grid_weighs_by_density_times_spacing():
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ({"alpha": [1.0]}, r"site 'beta': a latent scalar is learned over a grid; give its values, say grid=\{'beta'"),
-        ({"alpha": [1.0], "beta": [1.0], "gamma": [1.0]}, r"grid: 'gamma' is no latent scalar of the model, which has \['alpha', 'beta'\]"),
-        ({"alpha": [2.0, 1.0], "beta": [1.0]}, "grid: the values of 'alpha' must be finite and rise"),
+        (
+            {"alpha": [1.0]},
+            r"site 'beta': a latent scalar is learned over a grid; give its values, say "
+            r"grid=\{'beta'",
+        ),
+        (
+            {"alpha": [1.0], "beta": [1.0], "gamma": [1.0]},
+            r"grid: 'gamma' is no latent scalar of the model, which has \['alpha', 'beta'\]",
+        ),
+        (
+            {"alpha": [2.0, 1.0], "beta": [1.0]},
+            "grid: the values of 'alpha' must be finite and rise",
+        ),
         ({"alpha": [np.inf], "beta": [1.0]}, "grid: the values of 'alpha' must be finite and rise"),
-        ({"alpha": [-1.0, 1.0], "beta": [1.0]}, "grid: the prior density is not positive at every point"),
+        (
+            {"alpha": [-1.0, 1.0], "beta": [1.0]},
+            "grid: the prior density is not positive at every point",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Out-of-support")

@@ -1,4 +1,6 @@
-"""What cannot be integrated out is refused by the name of its site; and the proof sees one wrong term of a family."""
+"""What cannot be integrated out is refused by the name of its site; and the proof sees one wrong
+term of a family.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -133,38 +135,80 @@ COMPONENTS = {
         with_chance(standard, lambda p, at: dist.Normal(p[at.z], 1.0)),
         "site 'x': Normal with 'p' ~ Normal is not",
     ),
-    "known mean": (variance_alone, "site 'x': Normal with 'var' ~ InverseGamma is not in the table of conjugate pairs; register it"),
-    "square": (with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] ** 2)), f"site 'x': read as 'p' -> BernoulliProbs, but .* {MISSES}"),
-    "covariate": (with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] * by_row(at))), f"site 'x': .* {MISSES}"),
-    "noise": (with_chance(half, lambda p, at: dist.Bernoulli(0.9 * p[at.z] + 0.05)), f"site 'x': .* {MISSES}"),
-    "group of another class": (with_chance(half, lambda p, at: dist.Bernoulli(p[1 - at.z[0], at.z[1]])), f"site 'x': .* {MISSES}"),
-    "group of another row": (with_chance(half, lambda p, at: dist.Bernoulli(p[at.z[0], jnp.roll(at.z[1], 1)])), f"site 'x': .* {MISSES}"),
+    "known mean": (
+        variance_alone,
+        "site 'x': Normal with 'var' ~ InverseGamma is not in the table of conjugate pairs; "
+        "register it",
+    ),
+    "square": (
+        with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] ** 2)),
+        f"site 'x': read as 'p' -> BernoulliProbs, but .* {MISSES}",
+    ),
+    "covariate": (
+        with_chance(half, lambda p, at: dist.Bernoulli(p[at.z] * by_row(at))),
+        f"site 'x': .* {MISSES}",
+    ),
+    "noise": (
+        with_chance(half, lambda p, at: dist.Bernoulli(0.9 * p[at.z] + 0.05)),
+        f"site 'x': .* {MISSES}",
+    ),
+    "group of another class": (
+        with_chance(half, lambda p, at: dist.Bernoulli(p[1 - at.z[0], at.z[1]])),
+        f"site 'x': .* {MISSES}",
+    ),
+    "group of another row": (
+        with_chance(half, lambda p, at: dist.Bernoulli(p[at.z[0], jnp.roll(at.z[1], 1)])),
+        f"site 'x': .* {MISSES}",
+    ),
     "prior by group": (
-        with_chance(lambda at: dist.Beta(jnp.linspace(1.0, 2.0, at.groups.size)[:, None], 0.5), lambda p, at: dist.Bernoulli(p[at.z])),
+        with_chance(
+            lambda at: dist.Beta(jnp.linspace(1.0, 2.0, at.groups.size)[:, None], 0.5),
+            lambda p, at: dist.Bernoulli(p[at.z]),
+        ),
         "site 'x': .* or whose prior differs between groups",
     ),
-    "loc of its own": (loc_of_its_own, f"site 'x': read as 'var', 'loc' -> Normal, but .* {MISSES}"),
+    "loc of its own": (
+        loc_of_its_own,
+        f"site 'x': read as 'var', 'loc' -> Normal, but .* {MISSES}",
+    ),
     "scale": (scaled, f"site 'x': .* {MISSES}"),
     "mask": (
-        with_chance(half, lambda p, at: dist.Bernoulli(p[at.z]), lambda fn: fn.mask(np.arange(6)[:, None] % 2 == 0)),
+        with_chance(
+            half,
+            lambda p, at: dist.Bernoulli(p[at.z]),
+            lambda fn: fn.mask(np.arange(6)[:, None] % 2 == 0),
+        ),
         f"site 'x': .* {MISSES}",
     ),
     "forgotten index": (
         with_chance(half, lambda p, at: dist.Bernoulli(p[at.z[0], 0])),
-        "site 'z': no observed site depends on it; wanted features, obs=x, whose parameters are indexed by 'z'",
+        "site 'z': no observed site depends on it; wanted features, obs=x, whose parameters are "
+        "indexed by 'z'",
     ),
     "no parameter": (
         with_chance(half, lambda p, at: dist.Bernoulli(0.5 + 0.0 * at.z[1][:, None])),
         "no group parameter is behind",
     ),
-    "factor": (penalised, "site 'penalty' depends on 'p', a parameter of 'x', which can then not be integrated out"),
+    "factor": (
+        penalised,
+        "site 'penalty' depends on 'p', a parameter of 'x', which can then not be integrated out",
+    ),
     "seen twice": (seen_twice, "site 'x' depends on 'p', a parameter of 'first'"),
-    "shared by classes": (shared_by_classes, r"site 'p': 'x' depends on it, .* wanted a class plate of 2 outside a group plate of 6"),
+    "shared by classes": (
+        shared_by_classes,
+        r"site 'p': 'x' depends on it, .* wanted a class plate of 2 outside a group plate of 6",
+    ),
     "latent below z": (latent_below_z, "site 'w': latent, and depends on 'z'"),
     "factor on z": (factor_on_z, "site 'few': factor, and depends on 'z'"),
     "second partition": (second_partition, r"found 2 partition sites \['z', 'w'\], wanted one"),
-    "latent by feature": (latent_by_feature, r"site 'a': latent, of shape \(3,\), and no parameter of a group"),
-    "other data": (other_data, "site 'weight': observed, but no feature that depends on 'z'; its term would be left out"),
+    "latent by feature": (
+        latent_by_feature,
+        r"site 'a': latent, of shape \(3,\), and no parameter of a group",
+    ),
+    "other data": (
+        other_data,
+        "site 'weight': observed, but no feature that depends on 'z'; its term would be left out",
+    ),
 }
 
 
@@ -184,7 +228,13 @@ def test_what_makes_a_group_vary_is_seen_with_a_single_group_too():
     assert read(aclass, REAL, component=normal_inverse_chi2, max_groups=1).max_groups == 1
 
 
-def classes(weights=lambda n: dist.Categorical(jnp.array([0.3, 0.7])), labels=lambda y: y, alpha=lambda: 1.0, scale=1.0, obs=None):
+def classes(
+    weights=lambda n: dist.Categorical(jnp.array([0.3, 0.7])),
+    labels=lambda y: y,
+    alpha=lambda: 1.0,
+    scale=1.0,
+    obs=None,
+):
     """AClass, one part of which is written differently."""
 
     def model(x, y):
@@ -192,7 +242,12 @@ def classes(weights=lambda n: dist.Categorical(jnp.array([0.3, 0.7])), labels=la
             y = sample("y", weights(len(x)), obs=y)
         with handlers.scale(scale=scale):
             z = sample("z", CRP(alpha(), len(x), labels=labels(y), num_classes=2), obs=obs)
-        at = (plate("class", 2, dim=-3), plate("group", len(x), dim=-2), plate("row", len(x), dim=-2), plate("feature", 3, dim=-1))
+        at = (
+            plate("class", 2, dim=-3),
+            plate("group", len(x), dim=-2),
+            plate("row", len(x), dim=-2),
+            plate("feature", 3, dim=-1),
+        )
         beta_bernoulli(x, Axes(*at, (labels(y), z)))
 
     return model
@@ -204,7 +259,10 @@ def tempered(num_rows):
 
 
 def from_two(num_rows):
-    first, second = sample("first", dist.Dirichlet(jnp.ones(2))), sample("second", dist.Dirichlet(jnp.ones(2)))
+    first, second = (
+        sample("first", dist.Dirichlet(jnp.ones(2))),
+        sample("second", dist.Dirichlet(jnp.ones(2))),
+    )
     return dist.Categorical((first + second) / 2)
 
 
@@ -220,16 +278,32 @@ MODELS = {
         "site 'y': .* BernoulliLogits, wanted Categorical",
     ),
     "tempered": (classes(tempered), f"site 'y': read as the class of each row, but .* {MISSES}"),
-    "two shares": (classes(from_two), "site 'y': its class probabilities come from 'first' ~ Dirichlet, 'second' ~ Dirichlet; wanted one"),
-    "other labels": (classes(labels=lambda y: 1 - y), "site 'y': observed, but no feature that depends on 'z'"),
+    "two shares": (
+        classes(from_two),
+        "site 'y': its class probabilities come from 'first' ~ Dirichlet, 'second' ~ Dirichlet; "
+        "wanted one",
+    ),
+    "other labels": (
+        classes(labels=lambda y: 1 - y),
+        "site 'y': observed, but no feature that depends on 'z'",
+    ),
     "scaled partition": (classes(scale=2.0), f"site 'z': read as the partition, but .* {MISSES}"),
-    "seen alpha": (classes(alpha=seen_alpha), "site 'guess': observed, but no feature that depends on 'z'"),
+    "seen alpha": (
+        classes(alpha=seen_alpha),
+        "site 'guess': observed, but no feature that depends on 'z'",
+    ),
     "latent vector alpha": (
         classes(alpha=lambda: sample("a", dist.Gamma(1.0, 1.0).expand([2]).to_event(1)).sum()),
         r"site 'a': latent, of shape \(2,\)",
     ),
-    "seen partition": (classes(obs=np.zeros(6, int)), "site 'z': the partition is observed, wanted latent. Leave out its obs"),
-    "no partition": (lambda x, y: sample("x", dist.Normal(0.0, 1.0), obs=x[0, 0]), r"found 0 partition sites \[\], wanted one"),
+    "seen partition": (
+        classes(obs=np.zeros(6, int)),
+        "site 'z': the partition is observed, wanted latent. Leave out its obs",
+    ),
+    "no partition": (
+        lambda x, y: sample("x", dist.Normal(0.0, 1.0), obs=x[0, 0]),
+        r"found 0 partition sites \[\], wanted one",
+    ),
 }
 
 
@@ -242,7 +316,10 @@ def test_a_model_that_is_no_partition_of_conjugate_groups_is_refused(name):
 
 
 def test_rows_must_follow_from_the_data():
-    with pytest.raises(StructureError, match=r"site 'z': 20 rows remain of 20 when the arguments \['x', 'y'\] are cut to 8"):
+    with pytest.raises(
+        StructureError,
+        match=r"site 'z': 20 rows remain of 20 when the arguments \['x', 'y'\] are cut to 8",
+    ):
         read(lambda x, y: one_group_of(20, x), np.zeros((20, 3)), np.zeros(20, int))
 
 
@@ -268,8 +345,18 @@ def put(table, index, value):
             "site 'x': row 3 misses 1 of 3 features and MultivariateNormal couples them",
         ),
         (put(REAL, (2, 1), np.inf), Y, normal_inverse_chi2, "site 'x': row 2, column 1 is inf"),
-        (put(BITS, (0, 0), 2.0), Y, beta_bernoulli, "site 'x': row 0, column 0 is 2.0 .* BernoulliProbs takes 0, 1, or NaN"),
-        (BITS, put(Y, 4, 2), beta_bernoulli, "row 4: found class 2, wanted 0 to 1, or -1 where unlabelled"),
+        (
+            put(BITS, (0, 0), 2.0),
+            Y,
+            beta_bernoulli,
+            "site 'x': row 0, column 0 is 2.0 .* BernoulliProbs takes 0, 1, or NaN",
+        ),
+        (
+            BITS,
+            put(Y, 4, 2),
+            beta_bernoulli,
+            "row 4: found class 2, wanted 0 to 1, or -1 where unlabelled",
+        ),
         (BITS, put(Y, 2, -2), beta_bernoulli, "row 2: found class -2, wanted 0 to 1"),
     ],
     ids=["partly missing", "infinite", "two", "class 2", "class -2"],
@@ -286,7 +373,11 @@ def twin(family, **methods):
 
 def off(method, change):
     """The method, its result changed."""
-    return {method: lambda self, hyper, *rest, **more: change(getattr(super(type(self), self), method)(hyper, *rest, **more))}
+    return {
+        method: lambda self, hyper, *rest, **more: change(
+            getattr(super(type(self), self), method)(hyper, *rest, **more)
+        )
+    }
 
 
 more_rate = lambda hyper: hyper._replace(rate=hyper.rate * 1.01)
@@ -296,9 +387,24 @@ more_rate = lambda hyper: hyper._replace(rate=hyper.rate * 1.01)
 @pytest.mark.parametrize(
     ("family", "component", "x"),
     [
-        (twin(BetaBernoulli(), **off("add", lambda h: h._replace(concentration1=h.concentration1 + 0.01))), beta_bernoulli, BITS),
-        (twin(BetaBernoulli(), **off("log_prior", lambda value: value + 0.01)), beta_bernoulli, BITS),
-        (twin(BetaBernoulli(), **off("log_predictive", lambda value: 1.001 * value)), beta_bernoulli, BITS),
+        (
+            twin(
+                BetaBernoulli(),
+                **off("add", lambda h: h._replace(concentration1=h.concentration1 + 0.01)),
+            ),
+            beta_bernoulli,
+            BITS,
+        ),
+        (
+            twin(BetaBernoulli(), **off("log_prior", lambda value: value + 0.01)),
+            beta_bernoulli,
+            BITS,
+        ),
+        (
+            twin(BetaBernoulli(), **off("log_predictive", lambda value: 1.001 * value)),
+            beta_bernoulli,
+            BITS,
+        ),
         (twin(NormalInverseGamma(), **off("add", more_rate)), normal_inverse_chi2, REAL),
         (twin(NormalInverseGamma(), **off("read", more_rate)), normal_inverse_chi2, REAL),
     ],
@@ -312,7 +418,9 @@ def test_a_family_with_one_wrong_term_fails_the_proof(family, component, x, monk
 
 SILENT = {
     "clipped chance": with_chance(half, lambda p, at: dist.Bernoulli(jnp.clip(p[at.z], 0.1, 0.9))),
-    "floored rate": with_chance(lambda at: dist.Gamma(2.0, 1.0), lambda rate, at: dist.Poisson(jnp.maximum(rate[at.z], 0.3))),
+    "floored rate": with_chance(
+        lambda at: dist.Gamma(2.0, 1.0), lambda rate, at: dist.Poisson(jnp.maximum(rate[at.z], 0.3))
+    ),
 }
 
 
@@ -339,11 +447,18 @@ def test_single_precision_is_enough_to_see_an_edit():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "scale", "component"),
-    [pytest.param(12, 1.0, normal_inverse_wishart, marks=pytest.mark.slow), (2, 1e-7, normal_inverse_chi2)],
+    [
+        pytest.param(12, 1.0, normal_inverse_wishart, marks=pytest.mark.slow),
+        (2, 1e-7, normal_inverse_chi2),
+    ],
     ids=["many columns", "a number far from the others"],
 )
 def test_rounding_is_no_edit(width, scale, component):
     with jax.enable_x64(False):
         x = scale * np.random.default_rng(0).normal(size=(10, width))
         x[0, 0] /= scale**1.3
-        read_partition(Program(aclass, x, np.repeat([0, 1], 5), num_classes=2, component=component, max_groups=1))
+        read_partition(
+            Program(
+                aclass, x, np.repeat([0, 1], 5), num_classes=2, component=component, max_groups=1
+            )
+        )

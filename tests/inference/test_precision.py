@@ -17,8 +17,18 @@ def test_products_of_matrices_are_whole():
     assert set(product.params["precision"]) == {jax.lax.Precision.HIGHEST}
 
 
-@pytest.mark.parametrize(("asked", "found"), [({}, "highest"), ({"JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}, "tensorfloat32")])
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [({}, "highest"), ({"JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}, "tensorfloat32")],
+)
 def test_what_was_asked_for_is_left(asked, found):
     told = "import inference, jax; print(jax.config.jax_default_matmul_precision)"
-    command = {"args": [sys.executable, "-c", told], "env": os.environ | asked, "cwd": Path(__file__).parents[2]}
-    assert subprocess.run(**command, check=True, capture_output=True, text=True).stdout.strip() == found
+    command = {
+        "args": [sys.executable, "-c", told],
+        "env": os.environ | asked,
+        "cwd": Path(__file__).parents[2],
+    }
+    assert (
+        subprocess.run(**command, check=True, capture_output=True, text=True).stdout.strip()
+        == found
+    )

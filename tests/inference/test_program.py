@@ -1,4 +1,6 @@
-"""Every answer of `Program` against NumPyro's or ArviZ's own, or a closed form; every complaint by name."""
+"""Every answer of `Program` against NumPyro's or ArviZ's own, or a closed form; every complaint
+by name.
+"""
 
 import subprocess
 import sys
@@ -57,7 +59,11 @@ def values(program):
 def test_sites_by_kind_in_the_order_of_the_trace(program):
     assert list(program.sites) == ["spread", "weight", "share", "top", "penalty", "mean", "y"]
     assert program.latent == ("spread", "weight", "share", "top")
-    assert (program.observed, program.deterministic, program.factors) == (("y",), ("mean",), ("penalty",))
+    assert (program.observed, program.deterministic, program.factors) == (
+        ("y",),
+        ("mean",),
+        ("penalty",),
+    )
     assert program.sites["weight"].plates == ("feature",)
     assert program.sites["share"].event_dim == 1
     assert program.sites["top"].support.upper_bound.shape == ()
@@ -81,7 +87,10 @@ def test_delta_without_data_is_deterministic():
     program = Program(model, 0.5)
     assert program.latent == ("mean",)
     assert program.deterministics({"mean": jnp.array(3.0)}) == {"twice": 6.0}
-    assert program.log_joint({"mean": jnp.array(3.0)}) == log_density(model, (0.5,), {}, {"mean": 3.0})[0]
+    assert (
+        program.log_joint({"mean": jnp.array(3.0)})
+        == log_density(model, (0.5,), {}, {"mean": 3.0})[0]
+    )
 
 
 def test_data_may_be_looked_at_by_the_model():
@@ -90,12 +99,16 @@ def test_data_may_be_looked_at_by_the_model():
         with numpyro.plate("hole", len(holes)):
             missing = numpyro.sample("missing", dist.ImproperUniform(dist.constraints.real, (), ()))
         with numpyro.plate("row", len(x)):
-            numpyro.sample("x", dist.Normal(0.0, 1.0), obs=jnp.asarray(x).at[tuple(holes.T)].set(missing))
+            numpyro.sample(
+                "x", dist.Normal(0.0, 1.0), obs=jnp.asarray(x).at[tuple(holes.T)].set(missing)
+            )
 
     program = Program(imputing, np.where(np.arange(5) == 2, np.nan, Y))
     program.check()
     assert program.plates["hole"].size == 1
-    np.testing.assert_array_equal(program.observed_values["x"], np.where(np.arange(5) == 2, np.nan, Y))
+    np.testing.assert_array_equal(
+        program.observed_values["x"], np.where(np.arange(5) == 2, np.nan, Y)
+    )
     with pytest.raises(StructureError, match=r"site 'missing'.*ImproperUniform"):
         program.draw_prior(random.key(0))
 
@@ -106,7 +119,9 @@ def test_no_array_is_computed_to_list_the_sites():
             numpyro.sample("x", dist.Normal(0.0, 1.0))
 
     program = Program(huge)
-    with pytest.raises(ValueError, match=r"site 'x': found a value of shape \(2,\), wanted \(1000000, 1000000\)"):
+    with pytest.raises(
+        ValueError, match=r"site 'x': found a value of shape \(2,\), wanted \(1000000, 1000000\)"
+    ):
         program.log_joint({"x": jnp.zeros(2)})
 
 
@@ -114,7 +129,10 @@ def test_no_array_is_computed_to_list_the_sites():
 def test_dims_are_those_of_arviz(model):
     program = Program(model, X, Y)
     values = jax.jit(lambda key: program.draw_prior(key, 2))(random.key(0))
-    wanted = az.from_dict({"posterior": jax.tree.map(lambda v: np.asarray(v)[None], values)}, dims=infer_dims(model, (X, Y)))
+    wanted = az.from_dict(
+        {"posterior": jax.tree.map(lambda v: np.asarray(v)[None], values)},
+        dims=infer_dims(model, (X, Y)),
+    )
     for name in values:
         assert program.dims[name] == wanted.posterior[name].dims[2:]
 
@@ -124,7 +142,11 @@ def test_dims_follow_position_and_not_only_order():
         with numpyro.plate("column", 3, dim=-1):
             unnamed = numpyro.sample("unnamed", dist.Normal(jnp.zeros((2, 1)), 1.0))
             with numpyro.plate("row", 2, dim=-2):
-                numpyro.sample("matrix", dist.Normal(jnp.zeros((2, 3, 4)), 1.0).to_event(1), infer={"event_dims": ["time"]})
+                numpyro.sample(
+                    "matrix",
+                    dist.Normal(jnp.zeros((2, 3, 4)), 1.0).to_event(1),
+                    infer={"event_dims": ["time"]},
+                )
             numpyro.deterministic("total", unnamed.sum())
 
     dims = Program(model).dims
@@ -135,7 +157,9 @@ def test_dims_follow_position_and_not_only_order():
 
 def test_too_many_event_dims_are_refused():
     def model():
-        numpyro.sample("x", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer={"event_dims": ["a", "b"]})
+        numpyro.sample(
+            "x", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer={"event_dims": ["a", "b"]}
+        )
 
     with pytest.raises(ValueError, match=r"site 'x': event_dims \['a', 'b'\]"):
         _ = Program(model).dims
@@ -156,7 +180,11 @@ def test_log_joint_equals_numpyro(program, values):
 
 
 def test_log_joint_is_the_sum_of_prior_likelihood_and_factors(program, values):
-    prior, likelihood, factors = program.log_prior(values), program.log_likelihood(values), program.log_factors(values)
+    prior, likelihood, factors = (
+        program.log_prior(values),
+        program.log_likelihood(values),
+        program.log_factors(values),
+    )
     assert list(prior) == ["spread", "weight", "share", "top"]
     assert {name: term.shape for name, term in likelihood.items()} == {"y": (5,)}
     assert factors == {"penalty": -values["top"] * values["share"][0]}
@@ -167,7 +195,10 @@ def test_log_joint_is_the_sum_of_prior_likelihood_and_factors(program, values):
 def test_scales_and_masks_are_in_the_terms():
     def model(y):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-        with numpyro.plate("row", 100, subsample_size=5), numpyro.handlers.mask(mask=jnp.arange(5) < 3):
+        with (
+            numpyro.plate("row", 100, subsample_size=5),
+            numpyro.handlers.mask(mask=jnp.arange(5) < 3),
+        ):
             numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
     values = {"mean": jnp.array(0.3), "row": jnp.arange(5)}
@@ -179,7 +210,11 @@ def test_unconstrained_density_equals_numpyro(program, values):
     unconstrained = program.unconstrain(values)
     wanted = unconstrain_fn(continuous, (X,), {"y": Y}, values)
     assert all(jnp.allclose(unconstrained[name], wanted[name]) for name in program.latent)
-    assert jnp.allclose(program.log_density_unconstrained(unconstrained), -potential_energy(continuous, (X,), {"y": Y}, wanted), rtol=1e-12)
+    assert jnp.allclose(
+        program.log_density_unconstrained(unconstrained),
+        -potential_energy(continuous, (X,), {"y": Y}, wanted),
+        rtol=1e-12,
+    )
 
 
 def test_constrain_inverts_unconstrain_where_supports_depend_on_sites(program):
@@ -202,7 +237,9 @@ def test_discrete_sites_pass_through_unconstrained_space():
 
 
 def test_prior_draws_have_the_prior_moments(program):
-    draws = jax.tree.map(np.asarray, jax.jit(lambda key: program.draw_prior(key, 4000))(random.key(0)))
+    draws = jax.tree.map(
+        np.asarray, jax.jit(lambda key: program.draw_prior(key, 4000))(random.key(0))
+    )
     assert set(draws) == set(program.latent)
     assert abs(draws["spread"].mean() - 2.0) < 5 * (2 / 4000) ** 0.5
     assert abs((draws["top"] / draws["spread"]).mean() - 0.5) < 5 * (1 / 12 / 4000) ** 0.5
@@ -221,7 +258,10 @@ def test_prediction_ignores_the_data_and_follows_changed_arguments(program, valu
 def test_prediction_draws_latent_sites_that_are_left_out():
     program = Program(mixed, X, Y)
     values = program.draw_initial(random.key(1))
-    with pytest.raises(ValueError, match=r"site 'outlier': its value has shape \(5,\), the changed arguments ask for \(3,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"site 'outlier': its value has shape \(5,\), the changed arguments ask for \(3,\)",
+    ):
         program.predict(random.key(0), values, x=X[:3])
     assert program.predict(random.key(0), {"weight": values["weight"]}, x=X[:3])["y"].shape == (3,)
 
@@ -242,7 +282,9 @@ def test_arguments_by_name_and_rebound():
 
 def of_rows(x, labels, names=(), weight=1.0):
     with numpyro.plate("row", len(x)):
-        numpyro.sample("x", dist.Normal(numpyro.sample("level", dist.Normal(0.0, 1.0)), weight), obs=x)
+        numpyro.sample(
+            "x", dist.Normal(numpyro.sample("level", dist.Normal(0.0, 1.0)), weight), obs=x
+        )
 
 
 def test_rows_are_the_entries_of_arguments():
@@ -269,7 +311,11 @@ def test_a_number_of_rows_that_does_not_follow_from_the_data_is_refused():
             numpyro.sample("z", dist.Normal(jnp.sum(x), 1.0))
 
     program = Program(fixed, np.ones(6))
-    with pytest.raises(StructureError, match=r"site 'z': 6 rows remain of 6 when the arguments \['x'\] are cut to 2 rows; .* length of"):
+    with pytest.raises(
+        StructureError,
+        match=r"site 'z': 6 rows remain of 6 when the arguments \['x'\] are cut to 2 rows; .* "
+        r"length of",
+    ):
         program.on_rows(np.arange(2), program.by_row(6), "z")
 
 
@@ -277,11 +323,27 @@ def test_a_number_of_rows_that_does_not_follow_from_the_data_is_refused():
     ("call", "error", "text"),
     [
         (lambda: Program("model"), TypeError, "model: found str"),
-        (lambda: Program(continuous), TypeError, r"continuous\(x, y=None, \*, scale=1.0\): missing a required argument: 'x'"),
+        (
+            lambda: Program(continuous),
+            TypeError,
+            r"continuous\(x, y=None, \*, scale=1.0\): missing a required argument: 'x'",
+        ),
         (lambda: Program(continuous, X, depth=2), TypeError, "unexpected keyword argument 'depth'"),
-        (lambda: Program(continuous, X).with_arguments(depth=2), TypeError, "has no argument 'depth'"),
-        (lambda: Program(continuous, X, Y).log_joint({}), ValueError, "needs a value of site 'spread'"),
-        (lambda: Program(continuous, X, Y).predict(random.key(0), {"spred": 1.0}), ValueError, "has no site 'spred'"),
+        (
+            lambda: Program(continuous, X).with_arguments(depth=2),
+            TypeError,
+            "has no argument 'depth'",
+        ),
+        (
+            lambda: Program(continuous, X, Y).log_joint({}),
+            ValueError,
+            "needs a value of site 'spread'",
+        ),
+        (
+            lambda: Program(continuous, X, Y).predict(random.key(0), {"spred": 1.0}),
+            ValueError,
+            "has no site 'spred'",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(call, error, text):
@@ -318,7 +380,15 @@ FINGERPRINT = """
 
     program = Program(model, np.arange(5.0), {data}, link=link)
 """
-PLAIN = {"argument": "value", "factor": "0.5", "end": "1.0", "local": "weight", "prior": "1.0", "comment": "", "data": "np.ones(5)"}
+PLAIN = {
+    "argument": "value",
+    "factor": "0.5",
+    "end": "1.0",
+    "local": "weight",
+    "prior": "1.0",
+    "comment": "",
+    "data": "np.ones(5)",
+}
 
 
 def _fingerprint(**changes):
@@ -335,7 +405,9 @@ def test_fingerprint_is_the_same_in_another_process():
     assert found.stdout.strip() == str(_fingerprint())
 
 
-@pytest.mark.parametrize("changes", [{"argument": "renamed", "local": "other"}, {"comment": "# a prior"}])
+@pytest.mark.parametrize(
+    "changes", [{"argument": "renamed", "local": "other"}, {"comment": "# a prior"}]
+)
 def test_fingerprint_does_not_see_names_and_comments(changes):
     assert _fingerprint(**changes) == _fingerprint()
 
@@ -349,7 +421,9 @@ def test_fingerprint_sees_priors_helpers_and_closures(changes):
 def test_fingerprint_keeps_data_apart_from_the_model():
     changed = _fingerprint(data="np.zeros(5)")
     assert changed["model"] == _fingerprint()["model"]
-    assert [name for name in changed["data"] if changed["data"][name] != _fingerprint()["data"][name]] == ["y"]
+    assert [
+        name for name in changed["data"] if changed["data"][name] != _fingerprint()["data"][name]
+    ] == ["y"]
 
 
 def test_a_sound_model_passes_the_check(program):

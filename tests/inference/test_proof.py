@@ -10,7 +10,16 @@ from jax import random
 from jax.scipy.stats import norm
 
 from inference import Program, StructureError
-from inference.reading.proof import at_magnitude, further, gap, gap_of_numbers, gap_of_sums, prove, random_settings, worst
+from inference.reading.proof import (
+    at_magnitude,
+    further,
+    gap,
+    gap_of_numbers,
+    gap_of_sums,
+    prove,
+    random_settings,
+    worst,
+)
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
 
@@ -32,7 +41,10 @@ def of_line(program, extra=0.0):
     def gaps(key, spread=1.0):
         level = spread * random.uniform(key, minval=0.5)
         model = program.log_probs({"level": level})
-        read = {"level": norm.logpdf(level, 0.0, 2.0) + extra, "x": jnp.sum(norm.logpdf(program.arguments["x"], level, 1.0))}
+        read = {
+            "level": norm.logpdf(level, 0.0, 2.0) + extra,
+            "x": jnp.sum(norm.logpdf(program.arguments["x"], level, 1.0)),
+        }
         return {site: gap(value, jnp.sum(model[site])) for site, value in read.items()}
 
     return gaps
@@ -44,7 +56,12 @@ def test_a_true_identity_passes(x64):
 
 def test_one_wrong_term_is_refused_by_its_site(x64):
     with pytest.raises(StructureError, match="site 'level': misses by 0.0"):
-        prove(lambda program: of_line(program, extra=0.1), random_settings(random.key(0)), MISSES, Program(line, X))
+        prove(
+            lambda program: of_line(program, extra=0.1),
+            random_settings(random.key(0)),
+            MISSES,
+            Program(line, X),
+        )
 
 
 def test_what_acts_far_out_is_refused_because_of_the_spreads(x64):
@@ -71,12 +88,19 @@ def test_values_reach_far_beyond_the_data(most, x64):
 
 
 def squares(program, factor=1.0):
-    """The sum of squares about the mean, in two ways; the second loses digits where the mean is large."""
+    """The sum of squares about the mean, in two ways; the second loses digits where the mean is
+    large.
+    """
     x = program.arguments["x"]
 
     def gaps(key):
         y = jnp.asarray(x, float) + random.uniform(key)
-        return {"x": gap(factor * (jnp.sum(y**2) - len(x) * jnp.mean(y) ** 2), jnp.sum((y - jnp.mean(y)) ** 2))}
+        return {
+            "x": gap(
+                factor * (jnp.sum(y**2) - len(x) * jnp.mean(y) ** 2),
+                jnp.sum((y - jnp.mean(y)) ** 2),
+            )
+        }
 
     return gaps
 
@@ -107,4 +131,6 @@ def test_gaps_of_arrays_of_infinities_and_of_other_shapes(x64):
     assert gap_of_numbers((jnp.ones(2),), (jnp.ones(3),)) == jnp.inf
     assert gap_of_numbers((jnp.ones(2), 1e-5), (jnp.ones(2), 2e-5), least=0.0) == pytest.approx(0.5)
     assert gap_of_sums(jnp.array([1.0, 2.0]), jnp.array(3.0), 0.0) == 0.0
-    assert gap_of_sums(jnp.array([1.0 + 1e-9]), jnp.array([1.0]), 1e9) < gap_of_sums(jnp.array([1.0 + 1e-9]), jnp.array([1.0]), 0.0)
+    assert gap_of_sums(jnp.array([1.0 + 1e-9]), jnp.array([1.0]), 1e9) < gap_of_sums(
+        jnp.array([1.0 + 1e-9]), jnp.array([1.0]), 0.0
+    )

@@ -1,4 +1,6 @@
-"""A kernel holds its settings and nothing else, so that drivers and threads share it: each run is that of a kernel of its own."""
+"""A kernel holds its settings and nothing else, so that drivers and threads share it: each run
+is that of a kernel of its own.
+"""
 
 import sys
 import time
@@ -73,7 +75,9 @@ def grouped(bits, top=1.0):
 
 
 def experts(x):
-    return iqgme(x, num_experts=3, alpha=dist.Gamma(3.0, 2.0 * amount()), expert=None, gate=beta_bernoulli)
+    return iqgme(
+        x, num_experts=3, alpha=dist.Gamma(3.0, 2.0 * amount()), expert=None, gate=beta_bernoulli
+    )
 
 
 def reduced(x, y):
@@ -150,7 +154,9 @@ def variational():
 
 
 class Case(NamedTuple):
-    """Two data sets, of other lengths where the kernel allows it, and more rows of each where it goes on with them."""
+    """Two data sets, of other lengths where the kernel allows it, and more rows of each where it
+    goes on with them.
+    """
 
     make: Callable
     data: tuple[tuple, tuple]
@@ -167,7 +173,12 @@ TOPS = {"top": 3.0}, {"top": 30.0}
 of_rows = partial(Case, data=((X,), (X[::-2] + 1,)), told=TOPS)
 streaming = partial(of_rows, more=((X[:5],), (X[3:9],)))
 CASES = {
-    "filter": Case(partial(ParticleFilter, grouped, num_particles=4), ((BITS[0],), (BITS[1],)), TOPS, ((BITS[2],), (BITS[2][1:],))),
+    "filter": Case(
+        partial(ParticleFilter, grouped, num_particles=4),
+        ((BITS[0],), (BITS[1],)),
+        TOPS,
+        ((BITS[2],), (BITS[2][1:],)),
+    ),
     "importance": streaming(partial(Streaming, bounded, num_batches=9, batch_size=16)),
     "variational": of_rows(variational),
     "ascent": Case(partial(CoordinateAscent, experts), ((BITS[0],), (BITS[1],))),
@@ -176,13 +187,18 @@ CASES = {
     "finish": of_rows(lambda: ImportanceFinish(nested(), num_draws=200)),
     "staged": streaming(staged),
     "merged": of_rows(merged, data=((X,), (X[::-1] + 1,)), told=TOPS[:1] * 2),
-    "tempering": streaming(partial(DataTempering, bounded, num_stages=1, num_particles=20, num_sweeps=1.0)),
+    "tempering": streaming(
+        partial(DataTempering, bounded, num_stages=1, num_particles=20, num_sweeps=1.0)
+    ),
 }
 QUICK = "filter", "importance", "variational"
 
 
 def each_of(names):
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names])
+    return pytest.mark.parametrize(
+        "name",
+        [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names],
+    )
 
 
 each_kernel = each_of(CASES)
@@ -233,14 +249,18 @@ def check_same_of_both(found, wanted):
 def test_a_kernel_that_keeps_what_it_has_read_is_seen():
     this = CASES["importance"]
     with pytest.raises(AssertionError, match="level"):
-        check_same_of_both(in_turn(Keeper(bounded, num_batches=9, batch_size=16), this), apart(this))
+        check_same_of_both(
+            in_turn(Keeper(bounded, num_batches=9, batch_size=16), this), apart(this)
+        )
 
 
 # The kernel before and after.
 
 
 def contents(value):
-    """All that a kernel holds, in a form that can be compared: numbers by value, other objects by who they are."""
+    """All that a kernel holds, in a form that can be compared: numbers by value, other objects
+    by who they are.
+    """
     if isinstance(value, Algorithm | SVI | AutoNormal):
         return contents(vars(value))
     if isinstance(value, dict):
@@ -306,7 +326,10 @@ def test_a_helper_that_is_defined_anew_changes_the_answer(name, monkeypatch):
 
 
 def threads(*tasks):
-    """What each returns, in a thread of its own; all begin at once. What one raises is raised here."""
+    """What each returns, in a thread of its own; all begin at once.
+
+    What one raises is raised here.
+    """
     start, found = Barrier(len(tasks)), {}
 
     def work(number):
@@ -329,7 +352,10 @@ def threads(*tasks):
 
 @pytest.fixture
 def turns(monkeypatch):
-    """The threads that have run compiled code, in their order. Chunks are short, and after each the other thread has the turn."""
+    """The threads that have run compiled code, in their order.
+
+    Chunks are short, and after each the other thread has the turn.
+    """
     seen, chunk = [], Loop.chunk
 
     def short(self, *args: Any, **kwargs: Any):
@@ -347,7 +373,9 @@ def changes(seen):
     return sum(one != other for one, other in pairwise(seen))
 
 
-@pytest.mark.parametrize("name", ["filter", "importance", pytest.param("variational", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["filter", "importance", pytest.param("variational", marks=pytest.mark.slow)]
+)
 def test_threads_that_share_a_kernel_find_what_they_find_apart(name, turns, monkeypatch):
     """Room of the filter grows meanwhile: its host reads the data of its own run."""
     monkeypatch.setattr(particle_filter, "NUM_GROUPS", 2)
@@ -356,7 +384,9 @@ def test_threads_that_share_a_kernel_find_what_they_find_apart(name, turns, monk
     this = CASES[name]
     wanted, kernel = apart(this), this.make()
     turns.clear()
-    found = threads(*(lambda number=number: list(life(kernel, this, number)) for number in range(2)))
+    found = threads(
+        *(lambda number=number: list(life(kernel, this, number)) for number in range(2))
+    )
     check_same_of_both(found, wanted)
     assert changes(turns) > 5
 
@@ -365,7 +395,12 @@ def test_threads_that_share_a_kernel_that_keeps_its_reading_are_seen(turns):
     this = CASES["importance"]
     wanted, kernel = apart(this), Keeper(bounded, num_batches=9, batch_size=16)
     with pytest.raises(AssertionError, match="level"):
-        check_same_of_both(threads(*(lambda number=number: list(life(kernel, this, number)) for number in range(2))), wanted)
+        check_same_of_both(
+            threads(
+                *(lambda number=number: list(life(kernel, this, number)) for number in range(2))
+            ),
+            wanted,
+        )
 
 
 class NoTurn:
@@ -377,7 +412,10 @@ class NoTurn:
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_one_thread_at_a_time_runs_a_model(bug, turns, monkeypatch):
-    """NumPyro has one stack of handlers for all threads. The planted bug finds handlers of another thread, and fails in many ways."""
+    """NumPyro has one stack of handlers for all threads.
+
+    The planted bug finds handlers of another thread, and fails in many ways.
+    """
     inside, most = [], []
 
     def watched(x, top):
@@ -393,8 +431,11 @@ def test_one_thread_at_a_time_runs_a_model(bug, turns, monkeypatch):
         for module in (_session, driver):
             monkeypatch.setattr(module, "TURN", NoTurn())
     kernel, this = Streaming(watched, num_batches=4, batch_size=16), CASES["importance"]
-    with suppress(BaseException) if bug else nullcontext():  # the planted bug may end a thread in any way
-        threads(*(lambda number=number: list(life(kernel, this, number)) for number in (0, 1, 0, 1)))
+    # the planted bug may end a thread in any way
+    with suppress(BaseException) if bug else nullcontext():
+        threads(
+            *(lambda number=number: list(life(kernel, this, number)) for number in (0, 1, 0, 1))
+        )
     numpyro.primitives._PYRO_STACK.clear()
     assert (max(most) == 1) != bug
 
@@ -405,7 +446,9 @@ class Place(NamedTuple):
 
 
 class Placed(MCMCKernel):
-    """A chain of which the host has to say now and then where it is: at the mean of the data, which `init` has read."""
+    """A chain of which the host has to say now and then where it is: at the mean of the data,
+    which `init` has read.
+    """
 
     model, sample_field = None, "z"
 

@@ -1,4 +1,6 @@
-"""Every refusal, by the name of the site: models edited out of what a conditional can be read from."""
+"""Every refusal, by the name of the site: models edited out of what a conditional can be read
+from.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -64,24 +66,48 @@ def many_coupled_labels():
 normal, unit = (lambda x: dist.Normal(x, 1.0)), (lambda x: dist.Normal(0.0, x**-0.5))
 REFUSED = {
     "Laplace prior": (edit(dist.Laplace(0.0, 1.0), normal), "Normal misses by"),
-    "Laplace likelihood": (edit(dist.Normal(0.0, 1.0), lambda x: dist.Laplace(x, 1.0)), "'y' .Laplace. depends on it"),
-    "StudentT likelihood": (edit(dist.Normal(0.0, 1.0), lambda x: dist.StudentT(4.0, x, 1.0)), "'y' .StudentT. depends on it"),
+    "Laplace likelihood": (
+        edit(dist.Normal(0.0, 1.0), lambda x: dist.Laplace(x, 1.0)),
+        "'y' .Laplace. depends on it",
+    ),
+    "StudentT likelihood": (
+        edit(dist.Normal(0.0, 1.0), lambda x: dist.StudentT(4.0, x, 1.0)),
+        "'y' .StudentT. depends on it",
+    ),
     "Cauchy prior": (edit(dist.Cauchy(0.0, 1.0), normal), "Its prior is Cauchy"),
-    "Normal through exp": (edit(dist.Normal(0.0, 1.0), lambda x: dist.Normal(jnp.exp(x), 1.0)), "NUTS"),
-    "improper": (edit(dist.ImproperUniform(dist.constraints.real, (), ()), lambda x: dist.Normal(0.0, 1.0)), "is impossible"),
-    "LogNormal prior": (edit(dist.LogNormal(0.0, 1.0), unit), "Gamma is impossible.*Its prior is LogNormal"),
+    "Normal through exp": (
+        edit(dist.Normal(0.0, 1.0), lambda x: dist.Normal(jnp.exp(x), 1.0)),
+        "NUTS",
+    ),
+    "improper": (
+        edit(dist.ImproperUniform(dist.constraints.real, (), ()), lambda x: dist.Normal(0.0, 1.0)),
+        "is impossible",
+    ),
+    "LogNormal prior": (
+        edit(dist.LogNormal(0.0, 1.0), unit),
+        "Gamma is impossible.*Its prior is LogNormal",
+    ),
     "HalfCauchy prior": (edit(dist.HalfCauchy(1.0), unit), "Its prior is HalfCauchy"),
     "Gamma on a scale": (
         edit(dist.Gamma(2.0, 1.0), lambda x: dist.Normal(0.0, x)),
         "Gamma misses by.*inverse Gamma is impossible",
     ),
-    "coupled Gammas": (edit(dist.Gamma(2.0, 1.0), lambda x: dist.Normal(0.0, x.sum() ** -0.5), plate=False), "Gamma misses by"),
+    "coupled Gammas": (
+        edit(dist.Gamma(2.0, 1.0), lambda x: dist.Normal(0.0, x.sum() ** -0.5), plate=False),
+        "Gamma misses by",
+    ),
     "coupled Betas": (
         edit(dist.Beta(2.0, 3.0), lambda x: dist.Normal(x.mean(), 0.1), plate=False),
         "Beta is impossible, truncated Normal misses by",
     ),
-    "Beta squared": (through(dist.Beta(2.0, 3.0), lambda x: dist.Bernoulli(0.5 * x)), "Beta misses by"),
-    "logit link": (through(dist.Normal(0.0, 1.0), lambda x: dist.Bernoulli(logits=x)), "'labels' .BernoulliLogits. depends on it"),
+    "Beta squared": (
+        through(dist.Beta(2.0, 3.0), lambda x: dist.Bernoulli(0.5 * x)),
+        "Beta misses by",
+    ),
+    "logit link": (
+        through(dist.Normal(0.0, 1.0), lambda x: dist.Bernoulli(logits=x)),
+        "'labels' .BernoulliLogits. depends on it",
+    ),
     "Dirichlet through softmax": (
         through(dist.Dirichlet(jnp.ones(3)), lambda x: dist.Categorical(logits=x)),
         "Dirichlet is impossible",
@@ -90,7 +116,10 @@ REFUSED = {
     "a label that cuts": (cut_by_a_label, "cuts its support"),
     "a support that depends": (bounds_another, "the support of 'below' depends on it"),
     "a subsampled plate": (subsampled, "plate 'row' shows 6 of 100 rows"),
-    "another support": (through(dist.Poisson(3.0), lambda x: dist.Bernoulli(0.5)), "Poisson has the support.*wanted"),
+    "another support": (
+        through(dist.Poisson(3.0), lambda x: dist.Bernoulli(0.5)),
+        "Poisson has the support.*wanted",
+    ),
 }
 
 
@@ -99,24 +128,34 @@ REFUSED = {
 def test_refused_by_name(name):
     model, text = REFUSED[name]
     program = Program(model)
-    values = {"x": jnp.full(ROWS, 0.5)} if model is cut_by_a_label else program.draw_initial(random.key(0))
+    values = (
+        {"x": jnp.full(ROWS, 0.5)}
+        if model is cut_by_a_label
+        else program.draw_initial(random.key(0))
+    )
     with pytest.raises(StructureError, match=f"site 'x'.*({text})"):
         identify(program, "x", values, random.key(1))
 
 
 def test_a_site_that_is_not_there():
-    with pytest.raises(StructureError, match=r"site 'men': no latent site of location; it has \['mean'\]"):
+    with pytest.raises(
+        StructureError, match=r"site 'men': no latent site of location; it has \['mean'\]"
+    ):
         identify(Program(location), "men", {"mean": jnp.array(0.0)}, random.key(0))
 
 
-@pytest.mark.parametrize("cut", [lambda x: x > 3, lambda x: abs(x) < 6], ids=["near a start", "near the conditional"])
+@pytest.mark.parametrize(
+    "cut", [lambda x: x > 3, lambda x: abs(x) < 6], ids=["near a start", "near the conditional"]
+)
 def test_a_factor_that_cuts_the_support(cut):
     def model():
         x = numpyro.sample("x", dist.Normal(4.0, 1.0))
         numpyro.factor("cut", jnp.where(cut(x), 0.0, -jnp.inf))
         numpyro.sample("y", dist.Normal(x, 1.0), obs=7.0)
 
-    with pytest.raises(StructureError, match="site 'x': a factor or another site's support cuts its support"):
+    with pytest.raises(
+        StructureError, match="site 'x': a factor or another site's support cuts its support"
+    ):
         identify(Program(model), "x", {"x": jnp.array(5.0)}, random.key(0))
 
 

@@ -1,4 +1,6 @@
-"""Pairs that a user registers: their functions against closed forms, three kernels that follow them, and wrong ones refused by name."""
+"""Pairs that a user registers: their functions against closed forms, three kernels that follow
+them, and wrong ones refused by name.
+"""
 
 import doctest
 from itertools import product
@@ -12,7 +14,15 @@ import scipy.stats
 from numpyro import sample
 from scipy.special import betaln, gammaln, logsumexp
 
-from inference import CollapsedGibbs, CoordinateAscent, Driver, ParticleFilter, Program, StructureError, register_conjugate
+from inference import (
+    CollapsedGibbs,
+    CoordinateAscent,
+    Driver,
+    ParticleFilter,
+    Program,
+    StructureError,
+    register_conjugate,
+)
 from inference.distributions import Missing
 from inference.reading.conjugate import table as conjugate
 from inference.reading.conjugate.derived import derived
@@ -41,7 +51,9 @@ def table(monkeypatch):
 
 
 def register(statistics=WAIT, rows=None):
-    register_conjugate(dist.Gamma, dist.Exponential, statistics=statistics, mean=mean_wait, rows=rows)
+    register_conjugate(
+        dist.Gamma, dist.Exponential, statistics=statistics, mean=mean_wait, rows=rows
+    )
 
 
 def waits(x, at):
@@ -62,7 +74,12 @@ def waits_by_sticks(x, z, at):
 def density(x):
     """Log density of the waits of a group [row, column], rates integrated out."""
     seen, total = (~np.isnan(x)).sum(0), np.nansum(x, 0)
-    return (gammaln(SHAPE + seen) - gammaln(SHAPE) + SHAPE * np.log(RATE) - (SHAPE + seen) * np.log(RATE + total)).sum()
+    return (
+        gammaln(SHAPE + seen)
+        - gammaln(SHAPE)
+        + SHAPE * np.log(RATE)
+        - (SHAPE + seen) * np.log(RATE + total)
+    ).sum()
 
 
 def program(x=X):
@@ -82,7 +99,11 @@ def test_the_example_of_the_docstring_runs():
 @in_double
 def test_what_is_not_registered_is_refused_with_the_way_into_the_table():
     for read, model in ((read_partition, program()), (read_assignment, sticks())):
-        with pytest.raises(StructureError, match=r"site 'x': Exponential with 'rate' ~ Gamma is not in .*inference\.register_conjugate"):
+        with pytest.raises(
+            StructureError,
+            match=r"site 'x': Exponential with 'rate' ~ Gamma is not in "
+            r".*inference\.register_conjugate",
+        ):
             read(model)
 
 
@@ -96,13 +117,21 @@ PREDICTIVES = {  # hyper-parameters, a row, and scipy's own predictive
         scipy.stats.lomax(2.5, scale=1.5).logpdf,
     ),
     "failures": (
-        derived(dist.Beta, dist.GeometricProbs, dist.GeometricProbs, GEOMETRIC, lambda a, b: b / (a - 1)),
+        derived(
+            dist.Beta, dist.GeometricProbs, dist.GeometricProbs, GEOMETRIC, lambda a, b: b / (a - 1)
+        ),
         (2.5, 1.5),
         3.0,
         lambda x: betaln(3.5, 1.5 + x) - betaln(2.5, 1.5),
     ),
     "known mean": (
-        derived(dist.InverseGamma, dist.Normal, lambda v: dist.Normal(0.0, jnp.sqrt(v)), SQUARES, lambda a, b: 0.0 * a),
+        derived(
+            dist.InverseGamma,
+            dist.Normal,
+            lambda v: dist.Normal(0.0, jnp.sqrt(v)),
+            SQUARES,
+            lambda a, b: 0.0 * a,
+        ),
         (0.8, 1.5),  # the variance has no mean
         3.0,
         scipy.stats.t(1.6, scale=np.sqrt(1.5 / 0.8)).logpdf,
@@ -121,9 +150,14 @@ def test_predictive_is_scipys(name):
 
 @in_double
 def test_what_follows_from_the_densities_is_what_is_written_down_for_counts():
-    """Of the pair that the table has: means and divergence under q; and a row's log density, but for how eta and base share it."""
+    """Of the pair that the table has: means and divergence under q; and a row's log density, but
+    for how eta and base share it.
+    """
     pair = derived(dist.Gamma, dist.Poisson, dist.Poisson, COUNT, lambda a, b: a / b)
-    hyper, prior = (GammaHyper(jnp.array([[3.0, 40.0]]), jnp.array([[2.0, 7.0]])), GammaHyper(jnp.full((1, 2), 1.5), jnp.full((1, 2), 0.5)))
+    hyper, prior = (
+        GammaHyper(jnp.array([[3.0, 40.0]]), jnp.array([[2.0, 7.0]])),
+        GammaHyper(jnp.full((1, 2), 1.5), jnp.full((1, 2), 0.5)),
+    )
     x = jnp.array([[3.0, 0.0], [jnp.nan, 7.0]])
 
     def told(pair, hyper, prior):
@@ -138,7 +172,12 @@ def test_what_follows_from_the_densities_is_what_is_written_down_for_counts():
             pair.mean_row(hyper),
         )
 
-    one, other = jax.jit(lambda: (told(pair, pair.hyper(*hyper), pair.hyper(*prior)), told(GammaPoisson(), hyper, prior)))()
+    one, other = jax.jit(
+        lambda: (
+            told(pair, pair.hyper(*hyper), pair.hyper(*prior)),
+            told(GammaPoisson(), hyper, prior),
+        )
+    )()
     for found, wanted in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
@@ -155,11 +194,17 @@ def test_a_particle_filter_follows():
 def test_collapsed_gibbs_follows():
     """How often each partition is visited."""
     register()
-    kernel, model = CollapsedGibbs(aclass), program(X.copy())  # JAX keeps arrays that it has seen, in the precision of then
-    tree = Driver(kernel, num_warmup=50, num_samples=4000, progress_bar=False).run(0, *model.args, **model.kwargs)
+    # JAX keeps arrays that it has seen, in the precision of then
+    kernel, model = CollapsedGibbs(aclass), program(X.copy())
+    tree = Driver(kernel, num_warmup=50, num_samples=4000, progress_bar=False).run(
+        0, *model.args, **model.kwargs
+    )
     exact = Mixture(density).answers(X)
     z = np.asarray(tree.posterior["z"])[0]
-    shares = [np.mean(codes(np.zeros_like(z), z) == codes(np.zeros_like(groups), groups)) for groups in exact.groups]
+    shares = [
+        np.mean(codes(np.zeros_like(z), z) == codes(np.zeros_like(groups), groups))
+        for groups in exact.groups
+    ]
     assert sum(shares) == 1.0
     assert np.abs(shares - exact.posterior).sum() / 2 < 0.05
 
@@ -171,7 +216,9 @@ def log_evidence_by_sticks(x, num_groups, alpha):
         count = np.bincount(z, minlength=num_groups)
         after = count[::-1].cumsum()[::-1]
         of_sticks = betaln(1 + count[:-1], alpha + after[1:]) - betaln(1, alpha)
-        found.append(of_sticks.sum() + sum(density(x[np.array(z) == group]) for group in range(num_groups)))
+        found.append(
+            of_sticks.sum() + sum(density(x[np.array(z) == group]) for group in range(num_groups))
+        )
     return logsumexp(found)
 
 
@@ -179,7 +226,9 @@ def log_evidence_by_sticks(x, num_groups, alpha):
 def test_coordinate_ascent_follows():
     register()
     kernel, model = CoordinateAscent(iqgme), sticks()
-    tree = Driver(kernel, num_warmup=100, num_samples=10, progress_bar=False).run(0, *model.args, **model.kwargs)
+    tree = Driver(kernel, num_warmup=100, num_samples=10, progress_bar=False).run(
+        0, *model.args, **model.kwargs
+    )
     elbo, exact = np.asarray(tree.sample_stats["elbo"])[0], log_evidence_by_sticks(X, 3, 0.7)
     assert np.diff(elbo).min() > -1e-9
     assert exact - 3 < elbo[-1] < exact
@@ -208,17 +257,49 @@ def test_a_pair_with_one_wrong_term_is_refused_by_the_name_of_the_site(name):
 @in_double
 def test_data_outside_of_the_support_are_refused():
     register()
-    with pytest.raises(ValueError, match=r"site 'x': row 1, column 0 is -2.0 .*Exponential takes Positive"):
+    with pytest.raises(
+        ValueError, match=r"site 'x': row 1, column 0 is -2.0 .*Exponential takes Positive"
+    ):
         read_partition(program()).rows(program(np.where(X == 0.2, -2.0, X)))
 
 
 FAILURES_OF_THREE = lambda p: dist.BinomialProbs(p, 3)
 REFUSED = {
-    "a statistic is missing": (dist.Gamma, dist.Exponential, None, {"rate": lambda x: x}, "wanted what a row adds to each of .'conc"),
-    "a vector": (dist.Dirichlet, dist.CategoricalProbs, None, {"concentration": lambda x: x}, "prior: found Dirichlet, whose support is"),
-    "a bound": (dist.Pareto, dist.Uniform, None, {"scale": lambda x: x, "alpha": lambda x: 1.0}, "prior: found Pareto, whose support is"),
-    "not linear": (dist.Normal, dist.Normal, None, {"loc": lambda x: x, "scale": lambda x: -0.5}, "Normal is not linear in its arg"),
-    "another class": (dist.Beta, dist.GeometricProbs, FAILURES_OF_THREE, GEOMETRIC, "rows: found BinomialProbs.*of GeometricProbs"),
+    "a statistic is missing": (
+        dist.Gamma,
+        dist.Exponential,
+        None,
+        {"rate": lambda x: x},
+        "wanted what a row adds to each of .'conc",
+    ),
+    "a vector": (
+        dist.Dirichlet,
+        dist.CategoricalProbs,
+        None,
+        {"concentration": lambda x: x},
+        "prior: found Dirichlet, whose support is",
+    ),
+    "a bound": (
+        dist.Pareto,
+        dist.Uniform,
+        None,
+        {"scale": lambda x: x, "alpha": lambda x: 1.0},
+        "prior: found Pareto, whose support is",
+    ),
+    "not linear": (
+        dist.Normal,
+        dist.Normal,
+        None,
+        {"loc": lambda x: x, "scale": lambda x: -0.5},
+        "Normal is not linear in its arg",
+    ),
+    "another class": (
+        dist.Beta,
+        dist.GeometricProbs,
+        FAILURES_OF_THREE,
+        GEOMETRIC,
+        "rows: found BinomialProbs.*of GeometricProbs",
+    ),
 }
 
 
@@ -236,5 +317,7 @@ def test_what_is_no_pair_is_not_registered(name):
 def test_a_pair_without_a_mean_field_posterior_is_refused_by_coordinate_ascent():
     methods = dict.fromkeys(conjugate.ConjugatePair.__abstractmethods__)
     conjugate.put(type("Alone", (conjugate.ConjugatePair,), methods)(("Gamma",), "Exponential"))
-    with pytest.raises(StructureError, match="site 'x': its pair in the table has no mean-field posterior"):
+    with pytest.raises(
+        StructureError, match="site 'x': its pair in the table has no mean-field posterior"
+    ):
         read_assignment(sticks())

@@ -1,4 +1,6 @@
-"""Resampling schemes against what defines them: expectations, the threshold's equation, and how evenly children are spread."""
+"""Resampling schemes against what defines them: expectations, the threshold's equation, and how
+evenly children are spread.
+"""
 
 from functools import partial
 
@@ -29,16 +31,24 @@ def candidates(num_particles=6, num_choices=5, seed=0, spread=2.0):
 def runs(scheme, log_weight, num_runs=RUNS) -> Chosen:
     """Independent runs, [run, particle]."""
     keys = random.split(random.key(1), num_runs)
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(lambda key: scheme(key, jnp.asarray(log_weight))))(keys))
+    return jax.tree.map(
+        np.asarray, jax.jit(jax.vmap(lambda key: scheme(key, jnp.asarray(log_weight))))(keys)
+    )
 
 
 def check_unbiased(scheme, log_weight):
-    """Every candidate's expected weight is its weight q; kept at a weight of at most 1 / P, its variance is below q / P."""
+    """Every candidate's expected weight is its weight q; kept at a weight of at most 1 / P, its
+    variance is below q / P.
+    """
     found = runs(scheme, log_weight)
     given = np.zeros((RUNS, *log_weight.shape))
-    np.add.at(given, (np.arange(RUNS)[:, None], found.parent, found.choice), np.exp(found.log_weight))
+    np.add.at(
+        given, (np.arange(RUNS)[:, None], found.parent, found.choice), np.exp(found.log_weight)
+    )
     weight = np.exp(log_weight)
-    assert (np.abs(given.mean(0) - weight) <= 4 * np.sqrt(weight / len(weight) / RUNS) + 1e-12).all()
+    assert (
+        np.abs(given.mean(0) - weight) <= 4 * np.sqrt(weight / len(weight) / RUNS) + 1e-12
+    ).all()
 
 
 @pytest.mark.slow_after(4)
@@ -56,7 +66,9 @@ def test_threshold_solves_its_equation(num_kept):
         assert c == 0
         return
     excess = lambda c: np.minimum(weight / c, 1).sum() - num_kept
-    np.testing.assert_allclose(c, brentq(excess, weight[weight > 0].min() * 1e-3, 1.0, xtol=1e-16), rtol=1e-9)
+    np.testing.assert_allclose(
+        c, brentq(excess, weight[weight > 0].min() * 1e-3, 1.0, xtol=1e-16), rtol=1e-9
+    )
 
 
 def test_threshold_of_weights_that_all_fit_or_are_all_the_same():
@@ -66,7 +78,9 @@ def test_threshold_of_weights_that_all_fit_or_are_all_the_same():
 
 
 def check_optimal(scheme, num_particles=6):
-    """Weights of at least c are kept as they are, the others have weight c; no candidate twice, and as many as there may be."""
+    """Weights of at least c are kept as they are, the others have weight c; no candidate twice,
+    and as many as there may be.
+    """
     log_weight = candidates(num_particles)
     weight = np.exp(log_weight)
     c = float(threshold_of(weight.ravel(), num_particles))
@@ -89,8 +103,15 @@ def test_optimal_keeps_everything_while_there_is_room():
     found = jax.tree.map(np.asarray, jax.jit(SCHEMES["optimal"])(random.key(0), log_weight))
     assert not found.resampled
     live = found.log_weight > -np.inf
-    assert sorted(zip(found.parent[live], found.choice[live], strict=True)) == [(0, 0), (0, 1), (0, 2), (1, 1)]
-    np.testing.assert_allclose(found.log_weight[live], log_weight[found.parent[live], found.choice[live]], rtol=1e-12)
+    assert sorted(zip(found.parent[live], found.choice[live], strict=True)) == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 1),
+    ]
+    np.testing.assert_allclose(
+        found.log_weight[live], log_weight[found.parent[live], found.choice[live]], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -100,14 +121,22 @@ def test_optimal_of_many_candidates_keeps_as_many_as_it_should(dtype):
     found = jax.jit(SCHEMES["optimal"])(random.key(0), log_weight)
     assert found.log_weight.dtype == dtype
     live = np.asarray(found.log_weight) > -np.inf
-    pairs = set(zip(np.asarray(found.parent)[live].tolist(), np.asarray(found.choice)[live].tolist(), strict=True))
+    pairs = set(
+        zip(
+            np.asarray(found.parent)[live].tolist(),
+            np.asarray(found.choice)[live].tolist(),
+            strict=True,
+        )
+    )
     assert live.sum() >= 999
     assert len(pairs) == live.sum()
     np.testing.assert_allclose(np.exp(np.asarray(found.log_weight, float)).sum(), 1.0, rtol=1e-5)
 
 
 def check_spread(scheme):
-    """Equal particles, as rejuvenation makes them, whose choices have the chances .3 and .7: all but one follow the chances."""
+    """Equal particles, as rejuvenation makes them, whose choices have the chances .3 and .7: all
+    but one follow the chances.
+    """
     log_weight = np.log(np.tile([0.3, 0.7], (40, 1)) / 40)
     first = (runs(scheme, log_weight, 200).choice == 0).sum(1)
     assert np.abs(first - 12).max() <= 1
@@ -134,7 +163,9 @@ def test_particles_are_resampled_only_when_their_effective_number_falls_below_ha
 
 
 def check_children(name, scheme):
-    """How many children a particle has: at most one away from its share (systematic), binomial (multinomial)."""
+    """How many children a particle has: at most one away from its share (systematic), binomial
+    (multinomial).
+    """
     log_weight = candidates(8, spread=4.0)
     share = np.exp(log_weight).sum(1)
     children = (runs(scheme, log_weight).parent[..., None] == np.arange(8)).sum(1)
@@ -203,13 +234,20 @@ def weights_kept(rng_key, log_weight):
 def all_even(rng_key, log_weight):
     """Optimal, but the heavy ones lose their weight."""
     found = SCHEMES["optimal"](rng_key, log_weight)
-    return found._replace(log_weight=jnp.full_like(found.log_weight, -jnp.log(float(len(found.log_weight)))))
+    return found._replace(
+        log_weight=jnp.full_like(found.log_weight, -jnp.log(float(len(found.log_weight))))
+    )
 
 
 def heaviest(rng_key, log_weight):
     """The heaviest candidates, and nothing left to chance."""
     value, at = jax.lax.top_k(log_weight.ravel(), len(log_weight))
-    return Chosen(at // log_weight.shape[1], at % log_weight.shape[1], value - jax.nn.logsumexp(value), jnp.ones((), bool))
+    return Chosen(
+        at // log_weight.shape[1],
+        at % log_weight.shape[1],
+        value - jax.nn.logsumexp(value),
+        jnp.ones((), bool),
+    )
 
 
 @pytest.mark.parametrize("twin", [weights_kept, all_even, heaviest])
@@ -237,6 +275,8 @@ def test_a_scheme_that_spreads_otherwise_is_seen(check, twin):
 
 
 def test_a_threshold_that_is_too_low_is_seen(monkeypatch):
-    monkeypatch.setattr(_resampling, "threshold", lambda weight, num_kept: 0.9 * threshold(weight, num_kept))
+    monkeypatch.setattr(
+        _resampling, "threshold", lambda weight, num_kept: 0.9 * threshold(weight, num_kept)
+    )
     with pytest.raises(AssertionError):
         check_unbiased(SCHEMES["optimal"], candidates())

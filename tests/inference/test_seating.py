@@ -1,4 +1,6 @@
-"""The rule by which rows join groups is the distribution's: another rule is followed, and one that its density does not know is refused."""
+"""The rule by which rows join groups is the distribution's: another rule is followed, and one
+that its density does not know is refused.
+"""
 
 from functools import partial
 
@@ -31,7 +33,10 @@ def teams(rule):
     def model(answers, kind):
         partition = rule(len(answers), labels=kind, num_classes=2)
         team = sample("team", partition)
-        person, question = plate("person", len(answers), dim=-2), plate("question", answers.shape[1], dim=-1)
+        person, question = (
+            plate("person", len(answers), dim=-2),
+            plate("question", answers.shape[1], dim=-1),
+        )
         with plate("kinds", 2, dim=-3), plate("teams", partition.capacity, dim=-2), question:
             chance = sample("chance", dist.Beta(0.5, 0.6))
         with person, question:
@@ -47,38 +52,58 @@ def filtered(model, kind=ONE_KIND, **settings):
 
 
 def log_marginals(model, kind=ONE_KIND, **scalars):
-    """log p(partition, data) of every partition, [partition], by the model's own log density: p(chance | partition, data) is Beta."""
+    """log p(partition, data) of every partition, [partition], by the model's own log density:
+    p(chance | partition, data) is Beta.
+    """
     every = partitions(5)
     if kind is KINDS:  # rows 0, 2, 3 and rows 1, 4, each in all ways
         pairs = [(first, second) for first in partitions(3) for second in partitions(2)]
-        every = np.array([[first[0], second[0], first[1], first[2], second[1]] for first, second in pairs])
+        every = np.array(
+            [[first[0], second[0], first[1], first[2], second[1]] for first, second in pairs]
+        )
     chance = np.random.default_rng(1).uniform(0.2, 0.8, (2, 5, 3))
     program = Program(model, BITS, kind)
-    log_joint = jax.jit(jax.vmap(lambda z: program.log_joint({"team": z, "chance": jnp.asarray(chance), **scalars})))(every)
-    member = (kind[:, None, None] == np.arange(2)[:, None]) & (every[:, :, None, None] == np.arange(5))
+    log_joint = jax.jit(
+        jax.vmap(lambda z: program.log_joint({"team": z, "chance": jnp.asarray(chance), **scalars}))
+    )(every)
+    member = (kind[:, None, None] == np.arange(2)[:, None]) & (
+        every[:, :, None, None] == np.arange(5)
+    )
     count = lambda x: np.einsum("zrcg,rd->zcgd", member, np.nan_to_num(x))
-    return log_joint - stats.beta.logpdf(chance, 0.5 + count(BITS), 0.6 + count(1 - BITS)).sum((1, 2, 3))
+    return log_joint - stats.beta.logpdf(chance, 0.5 + count(BITS), 0.6 + count(1 - BITS)).sum(
+        (1, 2, 3)
+    )
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", [ONE_KIND, KINDS], ids=["no classes", "classes"])
 def test_the_filter_follows_another_rule(kind):
     model = teams(partial(PitmanYor, 0.8, 0.3))
-    wanted, crp = (logsumexp(log_marginals(each, kind)) for each in (model, teams(partial(CRP, 0.8))))
+    wanted, crp = (
+        logsumexp(log_marginals(each, kind)) for each in (model, teams(partial(CRP, 0.8)))
+    )
     assert abs(filtered(model, kind).attrs["log_evidence"] - wanted) < 1e-10
     assert abs(crp - wanted) > 1e-2  # so that it says something
 
 
 @pytest.mark.slow
 def test_a_latent_discount_is_learned_over_a_grid():
-    model = teams(lambda *rows, **more: PitmanYor(0.8, sample("discount", dist.Beta(1.0, 2.0)), *rows, **more))
+    model = teams(
+        lambda *rows, **more: PitmanYor(0.8, sample("discount", dist.Beta(1.0, 2.0)), *rows, **more)
+    )
     grid = np.array([0.1, 0.4, 0.8])
     tree = filtered(model, grid={"discount": grid})
     weight = stats.beta.pdf(grid, 1.0, 2.0) * np.array([0.3, 0.35, 0.4])  # density times spacing
     log_prior = stats.beta.logpdf(grid, 1.0, 2.0)
-    each = np.array([logsumexp(log_marginals(model, discount=d)) for d in grid]) - log_prior + np.log(weight / weight.sum())
+    each = (
+        np.array([logsumexp(log_marginals(model, discount=d)) for d in grid])
+        - log_prior
+        + np.log(weight / weight.sum())
+    )
     assert abs(tree.attrs["log_evidence"] - logsumexp(each)) < 1e-10
-    np.testing.assert_allclose(tree["grid"]["log_weight_of_point"].squeeze(), each - logsumexp(each), rtol=1e-8)
+    np.testing.assert_allclose(
+        tree["grid"]["log_weight_of_point"].squeeze(), each - logsumexp(each), rtol=1e-8
+    )
 
 
 class Tilted(CRP):
@@ -101,15 +126,23 @@ class ForEach(CRP):
 
     def log_seating(self, sizes):
         chance = super().log_seating(sizes)
-        return jnp.where(sizes == 0, jnp.max(jnp.where(sizes == 0, chance, -jnp.inf), axis=-1, keepdims=True), chance)
+        return jnp.where(
+            sizes == 0,
+            jnp.max(jnp.where(sizes == 0, chance, -jnp.inf), axis=-1, keepdims=True),
+            chance,
+        )
 
 
 class Masked(CRP):
-    """Its rule, and its density by that rule, know no third group: a partition that depends on the order of its rows."""
+    """Its rule, and its density by that rule, know no third group: a partition that depends on
+    the order of its rows.
+    """
 
     def log_seating(self, sizes):
         is_full = jnp.sum(sizes > 0, axis=-1, keepdims=True) > 1
-        return jax.nn.log_softmax(jnp.where((sizes == 0) & is_full, -jnp.inf, super().log_seating(sizes)), axis=-1)
+        return jax.nn.log_softmax(
+            jnp.where((sizes == 0) & is_full, -jnp.inf, super().log_seating(sizes)), axis=-1
+        )
 
     def log_prob(self, value, intermediates=None):
         """Of rows that are all of one class."""
@@ -129,7 +162,10 @@ TWINS = {
     "every free group": (partial(ForEach, 0.8), ONE_KIND),
     "the order of the rows": (partial(Masked, 0.8, capacity=2), ONE_KIND),
 }
-MISSES = "site 'team': read as the partition, but .* misses .* one of its log_prob and log_seating has and the other has not"
+MISSES = (
+    "site 'team': read as the partition, but .* misses .* one of its log_prob and log_seating "
+    "has and the other has not"
+)
 
 
 def check(kernel, model, kind):
@@ -149,7 +185,11 @@ def test_a_density_and_a_rule_that_differ_are_refused(kernel, twin):
 @each_kernel
 def test_an_edit_of_the_density_in_place_is_refused(kernel, monkeypatch):
     log_prob = CRP.log_prob
-    monkeypatch.setattr(CRP, "log_prob", lambda self, value, *rest: log_prob(self, value, *rest) - 0.01 * jnp.max(value, axis=-1))
+    monkeypatch.setattr(
+        CRP,
+        "log_prob",
+        lambda self, value, *rest: log_prob(self, value, *rest) - 0.01 * jnp.max(value, axis=-1),
+    )
     with pytest.raises(StructureError, match=MISSES):
         check(kernel, teams(partial(CRP, 0.8)), KINDS)
 
@@ -157,5 +197,7 @@ def test_an_edit_of_the_density_in_place_is_refused(kernel, monkeypatch):
 @pytest.mark.slow
 def test_parameters_that_follow_the_rows_are_refused():
     rule = lambda num_rows, **more: PitmanYor(0.8, 1.0 / num_rows, num_rows, **more)
-    with pytest.raises(StructureError, match="site 'team': the numbers of its prior follow the rows"):
+    with pytest.raises(
+        StructureError, match="site 'team': the numbers of its prior follow the rows"
+    ):
         check(ParticleFilter, teams(rule), KINDS)

@@ -1,4 +1,6 @@
-"""Clumps that are fitted to slopes of a density, where points alone are too few; and the slopes themselves."""
+"""Clumps that are fitted to slopes of a density, where points alone are too few; and the slopes
+themselves.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,9 @@ NORMAL = stats.multivariate_normal(np.arange(SIZE), LOADING @ LOADING.T + 0.1 * 
 def lost(told, num_clumps=1, of=NORMAL):
     """Nats that clumps fitted to some points lack at new ones."""
     new = of.rvs(2000, random_state=7)
-    clumps = StateClumps(told.z.shape[1]).fitted(random.key(0), told, np.zeros(len(told.z)), num_clumps)
+    clumps = StateClumps(told.z.shape[1]).fitted(
+        random.key(0), told, np.zeros(len(told.z)), num_clumps
+    )
     return (of.logpdf(new) - said(clumps, new)).mean()
 
 
@@ -47,16 +51,32 @@ class Two:
     """Two Normals, ten deviations apart."""
 
     def __init__(self):
-        self.parts = [stats.multivariate_normal(NORMAL.mean + shift, scale * NORMAL.cov) for shift, scale in ((0.0, 1.0), (20.0, 0.3))]
+        self.parts = [
+            stats.multivariate_normal(NORMAL.mean + shift, scale * NORMAL.cov)
+            for shift, scale in ((0.0, 1.0), (20.0, 0.3))
+        ]
 
     def logpdf(self, z):
         return np.logaddexp(*(np.log(0.5) + part.logpdf(z) for part in self.parts))
 
     def slope(self, z):
-        return np.stack([min((np.linalg.solve(p.cov, p.mean - each) for p in self.parts), key=lambda s: s @ NORMAL.cov @ s) for each in z])
+        return np.stack(
+            [
+                min(
+                    (np.linalg.solve(p.cov, p.mean - each) for p in self.parts),
+                    key=lambda s: s @ NORMAL.cov @ s,
+                )
+                for each in z
+            ]
+        )
 
     def rvs(self, count, random_state):
-        return np.concatenate([part.rvs(count // 2, random_state=random_state + i) for i, part in enumerate(self.parts)])
+        return np.concatenate(
+            [
+                part.rvs(count // 2, random_state=random_state + i)
+                for i, part in enumerate(self.parts)
+            ]
+        )
 
 
 @pytest.mark.slow
@@ -69,7 +89,12 @@ def test_each_clump_is_fitted_to_the_slopes_of_its_own():
 
 @pytest.mark.parametrize(
     "slope",
-    [np.zeros, lambda shape: np.full(shape, np.nan), lambda shape: RNG.normal(size=shape), lambda shape: 1e6 * RNG.normal(size=shape)],
+    [
+        np.zeros,
+        lambda shape: np.full(shape, np.nan),
+        lambda shape: RNG.normal(size=shape),
+        lambda shape: 1e6 * RNG.normal(size=shape),
+    ],
     ids=["zero", "NaN", "noise", "much noise"],
 )
 def test_slopes_that_say_nothing_are_not_believed(slope):
@@ -117,7 +142,9 @@ def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     """The planted bug: of the rows that are new."""
     kernel, seen = Staged(line, num_stages=1, num_live=40, num_walkers=0), []
     found_out = staged.found_out
-    monkeypatch.setattr(staged, "found_out", lambda *given: seen.append(found_out(*given)) or seen[-1])
+    monkeypatch.setattr(
+        staged, "found_out", lambda *given: seen.append(found_out(*given)) or seen[-1]
+    )
     state, reading, old = begun(kernel, X[:50], Y[:50])
     _, new = reading.more(Program(line, X[40:], Y[40:]))
     kernel.updated(over(state), reading, new, new if bug else old)
@@ -145,23 +172,36 @@ def levels(x):
     with numpyro.plate("column", SIZE):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
     with numpyro.plate("row", len(x)):
-        numpyro.sample("x", dist.Normal(jnp.asarray(LOADING) @ level, 1.0).to_event(1), obs=jnp.asarray(x))
+        numpyro.sample(
+            "x", dist.Normal(jnp.asarray(LOADING) @ level, 1.0).to_event(1), obs=jnp.asarray(x)
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_many_latent_numbers_lose_nothing_between_stages(bug, monkeypatch):
-    """Evidence within its error, and intervals as wide as they should be, of 20 numbers, thirty live points and eight stages that are not
-    explored. The planted bug: what is told without slopes."""
+    """Evidence within its error, and intervals as wide as they should be, of 20 numbers, thirty
+    live points and eight stages that are not explored. The planted bug: what is told without
+    slopes.
+    """
     if bug:
         fitted = StateClumps.fitted
-        monkeypatch.setattr(StateClumps, "fitted", lambda self, key, told, *rest: fitted(self, key, told._replace(slope=None), *rest))
+        monkeypatch.setattr(
+            StateClumps,
+            "fitted",
+            lambda self, key, told, *rest: fitted(self, key, told._replace(slope=None), *rest),
+        )
     x = np.random.default_rng(2).normal(size=(400, SIZE))
-    kernel = Staged(levels, num_stages=8, num_live=30, num_walkers=0, most_lost=np.inf)  # else what loses much takes all rows at once
+    # else what loses much takes all rows at once
+    kernel = Staged(levels, num_stages=8, num_live=30, num_walkers=0, most_lost=np.inf)
     tree = Driver(kernel, num_samples=1000, progress_bar=False).run(0, x)
     precision = np.eye(SIZE) + len(x) * LOADING.T @ LOADING
     mean = np.linalg.solve(precision, LOADING.T @ x.sum(0))
-    exact = stats.norm.logpdf(x).sum() - 0.5 * np.linalg.slogdet(precision)[1] + 0.5 * mean @ precision @ mean
+    exact = (
+        stats.norm.logpdf(x).sum()
+        - 0.5 * np.linalg.slogdet(precision)[1]
+        + 0.5 * mean @ precision @ mean
+    )
     standard = (tree["posterior"]["level"].values[0] - mean) @ np.linalg.cholesky(precision)
     error = tree.attrs["log_evidence"] - exact
     bias, width = np.sqrt(np.mean(standard.mean(0) ** 2)), standard.var(0).mean()

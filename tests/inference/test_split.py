@@ -1,4 +1,6 @@
-"""A model in its two parts, the prior and the likelihood: that they are the model, and which models have none."""
+"""A model in its two parts, the prior and the likelihood: that they are the model, and which
+models have none.
+"""
 
 from contextlib import nullcontext
 
@@ -10,7 +12,14 @@ import pytest
 from jax import random
 from numpyro.contrib.control_flow import scan
 
-from inference import DataTempering, ImportanceFinish, NestedSampler, Program, Staged, StructureError
+from inference import (
+    DataTempering,
+    ImportanceFinish,
+    NestedSampler,
+    Program,
+    Staged,
+    StructureError,
+)
 from inference.reading.density import Split
 from tests.inference.nests import X, Y, line
 
@@ -23,8 +32,18 @@ def test_what_does_not_add_up_to_the_model_is_refused(bug, monkeypatch):
     split = Split(Program(line, X, Y))
     if bug:
         right = split.densities
-        monkeypatch.setattr(Split, "densities", lambda self, z, *given: (right(z, *given)[0] - z.sum(), right(z, *given)[1]))
-    with pytest.raises(StructureError, match=r"sites \['weight'\]: prior and likelihood do not add up") if bug else nullcontext():
+        monkeypatch.setattr(
+            Split,
+            "densities",
+            lambda self, z, *given: (right(z, *given)[0] - z.sum(), right(z, *given)[1]),
+        )
+    with (
+        pytest.raises(
+            StructureError, match=r"sites \['weight'\]: prior and likelihood do not add up"
+        )
+        if bug
+        else nullcontext()
+    ):
         split.prove()
 
 
@@ -76,7 +95,9 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(
-    ("model", "site"), [(improper, "level"), (discrete, "side"), (factor, "penalty")], ids=["improper", "discrete", "factor"]
+    ("model", "site"),
+    [(improper, "level"), (discrete, "side"), (factor, "penalty")],
+    ids=["improper", "discrete", "factor"],
 )
 def test_what_builds_on_the_nested_sampler_refuses_by_name_too(name, model, site):
     kernel, program = KERNELS[name](model), Program(model, np.linspace(-1.0, 1.0, 20))

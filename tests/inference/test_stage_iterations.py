@@ -1,4 +1,6 @@
-"""Nested sampling and approximation in turn, within a stage: as right as once, with a smaller error; resumed bit for bit."""
+"""Nested sampling and approximation in turn, within a stage: as right as once, with a smaller
+error; resumed bit for bit.
+"""
 
 import numpy as np
 import pytest
@@ -11,20 +13,36 @@ from tests.inference.test_staged import driver_of
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 
 SMALL = {"num_live": 40, "most_lost": np.inf}
-ONCE = np.sqrt(6.0 / SMALL["num_live"])  # the error of one turn, of what all rows tell, some six nats
+# the error of one turn, of what all rows tell, some six nats
+ONCE = np.sqrt(6.0 / SMALL["num_live"])
 
 
-@pytest.mark.parametrize(("summary", "bug"), [("state", False), ("code", False), ("state", True)], ids=["state", "code", "planted"])
+@pytest.mark.parametrize(
+    ("summary", "bug"),
+    [("state", False), ("code", False), ("state", True)],
+    ids=["state", "code", "planted"],
+)
 def test_what_was_fitted_is_gone_over(summary, bug, monkeypatch):
-    """All rows are one stage, which nobody explores. The planted bug: points are drawn from what was fitted, as if it were the prior."""
+    """All rows are one stage, which nobody explores.
+
+    The planted bug: points are drawn from what was fitted, as if it were the prior.
+    """
     if bug:
-        monkeypatch.setattr(Start, "rest", lambda self, clumps, program, sampled: self.densities(clumps, program))
+        monkeypatch.setattr(
+            Start, "rest", lambda self, clumps, program, sampled: self.densities(clumps, program)
+        )
     driver = driver_of(num_stages=1, num_iterations=3, summary=summary, **SMALL)
     tree = driver.run(0, X, Y)
     attrs = tree.attrs
-    assert (attrs["ended"], attrs["num_stages"], int(driver.states[0].iteration)) == ("finished", 1, 2)
+    assert (attrs["ended"], attrs["num_stages"], int(driver.states[0].iteration)) == (
+        "finished",
+        1,
+        2,
+    )
     assert attrs["log_evidence_se"] < ONCE / 2
-    assert (abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["log_evidence_se"]) == (not bug)
+    assert (abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["log_evidence_se"]) == (
+        not bug
+    )
     drawn = tree["posterior"]["weight"].values[0]
     assert bug or (np.abs(drawn.mean(0) - MEAN) < 0.5 * DEVIATION).all()
 

@@ -1,4 +1,6 @@
-"""Learning in stages where the likelihood is constant, or has plateaus: exact evidences, and an end."""
+"""Learning in stages where the likelihood is constant, or has plateaus: exact evidences, and an
+end.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,4 +45,5 @@ def test_evidence_of_plateaus(name, chances):
     assert abs(attrs["log_evidence"] - exact(*chances)) < 3.5 * attrs["log_evidence_se"] + 1e-6
     of = lambda p: Y.sum() * np.log(p) + (1 - Y).sum() * np.log1p(-p)
     share = 1 / (1 + np.exp(of(chances[1]) - of(chances[0])))
-    assert abs((x > 0).mean() - share) < 3.5 / np.sqrt(4 * 60)  # of a constant likelihood live points are all there is
+    # of a constant likelihood live points are all there is
+    assert abs((x > 0).mean() - share) < 3.5 / np.sqrt(4 * 60)

@@ -1,4 +1,6 @@
-"""Learning in stages against exact evidences and posteriors; clumps against scipy; what has no rows is refused."""
+"""Learning in stages against exact evidences and posteriors; clumps against scipy; what has no
+rows is refused.
+"""
 
 import pickle
 
@@ -16,7 +18,17 @@ from inference.maths.normal_mixture import Clumps, StateClumps
 from inference.maths.summary import Told
 from inference.reading.stage_rows import row_dim, row_terms
 from tests.inference.nests import line, line_evidence
-from tests.inference.stages import DEVIATION, MEAN, REFUSED, X, Y, begun, check_refused, check_same, forget
+from tests.inference.stages import (
+    DEVIATION,
+    MEAN,
+    REFUSED,
+    X,
+    Y,
+    begun,
+    check_refused,
+    check_same,
+    forget,
+)
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -29,7 +41,10 @@ def sampled(size, seed=0):
     rng = np.random.default_rng(seed)
     which = rng.choice(2, size, p=[0.3, 0.7])
     z = LOC[which] + np.einsum("nij,nj->ni", ROOT[which], rng.normal(size=(size, 2)))
-    each = [np.log(p) + stats.multivariate_normal(m, r @ r.T).logpdf(z) for p, m, r in zip([0.3, 0.7], LOC, ROOT, strict=True)]
+    each = [
+        np.log(p) + stats.multivariate_normal(m, r @ r.T).logpdf(z)
+        for p, m, r in zip([0.3, 0.7], LOC, ROOT, strict=True)
+    ]
     return z, np.logaddexp(*each)
 
 
@@ -41,14 +56,21 @@ def test_the_density_of_clumps_is_that_of_scipy():
     clumps = Clumps.of(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
     z, exact = sampled(50)
     np.testing.assert_allclose(said(clumps, z), exact)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda key: StateClumps(2).draw(key, clumps)))(random.split(random.key(0), 4000)))
+    drawn = np.asarray(
+        jax.jit(jax.vmap(lambda key: StateClumps(2).draw(key, clumps)))(
+            random.split(random.key(0), 4000)
+        )
+    )
     np.testing.assert_allclose(drawn.mean(0), 0.7 * LOC[1], atol=0.08)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_clumps_say_of_new_points_what_the_truth_says(bug):
-    """Cross-entropy within .03 nats. The planted bug is the printed one: a variance where the root belongs."""
+    """Cross-entropy within .03 nats.
+
+    The planted bug is the printed one: a variance where the root belongs.
+    """
     z, _ = sampled(5000)
     clumps = StateClumps(2).fitted(random.key(0), Told(z), np.zeros(5000), 4)
     if bug:
@@ -72,7 +94,9 @@ SMALL = {"num_live": 40, "num_walkers": 20}
 
 def driver_of(checkpoint=None, num_warmup=None, **settings):
     kernel = Staged(line, **({"num_stages": 3, "num_live": 60, "num_walkers": 0} | settings))
-    return Driver(kernel, num_samples=400, num_warmup=num_warmup, checkpoint=checkpoint, progress_bar=False)
+    return Driver(
+        kernel, num_samples=400, num_warmup=num_warmup, checkpoint=checkpoint, progress_bar=False
+    )
 
 
 @pytest.mark.slow
@@ -83,7 +107,10 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order():
         attrs = tree.attrs
         assert (attrs["ended"], attrs["num_stages"]) == ("finished", 3)
         assert abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["log_evidence_se"]
-        assert abs(attrs["nested_log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["nested_log_evidence_se"]
+        assert (
+            abs(attrs["nested_log_evidence"] - line_evidence(X, Y))
+            < 3.5 * attrs["nested_log_evidence_se"]
+        )
         drawn = tree["posterior"]["weight"].values[0]
         assert (np.abs(drawn.mean(0) - MEAN) < 0.5 * DEVIATION).all()
         np.testing.assert_allclose(drawn.std(0), DEVIATION, rtol=0.35)
@@ -98,7 +125,10 @@ def test_float32_suffices():
     attrs = tree.attrs
     assert tree["posterior"]["weight"].dtype == np.float32
     assert abs(attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["log_evidence_se"] + 0.01
-    assert abs(attrs["nested_log_evidence"] - line_evidence(X, Y)) < 3.5 * attrs["nested_log_evidence_se"]
+    assert (
+        abs(attrs["nested_log_evidence"] - line_evidence(X, Y))
+        < 3.5 * attrs["nested_log_evidence_se"]
+    )
 
 
 @pytest.mark.slow
@@ -109,21 +139,30 @@ def test_an_update_is_one_more_stage():
     tree = driver.tree()
     assert tree.attrs["num_stages"] == 2
     assert tree["observed_data"].sizes["row"] == 90
-    assert abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
-    assert tree.attrs["nested_log_evidence"] == tree.attrs["log_evidence"]  # an update is not weighed
+    assert (
+        abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
+    )
+    # an update is not weighed
+    assert tree.attrs["nested_log_evidence"] == tree.attrs["log_evidence"]
 
 
 @pytest.fixture(scope="module")
 def whole():
     """A run of three stages, and at which step each begins."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         tree = driver_of(**SMALL).run(0, X[:50], Y[:50])
     stage = tree["sample_stats"]["stage"].values[0]
     return tree, [int((stage < each).sum()) for each in range(3)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "after"), [(1, 5), (2, 0), (2, 5)], ids=["second", "between", "last"])
+@pytest.mark.parametrize(
+    ("stage", "after"), [(1, 5), (2, 0), (2, 5)], ids=["second", "between", "last"]
+)
 def test_a_run_that_ended_in_a_later_stage_is_resumed_bit_for_bit(whole, stage, after, tmp_path):
     """By another kernel object, as in another process."""
     wanted, begins = whole
@@ -139,7 +178,11 @@ def test_a_run_that_ended_in_a_later_stage_is_resumed_bit_for_bit(whole, stage, 
 def test_what_a_checkpoint_forgets_of_a_stage_is_seen(whole, field, tmp_path, monkeypatch):
     wanted, begins = whole
     driver_of(checkpoint=tmp_path / "run", num_warmup=begins[1] + 5, **SMALL).run(0, X[:50], Y[:50])
-    forget(monkeypatch, field, {"rows": lambda rows: rows // 2, "later": lambda later: later[:, ::-1]}[field])
+    forget(
+        monkeypatch,
+        field,
+        {"rows": lambda rows: rows // 2, "later": lambda later: later[:, ::-1]}[field],
+    )
     with pytest.raises(AssertionError):
         check_same(driver_of(checkpoint=tmp_path / "run", **SMALL).run(0, X[:50], Y[:50]), wanted)
 
@@ -176,14 +219,21 @@ def test_a_run_that_was_resumed_is_updated(tmp_path):
 
 def over(state):
     """The same state where the stage has finished."""
-    return state._replace(nest=state.nest._replace(volumes=state.nest.volumes._replace(log_evidence=jnp.full(201, 1e6))))
+    return state._replace(
+        nest=state.nest._replace(
+            volumes=state.nest.volumes._replace(log_evidence=jnp.full(201, 1e6))
+        )
+    )
 
 
 def test_before_the_last_stage_has_finished_no_error_is_claimed():
     for num_stages in (1, 3):
         kernel = Staged(line, num_stages=num_stages, num_live=40, num_walkers=0)
         state, reading, data = begun(kernel, X, Y)
-        claimed = [kernel.results(each, reading, data).attrs["log_evidence_se"] for each in (state, over(state))]
+        claimed = [
+            kernel.results(each, reading, data).attrs["log_evidence_se"]
+            for each in (state, over(state))
+        ]
         assert np.isnan(claimed[0])
         assert np.isnan(claimed[1]) == (num_stages == 3)
 
@@ -215,7 +265,10 @@ def test_rows_may_be_crossed_by_columns(transposed, num_rows):
     """The plate of the rows is the one whose size follows from the arguments, wherever it is."""
 
     def table(y):
-        columns, rows = numpyro.plate("column", 3, dim=-2 if transposed else -1), numpyro.plate("row", len(y), dim=-1 if transposed else -2)
+        columns, rows = (
+            numpyro.plate("column", 3, dim=-2 if transposed else -1),
+            numpyro.plate("row", len(y), dim=-1 if transposed else -2),
+        )
         with columns:
             level = numpyro.sample("level", dist.Normal(0.0, 1.0))
         with rows, columns:

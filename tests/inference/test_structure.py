@@ -45,7 +45,9 @@ def conditional_at(program, site, values, family, column=None):
 def assert_same_density(found, wanted, points):
     log_probs = [jax.jit(each.log_prob) for each in (found, wanted)]
     for point in points:
-        np.testing.assert_allclose(*(log_prob(point) for log_prob in log_probs), rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(
+            *(log_prob(point) for log_prob in log_probs), rtol=1e-8, atol=1e-8
+        )
 
 
 @pytest.mark.slow_after(2)
@@ -84,7 +86,9 @@ def test_conditional_under_vmap(case):
     values, draws = start(program)
     family = identify(program, case.site, values, random.key(2))
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
-    density = jax.vmap(lambda at: conditional(program, case.site, at, family)[0].log_prob(values[case.site]))
+    density = jax.vmap(
+        lambda at: conditional(program, case.site, at, family)[0].log_prob(values[case.site])
+    )
     wanted = jnp.stack([case.closed(point, 0.0).log_prob(values[case.site]) for point in draws])
     np.testing.assert_allclose(density(batch), wanted, rtol=1e-8, atol=1e-8)
 
@@ -112,7 +116,9 @@ def test_all_elements_of_a_matrix_jointly():
     family = identify(program, "weight", values, random.key(0))
     found, _ = conditional_at(program, "weight", values, family)
     precision = np.eye(6) + maps.T @ maps / 0.25
-    wanted = dist.MultivariateNormal(np.linalg.solve(precision, maps.T @ Y / 0.25), precision_matrix=precision)
+    wanted = dist.MultivariateNormal(
+        np.linalg.solve(precision, maps.T @ Y / 0.25), precision_matrix=precision
+    )
     assert family == BlockNormal(whole=True)
     assert found.shape() == (2, 3)
     assert jnp.allclose(found.log_prob(values["weight"]), wanted.log_prob(jnp.ones(6)))
@@ -164,7 +170,9 @@ def test_a_sweep_by_column_keeps_the_posterior():
         owns, residual = draw(key, program, "owns", {"owns": values}, family)
         return owns, (owns[0] @ jnp.array([4, 2, 1]), residual)
 
-    _, (codes, residuals) = jax.jit(lambda: jax.lax.scan(sweep, jnp.zeros((ROWS, 3), int), random.split(random.key(3), 20_000)))()
+    _, (codes, residuals) = jax.jit(
+        lambda: jax.lax.scan(sweep, jnp.zeros((ROWS, 3), int), random.split(random.key(3), 20_000))
+    )()
     frequency = jnp.bincount(codes, length=8) / 20_000
     assert residuals.max() < 1e-10
     assert jnp.abs(frequency - posterior).max() < 0.02
@@ -183,11 +191,17 @@ def test_scales_and_masks_are_respected():
 
     def model():
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-        with numpyro.plate("row", ROWS), numpyro.handlers.scale(scale=2.0), numpyro.handlers.mask(mask=seen):
+        with (
+            numpyro.plate("row", ROWS),
+            numpyro.handlers.scale(scale=2.0),
+            numpyro.handlers.mask(mask=seen),
+        ):
             numpyro.sample("y", dist.Normal(mean, 1.0), obs=Y)
 
     program, values = Program(model), {"mean": jnp.array(0.3)}
-    found, _ = conditional_at(program, "mean", values, identify(program, "mean", values, random.key(0)))
+    found, _ = conditional_at(
+        program, "mean", values, identify(program, "mean", values, random.key(0))
+    )
     assert jnp.allclose(found.loc, 2 * Y[seen].sum() / 9)
     assert jnp.allclose(found.scale, 1 / 3)
 
@@ -200,7 +214,9 @@ def test_a_bounded_site_may_be_pulled_far_across_its_bound():
 
     program, values = Program(model), {"level": jnp.array(0.5)}
     family = identify(program, "level", values, random.key(0))
-    drawn = jax.vmap(lambda key: draw(key, program, "level", values, family)[0])(random.split(random.key(1), 4000))
+    drawn = jax.vmap(lambda key: draw(key, program, "level", values, family)[0])(
+        random.split(random.key(1), 4000)
+    )
     assert abs(drawn.mean() * 1e5 - 1) < 5 / 4000**0.5  # exponential with rate 10 / 0.01^2
 
 
@@ -208,9 +224,16 @@ def test_a_bounded_site_may_be_pulled_far_across_its_bound():
 def test_reading_is_exact_wherever_the_site_is(where):
     program = Program(scales)
     values = {**start(program)[0], "precision": jnp.array(where)}
-    found, _ = conditional_at(program, "precision", values, identify(program, "precision", start(program)[0], random.key(0)))
+    found, _ = conditional_at(
+        program,
+        "precision",
+        values,
+        identify(program, "precision", start(program)[0], random.key(0)),
+    )
     wanted = precision_closed(values, 0.0)
-    np.testing.assert_allclose((found.concentration, found.rate), (wanted.concentration, wanted.rate), rtol=1e-8)
+    np.testing.assert_allclose(
+        (found.concentration, found.rate), (wanted.concentration, wanted.rate), rtol=1e-8
+    )
 
 
 @pytest.mark.slow
@@ -222,4 +245,8 @@ def test_float32_is_enough_where_the_sums_are_not_long():
         found, residual = conditional(program, "left", values, family)
         assert residual < 1e-5
         for point in draws:
-            np.testing.assert_allclose(found.log_prob(point["left"]), left_closed(values, 0.0).log_prob(point["left"]), rtol=1e-4)
+            np.testing.assert_allclose(
+                found.log_prob(point["left"]),
+                left_closed(values, 0.0).log_prob(point["left"]),
+                rtol=1e-4,
+            )

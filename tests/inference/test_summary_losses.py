@@ -1,4 +1,6 @@
-"""What summaries between stages cost the log-evidence, as it is claimed: against Normals, and against what it was."""
+"""What summaries between stages cost the log-evidence, as it is claimed: against Normals, and
+against what it was.
+"""
 
 from functools import reduce
 
@@ -50,33 +52,48 @@ def test_a_loss_is_the_divergence_and_its_spread(bug):
 def one_loss(off, num_rows):
     """Of a Normal whose mean is off by so many deviations."""
     times, root = np.array([1.0, num_rows]), np.sqrt(num_rows)
-    return Loss(*map(jnp.array, (0.5 * off**2 * times, off**2 * times, [off / root, off * root], 1.0)))
+    return Loss(
+        *map(jnp.array, (0.5 * off**2 * times, off**2 * times, [off / root, off * root], 1.0))
+    )
 
 
 def test_a_mean_that_is_off_is_a_loss_like_any_other():
     z = stats.norm.rvs(size=400_000, random_state=2) + 0.4
-    found, wanted = loss_of(jnp.asarray(stats.norm.logpdf(z) - stats.norm.logpdf(z, 0.4)), ROWS), one_loss(0.4, 10)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0.02), found, wanted)
+    found, wanted = (
+        loss_of(jnp.asarray(stats.norm.logpdf(z) - stats.norm.logpdf(z, 0.4)), ROWS),
+        one_loss(0.4, 10),
+    )
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=0.02), found, wanted
+    )
 
 
 @pytest.mark.parametrize("seen", [0.1, 0.5, 0.9])
 def test_rows_to_come_average_over_what_a_summary_gets_wrong(seen):
-    """A mean that is off by .4, of what has seen a part of all rows: exact, for the ratio is a straight line."""
+    """A mean that is off by .4, of what has seen a part of all rows: exact, for the ratio is a
+    straight line.
+    """
     off = 0.4
     found = one_loss(off, 100 * seen).error(jnp.array(100.0))
-    centre = stats.norm(0, np.sqrt(1 - seen)).rvs(100_000, random_state=1)  # of the posterior of all rows
+    # of the posterior of all rows
+    centre = stats.norm(0, np.sqrt(1 - seen)).rvs(100_000, random_state=1)
     errors = off * centre + 0.5 * off**2 * seen - 0.5 * off**2
     np.testing.assert_allclose(found, np.sqrt(np.mean(errors**2)), rtol=0.02)
 
 
-SEEN, OFF = np.array([10, 20, 60, 90]), np.array([0.4, 0.3, 0.5, 0.2])  # rows, and deviations by which a mean is off
-SIZE = 40_000  # replicates: rows are Normals of deviation 1 about z, and of z nothing is known before
+# rows, and deviations by which a mean is off
+SEEN, OFF = np.array([10, 20, 60, 90]), np.array([0.4, 0.3, 0.5, 0.2])
+# replicates: rows are Normals of deviation 1 about z, and of z nothing is known before
+SIZE = 40_000
 
 
 def errors_of_stages(num_rows=100):
-    """By which the log-evidence is off, where all means lean one way, and each stage starts from the one before."""
+    """By which the log-evidence is off, where all means lean one way, and each stage starts from
+    the one before.
+    """
     rows = np.random.default_rng(3).normal(size=(SIZE, num_rows))
-    total, seen, last = np.zeros(SIZE), 0, np.zeros(SIZE)  # the sum of what rows say, and of what was added to that
+    # the sum of what rows say, and of what was added to that
+    total, seen, last = np.zeros(SIZE), 0, np.zeros(SIZE)
     for size, off in zip(SEEN, OFF, strict=True):
         last = last + rows[:, seen:size].sum(1)
         total -= off * np.sqrt(size) * last / size + 0.5 * off**2
@@ -95,13 +112,20 @@ def errors_of_workers():
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-@pytest.mark.parametrize(("errors", "num_rows"), [(errors_of_stages, 100), (errors_of_workers, 180)], ids=["stages", "workers"])
+@pytest.mark.parametrize(
+    ("errors", "num_rows"),
+    [(errors_of_stages, 100), (errors_of_workers, 180)],
+    ids=["stages", "workers"],
+)
 def test_errors_of_summaries_go_together_as_their_rows_do(errors, num_rows, bug):
     """The ratios are straight lines. The planted bug: workers as stages, and stages as workers."""
     each = [one_loss(off, size) for off, size in zip(OFF, SEEN, strict=True)]
     added = reduce(lambda one, other: jax.tree.map(jnp.add, one, other), each)
     found = added if (errors is errors_of_workers) != bug else reduce(Loss.then, each)
-    assert np.isclose(found.error(jnp.array(num_rows)), np.sqrt(np.mean(errors() ** 2)), rtol=0.03) != bug
+    assert (
+        np.isclose(found.error(jnp.array(num_rows)), np.sqrt(np.mean(errors() ** 2)), rtol=0.03)
+        != bug
+    )
 
 
 @pytest.mark.parametrize("nothing", [-jnp.inf, jnp.nan])
@@ -126,7 +150,9 @@ def rows(seed, count=80):
 
 def square_evidence(x):
     z = np.linspace(-6, 6, 20_001)
-    return np.logaddexp.reduce(stats.norm.logpdf(z) + stats.norm.logpdf(x[:, None], z**2 + 0.1 * z, 3.0).sum(0)) + np.log(z[1] - z[0])
+    return np.logaddexp.reduce(
+        stats.norm.logpdf(z) + stats.norm.logpdf(x[:, None], z**2 + 0.1 * z, 3.0).sum(0)
+    ) + np.log(z[1] - z[0])
 
 
 def in_stages(x, num_clumps=1):
@@ -157,18 +183,30 @@ def test_the_report_says_where_summaries_are_poor():
     assert poor["summaries"].ok is False
     assert fine["summaries"].ok is True
     for page in (poor, fine):
-        assert page["information"].ok, page.text  # of all stages, against the error of nested sampling alone
+        # of all stages, against the error of nested sampling alone
+        assert page["information"].ok, page.text
 
 
 @pytest.mark.slow
 def test_what_workers_lose_is_claimed_of_what_they_have_together():
     x = rows(6)
-    parts = [Driver(Staged(square, num_stages=1, num_live=100, num_clumps=1), num_samples=100, progress_bar=False) for _ in range(2)]
+    parts = [
+        Driver(
+            Staged(square, num_stages=1, num_live=100, num_clumps=1),
+            num_samples=100,
+            progress_bar=False,
+        )
+        for _ in range(2)
+    ]
     for seed, part in enumerate(parts):
         part.run(seed, x[40 * seed :][:40])
-    attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(random.key(2), x).attrs
+    attrs = (
+        Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(random.key(2), x).attrs
+    )
     assert attrs["summary_loss"] > 0.02
-    assert abs(attrs["nested_log_evidence"] - square_evidence(x)) < 3 * attrs["nested_log_evidence_se"]
+    assert (
+        abs(attrs["nested_log_evidence"] - square_evidence(x)) < 3 * attrs["nested_log_evidence_se"]
+    )
 
 
 def rate(y):
@@ -183,14 +221,32 @@ TIMES = np.random.default_rng(3).exponential(0.5, size=64)
 
 def rate_evidence():
     log_rate = np.linspace(-12, 8, 20_001)
-    joint = stats.halfcauchy.logpdf(np.exp(log_rate)) + log_rate + stats.expon.logpdf(TIMES[:, None], scale=np.exp(-log_rate)).sum(0)
+    joint = (
+        stats.halfcauchy.logpdf(np.exp(log_rate))
+        + log_rate
+        + stats.expon.logpdf(TIMES[:, None], scale=np.exp(-log_rate)).sum(0)
+    )
     return np.logaddexp.reduce(joint) + np.log(log_rate[1] - log_rate[0])
 
 
 def rated(**settings):
-    kernel = Staged(rate, **({"num_stages": 8, "num_live": 100, "num_clumps": 1, "num_walkers": 0, "most_lost": 0.001} | settings))
+    kernel = Staged(
+        rate,
+        **(
+            {
+                "num_stages": 8,
+                "num_live": 100,
+                "num_clumps": 1,
+                "num_walkers": 0,
+                "most_lost": 0.001,
+            }
+            | settings
+        ),
+    )
     seen, search = [], kernel._started_with
-    kernel._started_with = lambda state, more, *given: seen.append(np.concatenate([state.rows, more])) or search(state, more, *given)
+    kernel._started_with = lambda state, more, *given: (
+        seen.append(np.concatenate([state.rows, more])) or search(state, more, *given)
+    )
     return Driver(kernel, num_samples=100, progress_bar=False).run(0, TIMES), seen
 
 
@@ -200,7 +256,12 @@ def from_what_was_found(self, state, reading, data):
     before = state.before.then(account)
     if state.num_left > 0 and self._costs_too_much(account.nested.lost):
         again = state._replace(clumps=found, before=account)
-        return self._started_with(*staged._with_more(again, before.num_evaluations), reading, data, staged.Begin(Named(found)))
+        return self._started_with(
+            *staged._with_more(again, before.num_evaluations),
+            reading,
+            data,
+            staged.Begin(Named(found)),
+        )
     return self._next_from(*staged.taken(state, 1), reading, data, found, before)
 
 
@@ -209,9 +270,13 @@ def from_what_was_found(self, state, reading, data):
 def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(Staged, "_next_dealt", from_what_was_found)
-    monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)  # weights of all rows would mend what is wrong
+    # weights of all rows would mend what is wrong
+    monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
     tree, seen = rated()
-    assert (abs(tree.attrs["nested_log_evidence"] - rate_evidence()) < 3 * tree.attrs["nested_log_evidence_se"]) != bug
+    assert (
+        abs(tree.attrs["nested_log_evidence"] - rate_evidence())
+        < 3 * tree.attrs["nested_log_evidence_se"]
+    ) != bug
     assert set(np.concatenate(seen)) == set(range(64))
     assert tree.attrs["num_stages"] == len(seen)
     if not bug:
@@ -220,8 +285,12 @@ def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much
 
 
 @pytest.mark.slow
-def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there_are_more(monkeypatch):
-    """Walkers climb again from the peaks that they have come to before, here from one, and a few from anywhere."""
+def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there_are_more(
+    monkeypatch,
+):
+    """Walkers climb again from the peaks that they have come to before, here from one, and a few
+    from anywhere.
+    """
     walkers, peaks = [], _search.peaks
     climb = lambda *given, **least: walkers.append(peaks(*given, **least)) or walkers[-1]
     monkeypatch.setattr(_search, "peaks", climb)
@@ -232,13 +301,17 @@ def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there
     assert set(more) == {1 + _search.FRESH}
     assert tree.attrs["num_stages"] < len(seen)
     assert abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]
-    assert tree.attrs["num_row_evaluations"] > sum(20 * len(rows) for rows in seen)  # what was looked for is counted
+    # what was looked for is counted
+    assert tree.attrs["num_row_evaluations"] > sum(20 * len(rows) for rows in seen)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_nor_are_rows_of_which_what_was_found_is_not_believed(bug, monkeypatch):
-    """A summary would say no more than that. The planted bug: the search is taken for one that has failed."""
+    """A summary would say no more than that.
+
+    The planted bug: the search is taken for one that has failed.
+    """
     monkeypatch.setattr(_search.Tried, "is_believed", property(lambda self: False))
     if bug:
         monkeypatch.setattr(staged, "FAR", 0.0)
@@ -273,11 +346,14 @@ LEVELS = np.random.default_rng(0).normal(1.0, 1.0, size=20)
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_background_is_no_loss(bug, monkeypatch):
-    """Of a posterior far narrower than the prior a next stage has what the background leaves: half, in each of nine. The planted bug: as if
-    it were all."""
+    """Of a posterior far narrower than the prior a next stage has what the background leaves: half,
+    in each of nine. The planted bug: as if it were all.
+    """
     if bug:
         monkeypatch.setattr(_weighing, "mean_of", lambda log_weight, each: jnp.zeros(()))
-    kernel = Staged(level, num_stages=10, num_live=100, background=0.5, num_walkers=0, most_lost=np.inf)
+    kernel = Staged(
+        level, num_stages=10, num_live=100, background=0.5, num_walkers=0, most_lost=np.inf
+    )
     attrs = Driver(kernel, num_samples=10, progress_bar=False).run(0, LEVELS).attrs
     exact = stats.multivariate_normal(np.zeros(20), np.eye(20) + 100).logpdf(LEVELS)
     assert (abs(attrs["log_evidence"] - exact) < 3.5 * attrs["log_evidence_se"]) != bug
@@ -292,7 +368,11 @@ def test_slopes_reach_the_summaries_of_workers(monkeypatch):
         parts.append(Part(kernel, over(state), *read))
     merged = MergedStages(parts)
     fitted = StateClumps.fitted
-    monkeypatch.setattr(StateClumps, "fitted", lambda self, key, told, *given: seen.append(told.slope) or fitted(self, key, told, *given))
+    monkeypatch.setattr(
+        StateClumps,
+        "fitted",
+        lambda self, key, told, *given: seen.append(told.slope) or fitted(self, key, told, *given),
+    )
     begun(merged, LEVELS, seed=2)
     assert [slope is not None for slope in seen] == [True, True]
 
@@ -311,6 +391,8 @@ def test_rows_may_be_arrays_of_jax():
 
 
 def test_an_update_without_rows_is_refused():
-    reading, _ = Staged(level, num_stages=1, num_live=40, num_walkers=0).read(Program(level, LEVELS))
+    reading, _ = Staged(level, num_stages=1, num_live=40, num_walkers=0).read(
+        Program(level, LEVELS)
+    )
     with pytest.raises(ValueError, match="update: argument 'y' has no rows; wanted one or more"):
         reading.more(Program(level, LEVELS[:0]))

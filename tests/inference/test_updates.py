@@ -47,7 +47,12 @@ def level(x):
 
 
 def streaming(**settings):
-    driver = Driver(Streaming(level, num_batches=2, batch_size=16), num_samples=10, progress_bar=False, **settings)
+    driver = Driver(
+        Streaming(level, num_batches=2, batch_size=16),
+        num_samples=10,
+        progress_bar=False,
+        **settings,
+    )
     driver.run(0, X)
     return driver
 
@@ -60,12 +65,17 @@ def test_groups_after_an_update_are_of_all_rows(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(_outcome, "joined", lambda programs, by_row: programs[-1])
     tree, rows = driver.tree(), np.concatenate([X, MORE])
-    found = [tree[group].sizes["row"] for group in ("observed_data", "log_likelihood", "posterior_predictive", "posterior")]
+    found = [
+        tree[group].sizes["row"]
+        for group in ("observed_data", "log_likelihood", "posterior_predictive", "posterior")
+    ]
     assert (found == [26] * 4) != bug
     if not bug:
         of_draws = tree["posterior"]["level"].values[..., None]
         np.testing.assert_allclose(tree["posterior"]["above"], rows - of_draws)
-        np.testing.assert_allclose(tree["log_likelihood"]["x"], stats.norm.logpdf(rows, of_draws), rtol=1e-6)
+        np.testing.assert_allclose(
+            tree["log_likelihood"]["x"], stats.norm.logpdf(rows, of_draws), rtol=1e-6
+        )
 
 
 def crossed(x, basis):
@@ -80,13 +90,19 @@ def without_the_last(self, program):
     return self, data._replace(num_rows=data.num_rows - 1)
 
 
-@pytest.mark.parametrize(("array", "bug"), [(np.asarray, False), (jnp.asarray, False), (jnp.asarray, True)])
+@pytest.mark.parametrize(
+    ("array", "bug"), [(np.asarray, False), (jnp.asarray, False), (jnp.asarray, True)]
+)
 def test_rows_of_an_update_are_those_of_the_run(array, bug, monkeypatch):
-    """By an update of three rows alone, five columns would be the rows: another argument has three entries as well."""
+    """By an update of three rows alone, five columns would be the rows: another argument has
+    three entries as well.
+    """
     if bug:
         monkeypatch.setattr(TemperingReading, "more", without_the_last)
     x, basis = np.arange(115.0).reshape(23, 5) / 100, np.array([1.0, 0.5, 0.2])
-    driver = Driver(DataTempering(crossed, num_stages=1, num_particles=20), num_samples=10, progress_bar=False)
+    driver = Driver(
+        DataTempering(crossed, num_stages=1, num_particles=20), num_samples=10, progress_bar=False
+    )
     driver.run(0, array(x[:20]), basis)
     driver.update(array(x[20:]), basis)
     state = driver.states[0]
@@ -99,15 +115,23 @@ def test_rows_of_an_update_are_those_of_the_run(array, bug, monkeypatch):
 def test_what_goes_on_has_the_precision_of_what_began():
     driver = streaming()
     with jax.enable_x64(False):
-        for asked, go_on in (("update", lambda: driver.update(MORE)), ("extend", lambda: driver.extend(3))):
-            with pytest.raises(ValueError, match=f"{asked}: the run began with jax_enable_x64=True, and now it is False"):
+        for asked, go_on in (
+            ("update", lambda: driver.update(MORE)),
+            ("extend", lambda: driver.extend(3)),
+        ):
+            with pytest.raises(
+                ValueError,
+                match=f"{asked}: the run began with jax_enable_x64=True, and now it is False",
+            ):
                 go_on()
     driver.update(MORE)
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")  # of the planted bug
 def test_a_tree_has_the_precision_of_its_run(monkeypatch):
-    """The planted bug: as if the run had begun in that of today; states are then no arrays of it."""
+    """The planted bug: as if the run had begun in that of today; states are then no arrays of
+    it.
+    """
     driver = streaming()
     wanted = driver.tree()
     with jax.enable_x64(False):
@@ -131,16 +155,23 @@ def times(factor):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: DataTempering(linked, num_stages=1, num_particles=20), lambda: Staged(linked, num_stages=1, num_live=20, num_walkers=0)],
+    [
+        lambda: DataTempering(linked, num_stages=1, num_particles=20),
+        lambda: Staged(linked, num_stages=1, num_live=20, num_walkers=0),
+    ],
     ids=["tempering", "staged"],
 )
-@pytest.mark.parametrize("kept", [lambda function: function, jax.tree_util.Partial], ids=["plain", "in a tree"])
+@pytest.mark.parametrize(
+    "kept", [lambda function: function, jax.tree_util.Partial], ids=["plain", "in a tree"]
+)
 def test_functions_among_arguments_are_told_by_what_they_do(make, kept):
     """Their names are the same."""
     kernel, link = make(), lambda factor: kept(times(factor * jnp.ones(())))
     reading, _ = kernel.read(Program(linked, X, link(1.0)))
     reading.more(Program(linked, MORE, link(1.0)))
-    with pytest.raises(ValueError, match="update: more rows of the same model are wanted, and this is another one"):
+    with pytest.raises(
+        ValueError, match="update: more rows of the same model are wanted, and this is another one"
+    ):
         reading.more(Program(linked, MORE, link(-9.0)))
 
 
@@ -152,7 +183,9 @@ def scaled(x, y, scale, unused=None):
 
 
 def learned(scale, **more):
-    reading, _ = DataTempering(scaled, num_stages=1, num_particles=20).read(Program(scaled, X, X, scale, **more))
+    reading, _ = DataTempering(scaled, num_stages=1, num_particles=20).read(
+        Program(scaled, X, X, scale, **more)
+    )
     return reading
 
 
@@ -181,24 +214,35 @@ def test_rows_of_an_update_are_in_all_arguments_of_rows(y, message):
         learned(2.0).more(Program(scaled, MORE, y, 2.0))
 
 
-PRIORS = {"tuple": (np.zeros(3), np.eye(3)), "distribution": dist.MultivariateNormal(np.zeros(3), np.eye(3))}
+PRIORS = {
+    "tuple": (np.zeros(3), np.eye(3)),
+    "distribution": dist.MultivariateNormal(np.zeros(3), np.eye(3)),
+}
 
 
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
 def test_an_argument_may_be_no_array(prior):
     def model(x, prior):
-        level = numpyro.sample("level", dist.MultivariateNormal(*prior) if isinstance(prior, tuple) else prior)
+        level = numpyro.sample(
+            "level", dist.MultivariateNormal(*prior) if isinstance(prior, tuple) else prior
+        )
         with numpyro.plate("row", len(x)):
             numpyro.sample("x", dist.Normal(level[0], 1.0), obs=x)
 
-    driver = Driver(DataTempering(model, num_stages=1, num_particles=20), num_samples=10, progress_bar=False)
+    driver = Driver(
+        DataTempering(model, num_stages=1, num_particles=20), num_samples=10, progress_bar=False
+    )
     driver.run(0, X, prior)
     driver.update(MORE, prior)
     assert driver.tree()["observed_data"].sizes["row"] == 26
 
 
-@pytest.mark.parametrize(("errors", "claimed"), [([0.1, np.inf], np.inf), ([np.nan, np.inf], np.nan)])
+@pytest.mark.parametrize(
+    ("errors", "claimed"), [([0.1, np.inf], np.inf), ([np.nan, np.inf], np.nan)]
+)
 def test_replicates_claim_no_less_than_one_of_them(errors, claimed):
-    """Where an update has led away from what was learned, the error is infinite, however near to each other replicates are."""
+    """Where an update has led away from what was learned, the error is infinite, however near to
+    each other replicates are.
+    """
     found = _combined({"log_evidence": np.array([-3.0, -3.1]), "log_evidence_se": np.array(errors)})
     np.testing.assert_equal(found["log_evidence_se"], claimed)

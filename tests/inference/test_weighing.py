@@ -1,4 +1,6 @@
-"""What stages have found, weighed by all rows, against exact evidences: where later rows lead away from the first, and where not."""
+"""What stages have found, weighed by all rows, against exact evidences: where later rows lead
+away from the first, and where not.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,9 @@ def scaled_evidence(x):
     """By a sum over a grid."""
     place, log_spread = np.linspace(-3, 3, 1201)[:, None], np.linspace(-1.5, 5.5, 1401)
     square = np.sum(x**2) - 2 * place * x.sum() + len(x) * place**2
-    log_likelihood = -len(x) * (log_spread + 0.5 * np.log(2 * np.pi)) - 0.5 * square / np.exp(2 * log_spread)
+    log_likelihood = -len(x) * (log_spread + 0.5 * np.log(2 * np.pi)) - 0.5 * square / np.exp(
+        2 * log_spread
+    )
     log_prior = stats.norm.logpdf(place, 0, 3) + stats.norm.logpdf(log_spread, 0, 2)
     return np.logaddexp.reduce((log_likelihood + log_prior).ravel()) + np.log(6 / 1200 * 7 / 1400)
 
@@ -54,7 +58,10 @@ def error_of(x, seed, **settings):
 @pytest.mark.parametrize("x", [heavy(1, 300.0), heavy(4, 15.0)], ids=["one", "four"])
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_where_rows_lead_away_from_the_first_a_run_begins_again(x, bug, monkeypatch):
-    """Outliers make the spread many deviations of the first rows' posterior larger, or less. The planted bug: it never begins again."""
+    """Outliers make the spread many deviations of the first rows' posterior larger, or less.
+
+    The planted bug: it never begins again.
+    """
     if bug:
         monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
     error, attrs = error_of(x, 0)
@@ -65,12 +72,16 @@ def test_where_rows_lead_away_from_the_first_a_run_begins_again(x, bug, monkeypa
 def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
     """For fewer likelihoods than where a run begins again."""
     anew, begin_again = [], Weighing.begin_again
-    monkeypatch.setattr(Weighing, "begin_again", lambda *given: anew.append(given) or begin_again(*given))
+    monkeypatch.setattr(
+        Weighing, "begin_again", lambda *given: anew.append(given) or begin_again(*given)
+    )
     x = heavy(4, 15.0, 400)
     error, attrs = error_of(x, 1, num_stages=20)
     assert abs(error) < min(3.5 * attrs["log_evidence_se"], 0.5)
     assert not anew
-    monkeypatch.setattr(Weighing, "mended", lambda self, key, state, found, weighed, data: (found, weighed, 0))
+    monkeypatch.setattr(
+        Weighing, "mended", lambda self, key, state, found, weighed, data: (found, weighed, 0)
+    )
     error, longer = error_of(x, 1, num_stages=20)
     assert abs(error) < min(3.5 * longer["log_evidence_se"], 0.5)
     assert anew
@@ -80,7 +91,9 @@ def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_where_it_was_mended_the_sum_goes_on_from_what_weights_say(bug, monkeypatch):
-    """The planted bug: from what nested sampling said of stages for which something else stands now."""
+    """The planted bug: from what nested sampling said of stages for which something else stands
+    now.
+    """
     if bug:
         monkeypatch.setattr(Account, "mended", lambda self, by_all: self)
     error, attrs = error_of(heavy(4, 15.0, 400), 1, num_stages=20)
@@ -89,7 +102,9 @@ def test_where_it_was_mended_the_sum_goes_on_from_what_weights_say(bug, monkeypa
 
 
 def test_what_was_mended_has_no_error_of_live_points():
-    """That of weights is among what summaries lose; information, which live points are judged by, begins anew."""
+    """That of weights is among what summaries lose; information, which live points are judged
+    by, begins anew.
+    """
     one, rows = jnp.ones(()), jnp.array(100.0)
     lost = loss_of(jnp.array([0.0, 0.5, -0.3, 0.2]), jnp.array(50))
     own = Evidence(7 * one, 2 * one, lost)
@@ -97,7 +112,10 @@ def test_what_was_mended_has_no_error_of_live_points():
     assert float(found.nested.log_evidence) == -2.5
     assert (float(found.nested.variance), float(found.information)) == (0, 0)
     assert found.corrected is own
-    np.testing.assert_allclose(found.nested.error(rows, 0 * one) ** 2, 0.04 + lost.error(rows) ** 2, rtol=0.02)  # and what logarithms lack
+    # and what logarithms lack
+    np.testing.assert_allclose(
+        found.nested.error(rows, 0 * one) ** 2, 0.04 + lost.error(rows) ** 2, rtol=0.02
+    )
 
 
 @pytest.mark.slow
@@ -111,9 +129,13 @@ def test_where_the_model_is_right_it_is_not_begun_again(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"num_walkers": 0}, {"summary": "code"}], ids=["not explored", "code"])
+@pytest.mark.parametrize(
+    "settings", [{"num_walkers": 0}, {"summary": "code"}], ids=["not explored", "code"]
+)
 def test_what_is_not_explored_begins_again_from_what_was_found(settings, monkeypatch):
-    """For fewer likelihoods than from the prior, where it goes if what was found is not near, and with a smaller error."""
+    """For fewer likelihoods than from the prior, where it goes if what was found is not near,
+    and with a smaller error.
+    """
     monkeypatch.setattr(Weighing, "is_fine", lambda self, weighed: False)
     x = heavy(0, 1.0)
     error, attrs = error_of(x, 1, num_stages=4, **settings)
@@ -173,7 +195,9 @@ def level_evidence(x):
 
 def updated(x, again=()):
     """After an update by the second half, and what it is off by."""
-    driver = Driver(Staged(level, num_stages=1, num_live=40, num_walkers=0), num_samples=100, progress_bar=False)
+    driver = Driver(
+        Staged(level, num_stages=1, num_live=40, num_walkers=0), num_samples=100, progress_bar=False
+    )
     driver.run(0, x[:20])
     driver.update(x[20:])
     for more in again:
@@ -182,9 +206,13 @@ def updated(x, again=()):
     return tree, tree.attrs["log_evidence"] - level_evidence(np.concatenate([x, *again]))
 
 
-@pytest.mark.parametrize("bug", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["right", "planted"])
+@pytest.mark.parametrize(
+    "bug", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["right", "planted"]
+)
 def test_an_update_that_makes_a_run_forget_claims_nothing(bug, monkeypatch):
-    """Its rows lead to where the summary says nothing, and the prior behind that is all that is left. The planted bug: nobody looks."""
+    """Its rows lead to where the summary says nothing, and the prior behind that is all that is
+    left. The planted bug: nobody looks.
+    """
     if bug:
         monkeypatch.setattr(staged, "forgotten", lambda *found: 0.0)
     tree, error = updated(np.random.default_rng(0).normal(size=40) + np.repeat([0.0, 6.0], 20))
@@ -196,7 +224,9 @@ def test_an_update_that_makes_a_run_forget_claims_nothing(bug, monkeypatch):
 @pytest.mark.slow
 def test_what_a_run_has_forgotten_no_later_stage_brings_back():
     rng = np.random.default_rng(0)
-    tree, _ = updated(rng.normal(size=40) + np.repeat([0.0, 6.0], 20), again=[6 + rng.normal(size=20)])
+    tree, _ = updated(
+        rng.normal(size=40) + np.repeat([0.0, 6.0], 20), again=[6 + rng.normal(size=20)]
+    )
     assert np.isinf(tree.attrs["log_evidence_se"])
 
 
@@ -218,10 +248,14 @@ def test_members_without_names_are_weighed_in_all_places(bug, monkeypatch):
         monkeypatch.setattr(Weighing, "by_all", in_one_place)
     kernel = Staged(pair, num_stages=3, num_live=100)
     attrs = Driver(kernel, num_samples=10, progress_bar=False).run(0, np.tile(TWO, 3)).attrs
-    assert (abs(attrs["log_evidence"] - pair_evidence(np.tile(TWO, 3))) < 3.5 * attrs["log_evidence_se"]) != bug
+    assert (
+        abs(attrs["log_evidence"] - pair_evidence(np.tile(TWO, 3))) < 3.5 * attrs["log_evidence_se"]
+    ) != bug
 
 
-@pytest.mark.parametrize("settings", [{"num_walkers": 0}, {"summary": "code"}], ids=["not explored", "code"])
+@pytest.mark.parametrize(
+    "settings", [{"num_walkers": 0}, {"summary": "code"}], ids=["not explored", "code"]
+)
 def test_members_have_names_where_a_first_stage_goes_from_the_prior(settings):
     state, _, _ = begun(Staged(pair, num_stages=1, num_live=40, **settings), TWO)
     assert state.nest.reference.gives_names
@@ -232,11 +266,24 @@ def test_members_have_names_where_a_first_stage_goes_from_the_prior(settings):
 def test_what_workers_have_weighed_is_corrected_by_what_their_new_clumps_lose():
     """One clump for two modes, of which the parts had eight."""
     x = rows(6)
-    parts = [Driver(Staged(square, num_stages=2, num_live=100, most_lost=0.3), num_samples=10, progress_bar=False) for _ in range(2)]
+    parts = [
+        Driver(
+            Staged(square, num_stages=2, num_live=100, most_lost=0.3),
+            num_samples=10,
+            progress_bar=False,
+        )
+        for _ in range(2)
+    ]
     for number, part in enumerate(parts):
         attrs = part.run(number, x[40 * number :][:40]).attrs
         assert not np.isnan(attrs["nats_left"])
-    attrs = Driver(MergedStages(parts, num_clumps=1, most_lost=np.inf), num_samples=10, progress_bar=False).run(2, x).attrs
+    attrs = (
+        Driver(
+            MergedStages(parts, num_clumps=1, most_lost=np.inf), num_samples=10, progress_bar=False
+        )
+        .run(2, x)
+        .attrs
+    )
     assert attrs["summary_loss"] > 0.02
     assert abs(attrs["log_evidence"] - square_evidence(x)) < 3 * attrs["log_evidence_se"]
 
@@ -244,9 +291,15 @@ def test_what_workers_have_weighed_is_corrected_by_what_their_new_clumps_lose():
 @pytest.fixture(scope="module")
 def whole():
     """Three clusters without names in three stages; and at which step each begins."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         model, x = line_of(3)
-        run = lambda **given: Driver(Staged(model, num_stages=3, num_live=40, num_walkers=20), progress_bar=False, **given).run(0, x)
+        run = lambda **given: Driver(
+            Staged(model, num_stages=3, num_live=40, num_walkers=20), progress_bar=False, **given
+        ).run(0, x)
         tree = run(num_samples=50)
     stage = tree["sample_stats"]["stage"].values[0]
     return run, tree, [int((stage < each).sum()) for each in range(int(stage.max()) + 1)]
@@ -254,7 +307,9 @@ def whole():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-def test_a_run_of_members_without_names_is_resumed_in_a_later_stage(whole, bug, tmp_path, monkeypatch):
+def test_a_run_of_members_without_names_is_resumed_in_a_later_stage(
+    whole, bug, tmp_path, monkeypatch
+):
     """Bit for bit. The planted bug: a checkpoint forgets what has been weighed."""
     run, wanted, begins = whole
     steps = begins[-1] + 3

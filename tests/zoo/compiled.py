@@ -6,7 +6,9 @@ from numpyro.infer.util import log_density
 
 
 def log_joint(model, data, values):
-    """The log joint density at `values` of the latent sites, with `data` as the keyword arguments."""
+    """The log joint density at `values` of the latent sites, with `data` as the keyword
+    arguments.
+    """
     return jax.jit(lambda values: log_density(model, (), data, values)[0])(values)
 
 

@@ -1,4 +1,6 @@
-"""Augment and reduce against its formula by SciPy: the augmented joint, its integral over eps, its subsamples, its draws."""
+"""Augment and reduce against its formula by SciPy: the augmented joint, its integral over eps,
+its subsamples, its draws.
+"""
 
 from itertools import combinations, product
 
@@ -31,12 +33,22 @@ each_noise = pytest.mark.parametrize("noise", NOISES)
 def data(noise="gumbel", **options):
     """Four rows, four classes, among them the last, which stands in for others."""
     x = np.random.default_rng(0).normal(size=(4, 2))
-    return {"x": x, "y": np.array([0, 3, 1, 3]), "num_classes": 4, "noise": noise, "prior_scale": 0.7, **options}
+    return {
+        "x": x,
+        "y": np.array([0, 3, 1, 3]),
+        "num_classes": 4,
+        "noise": noise,
+        "prior_scale": 0.7,
+        **options,
+    }
 
 
 def values():
     rng = np.random.default_rng(1)
-    return {name: jnp.asarray(rng.normal(size=shape)) for name, shape in {"weights": (4, 2), "biases": 4, "eps": 4}.items()}
+    return {
+        name: jnp.asarray(rng.normal(size=shape))
+        for name, shape in {"weights": (4, 2), "biases": 4, "eps": 4}.items()
+    }
 
 
 def below(noise, v, told, n, k):
@@ -49,13 +61,19 @@ def formula(noise, v, told):
     v = {name: np.asarray(value) for name, value in v.items()}
     prior = stats.norm.logpdf(np.append(v["weights"], v["biases"]), 0, 0.7).sum()
     pairs = ((n, k) for n in range(4) for k in range(4) if k != told["y"][n])
-    return prior + SCIPY[noise].logpdf(v["eps"]).sum() + sum(below(noise, v, told, n, k) for n, k in pairs)
+    return (
+        prior
+        + SCIPY[noise].logpdf(v["eps"]).sum()
+        + sum(below(noise, v, told, n, k) for n, k in pairs)
+    )
 
 
 @each_noise
 def test_augmented_joint_is_its_formula(noise):
     told = data(noise)
-    assert float(log_joint(augment_reduce, told, values())) == pytest.approx(formula(noise, values(), told), rel=1e-10)
+    assert float(log_joint(augment_reduce, told, values())) == pytest.approx(
+        formula(noise, values(), told), rel=1e-10
+    )
 
 
 @pytest.mark.slow_after(2)
@@ -63,11 +81,25 @@ def test_augmented_joint_is_its_formula(noise):
 def test_integral_over_eps_is_the_probability_of_the_class(noise):
     told, v = data(noise), values()
     program = Program(augment_reduce, **told)
-    at = jax.jit(lambda eps: (lambda terms: terms["eps"] + terms["is_below"].sum(0))(program.log_probs({**v, "eps": eps})))
-    exact = jax.jit(Program(augment_reduce, **told, augmented=False).log_likelihood)({name: v[name] for name in ("weights", "biases")})["y"]
+    at = jax.jit(
+        lambda eps: (lambda terms: terms["eps"] + terms["is_below"].sum(0))(
+            program.log_probs({**v, "eps": eps})
+        )
+    )
+    exact = jax.jit(Program(augment_reduce, **told, augmented=False).log_likelihood)(
+        {name: v[name] for name in ("weights", "biases")}
+    )["y"]
     for n in range(4):
-        found = integrate.quad(lambda e, n=n: np.exp(float(at(np.full(4, e))[n])), -30, 40, points=[-2, 0, 2], limit=200)[0]
-        assert np.log(found) == pytest.approx(float(exact[n]), abs=1e-3 if noise == "laplace" else 1e-6)
+        found = integrate.quad(
+            lambda e, n=n: np.exp(float(at(np.full(4, e))[n])),
+            -30,
+            40,
+            points=[-2, 0, 2],
+            limit=200,
+        )[0]
+        assert np.log(found) == pytest.approx(
+            float(exact[n]), abs=1e-3 if noise == "laplace" else 1e-6
+        )
 
 
 def test_another_weight_of_eps_is_seen(monkeypatch):
@@ -77,10 +109,19 @@ def test_another_weight_of_eps_is_seen(monkeypatch):
 
 
 def mean_over_subsamples(told, own_negatives):
-    """Of the log joint over every choice of two of the four rows and of two of the three other classes."""
-    v, density = values(), jax.jit(Program(augment_reduce, **told, batch_size=2, num_negatives=2).log_joint)
+    """Of the log joint over every choice of two of the four rows and of two of the three other
+    classes.
+    """
+    v, density = (
+        values(),
+        jax.jit(Program(augment_reduce, **told, batch_size=2, num_negatives=2).log_joint),
+    )
     pairs = list(combinations(range(3), 2))
-    negatives = [np.array(p).T for p in product(pairs, pairs)] if own_negatives else [np.array(p) for p in pairs]
+    negatives = (
+        [np.array(p).T for p in product(pairs, pairs)]
+        if own_negatives
+        else [np.array(p) for p in pairs]
+    )
     total = []
     for rows, other in product(combinations(range(4), 2), negatives):
         at = np.array(rows)
@@ -92,17 +133,23 @@ def mean_over_subsamples(told, own_negatives):
 @pytest.mark.parametrize("own_negatives", [False, True], ids=["shared by the batch", "of each row"])
 def test_subsampled_joint_is_right_on_average(own_negatives):
     told = data("logistic")
-    assert mean_over_subsamples(told, own_negatives) == pytest.approx(formula("logistic", values(), told), rel=1e-10)
+    assert mean_over_subsamples(told, own_negatives) == pytest.approx(
+        formula("logistic", values(), told), rel=1e-10
+    )
 
 
 def test_a_class_that_nothing_stands_in_for_is_seen(monkeypatch):
-    skip = lambda x, weights, biases, chosen, other, last: module._utility(x, weights, biases, other[:, None])
+    skip = lambda x, weights, biases, chosen, other, last: module._utility(
+        x, weights, biases, other[:, None]
+    )
     monkeypatch.setattr(module, "_of_others", skip)
     with pytest.raises(AssertionError):
         test_subsampled_joint_is_right_on_average(False)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"batch_size": 2, "num_negatives": 2}], ids=["all", "subsampled"])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"batch_size": 2, "num_negatives": 2}], ids=["all", "subsampled"]
+)
 def test_sparse_rows_are_dense_rows(sizes):
     told = data(**sizes)
     told["x"][0] = told["x"][1, 0] = 0.0
@@ -110,11 +157,18 @@ def test_sparse_rows_are_dense_rows(sizes):
     assert rows.shape == told["x"].shape
     v = values()
     if sizes:
-        v |= {"eps": np.asarray(v["eps"])[:2], "row": jnp.array([1, 3]), "other": jnp.array([[0, 1], [2, 1]])}
+        v |= {
+            "eps": np.asarray(v["eps"])[:2],
+            "row": jnp.array([1, 3]),
+            "other": jnp.array([[0, 1], [2, 1]]),
+        }
     found = [log_joint(augment_reduce, {**told, "x": x}, v) for x in (told["x"], rows)]
     assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-12)
     known = {name: v[name] for name in ("weights", "biases")}
-    exact = [log_joint(augment_reduce, {**told, "x": x, "augmented": False, "batch_size": None}, known) for x in (told["x"], rows)]
+    exact = [
+        log_joint(augment_reduce, {**told, "x": x, "augmented": False, "batch_size": None}, known)
+        for x in (told["x"], rows)
+    ]
     assert float(exact[0]) == pytest.approx(float(exact[1]), rel=1e-12)
 
 
@@ -122,10 +176,15 @@ def test_rows_are_embedded_before_classes_answer():
     told = data("normal")
     told["x"] = np.random.default_rng(3).normal(size=(4, 5)) * (np.arange(20).reshape(4, 5) % 3 > 0)
     embedding = np.random.default_rng(4).normal(size=(5, 2))
-    wanted = formula("normal", values(), told | {"x": told["x"] @ embedding}) + stats.norm.logpdf(embedding, 0, 0.5**0.5).sum()
+    wanted = (
+        formula("normal", values(), told | {"x": told["x"] @ embedding})
+        + stats.norm.logpdf(embedding, 0, 0.5**0.5).sum()
+    )
     for x in (told["x"], SparseRows.of(sparse.csr_matrix(told["x"]))):
         program = Program(augment_reduce, **{**told, "x": x}, rank=2)
-        assert float(jax.jit(program.log_joint)(values() | {"embedding": embedding})) == pytest.approx(wanted, rel=1e-10)
+        assert float(
+            jax.jit(program.log_joint)(values() | {"embedding": embedding})
+        ) == pytest.approx(wanted, rel=1e-10)
     assert program.dims["embedding"] == ("feature", "coordinate")
 
 
@@ -139,7 +198,9 @@ def test_flat_prior_leaves_the_likelihood():
     told = data(prior_scale=None, augmented=False)
     v = {name: values()[name] for name in ("weights", "biases")}
     program = Program(augment_reduce, **told)
-    assert float(jax.jit(program.log_joint)(v)) == pytest.approx(float(np.sum(jax.jit(program.log_likelihood)(v)["y"])))
+    assert float(jax.jit(program.log_joint)(v)) == pytest.approx(
+        float(np.sum(jax.jit(program.log_likelihood)(v)["y"]))
+    )
 
 
 @pytest.mark.slow_after(1)
@@ -151,11 +212,16 @@ def test_simulated_classes_have_their_probabilities(noise):
     program = Program(augment_reduce, x, y, num_classes=4, noise=noise, augmented=False)
     drawn = program.predict(random.key(0), v)["y"]
     wanted = np.exp(jax.jit(program.with_arguments(x=x[:4], y=y[:4]).log_likelihood)(v)["y"])
-    assert stats.chisquare(np.bincount(drawn, minlength=4), 20_000 * wanted / wanted.sum()).pvalue > 1e-3
+    assert (
+        stats.chisquare(np.bincount(drawn, minlength=4), 20_000 * wanted / wanted.sum()).pvalue
+        > 1e-3
+    )
 
 
 def test_simulate_gives_the_arguments_of_the_model():
-    told = simulated(simulate, 0, num_rows=50, num_classes=6, noise="normal", batch_size=10, num_negatives=2)
+    told = simulated(
+        simulate, 0, num_rows=50, num_classes=6, noise="normal", batch_size=10, num_negatives=2
+    )
     program = Program(augment_reduce, **told)
     assert {name: site.shape for name, site in program.sites.items()} == {
         "weights": (6, 3),
@@ -170,7 +236,10 @@ def test_simulate_gives_the_arguments_of_the_model():
 def test_card_names_data_sets_and_sites():
     assert set(CARD.data) <= set(names())
     told = simulated(simulate, 0)
-    assert set(CARD.sites) == {*Program(augment_reduce, **told, rank=2).sites, *Program(augment_reduce, **told, augmented=False).sites}
+    assert set(CARD.sites) == {
+        *Program(augment_reduce, **told, rank=2).sites,
+        *Program(augment_reduce, **told, augmented=False).sites,
+    }
 
 
 @pytest.mark.parametrize(

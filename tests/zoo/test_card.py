@@ -70,9 +70,22 @@ def test_module_without_its_parts_is_refused(tmp_path, monkeypatch):
 
 def test_entry_of_a_module():
     entry = zoo.Entry.of(aclass)
-    assert (entry.name, entry.model, entry.simulate, entry.card) == ("aclass", aclass.aclass, aclass.simulate, aclass.CARD)
+    assert (entry.name, entry.model, entry.simulate, entry.card) == (
+        "aclass",
+        aclass.aclass,
+        aclass.simulate,
+        aclass.CARD,
+    )
 
 
 def test_import_of_the_zoo_and_its_names_imports_no_jax():
-    code = "import sys, zoo; zoo.names(); print(sorted({'jax', 'numpyro', 'numpy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, zoo; zoo.names(); print(sorted({'jax', 'numpyro', 'numpy'} & "
+        "set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

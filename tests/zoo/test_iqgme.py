@@ -28,7 +28,13 @@ CASES = {
     "no labels": {"expert": None, "alpha": dist.Gamma(2.0, 1.0)},
     "another gate": {
         "expert": None,
-        "gate": partial(normal_wishart, centre=np.array([1.0, 2.0]), covariance=np.diag([1.0, 3.0]), u0=0.7, nu0=6.0),
+        "gate": partial(
+            normal_wishart,
+            centre=np.array([1.0, 2.0]),
+            covariance=np.diag([1.0, 3.0]),
+            u0=0.7,
+            nu0=6.0,
+        ),
     },
 }
 
@@ -38,7 +44,12 @@ CASES = {
 
 def formula(v, data):
     v = {name: np.asarray(value) for name, value in v.items()}
-    x, y, gate, expert = np.array(data["x"]), data.get("y"), data.get("gate", normal_wishart), data.get("expert", soft_probit)
+    x, y, gate, expert = (
+        np.array(data["x"]),
+        data.get("y"),
+        data.get("gate", normal_wishart),
+        data.get("expert", soft_probit),
+    )
     for j, place in enumerate(np.argwhere(np.isnan(x))):
         x[tuple(place)] = v["x_missing"][j]
     alpha, total = data["alpha"], 0.0
@@ -50,7 +61,9 @@ def formula(v, data):
     total += np.log(weight)[v["z"]].sum() + gate_formula(v, x, getattr(gate, "keywords", {}))
     if expert is not None:
         words = getattr(expert, "keywords", {})
-        total += expert_prior(v, words) + label_formula(v, x, np.asarray(y), words, getattr(expert, "func", expert))
+        total += expert_prior(v, words) + label_formula(
+            v, x, np.asarray(y), words, getattr(expert, "func", expert)
+        )
     return total
 
 
@@ -62,7 +75,10 @@ def gate_formula(v, x, words):
     for mu, Lambda in zip(v["mu"], v["Lambda"], strict=True):
         total += stats.wishart.logpdf(Lambda, nu0, np.linalg.inv((nu0 - size - 1) * covariance))
         total += stats.multivariate_normal.logpdf(mu, centre, np.linalg.inv(u0 * Lambda))
-    return total + sum(stats.multivariate_normal.logpdf(x[i], v["mu"][h], np.linalg.inv(v["Lambda"][h])) for i, h in enumerate(v["z"]))
+    return total + sum(
+        stats.multivariate_normal.logpdf(x[i], v["mu"][h], np.linalg.inv(v["Lambda"][h]))
+        for i, h in enumerate(v["z"])
+    )
 
 
 def expert_prior(v, words):
@@ -75,7 +91,9 @@ def expert_prior(v, words):
                 total += stats.gamma.logpdf(precision, 3.0, scale=1 / 2.0)
             if not words.get("sparse"):
                 zeta = v["zeta"][c, p]
-                total += stats.norm.logpdf(zeta, 0.0, (words.get("gamma0", 0.1) * precision) ** -0.5)
+                total += stats.norm.logpdf(
+                    zeta, 0.0, (words.get("gamma0", 0.1) * precision) ** -0.5
+                )
             total += stats.norm.logpdf(experts[:, p], zeta, precision**-0.5).sum()
     return total
 
@@ -87,7 +105,9 @@ def label_formula(v, x, y, words, kind):
         if kind is soft_probit:
             t = v["t"][:, i]
             first = next((c + 1 for c in range(len(t)) if t[c] > 0), 0)
-            total += stats.norm.logpdf(t, score, 1.0).sum() + (0.0 if y[i] in (first, -1) else -np.inf)
+            total += stats.norm.logpdf(t, score, 1.0).sum() + (
+                0.0 if y[i] in (first, -1) else -np.inf
+            )
         elif y[i] >= 0:
             asked = range(len(score)) if y[i] == 0 else range(y[i])
             total += sum(stats.norm.logcdf(score[c] if c + 1 == y[i] else -score[c]) for c in asked)
@@ -96,7 +116,9 @@ def label_formula(v, x, y, words, kind):
 
 @cache
 def drawn(name):
-    """Data with holes, two rows without a label, the last row wholly missing; and values of the latent sites that go with them."""
+    """Data with holes, two rows without a label, the last row wholly missing; and values of the
+    latent sites that go with them.
+    """
     told = {"num_experts": 4, "alpha": 1.0, **CASES[name]}
     values = traced(partial(iqgme, shape=(9, 2), **told), 3)
     x = np.array(values["x"])
@@ -114,7 +136,9 @@ def drawn(name):
 @pytest.mark.parametrize("name", CASES, ids=CASES)
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
-    np.testing.assert_allclose(jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10)
+    np.testing.assert_allclose(
+        jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10
+    )
     assert set(program.latent) == set(values)
 
 
@@ -125,7 +149,18 @@ def test_log_joint_equals_its_formula(name):
         ("binary", {"expert": partial(TOLD, gamma0=0.6)}),
         ("binary", {"expert": partial(TOLD, precision=dist.Gamma(3.0, 2.1))}),
         ("binary", {"gate": partial(normal_wishart, u0=0.2)}),
-        ("another gate", {"gate": partial(normal_wishart, centre=np.array([1.0, 2.0]), covariance=np.diag([1.0, 3.0]), u0=0.7, nu0=6.1)}),
+        (
+            "another gate",
+            {
+                "gate": partial(
+                    normal_wishart,
+                    centre=np.array([1.0, 2.0]),
+                    covariance=np.diag([1.0, 3.0]),
+                    u0=0.7,
+                    nu0=6.1,
+                )
+            },
+        ),
         ("no labels", {"alpha": dist.Gamma(2.0, 1.1)}),
     ],
     ids=["gamma0", "precision", "u0", "nu0", "alpha"],
@@ -162,7 +197,10 @@ def test_sites_plates_and_dims():
         "y": ("row",),
     }
     assert program.observed == ("x", "y")
-    assert not any("x_missing" in Program(iqgme, np.ones((3, 2)), np.ones(3, int), **other).sites for other in ({}, {"expert": None}))
+    assert not any(
+        "x_missing" in Program(iqgme, np.ones((3, 2)), np.ones(3, int), **other).sites
+        for other in ({}, {"expert": None})
+    )
 
 
 @cache
@@ -181,8 +219,14 @@ def test_sticks_are_weights():
 
 
 def test_simulated_data_have_the_moments_of_the_model():
-    """Of one expert with known weights: rows of many data sets are Student t of mean 0 and covariance (1 + 1 / u0) covariance."""
-    told = {"num_experts": 2, "alpha": 1e-6, "gate": partial(normal_wishart, covariance=2.0, u0=1.0, nu0=20.0)}
+    """Of one expert with known weights: rows of many data sets are Student t of mean 0 and
+    covariance (1 + 1 / u0) covariance.
+    """
+    told = {
+        "num_experts": 2,
+        "alpha": 1e-6,
+        "gate": partial(normal_wishart, covariance=2.0, u0=1.0, nu0=20.0),
+    }
     draw = jax.jit(jax.vmap(lambda key: simulate(key, 1, 2, **told)["x"][0]))
     x = np.asarray(draw(random.split(random.key(0), 20_000)))
     np.testing.assert_allclose(np.cov(x.T), 4 * np.eye(2), atol=0.15)
@@ -195,7 +239,9 @@ def test_simulated_rows_miss_what_was_asked():
     assert abs((data["y"] == -1).mean() - 0.1) < 0.03
     assert data["y"].max() == 2
     names_of_arguments = []
-    jax.eval_shape(lambda key: names_of_arguments.extend(simulate(key, 5, 2, expert=None)), random.key(1))
+    jax.eval_shape(
+        lambda key: names_of_arguments.extend(simulate(key, 5, 2, expert=None)), random.key(1)
+    )
     assert "x" in names_of_arguments
     assert "y" not in names_of_arguments
 

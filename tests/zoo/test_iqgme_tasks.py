@@ -1,4 +1,6 @@
-"""iQGME of several tasks against its formula in numpy and scipy, and its simulator against shares that are known."""
+"""iQGME of several tasks against its formula in numpy and scipy, and its simulator against
+shares that are known.
+"""
 
 from functools import cache, partial
 
@@ -41,21 +43,34 @@ def formula(v, data):
         if name in v:
             known[name] = v[name]
             total += stats.gamma.logpdf(v[name], 2.0, scale=1 / rate)
-    total += stats.beta.logpdf(v["U"], 1.0, known["beta"]).sum() + stats.beta.logpdf(v["V"], 1.0, known["alpha"]).sum()
+    total += (
+        stats.beta.logpdf(v["U"], 1.0, known["beta"]).sum()
+        + stats.beta.logpdf(v["V"], 1.0, known["alpha"]).sum()
+    )
     total += sum(log_stick(v["U"], s) for own in v["c"] for s in own)
     total += sum(log_stick(v["V"][j], h) for j, h in zip(task, v["z"], strict=True))
     v["z"] = np.array([v["c"][j][h] for j, h in zip(task, v["z"], strict=True)])
     total += gate_formula(v, x, {})
     if data["expert"] is not None:
         words = data["expert"].keywords
-        total += expert_prior(v, words) + label_formula(v, x, np.asarray(data["y"]), words, data["expert"].func)
+        total += expert_prior(v, words) + label_formula(
+            v, x, np.asarray(data["y"]), words, data["expert"].func
+        )
     return total
 
 
 @cache
 def drawn(name):
-    """Data with holes, two rows without a label; and values of the latent sites that go with them."""
-    told = {"num_groups": 3, "num_experts": 4, "num_tasks": 3, "task": np.array([0, 2, 1, 0, 0, 1, 2, 2, 1]), **CASES[name]}
+    """Data with holes, two rows without a label; and values of the latent sites that go with
+    them.
+    """
+    told = {
+        "num_groups": 3,
+        "num_experts": 4,
+        "num_tasks": 3,
+        "task": np.array([0, 2, 1, 0, 0, 1, 2, 2, 1]),
+        **CASES[name],
+    }
     values = traced(partial(iqgme_tasks, shape=(9, 2), **told), 3)
     x = np.array(values["x"])
     holes = np.random.default_rng(0).random(x.shape) < 0.3
@@ -71,14 +86,20 @@ def drawn(name):
 @pytest.mark.parametrize("name", CASES)
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
-    np.testing.assert_allclose(jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10)
+    np.testing.assert_allclose(
+        jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10
+    )
     assert set(program.latent) == set(values)
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "change",
-    [{"alpha": dist.Gamma(2.0, 1.1)}, {"beta": dist.Gamma(2.1, 3.0)}, {"gate": partial(normal_wishart, u0=0.2)}],
+    [
+        {"alpha": dist.Gamma(2.0, 1.1)},
+        {"beta": dist.Gamma(2.1, 3.0)},
+        {"gate": partial(normal_wishart, u0=0.2)},
+    ],
     ids=["alpha", "beta", "u0"],
 )
 def test_one_wrong_number_is_seen(change):
@@ -96,14 +117,27 @@ def test_another_task_is_seen():
 def test_sites_plates_and_dims():
     _, _, program = drawn("binary")
     dims = program.dims
-    assert (dims["U"], dims["V"], dims["c"], dims["z"]) == (("expert_stick",), ("task", "stick"), ("task", "group"), ("row",))
+    assert (dims["U"], dims["V"], dims["c"], dims["z"]) == (
+        ("expert_stick",),
+        ("task", "stick"),
+        ("task", "group"),
+        ("row",),
+    )
     assert (dims["mu"], dims["w"]) == (("expert", "feature"), ("class", "expert", "weight"))
     assert program.observed == ("x", "y")
 
 
 @cache
 def many():
-    return simulated(simulate, 1, 500, 3, missing=0.25, unlabelled=0.1, expert=partial(soft_probit, precision=dist.Gamma(5.0, 5.0)))
+    return simulated(
+        simulate,
+        1,
+        500,
+        3,
+        missing=0.25,
+        unlabelled=0.1,
+        expert=partial(soft_probit, precision=dist.Gamma(5.0, 5.0)),
+    )
 
 
 def test_card_has_words_for_exactly_the_sites_and_knows_real_data():
@@ -115,7 +149,13 @@ def test_card_has_words_for_exactly_the_sites_and_knows_real_data():
 def test_tasks_share_experts_as_often_as_their_concentration_says():
     """With one group a task, two of them are under one expert with probability 1 / (1 + beta)."""
     told = {"num_groups": 2, "num_experts": 40, "alpha": 1e-9, "beta": 3.0, "expert": None}
-    draw = jax.jit(jax.vmap(lambda key: simulate(key, 1, 2, 1, gate=lambda x, z, at: z[:, None] * 1.0, **told)["x"][:, 0]))
+    draw = jax.jit(
+        jax.vmap(
+            lambda key: simulate(key, 1, 2, 1, gate=lambda x, z, at: z[:, None] * 1.0, **told)["x"][
+                :, 0
+            ]
+        )
+    )
     first, second = np.asarray(draw(random.split(random.key(0), 20_000))).T
     assert abs((first == second).mean() - 0.25) < 0.015
 
@@ -130,11 +170,19 @@ def test_simulated_rows_miss_what_was_asked():
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        (None, {}, r"iqgme_tasks task: found shape \(\), wanted the number of the task of each of 3 rows"),
+        (
+            None,
+            {},
+            r"iqgme_tasks task: found shape \(\), wanted the number of the task of each of 3 rows",
+        ),
         (np.array([0, 1]), {}, r"found shape \(2,\)"),
         (np.array([0, 1, 0.5]), {}, "found shape"),
         (np.array([0, -1, 0]), {}, "found -1 .. 0, wanted numbers from 0"),
-        (np.array([0, 1, 4]), {"num_tasks": 4}, "found 0 .. 4, wanted numbers from 0, less than num_tasks=4"),
+        (
+            np.array([0, 1, 4]),
+            {"num_tasks": 4},
+            "found 0 .. 4, wanted numbers from 0, less than num_tasks=4",
+        ),
         (np.array([0, 1, 1]), {"num_groups": 1}, "num_experts=1; wanted 2 or more"),
     ],
     ids=["none", "few", "reals", "negative", "large", "one group"],

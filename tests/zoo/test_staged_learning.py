@@ -1,4 +1,6 @@
-"""The mixture that classifies against its formula in numpy and scipy, and its simulator against moments of the model."""
+"""The mixture that classifies against its formula in numpy and scipy, and its simulator against
+moments of the model.
+"""
 
 from functools import cache, partial
 
@@ -34,7 +36,8 @@ CASES = {
 }
 
 
-# The formula of the paper, with loops: values of the latent sites `v`, the model's arguments `data`.
+# The formula of the paper, with loops: values of the latent sites `v`, the model's arguments
+# `data`.
 
 
 def formula(v, data):
@@ -55,17 +58,25 @@ def formula(v, data):
         for c in range(order):
             root = np.diag(v["sigma"][c]) @ v["corr"][c] if "corr" in v else np.diag(v["sigma"][c])
             share = v["gamma"][c][data["y"][i]] if num_classes and data["y"][i] >= 0 else 1.0
-            density += share * v["beta"][c] * stats.multivariate_normal.pdf(x, v["mu"][c], root @ root.T)
+            density += (
+                share * v["beta"][c] * stats.multivariate_normal.pdf(x, v["mu"][c], root @ root.T)
+            )
         total += np.log(density)
     return total
 
 
 def dirichlet(value, concentration):
-    return stats.dirichlet.logpdf(value / value.sum(), np.full(len(value), concentration)) if len(value) > 1 else 0.0
+    return (
+        stats.dirichlet.logpdf(value / value.sum(), np.full(len(value), concentration))
+        if len(value) > 1
+        else 0.0
+    )
 
 
 def lkj(corr, independence=2.0):
-    """Two features: the correlation r has the density (1 - r^2)^(independence - 1), and r is the entry of the Cholesky factor."""
+    """Two features: the correlation r has the density (1 - r^2)^(independence - 1), and r is the
+    entry of the Cholesky factor.
+    """
     return stats.beta.logpdf((corr[1, 0] + 1) / 2, independence, independence) - np.log(2)
 
 
@@ -84,7 +95,9 @@ def drawn(name):
 @pytest.mark.parametrize("name", CASES, ids=CASES)
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
-    np.testing.assert_allclose(jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10)
+    np.testing.assert_allclose(
+        jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10
+    )
 
 
 @pytest.mark.slow_after(1)
@@ -101,7 +114,13 @@ def test_log_joint_equals_its_formula(name):
 )
 def test_one_wrong_number_is_seen(name, change):
     data, values, _ = drawn(name)
-    assert abs(jax.jit(Program(staged_learning, **data | change).log_joint)(values) - formula(values, data)) > 1e-3
+    assert (
+        abs(
+            jax.jit(Program(staged_learning, **data | change).log_joint)(values)
+            - formula(values, data)
+        )
+        > 1e-3
+    )
 
 
 def test_all_that_clusters_are_called_is_arbitrary():
@@ -113,7 +132,10 @@ def test_all_that_clusters_are_called_is_arbitrary():
 
 def test_rows_of_all_classes_sum_to_the_density_of_x():
     _, values, program = drawn("full")
-    each = [jax.jit(program.with_arguments(y=np.full(7, label)).log_likelihood)(values) for label in range(-1, 3)]
+    each = [
+        jax.jit(program.with_arguments(y=np.full(7, label)).log_likelihood)(values)
+        for label in range(-1, 3)
+    ]
     joint = np.logaddexp.reduce([one["x"] + one["y"] for one in each[1:]])
     np.testing.assert_allclose(joint, each[0]["x"] + each[0]["y"])
     assert not np.any(each[0]["y"])
@@ -138,7 +160,9 @@ def test_card_has_words_for_exactly_the_sites_and_knows_real_data():
 
 
 def test_simulated_data_have_the_moments_of_the_model():
-    """Rows of many data sets: mean 0, variance 3^2 + E[sigma^2]; classes even; and two rows are of one class as often as they should."""
+    """Rows of many data sets: mean 0, variance 3^2 + E[sigma^2]; classes even; and two rows are
+    of one class as often as they should.
+    """
     draw = jax.jit(jax.vmap(lambda key: simulate(key, 2, 1, order=3)))
     found = draw(random.split(random.key(0), 20_000))
     x, y = np.asarray(found["x"])[..., 0], np.asarray(found["y"])
@@ -146,7 +170,9 @@ def test_simulated_data_have_the_moments_of_the_model():
     assert abs(x.mean()) < 0.05
     assert abs(x.var() / expected - 1) < 0.03
     same_cluster = 2 / (3 + 1)  # E[sum beta^2] = (a + 1) / (3 a + 1), a = 1
-    assert abs((y[:, 0] == y[:, 1]).mean() - (same_cluster * 2 / 3 + (1 - same_cluster) / 2)) < 0.012
+    assert (
+        abs((y[:, 0] == y[:, 1]).mean() - (same_cluster * 2 / 3 + (1 - same_cluster) / 2)) < 0.012
+    )
 
 
 def test_a_family_gives_the_model_of_each_order():
@@ -174,24 +200,36 @@ def test_the_order_is_at_least_one(share, bug, monkeypatch):
         rate = 2.0
         printed = lambda self, m: m * jnp.log(rate) - rate - gammaln(m + 1.0)
         monkeypatch.setattr(PositivePoisson, "log_prob", printed)
-        monkeypatch.setattr(Zeta, "log_prob", lambda self, m: jnp.log(6 / jnp.pi**2) - 2 * jnp.log(m + 1.0))
-    total = jnp.exp(order_prior(2.0, min(max(share, 1e-9), 1 - 1e-9)).log_prob(jnp.arange(1, 200_000))).sum()
+        monkeypatch.setattr(
+            Zeta, "log_prob", lambda self, m: jnp.log(6 / jnp.pi**2) - 2 * jnp.log(m + 1.0)
+        )
+    total = jnp.exp(
+        order_prior(2.0, min(max(share, 1e-9), 1 - 1e-9)).log_prob(jnp.arange(1, 200_000))
+    ).sum()
     assert (abs(total - 1) < 1e-4) != bug
 
 
 def test_it_runs_with_other_names():
     data, values, program = drawn("diagonal")
     renamed = Program(scope(staged_learning, prefix="a", hide_types=["plate"]), **data)
-    np.testing.assert_allclose(renamed.log_joint({f"a/{name}": value for name, value in values.items()}), program.log_joint(values))
+    np.testing.assert_allclose(
+        renamed.log_joint({f"a/{name}": value for name, value in values.items()}),
+        program.log_joint(values),
+    )
 
 
 def test_an_edited_cluster_is_followed():
     _, values, program = drawn("diagonal")
     heavy = lambda at: dist.StudentT(4.0, at.where(0.0, 3.0), at.width(-0.5, 0.6)).to_event(1)
     edited = program.with_arguments(cluster=heavy)
-    x, v = np.asarray(program.arguments["x"]), {name: np.asarray(value) for name, value in values.items()}
+    x, v = (
+        np.asarray(program.arguments["x"]),
+        {name: np.asarray(value) for name, value in values.items()},
+    )
     each = np.log(v["beta"]) + stats.t.logpdf(x[:, None], 4.0, v["mu"], v["sigma"]).sum(-1)
-    np.testing.assert_allclose(edited.log_likelihood(values)["x"], np.logaddexp.reduce(each, axis=1))
+    np.testing.assert_allclose(
+        edited.log_likelihood(values)["x"], np.logaddexp.reduce(each, axis=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,8 +237,18 @@ def test_an_edited_cluster_is_followed():
     [
         (None, None, {}, "found x of shape None"),
         (np.ones((3, 0)), None, {}, r"found x of shape \(3, 0\)"),
-        (np.ones((3, 2)), np.zeros(2, int), {}, r"found y of shape \(2,\) beside x of shape \(3, 2\)"),
-        (np.ones((3, 2)), np.array([0, 1, 2]), {}, r"staged_learning y: found classes \[0 1 2\], wanted 0 .. 1"),
+        (
+            np.ones((3, 2)),
+            np.zeros(2, int),
+            {},
+            r"found y of shape \(2,\) beside x of shape \(3, 2\)",
+        ),
+        (
+            np.ones((3, 2)),
+            np.array([0, 1, 2]),
+            {},
+            r"staged_learning y: found classes \[0 1 2\], wanted 0 .. 1",
+        ),
         (np.ones((3, 2)), None, {"order": 0}, "found order=0"),
     ],
     ids=["nothing", "no feature", "few classes", "another class", "no cluster"],

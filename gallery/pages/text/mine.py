@@ -9,7 +9,12 @@ from zoo.card import Card
 CARD = Card(
     title="A line through the columns",
     paper="none",
-    sites={"intercept": "height of the line", "weights": "its slopes", "noise": "deviation of a row", "y": "the quantity"},
+    sites={
+        "intercept": "height of the line",
+        "weights": "its slopes",
+        "noise": "deviation of a row",
+        "y": "the quantity",
+    },
     kernels=("NUTS", "SVI"),
 )
 

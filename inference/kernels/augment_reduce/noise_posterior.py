@@ -1,12 +1,15 @@
-"""Variational distributions of a number eps that each row of the data has, and the step that each takes towards its optimum.
+"""Variational distributions of a number eps that each row of the data has, and the step that each
+takes towards its optimum.
 
-`LogExponential`: where the log joint is, in u = exp(-eps), log u - eta* u + const (Gumbel noise, and whatever falls with exp(-eps)), the
-optimum is eps ~ Gumbel(log eta*, 1), and the bound is closed. The slope in u is read off the model; a natural gradient step is
-eta <- (1 - rate) eta + rate eta*.
+`LogExponential`: where the log joint is, in u = exp(-eps), log u - eta* u + const (Gumbel noise,
+and whatever falls with exp(-eps)), the optimum is eps ~ Gumbel(log eta*, 1), and the bound is
+closed. The slope in u is read off the model; a natural gradient step is eta <- (1 - rate) eta +
+rate eta*.
 
-`LocationScale`: else eps = loc + scale z, with z distributed as the site's own prior. A step goes along the gradient over the Fisher
-information of loc and log scale, both read from draws of z, and is cut where it would be longer than one scale. The entropy is
-log scale, whose slope counts, and that of the prior.
+`LocationScale`: else eps = loc + scale z, with z distributed as the site's own prior. A step goes
+along the gradient over the Fisher information of loc and log scale, both read from draws of z, and
+is cut where it would be longer than one scale. The entropy is log scale, whose slope counts, and
+that of the prior.
 """
 
 from collections.abc import Callable
@@ -21,7 +24,8 @@ from inference.distributions import expectation_nodes
 
 __all__ = ["Local", "LocationScale", "LogExponential", "Terms"]
 
-# Of eps [row]: the log joint of each row, and the terms that were sampled, before they are scaled up, [any, row].
+# Of eps [row]: the log joint of each row, and the terms that were sampled, before they are scaled
+# up, [any, row].
 Terms = Callable[[Array], tuple[Array, Array]]
 
 type Local = LogExponential | LocationScale
@@ -35,7 +39,10 @@ class LogExponential(NamedTuple):
         return {"rate": jnp.ones(num_rows)}
 
     def target(self, terms: Terms, num_rows: int) -> tuple[Array, Array]:
-        """The rate that is optimal, and one that it must exceed, [row]. Both are minus slopes in u, which are the same at any u."""
+        """The rate that is optimal, and one that it must exceed, [row].
+
+        Both are minus slopes in u, which are the same at any u.
+        """
         of_u = lambda u: terms(-jnp.log(u))
         one = jnp.ones(num_rows)
         _, (total, sampled) = jax.jvp(of_u, (one,), (one,))
@@ -44,19 +51,32 @@ class LogExponential(NamedTuple):
         most = jnp.finfo(own.dtype).max
         return jnp.clip(own, max=most), jnp.clip(floor, max=most)
 
-    def step(self, local: dict[str, Array], terms: Terms, at_means: Terms, step_size: Array, rng_key: Array) -> dict[str, Array]:
-        """A step of natural gradient; never below what the optimum must exceed: where weights are drawn, it is the mean of what draws of
-        them say, which may exceed it, and above what their means say."""
+    def step(
+        self,
+        local: dict[str, Array],
+        terms: Terms,
+        at_means: Terms,
+        step_size: Array,
+        rng_key: Array,
+    ) -> dict[str, Array]:
+        """A step of natural gradient; never below what the optimum must exceed: where weights are
+        drawn, it is the mean of what draws of them say, which may exceed it, and above what their
+        means say.
+        """
         target, _ = self.target(terms, len(local["rate"]))
         _, floor = self.target(at_means, len(local["rate"]))
         return {"rate": jnp.maximum((1 - step_size) * local["rate"] + step_size * target, floor)}
 
     def points(self, local: dict[str, Array], rng_key: Array | None) -> tuple[Array, Array]:
-        """Where the log joint is evaluated, [point, row], and weights [point, 1]: in u it is linear but for the prior's log u."""
+        """Where the log joint is evaluated, [point, row], and weights [point, 1]: in u it is
+        linear but for the prior's log u.
+        """
         return jnp.log(local["rate"])[None], jnp.ones((1, 1))
 
     def entropy(self, local: dict[str, Array]) -> Array:
-        """What makes a bound of the log joint at `points`: 1 + gamma, less the gamma by which E log u falls short of log E u."""
+        """What makes a bound of the log joint at `points`: 1 + gamma, less the gamma by which E
+        log u falls short of log E u.
+        """
         return jnp.ones_like(local["rate"])
 
 
@@ -71,7 +91,14 @@ class LocationScale(NamedTuple):
         """The prior."""
         return {"loc": jnp.zeros(num_rows), "log_scale": jnp.zeros(num_rows)}
 
-    def step(self, local: dict[str, Array], terms: Terms, at_means: Terms, step_size: Array, rng_key: Array) -> dict[str, Array]:
+    def step(
+        self,
+        local: dict[str, Array],
+        terms: Terms,
+        at_means: Terms,
+        step_size: Array,
+        rng_key: Array,
+    ) -> dict[str, Array]:
         """A step along the gradient over the Fisher information."""
         z = self._draws(rng_key, local["loc"])
         info_loc, info_log_scale = self._information()
@@ -87,11 +114,17 @@ class LocationScale(NamedTuple):
         return {"loc": local["loc"] + scale * by_scale, "log_scale": local["log_scale"] + by_log}
 
     def points(self, local: dict[str, Array], rng_key: Array | None) -> tuple[Array, Array]:
-        """Draws of eps [draw, row] with equal weights; without a key the nodes of a quadrature with theirs."""
+        """Draws of eps [draw, row] with equal weights; without a key the nodes of a quadrature
+        with theirs.
+        """
         if rng_key is None:
             z, weight = expectation_nodes(self.noise, self.num_nodes)
-            return self._at(local, jnp.broadcast_to(z[:, None], (len(z), len(local["loc"])))), weight[:, None]
-        return self._at(local, self._draws(rng_key, local["loc"])), jnp.full((self.num_draws, 1), 1 / self.num_draws)
+            return self._at(
+                local, jnp.broadcast_to(z[:, None], (len(z), len(local["loc"])))
+            ), weight[:, None]
+        return self._at(local, self._draws(rng_key, local["loc"])), jnp.full(
+            (self.num_draws, 1), 1 / self.num_draws
+        )
 
     def entropy(self, local: dict[str, Array]) -> Array:
         """Of eps [row]."""

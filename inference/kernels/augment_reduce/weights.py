@@ -1,7 +1,8 @@
 """Rows of sites that a model asks for together, side by side in one array.
 
-A step that touches few of a million rows waits for memory more than it computes, and waits anew in each place where it looks. So the values
-of a row, what the optimiser knows of it and when it was touched last lie next to each other: a step gathers and scatters one array.
+A step that touches few of a million rows waits for memory more than it computes, and waits anew in
+each place where it looks. So the values of a row, what the optimiser knows of it and when it was
+touched last lie next to each other: a step gathers and scatters one array.
 
 The weights that one step reads and moves, and their prior.
 """
@@ -20,15 +21,19 @@ from inference.reading.row_table import Asked, Index, ReducedModel
 
 __all__ = ["Row", "Table", "View", "steps_since", "tables_of", "touch", "view_of"]
 
-STEPS = 2**24 - 1  # a float of 32 bits counts so far; a row that was left alone for longer is as rare as it is harmless
+# a float of 32 bits counts so far; a row that was left alone for longer is as rare as it is
+# harmless
+STEPS = 2**24 - 1
 
 
 class Row(NamedTuple):
     """What belongs to one row of a table, or to some: [row, ...] of each."""
 
-    values: dict[str, Any]  # {"loc": ...}, and "log_scale" where weights have a distribution, of each site
+    # {"loc": ...}, and "log_scale" where weights have a distribution, of each site
+    values: dict[str, Any]
     known: dict[str, list[Any]]  # what the optimiser knows
-    touched: Any  # the step after which the row was touched last, where a prior counts; None where none does
+    # the step after which the row was touched last, where a prior counts; None where none does
+    touched: Any
 
 
 class Table(NamedTuple):
@@ -40,31 +45,50 @@ class Table(NamedTuple):
 
     def pack(self, rows: Row) -> Array:
         """Side by side."""
-        return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(rows)], axis=1)
+        return jnp.concatenate(
+            [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(rows)], axis=1
+        )
 
     def unpack(self, packed: Array) -> Row:
         """Each by itself."""
         shapes, structure = jax.tree.flatten(self.row)
         ends = np.cumsum([int(np.prod(one.shape)) for one in shapes])
         pieces = jnp.split(packed, ends[:-1].tolist(), axis=1)
-        leaves = [piece.reshape(len(packed), *one.shape) for piece, one in zip(pieces, shapes, strict=True)]
+        leaves = [
+            piece.reshape(len(packed), *one.shape)
+            for piece, one in zip(pieces, shapes, strict=True)
+        ]
         return jax.tree.unflatten(structure, leaves)
 
 
-def tables_of(model: ReducedModel, optimizer: Any, weighed: tuple[str, ...], names: tuple[str, ...]) -> tuple[Table, ...]:
+def tables_of(
+    model: ReducedModel, optimizer: Any, weighed: tuple[str, ...], names: tuple[str, ...]
+) -> tuple[Table, ...]:
     """One for all sites that are asked for the same rows.
 
     :param weighed: the sites whose prior counts.
     :param names: of what each value consists of.
     """
-    return tuple(_table(model, optimizer, sites, tuple(name for name in sites if name in weighed), names) for sites in model.together)
+    return tuple(
+        _table(model, optimizer, sites, tuple(name for name in sites if name in weighed), names)
+        for sites in model.together
+    )
 
 
-def _table(model: ReducedModel, optimizer: Any, sites: tuple[str, ...], weighed: tuple[str, ...], names: tuple[str, ...]) -> Table:
+def _table(
+    model: ReducedModel,
+    optimizer: Any,
+    sites: tuple[str, ...],
+    weighed: tuple[str, ...],
+    names: tuple[str, ...],
+) -> Table:
     dtype = model.by_row[sites[0]].dtype
 
     def one_row() -> Row:
-        values = {name: {part: jnp.zeros((1, *model.row_shapes[name]), dtype) for part in names} for name in sites}
+        values = {
+            name: {part: jnp.zeros((1, *model.row_shapes[name]), dtype) for part in names}
+            for name in sites
+        }
         known = {name: remembered(optimizer, value)[0] for name, value in values.items()}
         return Row(values, known, jnp.zeros(1, dtype) if weighed else None)
 
@@ -92,51 +116,85 @@ class View(NamedTuple):
     state: Any  # a ReduceState
     asked: dict[str, Asked]
     rows: tuple[Row, ...]  # of each table, those that were asked for
-    noise: dict[str, Array]  # standard normal, the same for requests of the same row; nothing where the weights are a point
+    # standard normal, the same for requests of the same row; nothing where the weights are a point
+    noise: dict[str, Array]
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of q of each site: the rows that were asked for, or all; {"loc": ..., "log_scale": ...}."""
-        return self.state.whole | {name: value for row in self.rows for name, value in row.values.items()}
+        """Of q of each site: the rows that were asked for, or all; {"loc": ..., "log_scale":
+        ...}.
+        """
+        return self.state.whole | {
+            name: value for row in self.rows for name, value in row.values.items()
+        }
 
     def sites(self, parameters: dict[str, Any]) -> dict[str, Array]:
         """A draw of each site: rows, or all, constrained."""
         at = {name: own["loc"] for name, own in parameters.items()}
-        at |= {name: at[name] + jnp.exp(parameters[name]["log_scale"]) * z for name, z in self.noise.items()}
-        return {name: self.model.constrained(name, value) if name in self.model.whole else value for name, value in at.items()}
+        at |= {
+            name: at[name] + jnp.exp(parameters[name]["log_scale"]) * z
+            for name, z in self.noise.items()
+        }
+        return {
+            name: self.model.constrained(name, value) if name in self.model.whole else value
+            for name, value in at.items()
+        }
 
     def values(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """The same, as the model is given them."""
-        return {name: self.asked[name].answers(value) if name in self.asked else value for name, value in self.sites(parameters).items()}
+        return {
+            name: self.asked[name].answers(value) if name in self.asked else value
+            for name, value in self.sites(parameters).items()
+        }
 
     def terms(self, parameters: dict[str, Any]) -> Callable[[Array | None], tuple[Array, Array]]:
         """The log joint of each row as a function of its own site."""
         return self.model.terms(self.program, self.index, self.values(parameters))
 
     def log_prior(self, parameters: dict[str, Any]) -> Array:
-        """With the entropy of q, less its constant. A row that was asked for answers for all steps since it was asked for last: on average,
-        and in the sum over steps, every row counts as it does in the whole prior."""
+        """With the entropy of q, less its constant.
+
+        A row that was asked for answers for all steps since it was asked for last: on average, and
+        in the sum over steps, every row counts as it does in the whole prior.
+        """
         by_row, total = self.model.priors(self.program, self.index, self.values(parameters))
         sites = self.sites(parameters)
-        for name, row in ((name, row) for table, row in zip(self.tables, self.rows, strict=True) for name in table.weighed):
-            asked, log_prob = self.asked[name], jnp.asarray(jax.vmap(by_row[name].log_prob)(sites[name]))
-            steps = steps_since(row.touched, self.state.count + 1).astype(float) / asked.multiplicity
+        for name, row in (
+            (name, row)
+            for table, row in zip(self.tables, self.rows, strict=True)
+            for name in table.weighed
+        ):
+            asked, log_prob = (
+                self.asked[name],
+                jnp.asarray(jax.vmap(by_row[name].log_prob)(sites[name])),
+            )
+            steps = (
+                steps_since(row.touched, self.state.count + 1).astype(float) / asked.multiplicity
+            )
             each = log_prob.reshape(len(asked.ids), -1).sum(1)
             if name in self.noise:
                 each = each + parameters[name]["log_scale"].reshape(len(asked.ids), -1).sum(1)
             total = total + jnp.sum(steps * each)
-        entropies = (jnp.sum(parameters[name]["log_scale"]) for name in self.noise if name in self.model.whole)
+        entropies = (
+            jnp.sum(parameters[name]["log_scale"])
+            for name in self.noise
+            if name in self.model.whole
+        )
         return total + sum(entropies, start=jnp.zeros(()))
 
     def moved(self, optimizer: Any, slopes: dict[str, Any]) -> Any:
-        """The state after a step down the slopes of the parameters; what is known of the rows of the data stays."""
+        """The state after a step down the slopes of the parameters; what is known of the rows of
+        the data stays.
+        """
         count, tables = self.state.count + 1, []
         whole, common = dict(self.state.whole), dict(self.state.optimizer)
         for table, packed, row in zip(self.tables, self.state.tables, self.rows, strict=True):
             asked, values, known = self.asked[table.sites[0]], {}, {}
             for name in table.sites:
                 merged = jax.tree.map(asked.merged, slopes[name])
-                values[name], known[name], common[name] = update_rows(optimizer, merged, row.known[name], common[name], row.values[name])
+                values[name], known[name], common[name] = update_rows(
+                    optimizer, merged, row.known[name], common[name], row.values[name]
+                )
             touched = None if row.touched is None else touch(count, row.touched)
             tables.append(asked.scatter(packed, table.pack(Row(values, known, touched))))
         for name, value in whole.items():
@@ -145,14 +203,25 @@ class View(NamedTuple):
         return self.state._replace(tables=tuple(tables), whole=whole, optimizer=common, count=count)
 
 
-def view_of(reading: Any, program: Program, index: Index, state: Any, rng_key: Array | None) -> View:
-    """What the model asks for at these indices, by a `ReduceReading`; without a key the weights are at their means."""
+def view_of(
+    reading: Any, program: Program, index: Index, state: Any, rng_key: Array | None
+) -> View:
+    """What the model asks for at these indices, by a `ReduceReading`; without a key the weights
+    are at their means.
+    """
     model, tables = reading.reduced, reading.tables
     whole = {name: model.constrained(name, state.whole[name]["loc"]) for name in model.whole}
     asked = model.asked(program, index, whole)
-    for name, ids in ((name, asked[table.sites[0]].ids) for table in tables for name in table.sites):
-        assert asked[name].ids is ids, f"site {name!r}: it is asked for other rows than when the model was read"
-    rows = tuple(table.unpack(asked[table.sites[0]].gather(packed)) for table, packed in zip(tables, state.tables, strict=True))
+    for name, ids in (
+        (name, asked[table.sites[0]].ids) for table in tables for name in table.sites
+    ):
+        assert asked[name].ids is ids, (
+            f"site {name!r}: it is asked for other rows than when the model was read"
+        )
+    rows = tuple(
+        table.unpack(asked[table.sites[0]].gather(packed))
+        for table, packed in zip(tables, state.tables, strict=True)
+    )
     view = View(model, tables, program, index, state, asked, rows, {})
     if rng_key is None:
         return view

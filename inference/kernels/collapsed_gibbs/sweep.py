@@ -4,11 +4,13 @@ A row is taken out of its group and put back into group g of class c, or a new o
 
     p(c, g | rest)  ~  p(c | classes)  p(g | groups of c)  p(row | rows of g),                                               (1)
 
-its three factors are `log_class`, `log_seating` of the model's partition and the families' `score`, as in the particle filter.
+its three factors are `log_class`, `log_seating` of the model's partition and the families' `score`,
+as in the particle filter.
 
-Cost of a row: O(classes x groups in use x columns) for the scores, which are computed in blocks of `BLOCK` groups as far as groups are
-in use, and O(classes x `NARROW`) for the rest, or O(classes x room) where a class has more groups than that. Where all classes are known
-only the row's own is looked at.
+Cost of a row: O(classes x groups in use x columns) for the scores, which are computed in blocks of
+`BLOCK` groups as far as groups are in use, and O(classes x `NARROW`) for the rest, or O(classes x
+room) where a class has more groups than that. Where all classes are known only the row's own is
+looked at.
 """
 
 from functools import partial
@@ -25,7 +27,8 @@ from inference.reading.crp_mixture import Parameters, Rows
 __all__ = ["FULL", "LOST", "Seats", "Table", "empty", "in_order", "seated", "sweep"]
 
 BLOCK, NARROW = 16, 64
-LOST, FULL = 1, 2  # why a sweep failed: a weight was no number; no room for another group, + the class
+# why a sweep failed: a weight was no number; no room for another group, + the class
+LOST, FULL = 1, 2
 
 
 class Table(NamedTuple):
@@ -45,7 +48,9 @@ class Seats(NamedTuple):
 
 def empty(rules: Rules, prior: Parameters, num_groups: int) -> Table:
     """No rows yet, and room for `num_groups` groups in each class."""
-    wide = lambda leaf: jnp.broadcast_to(leaf[:, None], (leaf.shape[0], num_groups, *leaf.shape[1:]))
+    wide = lambda leaf: jnp.broadcast_to(
+        leaf[:, None], (leaf.shape[0], num_groups, *leaf.shape[1:])
+    )
     cache = rules.each(lambda family, hyper: family.cache(hyper), prior.priors)
     count = jnp.zeros((len(prior.class_weights), num_groups), jnp.int32)
     return Table(count, *jax.tree.map(wide, (prior.priors, cache)))
@@ -64,11 +69,21 @@ def seated(rules: Rules, prior: Parameters, rows: Rows, seats: Seats, num_groups
 
 @partial(jax.jit, static_argnames=("rules", "is_joint"))
 def sweep(
-    rules: Rules, prior: Parameters, rows: Rows, seats: Seats, table: Table, rng_key: Array, *, is_joint: bool
+    rules: Rules,
+    prior: Parameters,
+    rows: Rows,
+    seats: Seats,
+    table: Table,
+    rng_key: Array,
+    *,
+    is_joint: bool,
 ) -> tuple[Seats, Table, Array]:
-    """Every row once, in random order, by (1); rows that are nowhere are put somewhere. Last comes 0, `LOST`, or `FULL` + a full class.
+    """Every row once, in random order, by (1); rows that are nowhere are put somewhere.
 
-    :param is_joint: whether a row of unknown class is put into any class; else every row stays in its own.
+    Last comes 0, `LOST`, or `FULL` + a full class.
+
+    :param is_joint: whether a row of unknown class is put into any class; else every row stays in
+    its own.
     """
     order_key, draw_key = random.split(rng_key)
     order = random.permutation(order_key, len(rows.labels))
@@ -84,12 +99,16 @@ def sweep(
         seats = Seats(seats.cls.at[i].set(cls), seats.group.at[i].set(group))
         return (seats, _put(rules, table, cls, group, x), jnp.maximum(failed, why)), None
 
-    (seats, table, failed), _ = lax.scan(redraw, (seats, table, jnp.zeros((), jnp.int32)), (order, uniform))
+    (seats, table, failed), _ = lax.scan(
+        redraw, (seats, table, jnp.zeros((), jnp.int32)), (order, uniform)
+    )
     return seats, table, failed
 
 
 def in_order(seats: Seats, table: Table) -> tuple[Array, Table]:
-    """The group of each row [row], numbered by appearance within its class, and the table with its groups in that order."""
+    """The group of each row [row], numbered by appearance within its class, and the table with
+    its groups in that order.
+    """
     never = len(seats.cls)
     first = jnp.full(table.count.shape, never).at[seats].min(jnp.arange(never))
     order = jnp.argsort(first, axis=1)
@@ -98,9 +117,18 @@ def in_order(seats: Seats, table: Table) -> tuple[Array, Table]:
 
 
 def _redrawn(
-    rules: Rules, prior: Parameters, table: Table, label: Array, first: Array, x: dict[str, Array], uniform: Array, is_joint: bool
+    rules: Rules,
+    prior: Parameters,
+    table: Table,
+    label: Array,
+    first: Array,
+    x: dict[str, Array],
+    uniform: Array,
+    is_joint: bool,
 ):
-    """Class and group of a row by (1), and 0, `LOST`, or `FULL` + a full class; the room that no class uses is not looked at."""
+    """Class and group of a row by (1), and 0, `LOST`, or `FULL` + a full class; the room that no
+    class uses is not looked at.
+    """
 
     def among(width: int):
         log_weight, full = _log_weights(rules, prior, table, label, first, x, width, is_joint)
@@ -111,13 +139,24 @@ def _redrawn(
     room = table.count.shape[1]
     if room <= NARROW:
         return among(room)
-    return lax.cond(jnp.any(table.count[:, NARROW - 1 :] > 0), lambda: among(room), lambda: among(NARROW))
+    return lax.cond(
+        jnp.any(table.count[:, NARROW - 1 :] > 0), lambda: among(room), lambda: among(NARROW)
+    )
 
 
 def _log_weights(
-    rules: Rules, prior: Parameters, table: Table, label: Array, first: Array, x: dict[str, Array], width: int, is_joint: bool
+    rules: Rules,
+    prior: Parameters,
+    table: Table,
+    label: Array,
+    first: Array,
+    x: dict[str, Array],
+    width: int,
+    is_joint: bool,
 ) -> tuple[Array, Array]:
-    """The logarithm of (1) but for a constant, [class, group] from class `first` on; and [class] whether the room cut it short."""
+    """The logarithm of (1) but for a constant, [class, group] from class `first` on; and [class]
+    whether the room cut it short.
+    """
     num_classes, room = table.count.shape
     count = lax.dynamic_slice_in_dim(table.count[:, :width], first, num_classes if is_joint else 1)
     size = count.astype(prior.class_weights.dtype)
@@ -133,7 +172,9 @@ def _log_weights(
 
 
 def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:
-    """An index by its weight, never one of weight 0 (rounded sums need not rise); and whether there was none to draw."""
+    """An index by its weight, never one of weight 0 (rounded sums need not rise); and whether
+    there was none to draw.
+    """
     weight = jnp.exp(log_weight - jnp.max(log_weight))
     total = jnp.where(weight > 0, jnp.cumsum(weight), 0)
     return jnp.argmax(total > uniform * jnp.max(total)).astype(jnp.int32), ~(jnp.max(total) > 0)
@@ -141,11 +182,22 @@ def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:
 
 def _put(rules: Rules, table: Table, cls: Array, group: Array, x: dict[str, Array]) -> Table:
     before = _at(table.hyper, cls, group)
-    return _written(rules, table, cls, group, rules.each(lambda family, hyper, entry: family.add(hyper, entry), before, x), 1)
+    return _written(
+        rules,
+        table,
+        cls,
+        group,
+        rules.each(lambda family, hyper, entry: family.add(hyper, entry), before, x),
+        1,
+    )
 
 
-def _without(rules: Rules, prior: Parameters, table: Table, cls: Array, group: Array, x: dict[str, Array]) -> Table:
-    """The table without a row, where it is seated; a group that it was alone in is as the prior, not as rounding leaves it."""
+def _without(
+    rules: Rules, prior: Parameters, table: Table, cls: Array, group: Array, x: dict[str, Array]
+) -> Table:
+    """The table without a row, where it is seated; a group that it was alone in is as the prior,
+    not as rounding leaves it.
+    """
     is_seated, group = group >= 0, jnp.maximum(group, 0)
     before = _at(table.hyper, cls, group)
     after = rules.each(lambda family, hyper, entry: family.remove(hyper, entry), before, x)
@@ -159,10 +211,18 @@ def _at(tree: Any, cls: Array, group: Array) -> Any:
     return jax.tree.map(lambda leaf: leaf[cls, group], tree)
 
 
-def _written(rules: Rules, table: Table, cls: Array, group: Array, hyper: dict[str, Any], change: Any) -> Table:
-    """One group replaced. The barrier keeps XLA from computing the new values while it writes them, for which it copies the table."""
+def _written(
+    rules: Rules, table: Table, cls: Array, group: Array, hyper: dict[str, Any], change: Any
+) -> Table:
+    """One group replaced.
+
+    The barrier keeps XLA from computing the new values while it writes them, for which it copies
+    the table.
+    """
     cache = rules.each(lambda family, one: family.cache(one), hyper)
     new = lax.optimization_barrier((hyper, cache))
-    write = lambda leaf, value: lax.dynamic_update_slice(leaf, value[None, None], (cls, group, *(0,) * value.ndim))
+    write = lambda leaf, value: lax.dynamic_update_slice(
+        leaf, value[None, None], (cls, group, *(0,) * value.ndim)
+    )
     count = table.count.at[cls, group].add(change)
     return Table(count, *jax.tree.map(write, (table.hyper, table.cache), new))

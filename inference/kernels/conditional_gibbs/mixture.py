@@ -1,24 +1,29 @@
-"""A sweep over a truncated mixture of conjugate blocks: all that belongs to groups given the rows, then all rows given the
-groups.
+"""A sweep over a truncated mixture of conjugate blocks: all that belongs to groups given the rows,
+then all rows given the groups.
 
-The mathematics is that of `CoordinateAscent`, with values in the place of expectations: what a block says of a row
-(`inference.kernels.coordinate_ascent.rows`), the sums over rows that it follows from, and the parameters that follow
-(`inference.kernels.coordinate_ascent.posterior`, `inference.kernels.coordinate_ascent.sticks`), which of known numbers are those
-of the complete conditional. What can be integrated out is, and is drawn again before anything else depends on it:
+The mathematics is that of `CoordinateAscent`, with values in the place of expectations: what a
+block says of a row (`inference.kernels.coordinate_ascent.rows`), the sums over rows that it follows
+from, and the parameters that follow (`inference.kernels.coordinate_ascent.posterior`,
+`inference.kernels.coordinate_ascent.sticks`), which of known numbers are those of the complete
+conditional. What can be integrated out is, and is drawn again before anything else depends on it:
 
-- the group of a row waits neither for its missing entries nor for its soft labels, which are drawn together after it; with more
+- the group of a row waits neither for its missing entries nor for its soft labels, which are drawn
+  together after it; with more
     than two
   classes the labels of a row with holes wait for one of them, and the others are given;
-- what groups are called: two of them change places with their sticks integrated out, several times a sweep;
-- the concentration sees the sticks up to the last group that has rows, what experts have in common those experts whose rows have
+- what groups are called: two of them change places with their sticks integrated out, several times
+  a sweep;
+- the concentration sees the sticks up to the last group that has rows, what experts have in common
+  those experts whose rows have
     labels;
   the others would tell of nothing but its last value;
 - soft labels that no label tells of are seen by nothing;
-- groups split and merge with all that belongs to them integrated out (`mixture_splits`), but for tasks that share groups by an
+- groups split and merge with all that belongs to them integrated out (`mixture_splits`), but for
+  tasks that share groups by an
     index.
 
-Cost of a sweep over n rows, K groups and D entries of a row: 2 n K D^2, with m holes in a row n K m^3 / 2 more, K D^3, and
-`NUM_SPLITS` R D^3 for R rows of two groups.
+Cost of a sweep over n rows, K groups and D entries of a row: 2 n K D^2, with m holes in a row n K
+m^3 / 2 more, K D^3, and `NUM_SPLITS` R D^3 for R rows of two groups.
 """
 
 from collections.abc import Mapping
@@ -30,11 +35,30 @@ import numpy as np
 from jax import Array, lax, random
 
 from inference.kernels.conditional_gibbs.mixture_groups import are_alike, draw_groups_given
-from inference.kernels.conditional_gibbs.mixture_splits import SeenRows, common_at, log_marginal_at, split_or_merged
+from inference.kernels.conditional_gibbs.mixture_splits import (
+    SeenRows,
+    common_at,
+    log_marginal_at,
+    split_or_merged,
+)
 from inference.kernels.conditional_gibbs.route import Route
 from inference.kernels.coordinate_ascent.draws import cut, draw_incomplete, draw_weights
-from inference.kernels.coordinate_ascent.posterior import message_at, seen_by_experts, shape_of, statistics_of
-from inference.kernels.coordinate_ascent.rows import Bucket, Message, Sums, asked, lay_out, message_to, place_complete, place_given
+from inference.kernels.coordinate_ascent.posterior import (
+    message_at,
+    seen_by_experts,
+    shape_of,
+    statistics_of,
+)
+from inference.kernels.coordinate_ascent.rows import (
+    Bucket,
+    Message,
+    Sums,
+    asked,
+    lay_out,
+    message_to,
+    place_complete,
+    place_given,
+)
 from inference.kernels.coordinate_ascent.start import column_means, start_groups
 from inference.kernels.coordinate_ascent.sticks import gathered
 from inference.program.compiling import once
@@ -70,8 +94,8 @@ class AssignmentSweep(Route):
         self._few_values = once(lambda start: few.constrain(start), start)(start)
 
     def start(self, rng_key: Array) -> dict[str, Array]:
-        """Values of the sites of rows, and of what tasks share: groups by k-means, means of columns, soft labels on the right
-        side.
+        """Values of the sites of rows, and of what tasks share: groups by k-means, means of
+        columns, soft labels on the right side.
         """
         found, rows = self.found, self.rows
         rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
@@ -83,8 +107,12 @@ class AssignmentSweep(Route):
             values[found.holes] = column_means(rows.features)[tuple(rows.holes.T)]
         if found.experts:
             soft = rows.signs.T
-            values[found.experts.soft] = soft if len(found.few.sites[found.experts.soft].shape) == 2 else soft[0]
-        return {name: jnp.asarray(value, found.few.sites[name].dtype) for name, value in values.items()}
+            values[found.experts.soft] = (
+                soft if len(found.few.sites[found.experts.soft].shape) == 2 else soft[0]
+            )
+        return {
+            name: jnp.asarray(value, found.few.sites[name].dtype) for name, value in values.items()
+        }
 
     def data(self, program: Program) -> tuple[Bucket, ...]:
         """The rows of the program that was read."""
@@ -113,7 +141,9 @@ class AssignmentSweep(Route):
         log_marginal = log_marginal_at(self.found, self.shape, self.prior, values, largest)
 
         def turn(i: Array, z: Array) -> Array:
-            return split_or_merged(random.fold_in(rng_key, i), self.found, self.prior, values, z, rows, log_marginal)
+            return split_or_merged(
+                random.fold_in(rng_key, i), self.found, self.prior, values, z, rows, log_marginal
+            )
 
         return lax.fori_loop(0, NUM_SPLITS, turn, values[self.found.z])
 
@@ -121,19 +151,35 @@ class AssignmentSweep(Route):
         """The rows of all buckets side by side."""
         filled = self._filled(values)
         by_row = lambda width: jnp.zeros((len(self.rows.task), width))
-        u, statistics, signs = by_row(self.shape.num_entries), by_row(self.statistics.shape[1]), by_row(self.rows.signs.shape[1])
+        u, statistics, signs = (
+            by_row(self.shape.num_entries),
+            by_row(self.statistics.shape[1]),
+            by_row(self.rows.signs.shape[1]),
+        )
         for bucket in data:
             put = lambda whole, part, row=bucket.row: whole.at[row].set(part, mode="drop")
-            u, statistics, signs = put(u, bucket.entries), put(statistics, bucket.statistics), put(signs, bucket.signs)
+            u, statistics, signs = (
+                put(u, bucket.entries),
+                put(statistics, bucket.statistics),
+                put(signs, bucket.signs),
+            )
         u = u.at[:, : self.shape.num_features].add(filled)
-        return SeenRows(u, statistics, self._soft(values), (signs != 0).astype(u.dtype), jnp.asarray(self.rows.task))
+        return SeenRows(
+            u,
+            statistics,
+            self._soft(values),
+            (signs != 0).astype(u.dtype),
+            jnp.asarray(self.rows.task),
+        )
 
     def _weights_given(self, rng_key: Array, values: Values, sums: Sums) -> dict[str, Array]:
         """Of the experts, which were integrated out: what they have in common is as it was."""
         experts, common = self.found.experts, common_at(self.found, self.prior, values)
         assert experts is not None
         assert common is not None
-        w, _ = draw_weights(weights_posterior(common, *seen_by_experts(self.shape, gathered(sums, None))), rng_key)
+        w, _ = draw_weights(
+            weights_posterior(common, *seen_by_experts(self.shape, gathered(sums, None))), rng_key
+        )
         return {experts.weights: w.reshape(values[experts.weights].shape)}
 
     def num_groups(self, values: Values) -> Array:
@@ -142,8 +188,13 @@ class AssignmentSweep(Route):
         return jnp.sum(jnp.bincount(group, length=self.found.num_groups) > 0)
 
     def residual(self, values: Values) -> Array:
-        """How far the model is, on some of its rows, from what was read, at these values of all that belongs to groups."""
-        own = {name: at if name in self.found.of_rows else values[name] for name, at in self._few_values.items()}
+        """How far the model is, on some of its rows, from what was read, at these values of all
+        that belongs to groups.
+        """
+        own = {
+            name: at if name in self.found.of_rows else values[name]
+            for name, at in self._few_values.items()
+        }
         each = gaps(self.found, self.found.few, self._few_rows, self.prior, own)
         return jnp.max(jnp.stack([gap.astype(float) for gap in each.values()]))
 
@@ -159,12 +210,18 @@ class AssignmentSweep(Route):
         def add(total: Sums, chunk: Bucket) -> tuple[Sums, None]:
             at = jnp.minimum(chunk.row, num_rows - 1)
             is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
-            u = _with(chunk, jnp.where(is_hole, jnp.take_along_axis(filled[at], chunk.missing, 1), 0))
-            is_own = ((z[at][:, None] == groups[None]) & (chunk.row < num_rows)[:, None]).astype(u.dtype)
+            u = _with(
+                chunk, jnp.where(is_hole, jnp.take_along_axis(filled[at], chunk.missing, 1), 0)
+            )
+            is_own = ((z[at][:, None] == groups[None]) & (chunk.row < num_rows)[:, None]).astype(
+                u.dtype
+            )
             moments, is_asked = jnp.einsum("pk,pi,pj->kij", is_own, u, u), asked(chunk.signs[0]).all
             products = jnp.einsum("pk,pc,pi->cki", is_own, soft[at] * is_asked[None], u)
             of_asked = is_asked[:, None, None, None] * moments[None]
-            own = Sums(moments, of_asked, products, chunk.statistics.T @ is_own, jnp.zeros((), u.dtype))
+            own = Sums(
+                moments, of_asked, products, chunk.statistics.T @ is_own, jnp.zeros((), u.dtype)
+            )
             return total.plus_task(own, chunk.task), None
 
         total = self._no_rows()
@@ -173,31 +230,59 @@ class AssignmentSweep(Route):
         return total
 
     def _no_rows(self) -> Sums:
-        tasks, groups, size, classes = self.num_tasks, self.found.num_own, self.shape.num_entries, self.rows.signs.shape[1]
+        tasks, groups, size, classes = (
+            self.num_tasks,
+            self.found.num_own,
+            self.shape.num_entries,
+            self.rows.signs.shape[1],
+        )
         zeros = lambda *shape: jnp.zeros((tasks, *shape))
         columns = zeros(self.statistics.shape[1], groups)
-        return Sums(zeros(groups, size, size), zeros(classes, groups, size, size), zeros(classes, groups, size), columns, jnp.zeros(()))
+        return Sums(
+            zeros(groups, size, size),
+            zeros(classes, groups, size, size),
+            zeros(classes, groups, size),
+            columns,
+            jnp.zeros(()),
+        )
 
     def _filled(self, values: Values) -> Array:
         """The missing entries in their places [row, feature]."""
         empty = jnp.zeros(self.rows.features.shape)
-        return empty.at[tuple(self.rows.holes.T)].set(values[self.found.holes]) if self.found.holes else empty
+        return (
+            empty.at[tuple(self.rows.holes.T)].set(values[self.found.holes])
+            if self.found.holes
+            else empty
+        )
 
     def _soft(self, values: Values) -> Array:
         """Soft labels [row, class]."""
-        return by_class(values[self.found.experts.soft], 2).T if self.found.experts else jnp.zeros((len(self.rows.task), 0))
+        return (
+            by_class(values[self.found.experts.soft], 2).T
+            if self.found.experts
+            else jnp.zeros((len(self.rows.task), 0))
+        )
 
-    def _rows_given(self, rng_key: Array, values: Values, message: Message, data: tuple[Bucket, ...]) -> dict[str, Array]:
+    def _rows_given(
+        self, rng_key: Array, values: Values, message: Message, data: tuple[Bucket, ...]
+    ) -> dict[str, Array]:
         """Groups, missing entries and soft labels of all rows."""
         found, before = self.found, self._soft(values)
         z, filled, soft = values[found.z], jnp.zeros(self.rows.features.shape), before
 
         def one(part: tuple[Array, Bucket]) -> tuple[Array, Array, Array]:
             key, chunk = part
-            return _drawn(key, message_to(message, chunk.task), chunk, before[jnp.minimum(chunk.row, len(before) - 1)])
+            return _drawn(
+                key,
+                message_to(message, chunk.task),
+                chunk,
+                before[jnp.minimum(chunk.row, len(before) - 1)],
+            )
 
         for i, bucket in enumerate(data):
-            group, value, label = lax.map(one, (random.split(random.fold_in(rng_key, i), len(bucket.row)), bucket))
+            group, value, label = lax.map(
+                one, (random.split(random.fold_in(rng_key, i), len(bucket.row)), bucket)
+            )
             z = z.at[bucket.row].set(group.astype(z.dtype), mode="drop")
             filled = filled.at[bucket.row[..., None], bucket.missing].add(value, mode="drop")
             soft = soft.at[bucket.row].set(label, mode="drop")
@@ -214,17 +299,26 @@ def _with(chunk: Bucket, value: Array) -> Array:
     return chunk.entries.at[jnp.arange(len(value))[:, None], chunk.missing].add(value)
 
 
-def _drawn(rng_key: Array, said: Message, chunk: Bucket, before: Array) -> tuple[Array, Array, Array]:
-    """Group, missing entries and soft labels of the rows of a chunk; `before` [place, class] are the soft labels as they were."""
+def _drawn(
+    rng_key: Array, said: Message, chunk: Bucket, before: Array
+) -> tuple[Array, Array, Array]:
+    """Group, missing entries and soft labels of the rows of a chunk; `before` [place, class] are
+    the soft labels as they were.
+    """
     group_key, hole_key, soft_key = random.split(rng_key, 3)
     if chunk.missing.shape[1]:
         num = max(before.shape[1] - 1, 0)
         others = (before * asked(chunk.signs[0]).others[None])[:, :num]
         known = jnp.broadcast_to(others[:, :, None], (*others.shape, len(said.const)))
-        group = random.categorical(group_key, place_given(said, chunk, known, jnp.zeros_like(known)).log_rho)
+        group = random.categorical(
+            group_key, place_given(said, chunk, known, jnp.zeros_like(known)).log_rho
+        )
     else:
         group = random.categorical(group_key, place_complete(said, chunk).log_joint.T)
-    experts, value = said.answers[:, group].swapaxes(0, 1), jnp.zeros(chunk.missing.shape, said.const.dtype)
+    experts, value = (
+        said.answers[:, group].swapaxes(0, 1),
+        jnp.zeros(chunk.missing.shape, said.const.dtype),
+    )
     if chunk.missing.shape[1]:
         _, value, _ = draw_incomplete(hole_key, said, chunk, others, others, experts, group)
     loc = jnp.einsum("pci,pi->pc", experts, _with(chunk, value))

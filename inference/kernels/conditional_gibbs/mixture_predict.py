@@ -1,17 +1,20 @@
-"""What draws from the posterior of a mixture say of other rows, groups and missing entries integrated out at each draw.
+"""What draws from the posterior of a mixture say of other rows, groups and missing entries
+integrated out at each draw.
 
 With D draws d of all that belongs to groups, a row of which x is seen has
 
     p(y | x, data) = sum_d p(y | x, d) / D,        p(y | x, d) = sum_h pi_h p(x | h) p(y | x, h) / sum_h pi_h p(x | h),      (1)
 
-and the mean and the square of its missing entries likewise. Given the group scores are normal, and p(y | x, h) exact. Where a
-label tells of several soft labels of a row with missing entries, these have the entries in common, and what is wanted is an
-integral (`inference.maths.orthants`): by `NUM_POINTS` at each draw, of three classes with an error of 5e-4 at most, of more
-classes by other points at each draw, which together are one set of many. What a row itself tells of d is left out; weights p(x |
-d) would bring it in, but with some dozen features one of some hundred draws would have all the weight.
+and the mean and the square of its missing entries likewise. Given the group scores are normal, and
+p(y | x, h) exact. Where a label tells of several soft labels of a row with missing entries, these
+have the entries in common, and what is wanted is an integral (`inference.maths.orthants`): by
+`NUM_POINTS` at each draw, of three classes with an error of 5e-4 at most, of more classes by other
+points at each draw, which together are one set of many. What a row itself tells of d is left out;
+weights p(x | d) would bring it in, but with some dozen features one of some hundred draws would
+have all the weight.
 
-Cost, for each draw: n K D^2 for n rows, K groups and D entries, with m holes in a row n K m^3 / 2 more, and with C > 2 classes
-n K C^2 `NUM_POINTS`.
+Cost, for each draw: n K D^2 for n rows, K groups and D entries, with m holes in a row n K m^3 / 2
+more, and with C > 2 classes n K C^2 `NUM_POINTS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +26,14 @@ from jax import Array, lax
 from jax.scipy.special import log_ndtr
 
 from inference.kernels.coordinate_ascent.posterior import Shape, message_at, shape_of, statistics_of
-from inference.kernels.coordinate_ascent.rows import Bucket, Message, lay_out, message_to, place_complete, place_given
+from inference.kernels.coordinate_ascent.rows import (
+    Bucket,
+    Message,
+    lay_out,
+    message_to,
+    place_complete,
+    place_given,
+)
 from inference.maths.orthants import Points, log_orthant, points_of
 from inference.program.compiling import compiled
 from inference.program.program import Program
@@ -43,7 +53,9 @@ class RowPrediction(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Over the draws so far: the logarithm of that of (1), sums of missing entries and of their squares [row, feature]."""
+    """Over the draws so far: the logarithm of that of (1), sums of missing entries and of their
+    squares [row, feature].
+    """
 
     log_label: Array
     first: Array
@@ -57,38 +69,76 @@ class AssignmentDraws:
         self.model, self.found = model, found
 
     def predict(self, draws: Mapping[str, Any], program: Program) -> RowPrediction:
-        """Of the rows of a program; `draws` are {site: [draw, ...]} of all that belongs to groups."""
+        """Of the rows of a program; `draws` are {site: [draw, ...]} of all that belongs to
+        groups.
+        """
         found, rows = self.found, self.found.rows(program)
         shape, (statistics, _) = shape_of(found, rows), statistics_of(found, rows)
         dtype = str(jnp.result_type(float))
         buckets = lay_out(rows._replace(signs=0 * rows.signs), statistics, dtype)
-        each = {name: jnp.asarray(value) for name, value in draws.items() if name in program.latent and name not in found.of_rows}
+        each = {
+            name: jnp.asarray(value)
+            for name, value in draws.items()
+            if name in program.latent and name not in found.of_rows
+        }
         features, signs = jnp.asarray(rows.features, dtype), jnp.asarray(rows.signs, dtype)
         num_draws = len(next(iter(each.values())))
         given = each, buckets, features, signs
-        log_label, first, second = compiled(lambda *given: _over_draws(found, shape, *given), *given)(*given)
+        log_label, first, second = compiled(
+            lambda *given: _over_draws(found, shape, *given), *given
+        )(*given)
         mean, is_seen = first / num_draws, ~jnp.isnan(features)
         deviation = jnp.sqrt(jnp.maximum(second / num_draws - mean**2, 0))
         known = lambda seen, filled: jnp.where(is_seen, seen, filled)
-        return RowPrediction(log_label - jnp.log(num_draws), known(features, mean), known(jnp.zeros_like(mean), deviation))
+        return RowPrediction(
+            log_label - jnp.log(num_draws),
+            known(features, mean),
+            known(jnp.zeros_like(mean), deviation),
+        )
 
 
 def _over_draws(
-    found: Assignment, shape: Shape, draws: Mapping[str, Array], buckets: tuple[Bucket, ...], features: Array, signs: Array
+    found: Assignment,
+    shape: Shape,
+    draws: Mapping[str, Array],
+    buckets: tuple[Bucket, ...],
+    features: Array,
+    signs: Array,
 ) -> _Sums:
-    empty = _Sums(jnp.full(len(features), -jnp.inf, features.dtype), jnp.zeros_like(features), jnp.zeros_like(features))
+    empty = _Sums(
+        jnp.full(len(features), -jnp.inf, features.dtype),
+        jnp.zeros_like(features),
+        jnp.zeros_like(features),
+    )
 
     def add(total: _Sums, draw: tuple[Array, Mapping[str, Array]]) -> tuple[_Sums, None]:
         number, values = draw
-        points = points_of(signs.shape[1], NUM_POINTS, NUM_POINTS * number) if signs.shape[1] > 1 else None
+        points = (
+            points_of(signs.shape[1], NUM_POINTS, NUM_POINTS * number)
+            if signs.shape[1] > 1
+            else None
+        )
         new = _at_draw(message_at(found, shape, values), buckets, empty, signs, points)
-        return _Sums(jnp.logaddexp(total.log_label, new.log_label), total.first + new.first, total.second + new.second), None
+        return _Sums(
+            jnp.logaddexp(total.log_label, new.log_label),
+            total.first + new.first,
+            total.second + new.second,
+        ), None
 
-    return lax.scan(add, empty, (jnp.arange(len(next(iter(draws.values()))), dtype=features.dtype), draws))[0]
+    return lax.scan(
+        add, empty, (jnp.arange(len(next(iter(draws.values()))), dtype=features.dtype), draws)
+    )[0]
 
 
-def _at_draw(message: Message, buckets: tuple[Bucket, ...], found: _Sums, signs: Array, points: Points | None) -> _Sums:
-    own = lambda chunk: _of_chunk(message_to(message, chunk.task), chunk, signs[jnp.minimum(chunk.row, len(signs) - 1)], points)
+def _at_draw(
+    message: Message, buckets: tuple[Bucket, ...], found: _Sums, signs: Array, points: Points | None
+) -> _Sums:
+    own = lambda chunk: _of_chunk(
+        message_to(message, chunk.task),
+        chunk,
+        signs[jnp.minimum(chunk.row, len(signs) - 1)],
+        points,
+    )
     for bucket in buckets:
         log_label, first, second = lax.map(own, bucket)
         at = (bucket.row[..., None], bucket.missing)
@@ -100,8 +150,12 @@ def _at_draw(message: Message, buckets: tuple[Bucket, ...], found: _Sums, signs:
     return found
 
 
-def _of_chunk(said: Message, chunk: Bucket, signs: Array, points: Points | None) -> tuple[Array, Array, Array]:
-    """Log probability of the label given what is seen; of each hole the mean and the mean square, 0 beyond the holes."""
+def _of_chunk(
+    said: Message, chunk: Bucket, signs: Array, points: Points | None
+) -> tuple[Array, Array, Array]:
+    """Log probability of the label given what is seen; of each hole the mean and the mean
+    square, 0 beyond the holes.
+    """
     if not chunk.missing.shape[1]:
         log_rho = jax.nn.log_softmax(place_complete(said, chunk).log_joint.T)
         mean = jnp.zeros(chunk.missing.shape, log_rho.dtype)
@@ -116,11 +170,15 @@ def _of_chunk(said: Message, chunk: Bucket, signs: Array, points: Points | None)
     at_holes = jnp.take_along_axis(place.entries, chunk.missing[:, :, None], 1)
     is_hole = jnp.arange(holes)[None] < chunk.num_missing[:, None]
     spreads = jnp.diagonal(covariance).transpose(0, 2, 1) + at_holes**2
-    mean, square = (jnp.where(is_hole, jnp.einsum("pk,pak->pa", rho, each), 0) for each in (at_holes, spreads))
+    mean, square = (
+        jnp.where(is_hole, jnp.einsum("pk,pak->pa", rho, each), 0) for each in (at_holes, spreads)
+    )
     score = jnp.einsum("cki,pik->pkc", said.answers, place.entries)
     w = jnp.where(is_hole[None, None], said.answers[:, :, chunk.missing], 0)
     if points is None:
-        log_side = jnp.sum(_log_side(score, 1 + jnp.einsum("ckpa,abpk,ckpb->pkc", w, covariance, w), signs), -1)
+        log_side = jnp.sum(
+            _log_side(score, 1 + jnp.einsum("ckpa,abpk,ckpb->pkc", w, covariance, w), signs), -1
+        )
     else:
         identity = jnp.eye(len(w), dtype=score.dtype)[None, None]
         spread = jnp.einsum("ckpa,abpk,dkpb->pkcd", w, covariance, w) + identity

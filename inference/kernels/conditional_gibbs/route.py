@@ -1,4 +1,7 @@
-"""A route of `ConditionalGibbs`: which sites of a model are drawn jointly, and how. The others are drawn one after the other."""
+"""A route of `ConditionalGibbs`: which sites of a model are drawn jointly, and how.
+
+The others are drawn one after the other.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +18,8 @@ class Route:
 
     name = "each"
     fields: tuple[str, ...] = ()  # of the kernel's state, which are recorded beside the residual
-    drawn: tuple[tuple[str, str], ...] = ()  # (what is drawn jointly, its family), for each residual of `draw`
+    # (what is drawn jointly, its family), for each residual of `draw`
+    drawn: tuple[tuple[str, str], ...] = ()
     not_identified: tuple[str, ...] = ()  # sites whose values depend on what groups are called
 
     def start(self, rng_key: Array) -> dict[str, Array]:
@@ -26,8 +30,12 @@ class Route:
         """The arrays that `draw` takes."""
         return None
 
-    def draw(self, rng_key: Array, program: Program, values: dict[str, Any], data: Any) -> tuple[dict[str, Any], list[Array], Program]:
-        """All values after a sweep over the joint sites, its residuals, and the model for the other sites."""
+    def draw(
+        self, rng_key: Array, program: Program, values: dict[str, Any], data: Any
+    ) -> tuple[dict[str, Any], list[Array], Program]:
+        """All values after a sweep over the joint sites, its residuals, and the model for the
+        other sites.
+        """
         return values, [], program
 
     def num_groups(self, values: Mapping[str, Any]) -> Array | None:

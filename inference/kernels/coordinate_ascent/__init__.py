@@ -1,4 +1,5 @@
-"""Variational Bayes for truncated mixtures of conjugate blocks, by coordinate ascent or by batches of rows.
+"""Variational Bayes for truncated mixtures of conjugate blocks, by coordinate ascent or by batches
+of rows.
 
 kernel         `CoordinateAscent`, and the route for mixtures of features
 rows           the factors of a row: its group, its missing entries, its soft labels

@@ -1,4 +1,6 @@
-"""Independent draws from the mean-field posterior of a mixture, every latent site of the model, with their density under it."""
+"""Independent draws from the mean-field posterior of a mixture, every latent site of the model,
+with their density under it.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +29,16 @@ from inference.reading.conjugate.quadratic import Common, Weights
 from inference.reading.stick_mixture.read import Assignment, Level
 from inference.reading.stick_mixture.structure import Rows, by_class
 
-__all__ = ["cut", "draw_blocks", "draw_common", "draw_groups", "draw_incomplete", "draw_mixture", "draw_weights", "log_rho_of"]
+__all__ = [
+    "cut",
+    "draw_blocks",
+    "draw_common",
+    "draw_groups",
+    "draw_incomplete",
+    "draw_mixture",
+    "draw_weights",
+    "log_rho_of",
+]
 
 
 def draw_mixture(
@@ -40,9 +51,14 @@ def draw_mixture(
     scores: tuple[Array, ...],
     num_draws: int,
 ) -> dict[str, Array]:
-    """[draw, ...] of each site, and `log_q`; of rows what `rows` says, worked out once more, one group of each."""
+    """[draw, ...] of each site, and `log_q`; of rows what `rows` says, worked out once more, one
+    group of each.
+    """
     num_rows, dtype = len(rows.features), message.const.dtype
-    buckets = jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, buckets)
+    buckets = jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf,
+        buckets,
+    )
     scores = tuple(score.astype(dtype) for score in scores)
     log_rho = jnp.zeros((num_rows, message.const.shape[1]), dtype)
     for bucket, score in zip(buckets, scores, strict=True):
@@ -55,7 +71,14 @@ def draw_mixture(
         values[found.z] = z.astype(found.few.sites[found.z].dtype)
         log_q = log_q + jnp.sum(jnp.take_along_axis(log_rho, z[:, None], 1))
         ones = jnp.ones((num_rows, 1), dtype)
-        u = jnp.concatenate([jnp.nan_to_num(jnp.asarray(rows.features, dtype)), ones, jnp.asarray(rows.extras, dtype)], 1)
+        u = jnp.concatenate(
+            [
+                jnp.nan_to_num(jnp.asarray(rows.features, dtype)),
+                ones,
+                jnp.asarray(rows.extras, dtype),
+            ],
+            1,
+        )
         t = jnp.zeros((num_rows, rows.signs.shape[1]), dtype)
         for key, bucket, score in zip(keys[3:], buckets, scores, strict=True):
             u, t, of_rows = _filled(key, message, bucket, score, z, u, t)
@@ -63,7 +86,9 @@ def draw_mixture(
         if found.holes:
             values[found.holes] = u[tuple(jnp.asarray(rows.holes).T)]
         if found.experts:
-            values[found.experts.soft], of_labels = _soft_labels(keys[2], found, rows, values, u, t.T)
+            values[found.experts.soft], of_labels = _soft_labels(
+                keys[2], found, rows, values, u, t.T
+            )
             log_q = log_q + of_labels
         return values | {"log_q": log_q}
 
@@ -84,7 +109,9 @@ def log_rho_of(message: Message, bucket: Bucket, score: Array) -> Array:
     return lax.map(one, (bucket, score))
 
 
-def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[dict[str, Array], Array]:
+def draw_groups(
+    found: Assignment, factors: Factors, rng_key: Array
+) -> tuple[dict[str, Array], Array]:
     """All sites that are not of rows, and their log density."""
     keys = iter(random.split(rng_key, 9 + len(factors.columns)))
     values, log_q = {}, jnp.zeros((), factors.sticks[0].dtype)
@@ -97,7 +124,9 @@ def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[di
     values[found.sticks] = V if len(found.few.sites[found.sticks].shape) == 2 else V[0]
     if found.upper and factors.upper:
         own, of_upper = _upper(found.upper, factors.upper, [next(keys) for _ in range(3)])
-        values[found.upper.site] = own.pop(found.upper.site).astype(found.few.sites[found.upper.site].dtype)
+        values[found.upper.site] = own.pop(found.upper.site).astype(
+            found.few.sites[found.upper.site].dtype
+        )
         values, log_q = values | own, log_q + of_upper
     own, of_blocks = draw_blocks(found, factors.columns, factors.features, keys)
     values, log_q = values | own, log_q + of_blocks
@@ -107,12 +136,22 @@ def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> tuple[di
     return values, log_q
 
 
-def draw_blocks(found: Assignment, columns: tuple[Any, ...], features: Any, keys: Iterator[Array]) -> tuple[dict[str, Array], Array]:
-    """Parameters of the columns and of the features from their hyper-parameters, and their log density."""
+def draw_blocks(
+    found: Assignment, columns: tuple[Any, ...], features: Any, keys: Iterator[Array]
+) -> tuple[dict[str, Array], Array]:
+    """Parameters of the columns and of the features from their hyper-parameters, and their log
+    density.
+    """
     values, log_q = {}, jnp.zeros(())
-    for block, hyper in [*zip(found.columns, columns, strict=True), *([(found.features, features)] if found.features else [])]:
+    for block, hyper in [
+        *zip(found.columns, columns, strict=True),
+        *([(found.features, features)] if found.features else []),
+    ]:
         drawn = block.family.draw(next(keys), hyper)
-        values |= {name: value.reshape(found.few.sites[name].shape) for name, value in zip(block.priors, drawn, strict=True)}
+        values |= {
+            name: value.reshape(found.few.sites[name].shape)
+            for name, value in zip(block.priors, drawn, strict=True)
+        }
         log_q = log_q + jnp.sum(block.family.log_prior(hyper, drawn))
     return values, log_q
 
@@ -138,19 +177,31 @@ def _experts(found: Assignment, factors: Factors, keys: Any) -> tuple[dict[str, 
     assert common is not None
     values, _, log_q = draw_common(found, common, keys[:2])
     w, of_weights = draw_weights(weights, keys[2])
-    return values | {experts.weights: w.reshape(found.few.sites[experts.weights].shape)}, log_q + of_weights
+    return values | {
+        experts.weights: w.reshape(found.few.sites[experts.weights].shape)
+    }, log_q + of_weights
 
 
-def draw_common(found: Assignment, common: Common, keys: Any) -> tuple[dict[str, Array], Common, Array]:
-    """What experts have in common: its sites, the same as numbers that are known, and their log density."""
+def draw_common(
+    found: Assignment, common: Common, keys: Any
+) -> tuple[dict[str, Array], Common, Array]:
+    """What experts have in common: its sites, the same as numbers that are known, and their log
+    density.
+    """
     experts = found.experts
     assert experts is not None
-    values, log_q, shape_of = {}, jnp.zeros((), common.loc.dtype), lambda name: found.few.sites[name].shape
+    values, log_q, shape_of = (
+        {},
+        jnp.zeros((), common.loc.dtype),
+        lambda name: found.few.sites[name].shape,
+    )
     precision, loc, infinite = common.concentration, common.loc, jnp.full_like(common.loc, jnp.inf)
     if experts.precision:
         precision = random.gamma(keys[0], common.concentration) / common.rate
         values[experts.precision] = precision.reshape(shape_of(experts.precision))
-        log_q = log_q + jnp.sum(gamma.logpdf(precision, common.concentration, scale=1 / common.rate))
+        log_q = log_q + jnp.sum(
+            gamma.logpdf(precision, common.concentration, scale=1 / common.rate)
+        )
     if experts.loc:
         scale = 1 / jnp.sqrt(common.gamma * precision)
         loc = common.loc + scale * random.normal(keys[1], scale.shape, scale.dtype)
@@ -161,13 +212,22 @@ def draw_common(found: Assignment, common: Common, keys: Any) -> tuple[dict[str,
 
 def draw_weights(weights: Weights, rng_key: Array) -> tuple[Array, Array]:
     """Weights [class, group, weight], and their log density."""
-    noise, root = random.normal(rng_key, weights.mean.shape, weights.mean.dtype), jnp.linalg.cholesky(weights.covariance)
+    noise, root = (
+        random.normal(rng_key, weights.mean.shape, weights.mean.dtype),
+        jnp.linalg.cholesky(weights.covariance),
+    )
     log_det = jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
-    return weights.mean + jnp.einsum("ckij,ckj->cki", root, noise), jnp.sum(norm.logpdf(noise)) - log_det
+    return weights.mean + jnp.einsum("ckij,ckj->cki", root, noise), jnp.sum(
+        norm.logpdf(noise)
+    ) - log_det
 
 
-def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: Array, u: Array, t: Array) -> tuple[Array, Array, Array]:
-    """Missing entries, and soft labels that are asked for, of the rows of a bucket, their groups given: put into u and t."""
+def _filled(
+    rng_key: Array, message: Message, bucket: Bucket, score: Array, z: Array, u: Array, t: Array
+) -> tuple[Array, Array, Array]:
+    """Missing entries, and soft labels that are asked for, of the rows of a bucket, their groups
+    given: put into u and t.
+    """
 
     def one(part: tuple[Array, Bucket, Array]) -> tuple[Array, Array, Array]:
         key, chunk, score = part
@@ -176,7 +236,9 @@ def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: A
         experts = said.answers[:, own].swapaxes(0, 1)  # [place, class, entry]
         if chunk.missing.shape[-1]:
             others = score_of(said, chunk, score)[jnp.arange(len(own)), :, own]
-            pushed = soft_labels(others, (chunk.signs * asked(chunk.signs[0]).others[None])[:, : others.shape[1]])[0]
+            pushed = soft_labels(
+                others, (chunk.signs * asked(chunk.signs[0]).others[None])[:, : others.shape[1]]
+            )[0]
             soft, value, log_q = draw_incomplete(key, said, chunk, others, pushed, experts, own)
         else:
             loc = jnp.einsum("pci,pi->pc", experts, chunk.entries)
@@ -192,7 +254,9 @@ def _filled(rng_key: Array, message: Message, bucket: Bucket, score: Array, z: A
 
 def cut(loc: Array, scale: Array, signs: Array) -> TruncatedNormal:
     """Soft labels on the side of 0 that the signs say, anywhere where they are 0."""
-    low, high = (jnp.where(signs * side < 0, 0.0, side * jnp.inf).astype(loc.dtype) for side in (-1, 1))
+    low, high = (
+        jnp.where(signs * side < 0, 0.0, side * jnp.inf).astype(loc.dtype) for side in (-1, 1)
+    )
     return TruncatedNormal(loc, scale, low, high)
 
 
@@ -203,42 +267,75 @@ def _drawn(rng_key: Array, soft: TruncatedNormal, signs: Array) -> tuple[Array, 
 
 
 def draw_incomplete(
-    rng_key: Array, said: Message, chunk: Bucket, score: Array, pushed: Array, experts: Array, own: Array
+    rng_key: Array,
+    said: Message,
+    chunk: Bucket,
+    score: Array,
+    pushed: Array,
+    experts: Array,
+    own: Array,
 ) -> tuple[Array, Array, Array]:
-    """Soft labels, missing entries and their log density, of rows whose groups are `own`; first the former, then the latter given the last
-    one of those. The others have the locations `score`; and `pushed`, all [place, class], is what entries see of them."""
+    """Soft labels, missing entries and their log density, of rows whose groups are `own`; first the
+    former, then the latter given the last one of those. The others have the locations `score`; and
+    `pushed`, all [place, class], is what entries see of them.
+    """
     soft_key, hole_key = random.split(rng_key)
     of, rest = asked(chunk.signs[0]), ((0, 0), (0, experts.shape[1] - score.shape[1]))
     others, pushed = jnp.pad(score, rest), jnp.pad(pushed, rest)
     form, w = form_of(said, of), jnp.einsum("c,pci->pi", of.last, experts)
-    slope = jnp.einsum("pc,pci->pi", pushed, experts) - jnp.einsum("pij,pj->pi", form[own], chunk.entries)
+    slope = jnp.einsum("pc,pci->pi", pushed, experts) - jnp.einsum(
+        "pij,pj->pi", form[own], chunk.entries
+    )
     is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
-    both, identity = is_hole[:, :, None] & is_hole[:, None], jnp.eye(is_hole.shape[1], dtype=slope.dtype)[None]
-    precision = jnp.where(both, form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]], identity)
-    c, w_m = (jnp.where(is_hole, jnp.take_along_axis(part, chunk.missing, 1), 0) for part in (slope, w))
+    both, identity = (
+        is_hole[:, :, None] & is_hole[:, None],
+        jnp.eye(is_hole.shape[1], dtype=slope.dtype)[None],
+    )
+    precision = jnp.where(
+        both, form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]], identity
+    )
+    c, w_m = (
+        jnp.where(is_hole, jnp.take_along_axis(part, chunk.missing, 1), 0) for part in (slope, w)
+    )
     by_c, by_w = (_solved(jnp.linalg.cholesky(precision), part) for part in (c, w_m))
     at_zero = jnp.sum(w * chunk.entries, 1)
     loc = of.last[None] * (at_zero + jnp.sum(by_c * by_w, 1))[:, None] + of.others[None] * others
     scale = jnp.sqrt(1 + of.last[None] * jnp.sum(by_w**2, 1)[:, None])
     soft, log_q = _drawn(soft_key, cut(loc, scale, chunk.signs), chunk.signs)
     root = jnp.linalg.cholesky(precision + w_m[:, :, None] * w_m[:, None])
-    mean = _solved(root, _solved(root, c + (soft @ of.last - at_zero)[:, None] * w_m), transposed=True)
+    mean = _solved(
+        root, _solved(root, c + (soft @ of.last - at_zero)[:, None] * w_m), transposed=True
+    )
     noise = jnp.where(is_hole, random.normal(hole_key, c.shape, c.dtype), 0)
     log_det = jnp.log(jnp.diagonal(root, axis1=1, axis2=2)).sum(1)
-    return soft, mean + _solved(root, noise, transposed=True), log_q + jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1) + log_det
+    return (
+        soft,
+        mean + _solved(root, noise, transposed=True),
+        log_q + jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1) + log_det,
+    )
 
 
 def _solved(root: Array, vector: Array, transposed: bool = False) -> Array:
-    return lax.linalg.triangular_solve(root, vector[..., None], left_side=True, lower=True, transpose_a=transposed)[..., 0]
+    return lax.linalg.triangular_solve(
+        root, vector[..., None], left_side=True, lower=True, transpose_a=transposed
+    )[..., 0]
 
 
-def _soft_labels(rng_key: Array, found: Assignment, rows: Rows, values: Any, u: Array, t: Array) -> tuple[Array, Array]:
-    """Soft labels that a label tells of are drawn, t [class, row]; of the others the model itself says what they are given all else."""
+def _soft_labels(
+    rng_key: Array, found: Assignment, rows: Rows, values: Any, u: Array, t: Array
+) -> tuple[Array, Array]:
+    """Soft labels that a label tells of are drawn, t [class, row]; of the others the model
+    itself says what they are given all else.
+    """
     experts = found.experts
     assert experts is not None
     is_free = jnp.asarray(rows.signs.T == 0)
     weights = by_class(values[experts.weights], 3)
-    loc = jnp.sum(weights[:, found.group_of_rows(values, jnp.asarray(rows.task))] * u[:, jnp.array(rows.design)][None], -1)
+    loc = jnp.sum(
+        weights[:, found.group_of_rows(values, jnp.asarray(rows.task))]
+        * u[:, jnp.array(rows.design)][None],
+        -1,
+    )
     drawn = loc + random.normal(rng_key, loc.shape, loc.dtype)
     t = jnp.where(is_free, drawn, t)
     shape = values[found.z].shape if len(found.few.sites[experts.soft].shape) == 1 else t.shape

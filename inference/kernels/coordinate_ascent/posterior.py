@@ -1,4 +1,6 @@
-"""The factors of a mean-field posterior beside those of rows: what they say of a row, how sums over rows set them, their divergence."""
+"""The factors of a mean-field posterior beside those of rows: what they say of a row, how sums
+over rows set them, their divergence.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -58,13 +60,15 @@ __all__ = [
 ]
 
 WIDE = 10.0  # by how much the first variance of the weights is larger than what the prior expects
-NUM_ROUNDS = 4  # of factors that wait for each other and cost little; groups without rows would slow them down
+# of factors that wait for each other and cost little; groups without rows would slow them down
+NUM_ROUNDS = 4
 
 
 class Factors(NamedTuple):
     """Parameters of q, but for the rows."""
 
-    concentration: tuple[Array, Array]  # (concentration, rate) of alpha; rate infinite: alpha is known
+    # (concentration, rate) of alpha; rate infinite: alpha is known
+    concentration: tuple[Array, Array]
     sticks: tuple[Array, Array]  # of each V, [task, stick]; one data set is one task
     upper: Upper | None  # where tasks share groups
     columns: tuple[Any, ...]  # of each block of columns
@@ -86,7 +90,9 @@ def shape_of(found: Assignment, rows: Rows) -> Shape:
     """As the data have it."""
     assert found.prior is not None
     of = lambda block, hyper: block.family.expected(jax.tree.map(jnp.asarray, hyper)).shape[1:]
-    sizes = tuple(of(block, hyper) for block, hyper in zip(found.columns, found.prior.columns, strict=True))
+    sizes = tuple(
+        of(block, hyper) for block, hyper in zip(found.columns, found.prior.columns, strict=True)
+    )
     width = rows.features.shape[1]
     return Shape(width, width + 1 + rows.extras.shape[1], rows.design, sizes)
 
@@ -106,8 +112,13 @@ def statistics_of(found: Assignment, rows: Rows) -> tuple[np.ndarray, np.ndarray
 def said_by_groups(found: Assignment, shape: Shape, factors: Factors) -> Message:
     """What the factors say of a row of each group; not yet how probable the group is."""
     form = None if factors.features is None else gate_expected(factors.features)
-    each = [block.family.expected(hyper) for block, hyper in zip(found.columns, factors.columns, strict=True)]
-    return _said(jnp.zeros(found.num_groups, factors.sticks[0].dtype), shape, form, each, factors.weights)
+    each = [
+        block.family.expected(hyper)
+        for block, hyper in zip(found.columns, factors.columns, strict=True)
+    ]
+    return _said(
+        jnp.zeros(found.num_groups, factors.sticks[0].dtype), shape, form, each, factors.weights
+    )
 
 
 def said_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
@@ -115,18 +126,31 @@ def said_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Mes
     form = gate_natural(*precision_and_loc(found.features, values)) if found.features else None
     each = [block.family.natural(values_by_group(found, block, values)) for block in found.columns]
     weights = known_weights(by_class(values[found.experts.weights], 3)) if found.experts else None
-    return _said(jnp.zeros(found.num_groups, values[found.sticks].dtype), shape, form, each, weights)
+    return _said(
+        jnp.zeros(found.num_groups, values[found.sticks].dtype), shape, form, each, weights
+    )
 
 
-def _said(const: Array, shape: Shape, form: Form | None, columns: list[Array], weights: Weights | None) -> Message:
+def _said(
+    const: Array, shape: Shape, form: Form | None, columns: list[Array], weights: Weights | None
+) -> Message:
     matrix = jnp.zeros((len(const), shape.num_entries, shape.num_entries), const.dtype)
     if form is not None:
         const, width = const + form.const, shape.num_features + 1
         matrix = matrix.at[:, :width, :width].set(form.matrix)
-    flat = jnp.concatenate([jnp.zeros((len(const), 0), const.dtype), *(eta.reshape(len(const), -1) for eta in columns)], 1)
+    flat = jnp.concatenate(
+        [
+            jnp.zeros((len(const), 0), const.dtype),
+            *(eta.reshape(len(const), -1) for eta in columns),
+        ],
+        1,
+    )
     place = _place(shape, const.dtype)
     if weights is None:
-        answers, covariance = jnp.zeros((0, *matrix.shape[:2]), const.dtype), jnp.zeros((0, *matrix.shape), const.dtype)
+        answers, covariance = (
+            jnp.zeros((0, *matrix.shape[:2]), const.dtype),
+            jnp.zeros((0, *matrix.shape), const.dtype),
+        )
     else:
         answers, covariance = weights.mean @ place, place.T @ weights.covariance @ place
     return Message(const, matrix, answers, covariance, flat.T)
@@ -134,13 +158,19 @@ def _said(const: Array, shape: Shape, form: Form | None, columns: list[Array], w
 
 def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
     """What the factors say of a row of each task's groups, [task, ...]."""
-    return spread(said_by_groups(found, shape, factors), expected_log_weights(factors.sticks), share_of(factors.upper))
+    return spread(
+        said_by_groups(found, shape, factors),
+        expected_log_weights(factors.sticks),
+        share_of(factors.upper),
+    )
 
 
 def message_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
     """What groups with known parameters say of the rows of each task, [task, ...]."""
     V = jnp.atleast_2d(values[found.sticks])
-    return spread(said_at(found, shape, values), log_sticks(jnp.log(V), jnp.log1p(-V)), found.share_at(values))
+    return spread(
+        said_at(found, shape, values), log_sticks(jnp.log(V), jnp.log1p(-V)), found.share_at(values)
+    )
 
 
 def _place(shape: Shape, dtype: Any) -> Array:
@@ -157,33 +187,56 @@ def factors_of(
     log_share: Array | None = None,
     is_held: Any = False,
 ) -> Factors:
-    """What follows from sums over the rows of each task's groups, one factor after the other; each step raises the bound.
+    """What follows from sums over the rows of each task's groups, one factor after the other; each
+    step raises the bound.
 
-    :param before: what the last sweep left; at a start None, and where tasks share groups, `log_share` beside it.
+    :param before: what the last sweep left; at a start None, and where tasks share groups,
+    `log_share` beside it.
     :param is_held: what experts have in common stays as it is.
     """
     assert found.prior is not None
     prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, sums.bound.dtype), found.prior)
     upper, one = None, shape.num_features
     if before is not None and before.upper is not None:
-        upper = upper_of(prior.upper, before.upper.log_share, before.upper, agreement(said_by_groups(found, shape, before), sums, one))
+        upper = upper_of(
+            prior.upper,
+            before.upper.log_share,
+            before.upper,
+            agreement(said_by_groups(found, shape, before), sums, one),
+        )
     elif log_share is not None:
         upper = upper_of(prior.upper, log_share)
     count = sums.moments[:, :, one, one]
-    concentration, sticks = sticks_of(prior.concentration, count, prior.concentration if before is None else before.concentration)
+    concentration, sticks = sticks_of(
+        prior.concentration, count, prior.concentration if before is None else before.concentration
+    )
     sums = gathered(sums, share_of(upper))
     columns, features = blocks_of(found, shape, prior, sums)
     weights, common = _experts(prior, shape, sums, before, is_held)
     return Factors(concentration, sticks, upper, columns, features, weights, common)
 
 
-def blocks_of(found: Assignment, shape: Shape, prior: Prior, sums: Sums) -> tuple[tuple[Any, ...], Any]:
-    """Hyper-parameters of the columns and of the features, from sums over the rows of each group."""
-    blocks, split = [], jnp.split(sums.columns, np.cumsum([np.prod(size) for size in shape.columns], dtype=int)[:-1].tolist())
-    for block, hyper, size, own in zip(found.columns, prior.columns, shape.columns, split, strict=False):
+def blocks_of(
+    found: Assignment, shape: Shape, prior: Prior, sums: Sums
+) -> tuple[tuple[Any, ...], Any]:
+    """Hyper-parameters of the columns and of the features, from sums over the rows of each
+    group.
+    """
+    blocks, split = (
+        [],
+        jnp.split(
+            sums.columns,
+            np.cumsum([np.prod(size) for size in shape.columns], dtype=int)[:-1].tolist(),
+        ),
+    )
+    for block, hyper, size, own in zip(
+        found.columns, prior.columns, shape.columns, split, strict=False
+    ):
         blocks.append(block.family.posterior(hyper, own.T.reshape(-1, *size)))
     width = shape.num_features + 1
-    return tuple(blocks), gate_posterior(prior.features, sums.moments[:, :width, :width]) if found.features else None
+    return tuple(blocks), gate_posterior(
+        prior.features, sums.moments[:, :width, :width]
+    ) if found.features else None
 
 
 def seen_by_experts(shape: Shape, sums: Sums) -> tuple[Array, Array]:
@@ -192,8 +245,12 @@ def seen_by_experts(shape: Shape, sums: Sums) -> tuple[Array, Array]:
     return place @ sums.asked @ place.T, sums.products @ place.T
 
 
-def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None, is_held: Any) -> tuple[Weights | None, Common | None]:
-    """q(w) and q(zeta, lambda), in turns; at a start the latter is the prior, but wide, which leaves the weights free."""
+def _experts(
+    prior: Prior, shape: Shape, sums: Sums, before: Factors | None, is_held: Any
+) -> tuple[Weights | None, Common | None]:
+    """q(w) and q(zeta, lambda), in turns; at a start the latter is the prior, but wide, which
+    leaves the weights free.
+    """
     own = prior.experts
     if own is None:
         return None, None
@@ -204,7 +261,9 @@ def _experts(prior: Prior, shape: Shape, sums: Sums, before: Factors | None, is_
 
     def turn(_, at):
         weights = weights_posterior(at[1], moments, products)
-        return weights, jax.tree.map(partial(jnp.where, is_held), at[1], common_posterior(own, weights))
+        return weights, jax.tree.map(
+            partial(jnp.where, is_held), at[1], common_posterior(own, weights)
+        )
 
     return lax.fori_loop(0, NUM_ROUNDS, turn, start)
 
@@ -221,21 +280,37 @@ def divergence(found: Assignment, factors: Factors) -> Array:
     if factors.features is not None:
         total = total + gate_divergence(factors.features, prior.features)
     if factors.weights is not None and factors.common is not None and prior.experts is not None:
-        total = total - weights_term(factors.common, factors.weights) + common_divergence(factors.common, prior.experts)
+        total = (
+            total
+            - weights_term(factors.common, factors.weights)
+            + common_divergence(factors.common, prior.experts)
+        )
     return total
 
 
 def parameters_of(found: Assignment, factors: Factors) -> dict[str, dict[str, Array]]:
     """The parameters of the factors by site."""
     one_row = len(found.few.sites[found.sticks].shape) == 1
-    levels = [(found.lower, factors.concentration, [part[0] if one_row else part for part in factors.sticks])]
+    levels = [
+        (
+            found.lower,
+            factors.concentration,
+            [part[0] if one_row else part for part in factors.sticks],
+        )
+    ]
     named: dict[str | None, dict[str, Array]] = {}
     if found.upper and factors.upper:
         levels.append((found.upper, factors.upper.concentration, [*factors.upper.sticks]))
         named[found.upper.site] = {"probs": jnp.exp(factors.upper.log_share)}
     for level, (a, b), (c1, c0) in levels:
-        named |= {level.concentration: {"concentration": a, "rate": b}, level.sticks: {"concentration1": c1, "concentration0": c0}}
-    named |= {block.priors[-1]: hyper._asdict() for block, hyper in zip(found.columns, factors.columns, strict=True)}
+        named |= {
+            level.concentration: {"concentration": a, "rate": b},
+            level.sticks: {"concentration1": c1, "concentration0": c0},
+        }
+    named |= {
+        block.priors[-1]: hyper._asdict()
+        for block, hyper in zip(found.columns, factors.columns, strict=True)
+    }
     if found.features:
         named[found.features.priors[-1]] = factors.features._asdict()
     if found.experts and factors.weights and (common := factors.common):

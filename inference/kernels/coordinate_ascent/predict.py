@@ -1,12 +1,16 @@
-"""What the mean-field posterior of a mixture says of other rows, their missing entries and the posterior integrated out.
+"""What the mean-field posterior of a mixture says of other rows, their missing entries and the
+posterior integrated out.
 
-A row's group is h with probability proportional to E pi_h times the predictive density of what the row shows: of normal features, with
-(loc m, kappa, nu, rate R) of a normal-Wishart factor of width P, a Student t of nu + 1 - P degrees of freedom, centre m_o and scale
-(kappa + 1) / (kappa (nu + 1 - P)) R_oo. Given the group the missing features are a Student t again; only what a probit expert then says is
-approximate: scores are taken for normal, with the means and covariances that they have under q(w) and that Student t. Those of several
-classes depend on each other where features are missing that both depend on (`inference.maths.orthants`).
+A row's group is h with probability proportional to E pi_h times the predictive density of what the
+row shows: of normal features, with (loc m, kappa, nu, rate R) of a normal-Wishart factor of width
+P, a Student t of nu + 1 - P degrees of freedom, centre m_o and scale (kappa + 1) / (kappa (nu + 1 -
+P)) R_oo. Given the group the missing features are a Student t again; only what a probit expert then
+says is approximate: scores are taken for normal, with the means and covariances that they have
+under q(w) and that Student t. Those of several classes depend on each other where features are
+missing that both depend on (`inference.maths.orthants`).
 
-Cost of a row: K P^3 for K groups; with C > 2 classes and missing features K C^2 more for each of some points, `NUM_POINTS`.
+Cost of a row: K P^3 for K groups; with C > 2 classes and missing features K C^2 more for each of
+some points, `NUM_POINTS`.
 """
 
 from typing import Any, NamedTuple
@@ -45,15 +49,33 @@ class Prediction(NamedTuple):
 
 def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
     """Of rows other than those that were fitted, or the same ones as if they were new."""
-    given = jax.tree.map(lambda part: jnp.asarray(part, factors.sticks[0].dtype), (rows.features, rows.extras, rows.signs, rows.columns))
-    given, has_holes = (given, jnp.asarray(rows.task)), np.isnan(rows.features).any(1) & (rows.signs.shape[1] > 1)
-    places = [at for at in (np.flatnonzero(~has_holes), np.flatnonzero(has_holes)) if len(at)]  # scores that depend on each other cost more
-    parts = [_predicted(found, factors, rows.design, jax.tree.map(lambda leaf, at=at: leaf[at], given), has_holes[at[0]]) for at in places]
+    given = jax.tree.map(
+        lambda part: jnp.asarray(part, factors.sticks[0].dtype),
+        (rows.features, rows.extras, rows.signs, rows.columns),
+    )
+    given, has_holes = (
+        (given, jnp.asarray(rows.task)),
+        np.isnan(rows.features).any(1) & (rows.signs.shape[1] > 1),
+    )
+    # scores that depend on each other cost more
+    places = [at for at in (np.flatnonzero(~has_holes), np.flatnonzero(has_holes)) if len(at)]
+    parts = [
+        _predicted(
+            found,
+            factors,
+            rows.design,
+            jax.tree.map(lambda leaf, at=at: leaf[at], given),
+            has_holes[at[0]],
+        )
+        for at in places
+    ]
     order = np.argsort(np.concatenate(places))
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
 
 
-def _predicted(found: Assignment, factors: Factors, design: tuple[int, ...], given: Any, is_joint: bool) -> Prediction:
+def _predicted(
+    found: Assignment, factors: Factors, design: tuple[int, ...], given: Any, is_joint: bool
+) -> Prediction:
     log_weight = log_weights(factors)
     dtype = log_weight.dtype
 
@@ -62,7 +84,10 @@ def _predicted(found: Assignment, factors: Factors, design: tuple[int, ...], giv
         log_group = log_weight[task]
         for block, hyper, values in zip(found.columns, factors.columns, columns, strict=True):
             log_group = log_group + jnp.sum(block.family.log_predictive(hyper, values), -1)
-        mean, covariance = jnp.zeros((len(log_group), 0), dtype), jnp.zeros((len(log_group), 0, 0), dtype)
+        mean, covariance = (
+            jnp.zeros((len(log_group), 0), dtype),
+            jnp.zeros((len(log_group), 0, 0), dtype),
+        )
         if factors.features is not None:
             log_density, mean, covariance = _student(factors.features, x)
             log_group = log_group + log_density
@@ -71,11 +96,15 @@ def _predicted(found: Assignment, factors: Factors, design: tuple[int, ...], giv
         if factors.weights is not None:
             beside = jnp.concatenate([jnp.ones(1, dtype), extras])
             entries = jnp.concatenate([mean, jnp.broadcast_to(beside, (len(mean), len(beside)))], 1)
-            log_probability = jax.nn.logsumexp(log_group + log_label(factors.weights, signs, design, entries, covariance, is_joint))
+            log_probability = jax.nn.logsumexp(
+                log_group + log_label(factors.weights, signs, design, entries, covariance, is_joint)
+            )
         rho = jnp.exp(log_group)
         whole = jnp.where(jnp.isnan(x), rho @ mean, x) if mean.shape[1] else mean[0]
         variance = rho @ (jnp.diagonal(covariance, axis1=1, axis2=2) + (mean - whole[None]) ** 2)
-        return Prediction(log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0)))
+        return Prediction(
+            log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0))
+        )
 
     return compiled(lambda given: lax.map(of_row, given, batch_size=AT_ONCE), given)(given)
 
@@ -84,11 +113,17 @@ def log_weights(factors: Factors) -> Array:
     """How probable each group is in each task [task, group], the posterior integrated out."""
     c1, c0 = factors.sticks
     log_weight = log_sticks(jnp.log(c1 / (c0 + c1)), jnp.log(c0 / (c0 + c1)))
-    return log_weight if factors.upper is None else jax.nn.logsumexp(log_weight[..., None] + factors.upper.log_share, 1)
+    return (
+        log_weight
+        if factors.upper is None
+        else jax.nn.logsumexp(log_weight[..., None] + factors.upper.log_share, 1)
+    )
 
 
 def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:
-    """Of each group: log density of what a row shows, and mean and covariance of all its features given that."""
+    """Of each group: log density of what a row shows, and mean and covariance of all its
+    features given that.
+    """
     loc, kappa, nu, rate = hyper
     freedom = nu + 1 - len(x)
     scale = rate * ((kappa + 1) / (kappa * freedom))[:, None, None]
@@ -98,20 +133,37 @@ def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:
     gap = jnp.where(seen[None], x[None] - loc, 0)
     distance = jnp.sum(solve_triangular(root, gap[..., None], lower=True)[..., 0] ** 2, -1)
     log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=1, axis2=2)), -1)
-    log_density = gammaln((freedom + num_seen) / 2) - gammaln(freedom / 2) - num_seen / 2 * jnp.log(freedom * jnp.pi) - log_det / 2
+    log_density = (
+        gammaln((freedom + num_seen) / 2)
+        - gammaln(freedom / 2)
+        - num_seen / 2 * jnp.log(freedom * jnp.pi)
+        - log_det / 2
+    )
     log_density = log_density - (freedom + num_seen) / 2 * jnp.log1p(distance / freedom)
     across = jnp.where(seen[None, :, None] & ~seen[None, None], scale, 0)  # [group, seen, missing]
     slope = cho_solve((root, True), across)
     mean = jnp.where(seen[None], x[None], loc + jnp.einsum("ksm,ks->km", slope, gap))
     rest = jnp.where((~seen[:, None] & ~seen[None])[None], scale - across.mT @ slope, 0)
-    spread = (freedom + distance) / (freedom + num_seen - 2)  # of a Student t: scale times degrees / (degrees - 2)
+    # of a Student t: scale times degrees / (degrees - 2)
+    spread = (freedom + distance) / (freedom + num_seen - 2)
     return log_density, mean, rest * spread[:, None, None]
 
 
-def log_label(weights: Weights, signs: Array, design: tuple[int, ...], entries: Array, covariance: Array, is_joint: bool = True) -> Array:
-    """Log probability that the soft labels lie on these sides of 0 [group]; not `is_joint`: they share no entry that is uncertain."""
+def log_label(
+    weights: Weights,
+    signs: Array,
+    design: tuple[int, ...],
+    entries: Array,
+    covariance: Array,
+    is_joint: bool = True,
+) -> Array:
+    """Log probability that the soft labels lie on these sides of 0 [group]; not `is_joint`: they
+    share no entry that is uncertain.
+    """
     size, width = entries.shape[1], covariance.shape[1]
-    padded = jnp.zeros((len(entries), size, size), entries.dtype).at[:, :width, :width].set(covariance)
+    padded = (
+        jnp.zeros((len(entries), size, size), entries.dtype).at[:, :width, :width].set(covariance)
+    )
     at = jnp.array(design)
     seen, spread = entries[:, at], padded[:, at][:, :, at]
     score = jnp.einsum("ckj,kj->kc", weights.mean, seen)

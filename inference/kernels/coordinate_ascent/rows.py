@@ -1,32 +1,40 @@
-"""Rows laid out for sweeps: in buckets of rows that miss about as many entries, each cut into chunks of rows of one task whose labels tell
-alike.
+"""Rows laid out for sweeps: in buckets of rows that miss about as many entries, each cut into
+chunks of rows of one task whose labels tell alike.
 
-All chunks of a bucket have one shape, so that a bucket is one compiled loop, and memory is that of a chunk. A row that misses m entries
-costs as one that misses the width of its bucket; the widths are chosen so that this costs least.
+All chunks of a bucket have one shape, so that a bucket is one compiled loop, and memory is that of
+a chunk. A row that misses m entries costs as one that misses the width of its bucket; the widths
+are chosen so that this costs least.
 
-The rows of a sweep: group, missing entries and soft labels of each row, jointly: q(z) q(x_missing, t | z).
+The rows of a sweep: group, missing entries and soft labels of each row, jointly: q(z) q(x_missing,
+t | z).
 
-Every block that sees a row sends a message, a number and a quadratic form in u = (features, 1, extras) for each group h. The experts send
-the mean w and the covariance C of the weights, which are 0 where they see no entry. Their sum, under q of the parameters, is
+Every block that sees a row sends a message, a number and a quadratic form in u = (features, 1,
+extras) for each group h. The experts send the mean w and the covariance C of the weights, which are
+0 where they see no entry. Their sum, under q of the parameters, is
 
     s_h(u, t) = const_h - u' (Q_h + C_h) u / 2 + log Normal(t | w_h . u, 1),     t on the side of 0 that the label says,       (1)
 
-so that given the group t and the missing entries m are jointly Normal, t cut at 0. With A = (Q_h + C_h)_mm, c = -(Q_h + C_h)_mo u_o,
-omega = A^-1, the entries x = omega c as if the label were not known, g = omega w_m, and of t the location a = w_h . (x, u_o) and the
-variance v = 1 + w_m . g,
+so that given the group t and the missing entries m are jointly Normal, t cut at 0. With A = (Q_h +
+C_h)_mm, c = -(Q_h + C_h)_mo u_o, omega = A^-1, the entries x = omega c as if the label were not
+known, g = omega w_m, and of t the location a = w_h . (x, u_o) and the variance v = 1 + w_m . g,
 
-    log q(h) = s_h without t at x_m = 0, + (c . omega c - log |A| + |m| log 2 pi) / 2 + log Phi(+-a / sqrt(v)) + const,
+    log q(h) = s_h without t at x_m = 0, + (c . omega c - log |A| + |m| log 2 pi) / 2 + log Phi(+-a
+    / sqrt(v)) + const,
     t | h       is Normal(a, v), cut at 0; its mean is b and its variance v (1 - lost),                                        (2)
     x_m | h     has the mean x + g (b - a) / v and the covariance omega - g g' lost / v,   cov(t, x_m | h) = g (1 - lost).
 
-Where several soft labels are asked for, classes are independent given the group and what the row shows; so without holes (2) holds of
-each. With holes it would take orthants of as many dimensions, so only the last class that is asked stays tied to the missing entries: the
-soft labels of the others are factors q(t_c | z) of their own, Normal(score_ch, 1) cut at 0, E t_c w_c adds to c and w_c w_c' to Q_h.
+Where several soft labels are asked for, classes are independent given the group and what the row
+shows; so without holes (2) holds of each. With holes it would take orthants of as many dimensions,
+so only the last class that is asked stays tied to the missing entries: the soft labels of the
+others are factors q(t_c | z) of their own, Normal(score_ch, 1) cut at 0, E t_c w_c adds to c and
+w_c w_c' to Q_h.
 
-Nothing else of a row is needed than its part in the sums over rows of rho u u', rho t u, and rho F of the columns, expected under (2).
+Nothing else of a row is needed than its part in the sums over rows of rho u u', rho t u, and rho F
+of the columns, expected under (2).
 
-A row without holes costs K D^2 / 2 multiplications twice, as one matrix product each, over the products of its entries; a row with m of
-them 2 K D^2 and K m^3 / 2, by sweeps that run over many rows at once, all groups side by side.
+A row without holes costs K D^2 / 2 multiplications twice, as one matrix product each, over the
+products of its entries; a row with m of them 2 K D^2 and K m^3 / 2, by sweeps that run over many
+rows at once, all groups side by side.
 """
 
 import math
@@ -82,14 +90,20 @@ class Bucket(NamedTuple):
     task: Array  # of all rows of a chunk [chunk]
 
 
-def lay_out(rows: Rows, statistics: np.ndarray, dtype: str, shuffled: bool = False) -> tuple[Bucket, ...]:
-    """`statistics` are [row, statistic]; rows are in their order, or in one drawn at random, the same each time."""
+def lay_out(
+    rows: Rows, statistics: np.ndarray, dtype: str, shuffled: bool = False
+) -> tuple[Bucket, ...]:
+    """`statistics` are [row, statistic]; rows are in their order, or in one drawn at random, the
+    same each time.
+    """
     is_missing = np.isnan(rows.features)
     count = is_missing.sum(1)
     ones = np.ones((len(count), 1))
     entries = np.concatenate([np.where(is_missing, 0, rows.features), ones, rows.extras], 1)
     order = np.argsort(~is_missing, axis=1, kind="stable")  # missing entries first
-    kinds = np.unique(np.column_stack([rows.task, rows.signs != 0]), axis=0, return_inverse=True)[1].reshape(-1)
+    kinds = np.unique(np.column_stack([rows.task, rows.signs != 0]), axis=0, return_inverse=True)[
+        1
+    ].reshape(-1)
     found, narrower = [], -1
     for width in _widths(count, entries.shape[1]):
         chosen = np.flatnonzero((count > narrower) & (count <= width))
@@ -97,10 +111,15 @@ def lay_out(rows: Rows, statistics: np.ndarray, dtype: str, shuffled: bool = Fal
         narrower = width
         groups = [chosen[kinds[chosen] == kind] for kind in np.unique(kinds[chosen])]
         row = _places(groups, LONGEST_CHUNK["incomplete" if width else "complete"], len(count))
-        at = np.minimum(row, len(count) - 1)  # an empty place looks like some row, and counts for nothing
+        # an empty place looks like some row, and counts for nothing
+        at = np.minimum(row, len(count) - 1)
         missing = np.where(np.arange(width) < count[at][..., None], order[at, :width], 0)
-        numbers = (jnp.asarray(part, dtype) for part in (entries[at], statistics[at], rows.signs[at]))
-        row, missing, num_missing, task = (jnp.asarray(part, jnp.int32) for part in (row, missing, count[at], rows.task[row[:, 0]]))
+        numbers = (
+            jnp.asarray(part, dtype) for part in (entries[at], statistics[at], rows.signs[at])
+        )
+        row, missing, num_missing, task = (
+            jnp.asarray(part, jnp.int32) for part in (row, missing, count[at], rows.task[row[:, 0]])
+        )
         found.append(Bucket(row, *numbers, missing, num_missing, task))
     return tuple(found)
 
@@ -116,7 +135,9 @@ def _places(groups: list[np.ndarray], longest: int, num_rows: int) -> np.ndarray
 
 
 def _widths(count: np.ndarray, size: int) -> tuple[int, ...]:
-    """The largest number of missing entries of each bucket, by what a sweep then costs; `size` is that of u."""
+    """The largest number of missing entries of each bucket, by what a sweep then costs; `size`
+    is that of u.
+    """
     sizes, how_many = _thinned(*np.unique(count, return_counts=True))
 
     def cost(widths: tuple[int, ...]) -> float:
@@ -124,11 +145,17 @@ def _widths(count: np.ndarray, size: int) -> tuple[int, ...]:
         each = np.where(width == 0, size**2, 2 * size**2 + (width + 2.0) ** 3)
         return float(how_many @ each) + OVERHEAD * len(widths)
 
-    inner = (chosen for number in range(MOST_BUCKETS) for chosen in combinations(sizes[:-1].tolist(), min(number, len(sizes) - 1)))
+    inner = (
+        chosen
+        for number in range(MOST_BUCKETS)
+        for chosen in combinations(sizes[:-1].tolist(), min(number, len(sizes) - 1))
+    )
     return min(((*chosen, int(sizes[-1])) for chosen in inner), key=cost)
 
 
-def _thinned(sizes: np.ndarray, how_many: np.ndarray, most: int = 20) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(
+    sizes: np.ndarray, how_many: np.ndarray, most: int = 20
+) -> tuple[np.ndarray, np.ndarray]:
     """Fewer sizes to choose among; the first and the last are kept."""
     ends = np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).round().astype(int))
     return sizes[ends], np.add.reduceat(how_many, np.concatenate([[0], ends[:-1] + 1]))
@@ -138,7 +165,9 @@ MOST_UNROLLED = 24  # holes; with more of them the code would be long
 
 
 class Message(NamedTuple):
-    """What all blocks say of a row of each group; of several tasks each array has one more axis in front."""
+    """What all blocks say of a row of each group; of several tasks each array has one more axis
+    in front.
+    """
 
     const: Array  # [group], the log weight in it
     matrix: Array  # [group, entry, entry]: the features' part of Q
@@ -187,17 +216,22 @@ class Place(NamedTuple):
 
     log_rho: Array  # [place, group]
     entries: Array  # u, expected [place, entry, group]
-    covariance: Array  # of the missing entries [block of places, hole, hole, place of the block, group]
+    # of the missing entries [block of places, hole, hole, place of the block, group]
+    covariance: Array
     soft: Array  # expected soft label of the last class that is asked [place, group]
     tie: Array  # its covariance with the missing entries [place, hole, group]
     norm: Array  # log of the sum of exp(s) over the groups [place]
 
 
 def soft_labels(score: Array, signs: Array) -> tuple[Array, Array]:
-    """Mean of Normal(score, 1) on the side of 0 that the sign says; and what a row adds to the bound for it. 0 where nothing is asked."""
+    """Mean of Normal(score, 1) on the side of 0 that the sign says; and what a row adds to the
+    bound for it. 0 where nothing is asked.
+    """
     is_asked, cut = signs != 0, one_sided(signs * score)
     mean = score + signs * cut.shift
-    return jnp.where(is_asked, mean, 0), jnp.where(is_asked, cut.log_mass + score**2 / 2 - score * mean, 0)
+    return jnp.where(is_asked, mean, 0), jnp.where(
+        is_asked, cut.log_mass + score**2 / 2 - score * mean, 0
+    )
 
 
 def asked(signs: Array) -> Asked:
@@ -213,13 +247,17 @@ def message_to(message: Message, task: Array) -> Message:
 
 
 def form_of(message: Message, of: Asked) -> Array:
-    """Q + C of rows with holes, and what the soft labels that are factors of their own add: [group, entry, entry]."""
+    """Q + C of rows with holes, and what the soft labels that are factors of their own add:
+    [group, entry, entry].
+    """
     tied = jnp.einsum("c,cki,ckj->kij", of.others, message.answers, message.answers)
     return _form(message, of) + tied
 
 
 def score_of(message: Message, chunk: Bucket, score: Array) -> Array:
-    """Of soft labels that are factors of their own, [place, class, group]; rows that miss nothing have the best there is at once."""
+    """Of soft labels that are factors of their own, [place, class, group]; rows that miss
+    nothing have the best there is at once.
+    """
     at_entries = jnp.einsum("pi,cki->pck", chunk.entries, message.answers[: score.shape[1]])
     return jnp.where((chunk.num_missing == 0)[:, None, None], at_entries, score)
 
@@ -229,28 +267,44 @@ def _form(message: Message, of: Asked) -> Array:
 
 
 def sum_rows(message: Message, bucket: Bucket, score: Array, num_rows: int) -> tuple[Sums, Array]:
-    """The rows of a bucket: their sums; and `score` afterwards, of soft labels that are factors of their own [chunk, place, class, group].
+    """The rows of a bucket: their sums; and `score` afterwards, of soft labels that are factors of
+    their own [chunk, place, class, group].
 
-    `message` and the sums are [task, ...]. Rows without holes have no such factors, and the last class is none.
+    `message` and the sums are [task, ...]. Rows without holes have no such factors, and the last
+    class is none.
     """
     visit = _visit_incomplete if bucket.missing.shape[-1] else _visit_complete
     zero = _nothing(message, packed=not bucket.missing.shape[-1])
 
     def one(total: Sums, chunk: tuple[Bucket, Array]) -> tuple[Sums, Array]:
         task = chunk[0].task
-        sums, score = visit(message_to(message, task), *chunk, (chunk[0].row < num_rows).astype(message.const.dtype))
+        sums, score = visit(
+            message_to(message, task), *chunk, (chunk[0].row < num_rows).astype(message.const.dtype)
+        )
         return total.plus_task(sums, task), score
 
     total, score = lax.scan(one, zero, (bucket, score))
-    return (total if bucket.missing.shape[-1] else _unpacked(total, message.matrix.shape[-1])), score
+    return (
+        total if bucket.missing.shape[-1] else _unpacked(total, message.matrix.shape[-1])
+    ), score
 
 
 def _nothing(message: Message, packed: bool) -> Sums:
     tasks, classes, groups, size = message.answers.shape
     entries = (size * (size + 1) // 2,) if packed else (size, size)
     zeros = lambda *shape: jnp.zeros((tasks, *shape), message.const.dtype)
-    moments, asked, products = zeros(groups, *entries), zeros(classes, groups, *entries), zeros(classes, groups, size)
-    return Sums(moments, asked, products, jnp.zeros_like(message.columns), jnp.zeros((), message.const.dtype))
+    moments, asked, products = (
+        zeros(groups, *entries),
+        zeros(classes, groups, *entries),
+        zeros(classes, groups, size),
+    )
+    return Sums(
+        moments,
+        asked,
+        products,
+        jnp.zeros_like(message.columns),
+        jnp.zeros((), message.const.dtype),
+    )
 
 
 # Rows without holes, places last.
@@ -268,26 +322,49 @@ def place_complete(message: Message, chunk: Bucket) -> Complete:
     """Rows without holes: the soft labels of all classes are independent given the group."""
     u, of, signs = chunk.entries.T, asked(chunk.signs[0]), chunk.signs.T[:, None]
     products = jnp.concatenate([u[i : i + 1] * u[i:] for i in range(len(u))])
-    log_joint = message.const[:, None] + _packed(_form(message, of)) @ products + message.columns.T @ chunk.statistics.T
+    log_joint = (
+        message.const[:, None]
+        + _packed(_form(message, of)) @ products
+        + message.columns.T @ chunk.statistics.T
+    )
     loc, is_asked = jnp.einsum("cki,ip->ckp", message.answers, u), of.all[:, None, None]
     cut = one_sided(signs * loc)
-    return Complete(log_joint + jnp.sum(is_asked * cut.log_mass, 0), is_asked * (loc + signs * cut.shift), products)
+    return Complete(
+        log_joint + jnp.sum(is_asked * cut.log_mass, 0),
+        is_asked * (loc + signs * cut.shift),
+        products,
+    )
 
 
-def _visit_complete(message: Message, chunk: Bucket, score: Array, weight: Array) -> tuple[Sums, Array]:
+def _visit_complete(
+    message: Message, chunk: Bucket, score: Array, weight: Array
+) -> tuple[Sums, Array]:
     place = place_complete(message, chunk)
     total = jax.nn.logsumexp(place.log_joint, axis=0)
     rho = jnp.exp(place.log_joint - total[None]) * weight[None]
     moments = rho @ place.products.T
     is_asked = asked(chunk.signs[0]).all[:, None, None]
-    products = jnp.einsum("ckp,pi->cki", place.soft * rho[None], chunk.entries) if len(is_asked) else jnp.zeros_like(message.answers)
-    return Sums(moments, is_asked * moments[None], products, chunk.statistics.T @ rho.T, jnp.sum(weight * total)), score
+    products = (
+        jnp.einsum("ckp,pi->cki", place.soft * rho[None], chunk.entries)
+        if len(is_asked)
+        else jnp.zeros_like(message.answers)
+    )
+    return Sums(
+        moments,
+        is_asked * moments[None],
+        products,
+        chunk.statistics.T @ rho.T,
+        jnp.sum(weight * total),
+    ), score
 
 
 def _packed(matrix: Array) -> Array:
     """-u' Q u / 2 as coefficients of the products of entries."""
     size = matrix.shape[-1]
-    whole = [jnp.concatenate([matrix[:, i, i : i + 1] / 2, matrix[:, i, i + 1 :]], 1) for i in range(size)]
+    whole = [
+        jnp.concatenate([matrix[:, i, i : i + 1] / 2, matrix[:, i, i + 1 :]], 1)
+        for i in range(size)
+    ]
     return -jnp.concatenate(whole, 1)
 
 
@@ -315,20 +392,32 @@ class _Holes(NamedTuple):
 
 
 def place_rows(message: Message, chunk: Bucket, score: Array) -> Place:
-    """q(z, x_missing, t) of the rows of a chunk; soft labels that are factors of their own have the locations `score`."""
+    """q(z, x_missing, t) of the rows of a chunk; soft labels that are factors of their own have
+    the locations `score`.
+    """
     signs = (chunk.signs * asked(chunk.signs[0]).others[None])[:, : score.shape[1], None]
     return place_given(message, chunk, *soft_labels(score_of(message, chunk, score), signs))
 
 
 def place_given(message: Message, chunk: Bucket, soft: Array, term: Array) -> Place:
-    """The same where all soft labels but the last that is asked for are known, or their means: `soft` [place, class, group], with 0 where
-    nothing else is asked, and what they add to the log joint."""
+    """The same where all soft labels but the last that is asked for are known, or their means:
+    `soft` [place, class, group], with 0 where nothing else is asked, and what they add to the log
+    joint.
+    """
     u, of, num = chunk.entries, asked(chunk.signs[0]), soft.shape[1]
-    matrix, experts = form_of(message, of).transpose(1, 2, 0), jnp.einsum("c,cki->ik", of.last, message.answers)
+    matrix, experts = (
+        form_of(message, of).transpose(1, 2, 0),
+        jnp.einsum("c,cki->ik", of.last, message.answers),
+    )
     size, _, groups = matrix.shape
     push = jnp.einsum("pck,cki->pik", soft, message.answers[:num])
     form = (u @ matrix.reshape(size, -1)).reshape(-1, size, groups)
-    log_joint = message.const[None] + jnp.einsum("pi,pik->pk", u, push - form / 2) + chunk.statistics @ message.columns + term.sum(1)
+    log_joint = (
+        message.const[None]
+        + jnp.einsum("pi,pik->pk", u, push - form / 2)
+        + chunk.statistics @ message.columns
+        + term.sum(1)
+    )
     holes = _holes(chunk, matrix, push - form, experts if len(message.answers) else None)
     # Now the last soft label, where there is one; else the experts are 0.
     sign, is_tied = (chunk.signs @ of.last)[:, None], of.last.sum()
@@ -337,12 +426,21 @@ def place_given(message: Message, chunk: Bucket, soft: Array, term: Array) -> Pl
     log_joint = log_joint + holes.gain + is_tied * cut.log_mass
     total = jax.nn.logsumexp(log_joint, axis=1)
     mean = holes.mean + holes.pull * (sign * cut.shift / scale)[:, None]
-    entries = jnp.broadcast_to(u[:, :, None], form.shape).at[jnp.arange(len(u))[:, None], chunk.missing].add(mean)  # 0 beyond the holes
+    # 0 beyond the holes
+    entries = (
+        jnp.broadcast_to(u[:, :, None], form.shape)
+        .at[jnp.arange(len(u))[:, None], chunk.missing]
+        .add(mean)
+    )
     blocks, _, width, block, _ = holes.covariance.shape
     g = holes.pull.reshape(blocks, block, width, groups).swapaxes(1, 2)
-    covariance = holes.covariance - g[:, :, None] * g[:, None] * (cut.lost / scale**2).reshape(blocks, 1, 1, block, groups)
+    covariance = holes.covariance - g[:, :, None] * g[:, None] * (cut.lost / scale**2).reshape(
+        blocks, 1, 1, block, groups
+    )
     tie = holes.pull * (1 - cut.lost)[:, None]
-    return Place(log_joint - total[:, None], entries, covariance, loc + sign * scale * cut.shift, tie, total)
+    return Place(
+        log_joint - total[:, None], entries, covariance, loc + sign * scale * cut.shift, tie, total
+    )
 
 
 def _holes(chunk: Bucket, matrix: Array, slope: Array, experts: Array | None) -> _Holes:
@@ -352,17 +450,30 @@ def _holes(chunk: Bucket, matrix: Array, slope: Array, experts: Array | None) ->
     parts = jax.tree.map(split, (chunk.missing, chunk.num_missing, slope))
     is_unrolled = rows >= LONGEST_CHUNK["incomplete"] and chunk.missing.shape[1] <= MOST_UNROLLED
     found = lax.map(lambda part: _holes_of_block(*part, matrix, experts, is_unrolled), parts)
-    joined = jax.tree.map(lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), found._replace(covariance=None))
+    joined = jax.tree.map(
+        lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), found._replace(covariance=None)
+    )
     return joined._replace(covariance=found.covariance)
 
 
-def _holes_of_block(missing: Array, num_missing: Array, slope: Array, matrix: Array, experts: Array | None, is_unrolled: bool) -> _Holes:
+def _holes_of_block(
+    missing: Array,
+    num_missing: Array,
+    slope: Array,
+    matrix: Array,
+    experts: Array | None,
+    is_unrolled: bool,
+) -> _Holes:
     size, groups, width = *matrix.shape[1:], missing.shape[1]
     is_hole = jnp.arange(width)[None] < num_missing[:, None]  # [place, hole]
-    of_holes = lambda of_entries: jnp.take_along_axis(of_entries, missing[:, :, None], 1) * is_hole[:, :, None]
+    of_holes = lambda of_entries: (
+        jnp.take_along_axis(of_entries, missing[:, :, None], 1) * is_hole[:, :, None]
+    )
     both = (is_hole.T[:, None] & is_hole.T[None])[..., None]
     own = matrix.reshape(size * size, groups)[_pairs(missing, size)]
-    covariance, log_det = inverse(jnp.where(both, own, jnp.eye(width, dtype=own.dtype)[:, :, None, None]), is_unrolled)
+    covariance, log_det = inverse(
+        jnp.where(both, own, jnp.eye(width, dtype=own.dtype)[:, :, None, None]), is_unrolled
+    )
     solved = lambda vectors: jnp.einsum("abpk,pbk->pak", covariance, vectors)
     c = of_holes(slope)
     mean = solved(c)
@@ -370,7 +481,9 @@ def _holes_of_block(missing: Array, num_missing: Array, slope: Array, matrix: Ar
     gain = (jnp.sum(c * mean, 1) - log_det + constant) / 2
     covariance = jnp.where(both, covariance, 0)
     if experts is None:
-        return _Holes(mean, covariance, gain, jnp.zeros_like(mean), jnp.zeros_like(gain), jnp.zeros_like(gain))
+        return _Holes(
+            mean, covariance, gain, jnp.zeros_like(mean), jnp.zeros_like(gain), jnp.zeros_like(gain)
+        )
     w = of_holes(jnp.broadcast_to(experts[None], slope.shape))
     pull = solved(w)
     return _Holes(mean, covariance, gain, pull, jnp.sum(w * mean, 1), jnp.sum(w * pull, 1))
@@ -390,7 +503,9 @@ def inverse(matrix: Array, is_unrolled: bool = False) -> tuple[Array, Array]:
 
 
 def _swept(matrix: Array) -> tuple[Array, Array]:
-    """By the sweep operator, which at each index turns the pivot p and column v to -1 / p and v / p, and the rest to rest - v v' / p."""
+    """By the sweep operator, which at each index turns the pivot p and column v to -1 / p and v
+    / p, and the rest to rest - v v' / p.
+    """
     size = len(matrix)
 
     def sweep(j: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -399,15 +514,21 @@ def _swept(matrix: Array) -> tuple[Array, Array]:
         pivot = lax.dynamic_index_in_dim(column, j, 0, keepdims=False)
         unit = (jnp.arange(size) == j).astype(matrix.dtype).reshape(size, *(1,) * (matrix.ndim - 2))
         column = column - unit
-        return matrix - column[:, None] * (column / pivot[None])[None] - 2 * unit[:, None] * unit[None], log_det + jnp.log(pivot)
+        return matrix - column[:, None] * (column / pivot[None])[None] - 2 * unit[:, None] * unit[
+            None
+        ], log_det + jnp.log(pivot)
 
-    negative, log_det = lax.fori_loop(0, size, sweep, (matrix, jnp.zeros(matrix.shape[2:], matrix.dtype)))
+    negative, log_det = lax.fori_loop(
+        0, size, sweep, (matrix, jnp.zeros(matrix.shape[2:], matrix.dtype))
+    )
     return -negative, log_det
 
 
 def _eliminated(matrix: Array) -> tuple[Array, Array]:
-    """Down: the complement of the first row and column is their pivot's, v = column / pivot. Up: with the inverse Z of the complement and
-    y = Z v, the inverse is ((1 / pivot + v . y, -y'), (-y, Z)). Each step is a loop of its own, or XLA would compute steps again and again.
+    """Down: the complement of the first row and column is their pivot's, v = column / pivot.
+
+    Up: with the inverse Z of the complement and y = Z v, the inverse is ((1 / pivot + v . y, -y'),
+    (-y, Z)). Each step is a loop of its own, or XLA would compute steps again and again.
     """
     rest, pivots, steps = matrix, [], []
     for _ in range(len(matrix)):
@@ -419,23 +540,36 @@ def _eliminated(matrix: Array) -> tuple[Array, Array]:
         y = lax.optimization_barrier(jnp.sum(found * step[None], 1))
         corner = 1 / pivot + jnp.sum(step * y, 0)
         top = jnp.concatenate([corner[None], -y])
-        found = lax.optimization_barrier(jnp.concatenate([top[None], jnp.concatenate([-y[:, None], found], 1)]))
-    return found, sum((jnp.log(pivot) for pivot in pivots), start=jnp.zeros(matrix.shape[2:], matrix.dtype))
+        found = lax.optimization_barrier(
+            jnp.concatenate([top[None], jnp.concatenate([-y[:, None], found], 1)])
+        )
+    return found, sum(
+        (jnp.log(pivot) for pivot in pivots), start=jnp.zeros(matrix.shape[2:], matrix.dtype)
+    )
 
 
-def _visit_incomplete(message: Message, chunk: Bucket, score: Array, weight: Array) -> tuple[Sums, Array]:
+def _visit_incomplete(
+    message: Message, chunk: Bucket, score: Array, weight: Array
+) -> tuple[Sums, Array]:
     of, num, place = asked(chunk.signs[0]), score.shape[1], place_rows(message, chunk, score)
     score = jnp.einsum("pik,cki->pck", place.entries, message.answers[:num])
     others = soft_labels(score, (chunk.signs * of.others[None])[:, :num, None])[0]
-    soft = jnp.pad(others, ((0, 0), (0, len(of.last) - num), (0, 0))) + of.last[None, :, None] * place.soft[:, None]
+    soft = (
+        jnp.pad(others, ((0, 0), (0, len(of.last) - num), (0, 0)))
+        + of.last[None, :, None] * place.soft[:, None]
+    )
     rho = jnp.exp(place.log_rho) * weight[:, None]
     weighted = rho[:, None] * place.entries
     size, block = weighted.shape[1], place.covariance.shape[3]
-    pair = jax.vmap(lambda missing: _pairs(missing, size))(chunk.missing.reshape(-1, block, chunk.missing.shape[1]))
+    pair = jax.vmap(lambda missing: _pairs(missing, size))(
+        chunk.missing.reshape(-1, block, chunk.missing.shape[1])
+    )
     weighed = place.covariance * rho.reshape(-1, 1, 1, block, rho.shape[1])
     spread = jnp.zeros((size * size, rho.shape[1]), rho.dtype).at[pair].add(weighed)
     moments = jnp.einsum("pik,pjk->kij", weighted, place.entries) + spread.T.reshape(-1, size, size)
     tie = jnp.zeros((size, rho.shape[1]), rho.dtype).at[chunk.missing].add(rho[:, None] * place.tie)
     products = jnp.einsum("pck,pik->cki", soft, weighted) + of.last[:, None, None] * tie.T[None]
     asked_about = of.all[:, None, None, None] * moments[None]
-    return Sums(moments, asked_about, products, chunk.statistics.T @ rho, jnp.sum(weight * place.norm)), score
+    return Sums(
+        moments, asked_about, products, chunk.statistics.T @ rho, jnp.sum(weight * place.norm)
+    ), score

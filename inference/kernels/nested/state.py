@@ -12,10 +12,21 @@ from inference.maths.slice_walk import Points
 from inference.reading.exchangeable import Reference
 from inference.run.protocol import Results
 
-__all__ = ["Dead", "Nest", "Offers", "begun_with", "information_of", "particles", "points_of", "with_room"]
+__all__ = [
+    "Dead",
+    "Nest",
+    "Offers",
+    "begun_with",
+    "information_of",
+    "particles",
+    "points_of",
+    "with_room",
+]
 
 NUM_HISTORIES = 200
-GENERATIONS = 12  # looks back to the ancestors of live points: modes hang together for long after the last walk went from one to the other
+# looks back to the ancestors of live points: modes hang together for long after the last walk went
+# from one to the other
+GENERATIONS = 12
 
 
 class Dead(NamedTuple):
@@ -28,7 +39,10 @@ class Dead(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """Draws from where nested sampling starts, for births to take. The host makes them, for the code that draws takes long to compile."""
+    """Draws from where nested sampling starts, for births to take.
+
+    The host makes them, for the code that draws takes long to compile.
+    """
 
     z: Array  # [offer, size]
     num_used: Array
@@ -41,7 +55,8 @@ class Nest(NamedTuple):
 
     live: Points
     mode: Array  # [live]
-    ancestor: Array  # [generation, live]: the live point that each is a copy of a copy of, one look ago, two, ...
+    # [generation, live]: the live point that each is a copy of a copy of, one look ago, two, ...
+    ancestor: Array
     num_modes: Array
     volumes: Volumes
     dead: Dead
@@ -53,7 +68,9 @@ class Nest(NamedTuple):
     reference: Reference  # what members without names are named after
 
 
-def begun_with(live: Points, offers: Offers, reference: Reference, num_modes: int, room: int) -> Nest:
+def begun_with(
+    live: Points, offers: Offers, reference: Reference, num_modes: int, room: int
+) -> Nest:
     """Live points in one mode of up to `num_modes`, nothing dead, and room for those that die."""
     (num_live, size), dtype = live.z.shape, live.z.dtype
     zero, nothing = jnp.zeros((), jnp.int32), jnp.zeros(0, dtype)
@@ -76,7 +93,9 @@ def begun_with(live: Points, offers: Offers, reference: Reference, num_modes: in
 
 def with_room(dead: Dead, room: int) -> Dead:
     """Room for as many dead in all."""
-    more = lambda leaf: jnp.concatenate([leaf, jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)])
+    more = lambda leaf: jnp.concatenate(
+        [leaf, jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)]
+    )
     return jax.tree.map(more, dead)
 
 
@@ -89,11 +108,18 @@ def points_of(state: Nest) -> tuple[Array, Array, Array, Array]:
     log_likelihood = np.concatenate([dead.log_likelihood, nest.live.log_likelihood])
     log_volume = np.concatenate([dead.log_volume, log_each[nest.mode]])
     z, mode = np.concatenate([dead.z, nest.live.z]), np.concatenate([dead.mode, nest.mode])
-    return jnp.asarray(z), jnp.asarray(log_volume + log_likelihood), jnp.asarray(log_likelihood), jnp.asarray(mode)
+    return (
+        jnp.asarray(z),
+        jnp.asarray(log_volume + log_likelihood),
+        jnp.asarray(log_likelihood),
+        jnp.asarray(mode),
+    )
 
 
 def information_of(state: Nest) -> Array:
-    """Nats that the posterior is away from the prior; on the host, where nothing is to be compiled."""
+    """Nats that the posterior is away from the prior; on the host, where nothing is to be
+    compiled.
+    """
     _, log_weight, log_likelihood, _ = map(np.asarray, points_of(state))
     total = np.logaddexp.reduce(log_weight)
     weight = np.exp(log_weight - total)

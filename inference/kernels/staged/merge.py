@@ -2,23 +2,26 @@
 
     p(z | all rows)  ~  prior(z) product over w of  pi_w(z) / prior(z),        log Z = sum over w of log Z_w  +  log Z of this product
 
-Each worker ran `Staged` from the prior; what it has found is summarised as between stages: pi_w, clumps with the prior in the
-background. One more stage draws from pi_1 and takes the others, over the prior, for its likelihood: no row is looked at, but for
-slopes at the points that a worker has, and some draws of what is fitted to them, by the worker's own rows. What clumps cannot say
-is lost, once for each worker, and where workers disagree the product lies in the tails of all of them, where clumps say the
-least: for the same rows, stages one after the other lose less. At the end some draws of what was put together are weighed by all
-rows, as those of `Staged` are: `log_evidence` is what these say, and `nats_left` how far the posterior is from them; above two
-nats the claimed error is infinite, for nothing begins again. (With `most_lost=np.inf` nothing is weighed.) Where members may
-change places (clusters of a mixture, `inference.reading.exchangeable`), workers have each named them in a way of their own: a
-vector is given the places of each.
+Each worker ran `Staged` from the prior; what it has found is summarised as between stages: pi_w,
+clumps with the prior in the background. One more stage draws from pi_1 and takes the others, over
+the prior, for its likelihood: no row is looked at, but for slopes at the points that a worker has,
+and some draws of what is fitted to them, by the worker's own rows. What clumps cannot say is lost,
+once for each worker, and where workers disagree the product lies in the tails of all of them, where
+clumps say the least: for the same rows, stages one after the other lose less. At the end some draws
+of what was put together are weighed by all rows, as those of `Staged` are: `log_evidence` is what
+these say, and `nats_left` how far the posterior is from them; above two nats the claimed error is
+infinite, for nothing begins again. (With `most_lost=np.inf` nothing is weighed.) Where members may
+change places (clusters of a mixture, `inference.reading.exchangeable`), workers have each named
+them in a way of their own: a vector is given the places of each.
 
     drivers = [Driver(Staged(model)) for part in parts]          # each `run` on its part, wherever; a driver can be pickled
     Driver(MergedStages(drivers)).run(key, x, y)                 # all rows, by which the end is weighed
     driver.update(x, y)                                          # from then on stages as ever
 
-Center (2009), "Learning complex classification models from large data sets", of the distribution among processors. Cost: as a
-stage of `Staged` with (workers x clumps x size^2) in place of the rows; a gradient of the rows of a worker for each of its
-points; and four draws for each latent number, at least 200, by all rows.
+Center (2009), "Learning complex classification models from large data sets", of the distribution
+among processors. Cost: as a stage of `Staged` with (workers x clumps x size^2) in place of the
+rows; a gradient of the rows of a worker for each of its points; and four draws for each latent
+number, at least 200, by all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +35,15 @@ from jax import Array, random
 
 from inference.kernels.nested.nesting import evidence_of
 from inference.kernels.nested.relabel import Named, together
-from inference.kernels.staged.kernel import Stage, Staged, StagedReading, account_of, found_out, key_of, row_evaluations
+from inference.kernels.staged.kernel import (
+    Stage,
+    Staged,
+    StagedReading,
+    account_of,
+    found_out,
+    key_of,
+    row_evaluations,
+)
 from inference.kernels.staged.search import NEAR, Start
 from inference.kernels.staged.weighing import Account, Evidence, unweighed
 from inference.maths.summary import Mixture
@@ -43,7 +54,8 @@ from inference.reading.stage_rows import StageData, row_dim
 
 __all__ = ["MergedStages", "Part", "Product"]
 
-SAME = ("summary", "num_clumps", "background", "most_lost", "num_iterations", "num_walkers")  # settings of the first part
+# settings of the first part
+SAME = ("summary", "num_clumps", "background", "most_lost", "num_iterations", "num_walkers")
 
 
 @dataclass(frozen=True)
@@ -55,17 +67,21 @@ class Product(Start):
         if not isinstance(clumps, Named):  # a stage of rows
             return super().densities(clumps, program)
 
-        first, others = (jax.tree.map(lambda leaf, part=part: leaf[part], clumps) for part in (0, slice(1, None)))
+        first, others = (
+            jax.tree.map(lambda leaf, part=part: leaf[part], clumps) for part in (0, slice(1, None))
+        )
 
         def densities(z: Array) -> tuple[Array, Array]:
             each = jax.vmap(lambda own: self._over_prior(own, z, program))(others)
-            return self.backed.log_density(first.clumps, z, self.split.densities(z, program)[0]), jnp.sum(each)
+            return self.backed.log_density(
+                first.clumps, z, self.split.densities(z, program)[0]
+            ), jnp.sum(each)
 
         return densities
 
     def _over_prior(self, own: Named, z: Array, program: Program) -> Array:
-        """What one worker has learned of the copy of a vector that it knows: the logarithm of density over prior, which is that
-        of all copies.
+        """What one worker has learned of the copy of a vector that it knows: the logarithm of
+        density over prior, which is that of all copies.
         """
         log_copies = 0.0 if self.exchange is None else self.exchange.log_copies
         z = together(self.exchange, z[None], own.reference)[0]
@@ -92,7 +108,8 @@ class Part(NamedTuple):
 class MergedStages(Staged):
     """One posterior of several that were learned in stages from different rows.
 
-    :param parts: drivers of `Staged` that have finished, or a `Part` each, of one model with the same settings.
+    :param parts: drivers of `Staged` that have finished, or a `Part` each, of one model with the
+    same settings.
     :param settings: of `Staged`, where they differ from those of the first part.
     """
 
@@ -101,24 +118,37 @@ class MergedStages(Staged):
             raise ValueError(f"parts: found {len(parts)}, wanted two or more drivers of Staged.")
         self.parts = tuple(_part(number, part) for number, part in enumerate(parts))
         first = self.parts[0].kernel
-        renames = {part.kernel.sampler.rename for part in self.parts} | {settings.get("rename", first.sampler.rename)}
+        renames = {part.kernel.sampler.rename for part in self.parts} | {
+            settings.get("rename", first.sampler.rename)
+        }
         if len(renames) > 1:
-            raise ValueError("rename: found True and False among the parts and the settings; wanted one of them for all.")
+            raise ValueError(
+                "rename: found True and False among the parts and the settings; wanted one of them "
+                "for all."
+            )
         own = {name: getattr(first, name) for name in SAME}
-        super().__init__(first.model, num_stages=1, **own | first.sampler.settings._asdict() | settings)
+        super().__init__(
+            first.model, num_stages=1, **own | first.sampler.settings._asdict() | settings
+        )
 
     def read(self, program: Program) -> tuple[StagedReading, StageData]:
-        """The model is read and proved, it is that of all parts, and the rows are as many as these have learned from."""
+        """The model is read and proved, it is that of all parts, and the rows are as many as
+        these have learned from.
+        """
         is_double = bool(jax.config.jax_enable_x64)
         for number, part in enumerate(self.parts):
             if (was := part.reading.dtype == np.float64) != is_double:
                 raise ValueError(
-                    f"parts, number {number}: the run began with jax_enable_x64={was}, and now it is {is_double}; set it back."
+                    f"parts, number {number}: the run began with jax_enable_x64={was}, and now it "
+                    f"is {is_double}; set it back."
                 )
         reading, data = super().read(program)
         learned, found = sum(int(part.state.num_rows) for part in self.parts), int(data.num_rows)
         if learned != found:
-            raise ValueError(f"plate {row_dim(program)!r}: found {found} rows, and the parts have learned from {learned}; wanted those.")
+            raise ValueError(
+                f"plate {row_dim(program)!r}: found {found} rows, and the parts have learned from "
+                f"{learned}; wanted those."
+            )
         for number, part in enumerate(self.parts):
             part.reading.check_alike(program, asked=f"parts, number {number}")
         return reading, data
@@ -131,18 +161,28 @@ class MergedStages(Staged):
         """The stage that puts the parts together."""
         fit_key, start_key, rng_key = random.split(rng_key, 3)
         each, accounts = zip(
-            *[self._learned(random.fold_in(fit_key, number), part, reading) for number, part in enumerate(self.parts)], strict=True
+            *[
+                self._learned(random.fold_in(fit_key, number), part, reading)
+                for number, part in enumerate(self.parts)
+            ],
+            strict=True,
         )
         clumps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         one = jnp.zeros(1, jnp.int32)  # a program cannot have none
-        own, num_rows = reading.rows.own(data, one), jnp.asarray(sum(part.state.num_rows for part in self.parts))
+        own, num_rows = (
+            reading.rows.own(data, one),
+            jnp.asarray(sum(part.state.num_rows for part in self.parts)),
+        )
         nothing, start = reading.search.nothing, reading.start
         densities = start.rest(clumps, own, nothing)
         return Stage(
-            nest=reading.nesting.started(start_key, start, (clumps, nothing), densities, is_even=False),
+            nest=reading.nesting.started(
+                start_key, start, (clumps, nothing), densities, is_even=False
+            ),
             clumps=clumps,
             sampled=nothing,
-            iteration=jnp.asarray(self.num_iterations - 1, jnp.int32),  # parts are put together in one turn
+            # parts are put together in one turn
+            iteration=jnp.asarray(self.num_iterations - 1, jnp.int32),
             rows=one,
             later=jnp.zeros((0, 0), jnp.int32),
             num_left=jnp.zeros((), jnp.int32),
@@ -159,9 +199,13 @@ class MergedStages(Staged):
         is_at_end = self.sampler.finished(state.nest) and not self.finished(state)
         return self._next_dealt(state, reading, data) if is_at_end else state
 
-    def _next_weighed(self, state: Stage, reading: StagedReading, data: StageData, found: Named, before: Account) -> Stage:
-        """The end, whatever is left: where all rows would begin is not known from here. Where few draws have all of the weight,
-        more than the logarithm of their number is never seen to be left, and the error may be anything.
+    def _next_weighed(
+        self, state: Stage, reading: StagedReading, data: StageData, found: Named, before: Account
+    ) -> Stage:
+        """The end, whatever is left: where all rows would begin is not known from here.
+
+        Where few draws have all of the weight, more than the logarithm of their number is never
+        seen to be left, and the error may be anything.
         """
         weighed, spent = reading.weighing.by_all(key_of(state, 4), state, found, data)
         if not weighed.lost.nats[0] < NEAR:
@@ -178,14 +222,22 @@ class MergedStages(Staged):
         evaluations = part.kernel._row_evaluations(state) - state.before.num_evaluations
         account = account_of(lost_key, state, own, clumps, data, evaluations, spent)
         before = state.before.then(account)
-        if state.weighed.is_there:  # that is the evidence of all of its rows; `account` has what these clumps lack of that, and lose
+        # that is the evidence of all of its rows; `account` has what these clumps lack of that, and
+        # lose
+        if state.weighed.is_there:
             lacking = account.nested.log_evidence - evidence_of(state.nest)[0]
             log_evidence = state.weighed.log_evidence + lacking
-            before = before._replace(corrected=Evidence(log_evidence, state.weighed.variance, account.nested.lost))
+            before = before._replace(
+                corrected=Evidence(log_evidence, state.weighed.variance, account.nested.lost)
+            )
         return reading.search.named(name_key, clumps), before
 
     def _row_evaluations(self, state: Stage) -> Array:
-        return state.before.num_evaluations if isinstance(state.clumps, Named) else row_evaluations(state)
+        return (
+            state.before.num_evaluations
+            if isinstance(state.clumps, Named)
+            else row_evaluations(state)
+        )
 
 
 def _part(number: int, part: Any) -> Part:
@@ -197,5 +249,8 @@ def _part(number: int, part: Any) -> Part:
         raise TypeError(f"parts: number {number} is {part!r}; wanted a Driver of Staged.")
     states = part.states
     if len(states) > 1 or not kernel.finished(states[0]):
-        raise ValueError(f"parts: number {number} has {len(states)} replicates, or has not finished; wanted one that has.")
+        raise ValueError(
+            f"parts: number {number} has {len(states)} replicates, or has not finished; wanted one "
+            "that has."
+        )
     return Part(kernel, states[0], part.reading, part.data)

@@ -1,19 +1,24 @@
 """What has been found in stages, weighed by all rows of a run.
 
-A summary says nothing of where its stage has found nothing, and later rows may lead there: where the model is wrong, such as for outliers,
-of which the first rows may have ten times as many as the rest, further than any draw of its posterior goes. So when rows are twice as many
-as when it was done last, and at the end, draws from what stands for all that has been found are weighed by the prior and all rows so far:
+A summary says nothing of where its stage has found nothing, and later rows may lead there: where
+the model is wrong, such as for outliers, of which the first rows may have ten times as many as the
+rest, further than any draw of its posterior goes. So when rows are twice as many as when it was
+done last, and at the end, draws from what stands for all that has been found are weighed by the
+prior and all rows so far:
 
     w(z)  =  prior(z) p(all rows so far | z) / q(z),        evidence  =  mean of w over draws from q
 
-That is the evidence whatever summaries have lost, and how uneven weights are tells what is left from q to the posterior. Where that is
-much, and stages are to come, these start from what clumps of q come to along the slopes of all rows so far (`climbing`), if little is left
-from there. Else a run begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its clumps, and a few
-from anywhere. Where stages are not explored, nested sampling goes over q itself then, unless that is far off. What no clump is near to no
-weight tells. Rows of a run before an update are gone: an update is not weighed. But its rows may lead to where clumps say less than the
-prior in their background, and what earlier rows said is forgotten there: how much of what a stage finds is there, its error has, and that
-is infinite where it is the half or more. Cost: draws x rows, some three times in a run; a climb takes some ten times as many, and a run
-that begins again some hundred times.
+That is the evidence whatever summaries have lost, and how uneven weights are tells what is left
+from q to the posterior. Where that is much, and stages are to come, these start from what clumps of
+q come to along the slopes of all rows so far (`climbing`), if little is left from there. Else a run
+begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its
+clumps, and a few from anywhere. Where stages are not explored, nested sampling goes over q itself
+then, unless that is far off. What no clump is near to no weight tells. Rows of a run before an
+update are gone: an update is not weighed. But its rows may lead to where clumps say less than the
+prior in their background, and what earlier rows said is forgotten there: how much of what a stage
+finds is there, its error has, and that is infinite where it is the half or more. Cost: draws x
+rows, some three times in a run; a climb takes some ten times as many, and a run that begins again
+some hundred times.
 """
 
 from dataclasses import dataclass
@@ -47,7 +52,11 @@ class Evidence(NamedTuple):
 
     def then(self, later: "Evidence") -> "Evidence":
         """With stages after these."""
-        return Evidence(self.log_evidence + later.log_evidence, self.variance + later.variance, self.lost.then(later.lost))
+        return Evidence(
+            self.log_evidence + later.log_evidence,
+            self.variance + later.variance,
+            self.lost.then(later.lost),
+        )
 
     def error(self, num_rows: Array, of_stage: Array) -> Array:
         """Claimed of so many rows, with the error of the stage that is not over."""
@@ -58,7 +67,8 @@ class Weighed(NamedTuple):
     """What draws say, weighed by all rows so far."""
 
     log_evidence: Array  # NaN: nothing has been weighed
-    lacking: Array  # of the evidence of a stage that starts from what they are draws of, with the background
+    # of the evidence of a stage that starts from what they are draws of, with the background
+    lacking: Array
     variance: Array  # of the error
     lost: Loss  # by what they are draws of
 
@@ -84,17 +94,25 @@ class Account(NamedTuple):
     def then(self, later: "Account") -> "Account":
         """With stages after these."""
         corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
-        return Account(corrected, nested, self.information + later.information, self.num_evaluations + later.num_evaluations)
+        return Account(
+            corrected,
+            nested,
+            self.information + later.information,
+            self.num_evaluations + later.num_evaluations,
+        )
 
     def weighed(self, by_all: Weighed) -> "Account":
         """All rows of these stages have been weighed."""
         return self._replace(corrected=by_all.evidence)
 
     def mended(self, by_all: Weighed) -> "Account":
-        """Something else stands for these stages than what nested sampling has found in them: the sum goes on from what weights say, whose
-        error is none of live points."""
+        """Something else stands for these stages than what nested sampling has found in them: the
+        sum goes on from what weights say, whose error is none of live points.
+        """
         log_evidence, variance, lost = by_all.evidence
-        lost = lost._replace(variance=lost.variance + jnp.stack([variance, jnp.zeros_like(variance)]))
+        lost = lost._replace(
+            variance=lost.variance + jnp.stack([variance, jnp.zeros_like(variance)])
+        )
         nested = Evidence(log_evidence, jnp.zeros_like(variance), lost)
         return self._replace(nested=nested, information=jnp.zeros_like(self.information))
 
@@ -118,7 +136,9 @@ class Weighing:
         """Whether little is left; where nobody knows, it is not."""
         return bool(weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost))
 
-    def by_all(self, rng_key: Array, state: Any, found: Named, data: StageData) -> tuple[Weighed, int]:
+    def by_all(
+        self, rng_key: Array, state: Any, found: Named, data: StageData
+    ) -> tuple[Weighed, int]:
         """Draws from what stands for all that has been found; and evaluations."""
         search, rows = self.search, self.so_far(state, data)
         own, num_draws = search.rows.own(data, rows), max(DRAWS, search.usual)
@@ -126,18 +146,25 @@ class Weighing:
         log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
         log_evidence = logsumexp(log_weight) - np.log(len(z))
         lost = loss_of(log_weight, state.num_rows)
-        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2  # few draws see little of tails
+        # few draws see little of tails
+        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2
         lacking = lacking_of(search.start, found.clumps, z, log_weight)
         return Weighed(log_evidence, lacking, variance, lost), len(z) * len(rows)
 
-    def mended(self, rng_key: Array, state: Any, found: Named, weighed: Weighed, data: StageData) -> tuple[Named, Weighed, int]:
-        """What clumps come to by all rows so far, and what its draws say, if that is enough; else what was found; and evaluations."""
+    def mended(
+        self, rng_key: Array, state: Any, found: Named, weighed: Weighed, data: StageData
+    ) -> tuple[Named, Weighed, int]:
+        """What clumps come to by all rows so far, and what its draws say, if that is enough;
+        else what was found; and evaluations.
+        """
         search = self.search
         if not search.size or not weighed.lost.nats[0] < FAR:
             return found, weighed, 0
         climb_key, weigh_key = random.split(rng_key)
         rows = self.so_far(state, data)
-        near = search.near_clumps(climb_key, Begin(found), search.nothing.clumps, search.rows.own(data, rows))
+        near = search.near_clumps(
+            climb_key, Begin(found), search.nothing.clumps, search.rows.own(data, rows)
+        )
         assert near is not None  # there are clumps
         again, spent = self.by_all(weigh_key, state, near.mixture, data)
         spent += round(near.evaluations) * len(rows)
@@ -150,7 +177,9 @@ class Weighing:
         return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
 
     def begin_again(self, found: Named, weighed: Weighed) -> Begin:
-        """With all rows so far: from where walkers climb, or what is gone over where there are none."""
+        """With all rows so far: from where walkers climb, or what is gone over where there are
+        none.
+        """
         if not self.search.size:
             return Begin(found, is_found=bool(weighed.lost.nats[0] < NEAR))
         return Begin(self.search.nothing, centres(found), FRESH)
@@ -163,9 +192,12 @@ def unweighed(dtype: Any) -> Weighed:
 
 
 def forgotten(start: Start, clumps: Mixture, z: Array, log_weight: Array) -> Array:
-    """Nats by which the evidence of a stage may be off for those of its weighted points [point, size] that lie in the background of what it
-    starts from, where clumps say less than that: earlier rows may exclude them. Infinite where that is the half of them or more."""
-    if isinstance(clumps, Named) or not len(clumps.log_weight):  # of workers, which all rows weigh; of a first stage
+    """Nats by which the evidence of a stage may be off for those of its weighted points [point,
+    size] that lie in the background of what it starts from, where clumps say less than that:
+    earlier rows may exclude them. Infinite where that is the half of them or more.
+    """
+    # of workers, which all rows weigh; of a first stage
+    if isinstance(clumps, Named) or not len(clumps.log_weight):
         return jnp.zeros((), start.split.dtype)
     behind = _share_behind(start, clumps, z, log_weight)
     return jnp.where(behind < MOST_BEHIND, -jnp.log1p(-behind), jnp.inf)
@@ -174,17 +206,26 @@ def forgotten(start: Start, clumps: Mixture, z: Array, log_weight: Array) -> Arr
 @partial(jax.jit, static_argnums=0)
 def _share_behind(start: Start, clumps: Mixture, z: Array, log_weight: Array) -> Array:
     """The share of weighted points [point, size] that comes from the background."""
-    return mean_of(log_weight, 1 - (1 - start.backed.background) * jnp.exp(-_log_share(start, clumps, z)))
+    return mean_of(
+        log_weight, 1 - (1 - start.backed.background) * jnp.exp(-_log_share(start, clumps, z))
+    )
 
 
 def lacking_of(start: Start, found: Mixture, z: Array, log_weight: Array) -> Array:
-    """Correction of a log-evidence: the mean of log(clumps / (clumps + background)), for the next stage starts from the latter."""
+    """Correction of a log-evidence: the mean of log(clumps / (clumps + background)), for the
+    next stage starts from the latter.
+    """
     return mean_of(log_weight, -_log_share(start, found, z))
 
 
 @partial(jax.jit, static_argnums=0)
 def _log_share(start: Start, found: Mixture, z: Array) -> Array:
-    """Log ratio of the density that the next stage starts from to that of its clumps, at each of the vectors [point, size]."""
+    """Log ratio of the density that the next stage starts from to that of its clumps, at each of
+    the vectors [point, size].
+    """
     backed = start.backed
-    one = lambda z: backed.log_density(found, z, start.split.densities(z)[0]) - backed.summary.log_density(found, z)
+    one = lambda z: (
+        backed.log_density(found, z, start.split.densities(z)[0])
+        - backed.summary.log_density(found, z)
+    )
     return jax.vmap(one)(z)

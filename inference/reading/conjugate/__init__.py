@@ -1,4 +1,5 @@
-"""Conjugate pairs: what a prior and a likelihood must offer to be integrated out, and which pairs there are.
+"""Conjugate pairs: what a prior and a likelihood must offer to be integrated out, and which pairs
+there are.
 
 pairs       the interface of a pair, and what pairs of columns have in common
 table       the table, how it is looked up, and `register_conjugate`

@@ -1,8 +1,10 @@
-"""The conjugate pairs of codes and counts: see `inference.reading.conjugate.table` for their methods.
+"""The conjugate pairs of codes and counts: see `inference.reading.conjugate.table` for their
+methods.
 
-Cost of one row against R groups of C columns (float32, one core, R = 40, C = 100): Bernoulli two products of R C (0.4 us);
-Categorical one of R C K with the row as indicators (0.9 us at K = 3, 4.5 at K = 20; a gather took 2.2 and 2.8, by
-`take_along_axis` 8); Poisson three logarithms for each of R C (27 us; with `gammaln` 60), Normal one (10 us).
+Cost of one row against R groups of C columns (float32, one core, R = 40, C = 100): Bernoulli two
+products of R C (0.4 us); Categorical one of R C K with the row as indicators (0.9 us at K = 3, 4.5
+at K = 20; a gather took 2.2 and 2.8, by `take_along_axis` 8); Poisson three logarithms for each of
+R C (27 us; with `gammaln` 60), Normal one (10 us).
 """
 
 from dataclasses import dataclass
@@ -14,9 +16,23 @@ from jax import Array, random
 from jax.scipy.special import betaln, digamma, gammaln, xlog1py, xlogy
 
 from inference.reading.conjugate.normal import stirling_error
-from inference.reading.conjugate.pairs import Columns, beta_divergence, fill, fill_row, gamma_divergence, refuse_first
+from inference.reading.conjugate.pairs import (
+    Columns,
+    beta_divergence,
+    fill,
+    fill_row,
+    gamma_divergence,
+    refuse_first,
+)
 
-__all__ = ["BetaBernoulli", "BetaHyper", "DirichletCategorical", "DirichletHyper", "GammaHyper", "GammaPoisson"]
+__all__ = [
+    "BetaBernoulli",
+    "BetaHyper",
+    "DirichletCategorical",
+    "DirichletHyper",
+    "GammaHyper",
+    "GammaPoisson",
+]
 
 
 class BetaHyper(NamedTuple):
@@ -77,7 +93,9 @@ class BetaBernoulli(Columns):
 
     @override
     def draw(self, rng_key: Array, hyper: BetaHyper) -> tuple[Array, ...]:
-        return (random.beta(rng_key, *hyper, hyper.concentration1.shape, hyper.concentration1.dtype),)
+        return (
+            random.beta(rng_key, *hyper, hyper.concentration1.shape, hyper.concentration1.dtype),
+        )
 
     @override
     def draw_row(self, rng_key: Array, hyper: BetaHyper) -> Array:
@@ -90,7 +108,13 @@ class BetaBernoulli(Columns):
     @override
     def refuse(self, site: str, x: np.ndarray, hyper: BetaHyper | None = None) -> None:
         bad = ~np.isnan(x) & (x != 0) & (x != 1)
-        refuse_first(site, x, bad, "BernoulliProbs takes 0, 1, or NaN where it is missing. Give such a column to another family.")
+        refuse_first(
+            site,
+            x,
+            bad,
+            "BernoulliProbs takes 0, 1, or NaN where it is missing. Give such a column to another "
+            "family.",
+        )
 
 
 class DirichletHyper(NamedTuple):
@@ -101,7 +125,10 @@ class DirichletHyper(NamedTuple):
 
 @dataclass(frozen=True)
 class DirichletCategorical(Columns):
-    """Columns of the codes 0, ..., K - 1. Another code than these counts as missing: `refuse` finds it before."""
+    """Columns of the codes 0, ..., K - 1.
+
+    Another code than these counts as missing: `refuse` finds it before.
+    """
 
     priors: tuple[str, ...] = ("Dirichlet",)
     likelihood: str = "CategoricalProbs"
@@ -138,7 +165,10 @@ class DirichletCategorical(Columns):
 
     @override
     def scores(self, cache: Array, x: Array) -> Array:
-        return jnp.sum(cache * jnp.broadcast_to(self.statistics(x, DirichletHyper(cache)), cache.shape), axis=-1)
+        return jnp.sum(
+            cache * jnp.broadcast_to(self.statistics(x, DirichletHyper(cache)), cache.shape),
+            axis=-1,
+        )
 
     def score(self, cache: Array, x: Array) -> Array:
         """One product of a matrix and the row's indicators."""
@@ -151,11 +181,20 @@ class DirichletCategorical(Columns):
 
     @override
     def draw(self, rng_key: Array, hyper: DirichletHyper) -> tuple[Array, ...]:
-        return (random.dirichlet(rng_key, hyper.concentration, hyper.concentration.shape[:-1], hyper.concentration.dtype),)
+        return (
+            random.dirichlet(
+                rng_key,
+                hyper.concentration,
+                hyper.concentration.shape[:-1],
+                hyper.concentration.dtype,
+            ),
+        )
 
     @override
     def draw_row(self, rng_key: Array, hyper: DirichletHyper) -> Array:
-        return random.categorical(rng_key, jnp.log(hyper.concentration)).astype(hyper.concentration.dtype)
+        return random.categorical(rng_key, jnp.log(hyper.concentration)).astype(
+            hyper.concentration.dtype
+        )
 
     @override
     def mean_row(self, hyper: DirichletHyper) -> Array:
@@ -166,7 +205,13 @@ class DirichletCategorical(Columns):
         largest = np.inf if hyper is None else hyper.concentration.shape[-1] - 1
         bad = ~np.isnan(x) & ((x < 0) | (x > largest) | (x != np.floor(x)) | np.isinf(x))
         codes = "the codes 0, 1, 2, ..." if hyper is None else f"the codes 0 to {largest}"
-        refuse_first(site, x, bad, f"CategoricalProbs takes {codes}, or NaN where it is missing. Number the categories from 0.")
+        refuse_first(
+            site,
+            x,
+            bad,
+            f"CategoricalProbs takes {codes}, or NaN where it is missing. Number the categories "
+            "from 0.",
+        )
 
 
 class GammaHyper(NamedTuple):
@@ -206,7 +251,10 @@ class GammaPoisson(Columns):
 
     @override
     def expected(self, hyper: GammaHyper) -> Array:
-        return jnp.stack([digamma(hyper.concentration) - jnp.log(hyper.rate), -hyper.concentration / hyper.rate], -1)
+        return jnp.stack(
+            [digamma(hyper.concentration) - jnp.log(hyper.rate), -hyper.concentration / hyper.rate],
+            -1,
+        )
 
     @override
     def divergence(self, hyper: GammaHyper, prior: GammaHyper) -> Array:
@@ -215,7 +263,9 @@ class GammaPoisson(Columns):
     def cache(self, hyper: GammaHyper) -> _PoissonCache:
         """The parts that a count does not change."""
         a, b = hyper
-        return _PoissonCache(a, jnp.log(a) - 1 - jnp.log1p(b), -a * jnp.log1p(1 / b) - stirling_error(a))
+        return _PoissonCache(
+            a, jnp.log(a) - 1 - jnp.log1p(b), -a * jnp.log1p(1 / b) - stirling_error(a)
+        )
 
     @override
     def scores(self, cache: _PoissonCache, x: Array) -> Array:
@@ -225,7 +275,8 @@ class GammaPoisson(Columns):
     def score(self, cache: _PoissonCache, x: Array) -> Array:
         """Three logarithms for each group and column."""
         terms, log_factorial = self._log_negative_binomial(cache, x)
-        return terms.sum(-1) - log_factorial.sum(-1)  # summed apart, or XLA computes log x! for every group
+        # summed apart, or XLA computes log x! for every group
+        return terms.sum(-1) - log_factorial.sum(-1)
 
     @override
     def log_prior(self, hyper: GammaHyper, values: tuple[Array, ...]) -> Array:
@@ -234,7 +285,10 @@ class GammaPoisson(Columns):
 
     @override
     def draw(self, rng_key: Array, hyper: GammaHyper) -> tuple[Array, ...]:
-        return (random.gamma(rng_key, hyper.concentration, hyper.rate.shape, hyper.rate.dtype) / hyper.rate,)
+        return (
+            random.gamma(rng_key, hyper.concentration, hyper.rate.shape, hyper.rate.dtype)
+            / hyper.rate,
+        )
 
     @override
     def draw_row(self, rng_key: Array, hyper: GammaHyper) -> Array:
@@ -249,11 +303,20 @@ class GammaPoisson(Columns):
     @override
     def refuse(self, site: str, x: np.ndarray, hyper: GammaHyper | None = None) -> None:
         bad = ~np.isnan(x) & ((x < 0) | (x != np.floor(x)) | np.isinf(x))
-        refuse_first(site, x, bad, "Poisson takes whole numbers from 0, or NaN where it is missing. Give such a column to another family.")
+        refuse_first(
+            site,
+            x,
+            bad,
+            "Poisson takes whole numbers from 0, or NaN where it is missing. Give such a column to "
+            "another family.",
+        )
 
     def _log_negative_binomial(self, cache: _PoissonCache, x: Array) -> tuple[Array, Array]:
         """Its log density without log x! [..., columns], and log x!."""
         a = cache.concentration
         filled, seen = fill(x, a)
-        rising = (a + filled - 0.5) * jnp.log1p(filled / a) + stirling_error(a + filled)  # with base and slope: `log_rising`
-        return seen * (cache.base + cache.slope * filled + rising), gammaln(fill_row(x, a.dtype)[0] + 1)
+        # with base and slope: `log_rising`
+        rising = (a + filled - 0.5) * jnp.log1p(filled / a) + stirling_error(a + filled)
+        return seen * (cache.base + cache.slope * filled + rising), gammaln(
+            fill_row(x, a.dtype)[0] + 1
+        )

@@ -1,14 +1,16 @@
-"""A conjugate pair of columns, all of whose functions follow from the densities of its two distributions.
+"""A conjugate pair of columns, all of whose functions follow from the densities of its two
+distributions.
 
-Let the prior p(phi | h) be linear in its arguments h but for a normaliser, log p(phi | h) = h . T(phi) - A(h) + const, and a row
-add F(x) to them. By Bayes' rule, at any point phi,
+Let the prior p(phi | h) be linear in its arguments h but for a normaliser, log p(phi | h) = h .
+T(phi) - A(h) + const, and a row add F(x) to them. By Bayes' rule, at any point phi,
 
     log p(x | h) = log p(phi | h) + log p(x | phi) - log p(phi | h + F(x)).
 
-The slope of log p(phi | h) in h is T(phi) - A'(h), and A'(h) is the mean of T. So the slope at some fixed h0 may serve as the
-natural parameter eta, and
+The slope of log p(phi | h) in h is T(phi) - A'(h), and A'(h) is the mean of T. So the slope at some
+fixed h0 may serve as the natural parameter eta, and
 
-    E eta = slope(h0, phi) - slope(h, phi),      KL(h | g) = log p(phi | h) - log p(phi | g) - (h - g) . slope(h, phi),
+    E eta = slope(h0, phi) - slope(h, phi),      KL(h | g) = log p(phi | h) - log p(phi | g) - (h -
+                                                 g) . slope(h, phi),
 
 again at any point phi: the mean of p(phi | h) where there is one, so that few digits are lost.
 
@@ -32,8 +34,10 @@ from inference.reading.conjugate.pairs import Columns, refuse_first
 
 __all__ = ["Derived", "derived"]
 
-_hyper_of = cache(lambda names: namedtuple("Hyper", names))  # one class for all pairs whose priors have these arguments
-TRIED = (-1.0, -0.3, 0.4, 1.0)  # unconstrained values of the parameter at which linearity is looked at
+# one class for all pairs whose priors have these arguments
+_hyper_of = cache(lambda names: namedtuple("Hyper", names))
+# unconstrained values of the parameter at which linearity is looked at
+TRIED = (-1.0, -0.3, 0.4, 1.0)
 TOLERANCE = 1e-3
 
 
@@ -85,7 +89,9 @@ class Derived(Columns):
     def refuse(self, site: str, x: np.ndarray, hyper: Any = None) -> None:
         support = self.rows(self.value_at(0.0)).support
         bad = ~np.isnan(x) & ~(np.asarray(support(x)) & np.isfinite(x))
-        refuse_first(site, x, bad, f"{self.likelihood} takes {support}, or NaN where it is missing.")
+        refuse_first(
+            site, x, bad, f"{self.likelihood} takes {support}, or NaN where it is missing."
+        )
 
     def natural(self, values: tuple[Array, ...]) -> Array:
         """Slopes of the log density in the arguments of the prior, at fixed ones."""
@@ -96,7 +102,9 @@ class Derived(Columns):
     def log_base(self, x: Array) -> Array:
         """What is left of the log density at one value of the parameter."""
         value = jnp.full_like(x, self.value_at(0.0))
-        rest = self.rows(value).log_prob(x) - jnp.sum(self.statistics(x, None) * self.natural((value,)), -1)
+        rest = self.rows(value).log_prob(x) - jnp.sum(
+            self.statistics(x, None) * self.natural((value,)), -1
+        )
         return jnp.where(jnp.isnan(x), 0, rest).sum(-1)
 
     @override
@@ -125,12 +133,16 @@ class Derived(Columns):
 
     def start(self, unconstrained: float, like: Array) -> Any:
         """Arguments of the prior, each from the same number without bounds, of a shape."""
-        at = lambda name: biject_to(self.prior.arg_constraints[name])(jnp.full_like(like, unconstrained))
+        at = lambda name: biject_to(self.prior.arg_constraints[name])(
+            jnp.full_like(like, unconstrained)
+        )
         return self.hyper(*map(at, self.hyper._fields))
 
     def slope(self, hyper: Any, value: Array) -> Array:
         """Slope of log p(value | hyper) in each argument, [..., argument]."""
-        return jnp.stack(jax.grad(lambda hyper: jnp.sum(self.log_prior(hyper, (value,))))(hyper), -1)
+        return jnp.stack(
+            jax.grad(lambda hyper: jnp.sum(self.log_prior(hyper, (value,))))(hyper), -1
+        )
 
 
 def derived(
@@ -143,20 +155,40 @@ def derived(
     """The pair; raises ValueError where its functions do not follow from these."""
     name, support = prior.__name__, cast(Any, prior.support)
     if constraints.is_dependent(support) or support.event_dim or support.is_discrete:
-        raise ValueError(f"prior: found {name}, whose support is {support}; wanted real numbers, their bounds known.")
+        raise ValueError(
+            f"prior: found {name}, whose support is {support}; wanted real numbers, their bounds "
+            "known."
+        )
     if set(statistics) != set(prior.arg_constraints):
-        wanted = f"wanted what a row adds to each of {sorted(prior.arg_constraints)}, the arguments of {name}"
+        wanted = (
+            f"wanted what a row adds to each of {sorted(prior.arg_constraints)}, the "
+            f"arguments of {name}"
+        )
         raise ValueError(f"statistics: found {sorted(statistics)}; {wanted}.")
-    pair = Derived((name,), likelihood.__name__, _hyper_of(tuple(statistics)), prior, rows, tuple(statistics.values()), mean)
+    pair = Derived(
+        (name,),
+        likelihood.__name__,
+        _hyper_of(tuple(statistics)),
+        prior,
+        rows,
+        tuple(statistics.values()),
+        mean,
+    )
     made = rows(pair.value_at(0.0))
     if type(made) is not likelihood or made.event_dim:
-        raise ValueError(f"rows: found {type(made).__name__}, an event of {made.event_dim} axes; wanted numbers of {pair.likelihood}.")
+        raise ValueError(
+            f"rows: found {type(made).__name__}, an event of {made.event_dim} axes; wanted numbers "
+            f"of {pair.likelihood}."
+        )
     moved = lambda value: pair.slope(pair.start(0.7, value), value) - pair.natural((value,))
-    bend = once(lambda: jnp.max(jnp.ptp(moved(pair.value_at(jnp.asarray(TRIED))), axis=0)))()  # slopes move alike at all values
+    # slopes move alike at all values
+    bend = once(lambda: jnp.max(jnp.ptp(moved(pair.value_at(jnp.asarray(TRIED))), axis=0)))()
     if not bend < TOLERANCE:
         raise ValueError(
-            f"prior: the log density of {name} is not linear in its arguments {sorted(statistics)}, whatever its normaliser: off by "
-            f"{bend:.2g}. Write the pair as an object, and give it to `inference.reading.conjugate.table.put`; "
+            f"prior: the log density of {name} is not linear in its arguments "
+            f"{sorted(statistics)}, whatever its normaliser: off by "
+            f"{bend:.2g}. Write the pair as an object, and give it to "
+            "`inference.reading.conjugate.table.put`; "
             f"see inference.register_conjugate."
         )
     return pair

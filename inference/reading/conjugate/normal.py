@@ -1,29 +1,40 @@
-"""The conjugate pairs of a normal likelihood: see `inference.reading.conjugate.table` for their methods.
+"""The conjugate pairs of a normal likelihood: see `inference.reading.conjugate.table` for their
+methods.
 
-NormalInverseGamma: x ~ Normal(loc, var), loc | var ~ Normal(m, var / kappa), var ~ InverseGamma(a, b). A row of weight w moves
+NormalInverseGamma: x ~ Normal(loc, var), loc | var ~ Normal(m, var / kappa), var ~ InverseGamma(a,
+b). A row of weight w moves
 
     kappa' = kappa + w,   m' = m + (w / kappa') d,   a' = a + w / 2,   b' = b + (w / 2) (kappa / kappa') d^2,    d = x - m,   (1)
 
-and w = -1 undoes w = 1. Nothing here subtracts two large sums, so that data far from 0 keep their spread in float32. The
-predictive is a Student t of 2 a degrees of freedom; with s^2 = 2 b (kappa + 1) / kappa
+and w = -1 undoes w = 1. Nothing here subtracts two large sums, so that data far from 0 keep their
+spread in float32. The predictive is a Student t of 2 a degrees of freedom; with s^2 = 2 b (kappa +
+1) / kappa
 
     log p(x) = log Gamma(a + 1/2) - log Gamma(a) - log(pi s^2) / 2 - (a + 1/2) log(1 + d^2 / s^2).                            (2)
 
-NormalWishart, NormalInverseWishart: the same for rows of D features that depend on each other. With 2 a -> nu, the degrees of
-the Wishart distribution, and 2 b -> rate [D, D], the inverse of its scale matrix (the scale matrix of the inverse Wishart
-distribution of the covariance), (1) moves nu by w and rate by w (kappa / kappa') d d^T, and (2) is a t of nu - D + 1 degrees.
+NormalWishart, NormalInverseWishart: the same for rows of D features that depend on each other. With
+2 a -> nu, the degrees of the Wishart distribution, and 2 b -> rate [D, D], the inverse of its scale
+matrix (the scale matrix of the inverse Wishart distribution of the covariance), (1) moves nu by w
+and rate by w (kappa / kappa') d d^T, and (2) is a t of nu - D + 1 degrees.
 
-What rounding leaves in float32 (eps = 6e-8; float64 has 1e-16 in its place and none of this matters):
+What rounding leaves in float32 (eps = 6e-8; float64 has 1e-16 in its place and none of this
+matters):
 
-- only adding: m is off by up to eps |m| sqrt(n), 3e-3 at m = 1e3, n = 1e4 and a spread of 1, which moves log p(x) by less than
-  0.01. Beyond |m| = 1e4 spreads the steps d / n of a large group are below the last digit of m: centre such a column first.
-- removing and adding: 1e5 pairs of a group of 100 moved b = 50 by 0.02 at m = 0, by 0.4 at m = 1e3, and nothing else.
-- removing an outlier of k spreads leaves an error of eps k^2 in b: at k = 1e4 the b of the prior is gone, even negative.
-- emptying a group divides the error of m by the kappa of the prior (0.4 at m = 1e3, n = 100, kappa = 0.1).
+- only adding: m is off by up to eps |m| sqrt(n), 3e-3 at m = 1e3, n = 1e4 and a spread of 1, which
+  moves log p(x) by less than 0.01. Beyond |m| = 1e4 spreads the steps d / n of a large group are
+  below the last digit of m: centre such a column first.
+- removing and adding: 1e5 pairs of a group of 100 moved b = 50 by 0.02 at m = 0, by 0.4 at m = 1e3,
+  and nothing else.
+- removing an outlier of k spreads leaves an error of eps k^2 in b: at k = 1e4 the b of the prior is
+  gone, even negative.
+- emptying a group divides the error of m by the kappa of the prior (0.4 at m = 1e3, n = 100, kappa
+  = 0.1).
 
-So a sampler that removes starts an emptied group from the prior, and reads every group afresh from its rows once a sweep.
+So a sampler that removes starts an emptied group from the prior, and reads every group afresh from
+its rows once a sweep.
 
-Cost for R groups and C columns: `add` and `score` R C logarithms at most; with D features `add` R C D^2, `cache` R C D^3, `score` R C D^2.
+Cost for R groups and C columns: `add` and `score` R C logarithms at most; with D features `add` R C
+D^2, `cache` R C D^3, `score` R C D^2.
 """
 
 import math
@@ -37,7 +48,15 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import digamma, gammaln, multigammaln
 from numpyro.distributions import Distribution
 
-from inference.reading.conjugate.pairs import Columns, ConjugatePair, arguments, fill, fill_row, gamma_divergence, refuse_first
+from inference.reading.conjugate.pairs import (
+    Columns,
+    ConjugatePair,
+    arguments,
+    fill,
+    fill_row,
+    gamma_divergence,
+    refuse_first,
+)
 
 __all__ = [
     "NormalHyper",
@@ -84,7 +103,8 @@ class StudentCache(NamedTuple):
 class NormalInverseGamma(Columns):
     """Normal columns of unknown mean and variance.
 
-    The statistics are sums of squares about 0: columns whose mean is many of their spreads away lose digits by `posterior`, not by `add`.
+    The statistics are sums of squares about 0: columns whose mean is many of their spreads away
+    lose digits by `posterior`, not by `add`.
     """
 
     priors: tuple[str, ...] = ("InverseGamma", "Normal")
@@ -96,7 +116,9 @@ class NormalInverseGamma(Columns):
         inverse_gamma, normal = priors
         variance, value = jnp.broadcast_arrays(*values)
         loc, scale = arguments(normal, ("loc", "scale"), value)
-        return NormalHyper(loc, variance / scale**2, *arguments(inverse_gamma, ("concentration", "rate"), variance))
+        return NormalHyper(
+            loc, variance / scale**2, *arguments(inverse_gamma, ("concentration", "rate"), variance)
+        )
 
     def add(self, hyper: NormalHyper, x: Array, weight: float | Array = 1.0) -> NormalHyper:
         """By (1)."""
@@ -104,7 +126,9 @@ class NormalInverseGamma(Columns):
         weight = weight * seen
         kappa = hyper.kappa + weight
         rate = hyper.rate + weight / 2 * (hyper.kappa / kappa) * delta**2
-        return NormalHyper(hyper.loc + weight / kappa * delta, kappa, hyper.concentration + weight / 2, rate)
+        return NormalHyper(
+            hyper.loc + weight / kappa * delta, kappa, hyper.concentration + weight / 2, rate
+        )
 
     def cache(self, hyper: NormalHyper) -> StudentCache:
         """The constants of (2)."""
@@ -122,14 +146,22 @@ class NormalInverseGamma(Columns):
         (variance, value), a, b = values, hyper.concentration, hyper.rate
         inverse_gamma = a * jnp.log(b) - gammaln(a) - (a + 1) * jnp.log(variance) - b / variance
         precision = hyper.kappa / variance
-        return inverse_gamma + jnp.log(precision / (2 * math.pi)) / 2 - precision * (value - hyper.loc) ** 2 / 2
+        return (
+            inverse_gamma
+            + jnp.log(precision / (2 * math.pi)) / 2
+            - precision * (value - hyper.loc) ** 2 / 2
+        )
 
     @override
     def draw(self, rng_key: Array, hyper: NormalHyper) -> tuple[Array, ...]:
         gamma_key, normal_key = random.split(rng_key)
         shape, dtype = hyper.loc.shape, hyper.loc.dtype
-        variance = hyper.rate * jnp.exp(-random.loggamma(gamma_key, hyper.concentration, shape, dtype))
-        return variance, hyper.loc + jnp.sqrt(variance / hyper.kappa) * random.normal(normal_key, shape, dtype)
+        variance = hyper.rate * jnp.exp(
+            -random.loggamma(gamma_key, hyper.concentration, shape, dtype)
+        )
+        return variance, hyper.loc + jnp.sqrt(variance / hyper.kappa) * random.normal(
+            normal_key, shape, dtype
+        )
 
     @override
     def draw_row(self, rng_key: Array, hyper: NormalHyper) -> Array:
@@ -143,7 +175,13 @@ class NormalInverseGamma(Columns):
 
     def refuse(self, site: str, x: np.ndarray, hyper: NormalHyper | None = None) -> None:
         """Infinite values, and what is too large to be squared."""
-        refuse_first(site, x, _is_large(x), "Normal takes finite numbers that can be squared. Correct it, or give NaN where it is missing.")
+        refuse_first(
+            site,
+            x,
+            _is_large(x),
+            "Normal takes finite numbers that can be squared. Correct it, or give NaN where it is "
+            "missing.",
+        )
 
     @override
     def statistics(self, x: Array, hyper: NormalHyper) -> Array:
@@ -159,10 +197,17 @@ class NormalInverseGamma(Columns):
     def expected(self, hyper: NormalHyper) -> Array:
         precision = hyper.concentration / hyper.rate
         log_precision = digamma(hyper.concentration) - jnp.log(hyper.rate)
-        return self._eta(precision, precision * hyper.loc, precision * hyper.loc**2 + 1 / hyper.kappa, log_precision)
+        return self._eta(
+            precision,
+            precision * hyper.loc,
+            precision * hyper.loc**2 + 1 / hyper.kappa,
+            log_precision,
+        )
 
     def _eta(self, precision: Array, weighted: Array, square: Array, log_precision: Array) -> Array:
-        return jnp.stack([(log_precision - math.log(2 * math.pi) - square) / 2, weighted, -precision / 2], -1)
+        return jnp.stack(
+            [(log_precision - math.log(2 * math.pi) - square) / 2, weighted, -precision / 2], -1
+        )
 
     @override
     def posterior(self, prior: NormalHyper, sums: Array) -> NormalHyper:
@@ -175,8 +220,12 @@ class NormalInverseGamma(Columns):
     @override
     def divergence(self, hyper: NormalHyper, prior: NormalHyper) -> Array:
         precision, ratio = hyper.concentration / hyper.rate, prior.kappa / hyper.kappa
-        of_loc = (ratio - 1 - jnp.log(ratio) + prior.kappa * precision * (hyper.loc - prior.loc) ** 2) / 2
-        of_variance = gamma_divergence((hyper.concentration, hyper.rate), (prior.concentration, prior.rate))
+        of_loc = (
+            ratio - 1 - jnp.log(ratio) + prior.kappa * precision * (hyper.loc - prior.loc) ** 2
+        ) / 2
+        of_variance = gamma_divergence(
+            (hyper.concentration, hyper.rate), (prior.concentration, prior.rate)
+        )
         return jnp.sum(of_loc + of_variance)
 
     def _gap(self, x: Array, loc: Array) -> tuple[Array, Array]:
@@ -193,10 +242,13 @@ class NormalWishart(ConjugatePair):
     likelihood: str = "MultivariateNormal"
 
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> WishartHyper:
-        """`values` are (precision, loc); kappa is the ratio of the precision of loc's prior to the precision."""
+        """`values` are (precision, loc); kappa is the ratio of the precision of loc's prior to
+        the precision.
+        """
         (wishart, normal), (precision, value) = priors, values
         (root,) = arguments(normal, ("scale_tril",), precision)
-        kappa = value.shape[-1] / jnp.sum(root * (precision @ root), axis=(-2, -1))  # D / trace(precision covariance)
+        # D / trace(precision covariance)
+        kappa = value.shape[-1] / jnp.sum(root * (precision @ root), axis=(-2, -1))
         return self._hyper(wishart, "rate_matrix", normal, kappa, precision, value)
 
     def add(self, hyper: WishartHyper, x: Array, weight: float | Array = 1.0) -> WishartHyper:
@@ -219,17 +271,32 @@ class NormalWishart(ConjugatePair):
     def scores(self, cache: StudentCache, x: Array) -> Array:
         """By (2), one product of a matrix and a vector for each group and column."""
         delta, seen = self._gap(x, cache.loc)
-        return seen * (cache.base - cache.power * jnp.log1p(jnp.sum(_times(cache.root, delta) ** 2, axis=-1)))
+        return seen * (
+            cache.base - cache.power * jnp.log1p(jnp.sum(_times(cache.root, delta) ** 2, axis=-1))
+        )
 
     @override
     def log_prior(self, hyper: WishartHyper, values: tuple[Array, ...]) -> Array:
         (precision, value), nu, size = values, hyper.concentration, hyper.loc.shape[-1]
         log_det = half_log_det(jnp.linalg.cholesky(precision))
-        normaliser = nu * half_log_det(jnp.linalg.cholesky(hyper.rate)) - nu * size / 2 * math.log(2) - multigammaln(nu / 2, size)
-        wishart = normaliser + (nu - size - 1) * log_det - jnp.sum(hyper.rate * precision, axis=(-2, -1)) / 2
+        normaliser = (
+            nu * half_log_det(jnp.linalg.cholesky(hyper.rate))
+            - nu * size / 2 * math.log(2)
+            - multigammaln(nu / 2, size)
+        )
+        wishart = (
+            normaliser
+            + (nu - size - 1) * log_det
+            - jnp.sum(hyper.rate * precision, axis=(-2, -1)) / 2
+        )
         delta = value - hyper.loc
         distance = jnp.einsum("...i,...ij,...j->...", delta, precision, delta)
-        return wishart + log_det + size / 2 * jnp.log(hyper.kappa / (2 * math.pi)) - hyper.kappa * distance / 2
+        return (
+            wishart
+            + log_det
+            + size / 2 * jnp.log(hyper.kappa / (2 * math.pi))
+            - hyper.kappa * distance / 2
+        )
 
     @override
     def draw(self, rng_key: Array, hyper: WishartHyper) -> tuple[Array, ...]:
@@ -247,13 +314,22 @@ class NormalWishart(ConjugatePair):
         return hyper.loc
 
     def refuse(self, site: str, x: np.ndarray, hyper: WishartHyper | None = None) -> None:
-        """Infinite values, what is too large to be squared, and rows that miss some features but not all."""
-        refuse_first(site, x, _is_large(x), "MultivariateNormal takes finite numbers that can be squared. Correct it, or drop the row.")
+        """Infinite values, what is too large to be squared, and rows that miss some features but
+        not all.
+        """
+        refuse_first(
+            site,
+            x,
+            _is_large(x),
+            "MultivariateNormal takes finite numbers that can be squared. Correct it, or drop the "
+            "row.",
+        )
         num_missing, size = np.isnan(x).sum(-1), x.shape[-1]
         for row, column in np.argwhere((num_missing > 0) & (num_missing < size)):
             place = f"row {row}" if x.shape[1] == 1 else f"row {row}, column {column}"
             raise ValueError(
-                f"site {site!r}: {place} misses {num_missing[row, column]} of {size} features and MultivariateNormal couples them; "
+                f"site {site!r}: {place} misses {num_missing[row, column]} of {size} features and "
+                "MultivariateNormal couples them; "
                 f"use normal_inverse_chi2, or drop the row."
             )
 
@@ -262,12 +338,19 @@ class NormalWishart(ConjugatePair):
         precision, loc = values
         return precision, loc
 
-    def _hyper(self, wishart, rate_name: str, normal, kappa: Array, matrix: Array, value: Array) -> WishartHyper:
-        (loc,), (rate,) = arguments(normal, ("loc",), value), arguments(wishart, (rate_name,), matrix)
+    def _hyper(
+        self, wishart, rate_name: str, normal, kappa: Array, matrix: Array, value: Array
+    ) -> WishartHyper:
+        (loc,), (rate,) = (
+            arguments(normal, ("loc",), value),
+            arguments(wishart, (rate_name,), matrix),
+        )
         return WishartHyper(loc, kappa, *arguments(wishart, ("concentration",), kappa), rate)
 
     def _gap(self, x: Array, loc: Array) -> tuple[Array, Array]:
-        """x - loc, 0 in a row that is missing, NaN in one that is partly missing; and what is seen."""
+        """x - loc, 0 in a row that is missing, NaN in one that is partly missing; and what is
+        seen.
+        """
         x = jnp.broadcast_to(jnp.asarray(x, loc.dtype), loc.shape)
         missing = jnp.isnan(x).all(-1)
         return jnp.where(missing[..., None], 0, x - loc), (~missing).astype(loc.dtype)
@@ -280,7 +363,9 @@ class NormalInverseWishart(NormalWishart):
     priors: tuple[str, ...] = ("InverseWishart", "MultivariateNormal")
 
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> WishartHyper:
-        """`values` are (covariance, loc); kappa is the ratio of the covariance to the covariance of loc's prior."""
+        """`values` are (covariance, loc); kappa is the ratio of the covariance to the covariance
+        of loc's prior.
+        """
         (wishart, normal), (covariance, value) = priors, values
         (root,) = arguments(normal, ("scale_tril",), covariance)
         kappa = jnp.trace(covariance, axis1=-2, axis2=-1) / jnp.sum(root**2, axis=(-2, -1))
@@ -290,7 +375,9 @@ class NormalInverseWishart(NormalWishart):
         """`values` are (covariance, loc); the Jacobian of the inverse is |precision|^(D + 1)."""
         covariance, value = values
         root = inverse_root(covariance)
-        return super().log_prior(hyper, (root.mT @ root, value)) + 2 * (value.shape[-1] + 1) * half_log_det(root)
+        return super().log_prior(hyper, (root.mT @ root, value)) + 2 * (
+            value.shape[-1] + 1
+        ) * half_log_det(root)
 
     def precision_and_loc(self, values: tuple[Array, ...]) -> tuple[Array, Array]:
         """The inverse of the covariance, and loc."""
@@ -308,9 +395,13 @@ def _draw_wishart(rng_key: Array, hyper: WishartHyper) -> tuple[Array, Array, Ar
     diagonal_key, below_key, loc_key = random.split(rng_key, 3)
     (*batch, size), dtype = hyper.loc.shape, hyper.loc.dtype
     index = jnp.arange(size)
-    freedom = hyper.concentration[..., None] - jnp.broadcast_to(index.astype(dtype), hyper.loc.shape)
+    freedom = hyper.concentration[..., None] - jnp.broadcast_to(
+        index.astype(dtype), hyper.loc.shape
+    )
     triangle = jnp.tril(random.normal(below_key, (*batch, size, size), dtype), -1)
-    triangle = triangle.at[..., index, index].set(jnp.sqrt(2 * random.gamma(diagonal_key, freedom / 2, freedom.shape, dtype)))
+    triangle = triangle.at[..., index, index].set(
+        jnp.sqrt(2 * random.gamma(diagonal_key, freedom / 2, freedom.shape, dtype))
+    )
     rate_root = jnp.linalg.cholesky(hyper.rate)
     half = solve_triangular(rate_root, triangle, trans="T", lower=True)
     root = solve_triangular(triangle, rate_root.mT, lower=True)
@@ -325,7 +416,9 @@ def _times(matrix: Array, vector: Array) -> Array:
 def inverse_root(matrix: Array) -> Array:
     """Inverse of the Cholesky factor."""
     root = jnp.linalg.cholesky(matrix)
-    return solve_triangular(root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True)
+    return solve_triangular(
+        root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True
+    )
 
 
 def half_log_det(root: Array) -> Array:
@@ -334,15 +427,26 @@ def half_log_det(root: Array) -> Array:
 
 
 def log_rising(a: Array, x: float | Array) -> Array:
-    """log Gamma(a + x) - log Gamma(a) by Stirling's formula: in float32 the difference itself is off by .06 at a = 1e5."""
-    return (a + x - 0.5) * jnp.log1p(x / a) + x * (jnp.log(a) - 1) + stirling_error(a + x) - stirling_error(a)
+    """log Gamma(a + x) - log Gamma(a) by Stirling's formula: in float32 the difference itself is
+    off by .06 at a = 1e5.
+    """
+    return (
+        (a + x - 0.5) * jnp.log1p(x / a)
+        + x * (jnp.log(a) - 1)
+        + stirling_error(a + x)
+        - stirling_error(a)
+    )
 
 
 def stirling_error(z: Array) -> Array:
-    """log Gamma(z) less Stirling's (z - 1/2) log z - z + log(2 pi) / 2: its series at z + 8, and the eight factors between."""
+    """log Gamma(z) less Stirling's (z - 1/2) log z - z + log(2 pi) / 2: its series at z + 8, and
+    the eight factors between.
+    """
     inverse = 1 / (z + 8)
     square = inverse**2
-    series = inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
+    series = inverse * (
+        1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))
+    )
     ratio = math.prod(((z + 8) / (z + i) for i in range(1, 8)), start=1 + 8 / z)
     return series + (z - 0.5) * jnp.log1p(8 / z) + jnp.log(ratio) - 8
 

@@ -1,12 +1,14 @@
-"""What conjugate pairs share, and what those of independent columns are under a mean-field posterior.
+"""What conjugate pairs share, and what those of independent columns are under a mean-field
+posterior.
 
-A group's rows are p(x | phi) = base(x) exp(F(x) . eta(phi)) column by column. Under q(phi), of the family of the prior, and rows that
-belong to the group with the weights rho,
+A group's rows are p(x | phi) = base(x) exp(F(x) . eta(phi)) column by column. Under q(phi), of the
+family of the prior, and rows that belong to the group with the weights rho,
 
     E log p(x | phi) = log base(x) + F(x) . E eta(phi),        q(phi) <- prior after  sum over rows of  rho F(x),            (1)
 
-and the evidence bound loses KL(q | prior). `natural` is eta at known parameters, `expected` its mean under q: one number in the place of
-another, so that what is proved of the former on the model holds for the latter.
+and the evidence bound loses KL(q | prior). `natural` is eta at known parameters, `expected` its
+mean under q: one number in the place of another, so that what is proved of the former on the model
+holds for the latter.
 
 | family                         | F(x), of a cell that is seen | eta                                                  |
 |--------------------------------|------------------------------|------------------------------------------------------|
@@ -17,7 +19,8 @@ another, so that what is proved of the former on the model holds for the latter.
 
 A missing cell has F(x) = 0.
 
-Correlated features (normal, Wishart) and probit experts see a row through products of its entries: `inference.reading.conjugate.quadratic`.
+Correlated features (normal, Wishart) and probit experts see a row through products of its entries:
+`inference.reading.conjugate.quadratic`.
 """
 
 from abc import ABC, abstractmethod
@@ -48,21 +51,31 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ConjugatePair(ABC):
-    """What a pair of the table of conjugate pairs knows; hashable, so that it may be static under `jit`."""
+    """What a pair of the table of conjugate pairs knows; hashable, so that it may be static
+    under `jit`.
+    """
 
-    priors: tuple[str, ...]  # classes of the parameters' distributions, in the order in which every method takes the parameters
+    # classes of the parameters' distributions, in the order in which every method takes the
+    # parameters
+    priors: tuple[str, ...]
     likelihood: str  # class of the rows' distribution
 
     @abstractmethod
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> Any:
-        """Hyper-parameters from the distributions of the parameters, without wrappers, and the parameters' values in the same trace."""
+        """Hyper-parameters from the distributions of the parameters, without wrappers, and the
+        parameters' values in the same trace.
+        """
 
     @abstractmethod
     def add(self, hyper: Any, x: Array, weight: float | Array = 1.0) -> Any:
-        """Hyper-parameters after one more row, or after a row of a weight: a number, or an array that broadcasts to [..., columns]."""
+        """Hyper-parameters after one more row, or after a row of a weight: a number, or an array
+        that broadcasts to [..., columns].
+        """
 
     def remove(self, hyper: Any, x: Array) -> Any:
-        """Hyper-parameters without one of the rows that they have seen: undoes `add`, but for rounding."""
+        """Hyper-parameters without one of the rows that they have seen: undoes `add`, but for
+        rounding.
+        """
         return self.add(hyper, x, -1.0)
 
     @abstractmethod
@@ -95,18 +108,23 @@ class ConjugatePair(ABC):
 
     @abstractmethod
     def mean_row(self, hyper: Any) -> Array:
-        """Mean of the predictive [..., *row]; of codes, which have none, the probability of each [..., *row, code]."""
+        """Mean of the predictive [..., *row]; of codes, which have none, the probability of each
+        [..., *row, code].
+        """
 
     @abstractmethod
     def refuse(self, site: str, x: np.ndarray, hyper: Any = None) -> None:
-        """Raises ValueError where rows [row, columns] are outside the likelihood's support; how many codes there are, `hyper` knows."""
+        """Raises ValueError where rows [row, columns] are outside the likelihood's support; how
+        many codes there are, `hyper` knows.
+        """
 
 
 @dataclass(frozen=True)
 class Columns(ConjugatePair):
     """A pair of columns that are independent within a group, with a mean-field posterior.
 
-    By default the hyper-parameters are the arguments of one prior, and a row adds its statistics to them.
+    By default the hyper-parameters are the arguments of one prior, and a row adds its statistics to
+    them.
     """
 
     hyper: Any  # NamedTuple of the arguments of the prior
@@ -120,7 +138,9 @@ class Columns(ConjugatePair):
         """Adds the statistics of a row, times its weight."""
         first = jax.tree.leaves(hyper)[0]
         shape = first.shape[: first.ndim - self.num_axes]
-        x, weight = (jnp.broadcast_to(jnp.asarray(each, first.dtype), shape) for each in (x, weight))
+        x, weight = (
+            jnp.broadcast_to(jnp.asarray(each, first.dtype), shape) for each in (x, weight)
+        )
         return self.posterior(hyper, weight[..., None] * self.statistics(x, hyper))
 
     @abstractmethod
@@ -140,7 +160,9 @@ class Columns(ConjugatePair):
         """E eta, the same shape."""
 
     def posterior(self, prior: Any, sums: Array) -> Any:
-        """Hyper-parameters after rows of the weighted statistics `sums` [group, column, statistic]."""
+        """Hyper-parameters after rows of the weighted statistics `sums` [group, column,
+        statistic].
+        """
         leaves, form = jax.tree.flatten(prior)
         return form.unflatten([leaf + sums[..., k] for k, leaf in enumerate(leaves)])
 
@@ -151,7 +173,10 @@ class Columns(ConjugatePair):
 
 def arguments(distribution: Distribution, names: tuple[str, ...], like: Array) -> list[Array]:
     """Arguments of a distribution, each with the shape and dtype of `like`."""
-    return [jnp.broadcast_to(jnp.asarray(getattr(distribution, name), like.dtype), like.shape) for name in names]
+    return [
+        jnp.broadcast_to(jnp.asarray(getattr(distribution, name), like.dtype), like.shape)
+        for name in names
+    ]
 
 
 def fill(x: Array, like: Array) -> tuple[Array, Array]:
@@ -169,22 +194,33 @@ def fill_row(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
 def refuse_first(site: str, x: np.ndarray, bad: np.ndarray, wanted: str) -> None:
     """Raises for the first value that is bad, naming its place."""
     for index in np.argwhere(bad)[:1]:
-        place = ", ".join(f"{axis} {i}" for axis, i in zip(("row", "column", "feature"), index, strict=False))
-        raise ValueError(f"site {site!r}: {place} is {x[tuple(index)]} (one of {bad.sum()} such values); {wanted}")
+        place = ", ".join(
+            f"{axis} {i}" for axis, i in zip(("row", "column", "feature"), index, strict=False)
+        )
+        raise ValueError(
+            f"site {site!r}: {place} is {x[tuple(index)]} (one of {bad.sum()} such values); "
+            f"{wanted}"
+        )
 
 
 def beta_divergence(one: Any, other: Any) -> Array:
     """KL between Beta distributions, (concentration1, concentration0) each."""
     (a, b), (a0, b0) = one, other
     at = digamma(a + b)
-    return betaln(a0, b0) - betaln(a, b) + (a - a0) * (digamma(a) - at) + (b - b0) * (digamma(b) - at)
+    return (
+        betaln(a0, b0) - betaln(a, b) + (a - a0) * (digamma(a) - at) + (b - b0) * (digamma(b) - at)
+    )
 
 
 def gamma_means(pair: Any) -> tuple[Array, Array]:
-    """E and E log of a Gamma (concentration, rate); of a number that is known, (it, infinity), itself and its logarithm."""
+    """E and E log of a Gamma (concentration, rate); of a number that is known, (it, infinity),
+    itself and its logarithm.
+    """
     (a, b), is_known = pair, jnp.isinf(pair[1])
     safe = jnp.where(is_known, 1, b)
-    return jnp.where(is_known, a, a / safe), jnp.where(is_known, jnp.log(a), digamma(a) - jnp.log(safe))
+    return jnp.where(is_known, a, a / safe), jnp.where(
+        is_known, jnp.log(a), digamma(a) - jnp.log(safe)
+    )
 
 
 def gamma_divergence(one: Any, other: Any) -> Array:
@@ -192,11 +228,21 @@ def gamma_divergence(one: Any, other: Any) -> Array:
     (a, b), (a0, b0) = one, other
     is_known = jnp.isinf(b0)
     b, b0 = jnp.where(is_known, 1, b), jnp.where(is_known, 1, b0)
-    found = (a - a0) * digamma(a) - gammaln(a) + gammaln(a0) + a0 * (jnp.log(b) - jnp.log(b0)) + a * (b0 / b - 1)
+    found = (
+        (a - a0) * digamma(a)
+        - gammaln(a)
+        + gammaln(a0)
+        + a0 * (jnp.log(b) - jnp.log(b0))
+        + a * (b0 / b - 1)
+    )
     return jnp.where(is_known, 0, found)
 
 
 def log_sticks(log_taken: Array, log_left: Array) -> Array:
-    """Log weights from the logarithms of what each stick takes and leaves [..., stick], or their means; the last takes the rest."""
+    """Log weights from the logarithms of what each stick takes and leaves [..., stick], or their
+    means; the last takes the rest.
+    """
     zero = jnp.zeros((*log_left.shape[:-1], 1), log_left.dtype)
-    return jnp.concatenate([log_taken, zero], -1) + jnp.concatenate([zero, jnp.cumsum(log_left, -1)], -1)
+    return jnp.concatenate([log_taken, zero], -1) + jnp.concatenate(
+        [zero, jnp.cumsum(log_left, -1)], -1
+    )

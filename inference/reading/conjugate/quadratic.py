@@ -1,17 +1,21 @@
-"""Blocks that see a row through products of its entries: a normal distribution of the features, and probit experts on them.
+"""Blocks that see a row through products of its entries: a normal distribution of the features, and
+probit experts on them.
 
-A row is u = (x, 1, c): its features, of which some may be missing, a one, and columns that are plain data. Given the group of the
-row each block is a quadratic form
+A row is u = (x, 1, c): its features, of which some may be missing, a one, and columns that are
+plain data. Given the group of the row each block is a quadratic form
 
     log p(block | u, t) = const - u' Q u / 2 + t (w . u),                                                                   (1)
 
-Q, w and const read off the block's parameters, or their means under q. So messages of several blocks are added, a missing entry
-is normal given the rest, and the sums over rows of rho u u' and rho t u are all that an update needs.
+Q, w and const read off the block's parameters, or their means under q. So messages of several
+blocks are added, a missing entry is normal given the rest, and the sums over rows of rho u u' and
+rho t u are all that an update needs.
 
-- Features: x ~ Normal(loc, precision^-1) with (inverse) Wishart and normal priors, any of the families of
+- Features: x ~ Normal(loc, precision^-1) with (inverse) Wishart and normal priors, any of the
+  families of
     `inference.reading.conjugate.table`.
-- `Weights`: t ~ Normal(w . d, 1), d some entries of u; w ~ Normal(zeta, 1 / lambda) element by element; lambda ~ Gamma, or known;
-  zeta ~ Normal(m, 1 / (gamma lambda)), or known. q(zeta, lambda) is joint.
+- `Weights`: t ~ Normal(w . d, 1), d some entries of u; w ~ Normal(zeta, 1 / lambda) element by
+  element; lambda ~ Gamma, or known; zeta ~ Normal(m, 1 / (gamma lambda)), or known. q(zeta, lambda)
+  is joint.
 
 Cost for K groups and D entries of u: K D^3 an update.
 """
@@ -66,20 +70,31 @@ def gate_expected(hyper: WishartHyper) -> Form:
     """Its mean under q."""
     precision, log_det = _wishart_means(hyper, jnp.linalg.cholesky(hyper.rate))
     weighted = jnp.einsum("kij,kj->ki", precision, hyper.loc)
-    return _form(precision, weighted, jnp.sum(weighted * hyper.loc, -1) + hyper.loc.shape[-1] / hyper.kappa, log_det)
+    return _form(
+        precision,
+        weighted,
+        jnp.sum(weighted * hyper.loc, -1) + hyper.loc.shape[-1] / hyper.kappa,
+        log_det,
+    )
 
 
 def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
     """E of the precision and of its log determinant; `root` is the Cholesky factor of the rate."""
     nu, size = hyper.concentration, hyper.loc.shape[-1]
     halves = (nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2
-    return nu[:, None, None] * inverse_of(root), digamma(halves).sum(-1) + size * math.log(2) - 2 * half_log_det(root)
+    return nu[:, None, None] * inverse_of(root), digamma(halves).sum(-1) + size * math.log(
+        2
+    ) - 2 * half_log_det(root)
 
 
 def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
     corner = jnp.zeros_like(square)[:, None, None]
     matrix = jnp.concatenate(
-        [jnp.concatenate([precision, -weighted[:, :, None]], 2), jnp.concatenate([-weighted[:, None, :], corner], 2)], 1
+        [
+            jnp.concatenate([precision, -weighted[:, :, None]], 2),
+            jnp.concatenate([-weighted[:, None, :], corner], 2),
+        ],
+        1,
     )
     return Form((log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2, matrix)
 
@@ -99,9 +114,13 @@ def gate_divergence(hyper: WishartHyper, prior: WishartHyper) -> Array:
     nu, nu0, size = hyper.concentration, prior.concentration, hyper.loc.shape[-1]
     root, root0 = jnp.linalg.cholesky(hyper.rate), jnp.linalg.cholesky(prior.rate)
     precision, log_det = _wishart_means(hyper, root)
-    log_z = lambda nu, root: nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * half_log_det(root)
+    log_z = lambda nu, root: (
+        nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * half_log_det(root)
+    )
     trace = jnp.einsum("kij,kij->k", prior.rate, precision)
-    wishart = (nu - nu0) / 2 * log_det - (nu * size - trace) / 2 - log_z(nu, root) + log_z(nu0, root0)
+    wishart = (
+        (nu - nu0) / 2 * log_det - (nu * size - trace) / 2 - log_z(nu, root) + log_z(nu0, root0)
+    )
     delta, ratio = hyper.loc - prior.loc, prior.kappa / hyper.kappa
     distance = jnp.einsum("ki,kij,kj->k", delta, precision, delta)
     return jnp.sum(wishart + (size * (ratio - 1 - jnp.log(ratio)) + prior.kappa * distance) / 2)
@@ -127,7 +146,8 @@ def known_weights(w: Array) -> Weights:
 
 
 class Common(NamedTuple):
-    """The prior of zeta and lambda or q, Normal(loc, 1 / (gamma lambda)) Gamma(concentration, rate), [class, weight].
+    """The prior of zeta and lambda or q, Normal(loc, 1 / (gamma lambda)) Gamma(concentration,
+    rate), [class, weight].
 
     Where zeta is known `gamma` is infinite, where lambda is `rate`, beside its value.
     """
@@ -144,31 +164,60 @@ def precision_of(common: Common) -> Array:
 
 
 def weights_posterior(common: Common, moments: Array, products: Array) -> Weights:
-    """q(w) from sum rho d d' [class, group, weight, weight] and sum rho t d [class, group, weight]."""
+    """q(w) from sum rho d d' [class, group, weight, weight] and sum rho t d [class, group,
+    weight].
+    """
     precision = precision_of(common)
-    root = jnp.linalg.cholesky(moments + (precision[:, None, :, None] * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]))
+    root = jnp.linalg.cholesky(
+        moments
+        + (
+            precision[:, None, :, None]
+            * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
+        )
+    )
     covariance = inverse_of(root)
-    return Weights(jnp.einsum("ckij,ckj->cki", covariance, products + (precision * common.loc)[:, None]), covariance)
+    return Weights(
+        jnp.einsum("ckij,ckj->cki", covariance, products + (precision * common.loc)[:, None]),
+        covariance,
+    )
 
 
 def weights_log_density(common: Common, moments: Array, products: Array, w: Array) -> Array:
     """log q(w) of `weights_posterior`, [class, group]; its covariance is not worked out."""
     precision = precision_of(common)
-    root = jnp.linalg.cholesky(moments + (precision[:, None, :, None] * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]))
-    loc = solve_triangular(root, (products + (precision * common.loc)[:, None])[..., None], lower=True)[..., 0]
+    root = jnp.linalg.cholesky(
+        moments
+        + (
+            precision[:, None, :, None]
+            * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
+        )
+    )
+    loc = solve_triangular(
+        root, (products + (precision * common.loc)[:, None])[..., None], lower=True
+    )[..., 0]
     gap = jnp.einsum("ckij,cki->ckj", root, w) - loc
     return half_log_det(root) - (jnp.sum(gap**2, -1) + w.shape[-1] * math.log(2 * math.pi)) / 2
 
 
 def common_posterior(prior: Common, weights: Weights, is_told: Array | None = None) -> Common:
     """q(zeta, lambda); `is_told` [class, group]: the experts that are known, by default all."""
-    told = jnp.ones_like(weights.mean[..., :1]) if is_told is None else is_told[..., None].astype(weights.mean.dtype)
+    told = (
+        jnp.ones_like(weights.mean[..., :1])
+        if is_told is None
+        else is_told[..., None].astype(weights.mean.dtype)
+    )
     num = told.sum(1)
     is_free = jnp.isfinite(prior.gamma)
     gamma = prior.gamma + num
     total = (told * weights.mean).sum(1)
-    loc = jnp.where(is_free, (jnp.where(is_free, prior.gamma, 0) * prior.loc + total) / jnp.where(is_free, gamma, 1), prior.loc)
-    spread = jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
+    loc = jnp.where(
+        is_free,
+        (jnp.where(is_free, prior.gamma, 0) * prior.loc + total) / jnp.where(is_free, gamma, 1),
+        prior.loc,
+    )
+    spread = (
+        jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
+    )
     from_prior = jnp.where(is_free, jnp.where(is_free, prior.gamma, 0) * (loc - prior.loc) ** 2, 0)
     is_known = jnp.isinf(prior.rate)
     concentration = jnp.where(is_known, prior.concentration, prior.concentration + num / 2)
@@ -178,8 +227,12 @@ def common_posterior(prior: Common, weights: Weights, is_told: Array | None = No
 def weights_term(common: Common, weights: Weights) -> Array:
     """E log p(w | zeta, lambda) + H(w), summed."""
     size = weights.mean.shape[-1]
-    spread = jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - common.loc[:, None]) ** 2
-    quadratic = precision_of(common)[:, None] * spread + 1 / common.gamma[:, None]  # 1 / inf = 0 where zeta is known
+    spread = (
+        jnp.diagonal(weights.covariance, axis1=-2, axis2=-1)
+        + (weights.mean - common.loc[:, None]) ** 2
+    )
+    # 1 / inf = 0 where zeta is known
+    quadratic = precision_of(common)[:, None] * spread + 1 / common.gamma[:, None]
     entropy = half_log_det(jnp.linalg.cholesky(weights.covariance)) + size / 2
     return jnp.sum(gamma_means(common[2:])[1][:, None] - quadratic) / 2 + jnp.sum(entropy)
 
@@ -188,12 +241,16 @@ def common_divergence(common: Common, prior: Common) -> Array:
     """KL(q(zeta, lambda) | prior), summed."""
     is_free = jnp.isfinite(prior.gamma)
     ratio = jnp.where(is_free, prior.gamma, 1) / jnp.where(is_free, common.gamma, 1)
-    distance = jnp.where(is_free, prior.gamma, 0) * precision_of(common) * (common.loc - prior.loc) ** 2
+    distance = (
+        jnp.where(is_free, prior.gamma, 0) * precision_of(common) * (common.loc - prior.loc) ** 2
+    )
     of_zeta = jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2
     return jnp.sum(of_zeta + gamma_divergence(common[2:], prior[2:]))
 
 
 def inverse_of(root: Array) -> Array:
     """Inverse of root root'."""
-    half = solve_triangular(root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True)
+    half = solve_triangular(
+        root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True
+    )
     return half.mT @ half

@@ -1,7 +1,8 @@
-"""The table of conjugate pairs: the prior of a group's parameters, the likelihood of its rows, and the group integrated out.
+"""The table of conjugate pairs: the prior of a group's parameters, the likelihood of its rows, and
+the group integrated out.
 
-A *group* is rows that share their parameters phi. Where p(phi) p(x | phi) is of p(phi)'s family, the group is its
-hyper-parameters: h before a row, `add(h, x)` after it. For every phi
+A *group* is rows that share their parameters phi. Where p(phi) p(x | phi) is of p(phi)'s family,
+the group is its hyper-parameters: h before a row, `add(h, x)` after it. For every phi
 
     log p(phi | h) + log p(x | phi) - log p(phi | add(h, x)) = log p(x | h),                                                 (1)
 
@@ -14,15 +15,16 @@ which ties `log_prior`, `add` and `log_predictive` to the likelihood, and to eac
     InverseGamma + Normal                    Normal               Student t
     (Inverse)Wishart + MultivariateNormal    MultivariateNormal   multivariate t
 
-Every pair has the methods of `ConjugatePair`. Readers look one up by `pair_of`, and then prove it against the model's own terms.
-`register_conjugate` adds a pair to the table.
+Every pair has the methods of `ConjugatePair`. Readers look one up by `pair_of`, and then prove it
+against the model's own terms. `register_conjugate` adds a pair to the table.
 
-A row is a float array [columns], or [columns, D] where a column is D features that depend on each other; NaN is missing, tells
-nothing. Columns are independent. Hyper-parameters are tuples of arrays [..., columns] and a parameter's own axes; a row is spread
-over the leading axes (class, group). Every result has the dtype of the hyper-parameters.
+A row is a float array [columns], or [columns, D] where a column is D features that depend on each
+other; NaN is missing, tells nothing. Columns are independent. Hyper-parameters are tuples of arrays
+[..., columns] and a parameter's own axes; a row is spread over the leading axes (class, group).
+Every result has the dtype of the hyper-parameters.
 
-Rounding: an emptied group is off by eps n after n rows, or more: start it from the prior. In float32 a count ends at 2^24 =
-1.7e7.
+Rounding: an emptied group is off by eps n after n rows, or more: start it from the prior. In
+float32 a count ends at 2^24 = 1.7e7.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +33,20 @@ from typing import Any
 from numpyro.distributions import Distribution
 
 from inference.program.sites import StructureError
-from inference.reading.conjugate.counts import BetaBernoulli, BetaHyper, DirichletCategorical, DirichletHyper, GammaHyper, GammaPoisson
+from inference.reading.conjugate.counts import (
+    BetaBernoulli,
+    BetaHyper,
+    DirichletCategorical,
+    DirichletHyper,
+    GammaHyper,
+    GammaPoisson,
+)
 from inference.reading.conjugate.derived import derived
-from inference.reading.conjugate.normal import NormalInverseGamma, NormalInverseWishart, NormalWishart
+from inference.reading.conjugate.normal import (
+    NormalInverseGamma,
+    NormalInverseWishart,
+    NormalWishart,
+)
 from inference.reading.conjugate.pairs import ConjugatePair
 
 __all__ = [
@@ -54,7 +67,8 @@ __all__ = [
 ]
 
 
-TABLE: dict[tuple[tuple[str, ...], str], ConjugatePair] = {}  # by the classes of the priors, in order of the alphabet, and of the rows
+# by the classes of the priors, in order of the alphabet, and of the rows
+TABLE: dict[tuple[tuple[str, ...], str], ConjugatePair] = {}
 
 
 def put(pair: ConjugatePair) -> None:
@@ -62,12 +76,22 @@ def put(pair: ConjugatePair) -> None:
     TABLE[tuple(sorted(pair.priors)), pair.likelihood] = pair
 
 
-for each in (BetaBernoulli(), DirichletCategorical(), GammaPoisson(), NormalInverseGamma(), NormalWishart(), NormalInverseWishart()):
+for each in (
+    BetaBernoulli(),
+    DirichletCategorical(),
+    GammaPoisson(),
+    NormalInverseGamma(),
+    NormalWishart(),
+    NormalInverseWishart(),
+):
     put(each)
 
 
-def pair_of(site: str, priors: Mapping[str, str], likelihood: str, way_out: str = "") -> tuple[tuple[str, ...], ConjugatePair]:
-    """The pair of an observed site, and the sites of its parameters in the order that the pair has them in.
+def pair_of(
+    site: str, priors: Mapping[str, str], likelihood: str, way_out: str = ""
+) -> tuple[tuple[str, ...], ConjugatePair]:
+    """The pair of an observed site, and the sites of its parameters in the order that the pair has
+    them in.
 
     Raises StructureError, by the name of the site, where the table has no such pair.
 
@@ -77,15 +101,22 @@ def pair_of(site: str, priors: Mapping[str, str], likelihood: str, way_out: str 
     """
     listed = "; ".join(f"{' + '.join(pair.priors)} -> {pair.likelihood}" for pair in TABLE.values())
     if not priors:
-        raise StructureError(f"site {site!r}: no group parameter is behind its {likelihood}; wanted one of {listed}. {way_out}".strip())
+        raise StructureError(
+            f"site {site!r}: no group parameter is behind its {likelihood}; wanted one of "
+            f"{listed}. {way_out}".strip()
+        )
     pair = TABLE.get((tuple(sorted(priors.values())), likelihood))
     if pair is None:
         found = " and ".join(f"{name!r} ~ {kind}" for name, kind in priors.items())
         raise StructureError(
-            f"site {site!r}: {likelihood} with {found} is not in the table of conjugate pairs; register it with "
-            f"inference.register_conjugate, see its docstring. In the table: {listed}. {way_out}".strip()
+            f"site {site!r}: {likelihood} with {found} is not in the table of conjugate pairs; "
+            "register it with "
+            f"inference.register_conjugate, see its docstring. In the table: {listed}. "
+            f"{way_out}".strip()
         )
-    return tuple(next(name for name, kind in priors.items() if kind == wanted) for wanted in pair.priors), pair
+    return tuple(
+        next(name for name, kind in priors.items() if kind == wanted) for wanted in pair.priors
+    ), pair
 
 
 def register_conjugate(
@@ -96,23 +127,30 @@ def register_conjugate(
     mean: Callable[..., Any],
     rows: Callable[[Any], Distribution] | None = None,
 ) -> None:
-    """Puts a pair into the table of conjugate pairs; ParticleFilter, CollapsedGibbs and CoordinateAscent then follow a model with it.
+    """Puts a pair into the table of conjugate pairs; ParticleFilter, CollapsedGibbs and
+    CoordinateAscent then follow a model with it.
 
-    :param prior: class of the prior of a group's parameter, a number for each column. After a row it must be the same distribution with
+    :param prior: class of the prior of a group's parameter, a number for each column. After a row
+    it must be the same distribution with
         other arguments, each with something added.
     :param likelihood: class of the distribution of a row's entries given the parameter.
-    :param statistics: for each argument of the prior, what one row adds to it: a function of the row's entries.
-    :param mean: of the next row: a function of the prior's arguments, in the order of `statistics`. It fills in missing entries, and no
+    :param statistics: for each argument of the prior, what one row adds to it: a function of the
+    row's entries.
+    :param mean: of the next row: a function of the prior's arguments, in the order of `statistics`.
+    It fills in missing entries, and no
         proof covers it.
-    :param rows: the distribution of the entries given the parameter, where it is not `likelihood(parameter)`.
+    :param rows: the distribution of the entries given the parameter, where it is not
+    `likelihood(parameter)`.
 
-    Densities, draws and updates follow from those of the two distributions. When a kernel reads a model, the pair is proved
-    against the model's own terms; where a statistic is wrong, the model is refused by the name of the site. A pair that is
-    registered again takes the place of the earlier one. Raises ValueError where `prior` does not take what rows add as arguments.
+    Densities, draws and updates follow from those of the two distributions. When a kernel reads a
+    model, the pair is proved against the model's own terms; where a statistic is wrong, the model
+    is refused by the name of the site. A pair that is registered again takes the place of the
+    earlier one. Raises ValueError where `prior` does not take what rows add as arguments.
 
     A pair of several parameters, or of vectors, is an object with the methods of
-    `inference.reading.conjugate.pairs.ConjugatePair`: give it to `inference.reading.conjugate.table.put`. `CoordinateAscent` asks
-    those of `inference.reading.conjugate.pairs.Columns` as well.
+    `inference.reading.conjugate.pairs.ConjugatePair`: give it to
+    `inference.reading.conjugate.table.put`. `CoordinateAscent` asks those of
+    `inference.reading.conjugate.pairs.Columns` as well.
 
     Waiting times whose rate is unknown, in groups:
 
@@ -133,7 +171,8 @@ def register_conjugate(
     ...     with numpyro.plate("row", len(x)):
     ...         numpyro.sample("x", dist.Exponential(rate[z]), obs=x)
     >>> x = np.array([0.1, 0.2, 9.0, 0.1, 7.0])
-    >>> tree = Driver(CollapsedGibbs(waits), num_warmup=20, num_samples=30, progress_bar=False).run(0, x)
+    >>> tree = Driver(CollapsedGibbs(waits), num_warmup=20, num_samples=30,
+    progress_bar=False).run(0, x)
     >>> tree.posterior["z"].shape  # chain, draw, row
     (1, 30, 5)
     """

@@ -1,4 +1,5 @@
-"""A truncated stick-breaking mixture of conjugate blocks, as `CoordinateAscent` and `ConditionalGibbs` read it.
+"""A truncated stick-breaking mixture of conjugate blocks, as `CoordinateAscent` and
+`ConditionalGibbs` read it.
 
 structure    `Assignment`: which site plays which part, the numbers of its priors, its data by row
 identities   what must hold of the model's terms, site by site

@@ -1,25 +1,34 @@
-"""Reading a truncated mixture whose every block is conjugate: rows that are assigned to groups, and what the groups say of them.
+"""Reading a truncated mixture whose every block is conjugate: rows that are assigned to groups, and
+what the groups say of them.
 
-    structure = read_assignment(program)          # which sites play which part; or an error that names the site
+    structure = read_assignment(program)          # which sites play which part; or an error that
+                                                  names the site
     prior = structure.prior                       # the numbers of the priors
     rows = structure.rows(program)                # the data, one entry a row
 
     alpha ~ Gamma (or known);  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
-    tasks:    V[j, h], z[i] ~ Categorical(sticks(V[task[i]])); and where groups of tasks share what they say of rows, c[j, h] ~
-              Categorical(sticks(U)), U[s] ~ Beta(1, beta), beta ~ Gamma (or known): a row is in group c[task[i], z[i]] of all
-    columns:  parameters [group, column] and rows with a conjugate likelihood, any `Columns` of the table of conjugate pairs
-    features: normal rows, their mean and precision normal and (inverse) Wishart; missing entries may be latent (ImproperUniform) sites
-    experts:  t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t lies
+    tasks:    V[j, h], z[i] ~ Categorical(sticks(V[task[i]])); and where groups of tasks share what
+              they say of rows, c[j, h] ~
+              Categorical(sticks(U)), U[s] ~ Beta(1, beta), beta ~ Gamma (or known): a row is in
+              group c[task[i], z[i]] of all
+    columns:  parameters [group, column] and rows with a conjugate likelihood, any `Columns` of the
+    table of conjugate pairs features: normal rows, their mean and precision normal and (inverse)
+    Wishart; missing entries may be latent (ImproperUniform) sites experts:  t[c, i] ~ Normal(w[c,
+    z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t
+    lies
 
-Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to mean is proved by writing each site's log
-probability down from what was read, by the functions that a kernel then uses, and comparing with the model's own at random values, in each
-row; the numbers of the priors are read at other values than those. See `inference.reading.stick_mixture.identities`.
+Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to
+mean is proved by writing each site's log probability down from what was read, by the functions that
+a kernel then uses, and comparing with the model's own at random values, in each row; the numbers of
+the priors are read at other values than those. See `inference.reading.stick_mixture.identities`.
 
-Of data whose log density takes more than `MOST` numbers at once, 1e4 rows of 44 correlated features, rows spread evenly over all are
-compared: so many that what happens to a part of the rows, by their data, is seen, but not what follows the place of a row in the table and
-begins only beyond as many places as there are rows compared.
+Of data whose log density takes more than `MOST` numbers at once, 1e4 rows of 44 correlated
+features, rows spread evenly over all are compared: so many that what happens to a part of the rows,
+by their data, is seen, but not what follows the place of a row in the table and begins only beyond
+as many places as there are rows compared.
 
-Cost: some traces of the model on at most `FEW` rows; and a few evaluations of its log density on all rows, at most `MOST` numbers each.
+Cost: some traces of the model on at most `FEW` rows; and a few evaluations of its log density on
+all rows, at most `MOST` numbers each.
 """
 
 from dataclasses import replace
@@ -31,7 +40,15 @@ from inference.program.sites import StructureError, is_real, model_name
 from inference.reading.conjugate.pairs import Columns
 from inference.reading.conjugate.table import NormalWishart, pair_of
 from inference.reading.stick_mixture.identities import prove_for, proved_prior
-from inference.reading.stick_mixture.structure import Assignment, Block, Experts, Level, Prior, Rows, event_dim
+from inference.reading.stick_mixture.structure import (
+    Assignment,
+    Block,
+    Experts,
+    Level,
+    Prior,
+    Rows,
+    event_dim,
+)
 
 __all__ = [
     "Assignment",
@@ -47,13 +64,16 @@ __all__ = [
     "some_rows",
 ]
 
-FEW = 12  # rows that are looked at to tell sites apart, and on which the priors must be those of all rows
+# rows that are looked at to tell sites apart, and on which the priors must be those of all rows
+FEW = 12
 MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
 WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
 
 
 def read_assignment(program: Program) -> Assignment:
-    """Reads and proves; raises StructureError, by the name of the site, where a block is not what it looks like."""
+    """Reads and proves; raises StructureError, by the name of the site, where a block is not
+    what it looks like.
+    """
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     _, sticks, concentration = _level(few, z)
@@ -61,20 +81,26 @@ def read_assignment(program: Program) -> Assignment:
     holes = _holes(few)
     if holes != _holes(program):
         raise StructureError(
-            f"site {_holes(program)!r}: missing entries, but none in the rows that were looked at; wanted NaN in an array."
+            f"site {_holes(program)!r}: missing entries, but none in the rows that were looked at; "
+            "wanted NaN in an array."
         )
     of_rows = {z, upper.site if upper else z, holes}
     columns, features = _blocks(few, z, of_rows, holes)
-    found = Assignment(few, z, sticks, concentration, upper, columns, features, holes, _experts(few, z, of_rows))
+    found = Assignment(
+        few, z, sticks, concentration, upper, columns, features, holes, _experts(few, z, of_rows)
+    )
     for name in (*few.latent, *few.observed, *few.factors):
         if name not in found.known:
             raise StructureError(
-                f"site {name!r} ({few.sites[name].family}): {few.sites[name].kind}, and no block of the mixture reads it; wanted sticks, "
+                f"site {name!r} ({few.sites[name].family}): {few.sites[name].kind}, and no block "
+                "of the mixture reads it; wanted sticks, "
                 f"parameters of groups, rows that depend on {z!r}, and soft labels. {WAY_OUT}"
             )
     _refuse_other_children(found)
     _refuse_shared(found)
-    compared = many_rows(program, z, MOST // numbers_of_a_row(few, features.site if features else None))
+    compared = many_rows(
+        program, z, MOST // numbers_of_a_row(few, features.site if features else None)
+    )
     found = replace(found, prior=proved_prior(found, compared))
     for others in (few, program):
         if others is not compared:
@@ -83,18 +109,23 @@ def read_assignment(program: Program) -> Assignment:
 
 
 def numbers_of_a_row(few: Program, correlated: str | None) -> int:
-    """That its log density takes at once, about; `correlated` are normal numbers whose covariance differs from row to row."""
+    """That its log density takes at once, about; `correlated` are normal numbers whose
+    covariance differs from row to row.
+    """
     sizes = [int(np.prod(few.sites[name].shape[1:])) for name in few.observed]
     return max([1, *sizes, (few.sites[correlated].shape[1] + 1) ** 2 if correlated else 1])
 
 
 def assignment_site(program: Program) -> str:
     """The site that says which group each row is in."""
-    is_row = lambda site: site.kind == "latent" and site.family.startswith("Categorical") and len(site.shape) == 1
+    is_row = lambda site: (
+        site.kind == "latent" and site.family.startswith("Categorical") and len(site.shape) == 1
+    )
     found = [name for name, site in program.sites.items() if is_row(site)]
     if len(found) != 1:
         raise StructureError(
-            f"{model_name(program.model)}: found {len(found)} latent Categorical sites of rows {found}, wanted one: the group of each row. "
+            f"{model_name(program.model)}: found {len(found)} latent Categorical sites of rows "
+            f"{found}, wanted one: the group of each row. "
             f"{WAY_OUT}"
         )
     return found[0]
@@ -105,7 +136,8 @@ def _level(few: Program, site: str) -> Level:
     parents = sorted(few.parents[site])
     if len(parents) != 1 or few.sites[parents[0]].family != "Beta":
         raise StructureError(
-            f"site {site!r} ({few.sites[site].family}): its probabilities come from {parents}; wanted one Beta site V, with the weights "
+            f"site {site!r} ({few.sites[site].family}): its probabilities come from {parents}; "
+            "wanted one Beta site V, with the weights "
             f"V_h prod_(l<h) (1 - V_l), the last stick 1. {WAY_OUT}"
         )
     above = sorted(few.parents[parents[0]])
@@ -113,7 +145,10 @@ def _level(few: Program, site: str) -> Level:
         return Level(site, parents[0], None)
     if len(above) > 1 or few.sites[above[0]].family != "Gamma" or few.sites[above[0]].shape:
         kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in above)
-        raise StructureError(f"site {parents[0]!r}: its concentration comes from {kinds}; wanted one scalar Gamma, or a number. {WAY_OUT}")
+        raise StructureError(
+            f"site {parents[0]!r}: its concentration comes from {kinds}; wanted one scalar Gamma, "
+            f"or a number. {WAY_OUT}"
+        )
     return Level(site, parents[0], above[0])
 
 
@@ -124,11 +159,19 @@ def _upper(few: Program, z: str) -> Level | None:
     if not found:
         return None
     level = _level(few, found[0])
-    own, shape = (*few.sites[_level(few, z).sticks].shape[:-1], few.sites[_level(few, z).sticks].shape[-1] + 1), few.sites[found[0]].shape
+    own, shape = (
+        (
+            *few.sites[_level(few, z).sticks].shape[:-1],
+            few.sites[_level(few, z).sticks].shape[-1] + 1,
+        ),
+        few.sites[found[0]].shape,
+    )
     if len(found) > 1 or shape != own or len(own) != 2 or len(few.sites[level.sticks].shape) != 1:
         raise StructureError(
-            f"site {found[-1]!r} ({few.sites[found[-1]].family}): latent, of shape {few.sites[found[-1]].shape}; wanted, beside {z!r}, one "
-            f"index for each task and each of its groups, {own}, drawn by one row of sticks. {WAY_OUT}"
+            f"site {found[-1]!r} ({few.sites[found[-1]].family}): latent, of shape "
+            f"{few.sites[found[-1]].shape}; wanted, beside {z!r}, one "
+            f"index for each task and each of its groups, {own}, drawn by one row of sticks. "
+            f"{WAY_OUT}"
         )
     return level
 
@@ -136,34 +179,54 @@ def _upper(few: Program, z: str) -> Level | None:
 def _holes(few: Program) -> str | None:
     found = [name for name in few.latent if few.sites[name].family == "ImproperUniform"]
     if len(found) > 1:
-        raise StructureError(f"site {found[1]!r}: beside {found[0]!r} a second site of missing entries; wanted one. {WAY_OUT}")
+        raise StructureError(
+            f"site {found[1]!r}: beside {found[0]!r} a second site of missing entries; wanted one. "
+            f"{WAY_OUT}"
+        )
     if found and not is_real(few.sites[found[0]]):
-        raise StructureError(f"site {found[0]!r}: missing entries that have bounds; wanted any real numbers. {WAY_OUT}")
+        raise StructureError(
+            f"site {found[0]!r}: missing entries that have bounds; wanted any real numbers. "
+            f"{WAY_OUT}"
+        )
     return found[0] if found else None
 
 
-def _blocks(few: Program, z: str, of_rows: set[str | None], holes: str | None) -> tuple[tuple[Block, ...], Block | None]:
+def _blocks(
+    few: Program, z: str, of_rows: set[str | None], holes: str | None
+) -> tuple[tuple[Block, ...], Block | None]:
     """The columns, and the features, of which there is at most one site."""
     found = [_block(few, of_rows, name) for name in few.observed if z in few.parents[name]]
     features = [block for block in found if isinstance(block.family, NormalWishart)]
     if len(features) > 1:
-        raise StructureError(f"site {features[1].site!r}: beside {features[0].site!r} a second one of correlated features. {WAY_OUT}")
+        raise StructureError(
+            f"site {features[1].site!r}: beside {features[0].site!r} a second one of correlated "
+            f"features. {WAY_OUT}"
+        )
     for block in found:
         if holes in few.parents[block.site] and block not in features:
             raise StructureError(
-                f"site {block.site!r}: columns that are independent in a group have no latent missing entries; wanted "
+                f"site {block.site!r}: columns that are independent in a group have no latent "
+                "missing entries; wanted "
                 f"Missing(dist...), obs with NaN. {WAY_OUT}"
             )
-    return tuple(block for block in found if block not in features), features[0] if features else None
+    return tuple(block for block in found if block not in features), features[
+        0
+    ] if features else None
 
 
 def _block(few: Program, of_rows: set[str | None], site: str) -> Block:
     groups = sorted(few.parents[site] - of_rows, key=few.latent.index)
     kinds = {name: few.sites[name].family for name in groups}
-    hint = f"Labels need soft labels, Normal sites of variance 1, of which they are the signs. {WAY_OUT}"
+    hint = (
+        "Labels need soft labels, Normal sites of variance 1, of which they are the signs. "
+        f"{WAY_OUT}"
+    )
     priors, family = pair_of(site, kinds, few.sites[site].family, hint)
     if not isinstance(family, Columns | NormalWishart):
-        raise StructureError(f"site {site!r}: its pair in the table has no mean-field posterior; wanted the methods of Columns. {WAY_OUT}")
+        raise StructureError(
+            f"site {site!r}: its pair in the table has no mean-field posterior; wanted the methods "
+            f"of Columns. {WAY_OUT}"
+        )
     return Block(site, priors, family)
 
 
@@ -175,19 +238,36 @@ def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:
     if len(below) > 1 or few.sites[soft].family != "Normal":
         kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in below)
         raise StructureError(
-            f"site {below[-1]!r}: latent sites that depend on {z!r}: {kinds}; wanted one Normal site of soft labels. {WAY_OUT}"
+            f"site {below[-1]!r}: latent sites that depend on {z!r}: {kinds}; wanted one Normal "
+            f"site of soft labels. {WAY_OUT}"
         )
     labels = [name for name in few.observed if soft in few.parents[name]]
-    if len(labels) != 1 or few.sites[labels[0]].family != "Delta" or few.parents[labels[0]] != {soft}:
-        raise StructureError(f"site {soft!r}: {labels} depend on it; wanted one Delta site, the label, that its signs decide. {WAY_OUT}")
+    if (
+        len(labels) != 1
+        or few.sites[labels[0]].family != "Delta"
+        or few.parents[labels[0]] != {soft}
+    ):
+        raise StructureError(
+            f"site {soft!r}: {labels} depend on it; wanted one Delta site, the label, that its "
+            f"signs decide. {WAY_OUT}"
+        )
     weights = sorted(few.parents[soft] - of_rows)
     if len(weights) != 1 or few.sites[weights[0]].family != "Normal":
-        raise StructureError(f"site {soft!r}: its loc is computed from {weights}; wanted one Normal site of weights. {WAY_OUT}")
+        raise StructureError(
+            f"site {soft!r}: its loc is computed from {weights}; wanted one Normal site of "
+            f"weights. {WAY_OUT}"
+        )
     above = {few.sites[name].family: name for name in sorted(few.parents[weights[0]])}
     loc, precision = above.pop("Normal", None), above.pop("Gamma", None)
-    if above or len(few.parents[weights[0]]) > 2 or (loc and few.parents[loc] - {precision}) or (precision and few.parents[precision]):
+    if (
+        above
+        or len(few.parents[weights[0]]) > 2
+        or (loc and few.parents[loc] - {precision})
+        or (precision and few.parents[precision])
+    ):
         raise StructureError(
-            f"site {weights[0]!r}: its prior is computed from {sorted(few.parents[weights[0]])}; wanted a Normal loc and a Gamma "
+            f"site {weights[0]!r}: its prior is computed from {sorted(few.parents[weights[0]])}; "
+            "wanted a Normal loc and a Gamma "
             f"precision, each of them or a number. {WAY_OUT}"
         )
     return Experts(soft, labels[0], weights[0], loc, precision)
@@ -212,7 +292,8 @@ def _refuse_other_children(found: Assignment) -> None:
         for parent in parents & set(allowed):
             if name not in allowed[parent]:
                 raise StructureError(
-                    f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which was read as part of "
+                    f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which "
+                    "was read as part of "
                     f"{sorted(allowed[parent])}. {WAY_OUT}"
                 )
 
@@ -222,7 +303,10 @@ def _refuse_shared(found: Assignment) -> None:
     few, wanted = found.few, {}
     for block in found.columns:
         sizes = (found.num_groups, *few.sites[block.site].shape[1:])
-        wanted |= {name: (*sizes, *few.sites[name].shape[-1:][: event_dim(few, name)]) for name in block.priors}
+        wanted |= {
+            name: (*sizes, *few.sites[name].shape[-1:][: event_dim(few, name)])
+            for name in block.priors
+        }
     if found.features:
         width = few.sites[found.features.site].shape[1:]
         for name in found.features.priors:
@@ -235,13 +319,16 @@ def _refuse_shared(found: Assignment) -> None:
     for name, shape in wanted.items():
         if few.sites[name].shape != shape:
             raise StructureError(
-                f"site {name!r} ({few.sites[name].family}): its shape is {few.sites[name].shape}, wanted {shape}: no parameter that "
+                f"site {name!r} ({few.sites[name].family}): its shape is {few.sites[name].shape}, "
+                f"wanted {shape}: no parameter that "
                 f"groups, columns, classes or weights share. {WAY_OUT}"
             )
 
 
 def some_rows(program: Program, z: str, size: int) -> Program:
-    """The model on `size` of its rows, of different labels and with missing entries where it can be told."""
+    """The model on `size` of its rows, of different labels and with missing entries where it can
+    be told.
+    """
     num_rows = program.sites[z].shape[0]
     if num_rows <= size:
         return program
@@ -249,7 +336,9 @@ def some_rows(program: Program, z: str, size: int) -> Program:
 
 
 def many_rows(program: Program, z: str, size: int) -> Program:
-    """The model on about `size` of its rows, or on all if there are no more: `FEW` different ones, and others spread evenly."""
+    """The model on about `size` of its rows, or on all if there are no more: `FEW` different
+    ones, and others spread evenly.
+    """
     num_rows = program.sites[z].shape[0]
     if num_rows <= max(size, FEW):
         return program

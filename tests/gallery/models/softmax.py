@@ -1,9 +1,11 @@
-"""Softmax regression: a model of `x`, `y` and `num_classes` for NUTS and SVI, on which the command `zoo` is tested.
+"""Softmax regression: a model of `x`, `y` and `num_classes` for NUTS and SVI, on which the command
+`zoo` is tested.
 
     weight[d, k] ~ Normal                                  one for each feature and class
     y[n]         ~ Categorical(softmax(x[n] weight + bias))
 
-Böhning (1992), "Multinomial logistic regression algorithm". Cost: rows x features x classes for a log probability.
+Böhning (1992), "Multinomial logistic regression algorithm". Cost: rows x features x classes for a
+log probability.
 """
 
 import jax.numpy as jnp
@@ -27,14 +29,17 @@ CARD = Card(
         "y": "the class of a row",
     },
     edits=(
-        "draw a `scale` from a HalfNormal for each feature, the deviation of its weights: features that do not matter shrink",
+        "draw a `scale` from a HalfNormal for each feature, the deviation of its weights: features "
+        "that do not matter shrink",
         "draw `weight` from a Laplace: few large weights, many small ones",
     ),
 )
 
 
 def softmax(x: Array, y: Array | None = None, *, num_classes: int):
-    """`x` [row, feature] without missing entries, `y` [row] in 0 .. num_classes - 1, or None to simulate."""
+    """`x` [row, feature] without missing entries, `y` [row] in 0 .. num_classes - 1, or None to
+    simulate.
+    """
     x = jnp.asarray(x)
     with numpyro.plate("class", num_classes, dim=-1):
         bias = numpyro.sample("bias", dist.Normal(0.0, 2.0))
@@ -44,7 +49,9 @@ def softmax(x: Array, y: Array | None = None, *, num_classes: int):
         return numpyro.sample("y", dist.Categorical(logits=x @ weight + bias), obs=y)
 
 
-def simulate(rng_key: Array, num_rows: int = 200, num_features: int = 3, num_classes: int = 3) -> dict[str, Array | int]:
+def simulate(
+    rng_key: Array, num_rows: int = 200, num_features: int = 3, num_classes: int = 3
+) -> dict[str, Array | int]:
     """Data from the model itself, as the model's keyword arguments."""
     x_key, model_key = random.split(rng_key)
     x = random.normal(x_key, (num_rows, num_features))
