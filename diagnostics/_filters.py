@@ -80,7 +80,10 @@ def _ess_path(tree: xr.DataTree) -> Verdict:
         {} if size is None else {"particles": size}
     )
     if _keeps_the_best(tree):
-        reason = 'No judgement: resampling="optimal" keeps the best candidates as they are, so that an ESS near 1 may be the posterior\'s own.'
+        reason = (
+            'No judgement: resampling="optimal" keeps the best candidates as they are, so that '
+            "an ESS near 1 may be the posterior's own."
+        )
         return Verdict(name, None, figures, reason)
     if least < FEWEST:
         reason = (

@@ -13,7 +13,7 @@ from inference.reading import proof
 from inference.reading.stick_mixture import read as assignment
 from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import GATE, beta_bernoulli, columns_of, normal_columns
-from tests.inference.test_assignment import BITS, HOLES, X, Y, quick
+from tests.inference.reading.test_stick_mixture import BITS, HOLES, X, Y, quick
 from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -148,7 +148,7 @@ class Unordered(Trace_ELBO):  # the planted bug: NumPyro's own sum, which Stocha
 printed(Trace_ELBO())
 printed(Unordered())
 """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     run = lambda seed: subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONHASHSEED": seed},

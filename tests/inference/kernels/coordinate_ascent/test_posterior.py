@@ -19,8 +19,8 @@ from inference import Program
 from inference.kernels.coordinate_ascent import posterior as _factors
 from inference.kernels.coordinate_ascent import rows as _row_block
 from inference.kernels.coordinate_ascent.posterior import message_of
+from tests.inference.kernels.coordinate_ascent.test_kernel import ascended, forgets
 from tests.inference.mixtures import case
-from tests.inference.test_coordinate_ascent import ascended, forgets
 
 pytestmark = [pytest.mark.usefixtures("x64", "numpyro_promotion"), pytest.mark.slow]
 

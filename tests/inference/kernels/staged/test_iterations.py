@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from inference.kernels.staged.search import Start
+from tests.inference.kernels.staged.test_kernel import driver_of
 from tests.inference.nests import line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
-from tests.inference.test_staged import driver_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
 

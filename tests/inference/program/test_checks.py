@@ -14,7 +14,7 @@ from numpyro.infer.initialization import init_to_value
 from inference import Driver
 from inference.program.program import Program
 from inference.program.sites import StructureError
-from tests.inference.test_program import continuous
+from tests.inference.program.test_program import continuous
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 RNG = np.random.default_rng(0)

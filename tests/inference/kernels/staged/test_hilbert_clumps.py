@@ -22,9 +22,9 @@ from inference.maths import hilbert
 from inference.maths import summary as _summary
 from inference.maths.summary import Told
 from inference.reading.density import Split
+from tests.inference.kernels.staged.test_kernel import driver_of
 from tests.inference.nests import line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
-from tests.inference.test_staged import driver_of
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

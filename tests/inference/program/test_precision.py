@@ -26,7 +26,7 @@ def test_what_was_asked_for_is_left(asked, found):
     command = {
         "args": [sys.executable, "-c", told],
         "env": os.environ | asked,
-        "cwd": Path(__file__).parents[2],
+        "cwd": Path(__file__).parents[3],
     }
     assert (
         subprocess.run(**command, check=True, capture_output=True, text=True).stdout.strip()

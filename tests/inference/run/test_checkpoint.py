@@ -361,7 +361,7 @@ VICTIM = textwrap.dedent(
     """
     import sys
     from inference import _store
-    from tests.inference import test_checkpoint as here
+    from tests.inference.run import test_checkpoint as here
     _store.BLOCK_BYTES = 2000
     here.RUNS[sys.argv[1]](checkpoint=sys.argv[2], **here.LONG[sys.argv[1]]).run(0, here.X, here.LABELS)
     """
@@ -385,7 +385,7 @@ def test_random_kills_change_nothing(run, tmp_path):
     command = [sys.executable, "-c", VICTIM, run, str(tmp_path / "run")]
     kills = 0
     for attempt in range(30):
-        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment)
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[3], env=environment)
         state = tmp_path / "run" / "state.npz"
         before = state.stat().st_mtime_ns if state.exists() else 0
         anytime = attempt % 3 == 2  # also while it imports, compiles or reads the checkpoint

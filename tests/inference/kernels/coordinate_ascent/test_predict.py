@@ -11,8 +11,8 @@ from jax.scipy.stats import multivariate_normal
 from inference import Program
 from inference.kernels.coordinate_ascent.predict import log_label
 from inference.reading.conjugate.quadratic import Weights
+from tests.inference.kernels.coordinate_ascent.test_kernel import ascended
 from tests.inference.mixtures import case, of_tasks
-from tests.inference.test_coordinate_ascent import ascended
 from zoo.iqgme import iqgme, sticks
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

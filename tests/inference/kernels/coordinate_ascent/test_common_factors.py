@@ -19,8 +19,8 @@ from inference.kernels.coordinate_ascent import factors as _factor_ascent
 from inference.kernels.coordinate_ascent.factors import said_of
 from inference.reading.conjugate.loadings import of_rows, told
 from tests.inference.factor_mixtures import factor_case
-from tests.inference.test_coordinate_ascent import ascended, gap_to_draws
-from tests.inference.test_coordinate_ascent_factors import gaps
+from tests.inference.kernels.coordinate_ascent.test_kernel import ascended, gap_to_draws
+from tests.inference.kernels.coordinate_ascent.test_posterior import gaps
 from zoo.iqgme_factors import iqgme_factors, linear_features, normal_factors
 
 pytestmark = [pytest.mark.usefixtures("x64", "numpyro_promotion"), pytest.mark.slow]

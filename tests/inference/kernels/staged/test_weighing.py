@@ -16,9 +16,9 @@ from inference.kernels.staged import kernel as staged
 from inference.kernels.staged import weighing as _weighing
 from inference.kernels.staged.weighing import Account, Evidence, Weighed, Weighing
 from inference.maths.summary import loss_of
+from tests.inference.kernels.staged.test_peaks import TWO, line_of, pair, pair_evidence
+from tests.inference.kernels.staged.test_summary_losses import rows, square, square_evidence
 from tests.inference.stages import begun, forget
-from tests.inference.test_exploration import TWO, line_of, pair, pair_evidence
-from tests.inference.test_summary_losses import rows, square, square_evidence
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

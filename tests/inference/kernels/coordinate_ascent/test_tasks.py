@@ -18,9 +18,9 @@ from inference.kernels.coordinate_ascent import sticks as _levels
 from inference.kernels.coordinate_ascent.start import start_groups, start_sums
 from inference.kernels.coordinate_ascent.sticks import gathered, spread
 from inference.reading.stick_mixture.read import Rows
-from tests.inference import test_coordinate_ascent_factors as of_one_task
+from tests.inference.kernels.coordinate_ascent import test_posterior as of_one_task
+from tests.inference.kernels.coordinate_ascent.test_kernel import ascended, gap_to_draws
 from tests.inference.mixtures import of_tasks
-from tests.inference.test_coordinate_ascent import ascended, gap_to_draws
 from zoo.iqgme_tasks import iqgme_tasks
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -20,13 +20,13 @@ from inference.kernels.staged.merge import Part, Product
 from inference.kernels.staged.weighing import DRAWS, Weighing
 from inference.maths.normal_mixture import Clumps
 from tests.inference import stages
+from tests.inference.kernels.staged.test_kernel import over
+from tests.inference.kernels.staged.test_peaks import TWO, pair, pair_evidence
+from tests.inference.kernels.staged.test_summary_losses import rows as square_rows
+from tests.inference.kernels.staged.test_summary_losses import square, square_evidence
+from tests.inference.kernels.staged.test_weighing import heavy, scaled
 from tests.inference.nests import NOISE, line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y
-from tests.inference.test_exploration import TWO, pair, pair_evidence
-from tests.inference.test_staged import over
-from tests.inference.test_summary_losses import rows as square_rows
-from tests.inference.test_summary_losses import square, square_evidence
-from tests.inference.test_weighing import heavy, scaled
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

@@ -11,8 +11,8 @@ from jax import random
 
 from inference import CoordinateAscent, Driver, Program
 from inference.kernels.coordinate_ascent import rows as _layout
+from tests.inference.kernels.coordinate_ascent.test_kernel import ascended
 from tests.inference.mixtures import case
-from tests.inference.test_coordinate_ascent import ascended
 from zoo.iqgme import iqgme
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -14,9 +14,9 @@ from inference import Driver, Program, Staged
 from inference.kernels.staged import kernel as staged
 from inference.maths.normal_mixture import StateClumps
 from inference.maths.summary import Told
+from tests.inference.kernels.staged.test_kernel import driver_of, over, said
 from tests.inference.nests import line
 from tests.inference.stages import MEAN, PRECISION, X, Y, begun
-from tests.inference.test_staged import driver_of, over, said
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

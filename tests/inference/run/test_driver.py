@@ -483,7 +483,7 @@ def test_parallel_chains_on_two_devices_equal_sequential_ones():
     command = [sys.executable, "-c", TWO_DEVICES]
     done = subprocess.run(
         command,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env=environment,
         capture_output=True,
         text=True,

@@ -23,8 +23,8 @@ from inference.kernels.staged import weighing as _weighing
 from inference.kernels.staged.merge import Part
 from inference.maths.normal_mixture import StateClumps
 from inference.maths.summary import Loss, loss_of
+from tests.inference.kernels.staged.test_kernel import over
 from tests.inference.stages import begun
-from tests.inference.test_staged import over
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

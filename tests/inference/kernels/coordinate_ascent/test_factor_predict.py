@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 from inference import Program
 from tests.inference.factor_mixtures import factor_case
-from tests.inference.test_coordinate_ascent import ascended
+from tests.inference.kernels.coordinate_ascent.test_kernel import ascended
 
 pytestmark = [pytest.mark.usefixtures("x64", "numpyro_promotion"), pytest.mark.slow]
 
