@@ -26,11 +26,10 @@ from jax import random
 from numpyro.distributions import Distribution
 
 from inference.kernels.nested.kernel import NestedSampler
-from inference.program.sites import model_name
+from inference.program.sites import check_setting, check_whole, is_between, model_name
 from inference.run.driver import Driver
 from inference.run.protocol import Algorithm
-from inference.run.settings import check_setting, check_whole, is_between
-from inference.run.signals import signals_noted
+from inference.run.session import signals_noted
 
 __all__ = ["Orders", "run_orders"]
 

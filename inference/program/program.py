@@ -26,18 +26,18 @@ from numpyro import handlers
 from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy, unconstrain_fn
 from numpyro.ops.provenance import eval_provenance
 
-from inference.program.checks import check, named_error
-from inference.program.compiling import is_traced
-from inference.program.hashing import data_hash, model_hash
+from inference.program.compiling import data_hash, is_traced, model_hash
 from inference.program.sites import (
     Inspection,
     Plate,
     Site,
     StructureError,
+    check,
     initial_value,
     inspect_model,
     is_data,
     model_name,
+    named_error,
 )
 
 __all__ = ["Program", "evenly", "num_entries"]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference.program.hashing import data_hash, model_hash
+from inference.program.compiling import data_hash, model_hash
 from inference.program.program import Program, num_entries
 from inference.program.sites import StructureError
 from inference.reading.density import NUM_PROOFS, Split

@@ -18,13 +18,12 @@ from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
 from inference.program.program import Program
+from inference.program.sites import is_whole
 from inference.run import result as _outcome
-from inference.run.loop import CHAIN_METHODS
+from inference.run.loop import CHAIN_METHODS, stepper_of
 from inference.run.protocol import Algorithm, init_strategy
 from inference.run.result import GROUPS, check_names
 from inference.run.session import TURN, Session, chain_keys
-from inference.run.settings import is_whole
-from inference.run.steppers import stepper_of
 from inference.run.stopping import StopRule
 from inference.run.store import CheckpointError, FolderStore, MemoryStore
 

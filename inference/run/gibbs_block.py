@@ -12,8 +12,7 @@ from numpyro.distributions.distribution import validation_enabled
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference.program.compiling import is_traced
-from inference.program.hashing import trace_hash
+from inference.program.compiling import is_traced, trace_hash
 from inference.program.program import Program
 
 __all__ = ["Block", "Reading"]

@@ -21,12 +21,11 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference.program.compiling import compiled
-from inference.program.hashing import data_hash, trace_hash
+from inference.program.compiling import compiled, data_hash, trace_hash
 from inference.program.program import Program
+from inference.run.loop import Chain, Replicate
 from inference.run.protocol import Algorithm
 from inference.run.session import Session
-from inference.run.steppers import Chain, Replicate
 
 __all__ = [
     "GROUPS",

@@ -6,11 +6,16 @@ the same compiled loop, so that no step copies what the others hold, and a repli
 is full itself. Chains that run together are one lane.
 """
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from threading import RLock
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import jax
@@ -18,14 +23,120 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference.run.loop import Loop
-from inference.run.progress import Bar, figures
-from inference.run.signals import ctrl_c_waits, signals_noted
-from inference.run.steppers import Stepper, apart, stacked
+from inference.run.loop import Loop, Stepper, apart, stacked
 from inference.run.stopping import StopRule
 from inference.run.store import Commit, FolderStore, MemoryStore, Records, concatenate
 
-__all__ = ["TURN", "Session", "chain_keys", "marks", "others_run"]
+__all__ = [
+    "TURN",
+    "Bar",
+    "Noted",
+    "Session",
+    "chain_keys",
+    "ctrl_c_waits",
+    "figures",
+    "marks",
+    "others_run",
+    "signals_noted",
+]
+
+
+class Noted(list[str]):
+    """Names of signals; a Ctrl-C that is not the first raises, but where it is to wait."""
+
+    is_to_wait = is_waiting = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if not self or number != signal.SIGINT:
+            self.append(signal.Signals(number).name)
+        elif not self.is_to_wait:
+            raise KeyboardInterrupt
+        else:
+            self.is_waiting = True
+
+
+@contextmanager
+def signals_noted() -> Generator[list[str]]:
+    """Ctrl-C and SIGTERM put their name into the list, so that the run ends after its chunk; a
+    second Ctrl-C raises.
+
+    Only the main thread receives signals; elsewhere the list stays empty.
+    """
+    noted = Noted()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+
+    before = {number: signal.signal(number, noted) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ctrl_c_waits() -> Generator[None]:
+    """Where signals are noted, a second Ctrl-C raises when this is over."""
+    noted = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not isinstance(noted, Noted):
+        yield
+        return
+    noted.is_to_wait = True
+    try:
+        yield
+    finally:
+        noted.is_to_wait = False
+    if noted.is_waiting:
+        raise KeyboardInterrupt
+
+
+class Bar:
+    """A tqdm bar over the steps of a run, with the figures that matter for its kernel."""
+
+    def __init__(self, shown: bool, title: str, total: int | None, done: int):
+        quiet = not shown or "CI" in os.environ or not sys.stderr.isatty()
+        self.tqdm = None
+        if not quiet:
+            from tqdm.auto import tqdm
+
+            self.tqdm = tqdm(total=total, initial=done, desc=title, leave=True, dynamic_ncols=True)
+
+    def update(self, steps: int, phase: str, text: str) -> None:
+        """Move on by `steps`."""
+        if self.tqdm is not None:
+            self.tqdm.set_description(phase, refresh=False)
+            self.tqdm.set_postfix_str(text, refresh=False)
+            self.tqdm.update(steps)
+
+    def close(self) -> None:
+        """Leave the last line standing."""
+        if self.tqdm is not None:
+            self.tqdm.close()
+
+
+def figures(stats: dict[str, np.ndarray], divergences: int) -> str:
+    """What the bar says of the records of one chunk: sampler statistics by name, else the last
+    value of each scalar figure. There may be no record: where the host has done the last of a run.
+    """
+    shown: list[str] = []
+    if "diverging" in stats:
+        shown.append(f"divergences {divergences}")
+    if "acceptance_rate" in stats:
+        shown.append(f"acceptance {np.mean(stats['acceptance_rate']):.2f}")
+    if not shown:
+        shown = [
+            f"{name} {_short(value[-1])}"
+            for name, value in stats.items()
+            if value.ndim == 2 and len(value)
+        ]
+    return ", ".join(shown)
+
+
+def _short(value: Any) -> str:
+    return f"{np.mean(value):.6g}"
+
 
 MOST_UNUSED = 4  # compiled loops kept for shapes that may come back
 # NumPyro's handlers are one stack for all threads, so that models run in one thread at a time

@@ -28,7 +28,7 @@ import xarray as xr
 import zarr
 from jax import random
 
-from inference.program.hashing import plain
+from inference.program.compiling import plain
 
 __all__ = [
     "CheckpointError",

@@ -5,7 +5,7 @@ import re
 import pytest
 import xarray as xr
 
-import inference.kernels
+import inference
 import zoo
 from gallery.cli import main
 from gallery.commands.cite import entries_of
@@ -51,7 +51,7 @@ def test_a_key_means_one_entry_wherever_it_stands():
     every = {
         *cards,
         *SOFTWARE,
-        *(entry for name in inference.kernels.__all__ for entry in citations(name)),
+        *(entry for name in inference.__all__ for entry in citations(name)),
     }
     found = [KEY.search(entry)[1] for entry in every]
     assert len(set(found)) == len(found)

@@ -11,7 +11,7 @@ import pytest
 
 from inference import Driver, Program, StructureError
 from inference.run import store as _store
-from inference.run.steppers import Step
+from inference.run.loop import Step
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(90, 2))

@@ -33,13 +33,11 @@ from jax import Array, random
 from inference.kernels.augment_reduce.noise_posterior import Local, LocationScale, LogExponential
 from inference.kernels.augment_reduce.row_optimizer import Adaptive, check_lazy, remembered
 from inference.kernels.augment_reduce.weights import Row, Table, tables_of, view_of
-from inference.program.compiling import once
-from inference.program.hashing import is_arrays
+from inference.program.compiling import is_arrays, once
 from inference.program.program import Program
-from inference.program.sites import StructureError
+from inference.program.sites import StructureError, check_setting, check_whole
 from inference.reading.row_table import ReducedModel, read_reduced
 from inference.run.protocol import Algorithm, Results
-from inference.run.settings import check_setting, check_whole
 
 __all__ = ["AugmentReduce", "ReduceReading", "ReduceReport", "ReduceState"]
 

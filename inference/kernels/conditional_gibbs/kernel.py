@@ -44,11 +44,10 @@ from inference.kernels.conditional_gibbs.mixture_predict import AssignmentDraws
 from inference.kernels.conditional_gibbs.route import Route
 from inference.program.compiling import is_traced
 from inference.program.program import Program
-from inference.program.sites import StructureError
+from inference.program.sites import StructureError, check_setting
 from inference.reading.conditional import draw, identify_among, settings_of
 from inference.reading.crossed import hold, read_crossed
 from inference.run.gibbs_block import Block, Reading
-from inference.run.settings import check_setting
 
 __all__ = [
     "AssignmentDraws",

@@ -60,10 +60,10 @@ from inference.kernels.coordinate_ascent.rows import Bucket, Message, Sums, lay_
 from inference.kernels.coordinate_ascent.start import STARTS, TOGETHER, start_sums
 from inference.kernels.coordinate_ascent.sticks import gathered, share_of
 from inference.program.program import Program
+from inference.program.sites import check_setting, check_whole, is_whole
 from inference.reading.factor_mixture import has_factors
 from inference.reading.stick_mixture.read import Assignment, Rows, read_assignment
 from inference.run.protocol import Algorithm, Results
-from inference.run.settings import check_setting, check_whole, is_whole
 
 __all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent", "MixtureAscent"]
 

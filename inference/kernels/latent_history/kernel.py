@@ -47,11 +47,10 @@ from numpyro.util import is_prng_key
 
 from inference.kernels.latent_history import surrogate as _surrogate
 from inference.program.program import Program
-from inference.program.sites import StructureError
+from inference.program.sites import StructureError, check_whole
 from inference.reading.field import Field, read_field
 from inference.reading.history import History, like, read_history, shuffled
 from inference.run.gibbs_block import Block, Reading
-from inference.run.settings import check_whole
 
 __all__ = ["HistoryReading", "HistoryState", "LatentHistory"]
 

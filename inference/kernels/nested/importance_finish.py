@@ -42,8 +42,8 @@ from inference.maths.normal_mixture import Clumps, StateClumps
 from inference.maths.resampling import resampled
 from inference.maths.summary import Backed, Told
 from inference.program.program import Program
+from inference.program.sites import check_setting, check_whole, is_between
 from inference.run.protocol import Algorithm, Results
-from inference.run.settings import check_setting, check_whole, is_between
 
 __all__ = ["Finish", "ImportanceFinish"]
 

@@ -46,8 +46,8 @@ from inference.kernels.nested.relabel import shown
 from inference.kernels.nested.state import Dead, Nest, information_of, particles, points_of
 from inference.maths.resampling import resampled
 from inference.program.program import Program
+from inference.program.sites import check_setting, check_whole, is_between, is_number, is_whole
 from inference.run.protocol import Algorithm, Results
-from inference.run.settings import check_setting, check_whole, is_between, is_number, is_whole
 
 __all__ = ["Dead", "Death", "Nest", "NestedSampler", "Shrinkage"]
 

@@ -51,9 +51,9 @@ from inference.kernels.particle_filter.predict import (
 from inference.maths.resampling import SCHEMES, effective_size
 from inference.program.compiling import once
 from inference.program.program import Program
+from inference.program.sites import check_setting, check_whole
 from inference.reading.crp_mixture import Partition, Rows, grid_of, read_partition
 from inference.run.protocol import Algorithm, Results
-from inference.run.settings import check_setting, check_whole
 
 __all__ = ["FilterData", "FilterReading", "FilterState", "ParticleFilter", "RowReport"]
 

@@ -73,12 +73,18 @@ from inference.kernels.staged.weighing import (
 )
 from inference.maths.summary import Backed, Loss, Mixture, Told, loss_of, no_loss
 from inference.program.program import Program
-from inference.program.sites import StructureError
+from inference.program.sites import (
+    StructureError,
+    check_setting,
+    check_whole,
+    is_between,
+    is_number,
+    is_whole,
+)
 from inference.reading.density import Split
 from inference.reading.exchangeable import Exchangeable
 from inference.reading.stage_rows import StageData, StageRows, check_at_end, check_finished, taken
 from inference.run.protocol import Algorithm, Results
-from inference.run.settings import check_setting, check_whole, is_between, is_number, is_whole
 
 __all__ = [
     "Stage",

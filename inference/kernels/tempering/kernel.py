@@ -49,6 +49,7 @@ from inference.maths.tempering import (
 )
 from inference.program.compiling import once
 from inference.program.program import Program
+from inference.program.sites import check_setting, check_whole, is_between, is_number
 from inference.reading.density import Split
 from inference.reading.stage_rows import (
     StageData,
@@ -59,7 +60,6 @@ from inference.reading.stage_rows import (
     taken,
 )
 from inference.run.protocol import Algorithm, Results
-from inference.run.settings import check_setting, check_whole, is_between, is_number
 
 __all__ = ["DataTempering", "Tempered", "TemperingReading", "TemperingReport"]
 

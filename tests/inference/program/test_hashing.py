@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.program.hashing import trace_hash
+from inference.program.compiling import trace_hash
 
 
 def sha(function, *arguments):
@@ -129,7 +129,7 @@ import jax, numpyro
 from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from inference.program.hashing import trace_hash
+from inference.program.compiling import trace_hash
 from inference.run.svi import StochasticVI
 from inference.program.program import Program
 from tests.inference.models import LABELS, X, logistic

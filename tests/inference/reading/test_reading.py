@@ -41,8 +41,7 @@ from inference.distributions import CRP, Missing
 from inference.kernels.particle_filter import kernel as particle_filter
 from inference.run import driver
 from inference.run import session as _session
-from inference.run.loop import Loop
-from inference.run.steppers import Chain
+from inference.run.loop import Chain, Loop
 from inference.run.svi import StochasticVI
 from tests.inference.importance import ImportanceSampling
 from tests.inference.mixtures import beta_bernoulli

@@ -7,7 +7,7 @@ import pytest
 
 from inference.run import session as _session
 from inference.run.loop import Loop
-from inference.run.signals import ctrl_c_waits, signals_noted
+from inference.run.session import ctrl_c_waits, signals_noted
 from tests.inference.run.test_updates import MORE, streaming
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -18,7 +18,7 @@ from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged
 from inference.kernels.nested import importance_finish
 from inference.maths.normal_mixture import Clumps, StateClumps
 from inference.maths.summary import Backed
-from inference.run.progress import figures
+from inference.run.session import figures
 from tests.inference.kernels.staged.test_peaks import TWO, pair, pair_evidence
 from tests.inference.nests import X, Y, line, line_evidence, two_modes
 from tests.inference.stages import forget

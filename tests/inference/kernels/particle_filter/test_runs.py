@@ -16,7 +16,7 @@ from inference import CheckpointError, Driver, ParticleFilter
 from inference.kernels.particle_filter import kernel as particle_filter
 from inference.run import session as _session
 from inference.run import store as _store
-from inference.run.steppers import Step
+from inference.run.loop import Step
 from tests.inference.filters import (
     LATER,
     OPTIONS,
