@@ -15,7 +15,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference.program.compiling import is_traced, trace_hash
 from inference.program.program import Program
 
-__all__ = ["Block", "Reading"]
+__all__ = ["GibbsBlock", "Reading"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Reading:
     source: tuple[list[Any], Any, str] | None = field(default=None, kw_only=True)
 
 
-class Block(MCMCKernel):
+class GibbsBlock(MCMCKernel):
     """A kernel whose state has `values`: of the sites that it draws, by name."""
 
     model: Callable

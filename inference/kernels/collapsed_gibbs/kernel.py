@@ -66,7 +66,7 @@ from inference.reading.crp_mixture import (
     read_partition,
     term,
 )
-from inference.run.gibbs_block import Block, Reading
+from inference.run.gibbs_block import GibbsBlock, Reading
 
 __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]
 
@@ -104,7 +104,7 @@ class _Mixture(NamedTuple):
     shape: tuple[int, int]  # classes, and room for groups in each
 
 
-class CollapsedGibbs(Block):
+class CollapsedGibbs(GibbsBlock):
     """Sweeps over the rows of `model`; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of
     NumPyro's `Gibbs`.
 

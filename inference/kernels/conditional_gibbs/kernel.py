@@ -47,7 +47,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, check_setting
 from inference.reading.conditional import draw, identify_among, settings_of
 from inference.reading.crossed import hold, read_crossed
-from inference.run.gibbs_block import Block, Reading
+from inference.run.gibbs_block import GibbsBlock, Reading
 
 __all__ = [
     "AssignmentDraws",
@@ -92,7 +92,7 @@ class ConditionalReading(Reading):
         return self.route.not_identified
 
 
-class ConditionalGibbs(Block):
+class ConditionalGibbs(GibbsBlock):
     """Draws sites of `model` from their complete conditionals; runs in `Driver`, in
     `numpyro.infer.MCMC`, and as a block of `Gibbs`.
 

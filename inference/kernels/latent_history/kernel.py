@@ -50,7 +50,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, check_whole
 from inference.reading.field import Field, read_field
 from inference.reading.history import History, like, read_history, shuffled
-from inference.run.gibbs_block import Block, Reading
+from inference.run.gibbs_block import GibbsBlock, Reading
 
 __all__ = ["HistoryReading", "HistoryState", "LatentHistory"]
 
@@ -78,7 +78,7 @@ class HistoryState(NamedTuple):
     rng_key: Array
 
 
-class LatentHistory(Block):
+class LatentHistory(GibbsBlock):
     """Draws the history of `model`; runs in `Driver` and in `numpyro.infer.MCMC`, as a block of
     `Gibbs` beside NUTS.
 
