@@ -36,7 +36,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
 from numpyro import handlers
-from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import init_to_feasible
 
 from inference.distributions import ExchangeablePartition
@@ -44,6 +43,7 @@ from inference.program.compiling import once
 from inference.program.program import Program
 from inference.program.sites import StructureError, initial_value, model_name, unwrap
 from inference.reading.conjugate.table import ConjugatePair, pair_of
+from inference.reading.mixture_trace import columns, term
 from inference.reading.proof import gap, gap_of_numbers, prove, random_settings
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "Partition",
     "Rows",
     "by_class",
-    "columns",
     "grid_of",
     "kinds",
     "labelled",
@@ -60,7 +59,6 @@ __all__ = [
     "read_partition",
     "sites_of_labels",
     "started",
-    "term",
 ]
 
 
@@ -99,11 +97,6 @@ def kinds(program: Program, z: str) -> dict[str, dict]:
     return found
 
 
-def term(message: dict) -> Array:
-    """The summed log probability of a site, its scale applied."""
-    return jnp.sum(scale_and_mask(message["fn"].log_prob(message["value"]), message["scale"]))
-
-
 def by_class(leaf: Array, fn: dist.Distribution, num_axes: int) -> Array:
     """[class, group, column, ...] from an array over the elements of a group parameter, whose
     first axes are class and group, or group.
@@ -112,13 +105,6 @@ def by_class(leaf: Array, fn: dist.Distribution, num_axes: int) -> Array:
     # those that `to_event` declared included
     num_elements_axes = len(fn.shape()) - unwrap(fn).event_dim
     return leaf if num_elements_axes > num_axes else jnp.expand_dims(leaf, 2)
-
-
-def columns(message: dict) -> Array:
-    """[row, column, ...] from the value of an observed site."""
-    value = jnp.asarray(message["value"])
-    value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
-    return value if value.ndim - unwrap(message["fn"]).event_dim > 1 else value[:, None]
 
 
 def labels_of(partition: ExchangeablePartition) -> Array:

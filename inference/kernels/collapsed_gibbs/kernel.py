@@ -60,12 +60,11 @@ from inference.reading.crp_mixture import (
     Parameters,
     Partition,
     Rows,
-    columns,
     labelled,
     labels_of,
     read_partition,
-    term,
 )
+from inference.reading.mixture_trace import columns, term
 from inference.run.gibbs_block import GibbsBlock, Reading
 
 __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]

@@ -17,7 +17,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, unwrap
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import Common
-from inference.reading.crp_mixture import columns
+from inference.reading.mixture_trace import columns
 
 __all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "by_class", "event_dim"]
 
