@@ -48,18 +48,18 @@ from inference.reading.proof import (
     prove,
     prove_numbers,
 )
-from inference.reading.stick_mixture.identities import row_sums
 from inference.reading.stick_mixture.read import (
     FEW,
     MOST,
     WAY_OUT,
-    Assignment,
     assignment_site,
     many_rows,
     numbers_of_a_row,
     read_assignment,
+    row_sums,
     some_rows,
 )
+from inference.reading.stick_mixture.structure import Assignment
 
 __all__ = ["FactorMixture", "FactorRows", "GivenScores", "Linked", "has_factors", "read_factors"]
 

@@ -3,8 +3,7 @@ then all rows given the groups.
 
 The mathematics is that of `CoordinateAscent`, with values in the place of expectations: what a
 block says of a row (`inference.kernels.coordinate_ascent.rows`), the sums over rows that it follows
-from, and the parameters that follow (`inference.kernels.coordinate_ascent.posterior`,
-`inference.kernels.coordinate_ascent.sticks`), which of known numbers are those of the complete
+from, and the parameters that follow (`inference.kernels.coordinate_ascent.posterior`), which of known numbers are those of the complete
 conditional. What can be integrated out is, and is drawn again before anything else depends on it:
 
 - the group of a row waits neither for its missing entries nor for its soft labels, which are drawn
@@ -44,6 +43,7 @@ from inference.kernels.conditional_gibbs.mixture_splits import (
 from inference.kernels.conditional_gibbs.route import Route
 from inference.kernels.coordinate_ascent.draws import cut, draw_incomplete, draw_weights
 from inference.kernels.coordinate_ascent.posterior import (
+    gathered,
     message_at,
     seen_by_experts,
     shape_of,
@@ -60,12 +60,10 @@ from inference.kernels.coordinate_ascent.rows import (
     place_given,
 )
 from inference.kernels.coordinate_ascent.start import column_means, start_groups
-from inference.kernels.coordinate_ascent.sticks import gathered
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.reading.conjugate.quadratic import weights_posterior
-from inference.reading.stick_mixture.identities import gaps
-from inference.reading.stick_mixture.read import read_assignment
+from inference.reading.stick_mixture.read import gaps, read_assignment
 from inference.reading.stick_mixture.structure import by_class
 
 __all__ = ["AssignmentSweep"]

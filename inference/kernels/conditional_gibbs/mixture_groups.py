@@ -13,18 +13,20 @@ from jax.scipy.special import betaln
 from numpyro.distributions.util import clamp_probs
 
 from inference.kernels.coordinate_ascent.draws import draw_blocks, draw_common, draw_weights
-from inference.kernels.coordinate_ascent.posterior import Shape, blocks_of, said_at, seen_by_experts
-from inference.kernels.coordinate_ascent.rows import Sums
-from inference.kernels.coordinate_ascent.sticks import (
+from inference.kernels.coordinate_ascent.posterior import (
+    Shape,
     agreement,
+    blocks_of,
     concentration_given,
     gathered,
+    said_at,
+    seen_by_experts,
     sticks_given,
 )
+from inference.kernels.coordinate_ascent.rows import Sums
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import common_posterior, known_weights, weights_posterior
-from inference.reading.stick_mixture.read import Assignment, Level, Prior
-from inference.reading.stick_mixture.structure import by_class
+from inference.reading.stick_mixture.structure import Assignment, Level, Prior, by_class
 
 __all__ = ["are_alike", "draw_groups_given", "draw_sticks", "reordered"]
 

@@ -37,7 +37,7 @@ from inference.kernels.coordinate_ascent.rows import (
 from inference.maths.orthants import Points, log_orthant, points_of
 from inference.program.compiling import compiled
 from inference.program.program import Program
-from inference.reading.stick_mixture.read import Assignment
+from inference.reading.stick_mixture.structure import Assignment
 
 __all__ = ["AssignmentDraws", "RowPrediction"]
 

@@ -26,13 +26,17 @@ from jax import Array, lax, random
 from jax.scipy.special import betaln
 from jax.scipy.stats import norm
 
-from inference.kernels.coordinate_ascent.posterior import Shape, blocks_of, said_at, seen_by_experts
+from inference.kernels.coordinate_ascent.posterior import (
+    Shape,
+    agreement,
+    blocks_of,
+    said_at,
+    seen_by_experts,
+    sticks_given,
+)
 from inference.kernels.coordinate_ascent.rows import Message, Sums
-from inference.kernels.coordinate_ascent.sticks import agreement, sticks_given
 from inference.reading.conjugate.quadratic import Common, precision_of, weights_log_density
-from inference.reading.stick_mixture.identities import values_by_group
-from inference.reading.stick_mixture.read import Assignment, Prior
-from inference.reading.stick_mixture.structure import by_class
+from inference.reading.stick_mixture.structure import Assignment, Prior, by_class, values_by_group
 
 __all__ = ["Parted", "SeenRows", "common_at", "log_marginal_at", "split_or_merged"]
 

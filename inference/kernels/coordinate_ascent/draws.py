@@ -11,7 +11,7 @@ from jax import Array, lax, random
 from jax.scipy.stats import beta, gamma, norm
 
 from inference.distributions.truncated_normal import TruncatedNormal
-from inference.kernels.coordinate_ascent.posterior import Factors
+from inference.kernels.coordinate_ascent.posterior import Factors, Upper
 from inference.kernels.coordinate_ascent.rows import (
     Bucket,
     Message,
@@ -23,11 +23,9 @@ from inference.kernels.coordinate_ascent.rows import (
     score_of,
     soft_labels,
 )
-from inference.kernels.coordinate_ascent.sticks import Upper
 from inference.program.compiling import compiled
 from inference.reading.conjugate.quadratic import Common, Weights
-from inference.reading.stick_mixture.read import Assignment, Level
-from inference.reading.stick_mixture.structure import Rows, by_class
+from inference.reading.stick_mixture.structure import Assignment, Level, Rows, by_class
 
 __all__ = [
     "cut",

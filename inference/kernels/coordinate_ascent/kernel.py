@@ -50,19 +50,21 @@ from inference.kernels.coordinate_ascent.posterior import (
     Shape,
     divergence,
     factors_of,
+    gathered,
     message_of,
     parameters_of,
     shape_of,
+    share_of,
     statistics_of,
 )
 from inference.kernels.coordinate_ascent.predict import Prediction, log_weights, predict_rows
 from inference.kernels.coordinate_ascent.rows import Bucket, Message, Sums, lay_out, sum_rows
 from inference.kernels.coordinate_ascent.start import STARTS, TOGETHER, start_sums
-from inference.kernels.coordinate_ascent.sticks import gathered, share_of
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole, is_whole
 from inference.reading.factor_mixture import has_factors
-from inference.reading.stick_mixture.read import Assignment, Rows, read_assignment
+from inference.reading.stick_mixture.read import read_assignment
+from inference.reading.stick_mixture.structure import Assignment, Rows
 from inference.run.protocol import Algorithm, Results
 
 __all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent", "MixtureAscent"]

@@ -28,8 +28,7 @@ from inference.program.compiling import compiled
 from inference.reading.conjugate.normal import WishartHyper
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import Weights
-from inference.reading.stick_mixture.read import Assignment
-from inference.reading.stick_mixture.structure import Rows
+from inference.reading.stick_mixture.structure import Assignment, Rows
 
 __all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
 

@@ -47,7 +47,7 @@ import numpy as np
 from jax import Array, lax
 
 from inference.distributions.truncated_normal import one_sided
-from inference.reading.stick_mixture.read import Rows
+from inference.reading.stick_mixture.structure import Rows
 
 __all__ = [
     "BLOCK",

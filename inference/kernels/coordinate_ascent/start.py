@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference.kernels.coordinate_ascent.rows import Sums
-from inference.reading.stick_mixture.read import Assignment, Rows
+from inference.reading.stick_mixture.structure import Assignment, Rows
 
 __all__ = ["STARTS", "at_random", "column_means", "kmeans", "start_groups", "start_sums"]
 

@@ -1,7 +1,6 @@
 """A truncated stick-breaking mixture of conjugate blocks, as `CoordinateAscent` and
 `ConditionalGibbs` read it.
 
-structure    `Assignment`: which site plays which part, the numbers of its priors, its data by row
-identities   what must hold of the model's terms, site by site
-read         finds the structure in a program, and proves it
+structure   `Assignment`: which site plays which part, the numbers of its priors, its data by row
+read        finds the structure in a program, and proves it site by site
 """

@@ -19,7 +19,18 @@ from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import Common
 from inference.reading.mixture_trace import columns
 
-__all__ = ["Assignment", "Block", "Experts", "Level", "Prior", "Rows", "by_class", "event_dim"]
+__all__ = [
+    "Assignment",
+    "Block",
+    "Experts",
+    "Level",
+    "Prior",
+    "Rows",
+    "by_class",
+    "event_dim",
+    "precision_and_loc",
+    "values_by_group",
+]
 
 AT_ONCE = 200_000  # rows
 
@@ -261,6 +272,18 @@ def event_dim(program: Program, name: str) -> int:
     return {"Dirichlet": 1, "MultivariateNormal": 1, "Wishart": 2, "InverseWishart": 2}.get(
         program.sites[name].family, 0
     )
+
+
+def values_by_group(found: Assignment, block: Block, values: Any) -> tuple[Array, ...]:
+    """The parameters of a block of columns [group, column, ...]."""
+    return tuple(found.by_column(values[name], block) for name in block.priors)
+
+
+def precision_and_loc(block: Block, values: Any) -> tuple[Array, Array]:
+    """The parameters of the features, their precision whichever of it and its inverse the model
+    has.
+    """
+    return block.family.precision_and_loc(tuple(values[name] for name in block.priors))
 
 
 # The data by row.

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.handlers import scope
 
 from inference import Program, StructureError
-from inference.reading.stick_mixture import identities as _assignment_proof
+from inference.reading.stick_mixture import read as _assignment_proof
 from inference.reading.stick_mixture import structure as _assignment_parts
 from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import CASES, TASKS, case, of_tasks

@@ -12,7 +12,8 @@ from numpyro import plate
 from numpyro.handlers import scope
 
 from inference import Program, StructureError
-from inference.reading.stick_mixture.read import Level, read_assignment
+from inference.reading.stick_mixture.read import read_assignment
+from inference.reading.stick_mixture.structure import Level
 from tests.inference.mixtures import GATE, TASKS, of_tasks
 from zoo.iqgme import Axes, sticks
 from zoo.iqgme_tasks import iqgme_tasks

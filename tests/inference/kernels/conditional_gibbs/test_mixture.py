@@ -24,14 +24,16 @@ from inference.kernels.conditional_gibbs import mixture_groups as _assignment_gr
 from inference.kernels.conditional_gibbs import mixture_splits as _assignment_splits
 from inference.kernels.conditional_gibbs.mixture import AssignmentSweep
 from inference.kernels.coordinate_ascent.draws import draw_incomplete
-from inference.kernels.coordinate_ascent.posterior import blocks_of, said_at, seen_by_experts
-from inference.kernels.coordinate_ascent.rows import message_to, place_complete, place_given
-from inference.kernels.coordinate_ascent.sticks import (
+from inference.kernels.coordinate_ascent.posterior import (
     agreement,
+    blocks_of,
     concentration_given,
     gathered,
+    said_at,
+    seen_by_experts,
     sticks_given,
 )
+from inference.kernels.coordinate_ascent.rows import message_to, place_complete, place_given
 from inference.program.compiling import once
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import (

@@ -14,10 +14,10 @@ from jax import random
 
 from inference import CoordinateAscent, Driver, Program
 from inference.kernels.coordinate_ascent import posterior as _factors
-from inference.kernels.coordinate_ascent import sticks as _levels
+from inference.kernels.coordinate_ascent import posterior as _levels
+from inference.kernels.coordinate_ascent.posterior import gathered, spread
 from inference.kernels.coordinate_ascent.start import start_groups, start_sums
-from inference.kernels.coordinate_ascent.sticks import gathered, spread
-from inference.reading.stick_mixture.read import Rows
+from inference.reading.stick_mixture.structure import Rows
 from tests.inference.kernels.coordinate_ascent import test_posterior as of_one_task
 from tests.inference.kernels.coordinate_ascent.test_kernel import ascended, gap_to_draws
 from tests.inference.mixtures import of_tasks
