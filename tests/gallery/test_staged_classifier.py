@@ -134,13 +134,13 @@ def test_a_fitted_classifier_is_pickled_and_goes_on(fitted):
 
 def test_a_fit_that_fails_leaves_nothing_to_ask(fitted):
     again = pickle.loads(pickle.dumps(fitted))
-    x, y = clusters(40, 1)
+    x, y = clusters(seed=1)  # the shapes of `fitted`: nothing compiles
     with pytest.raises(ValueError, match=r"order 3: its run ended by 'max_time'"):
         again.set_params(max_time=1e-9).fit(x, y)
     with pytest.raises(NotFittedError):
         again.predict(x)
     with pytest.raises(ValueError, match="unlabelled"):
-        again.fit(x, np.full(40, -1))
+        again.fit(x, np.full(len(y), -1))
     with pytest.raises(NotFittedError):
         again.predict(x)
 
