@@ -175,7 +175,7 @@ print(
 #
 # ``fit`` may deal its rows out to stages. A stage with too few rows for a good summary then begins
 # again with more. Whenever the rows have doubled, some draws are weighed by all rows, so that a run
-# whose first rows have misled it, such as outliers, begins again. The rows of an earlier
+# that outliers among its first rows have misled begins again. The rows of an earlier
 # ``partial_fit`` are gone, and cannot be weighed. Where later rows lead to where nothing was likely
 # before, as rows sorted by class do, the earlier ones are forgotten, and a warning says so. Columns
 # keep the units of the first call, so the evidence is not that of ``fit``. Later calls learn for
