@@ -46,7 +46,8 @@ ROWS, REPEATS = ([50, 100, 200, 500, 1000, 2000], 10) if FULL else ([50, 200, 50
 # %%
 # Data
 # ----
-# Two classes, each a Chinese restaurant process mixture over 50 binary features, half of the cells missing.
+# Two classes, each a Chinese restaurant process mixture over 50 binary features, half of the cells
+# missing.
 data = load("crp_mixture", seed=3, num_per_class=1500, missing=0.5)
 order = np.random.default_rng(0).permutation(len(data.y))
 x, y = data.x[order], data.y[order]
@@ -56,8 +57,9 @@ print(f"{np.isnan(x).mean():.0%} of {x.shape} cells missing; classes {np.bincoun
 # %%
 # Fit
 # ---
-# A :class:`~inference.ParticleFilter` carries weighted guesses of which row belongs with which, and integrates everything else out. It
-# reads the CRP, the coins and the holes off the model. Each draw of the tree is a particle, equally weighted.
+# A :class:`~inference.ParticleFilter` carries weighted partitions of the rows into groups, and
+# integrates out the parameters of the groups. It reads the CRP, the coins and the missing cells off
+# the model. Each draw in the tree is a particle; all have the same weight.
 tree = Driver(
     ParticleFilter(aclass, num_particles=400), num_samples=500, num_chains=4, progress_bar=False
 ).run(0, x[few], y[few])
@@ -65,9 +67,8 @@ print(report(tree).text)
 print(az.summary(tree, var_names=["share"]))
 
 # %%
-# How many groups there are in each class, and how well the particles stood for the posterior while
-# the rows came: the effective number of particles falls when a row surprises, and is brought back
-# by resampling.
+# How many groups there are in each class, and the effective number of particles row by row: it
+# falls when a row surprises, and resampling brings it back.
 z, classes = np.concatenate(tree.posterior["z"].values), y[few]
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("Groups found, and how many particles counted on the way")
@@ -88,8 +89,9 @@ right.set(xlabel="rows read", ylabel="effective number of particles")
 # %%
 # Does it fit?
 # ------------
-# In groups features hang together. Their correlations, two at a time, in rows that nobody has seen, all of whose cells are known, and in
-# rows that are drawn by AClass, and by a model with one group a class, for which features are alike only where the classes are.
+# Features of a class are correlated because the class has several groups. The picture shows the
+# correlation of each pair of features in new, complete rows, next to rows drawn from AClass and
+# from a model with one group a class, in which features are correlated only through the class.
 whole = load("crp_mixture", seed=3, num_per_class=1500, missing=0.0).x[order][test]
 pairs = np.triu_indices(whole.shape[1], 1)
 figure, ax = plt.subplots(figsize=(4.5, 3.6), layout="constrained")
@@ -111,8 +113,9 @@ ax.legend()
 # %%
 # Next to today's methods
 # -----------------------
-# Errors on the same 1000 new rows, by the number of rows learned from, as in the paper's Figures 6 to 8. Peers get missing cells filled
-# with the column's mean, but for gradient boosting, which takes holes.
+# Errors on the same 1000 new rows, by the number of rows learned from, as in the paper's Figures 6
+# to 8. The other methods get missing cells filled with the column's mean, except gradient boosting,
+# which accepts them.
 methods = {
     "AClass": lambda x, y: AClassClassifier(num_particles=40, random_state=0).fit(x, y).predict,
     "naive Bayes": lambda x, y: (
@@ -166,12 +169,12 @@ ax.legend()
 # odd or even, half, 2000      AClass no better than naive Bayes                      0.297    0.322        0.324     0.256
 # ===========================  =====================================================  =======  ===========  ========  ==========
 #
-# Half of the digits' cells missing, AClass stays ahead of naive Bayes here. ("Quadratic" is least
-# squares on all products of two features; odd or even: digits of MNIST by the signs of 50 principal
-# components.)
+# With half of the digits' cells missing AClass stays ahead of naive Bayes here, where the paper has
+# them level. ("Quadratic" is least squares on all products of two features; odd or even: digits of
+# MNIST by the signs of 50 principal components.)
 
 # %%
-# Because the whole row has a density, holes can be filled, and new rows drawn.
+# The model has a density of whole rows, so missing cells can be filled in, and new rows drawn.
 row, column = np.argwhere(np.isnan(x[test]))[3]
 print(
     f"row {row}, column {column} is missing; its chance to be 1: "
@@ -183,12 +186,14 @@ print("new rows of the classes", codes, rows[:, :12], sep="\n")
 # %%
 # What it costs
 # -------------
-# A row costs particles x classes x groups x features operations, whatever came before: on two shared cores some 10 000 rows a second with
-# 100 features, five times river's naive Bayes, which predicts and learns one row at a time as well.
+# A row costs particles x classes x groups x features operations, whatever came before: on two
+# shared cores some 10 000 rows a second with 100 features, five times as many as naive Bayes in
+# river, which also predicts and learns one row at a time.
 #
 # Change this line, expect that
 # -----------------------------
-# *One group a class* (``max_groups=1``) is naive Bayes. The log-evidence says what the groups are worth.
+# *One group a class* (``max_groups=1``) is naive Bayes. The log-evidence says what the groups are
+# worth.
 for groups, fitted in ((None, classifier), (1, single)):
     print(
         f"max_groups={groups}: log evidence {fitted.log_evidence_:8.1f}, error "
@@ -196,8 +201,8 @@ for groups, fitted in ((None, classifier), (1, single)):
     )
 
 # %%
-# *A distribution in place of a number* is learned: how many groups to expect, over a grid of
-# values.
+# *A distribution in place of a number* makes the concentration a latent site: how many groups to
+# expect is learned, over a grid of values.
 learned = AClassClassifier(
     num_particles=40,
     alpha=dist.Gamma(1.0, 1.0),

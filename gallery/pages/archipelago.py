@@ -2,24 +2,24 @@ r"""
 Archipelago: few labels, and classes that are where the rows are
 =================================================================
 
-With two labels a class, the rows without labels say most: a class ends where there are none.
-Archipelago gives each class a density, carved out of a common one by a Gaussian process, and learns
-it from labelled and unlabelled rows alike. The density has a constant that nobody can compute; the
-points that a process would have rejected on its way to the data are drawn in its place (Adams and
-Ghahramani 2009, *Archipelago: nonparametric Bayesian semi-supervised learning*).
+With two labels a class, unlabelled rows say most about where a class ends. Archipelago gives each
+class a density, which a Gaussian process carves out of a common one, and learns it from labelled
+and unlabelled rows alike. The normalising constant of that density is intractable. In its place the
+sampler draws the points that the generating process would have rejected on its way to the data
+(Adams and Ghahramani 2009, *Archipelago: nonparametric Bayesian semi-supervised learning*).
 """
 
 # %%
-# The story: points are proposed by a base density :math:`\pi`, and each is taken for a class or
-# rejected, until there are as many as rows:
+# The story: points are proposed from a base density :math:`\pi`. Each is accepted for a class or
+# rejected, until as many are accepted as there are rows:
 #
 # .. math::
 #    x \sim \pi, \qquad p(\text{class } k \mid x) = \frac{e^{g_k(x)}}{1 + \sum_l e^{g_l(x)}}, \qquad
 #    g_k \sim \mathcal{GP}(a_k^2\, c(\cdot / \ell_k)).
 #
-# Where the functions are low, lower ones say the same of the rows, and only more points are
-# rejected. The paper's process has no end to that; here each rejection ends it with a small
-# probability, ``1 - persistence``, and it begins anew.
+# Where all functions are low, lowering them further hardly changes the density of the rows, and
+# only more points are rejected. The paper's process has no limit on that. Here each rejection ends
+# the attempt with a small probability, ``1 - persistence``, and the process starts again.
 #
 # .. model-source:: zoo.archipelago.archipelago
 #
@@ -64,16 +64,16 @@ print(f"{len(y)} rows, {np.sum(y >= 0)} of them labelled")
 # %%
 # Fit
 # ---
-# :class:`~gallery.ArchipelagoClassifier` runs :class:`~inference.LatentHistory`, which moves the rejected points by births, deaths and
-# relocations, and the functions with their scales by surrogate data, and NUTS for the base density, in turn, as blocks of NumPyro's
-# ``Gibbs``.
+# :class:`~gallery.ArchipelagoClassifier` runs two blocks of NumPyro's ``Gibbs`` in turn.
+# :class:`~inference.LatentHistory` moves the rejected points by births, deaths and relocations, and
+# the functions with their scales by surrogate data. NUTS moves the parameters of the base density.
 told = {"num_warmup": SWEEPS, "num_samples": SWEEPS, "num_chains": CHAINS, "random_state": 0}
 classifier = ArchipelagoClassifier(**told).fit(x, y)
 posterior = classifier.posterior_
 print(az.summary(posterior, var_names=["num_rejected", "amplitude", "lengthscale"]))
 
 # %%
-# Colour is the more probable class, paler where the model is less sure; crosses are points that
+# Colour is the more probable class, paler where the model is less sure. Crosses are the points that
 # were rejected in the last draw: the sea between the islands. Their number is part of the
 # posterior.
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
@@ -89,8 +89,8 @@ right.set(xlabel="draw", ylabel="rejected points", ylim=(0, None))
 # %%
 # Does it fit?
 # ------------
-# It draws new rows of each class, which should lie where those of the class do. Where few rows are labelled and few draws made they lie
-# wider: the model does not know better.
+# The fitted model draws new rows of each class. They should lie where the rows of the class lie.
+# With few labels and few draws they are more spread out, because the posterior is less certain.
 rows, labels = classifier.sample(60)
 figure, axes = plt.subplots(
     1, 2, figsize=(7.5, 3.4), sharex=True, sharey=True, layout="constrained"
@@ -108,8 +108,8 @@ axes[0].legend()
 # %%
 # Next to other methods
 # ---------------------
-# Errors on 300 new rows. Label spreading smooths labels over a graph of the rows; a Gaussian process classifier sees the labelled rows
-# alone.
+# Errors on 300 new rows. Label spreading smooths labels over a graph of the rows; a Gaussian
+# process classifier sees the labelled rows alone.
 scores = {"Archipelago": classifier.predict(new.x)}
 width = np.median(np.linalg.norm(x[:, None] - x[None], axis=-1))
 scores["label spreading"] = (
@@ -138,13 +138,14 @@ for name, found in scores.items():
 #
 # What it costs
 # -------------
-# A sweep costs classes x (rows + rejected points)\ :sup:`3`. Nine points a row are rejected at most or about that, by ``persistence=0.9``;
-# with 1 there may be thousands. The memory for them doubles as they come, never silently cut.
+# A sweep costs classes x (rows + rejected points)\ :sup:`3`. With ``persistence=0.9`` about nine
+# points a row are rejected at most; with 1 there may be thousands. The arrays for them double when
+# they are full.
 #
 # Change this line, expect that
 # -----------------------------
-# *Higher functions* (``amplitude``): classes overlap less, and more is rejected around them. No fit is needed to see that: the model
-# draws data.
+# *Higher functions* (``amplitude``): classes overlap less, and more points are rejected around
+# them. That needs no fit: the model draws data.
 figure, axes = plt.subplots(1, 2, figsize=(7.5, 3.4), layout="constrained")
 figure.suptitle("Data that the model draws")
 for ax, level in zip(axes, (0.5, 6.0), strict=True):
@@ -164,9 +165,10 @@ for ax, level in zip(axes, (0.5, 6.0), strict=True):
 axes[0].legend()
 
 # %%
-# *Rougher functions* (``covariance=matern52``). There is no evidence to compare, for nobody can
-# compute the constant of the density; but a row's label enters as a choice among the classes, so
-# that labels can be left out one at a time. Six of them cannot tell much.
+# *Rougher functions* (``covariance=matern52``). There is no evidence to compare, because the
+# normalising constant of the density is intractable. But the label of a row enters the likelihood
+# as a choice among the classes, so labels can be left out one at a time (LOO). Six labels cannot
+# tell much.
 rougher = ArchipelagoClassifier(covariance=matern52, **told).fit(x, y)
 
 
@@ -194,8 +196,8 @@ for name, reason in table["unsafe"].items():
     print(f"{name}: {reason or 'nothing against its place'}")
 
 # %%
-# *Where a new row lies says nothing* (``knows_density=False``): draws of the posterior count the
-# same for every new row, as in the paper. Only the prediction changes.
+# *Where a new row lies says nothing* (``knows_density=False``): each draw of the posterior has the
+# same weight for every new row, as in the paper. Only the prediction changes.
 paper = classifier.predict_proba(new.x)
 classifier.set_params(knows_density=False)
 print(
@@ -203,8 +205,8 @@ print(
 )
 
 # %%
-# *Rejections that hang on their order* are not a history: exchanging points would change their
-# meaning. The kernel refuses, and names the site.
+# *Rejections that depend on their order* are not a history: exchanging two points would change the
+# density. The kernel refuses, and names the site.
 
 
 def in_order(count, room=6):

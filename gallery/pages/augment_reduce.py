@@ -43,7 +43,8 @@ CLASSES, TIMED = ((100, 1000, 10_000, 100_000), 20_000) if FULL else ((100, 1000
 # %%
 # Fit
 # ---
-# Handwritten digits, ten classes, where the exact softmax can be computed beside it, on columns that are standardised as the estimator's.
+# Handwritten digits, ten classes, where the exact softmax can be computed for comparison. Columns
+# are standardised, as the estimator does.
 digits = load("digits")
 order = np.random.default_rng(0).permutation(len(digits.y))
 x, y = digits.x[order] / 16, digits.y[order]
@@ -68,8 +69,8 @@ print("softmax, all classes in each step (scikit-learn):", scores(exact))
 print("softmax, three others in each step:              ", scores(fitted))
 
 # %%
-# The bound of the log-likelihood, estimated in each step from the rows and classes that the step
-# has seen.
+# The lower bound of the log-likelihood, estimated in each step from the rows and classes of that
+# step.
 figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
 elbo = fitted.posterior_.sample_stats["elbo"].values[0]
 window = max(1, len(elbo) // 50)
@@ -83,7 +84,8 @@ ax.set(
 # %%
 # Does it fit?
 # ------------
-# How often each digit comes among the rows held out, drawn from the forecasts, and as it is.
+# How often each digit occurs among the held-out rows: drawn from the predictive distribution, and
+# observed.
 rng = np.random.default_rng(0)
 forecast = fitted.predict_proba(x[test])
 drawn = (rng.random((500, len(forecast), 1)) > forecast.cumsum(1)[:, :-1]).sum(-1)
@@ -102,10 +104,11 @@ ax.set(
 ax.legend(loc="lower right")
 
 # %%
-# What was learned is a point, the most probable weights, and has no intervals. Where a table is
-# small the same model may be handed to NUTS, which draws from the posterior (``augmented=False``
-# leaves the kernel's noise out of the model). Three kinds of wine, and two priors compared by
-# leaving rows out; :doc:`comparing_models` does the same with two noises.
+# The kernel has found a point, the posterior mode of the weights, so there are no intervals. Where
+# a table is small the same model may be handed to NUTS, which draws from the posterior
+# (``augmented=False`` leaves the kernel's noise out of the model). Here are three kinds of wine,
+# and two priors compared by leaving rows out; :doc:`comparing_models` does the same with two
+# noises.
 wine = load("wine")
 scaled = (wine.x - wine.x.mean(0)) / wine.x.std(0)
 nuts = Driver(
@@ -142,8 +145,9 @@ for name, reason in table["unsafe"].items():
 #
 # What it costs
 # -------------
-# Time of a step by the number of classes, at 100 others a step, 128 rows, 20 features: a step touches the same number of weights, however
-# many there are. What growth there is comes from memory: in a larger table they lie further apart.
+# Time of a step by the number of classes, with 100 other classes a step, 128 rows and 20 features.
+# A step touches the same number of weights whatever the number of classes. The little growth there
+# is comes from memory: in a larger table the weights lie further apart.
 seconds = []
 for number in CLASSES:
     rng = np.random.default_rng(0)
@@ -167,8 +171,9 @@ ax.set(
 # %%
 # Change this line, expect that
 # -----------------------------
-# *Another noise* is another model of choice: the same line, the same kernel. Expect scores near to each other where nearly all rows are
-# clear: noises differ in how much they forgive a row that is far on the wrong side, heavy tails the most.
+# *Another noise* is another model of choice: the same line, the same kernel. Expect similar scores
+# where nearly all rows are easy. Noises differ in how strongly they punish a row that is far on the
+# wrong side, those with heavy tails the least.
 for noise in ("gumbel", "normal", "logistic", dist.StudentT(3.0, 0.0, 1.0)):
     other = AugmentReduceClassifier(noise, num_negatives=5, max_iter=STEPS, random_state=0).fit(
         x[train], y[train]
@@ -177,7 +182,7 @@ for noise in ("gumbel", "normal", "logistic", dist.StudentT(3.0, 0.0, 1.0)):
 
 # %%
 # *No prior* (``prior_scale=None``) is the paper's maximum likelihood; with few rows a class it is
-# too sure of itself.
+# overconfident.
 few = slice(0, 60)
 for scale in (1.0, None):
     other = AugmentReduceClassifier(
@@ -186,8 +191,8 @@ for scale in (1.0, None):
     print(f"prior_scale={scale}:", scores(other))
 
 # %%
-# *A noise that is never negative* is not one of the whole line, where the kernel looks for it: it
-# is refused, by the name of its site.
+# *A noise that is never negative* does not have the whole real line as its support, which the
+# kernel needs. It is refused, by the name of its site.
 try:
     AugmentReduceClassifier(dist.Gamma(2.0, 1.0)).fit(x[train], y[train])
 except ValueError as refusal:

@@ -43,8 +43,8 @@ SWEEPS = {"num_warmup": 200, "num_samples": 300} if FULL else {"num_warmup": 60,
 # %%
 # Data
 # ----
-# The seasons 2003 to 2007 of the major leagues, batters and pitchers with most plate appearances; where there is no copy of them, counts
-# are generated from effects alone.
+# The seasons 2003 to 2007 of the major leagues, batters and pitchers with most plate appearances.
+# Where the data are not on disk, counts are generated from effects alone.
 
 
 def generated(rng):
@@ -85,8 +85,8 @@ print(
 # %%
 # Fit
 # ---
-# A latent Normal for each plate appearance makes the conditionals Normal; :class:`~inference.ConditionalGibbs` draws them for a pair at
-# once.
+# With a latent Normal for each plate appearance the conditionals are Normal;
+# :class:`~inference.ConditionalGibbs` draws the latent Normals of a pair at once.
 train = tuple(array[~test] for array in (batter, pitcher, hits, trials))
 settings = {"shape": (BATTERS, PITCHERS), "num_components": COMPONENTS, "random_state": 0, **SWEEPS}
 completer = BSVDCompleter(link="binomial", **settings).fit(train)
@@ -99,8 +99,9 @@ print(
 )
 
 # %%
-# Effects alone, or matches of batters and pitchers as well? The first is rank 0, and how much more
-# probable the data have made it is its evidence against all others together.
+# Effects alone, or interactions of batters and pitchers as well? Effects alone are rank 0. The
+# factor by which the data have raised the odds of rank 0 is its Bayes factor against all other
+# ranks together.
 before, after = (
     (1 - 1 / COMPONENTS) ** COMPONENTS,
     float((completer.posterior_.posterior["rank"] == 0).mean()),
@@ -108,7 +109,8 @@ before, after = (
 print(f"effects alone: probability {before:.2f} before the data, {after:.2f} after them")
 
 # %%
-# How sure it is of a batter hangs on how often he was seen: his deviation against all pitchers.
+# How sure it is of a batter depends on how often he was seen: the standard deviation of his rate,
+# averaged over pitchers.
 mean, deviation = (
     part.reshape(BATTERS, PITCHERS)
     for part in completer.predict(*map(np.ravel, np.indices((BATTERS, PITCHERS))), True)
@@ -124,8 +126,8 @@ figure.colorbar(image, ax=right, label="expected share of hits")
 # %%
 # Does it fit?
 # ------------
-# Hits in the pairs that were held out, as the model draws them and as they came. Heights are square roots, so that rare counts are seen as
-# well as frequent ones.
+# Hits in the pairs that were held out, as the fitted model draws them and as observed. Heights are
+# square roots, so that rare counts can be seen next to frequent ones.
 of_draws = {
     str(name): values.values[0]
     for group in ("posterior", "not_identified")
@@ -159,8 +161,8 @@ figure.suptitle("Pairs by hits: drawn (blue) and observed (black)")
 #
 # Next to an additive model
 # -------------------------
-# Log-likelihood of single plate appearances in the pairs held out: a constant rate, the logistic regression on batters and pitchers with
-# a ridge, and BSVD.
+# Log-likelihood of single plate appearances in the pairs held out: by a constant rate, by logistic
+# regression on batters and pitchers with a ridge penalty, and by BSVD.
 
 
 def log_likelihood(rate):
@@ -196,9 +198,9 @@ ax.barh(list(gain), list(gain.values()))
 ax.set(xlabel="log-likelihood above a constant rate (nats)", title="Pairs that were held out")
 
 # %%
-# All players, 2008 from the seasons before (``tests/bench/bsvd.md``), next to the thesis' Table
-# 5.3. What it counts as an appearance is not in print, and a constant rate alone is better here
-# than its best: its columns compare with each other, not with ours.
+# All players, 2008 predicted from the seasons before (``tests/bench/bsvd.md``), next to the thesis'
+# Table 5.3. What the thesis counts as an appearance is not in print, and here a constant rate alone
+# is better than its best figure. So its columns compare with each other, not with ours.
 #
 # ============  ========  ========  ======  ====================  ============
 # seasons       constant  additive  BSVD    thesis: pitcher avg.  thesis: BSVD
@@ -207,17 +209,18 @@ ax.set(xlabel="log-likelihood above a constant rate (nats)", title="Pairs that w
 # 2003 to 2007  -87199    -86813    -86815  -101300               -88518
 # ============  ========  ========  ======  ====================  ============
 #
-# From five seasons the rank is 0 with an interval from 0 to 1: they hold no more than how good
-# batters and pitchers are.
+# From five seasons the rank is 0 with an interval from 0 to 1: the data hold no more than effects
+# of batters and of pitchers.
 #
 # What it costs
 # -------------
-# Work grows with pairs, not with plate appearances: 175 s of CPU for one season and 493 s for five, all players.
+# Work grows with pairs, not with plate appearances: 175 s of CPU for one season and 493 s for five,
+# all players.
 #
 # Change this line, expect that
 # -----------------------------
-# *No binomial*: rates as plain numbers, each pair alike however often it met (``link="gaussian"``). Pairs that met once or twice
-# are then as loud as any other: expect a worse log-likelihood of the pairs held out.
+# *No binomial*: rates as plain numbers (``link="gaussian"``). Each pair counts the same, however
+# often it met, so expect a worse log-likelihood of the pairs held out.
 plain = BSVDCompleter(**settings).fit((*train[:2], train[2] / train[3]))
 rate = np.clip(plain.predict(batter[test], pitcher[test]), 0.01, 0.99)
 print(
@@ -226,8 +229,9 @@ print(
 )
 
 # %%
-# *Batters with good days and bad ones*: hits that vary more than a binomial lets them. Nothing in
-# the model is then conjugate; the kernel names the first site that it cannot draw, and who could.
+# *Batters with good days and bad ones*: hits that vary more than a binomial allows
+# (overdispersion). Then nothing in the model is conjugate. The kernel names the first site that it
+# cannot draw, and a kernel that could.
 
 
 def good_days(predictor, value, trials, entries):

@@ -9,8 +9,8 @@ incomplete data*, chapter 5).
 """
 
 # %%
-# The story: a rating is a level, the user's mood, the film's fame, and a few tastes :math:`k` that
-# users have and films serve:
+# The story: a rating is a general level, an effect of the user, an effect of the film, and a few
+# tastes :math:`k`, which users have and films serve:
 #
 # .. math::
 #    y_{ij} = \mu + r_i + c_j + \sum_k z_k s_k u_{ik} v_{jk} + \varepsilon_{ij}, \qquad \varepsilon_{ij} \sim \mathrm{N}(0, \alpha^{-1}).
@@ -41,8 +41,8 @@ SWEEPS = {"num_warmup": 150, "num_samples": 150} if FULL else {"num_warmup": 60,
 # %%
 # Data
 # ----
-# MovieLens-1M, or those of its users and films that have most ratings. Where there is no copy of it, ratings are generated, of two
-# tastes.
+# MovieLens-1M, or those of its users and films that have most ratings. Where the data are not on
+# disk, ratings are generated from two tastes.
 
 
 def generated(rng):
@@ -82,16 +82,16 @@ print(
 # %%
 # Fit
 # ---
-# :class:`~gallery.BSVDCompleter` runs :class:`~inference.ConditionalGibbs` in the driver. With ``learn_factors`` the means and precisions
-# of the tastes are learned as well.
+# :class:`~gallery.BSVDCompleter` runs :class:`~inference.ConditionalGibbs` in the driver. With
+# ``learn_factors`` the means and precisions of the tastes are learned as well.
 train = user[~test], film[~test], stars[~test]
 settings = {"shape": (USERS, FILMS), "num_components": COMPONENTS, "random_state": 0, **SWEEPS}
 completer = BSVDCompleter(learn_factors=True, **settings).fit(train)
 print(az.summary(completer.posterior_, var_names=["rank", "alpha", "intercept"], kind="stats"))
 
 # %%
-# The rank along the chain. With many entries a chain hardly moves between ranks: what is seen is
-# where it was, no interval.
+# The rank along the chain. With many entries a chain hardly moves between ranks, so the trace shows
+# where the chain was, and gives no interval of the rank.
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("How many tastes, and how much each explains")
 left.step(np.arange(SWEEPS["num_samples"]), completer.posterior_.posterior["rank"].values[0], lw=1)
@@ -103,8 +103,8 @@ right.set(xlabel="component", ylabel="singular value", ylim=(0, None))
 # %%
 # Does it fit?
 # ------------
-# Held-out ratings that the model draws after the fit, and those that came. Its ratings are numbers, with normal noise: it gives some that
-# no user could, between the stars and beyond them.
+# Held-out ratings drawn from the fitted model, and those observed. The model's ratings are numbers
+# with normal noise, so some lie between the stars and beyond them.
 of_draws = {
     str(name): values.values[0]
     for group in ("posterior", "not_identified")
@@ -181,7 +181,8 @@ ax.set(xlabel="wanted", ylabel="found", title="Share of held-out ratings within 
 #
 # Change this line, expect that
 # -----------------------------
-# *Factors with mean 0 and variance 1* (``learn_factors=False``) shrink users and films with few ratings more.
+# *Factors with mean 0 and variance 1* (``learn_factors=False``) shrink users and films with few
+# ratings more.
 plain = BSVDCompleter(learn_factors=False, **settings).fit(train)
 for name, found in {"learned": completer, "mean 0": plain}.items():
     print(
@@ -190,11 +191,12 @@ for name, found in {"learned": completer, "mean 0": plain}.items():
     )
 
 # %%
-# Without held-out ratings: the fit keeps the log-likelihood of each user's, and users are left out
-# one at a time. A user has as many numbers of his own as there are tastes, for which a posterior
-# that has seen him is no stand-in for one that has not: the column ``unsafe`` says so where that is
-# the case. By this score the order may be another than by the RMSE of ratings held out, for it asks
-# for a whole new user in place of another rating of a known one.
+# Without held-out ratings: the fit keeps the log-likelihood of each user's ratings, and users are
+# left out one at a time (LOO). A user has as many parameters of his own as there are tastes, so the
+# posterior that has seen him may be a bad importance proposal for the one that has not: the column
+# ``unsafe`` says where that is the case. The order by this score may differ from the order by the
+# RMSE of held-out ratings, because LOO asks for a whole new user in place of another rating of a
+# known one.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says what the column says
     table = compare({"learned": completer.posterior_, "mean 0": plain.posterior_})
@@ -203,9 +205,9 @@ for name, reason in table["unsafe"].items():
     print(f"{name}: {reason or 'nothing against its place'}")
 
 # %%
-# *Ratings are levels, not numbers* (``link=ordered_probit``): the gaps between the levels have no
-# conditional that could be drawn from. The kernel names the site and says who takes it over;
-# ``BSVDCompleter(link="ordered")`` does just that.
+# *Ratings are levels, not numbers* (``link=ordered_probit``): the complete conditional of the gaps
+# between the levels is of no known family. The kernel names the site, and says which kernel takes
+# it over; ``BSVDCompleter(link="ordered")`` does just that.
 few = slice(0, 40)
 try:
     Driver(ConditionalGibbs(bsvd), num_warmup=1, num_samples=1, progress_bar=False).run(

@@ -48,7 +48,8 @@ STEP = SIZE * SIZE // 16
 # %%
 # Data
 # ----
-# A product of two Gaussian factors with a little noise, 20 dB below it; 60 % of the entries are known.
+# A product of two Gaussian factors with a little noise, 20 dB below it; 60 % of the entries are
+# known.
 data = load(
     "low_rank_matrix",
     num_rows=SIZE,
@@ -69,9 +70,10 @@ print(
 # %%
 # Fit
 # ---
-# :class:`~inference.ConditionalGibbs` reads each conditional off the model by differentiating it, and sees that rows and columns are
-# crossed: all that belongs to a row is drawn at once. Every entry is given, and ``counts`` says which are known: arguments keep their
-# shapes, and the loop is compiled once for all that follows.
+# :class:`~inference.ConditionalGibbs` reads each conditional off the model by differentiating it,
+# and sees that rows and columns are crossed: all that belongs to a row is drawn jointly. Every
+# entry is passed, and ``counts`` says which ones are known. So arguments keep their shapes, and the
+# loop is compiled once for all fits of this page.
 row, column = (index.ravel() for index in np.indices((SIZE, SIZE)))
 driver = Driver(
     ConditionalGibbs(bsvd, num_births=1.0),
@@ -118,7 +120,8 @@ print(az.summary(tree, var_names=["rank", "alpha", "intercept"], kind="stats"))
 print(f"the noise that was put in has precision {1 / float(data.noise_std) ** 2:.0f}")
 
 # %%
-# The rank has a posterior; factors are known up to order, sign and scale only, and have no summary.
+# The rank has a posterior. Factors are identified up to order, sign and scale only, so they have no
+# summary.
 draws = matrices(tree)
 rank = np.bincount(tree.posterior["rank"].values.ravel().astype(int), minlength=RANK + 2)
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
@@ -138,7 +141,8 @@ print(f"within two deviations: {covered:.2f} of the entries that were not seen")
 # %%
 # Does it fit?
 # ------------
-# By how far the known entries miss what a draw of the posterior expects of them, and by how far those of a matrix do that is drawn from it.
+# Residuals of the known entries, from the expectation under a posterior draw, next to residuals of
+# a matrix that is drawn from the same posterior draw.
 entries = (row[known.ravel()], column[known.ravel()])
 told = {"shape": (SIZE, SIZE), "num_components": COMPONENTS}
 
@@ -166,8 +170,8 @@ print(
 # %%
 # Next to today's method
 # ----------------------
-# The smallest nuclear norm, by soft thresholding of the singular values. It has no rank and no deviations, and needs a threshold:
-# it gets the best of several, chosen with the truth in hand.
+# Minimal nuclear norm, by soft thresholding of the singular values. It gives neither rank nor
+# deviations, and needs a threshold: it gets the best of several, chosen by the truth.
 
 
 def soft_impute(known, threshold, num_rounds=200):
@@ -194,8 +198,8 @@ print(
 #
 # Which entry to ask for
 # ----------------------
-# Begin with few entries, and ask for more in rounds: anywhere, or where the deviation is largest. One small matrix is an example, no
-# verdict.
+# Begin with few entries, and ask for more in rounds: at random, or where the standard deviation is
+# largest. One small matrix is an example, and proves nothing.
 
 
 def learn(rule, rng):
@@ -225,19 +229,20 @@ ax.set(
 ax.legend()
 
 # %%
-# At 50 x 50, rank 5 and 20 dB, a tenth of error takes 950 entries by chance, 750 by the largest
-# deviation, and 700 by :meth:`gallery.BSVDCompleter.suggest`, which does not ask twice for the same
-# reason (medians of ten matrices, ``tests/bench/bsvd.md``; the thesis' Figures 5.4 and 5.5).
+# At 50 x 50, rank 5 and 20 dB, an error of a tenth takes 950 entries by chance, 750 by the largest
+# deviation, and 700 by :meth:`gallery.BSVDCompleter.suggest`, which accounts for what the entries
+# already chosen will tell of the others (medians of ten matrices, ``tests/bench/bsvd.md``; the
+# thesis' Figures 5.4 and 5.5).
 #
 # What it costs
 # -------------
-# A sweep costs entries x components\ :sup:`2` and (rows + columns) x components\ :sup:`3`: with 50 components 0.7 to 0.9 µs of CPU an
-# entry, from 1e5 to 1e7 entries.
+# A sweep costs entries x components\ :sup:`2` and (rows + columns) x components\ :sup:`3`: with 50
+# components 0.7 to 0.9 µs of CPU an entry, from 1e5 to 1e7 entries.
 #
 # Change this line, expect that
 # -----------------------------
-# *A prior of the noise* (``link=partial(gaussian, alpha=...)``) that says it is large: what a component adds is then taken for noise
-# where it is small. Here the noise is said to be as large as the matrix itself.
+# *A prior of the noise* (``link=partial(gaussian, alpha=...)``) that says the noise is large: small
+# components are then taken for noise. Here it says that the noise is as large as the matrix itself.
 loud = partial(gaussian, alpha=dist.Gamma(1e4, 1e4 * float(np.var(truth))))
 with jax.enable_x64(True):
     changed = driver.run(
@@ -257,7 +262,7 @@ for name, found in {"as it is": tree, "loud noise": changed}.items():
     )
 
 # %%
-# The known entries, left out one at a time, say the same without the truth in hand.
+# Leaving out the known entries one at a time (LOO) says the same, without knowing the truth.
 for found, link in ((tree, gaussian), (changed, loud)):
     each = log_likelihood(bsvd, latent(found), *entries, observed[known], link=link, **told)["y"]
     found["log_likelihood"] = xr.Dataset(
@@ -272,8 +277,8 @@ for name, reason in table["unsafe"].items():
     print(f"{name}: {reason or 'nothing against its place'}")
 
 # %%
-# *Noise with heavy tails*: the conditional of an amplitude is then of no family that can be drawn
-# from. The kernel says so, and who could take the site over.
+# *Noise with heavy tails*: the complete conditional of an amplitude is then of no known family. The
+# kernel says so, and which kernel could take the site over.
 
 
 def heavy_tails(predictor, value, trials, entries):

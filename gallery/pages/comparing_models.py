@@ -11,7 +11,8 @@ the features too, the others about the labels alone.
 # %%
 # Data
 # ----
-# Wine, and with ``--full`` the breast cancer table as well. Half of the rows are for learning; columns are standardised by them.
+# Wine, and with ``--full`` the breast cancer table as well. Half of the rows are for learning;
+# columns are standardised by them.
 import os
 import warnings
 
@@ -41,8 +42,8 @@ def halves(name):
 # %%
 # Held-out score
 # --------------
-# AClass, AClass with one group a class (naive Bayes), local experts, and a softmax. The log score is the mean log probability of the
-# right class: it punishes who is sure and wrong.
+# AClass, AClass with one group a class (naive Bayes), local experts, and a softmax. The log score
+# is the mean log probability of the true class: it punishes confident errors.
 classifiers = {
     "AClass": lambda: AClassClassifier(num_particles=100, random_state=0),
     "naive Bayes": lambda: AClassClassifier(num_particles=1, max_groups=1, random_state=0),
@@ -71,9 +72,10 @@ for ax, data in zip(axes[0], SETS, strict=True):
 # %%
 # Evidence
 # --------
-# The density of rows and labels together, the parameters integrated out. AClass estimates it (without bias, before the logarithm); that
-# of naive Bayes is exact; iQGME has a bound from below. The softmax is a model of labels given features and has no density of rows: its
-# evidence is about something else and stands in no row of this table.
+# The density of rows and labels together, with the parameters integrated out. AClass estimates it
+# (without bias, before the logarithm); that of naive Bayes is exact; iQGME gives a lower bound. The
+# softmax is a model of labels given features and has no density of rows. Its evidence is not
+# comparable, so it is not in this table.
 evidence = {
     (data, name): getattr(each, "log_evidence_", getattr(each, "elbo_", np.nan))
     for (data, name), each in fitted.items()
@@ -85,8 +87,9 @@ for (data, name), value in evidence.items():
 # %%
 # Change this line, expect that
 # -----------------------------
-# *One group a class* is one argument of AClass; the difference of the evidences is what groups inside the classes are worth, in nats:
-# above zero they are there, below zero one is enough.
+# *One group a class* is one argument of AClass. The difference of the log-evidences says what
+# groups within the classes are worth, in nats: positive where the data support them, negative where
+# one group is enough.
 for data in SETS:
     print(
         f"{data}: groups are worth {evidence[data, 'AClass'] - evidence[data, 'naive Bayes']:.1f} "
@@ -96,9 +99,10 @@ for data in SETS:
 # %%
 # LOO
 # ---
-# Two variants of one model of labels, a softmax and a model with normal noise, run by NUTS with the log-likelihood of each row kept.
-# :func:`~diagnostics.compare` ranks them by the expected log predictive density, and says in the column ``unsafe`` which places are not to
-# be trusted: after the few draws of this page's small settings, none is.
+# Two variants of one model of labels, a softmax and a model with normal noise, run by NUTS with the
+# log-likelihood of each row kept. :func:`~diagnostics.compare` ranks them by the expected log
+# predictive density. Its column ``unsafe`` says which ranks cannot be trusted; with the few draws
+# that this page makes by default, no rank can.
 x, y, *_ = halves(SETS[0])
 driver = Driver(
     NUTS(augment_reduce),

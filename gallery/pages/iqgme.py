@@ -2,10 +2,11 @@ r"""
 iQGME: local experts for a table with holes
 ===========================================
 
-One line often does not part two classes, and a table often has holes. iQGME lets Gaussians cut the
-space into regions, as many as the rows ask for, and gives each region a linear classifier of its
-own. Because the Gaussians are densities of whole rows, a missing entry is one more unknown, and is
-integrated out (Wang 2010, *Bayesian approaches to learning from incomplete data*, chapter 3).
+One line often does not separate two classes, and a table often has holes. iQGME lets Gaussians
+divide the space into regions, as many as the rows ask for, and gives each region a linear
+classifier of its own. The Gaussians are densities of whole rows, so a missing entry is one more
+latent variable, and is integrated out (Wang 2010, *Bayesian approaches to learning from incomplete
+data*, chapter 3).
 """
 
 # %%
@@ -18,7 +19,8 @@ integrated out (Wang 2010, *Bayesian approaches to learning from incomplete data
 #
 # .. model-source:: zoo.iqgme.iqgme
 #
-# Where an expert is in charge, and what it says, are functions that the model is given:
+# Which region belongs to an expert, and how it classifies, are functions that are passed to the
+# model:
 #
 # .. model-source:: zoo.iqgme.normal_wishart
 #
@@ -51,8 +53,8 @@ REPEATS, EXPERTS = (10, 20) if FULL else (2, 8)
 # %%
 # Data
 # ----
-# Three Gaussians in a row, each cut by a line of its own: no line, nor any quadratic curve, parts the two classes. A quarter of the cells
-# is removed at random.
+# Three Gaussians in a row, each cut by a line of its own: no line, and no quadratic curve,
+# separates the two classes. A quarter of the cells is removed at random.
 data = load("three_gaussians", num_rows=600, seed=1)
 rng = np.random.default_rng(0)
 holes = rng.random(data.x.shape) < 0.25
@@ -64,8 +66,8 @@ print(f"{holes.mean():.0%} of the cells and {holes.all(1).sum()} whole rows are 
 # %%
 # Fit
 # ---
-# :class:`~inference.CoordinateAscent` reads sticks, Gaussians, holes and experts off the model, and climbs the bound of the log-evidence,
-# in closed form, until a sweep gains nothing.
+# :class:`~inference.CoordinateAscent` reads sticks, Gaussians, holes and experts off the model, and
+# climbs the bound of the log-evidence, in closed form, until a sweep gains nothing.
 driver = Driver(
     CoordinateAscent(iqgme),
     num_warmup=4000,
@@ -79,12 +81,12 @@ print(report(tree).text)
 print(az.summary(tree, var_names=["alpha"]))
 
 # %%
-# Nothing here compares the approximation with the model: so the report leaves it undecided. Nor can
-# one start show whether there is a better optimum; ``num_chains=4`` starts four times.
+# The report is undecided, because nothing in the run compares the approximation with the posterior.
+# Nor can one start show whether there is a better optimum; ``num_chains=4`` starts four times.
 
 # %%
-# The bound, and how many experts have a row or more. For the first forty sweeps the prior that
-# experts have in common is held; then it is learned, and the bound leaps.
+# The bound, and how many experts have a row or more. For the first forty sweeps the prior that the
+# experts share is held fixed; then it is learned, and the bound jumps.
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("The bound rises, and experts that nothing asks for fall away")
 elbo = tree.sample_stats["elbo"].values[0]
@@ -100,7 +102,7 @@ right.set(
 # %%
 # Does it fit?
 # ------------
-# The first column as it was seen, and in tables that the model draws after the fit.
+# The first column as it was observed, and in tables drawn from the fitted model.
 picture = az.plot_ppc_dist(
     tree,
     var_names=["x"],
@@ -131,8 +133,10 @@ ax.set(
 # %%
 # Next to today's methods
 # -----------------------
-# Area under the ROC curve on new rows with the same share of holes. Others get the column's mean where a cell is missing, but for gradient
-# boosting, which takes holes. The true mixture and its lines, holes integrated out, reach about .985 here, and the experts come near.
+# Area under the ROC curve on new rows with the same share of missing cells. The other methods get
+# the column's mean where a cell is missing, except gradient boosting, which accepts missing cells.
+# The true mixture with its lines, missing cells integrated out, reaches about .985 here, and the
+# experts come near.
 peers = {
     "logistic regression": make_pipeline(SimpleImputer(), LogisticRegression()),
     "support vector machine": make_pipeline(SimpleImputer(), SVC(random_state=0)),
@@ -177,8 +181,8 @@ for name, found in areas.items():
 # =============  =======  ==========  =====  =======  ========  ========
 
 # %%
-# It fills the holes and says how sure it is: the share of missing cells within one and two of its
-# deviations should be .68 and .95 (the thesis' Figure 3.9).
+# It fills in missing cells and says how sure it is: the share of cells within one and two of its
+# standard deviations should be .68 and .95 (the thesis' Figure 3.9).
 filled, deviation = classifier.impute(x[~train], return_std=True)
 missing = holes[~train]
 seen = np.where(holes, np.nan, data.x)
@@ -192,22 +196,23 @@ print(
 # %%
 # What it costs
 # -------------
-# A sweep over n rows costs n x experts x features^2 operations, holes as much again; compiling costs more than the sweeps on a small
-# table. :class:`~inference.ConditionalGibbs` reads the same off the model and draws from the posterior itself, by sweeps that cost about
-# as much, but many more of them; ``IQGMEClassifier(inference="gibbs")`` predicts by its draws.
+# A sweep over n rows costs n x experts x features^2 operations, and missing cells as much again. On
+# a small table compilation costs more than the sweeps. :class:`~inference.ConditionalGibbs` reads
+# the same structure off the model and draws from the posterior itself; a sweep costs about as much,
+# but many more are needed. ``IQGMEClassifier(inference="gibbs")`` predicts by its draws.
 #
 # Change this line, expect that
 # -----------------------------
-# *Fewer experts than there are Gaussians* (``num_experts=2``). The bound stands in for the evidence, and says by how many nats two are too
-# few.
+# *Fewer experts than there are Gaussians* (``num_experts=2``). The bound stands in for the
+# log-evidence, and says by how many nats two experts are too few.
 two = driver.run(0, x[train], y[train], num_experts=2)
 for name, found in {f"{EXPERTS} experts": tree, "2 experts": two}.items():
     print(f"{name:12}bound {float(found.sample_stats['elbo'][0, -1]):8.1f}")
 
 # %%
 # *Without the label site* (``expert=None``) the same model is a Dirichlet process mixture of
-# Gaussians for rows with holes; the kernel follows. Next to what it was, the bound is higher by
-# what the labels cost.
+# Gaussians for rows with missing cells; the kernel follows. The bound is higher by what the labels
+# cost.
 mixture = Driver(CoordinateAscent(iqgme), num_warmup=300, num_samples=10, progress_bar=False).run(
     0, x[train], num_experts=EXPERTS, expert=None
 )

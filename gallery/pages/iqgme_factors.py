@@ -2,15 +2,16 @@ r"""
 iQGME among common factors: more columns than rows
 ==================================================
 
-A Gaussian of 500 columns has 125 000 covariances, and some dozens of rows can't tell them. But
-columns that go together, as the pixels of an image do, have few causes. Here experts live in the
-space of those causes, the factors, and all share how factors make columns; a missing entry is then
-one term less (Wang 2010, *Bayesian approaches to learning from incomplete data*, section 3.2.3).
+A Gaussian of 500 columns has 125 000 covariances, and some dozens of rows cannot determine them.
+But columns that vary together, as the pixels of an image do, have few common causes. Here experts
+live in the space of those causes, the factors, and all experts share the loadings that turn factors
+into columns. A missing entry is then one term less in the likelihood (Wang 2010, *Bayesian
+approaches to learning from incomplete data*, section 3.2.3).
 """
 
 # %%
-# The story: expert :math:`z_i` draws the factors of a row and answers for its label, in their
-# space; each expert shows some of the factors, and the loadings :math:`A` are everybody's:
+# The story: expert :math:`z_i` draws the factors of a row, and classifies the row in their space.
+# Each expert uses some of the factors; all experts share the loadings :math:`A`:
 #
 # .. math::
 #    z_i \sim \mathrm{Cat}(\pi), \qquad s_i \sim \mathrm{N}(\mu_{z_i}, \Lambda_{z_i}^{-1}), \qquad
@@ -19,7 +20,7 @@ one term less (Wang 2010, *Bayesian approaches to learning from incomplete data*
 #
 # .. model-source:: zoo.iqgme_factors.iqgme_factors
 #
-# What factors do to the columns is a function that the model is given:
+# How factors become columns is a function that is passed to the model:
 #
 # .. model-source:: zoo.iqgme_factors.linear_features
 import os
@@ -51,8 +52,8 @@ SIDE = 28
 # %%
 # Data
 # ----
-# Images of the digits 2 and 7, half of them to learn from; half of all pixels are lost at random. Where there is no copy of MNIST, images
-# are generated: bars that lie or stand.
+# Images of the digits 2 and 7, half of them to learn from; half of all pixels are removed at
+# random. Where MNIST is not on disk, images are generated: bars that lie or stand.
 
 
 def generated(rng, number):
@@ -110,8 +111,8 @@ print(
 # %%
 # Fit
 # ---
-# :class:`~inference.CoordinateAscent` sees that the features are linear in sites that are themselves a mixture, and has closed forms for
-# loadings, factors and what an expert shows.
+# :class:`~inference.CoordinateAscent` sees that the features are linear in sites that are
+# themselves a mixture. Its updates of loadings, factors and switches are in closed form.
 told = {"num_experts": EXPERTS, "num_factors": FACTORS}
 driver = Driver(
     CoordinateAscent(iqgme_factors),
@@ -126,8 +127,8 @@ print(f"{len(elbo)} sweeps; the last ten gained {elbo[-1] - elbo[-11]:.1f} of {e
 print(az.summary(tree, var_names=["alpha"], kind="stats"))
 
 # %%
-# The bound, and the six factors that do most: the change of each pixel, in its standard deviations,
-# where a factor grows by one.
+# The bound, and the six factors with the largest effect: the change of each pixel, in its standard
+# deviations, where a factor grows by one.
 A = tree.variational_parameters["A_loc"].isel(chain=0).values  # [factor, pixel]
 strongest = np.argsort(-np.square(A).sum(1))[:6]
 figure = plt.figure(figsize=(8, 3.4), layout="constrained")
@@ -148,8 +149,9 @@ right.colorbar(shown, ax=right.axes, label="change (standard deviations)")
 # %%
 # Does it fit?
 # ------------
-# Pixels that are lit together make whole images brighter or darker. The mean of the pixels that an image still has, for the images that
-# were seen and for those that the model draws after the fit; pixels on their own would all have means near 0.
+# Pixels that are lit together make whole images brighter or darker. The picture shows the mean of
+# the observed pixels of an image, for the images learned from and for images drawn from the fitted
+# model. If pixels were independent all means would be near 0.
 kept = ~np.isnan(scaled[train])
 brightness = {
     group: tree[group].to_dataset()[["x"]].where(kept).mean("feature")
@@ -168,8 +170,8 @@ figure.supxlabel("mean of the pixels (standard deviations)", fontsize="medium")
 figure.supylabel("share of the images below", fontsize="medium")
 
 # %%
-# The estimator scales columns by itself, and fills the holes. An image that it has not learned
-# from, with half of its pixels lost, as the factors fill it, and as it was.
+# The estimator scales columns by itself, and fills in missing ones: a new image with half of its
+# pixels removed, as the factors fill it in, and as it was.
 classifier = IQGMEClassifier(EXPERTS, n_factors=FACTORS, max_iter=1000, random_state=0).fit(
     x[train], y[train]
 )
@@ -201,11 +203,13 @@ print(
 # %%
 # Next to today's methods
 # -----------------------
-# Area under the ROC curve on the other half of the images. The others get the column's mean where a pixel is lost. ``tests/bench/iqgme.md``
-# has other digits, other shares of lost pixels and whole halves of images, over three splits: ahead of the support vector machine in all
-# eight cells, by .006 to .108, and of a strongly shrunk logistic regression in four. Images stand in for the thesis' own table, 121
-# patients with 621 measurements, which nobody has published; its results are a picture (Figure 3.13), and say as much as ours do of the
-# support vector machine. It has no logistic regression.
+# Area under the ROC curve on the other half of the images. The other methods get the column's mean
+# where a pixel is missing. ``tests/bench/iqgme.md`` has other digits, other shares of missing
+# pixels and whole halves of images, over three splits: iQGME is ahead of the support vector machine
+# in all eight cells, by .006 to .108, and of a strongly shrunk logistic regression in four. Images
+# stand in for the thesis' own table, 121 patients with 621 measurements, which is not public. Its
+# results are a picture (Figure 3.13), which agrees with ours on the support vector machine; it has
+# no logistic regression.
 peers = {
     "support vector machine": lambda: make_pipeline(
         SimpleImputer(keep_empty_features=True), StandardScaler(), SVC(C=10, gamma=1e-3)
@@ -235,13 +239,13 @@ for name, found in areas.items():
 # %%
 # What it costs
 # -------------
-# A sweep over n rows of P columns with K experts and F factors costs :math:`n (P F^2 + K F^3)` operations, whatever is missing, where
-# experts of whole columns need :math:`n K P^2` and more.
+# A sweep over n rows of P columns with K experts and F factors costs :math:`n (P F^2 + K F^3)`
+# operations, whatever is missing, where experts of whole columns need :math:`n K P^2` and more.
 #
 # Change this line, expect that
 # -----------------------------
-# *Every expert shows all factors* (``select=False``): no switches, so a factor that one expert alone needs is everybody's. The bounds
-# say which the images ask for.
+# *Every expert uses all factors* (``select=False``): there are no switches, so a factor that one
+# expert needs is in all experts. The bounds say which model the images prefer.
 plain = partial(linear_features, select=False)
 everywhere = Driver(
     CoordinateAscent(iqgme_factors), num_warmup=1000, num_samples=10, progress_bar=False

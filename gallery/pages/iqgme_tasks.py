@@ -2,15 +2,16 @@ r"""
 iQGME, several tasks: experts that fields share
 ===============================================
 
-Mines are looked for in many fields, of each of which little is labelled. Fields are alike in part:
-what is in the ground of one may be in that of another. Multi-task iQGME lets tasks draw their local
-experts from one store, each in shares of its own, and finds out which tasks have which in common
-(Wang 2010, *Bayesian approaches to learning from incomplete data*, chapter 4).
+Landmines are sought in many fields, and few radar echoes of each are labelled. Fields are alike in
+part. Multi-task iQGME lets all tasks share one set of local experts, gives each task weights of its
+own, and finds out which tasks have which experts in common (Wang 2010, *Bayesian approaches to
+learning from incomplete data*, chapter 4).
 """
 
 # %%
-# The story: a hierarchical Dirichlet process. A group of a task is under one of the experts of all
-# tasks, and a row is of one of the groups of its task; then all is as in :doc:`iqgme`:
+# The story: a hierarchical Dirichlet process. Each group of a task is assigned to one of the
+# experts of all tasks, and each row to one of the groups of its task. The rest is as in
+# :doc:`iqgme`:
 #
 # .. math::
 #    c_{jh} \sim \mathrm{Cat}(\eta), \qquad z_i \sim \mathrm{Cat}(\pi_{j(i)}), \qquad
@@ -40,8 +41,8 @@ GROUPS, EXPERTS = (20, 50) if FULL else (4, 6)
 # %%
 # Data
 # ----
-# Radar echoes of mines and clutter, fields with leaves first and desert last (the numbers of the thesis' fields count from 1). Where
-# there is no copy of them, two kinds of fields are generated.
+# Radar echoes of mines and clutter, fields with leaves first and desert last (the thesis counts
+# fields from 1). Where the data are not on disk, two kinds of fields are generated.
 
 
 def generated(rng):
@@ -78,8 +79,8 @@ print(
 # %%
 # Fit
 # ---
-# :class:`~gallery.MultiTaskIQGMEClassifier` runs :class:`~inference.CoordinateAscent` in the driver. Rows without labels tell where
-# experts are in charge.
+# :class:`~gallery.MultiTaskIQGMEClassifier` runs :class:`~inference.CoordinateAscent` in the
+# driver. Unlabelled rows help to learn where each expert applies.
 settings = {
     "truncation": GROUPS,
     "num_shared": EXPERTS,
@@ -93,7 +94,7 @@ print(f"bound {classifier.elbo_:.1f} nats after {classifier.n_iter_} sweeps")
 print(az.summary(classifier.posterior_, var_names=["alpha", "beta"], kind="stats"))
 
 # %%
-# The shares of the experts in each field, and how alike fields are by them.
+# The weights of the experts in each field, and how similar fields are by these weights.
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
 figure.suptitle("Which experts a field uses, and which fields are alike")
 for ax, image, across in (
@@ -113,7 +114,8 @@ right.set_xticks(range(len(FIELDS)), [field + 1 for field in FIELDS], rotation=9
 # %%
 # Does it fit?
 # ------------
-# The share of mines among the rows without labels, field by field: drawn from the forecasts, and as it is.
+# The share of mines among the unlabelled rows, field by field: drawn from the predictive
+# distribution, and observed.
 rest = [(~labelled) & (task == field) for field in np.unique(task)]
 forecast = classifier.predict_proba(x, task)[:, 1]
 drawn = rng.random((500, len(y))) < forecast
@@ -134,8 +136,8 @@ ax.legend(loc="lower right")
 # %%
 # Next to one model for all, and one for each
 # -------------------------------------------
-# Area under the ROC curve over the rows that had no label, the mean over fields. Logistic regressions get the column's mean where a cell
-# is missing.
+# Area under the ROC curve over the unlabelled rows, the mean over fields. Logistic regressions get
+# the column's mean where a cell is missing.
 filled = np.where(np.isnan(x), np.nanmean(x, 0), x)
 
 
@@ -172,9 +174,9 @@ ax.set(
 
 # %%
 # All 19 fields, ten splits (``tests/bench/iqgme.md``). The thesis' Figures 4.3 and 4.5 are curves
-# without numbers; it says that tasks together are above one for each, most so where rows are few,
-# and above all baselines the more is missing. So it is here, but for complete data with many
-# labels, where a logistic regression for each field catches up:
+# without numbers. It says that learning the tasks together beats one model for each, most where
+# rows are few, and beats all other methods, by more the more entries are missing. Here it is so,
+# except for complete data with many labels, where a logistic regression for each field catches up:
 #
 # =======  ===========  ==========  ======  ==============
 # missing  labels each  multi-task  pooled  one for each
@@ -189,13 +191,14 @@ ax.set(
 #
 # What it costs
 # -------------
-# A sweep over n rows, J tasks of H groups each, S experts and D columns costs n H D\ :sup:`2` + J H S D\ :sup:`2`, with m holes in a row
-# n H (D\ :sup:`2` + m\ :sup:`3` / 2) more.
+# A sweep over n rows, J tasks of H groups each, S experts and D columns costs n H D\ :sup:`2` + J H
+# S D\ :sup:`2`, with m holes in a row n H (D\ :sup:`2` + m\ :sup:`3` / 2) more.
 #
 # Change this line, expect that
 # -----------------------------
-# *All fields one task* (no ``task``): the same experts in the same shares everywhere, and what a field has of its own is lost. The bound
-# stands in for the evidence of rows and labels together; most of it is about the rows, and so it need not prefer what forecasts best.
+# *All fields one task* (no ``task``): the same experts with the same weights everywhere, so what is
+# particular to a field is lost. The bound stands in for the log-evidence of rows and labels
+# together. Most of it is about the rows, so it need not prefer the model that predicts best.
 one = MultiTaskIQGMEClassifier(**settings).fit(x, known)
 for name, found, score in (
     ("tasks", classifier, forecast),
@@ -204,7 +207,8 @@ for name, found, score in (
     print(f"{name:10}bound {found.elbo_:.1f}, area {area(score):.3f}")
 
 # %%
-# *A prior of the weights that is not conjugate* is refused, by the name of the site that it spoils.
+# *A prior of the weights that is not conjugate* is refused, by the name of the site whose
+# conditional it changes.
 
 
 def cautious_expert(x, y, z, at):

@@ -2,10 +2,10 @@ r"""
 Staged learning: clusters that classify, and how many there are
 ===============================================================
 
-Rows come from clusters, and each cluster has its own share of every class. How many clusters there
-are, the *order*, is not known: a model of each order is fitted by nested sampling, which finds its
-evidence, and the evidences weigh the orders. Rows may come in stages: what one stage has found is
-summarised, and the next one looks at its own rows alone (Center 2009, *Learning complex
+Rows come from clusters, and each cluster has its own probabilities of the classes. The number of
+clusters, the *order*, is unknown: nested sampling fits a model of each order and finds its
+evidence, and the evidences weigh the orders. Rows may come in stages: the posterior of a stage is
+summarised, and the next stage looks at its own rows alone (Center 2009, *Learning complex
 classification models from large data sets*; the paper describes the method, and has no experiment).
 """
 
@@ -49,7 +49,7 @@ warnings.simplefilter("ignore", ConvergenceWarning)
 # %%
 # Fit
 # ---
-# Two classes in the plane; the second lies on both sides of the first, so that no line parts them.
+# Two classes in the plane; the second lies on both sides of the first, so no line separates them.
 rng = np.random.default_rng(1)
 which = rng.choice(3, 120, p=[0.4, 0.3, 0.3])
 x = np.array([[0.0, 0.0], [-2.5, 0.5], [2.5, -0.5]])[which] + rng.normal(size=(120, 2)) * [0.7, 0.9]
@@ -115,10 +115,12 @@ right.legend(frameon=False)
 # %%
 # Inspect
 # -------
-# The run of each order is a tree for ArviZ. Labels of clusters are arbitrary, so look at what does not depend on them, such as the largest
-# share of all; and read the report. The line with the question mark wants replicates: one run cannot show by how much runs differ.
-# ``walks`` says whether new points forget where they began; where they do not, the evidence may be off by some claimed errors. A mode that
-# no live point has found leaves no trace in any check: fit with two seeds and compare.
+# The run of each order is a tree for ArviZ. Labels of clusters are arbitrary (label switching), so
+# look at what does not depend on them, such as the largest share of all. Then read the report. The
+# line with the question mark needs replicates: one run cannot show by how much runs differ.
+# ``walks`` says whether new live points forget where they started; where they do not, the evidence
+# may be off by some claimed errors. A mode that no live point has found leaves no trace in any
+# check: fit with two seeds and compare.
 posterior = best["posterior"].to_dataset()
 largest = posterior.assign(largest_share=posterior["beta"].max("cluster"))
 print(az.summary(largest, var_names=["largest_share"], kind="stats"))
@@ -130,7 +132,8 @@ ax.set_title("The evidence of the best order over the shrinkage of where it star
 # %%
 # Does it fit?
 # ------------
-# The model of the best order draws tables after the fit; the first column of them, and of the rows learned from.
+# The model of the best order draws tables after the fit: their first column, next to that of the
+# rows learned from.
 order = int(fitted.orders_[fitted.order_posterior_.argmax()])
 of_draws = {str(name): values.values[0] for name, values in best["posterior"].data_vars.items()}
 drawn = Predictive(family(order), of_draws)(random.key(0), shape=x[train].shape)
@@ -152,9 +155,10 @@ figure.supylabel("density", fontsize="medium")
 # %%
 # What it costs
 # -------------
-# A likelihood looks at all rows and all clusters. Where a search has found the posterior, most points are draws from that, and walk
-# nowhere; where it has not, each walks some steps for each latent number, and likelihoods go with the square of the order or faster. How
-# many of one model each order has taken:
+# A likelihood looks at all rows and all clusters. Where a search has found the posterior, most new
+# live points are independent draws from what it found. Where it has not, each new point walks some
+# steps for each latent number, and the number of likelihoods grows with the square of the order or
+# faster. The number of likelihoods that each order has taken:
 number = [int(fitted.posterior_[f"order_{m}"].attrs["num_evaluations"]) for m in fitted.orders_]
 print(
     f"{spent:.0f} s of CPU time with the compiler's; likelihoods by order:",
@@ -164,19 +168,26 @@ print(
 # %%
 # In stages
 # ---------
-# ``partial_fit`` is one stage: the rows that were there before are not looked at again. What is lost is what the summary of a stage, some
-# normal distributions, cannot say; they are fitted to the slopes of the posterior as well as to its points, and the fewer the rows the more
-# they lose. How much the evidence may be off for it is the ``summary_error`` in its error; the report says how many nats a summary costs.
-# (Where ``fit`` deals its rows out to stages, one that has too few for a good summary begins again with more; and some draws are weighed by
-# all rows whenever these have doubled, so that a run whose first rows have misled it, by their outliers say, begins again. Rows of an
-# earlier ``partial_fit`` are gone, and cannot be weighed; where a later one leads to where nothing was likely before, as rows sorted by
-# their class do, they are forgotten, and a warning says so. Columns keep the units of the first call, so that its evidence is not that of
-# ``fit``. Where the highest orders come to count, a later call tries higher ones, on its own rows.) The paper's own summary, clumps on the
-# Hilbert curve of each site (``Staged(model, summary="code")``), loses far more, for the curve tears what is round: so normal distributions
-# are the default. ``DataTempering(model)`` (iterated batch importance sampling) keeps particles in place of a summary, and looks at all
-# rows so far again; ``MergedStages(drivers)`` puts together what workers have learned from rows of their own. On a thousand rows in ten
-# stages the default was right to .04 nats, code space off by 39 and streaming variational Bayes by 132, the particles within .7 for forty
-# times the likelihoods: ``tests/bench/nested.md`` has them side by side.
+# ``partial_fit`` is one stage: earlier rows are not looked at again. Their posterior is kept as a
+# summary, a mixture of normal distributions that is fitted to the slopes of the log posterior as
+# well as to its points. What the summary loses, more the fewer the rows, is in the error of the
+# evidence, as ``summary_error``; the report says how many nats a summary costs.
+#
+# ``fit`` may deal its rows out to stages. A stage with too few rows for a good summary then begins
+# again with more. Whenever the rows have doubled, some draws are weighed by all rows, so that a run
+# that outliers among its first rows have misled begins again. The rows of an earlier
+# ``partial_fit`` are gone, and cannot be weighed. Where later rows lead to where nothing was likely
+# before, as rows sorted by class do, the earlier ones are forgotten, and a warning says so. Columns
+# keep the units of the first call, so the evidence is not that of ``fit``. Later calls learn for
+# the orders that the first call has tried, and warn where the highest of them is the most probable.
+#
+# On a thousand rows in ten stages the evidence of the default was right to .04 nats
+# (``tests/bench/staged.md``). The paper's own summary is a set of clumps on the Hilbert curve of
+# each site (``Staged(model, summary="code")``); the curve tears round clusters apart, and the
+# evidence was off by 39 nats. Streaming variational Bayes was off by 132. ``DataTempering(model)``
+# (iterated batch importance sampling) keeps particles in place of a summary and looks at all rows
+# so far again; it was right to .7 nats, for forty times the likelihoods. ``MergedStages(drivers)``
+# combines what workers have learned from rows of their own.
 parts = StagedMixtureClassifier(3, **told)
 for part in (slice(0, 40), slice(40, 80)):
     parts.partial_fit(x[part], y[part], classes=["inner", "outer"])
@@ -190,9 +201,10 @@ for part in (slice(0, 40), slice(40, 80)):
 # %%
 # Change this line, expect that
 # -----------------------------
-# *Clusters with far outliers*: ``cluster`` is the density of a cluster, a function of the model's plates. In place of
-# ``DiagonalNormal(mu, sigma)`` a Student's t: the sampler follows, and the evidence says whether these data asked for it (they are normal:
-# it should not be higher by much).
+# *Clusters with far outliers*: ``cluster`` is the density of a cluster, a function of the model's
+# plates. In place of ``DiagonalNormal(mu, sigma)`` take a Student's t: the sampler follows, and the
+# evidence says whether these data asked for it. (They are normal, so it should not be higher by
+# much.)
 
 
 def heavy(at, loc=0.0, scale=3.0):
@@ -210,9 +222,9 @@ for name, found in (("normal", fitted), ("Student's t", other)):
 
 # %%
 # *Another family*: a function of the order that returns a NumPyro model may stand in place of the
-# mixture. Here a network with one hidden layer, whose order is the number of its nodes; the bump it
-# learns goes up and down again, which takes two. Nodes may change places, as clusters may, and the
-# sampler keeps them apart.
+# mixture. Here it is a network with one hidden layer, whose order is the number of its nodes. The
+# bump that it learns goes up and down again, which takes two nodes. Nodes may change places, as
+# clusters may (label switching), and the sampler relabels them.
 
 
 def network(nodes):
@@ -267,8 +279,8 @@ for nodes, ax in enumerate(axes, 1):
 figure.suptitle("Networks, and how probable each number of nodes is")
 
 # %%
-# *A weight for each row* (a level of its own, say) would be another number to learn in every stage,
-# which no later stage could use: ``Staged`` refuses it, by the name of the site.
+# *A weight for each row*, such as a level of its own, would be another parameter in every stage, of
+# which no later stage could learn: ``Staged`` refuses it, by the name of the site.
 
 
 def levels(x):
@@ -285,7 +297,7 @@ except StructureError as refusal:
 
 # %%
 # *An assignment for each row*, as mixtures are often written, is a discrete site: nested sampling
-# refuses that too. The zoo's model has the sum over clusters carried out.
+# refuses that too. The zoo's model carries out the sum over clusters.
 
 
 def assigned(x):

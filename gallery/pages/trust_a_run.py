@@ -47,8 +47,9 @@ def title(picture, text, ylabel=""):
 # %%
 # One model, two forms
 # --------------------
-# Eight schools coached their pupils for a test (Rubin 1981, *Journal of Educational Statistics* 6). Each reports an effect and its
-# standard error, in points. The true effects :math:`\theta_j` scatter with :math:`\tau` about a mean :math:`\mu`:
+# Eight schools coached their pupils for a test (Rubin 1981, *Journal of Educational Statistics* 6).
+# Each reports an effect and its standard error, in points. The true effects :math:`\theta_j`
+# scatter with :math:`\tau` about a mean :math:`\mu`:
 #
 # .. math:: y_j \sim \mathrm{N}(\theta_j, \sigma_j), \qquad \theta_j \sim \mathrm{N}(\mu, \tau).
 effect = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -84,8 +85,9 @@ print(
 # %%
 # The bad run and the good run
 # ----------------------------
-# The same kernel, settings and seed; ``groups`` asks for what the checks further down need. Both runs take somewhat smaller steps
-# than NumPyro's default acceptance of 0.8: with that, the good run has a divergence or two with some seeds.
+# The same kernel, settings and seed; ``groups`` asks for what the checks further down need. Both
+# runs take somewhat smaller steps than NumPyro's default acceptance of 0.8: with that, the good run
+# has a divergence or two with some seeds.
 GROUPS = ("log_likelihood", "log_prior", "posterior_predictive", "prior")
 
 
@@ -102,17 +104,20 @@ bad, good = run(schools), run(noncentred, GROUPS)
 print("BAD", report(bad).text, sep="\n")
 
 # %%
-# Read the second line first; then what fails, which tells one story. *Divergences*: there is a
-# region that the integrator could not enter. *E-BFMI*: the energy drifts too slowly from draw to
-# draw. *ESS* and *R-hat*: few draws are worth much, and the chains disagree.
+# Read the second line first, then the checks that failed; together they tell one story.
+# *Divergences*: there is a region that the integrator could not enter. *E-BFMI*: the energy drifts
+# too slowly from draw to draw. *ESS* and *R-hat*: the effective sample size is small, and the
+# chains disagree.
 print("GOOD", report(good).text, sep="\n")
 
 # %%
 # Where it goes wrong
 # -------------------
-# Plot an effect against :math:`\log\tau`. When the schools are nearly alike, :math:`\tau` is small and all :math:`\theta_j` are
-# squeezed together: a funnel, too narrow at its neck for a step size that suits its mouth. Divergences (orange) gather where
-# the sampler turns back, and below them draws are missing that the good run has. All that is said about a small :math:`\tau` is wrong.
+# Plot an effect against :math:`\log\tau`. When the schools are nearly alike, :math:`\tau` is small
+# and all :math:`\theta_j` are squeezed together: a funnel, whose neck is too narrow for a step size
+# that suits its mouth. Divergences (orange) gather where the sampler turns back, and below them
+# draws are missing that the good run has. Whatever the bad run says about a small :math:`\tau` is
+# wrong.
 figure, axes = plt.subplots(
     1, 2, sharex=True, sharey=True, figsize=(7.5, 3.4), layout="constrained"
 )
@@ -154,9 +159,9 @@ for name, tree in (("bad", bad), ("good", good)):
 # %%
 # What to do
 # ----------
-# The report offers two ways. Smaller steps (``target_accept_prob``) treat the symptom, divergences: the neck stays as hard to reach.
-# The other form of the model removes the cause. With many more data in each school it would be the other way round: there the
-# centred form is the good one.
+# The report offers two ways. Smaller steps (``target_accept_prob``) treat the symptom, divergences:
+# the neck stays as hard to reach. The non-centred form of the model removes the cause. With many
+# more data in each school it would be the other way round: there the centred form is the good one.
 careful = report(run(schools, accept=0.99))
 for name, found in {
     "centred": report(bad),
@@ -172,8 +177,9 @@ for name, found in {
 # %%
 # Does the model fit?
 # -------------------
-# A trusted run is a right answer, perhaps to a wrong question. Before the data, the model should find effects of some tens
-# of points possible, and not of thousands; after them, data that it predicts should look like those that came. ArviZ draws both.
+# A trusted run is a right answer, perhaps to a wrong question. Before the data (prior predictive),
+# the model should find effects of some tens of points possible, and not of thousands. After them
+# (posterior predictive), data that it draws should look like those observed. ArviZ draws both.
 for group, when in (("prior_predictive", "Prior"), ("posterior_predictive", "Posterior")):
     seen = {"observed_dist": {"color": "black"}, "title": False, "remove_axis": False}
     picture = az.plot_ppc_dist(good, group=group, num_samples=50, visuals=seen, **WHOLE)
@@ -193,7 +199,8 @@ print(az.psense_summary(good, var_names=["mu", "tau"], prior_var_names=["mu", "t
 # %%
 # Is another model better?
 # ------------------------
-# Complete pooling: one effect for all. The comparison is a table with a column ``unsafe``; read that before the ranking.
+# Complete pooling: one effect for all. The comparison is a table with a column ``unsafe``; read
+# that before the ranking.
 
 
 def pooled(sigma, effect=None):
@@ -213,11 +220,13 @@ for name, reason in table["unsafe"].items():
 # %%
 # An approximation of the same model
 # ----------------------------------
-# SVI climbs the ELBO. That it has settled says nothing about how good the guide can be; the Pareto k-hat of the weights
-# :math:`p(x, \theta) / q(\theta)` does: above the limit, the guide is too far from the posterior to be mended by weighting. Independent
-# normals cannot bend into the funnel of the centred form. The other form is a border case: k-hat, itself an estimate, came out
-# between 0.45 and 0.79 in six longer starts. Above the limit by less than its own error the report leaves it undecided; start
-# several times, read the worst, and prefer the NUTS run where there is one.
+# SVI climbs the ELBO. That the ELBO has settled says nothing about how good the guide can be; the
+# Pareto k-hat of the importance weights :math:`p(x, \theta) / q(\theta)` does. Above the limit the
+# guide is too far from the posterior to be mended by weighting. Independent normals cannot bend
+# into the funnel of the centred form. The non-centred form is a border case: k-hat, itself an
+# estimate, came out between 0.45 and 0.79 in six longer starts. Where it is above the limit by less
+# than its own error the report is undecided; start several times, read the worst, and prefer the
+# NUTS run where there is one.
 for name, model in (("centred", schools), ("non-centred", noncentred)):
     svi = SVI(model, AutoNormal(model), Adam(0.01), Trace_ELBO(num_particles=4))
     driver = Driver(
@@ -237,8 +246,9 @@ print(found.text)
 # %%
 # Is the sampler right?
 # ---------------------
-# No report can see a sampler that explores the wrong posterior well. NumPyro adds the Jacobian of :math:`\tau = e^u` by itself;
-# suppose that someone adds it once more. The run is trusted, and wrong.
+# No report can see a sampler that explores the wrong posterior well. NumPyro adds the Jacobian of
+# :math:`\tau = e^u` by itself; suppose that someone adds it once more. The run is trusted, and
+# wrong.
 
 
 def twice(model):

@@ -10,8 +10,8 @@ and a test that tells whether the kernel is right.
 # %%
 # A model
 # -------
-# Goals of teams: a level that all share, and the skill of each. The file ``zoo/goals.py`` would hold this, a function ``simulate`` and a
-# ``CARD``; ``zoo list`` then shows it.
+# Goals of teams: a level that all share, and the skill of each. The file ``zoo/goals.py`` would
+# hold this, a function ``simulate`` and a ``CARD``; ``zoo list`` then shows it.
 import os
 from typing import NamedTuple
 
@@ -48,10 +48,11 @@ scored = np.array([11, 5, 7, 1, 0])
 # %%
 # A kernel
 # --------
-# Elliptical slice sampling (Murray, Adams and MacKay 2010) is for models whose latent sites are all Normal beforehand: it turns all of
-# them along an ellipse through a draw from the prior, until the likelihood is above a level drawn under it. What it must know, it asks
-# the :class:`~inference.Program`: the sites, what they are computed from, draws from the prior, the likelihood. It never sees the model's
-# formula.
+# Elliptical slice sampling (Murray, Adams and MacKay 2010) is for models whose latent sites all
+# have Normal priors. It rotates them along an ellipse through a draw from the prior, until the
+# likelihood is above a random level. What it must know, it asks the :class:`~inference.Program`:
+# the sites, what they are computed from, draws from the prior, the likelihood. It never sees the
+# model's formula.
 
 
 class Ellipse(NamedTuple):
@@ -144,8 +145,9 @@ ax.legend()
 # %%
 # Is it right?
 # ------------
-# Simulation-based calibration: values that have made data, ranked among the draws of a fit to these data. The same test of a kernel with
-# a slip, half a level in place of a whole one, must fail.
+# Simulation-based calibration: draw values from the prior and data from the model, fit the data,
+# and rank the values among the draws. The same test of a kernel with a planted bug, which sees half
+# of the log-likelihood, must fail.
 
 
 class Slip(EllipticalSlice):
@@ -168,8 +170,8 @@ for name, kernel in (("the kernel", EllipticalSlice), ("with a slip", Slip)):
 # %%
 # Change this line, expect that
 # -----------------------------
-# *More spread of the skills* (``dist.Normal(0.0, 2.0)``): the kernel follows, for it reads the prior off the model. Teams with few games
-# move most.
+# *More spread of the skills* (``dist.Normal(0.0, 2.0)``): the kernel follows, for it reads the
+# prior off the model. The skills of teams with few games change most.
 
 
 def wide(games, scored=None):
@@ -194,8 +196,8 @@ print(
 )
 
 # %%
-# *Skills whose spread is learned*: their prior then hangs on another site. The kernel refuses, and
-# names it.
+# *Skills whose spread is learned*: their prior then depends on another site. The kernel refuses,
+# and names it.
 
 
 def learned(games, scored=None):

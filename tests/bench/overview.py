@@ -39,7 +39,7 @@ __all__ = ["TASKS", "Task"]
 
 FILES = {
     "20 Newsgroups": "aclass",
-    "wine": "nested",
+    "wine": "staged",
     "pinwheel": "archipelago",
     "Ionosphere": "iqgme",
     "MNIST, 2 and 7": "iqgme",
