@@ -28,7 +28,7 @@ import xarray as xr
 import zarr
 from jax import random
 
-from inference.program.compiling import plain
+from inference.program.compiling import as_numpy
 
 __all__ = [
     "CheckpointError",
@@ -199,7 +199,7 @@ class FolderStore:
                 self._resize_and_write(tail, self.blocked)
                 self.readable += _length(tail)
             leaves = {
-                f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(commit.states))
+                f"leaf_{i}": as_numpy(leaf) for i, leaf in enumerate(jax.tree.leaves(commit.states))
             }
             rest = {
                 f"tail/{group}/{name}": value
