@@ -4,8 +4,8 @@
                                                  calls
     compiled(function, *arguments)(*arguments)   compiles as `jax.jit` does: for code that runs
                                                  longer than it compiles
-    built(jitted, arguments, options)            compiles what `jax.jit` returned with settings of
-                                                 its own, such as donated arguments
+    built(function, arguments, options)          compiles the same, with constants in the code, and
+                                                 with donated arguments
     trace_hash(jaxpr)                            hash of traced code
     model_hash(program)                          hash of all terms of a model
     data_hash(value)                             hash of a tree of arrays
@@ -94,18 +94,28 @@ def compiled(
     )
 
 
-def built(jitted: Any, arguments: tuple, options: dict[str, Any] | None) -> Any:
-    """Compiles a jitted function, unless equal code with equal constants was compiled before.
+def built(
+    function: Callable,
+    arguments: tuple,
+    options: dict[str, Any] | None = None,
+    *,
+    donated: tuple[int, ...] = (),
+    is_kept: bool = True,
+) -> Any:
+    """Compiles a function, unless equal code with equal constants was compiled before.
 
     Args:
-        jitted: what `jax.jit(..., keep_unused=True)` returned.
+        function: a function of arrays. Those that it closes over are constants of the code.
         arguments: its arguments, or their shapes and types.
         options: options of the compiler.
+        donated: numbers of the arguments whose memory it takes.
+        is_kept: whether the code is remembered; not if its constants are large.
     """
-    traced = jitted.trace(*arguments)
+    traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*arguments)
+    if not is_kept:
+        return traced.lower().compile(compiler_options=options)
     functions: list[Any] = []
-    is_donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
-    key = trace_hash(traced.jaxpr, functions), is_donated, traced.out_tree
+    key = trace_hash(traced.jaxpr, functions), donated, traced.out_tree
     return _remembered(key, functions, arguments, options, traced.lower)
 
 
