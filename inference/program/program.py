@@ -297,8 +297,7 @@ class Program:
                 keeps its data.
             rng_key: draws the sites that `values` leaves out; None where it leaves out none.
         """
-        accepted = self._accepted(values, complete=rng_key is None)
-        model = handlers.substitute(self.model, data=accepted)
+        model = handlers.substitute(self.model, data=self._accepted(values, rng_key is None))
         if rng_key is not None:
             model = handlers.seed(model, rng_key)
         return handlers.trace(model).get_trace(*self.args, **self.kwargs)
@@ -410,9 +409,9 @@ class Program:
                     f"wanted a proper prior. Give {name!r} one, or start from draw_initial."
                 )
         draw = lambda key: _values(self.trace({}, key), self.latent)
-        if num_draws is None:
-            return draw(rng_key)
-        return jax.vmap(draw)(random.split(rng_key, num_draws))
+        return (
+            draw(rng_key) if num_draws is None else jax.vmap(draw)(random.split(rng_key, num_draws))
+        )
 
     def predict(
         self, rng_key: Array, values: Mapping[str, Any], **changes: Any
@@ -539,13 +538,15 @@ def _values(trace: dict[str, dict[str, Any]], names: Iterable[str]) -> dict[str,
 
 def _checked_value(message: dict[str, Any], latent: Mapping[str, Any]) -> Any:
     """The value of a latent site, refused where changed arguments have changed its shape."""
-    name = message["name"]
-    value = latent.get(name)
-    wanted = tuple(message["fn"].shape()) if message["type"] == "sample" else None
-    if value is not None and wanted is not None and jnp.shape(value) != wanted:
+    value = latent.get(message["name"])
+    if (
+        value is not None
+        and message["type"] == "sample"
+        and jnp.shape(value) != (wanted := tuple(message["fn"].shape()))
+    ):
         raise ValueError(
-            f"site {name!r}: its value has shape {jnp.shape(value)}, the changed arguments ask for "
-            f"{wanted}. Leave {name!r} out of the values: it is then drawn given the others."
+            f"site {message['name']!r}: its value has shape {jnp.shape(value)}, the changed arguments ask for "
+            f"{wanted}. Leave {message['name']!r} out of the values: it is then drawn given the others."
         )
     return value
 

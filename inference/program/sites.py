@@ -23,7 +23,6 @@ import numpyro.distributions as dist
 from jax import Array, random
 from jax.core import Tracer
 from numpyro import handlers
-from numpyro.distributions import constraints
 from numpyro.infer.initialization import init_to_uniform
 
 from inference.distributions.missing import Missing
@@ -37,6 +36,7 @@ __all__ = [
     "check",
     "check_setting",
     "check_whole",
+    "entry_support",
     "initial_value",
     "inspect_model",
     "is_between",
@@ -145,12 +145,16 @@ def is_data(message: dict[str, Any]) -> bool:
     return is_sample and bool(message["is_observed"] or message["infer"].get("was_observed"))
 
 
+def entry_support(support: Any) -> Any:
+    """The constraint of one entry of an array."""
+    while isinstance(support, dist.constraints.independent):
+        support = support.base_constraint
+    return support
+
+
 def is_real(site: Site) -> bool:
     """Whether the support of a site is all real numbers, or all vectors of them."""
-    support = site.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
+    return entry_support(site.support) is dist.constraints.real
 
 
 def model_name(model: Any) -> str:
@@ -160,8 +164,10 @@ def model_name(model: Any) -> str:
 
 def unwrap(distribution: Any) -> Any:
     """The distribution under Independent, Expanded, Masked and Missing."""
-    wrappers = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution, Missing)
-    while isinstance(distribution, wrappers):
+    while isinstance(
+        distribution,
+        dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution | Missing,
+    ):
         distribution = distribution.base_dist
     return distribution
 
@@ -457,18 +463,22 @@ def _first_outside(program: Any, found: _Probe, name: str) -> str:
 def _of_argument(program: Any, value: Any) -> str:
     """Names the argument that holds exactly this array."""
     is_float = np.issubdtype(value.dtype, np.inexact)
-    for name, leaf in _leaves(program):
-        if np.shape(leaf) == value.shape and np.array_equal(leaf, value, equal_nan=is_float):
-            return f" of argument {name!r}"
-    return ""
+    found = (
+        f" of argument {name!r}"
+        for name, leaf in _leaves(program)
+        if np.shape(leaf) == value.shape and np.array_equal(leaf, value, equal_nan=is_float)
+    )
+    return next(found, "")
 
 
-def _leaves(program: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(program: Any) -> list[tuple[str, Any]]:
     """Arrays among the arguments, each with the name of its argument."""
-    for name, argument in program.arguments.items():
-        for leaf in jax.tree.leaves(argument):
-            if hasattr(leaf, "dtype"):
-                yield name, leaf
+    return [
+        (name, leaf)
+        for name, argument in program.arguments.items()
+        for leaf in jax.tree.leaves(argument)
+        if hasattr(leaf, "dtype")
+    ]
 
 
 def _not_finite(value: Any) -> np.ndarray:

@@ -7,7 +7,6 @@ a second.
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from operator import index
 from typing import Any
 
 import jax
@@ -90,7 +89,7 @@ class Driver:
         self.extra_fields, self.groups = tuple(extra_fields), tuple(groups)
         self._check()
         self._settings = kernel_settings(kernel)  # before `init` puts closures into the kernel
-        self._last: tuple[Session, Run] | None = None
+        self._last: Run | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -130,7 +129,7 @@ class Driver:
                 chain_method=self.chain_method,
             )
             session.start(keys, init_params)
-            self._last = (session, Run(self, program, session, keys))
+            self._last = Run(self, program, session, keys)
             return self._advance(self._target, self.stop)
 
     def _stepper(self, program: Program | None, args: tuple, kwargs: dict[str, Any]) -> Stepper:
@@ -158,8 +157,8 @@ class Driver:
             raise ValueError(
                 f"extend: more must be a multiple of thinning, {self.thinning}; got {more}."
             )
-        with self._turn("extend") as (session, _):
-            return self._advance(lambda: session.records + more // self.thinning, None)
+        with self._turn("extend") as run:
+            return self._advance(lambda: run.session.records + more // self.thinning, None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         """Goes on with more data, for an algorithm that learns from its rows bit by bit.
@@ -173,14 +172,14 @@ class Driver:
             *args, **kwargs: the model's arguments with the new rows, which are not copied.
         """
         self.check_precision("update")
-        with self._turn("update") as (session, run):
+        with self._turn("update") as run:
             run.update(*args, **kwargs)
-            session.store = session.store.in_memory()
-            self._go(session, run, self._target(), self.stop)
+            run.session.store = run.session.store.in_memory()
+            self._go(run, self._target(), self.stop)
 
     def tree(self) -> xr.DataTree:
         """What the last run, with its updates, has found; in the precision of the run."""
-        with self._turn("tree") as (_, run), jax.enable_x64(run.x64):
+        with self._turn("tree") as run, jax.enable_x64(run.x64):
             return run.tree()
 
     def check_precision(self, asked: str) -> None:
@@ -189,7 +188,7 @@ class Driver:
         Args:
             asked: what goes on, for the message.
         """
-        if bool(jax.config.jax_enable_x64) != (found := self._finished_run(asked)[1].x64):
+        if bool(jax.config.jax_enable_x64) != (found := self._finished_run(asked).x64):
             raise ValueError(
                 f"{asked}: the run began with jax_enable_x64={found}, and now it is {not found}; "
                 "set it back."
@@ -198,59 +197,54 @@ class Driver:
     @property
     def states(self) -> list[Any]:
         """The states of an algorithm, one a replicate."""
-        run = self._finished_run("states")[1]
+        run = self._finished_run("states")
         with jax.enable_x64(run.x64):
             return run.replicates()
 
     @property
     def reading(self) -> Any:
         """What the kernel has read of the model in the last run or update."""
-        return self._finished_run("reading")[0].stepper.reading
-
-    @property
-    def data(self) -> Any:
-        """The arrays that the steps of the last run, or update, take."""
-        return self._finished_run("data")[0].stepper.data
+        return self._finished_run("reading").stepper.reading
 
     @property
     def program(self) -> Program | None:
         """The model with the data of the last run or update; None where the kernel has no model."""
-        return self._finished_run("program")[1].program
+        return self._finished_run("program").program
 
-    def _finished_run(self, asked: str) -> tuple[Session, Run]:
+    def _finished_run(self, asked: str) -> Run:
         if self._last is None:
             raise ValueError(f"{asked}: nothing has run yet; call `run` first.")
         return self._last
 
     @contextmanager
-    def _turn(self, asked: str) -> Generator[tuple[Session, Run]]:
+    def _turn(self, asked: str) -> Generator[Run]:
         """The last run, while no other thread runs a model and the kernel has its reading."""
-        session, run = self._finished_run(asked)
+        run = self._finished_run(asked)
         with TURN:
-            session.stepper.bind()
-            yield session, run
+            run.stepper.bind()
+            yield run
 
     def _target(self) -> int | None:
         return self.num_samples // self.thinning if self.is_chain else self.num_warmup
 
     def _advance(self, target: Callable[[], int | None], stop: StopRule | None) -> xr.DataTree:
-        session, run = self._finished_run("advance")
-        with session.store.opened(run.identity):
-            session.resume()
+        run = self._finished_run("advance")
+        with run.session.store.opened(run.identity):
+            run.session.resume()
             try:
-                self._go(session, run, target(), stop)
+                self._go(run, target(), stop)
             except CheckpointError as error:
-                session.ended = "checkpoint"
+                run.session.ended = "checkpoint"
                 error.tree = run.tree()
                 raise
             except Exception as error:
-                if session.ended == "stop rule failed":
+                if run.session.ended == "stop rule failed":
                     attach_tree(error, run.tree())
                 raise
             return run.tree()
 
-    def _go(self, session: Session, run: Run, target: int | None, stop: StopRule | None) -> None:
-        session.advance(
+    def _go(self, run: Run, target: int | None, stop: StopRule | None) -> None:
+        run.session.advance(
             target,
             stop=stop,
             max_time=self.max_time,
@@ -261,60 +255,76 @@ class Driver:
 
     def _check(self) -> None:
         """Raises ValueError or TypeError for a wrong setting."""
-        kernel, name = self.kernel, type(self.kernel).__name__
+        kernel, name, is_chain = self.kernel, type(self.kernel).__name__, self.is_chain
         if not isinstance(kernel, MCMCKernel | SVI | Algorithm):
             raise TypeError(
                 f"kernel: {kernel!r} is no kernel; give a NumPyro MCMCKernel, a NumPyro SVI or an "
                 "Algorithm."
             )
-        if self.is_chain and getattr(kernel, "is_ensemble_kernel", False):
-            raise TypeError(
-                f"kernel: {name} moves all chains together; run it in numpyro.infer.MCMC."
-            )
-        if self.num_warmup is None and not isinstance(kernel, Algorithm):
-            raise ValueError(f"num_warmup: {name} needs it: it never ends by itself.")
-        if not self.is_chain and self.thinning != 1:
-            raise ValueError("thinning: only draws of a chain are thinned; leave it out.")
-        if not self.is_chain and self.jit_model_args:
-            raise ValueError(
-                f"jit_model_args: {name} is no chain and sees to its data itself; leave it out."
-            )
         check_whole(1, num_chains=self.num_chains, thinning=self.thinning)
-        check_whole(self.thinning if self.is_chain else 0, num_samples=self.num_samples)
+        check_whole(self.thinning if is_chain else 0, num_samples=self.num_samples)
         if self.num_warmup is not None:
-            check_whole(0 if self.is_chain else 1, num_warmup=self.num_warmup)
-        for key in ("save_every", "max_time"):
-            value = getattr(self, key)
-            is_time = (value is None and key == "max_time") or (is_number(value) and value >= 0)
-            check_setting(is_time, "seconds, at least 0", **{key: value})
-        if unknown := sorted(set(self.groups) - set(GROUPS)):
-            raise ValueError(f"groups: {unknown} unknown; choose from {list(GROUPS)}.")
-        if self.stop is not None and not callable(self.stop):
-            raise TypeError(
-                f"stop: a function of the tree so far, such as converged(); got {self.stop!r}."
-            )
-        # NumPy's integers become Python's
-        self.num_samples, self.num_chains, self.thinning = map(
-            index, (self.num_samples, self.num_chains, self.thinning)
-        )
-        self._check_chain_method()
-
-    def _check_chain_method(self) -> None:
+            check_whole(0 if is_chain else 1, num_warmup=self.num_warmup)
+        max_time = 0.0 if self.max_time is None else self.max_time
+        for key, value in {"save_every": self.save_every, "max_time": max_time}.items():
+            check_setting(is_number(value) and value >= 0, "seconds, at least 0", **{key: value})
         method, devices = self.chain_method, jax.local_device_count()
-        if not callable(method) and str(method) not in CHAIN_METHODS:
-            raise ValueError(
+        is_parallel = isinstance(method, str) and method == "parallel"
+        unknown = sorted(set(self.groups) - set(GROUPS))
+        asks_host = getattr(type(kernel), "needs_host", None) is not Algorithm.needs_host
+        for is_wrong, error, message in (
+            (
+                is_chain and getattr(kernel, "is_ensemble_kernel", False),
+                TypeError,
+                f"kernel: {name} moves all chains together; run it in numpyro.infer.MCMC.",
+            ),
+            (
+                self.num_warmup is None and not isinstance(kernel, Algorithm),
+                ValueError,
+                f"num_warmup: {name} needs it: it never ends by itself.",
+            ),
+            (
+                not is_chain and self.thinning != 1,
+                ValueError,
+                "thinning: only draws of a chain are thinned; leave it out.",
+            ),
+            (
+                not is_chain and self.jit_model_args,
+                ValueError,
+                f"jit_model_args: {name} is no chain and sees to its data itself; leave it out.",
+            ),
+            (
+                unknown,
+                ValueError,
+                f"groups: {unknown} unknown; choose from {list(GROUPS)}.",
+            ),
+            (
+                self.stop is not None and not callable(self.stop),
+                TypeError,
+                f"stop: a function of the tree so far, such as converged(); got {self.stop!r}.",
+            ),
+            (
+                not callable(method) and str(method) not in CHAIN_METHODS,
+                ValueError,
                 f"chain_method: {method!r} unknown; choose from {sorted(CHAIN_METHODS)}, or give a "
-                "transformation such as jax.vmap."
-            )
-        if method == "parallel" and self.num_chains > devices:
-            raise ValueError(
+                "transformation such as jax.vmap.",
+            ),
+            (
+                is_parallel and self.num_chains > devices,
+                ValueError,
                 f"chain_method: 'parallel' needs a device a chain; {self.num_chains} chains, "
                 f"{devices} devices. On a CPU call numpyro.set_host_device_count({self.num_chains})"
-                " before anything else, or use 'sequential' or 'vectorized'."
-            )
-        asks_host = getattr(type(self.kernel), "needs_host", None) is not Algorithm.needs_host
-        if method == "parallel" and isinstance(self.kernel, Algorithm) and asks_host:
-            raise ValueError(
-                f"chain_method: replicates of {type(self.kernel).__name__} go to the host "
-                "together; use 'sequential' or 'vectorized'."
-            )
+                " before anything else, or use 'sequential' or 'vectorized'.",
+            ),
+            (
+                is_parallel and isinstance(kernel, Algorithm) and asks_host,
+                ValueError,
+                f"chain_method: replicates of {name} go to the host together; use 'sequential' or "
+                "'vectorized'.",
+            ),
+        ):
+            if is_wrong:
+                raise error(message)
+        # NumPy's integers become Python's
+        self.num_samples, self.num_chains = int(self.num_samples), int(self.num_chains)
+        self.thinning = int(self.thinning)

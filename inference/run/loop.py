@@ -10,7 +10,8 @@ and chunks of any length share one compilation, and the numbers that come out do
 run is cut into chunks. Between two calls the host acts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from jax.sharding import Mesh, PartitionSpec
 from numpyro.infer.mcmc import MCMCKernel
 
 from inference.program.compiling import built, is_arrays, make_room, once
@@ -100,10 +100,9 @@ class Chain:
         position = getattr(state, self.kernel.sample_field)
         if init_params is not None:
             _check_start(self.kernel, position, init_params)
-        fields = {name: path for path, name in _statistics(state)}
-        for field in self.kernel.default_fields:
-            if field != self.kernel.sample_field and field not in fields.values():
-                fields[field] = field
+        fields = _statistics(state)
+        default = [field for field in self.kernel.default_fields if field not in fields.values()]
+        fields |= {field: field for field in default if field != self.kernel.sample_field}
         _check_fields(state, self.extra_fields)
         self.fields = fields | {field: field for field in self.extra_fields}
         return state
@@ -157,8 +156,10 @@ class Chain:
 
     def needs_host(self, state: Any) -> Array:
         """Whether the kernel, or one of its blocks, needs more room; NumPyro's kernels never do."""
-        each = [kernel.needs_host(part) for _, kernel, part in self._growing(state)]
-        return jnp.any(jnp.array([False, *each]))
+        growing = self._growing(state)
+        return jnp.any(
+            jnp.array([False, *(kernel.needs_host(part) for _, kernel, part in growing)])
+        )
 
     def on_host(self, states: Sequence[Any]) -> Sequence[Any]:
         """The states of all chains of a lane, with more room."""
@@ -193,10 +194,13 @@ class Chain:
 
         Zeros at the end of a draw are room as well.
         """
-        found = {}
-        for _, kernel, part in self._growing(state):
-            found |= kernel.arguments(getattr(part, kernel.sample_field) if draw is None else draw)
-        return found
+        return {
+            name: value
+            for _, kernel, part in self._growing(state)
+            for name, value in kernel.arguments(
+                getattr(part, kernel.sample_field) if draw is None else draw
+            ).items()
+        }
 
     def _growing(self, state: Any) -> list[tuple[int | None, Any, Any]]:
         """(place among the blocks, kernel, its state) of each kernel whose state can grow."""
@@ -296,10 +300,6 @@ class Replicate:
         new = self.algorithm.on_host([each.state for each in states], self.reading, self.data)
         return [each._replace(state=one) for each, one in zip(states, new, strict=True)]
 
-    def status(self, state: Step) -> str:
-        """A few words for the bar."""
-        return ""
-
 
 Stepper = Chain | Replicate
 
@@ -310,15 +310,14 @@ def field_at(path: str, state: Any) -> Array:
     For example "block_states.0.num_steps". A JAX key is returned as its data.
     """
     for part in path.split("."):
-        field = int(part) if part.isdigit() else part
         is_item = part.isdigit() or isinstance(state, dict)
-        state = state[field] if is_item else getattr(state, part)
+        state = state[int(part) if part.isdigit() else part] if is_item else getattr(state, part)
     is_key = jax.dtypes.issubdtype(jnp.result_type(state), jax.dtypes.prng_key)
     return random.key_data(state) if is_key else state
 
 
-def _statistics(state: Any) -> Iterator[tuple[str, str]]:
-    """(path, ArviZ's name) of the statistics in a state and in the states of its blocks.
+def _statistics(state: Any) -> dict[str, str]:
+    """ArviZ's name -> path of the statistics in a state and in the states of its blocks.
 
     The name of a later block's statistic gets its number.
     """
@@ -329,22 +328,17 @@ def _statistics(state: Any) -> Iterator[tuple[str, str]]:
         "accept_prob": "acceptance_rate",
         "num_steps": "n_steps",
     }
-    found: dict[str, int] = {}
-    for path, field in _scalars(state, "") if isinstance(state, tuple) else ():
-        if field in names:
-            count = found.get(field, 0)
-            found[field] = count + 1
-            yield path, names[field] + (f"_{count}" if count else "")
-
-
-def _scalars(state: Any, path: str) -> Iterator[tuple[str, str]]:
-    """(path, field) of each scalar array in a tuple of tuples."""
-    for field, value in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
-        here = f"{path}.{field}" if path else str(field)
-        if isinstance(value, tuple) and field != "adapt_state":  # which repeats names
-            yield from _scalars(value, here)
-        elif isinstance(value, Array) and value.ndim == 0:
-            yield here, str(field)
+    count: Counter[str] = Counter()
+    found = {}
+    for keys, leaf in jax.tree.leaves_with_path(state):
+        path = jax.tree_util.keystr(keys, simple=True, separator=".")
+        is_value = any(isinstance(key, jax.tree_util.DictKey) for key in keys)  # of a site
+        *parents, field = path.split(".")
+        # the adaptation's own state repeats names
+        if field in names and jnp.ndim(leaf) == 0 and not is_value and "adapt_state" not in parents:
+            found[names[field] + (f"_{count[field]}" if count[field] else "")] = path
+            count[field] += 1
+    return found
 
 
 def _check_fields(state: Any, paths: Sequence[str]) -> None:
@@ -522,8 +516,12 @@ def _compiled_loop(
 
 def _one_chain_a_device(advance: Callable, num_chains: int) -> Callable:
     """No collective inside: each device runs its own chain at its own speed."""
-    mesh = Mesh(np.array(jax.local_devices()[:num_chains]), ("chain",))
-    chain, record, same = PartitionSpec("chain"), PartitionSpec(None, "chain"), PartitionSpec()
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:num_chains]), ("chain",))
+    chain, record, same = (
+        jax.sharding.PartitionSpec("chain"),
+        jax.sharding.PartitionSpec(None, "chain"),
+        jax.sharding.PartitionSpec(),
+    )
 
     def local(states, buffers, data, num_records, steps):
         states, buffers, count = advance(states, buffers, data, num_records, steps)

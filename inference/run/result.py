@@ -12,12 +12,9 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
 import xarray as xr
 from jax import Array, random
-from jax.scipy.special import logsumexp
 from numpyro.infer.mcmc import MCMCKernel
 
 from inference.program.compiling import compiled, data_hash, trace_hash
@@ -34,7 +31,6 @@ __all__ = [
     "data_groups",
     "joined",
     "kernel_settings",
-    "named",
     "requested_groups",
     "variable_dims",
     "with_coordinates",
@@ -45,24 +41,14 @@ GROUPS = ("log_likelihood", "log_prior", "posterior_predictive", "prior")
 VERSIONS = {
     "zoo": version("bayes-model-zoo"),
     "jax": jax.__version__,
-    "numpyro": numpyro.__version__,
+    "numpyro": version("numpyro"),
 }
 
 
-def named(dataset: xr.Dataset, dims: dict[str, tuple[str, ...]]) -> xr.Dataset:
-    """A data set with its last dimensions named, and a coordinate for each dimension.
-
-    Args:
-        dataset: variables with dimensions of any names.
-        dims: names of the last dimensions of some variables.
-    """
-    variables = {}
-    for name, values in dataset.data_vars.items():
-        inner = dims.get(str(name), ())
-        last = values.dims[values.ndim - len(inner) :]
-        new = {a: b for a, b in zip(last, inner, strict=True) if a != b}
-        variables[name] = values.rename(new).variable
-    return with_coordinates(variables)
+def _named(values: xr.DataArray, dims: tuple[str, ...]) -> xr.Variable:
+    """A variable whose last dimensions are named."""
+    pairs = zip(values.dims[values.ndim - len(dims) :], dims, strict=True)
+    return values.rename({old: new for old, new in pairs if old != new}).variable
 
 
 def joined(programs: Sequence[Program], by_row: Sequence[str]) -> Program:
@@ -82,15 +68,11 @@ def data_groups(program: Program) -> dict[str, xr.Dataset]:
     """The groups `observed_data` (observed sites) and `constant_data` (other array arguments)."""
     dims = variable_dims(program)
     observed = {_dotted(name): np.asarray(v) for name, v in program.observed_values.items()}
-    arrays = {
+    constant = {
         name: np.asarray(value)
         for name, value in program.arguments.items()
         if isinstance(value, np.ndarray | Array)
-    }
-    constant = {
-        name: value
-        for name, value in arrays.items()
-        if not any(_same(value, other) for other in observed.values())
+        and not any(_same(np.asarray(value), other) for other in observed.values())
     }
     groups = {
         "observed_data": {name: (dims[name], value) for name, value in observed.items()},
@@ -99,7 +81,7 @@ def data_groups(program: Program) -> dict[str, xr.Dataset]:
             for name, value in constant.items()
         },
     }
-    return {name: with_coordinates(variables) for name, variables in groups.items() if variables}
+    return {name: with_coordinates(xr.Dataset(found)) for name, found in groups.items() if found}
 
 
 def requested_groups(
@@ -136,10 +118,10 @@ def requested_groups(
     if "posterior_predictive" in wanted:
         groups["posterior_predictive"] = predictive(draws, predict_key, shape)
     if "prior" in wanted:
-        count = shape[0] * shape[1]
-        prior = program.draw_prior(prior_key, count)
-        groups["prior"] = _grouped(program, prior, (1, count))
-        groups["prior_predictive"] = predictive(prior, prior_predict_key, (1, count))
+        single = (1, shape[0] * shape[1])
+        prior = program.draw_prior(prior_key, single[1])
+        groups["prior"] = _grouped(program, prior, single)
+        groups["prior_predictive"] = predictive(prior, prior_predict_key, single)
     return groups
 
 
@@ -188,7 +170,7 @@ def _grouped(
         dims = site.dims[: len(site.dims) - site.event_dim] if batch_only else site.dims
         array = array.reshape(*shape, *array.shape[1:])
         variables[_dotted(name)] = (["chain", "draw", *map(_dotted, dims)], array)
-    return with_coordinates(variables)
+    return with_coordinates(xr.Dataset(variables))
 
 
 def _draws_first(values: xr.DataArray) -> np.ndarray:
@@ -196,9 +178,8 @@ def _draws_first(values: xr.DataArray) -> np.ndarray:
     return array.reshape(-1, *array.shape[2:])
 
 
-def with_coordinates(variables: Any) -> xr.Dataset:
-    """Variables as a data set with a coordinate for every dimension, as ArviZ gives them."""
-    dataset = xr.Dataset(variables)
+def with_coordinates(dataset: xr.Dataset) -> xr.Dataset:
+    """A data set with a coordinate for every dimension, as ArviZ gives them."""
     return dataset.assign_coords({dim: np.arange(size) for dim, size in dataset.sizes.items()})
 
 
@@ -309,13 +290,17 @@ class Run:
     def _records(self) -> dict[str, xr.Dataset]:
         dims = {} if self.program is None else variable_dims(self.program)
         order = list(dims)
+        # in the order of the model; what is none of its sites comes last, by name
+        place = lambda name: (order.index(name) if name in order else len(order), str(name))
         found = {}
         for group in ("posterior", "sample_stats") if self.stepper.warms_up else ("sample_stats",):
             dataset = self.session.store.dataset(group)
-            # in the order of the model; what is none of its sites comes last, by name
-            place = lambda name: (order.index(name) if name in order else len(order), str(name))
-            dataset = dataset[sorted(dataset.data_vars, key=place)]
-            found[group] = named(dataset, dims if group == "posterior" else {})
+            known = dims if group == "posterior" else {}
+            variables = {
+                name: _named(dataset[name], known.get(str(name), ()))
+                for name in sorted(dataset.data_vars, key=place)
+            }
+            found[group] = with_coordinates(xr.Dataset(variables))
         for site in getattr(self.stepper.reading, "not_identified", ()):
             # `diagnostics` makes no checks of it
             found["posterior"][_dotted(site)].attrs["not_identified"] = 1
@@ -348,7 +333,7 @@ class Run:
         }
         log_q = {name: variables.pop(name) for name in ("log_q",) if name in variables}
         groups = {"posterior": variables} | ({"log_q": log_q} if log_q else {})
-        return {group: with_coordinates(found) for group, found in groups.items()}
+        return {group: with_coordinates(xr.Dataset(found)) for group, found in groups.items()}
 
     def _results(self, stepper: Replicate) -> tuple[dict[str, xr.Dataset], dict[str, Any]]:
         """Further groups of an algorithm, and its attributes."""
@@ -364,7 +349,7 @@ class Run:
                 given = each[0].dims.get(name, ())
                 rest = (f"{name}_dim_{i}" for i in range(len(given), value.ndim - 1))
                 variables[name] = (["chain", *given, *rest], value)
-            groups[group] = with_coordinates(variables)
+            groups[group] = with_coordinates(xr.Dataset(variables))
         names = each[0].attrs
         return groups, _combined(
             {n: np.array([float(one.attrs[n]) for one in each]) for n in names}
@@ -460,14 +445,16 @@ def attach_tree(error: Exception, tree: xr.DataTree) -> None:
 
 
 def _assembled(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> xr.DataTree:
+    """The tree of the groups, those that people look at first."""
+    order = (
+        *("posterior", "posterior_predictive", "log_likelihood", "log_prior", "sample_stats"),
+        *("prior", "prior_predictive", "observed_data"),
+    )
     creation = ("created_at", "inference_library", "inference_library_version")
     for group in groups.values():
         group.attrs |= {name: attrs[name] for name in creation}
-    first = ["posterior", "posterior_predictive", "log_likelihood", "log_prior"]
-    first += ["sample_stats", "prior", "prior_predictive"]
-    rest = [name for name in groups if name not in first]
-    order = [*first, *sorted(rest, key=lambda name: name != "observed_data")]
-    tree = xr.DataTree.from_dict({name: groups[name] for name in order if name in groups})
+    place = lambda name: order.index(name) if name in order else len(order)
+    tree = xr.DataTree.from_dict({name: groups[name] for name in sorted(groups, key=place)})
     tree.attrs = attrs
     return tree
 
@@ -511,9 +498,9 @@ def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:
         return {
             name: value[0].item() if len(value) == 1 else value for name, value in scalars.items()
         }
-    each = jnp.asarray(scalars["log_evidence"])
-    mean = logsumexp(each) - np.log(len(each))
-    spread = np.std(np.exp(scalars["log_evidence"] - float(mean)), ddof=1) / np.sqrt(len(each))
+    each = scalars["log_evidence"]
+    mean = np.logaddexp.reduce(each) - np.log(len(each))
+    spread = np.std(np.exp(each - mean), ddof=1) / np.sqrt(len(each))
     if not np.isfinite(errors := scalars.get("log_evidence_se", np.zeros(1))).all():
         spread = np.nan if np.isnan(errors).any() else np.inf
     rest = {f"{name}_of_replicates": value for name, value in scalars.items()}

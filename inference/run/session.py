@@ -16,7 +16,6 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ import numpy as np
 from jax import Array, random
 
 from inference.program.compiling import compiled
-from inference.run.loop import Loop, Stepper, stacked, unstacked
+from inference.run.loop import Chain, Loop, Stepper, stacked, unstacked
 from inference.run.stopping import StopRule
 from inference.run.store import Commit, Records, Store, concatenate
 
@@ -52,7 +51,7 @@ class Noted(list[str]):
     is_to_wait = False
     is_waiting = False
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, frame: Any) -> None:
         """Handles a signal."""
         if not self or number != signal.SIGINT:
             self.append(signal.Signals(number).name)
@@ -62,23 +61,17 @@ class Noted(list[str]):
             self.is_waiting = True
 
 
-def _is_main_thread() -> bool:
-    """Only the main thread receives signals."""
-    return threading.current_thread() is threading.main_thread()
-
-
 @contextmanager
 def signals_noted() -> Generator[list[str]]:
     """Puts the names of Ctrl-C and SIGTERM into the list that it yields; a second Ctrl-C raises.
 
-    Outside of the main thread the list stays empty.
+    Only the main thread receives signals: elsewhere the list stays empty.
     """
     noted = Noted()
-    before = {}
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.signal(number, noted) for number in numbers}
     try:
-        if _is_main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, noted)
         yield noted
     finally:
         for number, handler in before.items():
@@ -88,7 +81,8 @@ def signals_noted() -> Generator[list[str]]:
 @contextmanager
 def ctrl_c_waits() -> Generator[None]:
     """Makes a second Ctrl-C raise when this is over, where signals are noted."""
-    handler = signal.getsignal(signal.SIGINT) if _is_main_thread() else None
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if is_main else None
     noted = handler if isinstance(handler, Noted) else Noted()
     noted.is_to_wait = True
     try:
@@ -173,7 +167,8 @@ class Session:
         self.stepper, self.store = stepper, store
         self.num_warmup, self.thinning, self.chain_method = num_warmup, thinning, chain_method
         self.lanes: list[Any] = []  # states with a leading chain axis
-        self.compiled: dict[Any, Any] = {}  # by shapes: loops, and questions about states
+        self.compiled: dict[Any, Loop] = {}  # by shapes
+        self.questions: dict[Any, Any] = {}  # compiled `finished` and `needs_host`
         self.steps = self.records = self.divergences = 0
         self.steps_run = 0  # by the last call of `advance`
         self.ended = ""
@@ -184,7 +179,11 @@ class Session:
         on_host = lambda leaf: (
             leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
         )
-        return vars(self) | {"compiled": {}, "lanes": jax.tree.map(on_host, self.lanes)}
+        return vars(self) | {
+            "compiled": {},
+            "questions": {},
+            "lanes": jax.tree.map(on_host, self.lanes),
+        }
 
     def start(self, keys: Array, init_params: Any) -> None:
         """Initial states of all chains, eagerly and one after the other.
@@ -193,20 +192,19 @@ class Session:
             keys: a key for each chain.
             init_params: of the one chain, or of several with a leading chain axis, as in NumPyro.
         """
-        states = []
-        for i, key in enumerate(keys):
-            own = init_params
-            if init_params is not None and len(keys) > 1:
-                own = jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf)[i], init_params)
-            states.append(self.stepper.start(key, own))
+        own = lambda i: (
+            init_params
+            if init_params is None or len(keys) == 1
+            else jax.tree.map(lambda leaf: jnp.asarray(leaf)[i], init_params)
+        )
+        states = [self.stepper.start(key, own(i)) for i, key in enumerate(keys)]
         lanes = [[one] for one in states] if self.chain_method == "sequential" else [states]
         self.lanes = [stacked(lane) for lane in lanes]
 
     def resume(self) -> None:
         """Goes back to the last commit of the store, if it has one."""
-        commit = self.store.load(self.lanes)
-        if commit is not None:
-            self.lanes, self.steps, self.records, self.ended, self.seconds = commit
+        commit = self.store.load(self.lanes) or self.commit()
+        self.lanes, self.steps, self.records, self.ended, self.seconds = commit
 
     def advance(
         self,
@@ -300,7 +298,11 @@ class Session:
         if phase != "warmup" and "diverging" in stats:
             self.divergences += int(stats["diverging"].sum())
         # Each chain is asked, whatever the bar shows: here a kernel stops a run that has failed.
-        status = [self.stepper.status(one) for one in self.each()] if self.stepper.warms_up else []
+        status = (
+            [self.stepper.status(one) for one in self.each()]
+            if isinstance(self.stepper, Chain)
+            else []
+        )
         shown.update(taken, phase, figures(stats, self.divergences) or "".join(status[:1]))
 
     def _take(self, limit: int, *, steps: int, recorded: bool) -> tuple[Records, int]:
@@ -313,17 +315,17 @@ class Session:
         each = [
             self._take_lane(i, size, steps=steps, recorded=recorded) for i in range(len(self.lanes))
         ]
-        most = max(num_records for _, num_records in each)
-        whole = []
-        for (records, num_records), lane in zip(each, self.lanes, strict=True):
-            if recorded and num_records < most:
-                last = jax.vmap(self.stepper.record, (0, None))(lane, self.stepper.data)
-                repeated = lambda leaf, n=most - num_records: np.repeat(
-                    np.asarray(leaf)[None], n, 0
-                )
-                records = concatenate([records, jax.tree.map(repeated, last)])
-            whole.append(records)
+        most = max(count for _, count in each)
+        whole = [
+            self._repeat_last(records, lane, most - count) if recorded and count < most else records
+            for (records, count), lane in zip(each, self.lanes, strict=True)
+        ]
         return concatenate(whole, axis=1), most
+
+    def _repeat_last(self, records: Records, lane: Any, times: int) -> Records:
+        last = jax.vmap(self.stepper.record, (0, None))(lane, self.stepper.data)
+        repeated = lambda leaf: np.repeat(np.asarray(leaf)[None], times, axis=0)
+        return concatenate([records, jax.tree.map(repeated, last)])
 
     def _take_lane(self, i: int, size: int, **how: Any) -> tuple[Records, int]:
         """Records of one lane, which grows on its way."""
@@ -355,8 +357,7 @@ class Session:
         key = _shapes(lane, self.stepper.data)
         if key not in self.compiled:
             used = [_shapes(other, self.stepper.data) for other in self.lanes]
-            loops = [known for known, found in self.compiled.items() if isinstance(found, Loop)]
-            for known in [known for known in loops if known not in used][:-4]:
+            for known in [known for known in self.compiled if known not in used][:-4]:
                 del self.compiled[known]
             self.compiled[key] = loop = Loop(self.stepper, lane, self.chain_method)
             self.seconds_to_compile += loop.seconds_to_compile
@@ -366,9 +367,9 @@ class Session:
         """`finished` or `needs_host` of each chain."""
         places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(lane)]
         key = (question, *_shapes(lane), *places)
-        if key not in self.compiled:
-            self.compiled[key] = compiled(jax.vmap(getattr(self.stepper, question)), lane)
-        return np.asarray(self.compiled[key](lane))
+        if key not in self.questions:
+            self.questions[key] = compiled(jax.vmap(getattr(self.stepper, question)), lane)
+        return np.asarray(self.questions[key](lane))
 
 
 def _shapes(*trees: Any) -> tuple:

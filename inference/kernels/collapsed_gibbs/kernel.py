@@ -66,7 +66,7 @@ from inference.reading.crp_mixture import (
     read_partition,
     term,
 )
-from inference.run.gibbs_block import GibbsBlock, Reading
+from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]
 

@@ -230,7 +230,7 @@ def test_signals_save_and_return_what_was_drawn(number, when, tmp_path):
 
 
 def _send_when_compiled(driver: Driver, number: int) -> None:
-    while driver._last is None or driver._last[0].steps < 500:
+    while driver._last is None or driver._last.session.steps < 500:
         time.sleep(0.01)
     os.kill(os.getpid(), number)
 
