@@ -228,7 +228,7 @@ def run_orders(
     settings: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> xr.DataTree:
-    """Runs each order, and returns the runs with the posterior of the orders: `Orders(...).run(...)`.
+    """Runs each order, and returns the runs with the posterior of the orders: `Orders.run`.
 
     Args:
         rng_key: an integer or a JAX key.

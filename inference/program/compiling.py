@@ -86,9 +86,8 @@ def compiled(
     code = jax.jit(
         lambda consts, leaves: eval_jaxpr(closed.jaxpr, consts, *leaves), keep_unused=True
     )
-    functions: list[Any] = []
-    key = trace_hash(closed, functions, knows_constants=False)
-    found = _remembered(key, functions, given, options, lambda: code.lower(*given))
+    lower = lambda: code.lower(*given)
+    found = _remembered(closed, (), given, options, lower, knows_constants=False)
     return lambda *given: jax.tree.unflatten(
         jax.tree.structure(shapes), found(closed.consts, jax.tree.leaves(given))
     )
@@ -114,26 +113,35 @@ def built(
     traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*arguments)
     if not is_kept:
         return traced.lower().compile(compiler_options=options)
-    functions: list[Any] = []
-    key = trace_hash(traced.jaxpr, functions), donated, traced.out_tree
-    return _remembered(key, functions, arguments, options, traced.lower)
+    form = (donated, traced.out_tree)
+    return _remembered(traced.jaxpr, form, arguments, options, traced.lower, knows_constants=True)
 
 
 def _remembered(
-    key: Any,
-    functions: list[Any],
+    closed: ClosedJaxpr,
+    form: tuple,
     arguments: tuple,
     options: dict[str, Any] | None,
     lower: Callable,
+    *,
+    knows_constants: bool,
 ) -> Any:
     """Compiled code, by the trace and by all else that the compiler reads.
 
     The trace knows functions of the host by their identity: they are kept, since a new function may
     get the identity of one that is gone.
     """
-    leaves, form = jax.tree.flatten(arguments)
-    devices = tuple(leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves)
-    key = key, form, devices, str(options), jax.config.jax_default_device, jax.config.jax_enable_x64
+    functions: list[Any] = []
+    leaves, tree = jax.tree.flatten(arguments)
+    key = (
+        trace_hash(closed, functions, knows_constants=knows_constants),
+        form,
+        tree,
+        tuple(leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves),
+        str(options),
+        jax.config.jax_default_device,
+        jax.config.jax_enable_x64,
+    )
     BUILT[key] = BUILT.pop(key, None) or (lower().compile(compiler_options=options), functions)
     if len(BUILT) > MOST_BUILT:
         del BUILT[next(iter(BUILT))]

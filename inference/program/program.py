@@ -545,8 +545,9 @@ def _checked_value(message: dict[str, Any], latent: Mapping[str, Any]) -> Any:
         and jnp.shape(value) != (wanted := tuple(message["fn"].shape()))
     ):
         raise ValueError(
-            f"site {message['name']!r}: its value has shape {jnp.shape(value)}, the changed arguments ask for "
-            f"{wanted}. Leave {message['name']!r} out of the values: it is then drawn given the others."
+            f"site {message['name']!r}: its value has shape {jnp.shape(value)}, the changed "
+            f"arguments ask for {wanted}. Leave {message['name']!r} out of the values: it is then "
+            "drawn given the others."
         )
     return value
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jaxtyping import Float
 from numpyro.distributions import constraints
 
 from inference.program.compiling import once
@@ -124,7 +125,7 @@ def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, An
         settings: its arguments.
 
     Returns:
-        The gaps, infinite where one is NaN; and what else was found at each setting, None if nothing.
+        The gaps, infinite where one is NaN; and what else was found at each setting, or None.
     """
     arrays = lambda setting: jax.tree.map(jnp.asarray, setting)
     compiled = once(identities, *arrays(settings[0]))
@@ -188,7 +189,7 @@ def gap_of_numbers(found: Any, wanted: Any, least: float = 1.0) -> Array:
     return jnp.max(jnp.stack(each))
 
 
-def gap_of_sums(found: Array, wanted: Array, size: Any) -> Array:
+def gap_of_sums(found: Float[Array, " row"], wanted: Array, size: Any) -> Float[Array, ""]:
     """The largest relative difference of sums that were rounded.
 
     Args:

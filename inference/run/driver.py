@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import xarray as xr
-from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -97,7 +96,7 @@ class Driver:
         return isinstance(self.kernel, MCMCKernel)
 
     def run(
-        self, rng_key: int | Array, *args: Any, init_params: Any = None, **kwargs: Any
+        self, rng_key: int | jax.Array, *args: Any, init_params: Any = None, **kwargs: Any
     ) -> xr.DataTree:
         """Runs on the model's arguments.
 
@@ -151,9 +150,7 @@ class Driver:
             more: steps, a multiple of `thinning`.
         """
         self.check_precision("extend")
-        if more < 1:
-            raise ValueError(f"extend: more must be positive, got {more}.")
-        if more % self.thinning:
+        if more < 1 or more % self.thinning:
             raise ValueError(
                 f"extend: more must be a multiple of thinning, {self.thinning}; got {more}."
             )

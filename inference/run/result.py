@@ -245,7 +245,7 @@ class Run:
         }
 
     def tree_so_far(self) -> xr.DataTree:
-        """The records until now, for a stop rule: without attributes, without an algorithm's draws."""
+        """The records until now, for a stop rule; without attributes and an algorithm's draws."""
         return xr.DataTree.from_dict(self._records())
 
     def tree(self) -> xr.DataTree:
@@ -460,7 +460,7 @@ def _assembled(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> xr.DataT
 
 
 def _stacked(values: list[np.ndarray], name: str) -> np.ndarray:
-    """An array of all replicates; those with fewer particles are filled up with ones of weight 0."""
+    """An array of all replicates; those with fewer particles get ones of weight 0."""
     most = max((len(value) for value in values if value.ndim), default=0)
     if all(value.ndim == 0 or len(value) == most for value in values):
         return np.stack(values)

@@ -175,7 +175,7 @@ class Session:
         self.seconds = self.seconds_to_compile = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without compiled code, and with states as NumPy arrays, which keep float64 without x64."""
+        """Without compiled code; states are NumPy arrays, which keep float64 without x64."""
         on_host = lambda leaf: (
             leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
         )

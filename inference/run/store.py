@@ -25,7 +25,6 @@ import jax
 import numpy as np
 import xarray as xr
 import zarr
-from jax import random
 
 from inference.program.compiling import as_numpy
 
@@ -38,7 +37,7 @@ Records = dict[str, dict[str, np.ndarray]]  # group -> variable -> [record, chai
 
 
 class CheckpointError(OSError):
-    """A checkpoint could not be used or written; `tree` holds what was drawn in a run until then."""
+    """A checkpoint could not be used or written; `tree` holds what a run had drawn until then."""
 
     tree: xr.DataTree | None = None
 
@@ -342,5 +341,5 @@ def _length(records: Records) -> int:
 
 def _as_leaf(array: np.ndarray, like: Any) -> Any:
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return random.wrap_key_data(jax.numpy.asarray(array), impl=random.key_impl(like))
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=jax.random.key_impl(like))
     return jax.numpy.asarray(array.view(like.dtype) if array.dtype.kind == "V" else array)
