@@ -231,14 +231,16 @@ class Program:
     @cached_property
     def support_parents(self) -> dict[str, frozenset[str]]:
         """The latent sites from which the bounds of each sample site's support are computed."""
-        names = [name for name, site in self.sites.items() if site.support is not None]
-
-        def bounds(values: dict[str, Array]) -> dict[str, list[Tracer]]:
-            trace = self.trace(values)
-            leaves = lambda name: jax.tree.leaves(trace[name]["fn"].support)
-            return {n: [leaf for leaf in leaves(n) if isinstance(leaf, Tracer)] for n in names}
-
-        found = self._provenance(bounds)
+        bounds = lambda fn: [
+            leaf for leaf in jax.tree.leaves(fn.support) if isinstance(leaf, Tracer)
+        ]
+        found = self._provenance(
+            lambda values: {
+                name: bounds(message["fn"])
+                for name, message in self.trace(values).items()
+                if name in self.sites and self.sites[name].support is not None
+            }
+        )
         return {name: frozenset().union(*leaves) for name, leaves in found.items()}
 
     def _provenance(self, function: Callable[[dict[str, Array]], Any]) -> Any:
@@ -275,11 +277,7 @@ class Program:
         }
         if not is_traced(given):
             return {name: jnp.asarray(value) for name, value in given.items()}
-
-        def observed(rng_key: Array) -> dict[str, Array]:
-            trace = self.trace(self.draw_start(rng_key))
-            return {name: jnp.asarray(trace[name]["value"]) for name in given}
-
+        observed = lambda rng_key: _values(self.trace(self.draw_start(rng_key)), given)
         keys = [random.key(seed) for seed in (0, 1)]
         first, second = map(compiled(observed, keys[0]), keys)
         return {name: _where_equal(first[name], second[name]) for name in first}

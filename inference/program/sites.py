@@ -213,20 +213,19 @@ def _dims(
     name: str, shape: tuple[int, ...], frames: Sequence[Any], batch_ndim: int, event_dims: Any
 ) -> tuple[str, ...]:
     """Names of dimensions: plates by position and size, then the given names, then ArviZ's own."""
-    plates = {batch_ndim + frame.dim: frame for frame in frames}
-    given = list(event_dims)
-    dims = []
-    for axis, size in enumerate(shape):
-        if axis in plates and plates[axis].size == size:
-            dims.append(plates[axis].name)
-        else:
-            dims.append(given.pop(0) if given else f"{name}_dim_{axis}")
-    if given:
+    known = {
+        axis: frame.name
+        for frame in frames
+        if 0 <= (axis := batch_ndim + frame.dim) < len(shape) and frame.size == shape[axis]
+    }
+    free = [axis for axis in range(len(shape)) if axis not in known]
+    if len(event_dims) > len(free):
         raise ValueError(
             f"site {name!r}: event_dims {list(event_dims)} names more dimensions than plates leave "
             f"of its shape {shape}."
         )
-    return tuple(dims)
+    known |= zip(free, event_dims, strict=False)
+    return tuple(known.get(axis, f"{name}_dim_{axis}") for axis in range(len(shape)))
 
 
 # Settings of kernels and of the driver.
@@ -312,15 +311,14 @@ def check(program: Any, starts: Sequence[Callable[[Array], dict[str, Array]]]) -
 def named_error(program: Any, error: TypeError) -> Exception:
     """The error that names an argument which JAX takes for no array; else the error itself."""
     for name, value in program.arguments.items():
-        if isinstance(value, jax.Array | np.generic):
-            continue
-        if isinstance(value, np.ndarray):
-            found = "" if value.dtype.kind in "biufcV" else f"an array of {value.dtype}"
-        else:
-            is_list = isinstance(value, list | tuple) and bool(value)
-            is_list = is_list and all(isinstance(entry, int | float | str) for entry in value)
-            found = type(value).__name__ if is_list or hasattr(value, "__array__") else ""
-        if found:
+        is_odd = isinstance(value, np.ndarray) and value.dtype.kind not in "biufcV"
+        is_foreign = hasattr(value, "__array__") and not isinstance(
+            value, jax.Array | np.ndarray | np.generic
+        )
+        is_list = isinstance(value, list | tuple) and bool(value)
+        is_list = is_list and all(isinstance(entry, int | float | str) for entry in value)
+        if is_odd or is_foreign or is_list:
+            found = f"an array of {value.dtype}" if is_odd else type(value).__name__
             return ValueError(
                 f"argument {name!r}: found {found}, wanted an array; numpy.asarray({name}) makes "
                 f"one of numbers. {model_name(program.model)} failed with "
