@@ -1,20 +1,26 @@
-"""Compiled code that is remembered in this process, and how much of it.
+"""Hash traced code, and remember what was compiled from it in this process.
 
-    once(function, *arguments)(*arguments)       compiles quickly, to code that is some times
-                                                 slower: for a handful of calls
-    compiled(function, *arguments)(*arguments)   compiles as `jax.jit` does: for code that takes
-                                                 longer to run than to compile
-    built(jitted, arguments, options)            of what `jax.jit` has returned with settings of its
-                                                 own, such as donated arguments
+    once(function, *arguments)(*arguments)       compiles fast, to slower code: for a handful of
+                                                 calls
+    compiled(function, *arguments)(*arguments)   compiles as `jax.jit` does: for code that runs
+                                                 longer than it compiles
+    built(function, arguments, options)          compiles the same, with constants in the code, and
+                                                 with donated arguments
+    trace_hash(jaxpr)                            hash of traced code
+    model_hash(program)                          hash of all terms of a model
+    data_hash(value)                             hash of a tree of arrays
 
-A function that is made anew in each call, such as a lambda in a method, is compiled anew by
-`jax.jit`. These three trace it, and look for code that was compiled from the same trace
-(`trace_hash`) for arguments of the same types. A function at the level of a module, whose static
-arguments are hashable, needs none of them: `jax.jit` remembers it, and does without the trace.
+`jax.jit` compiles a function that is made anew in each call, such as a lambda in a method, anew in
+each call. `once`, `compiled` and `built` trace it, and look for code that was compiled from the
+same trace for arguments of the same types. A function at the level of a module needs none of them:
+`jax.jit` remembers it, and does not trace it again.
 
-JAX keeps the code of thousands of programs, each in some hundred maps of memory, of which Linux
-gives a process 65 530: a process of a hundred fits would die without a word. `make_room` sees to
-that.
+Hashes are the same in every process. A checkpoint may be resumed only by the program that wrote it.
+Source text does not tell: a comment changes it, an edited helper in another file does not. The text
+of a jaxpr does not tell either: independent equations stand in the order in which Python met them,
+and the order of a set of names depends on Python's hash seed. So `trace_hash` hashes the flow of
+data: a value is known by its operation and by the values that this takes. Local names, memory
+addresses and line numbers do not count.
 """
 
 import hashlib
@@ -24,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 __all__ = [
+    "as_numpy",
     "built",
     "compiled",
     "data_hash",
@@ -38,52 +44,164 @@ __all__ = [
     "make_room",
     "model_hash",
     "once",
-    "plain",
     "trace_hash",
 ]
 
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# names, and rules of derivatives: what is traced has used them
-IGNORED = ("name", "jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+BUILT: dict[Any, Any] = {}  # compiled code, that used last at the end
+MOST_BUILT = 32
+# files of Linux: the memory maps of this process, a line each, and how many it may have
+MAPS = Path("/proc/self/maps")
+MOST_MAPS = Path("/proc/sys/vm/max_map_count")
+
+
+def once(function: Callable, *arguments: Any) -> Callable:
+    """Compiles a function for a handful of calls: `compiled` with a faster compiler, slower code.
+
+    Args:
+        function: a function of arrays.
+        *arguments: arrays, or trees of them, of the shapes and types that it will be called with.
+    """
+    return compiled(function, *arguments, options={"xla_backend_optimization_level": 0})
+
+
+def compiled(
+    function: Callable, *arguments: Any, options: dict[str, Any] | None = None
+) -> Callable:
+    """Compiles a function for arguments like these, unless equal code was compiled before.
+
+    Arrays that the function closes over become arguments of the compiled code, so that other data
+    of the same shapes need no other code. Inside of other traced code it returns the function.
+
+    Args:
+        function: a function of arrays.
+        *arguments: arrays, or trees of them, of the shapes and types that it will be called with.
+        options: options of the compiler.
+
+    Cost: one trace; where no equal code is remembered, one compilation.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    given = (closed.consts, jax.tree.leaves(arguments))
+    if is_traced(given):
+        return function
+    code = jax.jit(
+        lambda consts, leaves: eval_jaxpr(closed.jaxpr, consts, *leaves), keep_unused=True
+    )
+    lower = lambda: code.lower(*given)
+    found = _remembered(closed, (), given, options, lower, knows_constants=False)
+    return lambda *given: jax.tree.unflatten(
+        jax.tree.structure(shapes), found(closed.consts, jax.tree.leaves(given))
+    )
+
+
+def built(
+    function: Callable,
+    arguments: tuple,
+    options: dict[str, Any] | None = None,
+    *,
+    donated: tuple[int, ...] = (),
+    is_kept: bool = True,
+) -> Any:
+    """Compiles a function, unless equal code with equal constants was compiled before.
+
+    Args:
+        function: a function of arrays. Those that it closes over are constants of the code.
+        arguments: its arguments, or their shapes and types.
+        options: options of the compiler.
+        donated: numbers of the arguments whose memory it takes.
+        is_kept: whether the code is remembered; not if its constants are large.
+    """
+    traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*arguments)
+    if not is_kept:
+        return traced.lower().compile(compiler_options=options)
+    form = (donated, traced.out_tree)
+    return _remembered(traced.jaxpr, form, arguments, options, traced.lower, knows_constants=True)
+
+
+def _remembered(
+    closed: ClosedJaxpr,
+    form: tuple,
+    arguments: tuple,
+    options: dict[str, Any] | None,
+    lower: Callable,
+    *,
+    knows_constants: bool,
+) -> Any:
+    """Compiled code, by the trace and by all else that the compiler reads.
+
+    The trace knows functions of the host by their identity: they are kept, since a new function may
+    get the identity of one that is gone.
+    """
+    functions: list[Any] = []
+    leaves, tree = jax.tree.flatten(arguments)
+    key = (
+        trace_hash(closed, functions, knows_constants=knows_constants),
+        form,
+        tree,
+        tuple(leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves),
+        str(options),
+        jax.config.jax_default_device,
+        jax.config.jax_enable_x64,
+    )
+    BUILT[key] = BUILT.pop(key, None) or (lower().compile(compiler_options=options), functions)
+    if len(BUILT) > MOST_BUILT:
+        del BUILT[next(iter(BUILT))]
+    return BUILT[key][0]
+
+
+def make_room() -> None:
+    """Clears JAX's caches once compiled code takes half of the memory maps of this process.
+
+    JAX keeps thousands of compiled programs, each in some hundred maps. Linux gives a process
+    65 530, and without this it would die after a hundred fits.
+    """
+    if MAPS.exists() and 2 * MAPS.read_bytes().count(b"\n") > int(MOST_MAPS.read_text()):
+        jax.clear_caches()
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a leaf of a tree is a tracer, which has no value yet."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def is_arrays(value: Any) -> bool:
+    """Whether an argument is an array, or a tree of arrays, that JAX can trace."""
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(
+        isinstance(leaf, jax.Array | np.ndarray) and leaf.dtype != object for leaf in leaves
+    )
+
+
+def as_numpy(leaf: Any) -> np.ndarray:
+    """The NumPy array of an array; of a JAX key, its data."""
+    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def data_hash(value: Any) -> str:
-    """Hash of a value: type, shape and bytes of its arrays, `repr` without addresses of anything
-    else.
+    """Hash of a tree: type, shape and bytes of its arrays, `repr` of its other leaves."""
+    return _hash_tree(value, _hash_leaf)
+
+
+def model_hash(program: Any, *, knows_data: bool = False) -> str:
+    """Hash of all log probabilities and deterministic values, as functions of latent values.
+
+    A model that must look at its data (at which entries are missing, say) is hashed with their
+    values. The hash does not see what `jax.pure_callback` computes.
+
+    Args:
+        program: a `Program`.
+        knows_data: whether values of arrays among the arguments count; else only their shapes do.
     """
-    return _of_tree(value, _of_leaf)
-
-
-def model_hash(program) -> str:
-    """Hash of every log probability and deterministic value as functions of the latent values and,
-    where possible, of the data.
-
-    Arrays among the arguments are inputs of the hashed computation, so that the hash does not know
-    them. A model that must look at them (say, at which entries are missing) is hashed with them
-    inside. What a function of the host computes, by `jax.pure_callback`, is not seen.
-    """
-    shapes = {
-        name: jax.ShapeDtypeStruct(program.sites[name].shape, program.sites[name].dtype)
-        for name in program.latent
-    }
-    batches = {
-        name: plate.subsample_size
-        for name, plate in program.plates.items()
-        if plate.subsample_size < plate.size
-    }
-    shapes |= {
-        name: jax.ShapeDtypeStruct((size,), jnp.arange(1).dtype) for name, size in batches.items()
-    }
+    shapes = program.latent_shapes() | jax.eval_shape(program.some_indices)
     data = {name: value for name, value in program.arguments.items() if is_arrays(value)}
 
     def terms(values, data):
-        seen = program.with_arguments(**data)
-        trace = seen.trace(values)
-        return seen.log_probs(values), {name: trace[name]["value"] for name in seen.deterministic}
+        seen = program.with_arguments(**data) if data else program
+        return seen.log_probs(values), seen.deterministics(values)
 
     traced = jax.make_jaxpr(terms, return_shape=True)
     try:
-        closed, found = traced(shapes, data)
+        closed, found = traced(shapes, {} if knows_data else data)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
         closed, found = traced(shapes, {})
     return _sha(trace_hash(closed), str(jax.tree.structure((shapes, found))), repr(program.dims))
@@ -92,52 +210,47 @@ def model_hash(program) -> str:
 def trace_hash(
     closed: ClosedJaxpr, functions: list[Any] | None = None, *, knows_constants: bool = True
 ) -> str:
-    """Hash of what a closed jaxpr computes: its operations with their settings, its constants, and
-    the types of its inputs.
+    """Hash of what a closed jaxpr computes: operations with settings, constants, types of inputs.
 
-    :param functions: takes what is called while the code runs, such as functions of the host, which
-    then count by their identity. None:
-        they count by their type alone, as identities are others in another process.
-    :param knows_constants: whether the values of constants count; else they are inputs, before the
-    others.
+    Args:
+        closed: the traced code.
+        functions: a list to which the functions that the code calls, such as functions of the host,
+            are appended; they then count by their identity. None: they count by their type alone,
+            since identities differ between processes.
+        knows_constants: whether values of constants count; else they are inputs, before the others.
     """
     return _Flow(functions).of_jaxpr(closed, knows_constants)
 
 
 class _Flow:
-    """Hashes of a jaxpr and of those inside of it."""
+    """Hashes of a jaxpr and of the jaxprs inside of it."""
 
     def __init__(self, functions: list[Any] | None):
-        self.functions, self.inner = functions, {}
+        self.functions = functions
+        self.inner: dict[int, str] = {}
 
     def of_jaxpr(self, closed: Any, knows_constants: bool = True) -> str:
-        jaxpr, consts = (
-            closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed,
-            getattr(closed, "consts", ()),
-        )
+        jaxpr = closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
+        consts = getattr(closed, "consts", ())
         pairs = zip(jaxpr.constvars, consts, strict=True) if consts and knows_constants else ()
         known = {variable: f"{data_hash(const)} {variable.aval}" for variable, const in pairs}
-        inputs = [
-            variable for variable in (*jaxpr.constvars, *jaxpr.invars) if variable not in known
-        ]
+        inputs = [each for each in (*jaxpr.constvars, *jaxpr.invars) if each not in known]
         known |= {variable: f"input {i}" for i, variable in enumerate(inputs)}
+        read = lambda atom: (
+            data_hash(atom.val) + str(atom.aval) if isinstance(atom, Literal) else known[atom]
+        )
         effects = []
-
-        def read(atom: Any) -> str:
-            return (
-                data_hash(atom.val) + str(atom.aval) if isinstance(atom, Literal) else known[atom]
-            )
-
+        # names, and rules of derivatives, which the trace has used
+        ignored = ("name", "jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
         for equation in jaxpr.eqns:
-            settings = {
-                name: value for name, value in equation.params.items() if name not in IGNORED
-            }
-            at = equation.ctx  # settings of JAX that were in force
-            context = (
-                f"{equation.primitive.name} {at.compute_type} {at.threefry_partitionable} "
-                f"{at.xla_metadata}"
+            settings = {k: value for k, value in equation.params.items() if k not in ignored}
+            in_force = equation.ctx  # settings of JAX
+            found = _sha(
+                f"{equation.primitive.name} {in_force.compute_type} "
+                f"{in_force.threefry_partitionable} {in_force.xla_metadata}",
+                _hash_tree(settings, self.of_setting),
+                *map(read, equation.invars),
             )
-            found = _sha(context, _of_tree(settings, self.of_setting), *map(read, equation.invars))
             known |= {
                 variable: f"{found} {i} {variable.aval}"
                 for i, variable in enumerate(equation.outvars)
@@ -156,40 +269,28 @@ class _Flow:
         if isinstance(value, frozenset | set):
             return str(sorted(map(self.of_setting, value)))
         if not callable(value) or isinstance(value, type):
-            return _of_leaf(value)
-        if self.functions is not None:
-            self.functions.append(value)
-        return type(value).__name__ if self.functions is None else str(id(value))
+            return _hash_leaf(value)
+        if self.functions is None:
+            return type(value).__name__
+        self.functions.append(value)
+        return str(id(value))
 
 
-def is_arrays(value) -> bool:
-    """Whether an argument is an array, or a tree of them, that JAX can trace."""
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(
-        isinstance(leaf, jax.Array | np.ndarray) and leaf.dtype != object for leaf in leaves
-    )
-
-
-def plain(leaf: Any) -> np.ndarray:
-    """An array as NumPy holds it; of a key, its data."""
-    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-
-def _of_tree(value: Any, of_leaf: Callable[[Any], str]) -> str:
+def _hash_tree(value: Any, hash_leaf: Callable[[Any], str]) -> str:
     leaves, form = jax.tree.flatten(value)
-    return _sha(ADDRESS.sub("", str(form)), *map(of_leaf, leaves))
+    return _sha(_without_addresses(str(form)), *map(hash_leaf, leaves))
 
 
-def _of_leaf(leaf: Any) -> str:
+def _hash_leaf(leaf: Any) -> str:
     if not hasattr(leaf, "__array__"):
-        return ADDRESS.sub("", repr(leaf))
-    array = plain(leaf)
-    return _sha(
-        str(array.dtype),
-        str(array.shape),
-        repr(array.tolist()) if array.dtype.hasobject else array.tobytes(),
-    )
+        return _without_addresses(repr(leaf))
+    array = as_numpy(leaf)
+    content = repr(array.tolist()) if array.dtype.hasobject else array.tobytes()
+    return _sha(str(array.dtype), str(array.shape), content)
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _sha(*parts: str | bytes) -> str:
@@ -199,84 +300,3 @@ def _sha(*parts: str | bytes) -> str:
         # lengths keep ("ab", "c") apart from ("a", "bc")
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
-
-
-BUILT: dict[Any, Any] = {}
-MOST_BUILT = 32
-# of Linux; others have no such limit
-MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-QUICKLY = {"xla_backend_optimization_level": 0}
-
-
-def once(function: Callable, *arguments: Any) -> Callable:
-    """`compiled` for a handful of calls: it takes less time to compile, and more to run."""
-    return compiled(function, *arguments, options=QUICKLY)
-
-
-def compiled(
-    function: Callable, *arguments: Any, options: dict[str, Any] | None = None
-) -> Callable:
-    """The function, compiled for arguments like these.
-
-    The data that it closes over become arguments of the code: as its constants they would be copied
-    several times, and other data would be another program. Within other code it becomes a part of
-    that.
-
-    :param options: the compiler's.
-    """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    given, functions = (closed.consts, jax.tree.leaves(arguments)), []
-    if is_traced(given):
-        return function
-    code = jax.jit(
-        lambda consts, leaves: eval_jaxpr(closed.jaxpr, consts, *leaves), keep_unused=True
-    )
-    key = trace_hash(closed, functions, knows_constants=False)
-    found = _remembered(key, functions, given, options, lambda: code.lower(*given))
-    return lambda *given: jax.tree.unflatten(
-        jax.tree.structure(shapes), found(closed.consts, jax.tree.leaves(given))
-    )
-
-
-def built(jitted: Any, arguments: tuple, options: dict[str, Any] | None) -> Any:
-    """What was jitted, with `keep_unused`, compiled with the compiler's options.
-
-    Its constants count: with others it is another program.
-    """
-    traced, functions = jitted.trace(*arguments), []
-    is_donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
-    key = trace_hash(traced.jaxpr, functions), is_donated, traced.out_tree
-    return _remembered(key, functions, arguments, options, traced.lower)
-
-
-def _remembered(
-    key: Any,
-    functions: list[Any],
-    arguments: tuple,
-    options: dict[str, Any] | None,
-    lower: Callable,
-) -> Any:
-    """Compiled code, by the trace, the forms and places of the arguments, and whatever else of
-    JAX's settings the compiler reads. Functions that the trace knows by identity are kept, lest
-    another one get the same.
-    """
-    leaves, form = jax.tree.flatten(arguments)
-    places = tuple(leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves)
-    key = key, form, places, str(options), jax.config.jax_default_device, jax.config.jax_enable_x64
-    BUILT[key] = BUILT.pop(key, None) or (lower().compile(compiler_options=options), functions)
-    if len(BUILT) > MOST_BUILT:
-        del BUILT[next(iter(BUILT))]  # the one that was not asked for the longest
-    return BUILT[key][0]
-
-
-def make_room() -> None:
-    """Lets go of JAX's compiled code where it has taken half of the maps of memory that the
-    process may have.
-    """
-    if MAPS.exists() and 2 * MAPS.read_bytes().count(b"\n") > int(MOST_MAPS.read_text()):
-        jax.clear_caches()
-
-
-def is_traced(tree: Any) -> bool:
-    """Whether a tree holds values that are not known yet."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))

@@ -1,20 +1,18 @@
 """A model with its arguments, and every question that may be asked of it.
 
-A NumPyro model is a Python function whose density is never written down but found by running it
-under handlers. A kernel, the driver and the diagnostics all need to run it so, and they ask the
-same questions: which sites, which plates, the log joint and its terms, the way to unconstrained
-space and back, draws from the prior and of new data. `Program` answers them in one place, from a
-trace, so that nothing else in the project repeats a model's mathematics.
+A NumPyro model is a Python function. Its density is found by running it under handlers. Kernels,
+the driver and the diagnostics need the same answers: which sites and plates there are, the log
+joint and its terms, the way to unconstrained space and back, draws from the prior and of new data.
+`Program` gives them from a trace, so that nothing else repeats a model's mathematics.
 
-Values are always a dictionary `{site: array}` of one draw; `jax.vmap` gives many. The answers are
-pure functions of the values and may be jitted. Which sites there are is found once, abstractly: the
-model runs under `jax.eval_shape`, the data stay concrete (a model may look at the pattern of
-missing entries), and no array is computed.
+Values are a dictionary `{site: array}` of one draw; `jax.vmap` gives many. The answers are pure
+functions of the values and may be jitted. Sites are found once, by an abstract run
+(`inference.program.sites`).
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -26,7 +24,7 @@ from numpyro import handlers
 from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy, unconstrain_fn
 from numpyro.ops.provenance import eval_provenance
 
-from inference.program.compiling import data_hash, is_traced, model_hash
+from inference.program.compiling import compiled, data_hash, is_traced, model_hash
 from inference.program.sites import (
     Inspection,
     Plate,
@@ -44,11 +42,14 @@ __all__ = ["Program", "evenly", "num_entries"]
 
 
 class Program:
-    """`model` with its arguments; the arguments are checked against its signature, nothing is
-    traced yet.
+    """A model with its arguments.
+
+    Args:
+        model: a function of NumPyro primitives.
+        *args, **kwargs: its arguments, checked against its signature. Nothing is traced yet.
     """
 
-    def __init__(self, model: Callable, *args, **kwargs):
+    def __init__(self, model: Callable, *args: Any, **kwargs: Any):
         if not callable(model):
             raise TypeError(
                 f"model: found {type(model).__name__}, wanted a function of NumPyro primitives."
@@ -58,7 +59,7 @@ class Program:
 
     def __reduce__(self):
         """What a trace has found holds tracers, and is found anew."""
-        return _rebuilt, (self.model, self.args, self.kwargs)
+        return partial(Program, self.model, *self.args, **self.kwargs), ()
 
     def __repr__(self):
         return f"Program({model_name(self.model)}, {', '.join(self.arguments)})"
@@ -67,11 +68,12 @@ class Program:
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, defaults not included."""
         named = dict(self._bound.arguments)
-        return named | named.pop(_rest(self._bound.signature), {})
+        return named | named.pop(_keyword_parameter(self._bound.signature), {})
 
-    def with_arguments(self, **changes) -> "Program":
+    def with_arguments(self, **changes: Any) -> "Program":
         """The same model with some arguments replaced or added."""
-        bound, rest = _bind(self.model, self.args, self.kwargs), _rest(self._bound.signature)
+        bound = _bind(self.model, self.args, self.kwargs)
+        rest = _keyword_parameter(bound.signature)
         for name, value in changes.items():
             if name in bound.signature.parameters and name != rest:
                 bound.arguments[name] = value
@@ -84,13 +86,12 @@ class Program:
         return Program(self.model, *bound.args, **bound.kwargs)
 
     def with_stand_ins(self) -> "Program":
-        """The program with numbers in place of traced arguments, of their shapes and in every
-        support: 1 for floats, 0 for integers.
-        """
-        inside = lambda leaf: np.full(
-            leaf.shape, jnp.issubdtype(leaf.dtype, jnp.inexact), leaf.dtype
+        """The program with arrays of 1 (floats) or 0 (integers), in every support, for tracers."""
+        fill = lambda leaf: (
+            np.full(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.inexact), leaf.dtype)
+            if isinstance(leaf, Tracer)
+            else leaf
         )
-        fill = lambda leaf: inside(leaf) if isinstance(leaf, Tracer) else leaf
         traced = {
             name: jax.tree.map(fill, value)
             for name, value in self.arguments.items()
@@ -101,32 +102,36 @@ class Program:
     # Rows: of some arguments each entry is one.
 
     def by_row(self, num_rows: int, lists: bool = False) -> dict[str, Any]:
-        """The arrays among the arguments that have an entry for each of so many rows; with `lists`
-        also what NumPy makes an array of."""
-        is_one = lambda value: isinstance(value, np.ndarray | Array) or lists
+        """The arguments that have an entry for each of `num_rows` rows.
+
+        Args:
+            num_rows: how many entries they have.
+            lists: whether lists, of which NumPy makes an array, count beside arrays.
+        """
         return {
             name: value
             for name, value in self.arguments.items()
-            if is_one(value) and num_entries(value) == num_rows
+            if (lists or isinstance(value, np.ndarray | Array)) and num_entries(value) == num_rows
         }
 
     def on_rows(
         self, rows: np.ndarray, by_row: Iterable[str], site: str | None = None
     ) -> "Program":
-        """The same model on some rows, by their numbers, of the arguments `by_row`.
+        """The same model on some rows of its data.
 
-        :param site: it is refused where it has not that many entries then; None: nothing is traced.
+        Args:
+            rows: numbers of the rows.
+            by_row: names of the arguments that are cut to them.
+            site: a site that must then have as many entries, else StructureError; None traces
+                nothing.
         """
         values = {name: self.arguments[name] for name in by_row}
-        arrays = {
-            name: value if isinstance(value, Array) else np.asarray(value)
-            for name, value in values.items()
-        }
-        some = self.with_arguments(**{name: value[rows] for name, value in arrays.items()})
+        as_array = lambda value: value if isinstance(value, Array) else np.asarray(value)
+        some = self.with_arguments(**{k: as_array(value)[rows] for k, value in values.items()})
         if site is None:
             return some
         cut = (
-            f"when the arguments {sorted(arrays)} are cut to {len(rows)} rows; wanted a model "
+            f"when the arguments {sorted(values)} are cut to {len(rows)} rows; wanted a model "
             "whose number of rows follows from its data."
         )
         try:
@@ -135,16 +140,17 @@ class Program:
             error.add_note(f"site {site!r}: the model does not run {cut}")
             raise
         if found != (len(rows),):
-            num_rows = self.sites[site].shape[0]
             raise StructureError(
-                f"site {site!r}: {found[0]} rows remain of {num_rows} {cut} Take it from the "
-                "length of an argument."
+                f"site {site!r}: {found[0]} rows remain of {self.sites[site].shape[0]} {cut} Take "
+                "it from the length of an argument."
             )
         return some
 
     def few_rows(self, num_rows: int, size: int) -> np.ndarray:
-        """Numbers of `size` rows: of different labels and with missing entries where it can be
-        told, the others spread evenly over all; the last is repeated where there are fewer.
+        """Numbers of `size` rows that differ: in labels, in missing entries, and in their place.
+
+        Labels are arguments with a number for each row, features those with a vector for each row.
+        The other rows are spread evenly. The last number is repeated where there are fewer rows.
         """
         arrays = [np.asarray(value) for value in self.by_row(num_rows).values()]
         firsts = [
@@ -161,7 +167,8 @@ class Program:
     # What the trace says.
 
     @cached_property
-    def _inspection(self) -> Inspection:
+    def inspection(self) -> Inspection:
+        """What one abstract run of the model shows."""
         try:
             return inspect_model(self.model, self.args, self.kwargs)
         except TypeError as error:
@@ -170,12 +177,12 @@ class Program:
     @property
     def sites(self) -> Mapping[str, Site]:
         """Every sample and deterministic site, in the order of the trace."""
-        return self._inspection.sites
+        return self.inspection.sites
 
     @property
     def plates(self) -> Mapping[str, Plate]:
         """Every plate, in the order of the trace."""
-        return self._inspection.plates
+        return self.inspection.plates
 
     @property
     def latent(self) -> tuple[str, ...]:
@@ -211,103 +218,84 @@ class Program:
 
     @cached_property
     def parents(self) -> dict[str, frozenset[str]]:
-        """The latent sites that each site's log probability, or deterministic value, is computed
-        from, itself excluded.
+        """The latent sites from which each site's log probability, or fixed value, is computed.
 
-        They are found by following the arrays through the program (`numpyro.ops.provenance`), not
-        by their numbers: `0 * x` counts as a use of x, and so does a loop that carries x. No parent
-        is ever missed.
+        The site itself is excluded. Parents are found by following the arrays through the program
+        (`numpyro.ops.provenance`), not by their numbers: `0 * x` counts as a use of x, and so does
+        a loop that carries x. No parent is missed.
         """
-
-        indices = self._whole_indices()
-
-        def answers(**values):
-            values |= indices
-            trace = self.trace(values)
-            fixed = {name: trace[name]["value"] for name in self.deterministic}
-            return {**self.log_probs(values), **fixed}
-
-        found = eval_provenance(answers, **self._shapes())
+        terms = lambda values: {**self.log_probs(values), **self.deterministics(values)}
+        found = self._provenance(terms)
         return {name: frozenset(found[name]) - {name} for name in self.sites}
 
     @cached_property
     def support_parents(self) -> dict[str, frozenset[str]]:
-        """The latent sites that the bounds of each sample site's support are computed from."""
-        indices = self._whole_indices()
-        names = [name for name, site in self.sites.items() if site.support is not None]
-
-        def bounds(**values):
-            trace = self.trace(values | indices)
-            return {
-                name: [
-                    leaf
-                    for leaf in jax.tree.leaves(trace[name]["fn"].support)
-                    if isinstance(leaf, Tracer)
-                ]
-                for name in names
+        """The latent sites from which the bounds of each sample site's support are computed."""
+        bounds = lambda fn: [
+            leaf for leaf in jax.tree.leaves(fn.support) if isinstance(leaf, Tracer)
+        ]
+        found = self._provenance(
+            lambda values: {
+                name: bounds(message["fn"])
+                for name, message in self.trace(values).items()
+                if name in self.sites and self.sites[name].support is not None
             }
+        )
+        return {name: frozenset().union(*leaves) for name, leaves in found.items()}
 
-        return {
-            name: frozenset().union(*leaves)
-            for name, leaves in eval_provenance(bounds, **self._shapes()).items()
-        }
+    def _provenance(self, function: Callable[[dict[str, Array]], Any]) -> Any:
+        """The latent sites from which each output of a function of values is computed."""
+        indices = self.some_indices()
+        return eval_provenance(lambda **values: function(values | indices), **self.latent_shapes())
 
-    def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return {
-            name: jax.ShapeDtypeStruct(self.sites[name].shape, self.sites[name].dtype)
-            for name in self.latent
-        }
+    def latent_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of the latent sites."""
+        sites = {name: self.sites[name] for name in self.latent}
+        return {k: jax.ShapeDtypeStruct(site.shape, site.dtype) for k, site in sites.items()}
 
     @property
-    def _subsampled(self) -> tuple[str, ...]:
-        """The plates of which a run of the model sees a part."""
+    def subsampled(self) -> tuple[str, ...]:
+        """The plates of which a run of the model sees some rows."""
         return tuple(
             name for name, plate in self.plates.items() if plate.subsample_size < plate.size
         )
 
-    def _whole_indices(self) -> dict[str, Array]:
-        """Some indices of each subsampled plate, for questions whose answer does not depend on
-        them.
-        """
-        return {name: jnp.arange(self.plates[name].subsample_size) for name in self._subsampled}
+    def some_indices(self) -> dict[str, Array]:
+        """Indices of each subsampled plate, where the answer is the same for all of its rows."""
+        return {name: jnp.arange(self.plates[name].subsample_size) for name in self.subsampled}
 
     @cached_property
     def observed_values(self) -> dict[str, Array]:
-        """The data as the observed sites hold them; an entry that is itself latent (imputed by the
-        model) is NaN.
+        """The data as the observed sites hold them; NaN where the model imputes an entry.
 
-        A site inside a subsampled plate is left out: it holds other rows in each run of the model,
-        and so no one data set.
+        A site inside a subsampled plate is left out: it holds other rows in each run of the model.
         """
-        whole = [
-            name
-            for name in self.observed
-            if not set(self.sites[name].plates) & set(self._subsampled)
-        ]
-        given = {name: self._inspection.observed[name] for name in whole}
-        if not any(isinstance(value, Tracer) for value in given.values()):
+        given = {
+            name: value
+            for name, value in self.inspection.observed.items()
+            if not set(self.sites[name].plates) & set(self.subsampled)
+        }
+        if not is_traced(given):
             return {name: jnp.asarray(value) for name, value in given.items()}
-
-        @jax.jit
-        def at(rng_key):
-            trace = self.trace(self._draw_start(rng_key))
-            return {name: jnp.asarray(trace[name]["value"]) for name in given}
-
-        first, second = (at(random.key(seed)) for seed in (0, 1))
+        observed = lambda rng_key: _values(self.trace(self.draw_start(rng_key)), given)
+        keys = [random.key(seed) for seed in (0, 1)]
+        first, second = map(compiled(observed, keys[0]), keys)
         return {name: _where_equal(first[name], second[name]) for name in first}
 
     # The density and its terms.
 
-    def trace(self, values: Mapping[str, Any], rng_key: Array | None = None) -> dict[str, dict]:
-        """The model's trace with its latent sites at `values`; sites left out are drawn with
-        `rng_key`.
+    def trace(
+        self, values: Mapping[str, Any], rng_key: Array | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """The model's trace with its latent sites at `values`.
 
-        `values` may also give the indices of a subsampled plate, by its name. A deterministic site
-        in it is ignored: the model computes it. An observed site keeps its data.
+        Args:
+            values: of latent sites, and indices of subsampled plates by the plates' names. A
+                deterministic site in it is ignored, since the model computes it. An observed site
+                keeps its data.
+            rng_key: draws the sites that `values` leaves out; None where it leaves out none.
         """
-        model = handlers.substitute(
-            self.model, data=self._accepted(values, complete=rng_key is None)
-        )
+        model = handlers.substitute(self.model, data=self._accepted(values, rng_key is None))
         if rng_key is not None:
             model = handlers.seed(model, rng_key)
         return handlers.trace(model).get_trace(*self.args, **self.kwargs)
@@ -315,10 +303,11 @@ class Program:
     def log_probs(
         self, values: Mapping[str, Any], held: Mapping[str, Any] | None = None
     ) -> dict[str, Array]:
-        """Log probability of each sample site, factors included, shaped by its batch dimensions;
-        masks and scales applied.
+        """Log probability of each sample site and factor, with masks and scales, by batch entry.
 
-        :param held: values of deterministic sites, in place of those that the model computes.
+        Args:
+            values: of latent sites, and indices of subsampled plates.
+            held: values of deterministic sites, in place of those that the model computes.
         """
         data = {**self._accepted(values), **(held or {})}
         return compute_log_probs(self.model, self.args, self.kwargs, data, sum_log_prob=False)[0]
@@ -328,8 +317,9 @@ class Program:
         return self._terms(values, "latent", "deterministic")
 
     def log_likelihood(self, values: Mapping[str, Any]) -> dict[str, Array]:
-        """The terms of the observed sites, one number for each observation; a plate must not be
-        subsampled without its indices.
+        """The terms of the observed sites, a number for each observation.
+
+        Values must have the indices of subsampled plates.
         """
         return self._terms(values, "observed")
 
@@ -337,12 +327,9 @@ class Program:
         """The terms of the factors, which are neither prior nor likelihood."""
         return self._terms(values, "factor")
 
-    def _terms(self, values, *kinds: str) -> dict[str, Array]:
-        return {
-            name: term
-            for name, term in self.log_probs(values).items()
-            if self.sites[name].kind in kinds
-        }
+    def _terms(self, values: Mapping[str, Any], *kinds: str) -> dict[str, Array]:
+        terms = self.log_probs(values)
+        return {name: term for name, term in terms.items() if self.sites[name].kind in kinds}
 
     def log_joint(self, values: Mapping[str, Any]) -> Array:
         """Sum of all terms: prior, likelihood and factors."""
@@ -351,9 +338,7 @@ class Program:
     # Unconstrained space: discrete sites pass through unchanged.
 
     def constrain(self, unconstrained: Mapping[str, Any]) -> dict[str, Any]:
-        """Values in the support of each site, which may depend on other sites, from values
-        anywhere.
-        """
+        """Values in the support of each site, which may depend on other sites."""
         fixed, free = self._split(unconstrained)
         model = handlers.substitute(self.model, data=fixed)
         return {**fixed, **constrain_fn(model, self.args, self.kwargs, free)}
@@ -361,19 +346,18 @@ class Program:
     def unconstrain(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse of `constrain`."""
         fixed, free = self._split(values)
-        # observed: NumPyro looks for no transform of a discrete site
+        # conditioned, not substituted: NumPyro looks for no transform of an observed site
         model = handlers.condition(self.model, data=fixed)
         return {**fixed, **unconstrain_fn(model, self.args, self.kwargs, free)}
 
     def log_density_unconstrained(self, unconstrained: Mapping[str, Any]) -> Array:
         """Log joint with the Jacobian of `constrain`: minus NumPyro's potential energy."""
         fixed, free = self._split(unconstrained)
-        return -potential_energy(
-            handlers.substitute(self.model, data=fixed), self.args, self.kwargs, free
-        )
+        model = handlers.substitute(self.model, data=fixed)
+        return -potential_energy(model, self.args, self.kwargs, free)
 
-    def _split(self, values) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What has no unconstrained form (discrete sites, indices of plates), and the rest."""
+    def _split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Values without an unconstrained form (discrete sites, plates' indices), and the rest."""
         known = self._known(values)
         free = {name: known[name] for name in self.latent if not self.sites[name].is_discrete}
         return {name: value for name, value in known.items() if name not in free}, free
@@ -381,78 +365,80 @@ class Program:
     # Draws.
 
     def draw_initial(self, rng_key: Array) -> dict[str, Array]:
-        """Latent values to start from: uniform on (-2, 2) in unconstrained space, from the prior
-        where a site has no such space.
-        """
-        return self._latent_of(self._initial_trace(rng_key, {}))
+        """Latent values to start from: uniform on (-2, 2) in unconstrained space.
 
-    def _draw_start(
+        A site that has no such space is drawn from its prior.
+        """
+        start = self.draw_start(rng_key)
+        return {name: start[name] for name in self.latent}
+
+    def draw_start(
         self, rng_key: Array, given: Mapping[str, Any] | Callable | None = None
     ) -> dict[str, Array]:
-        """`draw_initial` with the indices of the subsampled plates; sites in `given` stay, and
-        others start in a support given them.
+        """`draw_initial`, with indices of the subsampled plates.
+
+        Args:
+            rng_key: a JAX key.
+            given: values of some latent sites, which stay; the others start in their supports given
+                these. Or one of NumPyro's initial strategies.
         """
-        given = given if callable(given) else self._accepted(given or {}, complete=False)
-        trace = self._initial_trace(rng_key, given)
-        return {name: trace[name]["value"] for name in (*self.latent, *self._subsampled)}
+        if not callable(given):
+            given = self._accepted(given or {}, complete=False)
 
-    def _draw_prior_start(self, rng_key: Array) -> dict[str, Array]:
-        trace = self.trace({}, rng_key)
-        return {name: trace[name]["value"] for name in (*self.latent, *self._subsampled)}
-
-    def _initial_trace(self, rng_key: Array, given: Mapping[str, Any] | Callable):
-        def start(message):
+        def start(message: dict[str, Any]) -> Any:
             value = given(message) if callable(given) else given.get(message["name"])
             return initial_value(message) if value is None else value
 
         model = handlers.substitute(handlers.seed(self.model, rng_key), substitute_fn=start)
-        return handlers.trace(model).get_trace(*self.args, **self.kwargs)
+        trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+        return _values(trace, (*self.latent, *self.subsampled))
 
     def draw_prior(self, rng_key: Array, num_draws: int | None = None) -> dict[str, Array]:
-        """Latent values from the prior; the observed sites keep their data, should a latent site
-        depend on them.
+        """Latent values from the prior.
+
+        Args:
+            rng_key: a JAX key.
+            num_draws: how many, along a new first axis; None for one draw without this axis.
         """
         for name in self.latent:
             if self.sites[name].family == "ImproperUniform":
                 raise StructureError(
                     f"site {name!r}: its prior is ImproperUniform, which cannot be drawn from; "
-                    f"wanted a proper prior. Give {name!r} "
-                    f"one, or start from draw_initial."
+                    f"wanted a proper prior. Give {name!r} one, or start from draw_initial."
                 )
-        draw = lambda key: self._latent_of(self.trace({}, key))
+        draw = lambda key: _values(self.trace({}, key), self.latent)
         return (
             draw(rng_key) if num_draws is None else jax.vmap(draw)(random.split(rng_key, num_draws))
         )
 
-    def predict(self, rng_key: Array, values: Mapping[str, Any], **changes) -> dict[str, Array]:
+    def predict(
+        self, rng_key: Array, values: Mapping[str, Any], **changes: Any
+    ) -> dict[str, Array]:
         """New data from the model, and its deterministic sites, with the latent sites at `values`.
 
-        The observed sites are drawn anew although the arguments hold data for them. `changes`
-        replace arguments: new covariates, say, or `y=None` where the size of `y` counts. A latent
-        site that is not in `values` is drawn given the rest.
+        Args:
+            rng_key: a JAX key.
+            values: of latent sites. A latent site that is not among them is drawn given the rest.
+            **changes: arguments to replace: new covariates, or `y=None` where the size of `y`
+                counts. Observed sites are drawn anew although the arguments hold data for them.
         """
         program = self.with_arguments(**changes) if changes else self
         latent = self._known(values, complete=False)
         model = handlers.substitute(
-            program.model, substitute_fn=lambda message: _fitting(message, latent)
+            program.model, substitute_fn=lambda message: _checked_value(message, latent)
         )
-        trace = handlers.trace(handlers.uncondition(handlers.seed(model, rng_key))).get_trace(
-            *program.args, **program.kwargs
-        )
-        wanted = lambda name, message: (
+        model = handlers.uncondition(handlers.seed(model, rng_key))
+        trace = handlers.trace(model).get_trace(*program.args, **program.kwargs)
+        is_wanted = lambda name, message: (
             is_data(message) or name in self.observed or message["type"] == "deterministic"
         )
-        return {name: message["value"] for name, message in trace.items() if wanted(name, message)}
+        return {k: message["value"] for k, message in trace.items() if is_wanted(k, message)}
 
     def deterministics(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """The deterministic sites at `values`."""
-        trace = self.trace(values)
-        return {name: trace[name]["value"] for name in self.deterministic}
+        return _values(self.trace(values), self.deterministic)
 
-    def _latent_of(self, trace) -> dict[str, Array]:
-        return {name: trace[name]["value"] for name in self.latent}
-
-    def _known(self, values, complete: bool = True) -> dict[str, Any]:
+    def _known(self, values: Mapping[str, Any], complete: bool = True) -> dict[str, Any]:
         """The latent sites and plates in `values`, checked by name."""
         unknown = [name for name in values if name not in self.sites and name not in self.plates]
         missing = [name for name in self.latent if name not in values] if complete else []
@@ -466,39 +452,34 @@ class Program:
                 f"{model_name(self.model)} {problem}; found {sorted(values)}, wanted its latent "
                 f"sites {list(self.latent)}."
             )
-        for name in self._subsampled if complete else ():
+        for name in self.subsampled if complete else ():
             if name not in values:
                 plate = self.plates[name]
                 raise StructureError(
                     f"plate {name!r}: it shows {plate.subsample_size} of {plate.size} rows, and "
-                    "the values do not say which. The "
-                    "pointwise log likelihood needs the whole plate: drop subsample_size. For one "
-                    "subsample give its indices, "
+                    "the values do not say which. The pointwise log likelihood needs the whole "
+                    "plate: drop subsample_size. For one subsample give its indices, "
                     f"values[{name!r}]."
                 )
-        return {
-            name: value
-            for name, value in values.items()
-            if name in self.latent or name in self.plates
-        }
+        return {k: value for k, value in values.items() if k in self.latent or k in self.plates}
 
-    def _accepted(self, values, complete: bool = True) -> dict[str, Any]:
+    def _accepted(self, values: Mapping[str, Any], complete: bool = True) -> dict[str, Any]:
         """The latent sites and plates in `values`, checked by name and shape."""
         known = self._known(values, complete)
         for name, value in known.items():
             if name in self.sites and jnp.shape(value) != self.sites[name].shape:
                 raise ValueError(
                     f"site {name!r}: found a value of shape {jnp.shape(value)}, wanted "
-                    f"{self.sites[name].shape}. "
-                    f"For many draws use jax.vmap."
+                    f"{self.sites[name].shape}. For many draws use jax.vmap."
                 )
         return known
 
-    # Identity and sanity, each in its own module.
+    # Identity and sanity.
 
     def fingerprint(self) -> dict[str, Any]:
-        """`{"model": hash, "data": {argument: hash}}`: the same in every process, another after
-        any edit of the mathematics.
+        """`{"model": hash, "data": {argument: hash}}`: the same in every process.
+
+        The hash of the model is another one after any edit of its mathematics.
         """
         return {
             "model": model_hash(self),
@@ -506,33 +487,34 @@ class Program:
         }
 
     def check(self, start: Mapping[str, Any] | Callable | None = None) -> None:
-        """Raises ValueError, before anything is compiled for long, where the data or the model
-        cannot give a finite density.
+        """Raises ValueError where the data or the model cannot give a finite density.
 
-        :param start: where to look first: values of latent sites, in their supports (sites left out
-        are drawn), or one of
-            NumPyro's initial strategies.
+        Args:
+            start: where to look first: values of latent sites, in their supports (sites left out
+                are drawn), or one of NumPyro's initial strategies.
+
+        Cost: one fast compilation, and one evaluation of the density at each start until one fits.
         """
-        check(self, start)
+        names = (*self.latent, *self.subsampled)
+        from_prior = lambda key: _values(self.trace({}, key), names)
+        given = [] if start is None else [partial(self.draw_start, given=start)]
+        check(self, [*given, self.draw_start, from_prior])
 
 
 def evenly(num_rows: int, size: int) -> np.ndarray:
-    """Numbers of `size` rows, spread evenly over all."""
+    """Numbers of `size` rows, spread evenly over `num_rows`."""
     return ((np.arange(size) + 0.5) * num_rows // size).astype(int)
 
 
 def num_entries(value: Any) -> int | None:
-    """Rows of an array, or of what NumPy makes an array of; None for a number and for a tuple of
-    arrays of unlike lengths.
+    """Entries of an array, or of a list of which NumPy makes one.
+
+    None for a number, and for a tuple of arrays of unlike lengths.
     """
     try:
         return len(value) if np.ndim(value) else None
     except ValueError:
         return None
-
-
-def _rebuilt(model: Callable, args: tuple, kwargs: dict[str, Any]) -> Program:
-    return Program(model, *args, **kwargs)
 
 
 def _bind(model, args, kwargs) -> inspect.BoundArguments:
@@ -543,34 +525,32 @@ def _bind(model, args, kwargs) -> inspect.BoundArguments:
         raise TypeError(f"{model_name(model)}{signature}: {error}.") from None
 
 
-def _rest(signature: inspect.Signature) -> str | None:
+def _keyword_parameter(signature: inspect.Signature) -> str | None:
     """Name of the parameter that takes any keyword, `**kwargs`."""
-    names = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-    return names[0] if names else None
+    return next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
 
-def _fitting(message, latent):
+def _values(trace: dict[str, dict[str, Any]], names: Iterable[str]) -> dict[str, Array]:
+    return {name: trace[name]["value"] for name in names}
+
+
+def _checked_value(message: dict[str, Any], latent: Mapping[str, Any]) -> Any:
     """The value of a latent site, refused where changed arguments have changed its shape."""
     value = latent.get(message["name"])
     if (
         value is not None
         and message["type"] == "sample"
-        and jnp.shape(value) != tuple(message["fn"].shape())
+        and jnp.shape(value) != (wanted := tuple(message["fn"].shape()))
     ):
         raise ValueError(
             f"site {message['name']!r}: its value has shape {jnp.shape(value)}, the changed "
-            "arguments ask for "
-            f"{tuple(message['fn'].shape())}. Leave {message['name']!r} out of the values: it is "
-            "then drawn given the others."
+            f"arguments ask for {wanted}. Leave {message['name']!r} out of the values: it is then "
+            "drawn given the others."
         )
     return value
 
 
 def _where_equal(first: Array, second: Array) -> Array:
-    """NaN where two runs of the model disagree on what is observed."""
-    same = (
-        (first == second) | (jnp.isnan(first) & jnp.isnan(second))
-        if jnp.issubdtype(first.dtype, np.inexact)
-        else first == second
-    )
-    return first if bool(same.all()) else jnp.where(same, first, jnp.nan)
+    """The first array, NaN where two runs of the model disagree on what is observed."""
+    is_same = (first == second) | ((first != first) & (second != second))  # NaN is the same as NaN
+    return first if bool(is_same.all()) else jnp.where(is_same, first, jnp.nan)

@@ -192,7 +192,7 @@ def identify_among(program: Program, site: str, settings, rng_key: Array) -> Fam
         program,
         site,
         values,
-        lambda key: program._draw_start(key, _others(values, site)),
+        lambda key: program.draw_start(key, _others(values, site)),
         rng_key,
         NUM_SETTINGS,
     )

@@ -137,7 +137,7 @@ def _refuse(program: Program) -> None:
                 "neither prior nor likelihood. Write it as "
                 f"an observed site, or as the density of a latent one."
             )
-    for name in program._subsampled:
+    for name in program.subsampled:
         raise StructureError(
             f"plate {name!r}: it shows a part of its rows at a time; wanted the whole likelihood. "
             "Drop subsample_size."

@@ -1,12 +1,12 @@
-"""The proof that what was read of a model is true: identities at random settings of its sites.
+"""Prove what was read of a model: identities that must hold at random values of its sites.
 
 A structure has its identities: a function of one setting (a random key, how far values are spread,
 how large they are) that returns, for each site, the relative gap between what was read and what the
-model says. The proof takes the worst gap of each site over all settings. It raises StructureError,
-in the words of the structure, where one is too large.
+model computes. The proof takes the worst gap of each site over all settings. Where one is too
+large, it raises StructureError with the message of the structure.
 
-    words = lambda site, gap: f"site {site!r}: misses by {gap:.2g}."
-    prove(lambda program: identities, random_settings(random.key(0)), words, program)
+    message = lambda site, gap: f"site {site!r}: misses by {gap:.2g}."
+    prove(lambda program: identities, random_settings(random.key(0)), message, program)
 
 A model may be another one at some values: `clip(score, -5, 5)`, `maximum(alpha, 0.1)`. So a
 structure asks for settings that lie further and further out: by spreads of its own, or by
@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jaxtyping import Float
 from numpyro.distributions import constraints
 
 from inference.program.compiling import once
-from inference.program.sites import StructureError
+from inference.program.sites import StructureError, entry_support
 
 if TYPE_CHECKING:
     from inference.program.program import Program
@@ -42,7 +43,6 @@ __all__ = [
     "gap",
     "gap_of_numbers",
     "gap_of_sums",
-    "magnitudes",
     "prove",
     "prove_numbers",
     "random_settings",
@@ -52,11 +52,6 @@ __all__ = [
 ]
 
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}  # of a relative gap
-ROUNDING = 100.0  # machine epsilons of the terms of a sum, which may be much larger than it is
-SAME = 1e-4  # of numbers that are read twice, relative to each
-NUM_SETTINGS = 3
-FAR = 1000.0  # times the largest number of the data, or times 1: the largest magnitude of values
-SOME = 8  # entries along an axis that are spread
 
 Tolerance = Mapping[str, float] | float  # by precision, or the same for both
 
@@ -71,11 +66,15 @@ def prove(
     """Raises StructureError where an identity fails; returns what else was found at each setting.
 
     In single precision a sum of many terms, or a number far from the others, looks like a wrong
-    identity; in double precision it does not. So identities that fail are asked once more, of the
-    same programs in double precision.
+    identity; in double precision it does not. So identities that fail are computed once more, of
+    the same programs in double precision.
 
-    :param identities: a function of the programs that returns the function of one setting.
-    :param words: the refusal, by a site and its gap.
+    Args:
+        identities: a function of the programs that returns the function of one setting.
+        settings: arguments of that function.
+        words: message of the refusal, by a site and its gap.
+        *programs: programs that hold the data.
+        tolerance: the largest gap that passes.
     """
     gaps, found = worst(identities(*programs), settings)
     if _wrong(gaps, tolerance) and programs and not jax.config.read("jax_enable_x64"):
@@ -99,21 +98,35 @@ def prove_numbers(
     others: "Program",
     words: Callable[[str, float], str],
 ) -> None:
-    """Raises StructureError where numbers that were read, a tree of arrays, are different ones on
-    the rows of another program.
+    """Raises StructureError where numbers that were read differ on the rows of another program.
 
-    :param numbers_at: of a program and values of its sites, those that it has.
-    :param start: of a program and a seed, values without bounds.
+    Args:
+        site: the site that the refusal names.
+        numbers: a tree of arrays, as they were read.
+        numbers_at: reads them of a program at values of its sites.
+        start: returns values without bounds, of a program and a seed.
+        others: the program with other rows.
+        words: message of the refusal, by a site and its gap.
     """
+    tolerance = 1e-4  # relative to each number
     gaps = lambda some, at: {
-        site: gap_of_numbers(numbers_at(some, some.constrain(at)), numbers, SAME)
+        site: gap_of_numbers(numbers_at(some, some.constrain(at)), numbers, tolerance)
     }
-    prove(lambda some: partial(gaps, some), [(start(others, 0),)], words, others, tolerance=SAME)
+    settings = [(start(others, 0),)]
+    prove(lambda some: partial(gaps, some), settings, words, others, tolerance=tolerance)
 
 
 def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, Any], list[Any]]:
-    """The worst gap of each site over the settings, infinite where one is no number; and, where the
-    identities return a pair, its second part at each setting."""
+    """The worst gap of each site over the settings, and what else the identities return.
+
+    Args:
+        identities: a function of one setting that returns gaps by site; or a pair of them and what
+            else it has found.
+        settings: its arguments.
+
+    Returns:
+        The gaps, infinite where one is NaN; and what else was found at each setting, or None.
+    """
     arrays = lambda setting: jax.tree.map(jnp.asarray, setting)
     compiled = once(identities, *arrays(settings[0]))
     answers = [jax.device_get(compiled(*arrays(setting))) for setting in settings]
@@ -130,7 +143,7 @@ def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, An
 def refuse(
     gaps: Mapping[str, Any], words: Callable[[str, float], str], tolerance: Tolerance = TOLERANCE
 ) -> None:
-    """Raises StructureError, in these words, for the first site whose gap is too large."""
+    """Raises StructureError for the first site whose gap is too large, with its message."""
     for site in _wrong(gaps, tolerance):
         raise StructureError(words(site, gaps[site]))
 
@@ -151,18 +164,22 @@ def _in_double(tree: Any) -> Any:
 
 
 def gap(found: Any, wanted: Any, scale: Any = None) -> Array:
-    """The largest difference, relative to `scale`, by default to 1 + |wanted|: 0 between infinities
-    of one sign, infinite where one is no number."""
+    """The largest relative difference of two arrays.
+
+    Args:
+        found, wanted: the arrays. Equal infinities have no gap; that of a NaN is infinite.
+        scale: what differences are relative to; None for 1 + |wanted|.
+    """
     found, wanted = jnp.asarray(found), jnp.asarray(wanted)
     each = jnp.abs(found - wanted) / (1 + jnp.abs(wanted) if scale is None else scale)
-    return jnp.max(
-        jnp.where(found == wanted, 0.0, jnp.where(jnp.isnan(each), jnp.inf, each)), initial=0.0
-    )
+    each = jnp.where(jnp.isnan(each), jnp.inf, each)
+    return jnp.max(jnp.where(found == wanted, 0.0, each), initial=0.0)
 
 
 def gap_of_numbers(found: Any, wanted: Any, least: float = 1.0) -> Array:
-    """The same of two trees of arrays, relative to `least` + |wanted|; infinite where their
-    shapes differ.
+    """The largest difference of two trees of arrays, relative to `least` + |wanted|.
+
+    It is infinite where shapes differ.
     """
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
     each = [
@@ -172,12 +189,18 @@ def gap_of_numbers(found: Any, wanted: Any, least: float = 1.0) -> Array:
     return jnp.max(jnp.stack(each))
 
 
-def gap_of_sums(found: Array, wanted: Array, size: Any) -> Array:
-    """The same of sums, [row]; `size` is how large the terms are that each is a sum of. Where the
-    model, `wanted`, has only one sum over all rows, that is compared."""
+def gap_of_sums(found: Float[Array, " row"], wanted: Array, size: Any) -> Float[Array, ""]:
+    """The largest relative difference of sums that were rounded.
+
+    Args:
+        found: the sums that were read, [row].
+        wanted: those of the model, [row]; or one number, the sum over all rows.
+        size: how large the terms are that each is a sum of.
+    """
     if wanted.size != found.size:
         found, wanted, size = jnp.sum(found), jnp.sum(wanted), jnp.sum(size)
-    rounding = ROUNDING * float(jnp.finfo(found.dtype).eps) / TOLERANCE[found.dtype.name]
+    # a hundred machine epsilons of the terms, which may be much larger than their sum
+    rounding = 100.0 * float(jnp.finfo(found.dtype).eps) / TOLERANCE[found.dtype.name]
     wanted = jnp.ravel(wanted)
     return gap(jnp.ravel(found), wanted, 1 + jnp.abs(wanted) + rounding * jnp.ravel(size))
 
@@ -190,72 +213,74 @@ def root_epsilon() -> float:
 # Settings.
 
 
-def random_settings(rng_key: Array, *others: Sequence[Any], num: int = NUM_SETTINGS) -> list[tuple]:
-    """A key for each setting, and with it one of each of the others, such as a spread."""
+def random_settings(rng_key: Array, *others: Sequence[Any], num: int = 3) -> list[tuple]:
+    """Settings that begin with a key of their own.
+
+    Args:
+        rng_key: a JAX key.
+        *others: further parts of each setting, such as spreads.
+        num: how many, where there are no further parts.
+    """
     num = len(others[0]) if others else num
     return list(zip(random.split(rng_key, num), *others, strict=True))
 
 
 class Magnitude(NamedTuple):
-    """How many times as large values without bounds are made, and how far others are spread towards
-    their bounds."""
+    """How far values lie out."""
 
-    size: Any
-    spread: Any
+    size: Any  # factor of values without bounds
+    spread: Any  # factor of other values in unconstrained space, towards their bounds
 
 
 def further(start: Callable[[int], Any], *data: np.ndarray) -> list[tuple]:
-    """Settings of three parts: the first start, another start of a seed of its own, and its
-    magnitude.
+    """Settings of three parts: the first start, a start of its own, and the magnitude of this.
+
+    Args:
+        start: values in unconstrained space, by a seed.
+        *data: the largest magnitude is far beyond them, but its fourth power is a number.
     """
-    first = start(0)
-    return [(first, start(seed), size) for seed, size in enumerate(magnitudes(*data), 1)]
-
-
-def magnitudes(*data: np.ndarray) -> list[Magnitude]:
-    """The largest is far beyond the data, but its fourth power is a number."""
     largest = max((np.abs(part[np.isfinite(part)]).max(initial=1.0) for part in data), default=1.0)
     most = float(jnp.finfo(jnp.result_type(float)).max) ** 0.2
-    far = max(min(FAR * largest, most / largest), 1.0)
-    return [
-        Magnitude(1.0, 1.0),
-        Magnitude(10.0, 3.0),
-        Magnitude(far, 6.0),
-        Magnitude(0.03, 6.0),
-        Magnitude(1e-3, 3.0),
-    ]
+    far = max(min(1000.0 * largest, most / largest), 1.0)
+    magnitudes = [(1.0, 1.0), (10.0, 3.0), (far, 6.0), (0.03, 6.0), (1e-3, 3.0)]
+    first = start(0)
+    return [(first, start(n), Magnitude(*each)) for n, each in enumerate(magnitudes, 1)]
 
 
 def at_magnitude(
     program: "Program", unconstrained: dict[str, Array], magnitude: Magnitude
 ) -> dict[str, Array]:
-    """Values of all latent sites."""
-    latent = {
-        name: program.sites[name] for name in unconstrained if not program.sites[name].is_discrete
-    }
-    bounded = {name for name, site in latent.items() if not _is_scalable(site.support)}
+    """Values of all latent sites at a magnitude.
+
+    Args:
+        program: the model with its data.
+        unconstrained: values in unconstrained space.
+        magnitude: how far out.
+    """
+    scalable = (constraints.real, constraints.positive, constraints.positive_definite)
+    sites = {name: program.sites[name] for name in unconstrained}
+    is_free = lambda name: entry_support(sites[name].support) in scalable
+    latent = [name for name in sites if not sites[name].is_discrete]
     stretched = {
-        name: _some_times(value, magnitude.spread) if name in bounded else value
-        for name, value in unconstrained.items()
+        name: _some_times(unconstrained[name], magnitude.spread)
+        for name in latent
+        if not is_free(name)
     }
-    scaled = lambda name, value: (
-        value * magnitude.size.astype(value.dtype)
-        if name in latent and name not in bounded
-        else value
-    )
-    return {name: scaled(name, value) for name, value in program.constrain(stretched).items()}
+    values = program.constrain(unconstrained | stretched)
+    scaled = {
+        name: values[name] * magnitude.size.astype(values[name].dtype)
+        for name in latent
+        if is_free(name)
+    }
+    return values | scaled
 
 
 def _some_times(value: Array, factor: Array) -> Array:
-    """Some eight along the last axis: of many sticks all near a bound the weights would be too
-    small for a number.
+    """Some eight entries along the last axis times a factor.
+
+    Weights of many sticks that are all near a bound would be too small for a number.
     """
-    length = value.shape[-1] if value.ndim else 1
-    some = jnp.arange(length) % max(1, length // SOME) == 0
-    return jnp.where(some if value.ndim else True, value * factor.astype(value.dtype), value)
-
-
-def _is_scalable(support: Any) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support in (constraints.real, constraints.positive, constraints.positive_definite)
+    if not value.ndim:
+        return value * factor.astype(value.dtype)
+    is_some = jnp.arange(value.shape[-1]) % max(1, value.shape[-1] // 8) == 0
+    return jnp.where(is_some, value * factor.astype(value.dtype), value)

@@ -1,4 +1,4 @@
-"""The papers behind kernels, as BibTeX: those of what a run has used.
+"""The papers behind kernels, as BibTeX entries.
 
 for entry in citations("Gibbs(LatentHistory, NUTS)"): print(entry)
 """
@@ -176,7 +176,7 @@ _BY_KEY: dict[str, str] = {entry.partition("{")[2].partition(",")[0]: entry for 
 # NumPyro and ArviZ, which every run uses
 SOFTWARE = tuple(_BY_KEY[key] for key in ("phan2019composable", "kumar2019arviz"))
 
-_OF_KERNELS = {
+_KEYS_OF_KERNELS = {
     "AugmentReduce": ("ruiz2018augment",),
     "CollapsedGibbs": ("neal2000markov",),
     "CoordinateAscent": ("wang2010incomplete", "blei2006variational"),
@@ -193,8 +193,10 @@ _OF_KERNELS = {
 
 
 def citations(kernel: str) -> tuple[str, ...]:
-    """The entries of a kernel, or of each kernel in a composed one, by the name that a run's
-    `attrs["kernel"]` has; none where no paper is behind it.
+    """The BibTeX entries of a kernel, or of each kernel in a composed one.
+
+    Args:
+        kernel: its name, as in a run's `attrs["kernel"]`.
     """
-    keys = [key for name in re.findall(r"\w+", kernel) for key in _OF_KERNELS.get(name, ())]
+    keys = [key for name in re.findall(r"\w+", kernel) for key in _KEYS_OF_KERNELS.get(name, ())]
     return tuple(_BY_KEY[key] for key in dict.fromkeys(keys))

@@ -1,29 +1,29 @@
-"""One compiled loop with a dynamic trip count, over the chains of a lane; the host acts between its
-calls.
+"""The compiled loop over steps of a kernel, and the two families of kernels that it steps.
 
-A call takes `num_records` records, each after `steps` steps of the kernel, into preallocated
-buffers [record, chain, ...]. Both numbers are arguments of the compiled function, so warm-up,
-thinning and chunks of any length share one compilation, and the numbers that come out do not depend
-on how a run is cut into chunks.
+`Chain` has a NumPyro kernel, `Replicate` an algorithm that is no chain. Both work on the state of
+*one* chain or replicate. `start` runs eagerly, once a chain, so that a kernel which binds things at
+`init` binds values and no tracers; `step`, `record`, `finished` and `needs_host` are compiled.
+
+A call of `Loop.chunk` takes some records, each after some steps of the kernel, into preallocated
+buffers [record, chain, ...]. Both numbers are arguments of the compiled code. So warm-up, thinning
+and chunks of any length share one compilation, and the numbers that come out do not depend on how a
+run is cut into chunks. Between two calls the host acts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from jax.sharding import Mesh, PartitionSpec
-from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference.program.compiling import built, make_room, once
+from inference.program.compiling import built, is_arrays, make_room, once
 from inference.program.program import Program
 from inference.run.protocol import Algorithm, Online
-from inference.run.svi import StochasticVI
 
 __all__ = [
     "CHAIN_METHODS",
@@ -34,10 +34,9 @@ __all__ = [
     "Step",
     "Stepper",
     "alone",
-    "apart",
     "field_at",
     "stacked",
-    "stepper_of",
+    "unstacked",
 ]
 
 Record = dict[str, dict[str, Array]]  # group of the tree -> variable -> value at one step
@@ -45,103 +44,48 @@ Record = dict[str, dict[str, Array]]  # group of the tree -> variable -> value a
 
 @jax.jit
 def stacked(states: Sequence[Any]) -> Any:
-    """States of chains as one, with a leading axis."""
+    """States of chains as one tree of arrays, with a leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
-def apart(states: Any) -> list[Any]:
-    """And back."""
-    return _apart(states, jax.tree.leaves(states)[0].shape[0])
-
-
-@partial(jax.jit, static_argnums=1)
-def _apart(states: Any, num_chains: int) -> list[Any]:
+@jax.jit
+def unstacked(states: Any) -> list[Any]:
+    """The states of the chains that were stacked."""
+    num_chains = jax.tree.leaves(states)[0].shape[0]
     return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(num_chains)]
 
 
-STATISTICS = {  # fields of NumPyro's states -> ArviZ's names
-    "diverging": "diverging",
-    "energy": "energy",
-    "potential_energy": "lp",
-    "accept_prob": "acceptance_rate",
-    "num_steps": "n_steps",
-}
-
-
-class Stepper(Protocol):
-    """What the loop asks for."""
-
-    warms_up: bool  # whether the first `num_warmup` steps leave no record
-    record_dim: str  # what a record is in the tree: a "draw", or a "step"
-    report: str  # which checks `diagnostics.report` makes
-    asks_host: bool  # whether a state may need the host before its next step
-
-    data: Any  # arrays that a step and a record read, arguments of the compiled loop
-
-    @property
-    def reading(self) -> Any:
-        """What the kernel has read of the model."""
-        ...
-
-    def bind(self) -> None:
-        """Gives the kernel the reading of this run."""
-        ...
-
-    def start(self, rng_key: Array, init_params: Any) -> Any:
-        """The state of one chain before its first step; on the host."""
-        ...
-
-    def step(self, state: Any, data: Any) -> Any:
-        """One step. Compiled."""
-        ...
-
-    def record(self, state: Any, data: Any) -> Record:
-        """What a step leaves in the tree. Compiled."""
-        ...
-
-    def finished(self, state: Any) -> Array:
-        """Whether nothing is left to do. Compiled."""
-        ...
-
-    def needs_host(self, state: Any) -> Array:
-        """Whether the host is needed before the next step. Compiled."""
-        ...
-
-    def on_host(self, states: Sequence[Any]) -> Sequence[Any]:
-        """The states of chains that are stacked together, after what they need the host for."""
-        ...
-
-    def status(self, state: Any) -> str:
-        """A few words for the bar."""
-        ...
-
-
 class Chain:
-    """A NumPyro kernel: the key lives in its state, a record is a draw."""
+    """A NumPyro kernel: the key lives in its state, a record is a draw.
 
-    warms_up = True
-    record_dim = "draw"
-    report = "chains"
+    Args:
+        kernel: the kernel.
+        args, kwargs: the model's arguments.
+        num_warmup: steps that leave no record.
+        extra_fields: dotted paths of fields of the state to record.
+        jit_model_args: whether arrays among the model's arguments are arguments of the loop.
+    """
+
+    warms_up = True  # whether the first `num_warmup` steps leave no record
+    record_dim = "draw"  # name of the dimension of records in the tree
+    report = "chains"  # which checks `diagnostics.report` makes
 
     def __init__(
         self,
         kernel: MCMCKernel,
         args: tuple,
-        kwargs: dict,
+        kwargs: dict[str, Any],
         num_warmup: int,
         extra_fields: tuple[str, ...],
         jit_model_args: bool = False,
     ):
         self.kernel, self.args, self.kwargs, self.num_warmup = kernel, args, kwargs, num_warmup
         self.extra_fields, self.jit_model_args = extra_fields, jit_model_args
-        self._given = {
-            i: leaf
-            for i, leaf in enumerate(jax.tree.leaves((args, kwargs)))
-            if jit_model_args and _is_array(leaf)
-        }
+        leaves = enumerate(jax.tree.leaves((args, kwargs)))
+        self._given = {i: leaf for i, leaf in leaves if jit_model_args and is_arrays(leaf)}
         self.fields: dict[str, str] = {}  # name in `sample_stats` -> path in the state
-        self.asks_host = False
-        self.data: Any = None
+        self.asks_host = False  # whether a state may need the host before its next step
+        self.data: Any = None  # arrays that `step` and `record` take
         # (kernel, what its `init` has read), of the kernel or its blocks
         self._readings: list[tuple[Any, Any]] = []
 
@@ -154,15 +98,13 @@ class Chain:
         self.data = (own, self._given) if self._given or own is not None else None
         self.asks_host = bool(self._growing(state))
         position = getattr(state, self.kernel.sample_field)
-        _check_start(self.kernel, position, init_params)
-        known = {name: path for path, name in _statistics(state)}
-        default = {
-            field: field
-            for field in self.kernel.default_fields
-            if field != self.kernel.sample_field
-        }
-        extra = {field: _checked_field(state, field) for field in self.extra_fields}
-        self.fields = known | {k: v for k, v in default.items() if v not in known.values()} | extra
+        if init_params is not None:
+            _check_start(self.kernel, position, init_params)
+        fields = _statistics(state)
+        default = [field for field in self.kernel.default_fields if field not in fields.values()]
+        fields |= {field: field for field in default if field != self.kernel.sample_field}
+        _check_fields(state, self.extra_fields)
+        self.fields = fields | {field: field for field in self.extra_fields}
         return state
 
     @property
@@ -178,8 +120,8 @@ class Chain:
             part.reading = reading
 
     def _first(self, rng_key: Array, init_params: Any) -> Any:
-        """Eagerly, each operation is compiled by itself, many of them; so where a run shall
-        compile little, `init` is one program.
+        """The kernel's first state; with `jit_model_args` by one program, not operation by
+        operation.
         """
         init = lambda key, params: self.kernel.init(
             key, self.num_warmup, params, model_args=self.args, model_kwargs=self.kwargs
@@ -187,21 +129,17 @@ class Chain:
         if not self.jit_model_args:
             return init(rng_key, init_params)
         state = once(init, rng_key, init_params)(rng_key, init_params)
-        energies = [
-            getattr(part, "potential_energy", None)
-            for part in (state, *getattr(state, "block_states", ()))
-        ]
-        # exact conditionals know none
+        parts = (state, *getattr(state, "block_states", ()))
+        # kernels that draw from complete conditionals have no energy
+        energies = [getattr(part, "potential_energy", None) for part in parts]
         is_finite = all(np.isfinite(energy).all() for energy in energies if energy is not None)
-        return state if is_finite else init(rng_key, init_params)  # which says what is wrong
+        return state if is_finite else init(rng_key, init_params)  # which raises NumPyro's error
 
     def step(self, state: Any, data: Any) -> Any:
         """One step. Compiled."""
-        own = None if data is None else data[0]
-        # NumPyro's have none
-        return self.kernel.sample(
-            state, *self._arguments(state, data), **({} if own is None else {"data": own})
-        )
+        own = None if data is None else data[0]  # always None for NumPyro's kernels
+        own_data = {} if own is None else {"data": own}
+        return self.kernel.sample(state, *self._arguments(state, data), **own_data)
 
     def record(self, state: Any, data: Any) -> Record:
         """What a step leaves in the tree. Compiled."""
@@ -217,59 +155,58 @@ class Chain:
         return jnp.zeros((), bool)
 
     def needs_host(self, state: Any) -> Array:
-        """Whether the kernel, or one of its blocks, needs more room; by NumPyro's protocol none
-        does.
-        """
+        """Whether the kernel, or one of its blocks, needs more room; NumPyro's kernels never do."""
+        growing = self._growing(state)
         return jnp.any(
-            jnp.array(
-                [False, *(kernel.needs_host(part) for _, kernel, part in self._growing(state))]
-            )
+            jnp.array([False, *(kernel.needs_host(part) for _, kernel, part in growing)])
         )
 
     def on_host(self, states: Sequence[Any]) -> Sequence[Any]:
-        """The states with more room: of the kernel, or of those of its blocks that can grow."""
+        """The states of all chains of a lane, with more room."""
         for place, kernel, _ in self._growing(states[0]):
             if place is None:
                 return kernel.on_host(states)
             new = kernel.on_host([state.block_states[place] for state in states])
             states = [
-                _with_block(state, place, kernel, block)
+                state._replace(
+                    z=state.z | getattr(block, kernel.sample_field),
+                    block_states=(
+                        *state.block_states[:place],
+                        block,
+                        *state.block_states[place + 1 :],
+                    ),
+                )
                 for state, block in zip(states, new, strict=True)
             ]
         return states
 
     def _arguments(self, state: Any, data: Any) -> tuple[tuple, dict[str, Any]]:
-        """Those of the model: with what the loop was given, and with as much room as the state
-        has.
-        """
+        """The model's arguments, with arrays that the loop was given, and the room of the state."""
         args, kwargs = self.args, self.kwargs
         if data is not None and data[1]:
             leaves, form = jax.tree.flatten((args, kwargs))
-            args, kwargs = jax.tree.unflatten(
-                form, [data[1].get(i, leaf) for i, leaf in enumerate(leaves)]
-            )
+            leaves = [data[1].get(i, leaf) for i, leaf in enumerate(leaves)]
+            args, kwargs = jax.tree.unflatten(form, leaves)
         return args, kwargs | self.room(state)
 
     def room(self, state: Any, draw: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Arguments of the model that say how much room there is: in the state, or in a draw,
-        whose zeros behind are room as well.
+        """Arguments of the model that say how much room there is: in the state, or in a draw.
+
+        Zeros at the end of a draw are room as well.
         """
-        growing = self._growing(state)
-        asked = lambda kernel, part: kernel.arguments(
-            getattr(part, kernel.sample_field) if draw is None else draw
-        )
         return {
             name: value
-            for _, kernel, part in growing
-            for name, value in asked(kernel, part).items()
+            for _, kernel, part in self._growing(state)
+            for name, value in kernel.arguments(
+                getattr(part, kernel.sample_field) if draw is None else draw
+            ).items()
         }
 
     def _growing(self, state: Any) -> list[tuple[int | None, Any, Any]]:
-        """(place among the blocks, kernel, its state) of each that can grow."""
-        blocks = getattr(self.kernel, "blocks", ())
-        parts = [(i, kernel, state.block_states[i]) for i, (kernel, _) in enumerate(blocks)] or [
-            (None, self.kernel, state)
-        ]
+        """(place among the blocks, kernel, its state) of each kernel whose state can grow."""
+        parts: list[Any] = [(None, self.kernel, state)]
+        if blocks := getattr(self.kernel, "blocks", ()):
+            parts = [(i, kernel, state.block_states[i]) for i, (kernel, _) in enumerate(blocks)]
         return [part for part in parts if hasattr(part[1], "on_host")]
 
     def status(self, state: Any) -> str:
@@ -288,7 +225,7 @@ class Step(NamedTuple):
 
 
 class Replicate:
-    """An algorithm that is not a chain: a record is what one step reports."""
+    """An algorithm that is no chain: a record is what one step reports."""
 
     warms_up = False
     record_dim = "step"
@@ -311,15 +248,19 @@ class Replicate:
             )
         init_key, step_key, draw_key = random.split(rng_key, 3)
         state = jax.tree.map(jnp.asarray, self.algorithm.init(init_key, self.reading, self.data))
-        for field in self.extra_fields:
-            _checked_field(state, field)
+        _check_fields(state, self.extra_fields)
         step = lambda key, state, data: self.algorithm.step(key, state, self.reading, data)
         _, info = jax.eval_shape(step, step_key, state, self.data)
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         return Step(state, info, step_key, draw_key, jnp.zeros((), jnp.int32))
 
     def updated(self, program: Program, lanes: Sequence[Any]) -> list[Any]:
-        """The states that go on with more data, which take the place of those before."""
+        """The states of all lanes that go on with more data.
+
+        Args:
+            program: the model with the new rows.
+            lanes: stacked states.
+        """
         algorithm = self.algorithm
         if not isinstance(algorithm, Online):
             raise TypeError(
@@ -327,10 +268,10 @@ class Replicate:
                 "of the data."
             )
         reading, data = self.reading.more(program)
-        go_on = lambda one: one._replace(
+        updated = lambda one: one._replace(
             state=algorithm.updated(one.state, reading, data, self.data)
         )
-        found = [stacked([go_on(one) for one in apart(lane)]) for lane in lanes]
+        found = [stacked([updated(one) for one in unstacked(lane)]) for lane in lanes]
         self.reading, self.data = reading, data
         return found
 
@@ -359,111 +300,64 @@ class Replicate:
         new = self.algorithm.on_host([each.state for each in states], self.reading, self.data)
         return [each._replace(state=one) for each, one in zip(states, new, strict=True)]
 
-    def status(self, state: Step) -> str:
-        """A few words for the bar."""
-        return ""
 
-
-def stepper_of(
-    kernel: MCMCKernel | SVI | Algorithm,
-    program: Program | None,
-    args: tuple,
-    kwargs: dict,
-    num_warmup: int,
-    extra_fields: tuple[str, ...],
-    jit_model_args: bool,
-) -> "Chain | Replicate":
-    """The stepper of a kernel of either family; a chain may do without a model (NumPyro's
-    `potential_fn`).
-    """
-    if isinstance(kernel, MCMCKernel):
-        return Chain(kernel, args, kwargs, num_warmup, extra_fields, jit_model_args)
-    algorithm = StochasticVI(kernel) if isinstance(kernel, SVI) else kernel
-    if program is None:
-        raise TypeError(
-            f"kernel: {type(algorithm).__name__} has no `model`; an Algorithm keeps the model that "
-            "it was built on."
-        )
-    return Replicate(algorithm, program, extra_fields)
-
-
-def _with_block(state: Any, place: int, kernel: MCMCKernel, block: Any) -> Any:
-    """A state of NumPyro's `Gibbs` with another state of one of its blocks."""
-    blocks = (*state.block_states[:place], block, *state.block_states[place + 1 :])
-    return state._replace(z=state.z | getattr(block, kernel.sample_field), block_states=blocks)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.dtype != object)
+Stepper = Chain | Replicate
 
 
 def field_at(path: str, state: Any) -> Array:
-    """The part of a state that a dotted path leads to, also into tuples and dictionaries:
-    "block_states.0.num_steps".
+    """The part of a state at a dotted path through fields, tuples and dictionaries.
+
+    For example "block_states.0.num_steps". A JAX key is returned as its data.
     """
     for part in path.split("."):
-        state = (
-            state[int(part)]
-            if part.isdigit()
-            else state[part]
-            if isinstance(state, dict)
-            else getattr(state, part)
-        )
-    return (
-        random.key_data(state)
-        if jax.dtypes.issubdtype(jnp.result_type(state), jax.dtypes.prng_key)
-        else state
-    )
+        is_item = part.isdigit() or isinstance(state, dict)
+        state = state[int(part) if part.isdigit() else part] if is_item else getattr(state, part)
+    is_key = jax.dtypes.issubdtype(jnp.result_type(state), jax.dtypes.prng_key)
+    return random.key_data(state) if is_key else state
 
 
-def _statistics(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, name) of the known statistics of a state and of the states of its blocks; a second
-    block's name gets its number.
+def _statistics(state: Any) -> dict[str, str]:
+    """ArviZ's name -> path of the statistics in a state and in the states of its blocks.
+
+    The name of a later block's statistic gets its number.
     """
-    found: dict[str, int] = {}
-    for here, field in _leaves(state, path):
-        if field in STATISTICS:
-            count = found.get(field, 0)
-            found[field] = count + 1
-            yield here, STATISTICS[field] + (f"_{count}" if count else "")
+    names = {
+        "diverging": "diverging",
+        "energy": "energy",
+        "potential_energy": "lp",
+        "accept_prob": "acceptance_rate",
+        "num_steps": "n_steps",
+    }
+    count: Counter[str] = Counter()
+    found = {}
+    for keys, leaf in jax.tree.leaves_with_path(state):
+        path = jax.tree_util.keystr(keys, simple=True, separator=".")
+        is_value = any(isinstance(key, jax.tree_util.DictKey) for key in keys)  # of a site
+        *parents, field = path.split(".")
+        # the adaptation's own state repeats names
+        if field in names and jnp.ndim(leaf) == 0 and not is_value and "adapt_state" not in parents:
+            found[names[field] + (f"_{count[field]}" if count[field] else "")] = path
+            count[field] += 1
+    return found
 
 
-def _leaves(state: Any, path: str) -> Iterator[tuple[str, str]]:
-    fields = (
-        state._fields
-        if hasattr(state, "_fields")
-        else range(len(state))
-        if isinstance(state, tuple)
-        else ()
-    )
-    for field in fields:
-        value = getattr(state, field) if isinstance(field, str) else state[field]
-        here = f"{path}.{field}" if path else str(field)
-        if field == "adapt_state":
-            continue  # the adaptation's own bookkeeping repeats these names
-        if isinstance(value, tuple):
-            yield from _leaves(value, here)
-        elif isinstance(value, Array) and value.ndim == 0:
-            yield here, str(field)
-
-
-def _checked_field(state: Any, path: str) -> str:
-    try:
-        if not isinstance(field_at(path, state), Array):
-            raise TypeError(path)
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        have = list(getattr(state, "_fields", ()))
-        raise ValueError(
-            f"extra_fields: {path!r} is no array in the state of this kernel, which has {have}."
-        ) from error
-    return path
+def _check_fields(state: Any, paths: Sequence[str]) -> None:
+    """Raises ValueError unless each path leads to an array in the state."""
+    for path in paths:
+        try:
+            is_array = isinstance(field_at(path, state), Array)
+        except (AttributeError, KeyError, IndexError, TypeError):
+            is_array = False
+        if not is_array:
+            raise ValueError(
+                f"extra_fields: {path!r} is no array in the state of this kernel, which has "
+                f"{list(getattr(state, '_fields', ()))}."
+            )
 
 
 def _check_start(kernel: MCMCKernel, position: Any, init_params: Any) -> None:
-    """Some NumPyro kernels ignore `init_params`; that must not pass in silence."""
-    if init_params is None:
-        return
-    wanted = init_params if isinstance(init_params, dict) else dict(_named(init_params))
+    """Raises ValueError where a kernel ignores `init_params`, as some of NumPyro's do."""
+    wanted = init_params if isinstance(init_params, dict) else _named(init_params)
     found = _named(position)
     for name, value in wanted.items():
         if name not in found or not jnp.allclose(jnp.asarray(value), found[name]):
@@ -474,7 +368,7 @@ def _check_start(kernel: MCMCKernel, position: Any, init_params: Any) -> None:
 
 
 def _named(values: Any) -> dict[str, Array]:
-    """Values by name, also for kernels that are built on a potential function and move any pytree.
+    """Values by name; leaves get numbers, for kernels on a potential function, which move any tree.
 
     A scope's "/" would be a group in a DataTree, so it becomes a dot.
     """
@@ -485,18 +379,8 @@ def _named(values: Any) -> dict[str, Array]:
     return {f"Param:{i}": leaf for i, leaf in enumerate(jax.tree.leaves(values))}
 
 
-BUFFER_BYTES = 16 * 2**20  # more would only be copied for nothing: a chunk is a quarter of a second
-# The operations of an algorithm's step are short: the order that saves memory is nearly a chain,
-# and no second thread wakes up for each of them. A chain is compiled as NumPyro compiles it, for
-# its draws are NumPyro's, bit for bit.
-IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-# how often the host gets its turn: short for a live bar and Ctrl-C, long against the 0.1 ms of a
-# call
-CHUNK_SECONDS = 0.25
-
-
 def alone(function: Callable) -> Callable:
-    """`function` of one chain, lifted to an axis of one chain."""
+    """A function of one chain, lifted to an axis of one chain."""
     return lambda batch: jax.tree.map(
         lambda leaf: jnp.asarray(leaf)[None], function(jax.tree.map(lambda leaf: leaf[0], batch))
     )
@@ -506,53 +390,61 @@ CHAIN_METHODS = {"sequential": alone, "vectorized": jax.vmap, "parallel": alone}
 
 
 class Loop:
-    """The compiled loop of a stepper, and the buffers that it fills."""
+    """The compiled loop of a stepper, and the buffers that it fills.
+
+    Args:
+        stepper: what is stepped.
+        states: states of the chains, with a leading chain axis.
+        chain_method: as for `Driver`.
+    """
 
     def __init__(self, stepper: Stepper, states: Any, chain_method: str | Callable):
-        """`states` have a leading chain axis."""
         started = perf_counter()
-        lift: Callable = chain_method if callable(chain_method) else CHAIN_METHODS[chain_method]
-        num_chains = jax.tree.leaves(states)[0].shape[0]
-        if num_chains == 1:
-            lift = alone  # under vmap both branches of every `cond` would run
         record = jax.eval_shape(jax.vmap(stepper.record, (0, None)), states, stepper.data)
         size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
-        self.capacity = int(np.clip(BUFFER_BYTES // size, 1, 2**18))
+        # 16 MiB: a chunk is a quarter of a second, and more would only be copied
+        self.capacity = int(np.clip(16 * 2**20 // size, 1, 2**18))
         self.buffers = jax.tree.map(
             lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record
         )
         self.stepper = stepper
         make_room()
-        self.advance = _compiled(stepper, lift, chain_method, num_chains, states, self.buffers)
+        self.advance = _compiled_loop(stepper, chain_method, states, self.buffers)
         self.seconds_to_compile = perf_counter() - started
         self.pace = 1.0  # records, or warm-up steps, in a chunk; follows the clock
 
     def size(self, limit: int, num_lanes: int, recorded: bool) -> int:
-        """How many records, or warm-up steps, fit into a chunk."""
-        return int(
-            min(
-                limit,
-                max(1, self.pace / num_lanes),
-                self.capacity if recorded or self.stepper.asks_host else limit,
-            )
-        )
+        """How many records, or warm-up steps, the next chunk takes, at most `limit`."""
+        most = self.capacity if recorded or self.stepper.asks_host else limit
+        return int(min(limit, max(1, self.pace / num_lanes), most))
 
     def chunk(
         self, states: Any, size: int, *, steps: int = 1, recorded: bool = True
     ) -> tuple[Any, Any, int]:
-        """`size` records of `steps` steps each (or as many warm-up steps), fewer where a state asks
-        for the host or has finished: states, records on the host, how many.
+        """Takes records until there are enough, or a state asks for the host or has finished.
+
+        Args:
+            states: states of the chains, which are donated.
+            size: how many records, or warm-up steps.
+            steps: steps of the kernel before each record.
+            recorded: whether records are kept.
+
+        Returns:
+            The states, the records as NumPy arrays, and how many there are.
         """
         started = perf_counter()
         # so that a state is on the host at the same step wherever chunks end
         one_by_one = recorded or self.stepper.asks_host
         trips = (size, steps) if one_by_one else (1, size)
         states, self.buffers, done = self.advance(
-            states, self.buffers, self.stepper.data, *(np.int32(n) for n in trips)
+            states, self.buffers, self.stepper.data, *map(np.int32, trips)
         )
         count = int(done) if one_by_one else size  # waits for the device
         if count == size:
-            self._follow_the_clock(size, perf_counter() - started)
+            # a quarter of a second: short for a live bar and Ctrl-C, long against the 0.1 ms of a
+            # call
+            seconds = max(perf_counter() - started, 1e-6)
+            self.pace = min(size * 0.25 / seconds, 10.0 * size)
         kept = count if recorded else 1
         records = jax.tree.map(lambda buffer: np.asarray(buffer)[:kept].copy(), self.buffers)
         return states, records, count
@@ -563,27 +455,29 @@ class Loop:
             lambda buffer: np.zeros((0, *buffer.shape[1:]), buffer.dtype), self.buffers
         )
 
-    def _follow_the_clock(self, size: int, seconds: float) -> None:
-        self.pace = min(size * CHUNK_SECONDS / max(seconds, 1e-6), 10.0 * size)
 
-
-def _compiled(
-    stepper: Stepper, lift: Callable, chain_method: Any, num_chains: int, states: Any, buffers: Any
+def _compiled_loop(
+    stepper: Stepper, chain_method: str | Callable, states: Any, buffers: Any
 ) -> Callable:
+    num_chains = jax.tree.leaves(states)[0].shape[0]
+    lift: Callable = chain_method if callable(chain_method) else CHAIN_METHODS[chain_method]
+    if num_chains == 1:
+        lift = alone  # under vmap both branches of every `cond` would run
     finished, needs_host = lift(stepper.finished), lift(stepper.needs_host)
-
     # each device loops by itself, and must not end before the others
     by_device = chain_method == "parallel" and num_chains > 1
 
-    def advance(states: Any, buffers: Any, data: Any, num_records: Array, steps: Array):
-        step = lift(
-            lambda state: (
-                _unless_finished(stepper, state, data)
-                if num_chains > 1
-                else stepper.step(state, data)
-            )
+    def one_step(state: Any, data: Any) -> Any:
+        # A chain never finishes, and a single replicate ends the loop. Other replicates wait: a
+        # branch, which copies the state each step.
+        if stepper.warms_up or num_chains == 1:
+            return stepper.step(state, data)
+        return jax.lax.cond(
+            stepper.finished(state), lambda at: at, lambda at: stepper.step(at, data), state
         )
 
+    def advance(states: Any, buffers: Any, data: Any, num_records: Array, steps: Array):
+        step = lift(lambda state: one_step(state, data))
         record = lift(lambda state: stepper.record(state, data))
 
         def unfinished(carry):
@@ -606,36 +500,28 @@ def _compiled(
         )
         return states, buffers, useful
 
-    whole = _one_chain_a_device(advance, num_chains) if by_device else advance
+    # The operations of an algorithm's step are short: the order that saves memory is nearly a
+    # chain, and no second thread wakes up for each of them. A chain is compiled as NumPyro compiles
+    # it: its draws are NumPyro's, bit for bit.
+    in_order = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     trip = jax.ShapeDtypeStruct((), jnp.int32)
-    code, given = (
-        jax.jit(whole, donate_argnums=(0, 1), keep_unused=True),
+    return built(
+        _one_chain_a_device(advance, num_chains) if by_device else advance,
         (states, buffers, stepper.data, trip, trip),
-    )
-    options = None if stepper.warms_up else IN_ORDER
-    return (
-        code.lower(*given).compile(compiler_options=options)
-        if stepper.data is None
-        else built(code, given, options)
-    )
-
-
-def _unless_finished(stepper: Stepper, state: Any, data: Any) -> Any:
-    """A replicate that has finished waits for the others.
-
-    A single one does without: the branch would copy its state each step.
-    """
-    if stepper.warms_up:
-        return stepper.step(state, data)  # a chain never finishes
-    return jax.lax.cond(
-        stepper.finished(state), lambda at: at, lambda at: stepper.step(at, data), state
+        None if stepper.warms_up else in_order,
+        donated=(0, 1),
+        is_kept=stepper.data is not None,  # else all data are constants in the code
     )
 
 
 def _one_chain_a_device(advance: Callable, num_chains: int) -> Callable:
     """No collective inside: each device runs its own chain at its own speed."""
-    mesh = Mesh(np.array(jax.local_devices()[:num_chains]), ("chain",))
-    chain, record, same = PartitionSpec("chain"), PartitionSpec(None, "chain"), PartitionSpec()
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:num_chains]), ("chain",))
+    chain, record, same = (
+        jax.sharding.PartitionSpec("chain"),
+        jax.sharding.PartitionSpec(None, "chain"),
+        jax.sharding.PartitionSpec(),
+    )
 
     def local(states, buffers, data, num_records, steps):
         states, buffers, count = advance(states, buffers, data, num_records, steps)

@@ -1,10 +1,10 @@
-"""What an algorithm that is not a chain owes the driver: eight pure functions.
+"""What kernels owe the driver: eight pure functions of an algorithm, NumPyro's protocol of a chain.
 
-Chains are NumPyro's `MCMCKernel`s and keep NumPyro's protocol. Everything else (a particle filter,
-nested sampling, coordinate ascent, stochastic variational inference) is an `Algorithm`. The kernel
-object holds its settings and nothing else, so that drivers and threads may share it: a run is a
-function of kernel, model, data and key. What a kernel finds out about a model is a value, the
-*reading*, which the driver hands on together with the data:
+Everything that is not a chain (a particle filter, nested sampling, coordinate ascent, stochastic
+variational inference) is an `Algorithm`. The kernel object holds its settings and nothing else, so
+that drivers and threads may share it: a run is a function of kernel, model, data and key. What a
+kernel finds out about a model is a value, the *reading*, which the driver hands on together with
+the data:
 
     reading, data = kernel.read(program)                     # once, when a run begins
     state = kernel.init(rng_key, reading, data)              # on the host
@@ -12,18 +12,28 @@ function of kernel, model, data and key. What a kernel finds out about a model i
 
 A reading is static and hashable: compiled code may depend on it. Data are arrays, which compiled
 code takes as arguments.
+
+Chains are NumPyro's `MCMCKernel`s. Ours are `GibbsBlock`s: each draws some sites of a model, alone
+or as a block of NumPyro's `Gibbs`.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+from numpyro.distributions.distribution import validation_enabled
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
+from numpyro.infer.mcmc import MCMCKernel
 
+from inference.program.compiling import is_traced, model_hash
 from inference.program.program import Program
 
-__all__ = ["Algorithm", "Online", "Results", "init_strategy"]
+__all__ = ["Algorithm", "GibbsBlock", "Online", "Reading", "Results", "init_strategy"]
 
 
 class Results(NamedTuple):
@@ -43,16 +53,15 @@ class Algorithm(ABC):
     """
 
     model: Any  # the NumPyro model that it was built on
-    # the checks of its runs: "smc", "nested" or "variational"; else `diagnostics.report` finds out
+    # which checks `diagnostics.report` makes: "smc", "nested" or "variational"; "": it finds out
     report: ClassVar[str] = ""
 
     @abstractmethod
     def read(self, program: Program) -> tuple[Any, Any]:
-        """What the kernel needs of the model, proved, and the arrays that its steps take:
-        `(reading, data)`.
+        """`(reading, data)`: what the kernel needs of the model, proved, and arrays for its steps.
 
-        Bad data and models that do not fit are refused here, before anything is compiled for long:
-        `StructureError` or `ValueError`.
+        Raises StructureError for a model that does not fit, and ValueError for bad data, before
+        anything is compiled for long.
         """
 
     @abstractmethod
@@ -61,25 +70,21 @@ class Algorithm(ABC):
 
     @abstractmethod
     def step(self, rng_key: Array, state: Any, reading: Any, data: Any, /) -> tuple[Any, Any]:
-        """One sweep, one batch of data or one shrinkage: `(State, Info)`.
+        """`(State, Info)` after one sweep, one batch of data or one shrinkage. Compiled.
 
-        Compiled. Each field of `Info` is recorded at every step under its own name in
-        `sample_stats`, and the progress bar shows the scalar ones.
+        Each field of `Info` is recorded at every step under its own name in `sample_stats`, and the
+        progress bar shows the scalar ones.
         """
 
     @abstractmethod
     def finished(self, state: Any) -> Array:
-        """Whether nothing is left to do: a boolean scalar array.
-
-        A constant False means that only a budget ends the run.
-        """
+        """Whether nothing is left to do, a boolean scalar; always False where a budget ends it."""
 
     @abstractmethod
     def draw(
         self, rng_key: Array, state: Any, reading: Any, data: Any, num_draws: int
     ) -> dict[str, Array]:
-        """`num_draws` equally weighted draws of the latent sites, constrained, along a new first
-        axis.
+        """`num_draws` equally weighted draws of the latent sites, constrained, on a new first axis.
 
         A variational algorithm adds `log_q`, the log density of each draw under its approximation:
         a group of its own in the tree, from which `diagnostics` tells how far q is from the model.
@@ -87,19 +92,19 @@ class Algorithm(ABC):
 
     @abstractmethod
     def results(self, state: Any, reading: Any, data: Any) -> Results:
-        """What the tree holds beside draws and the record of the steps; `Results({}, {}, {})`
-        when there is nothing.
-        """
+        """What the tree holds beside draws and the record of the steps."""
 
     def needs_host(self, state: Any) -> Array:
-        """Whether the next step needs something that compiled code cannot do, such as arrays
-        with more room. Compiled.
-        """
+        """Whether the next step needs what compiled code cannot do, such as more room. Compiled."""
         return jnp.zeros((), bool)
 
     def on_host(self, states: Sequence[Any], reading: Any, data: Any) -> Sequence[Any]:
-        """The states of all replicates that are stacked together, of which at least one needs
-        the host; returned in equal shapes.
+        """The states after what the host had to do, in equal shapes.
+
+        Args:
+            states: of all replicates that are stacked together; at least one needs the host.
+            reading: what `read` returned.
+            data: what `read` returned.
         """
         raise NotImplementedError(
             f"{type(self).__name__}: a state asks for the host, and the kernel has no `on_host`."
@@ -122,15 +127,94 @@ class Online(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What `init` of a `GibbsBlock` has found out about a model, proved."""
+
+    # arguments, the form of their tree, and a hash of the model; None where arguments are traced,
+    # and the reading serves one call
+    source: tuple[list[Any], Any, str] | None = field(default=None, kw_only=True)
+
+
+class GibbsBlock(MCMCKernel):
+    """A chain kernel whose state has `values`: of the sites that it draws, by name, constrained."""
+
+    model: Callable
+    sample_field = "values"
+    reading: Any = None  # what `init` has read off the model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The reading stays behind; `init` reads again."""
+        return vars(self) | {"reading": None}
+
+    def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+        """The state after another kernel has moved: by default nothing follows from this."""
+        return state
+
+    def wrap_model(self, wrapper: Callable) -> Self:
+        """The same kernel on another model, without its reading.
+
+        This kernel takes itself what NumPyro's `conditioned` gives to a model.
+        """
+        other = copy.copy(self)
+        other.model = self.model if wrapper is conditioned else wrapper(self.model)
+        return other
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
+        """A function that returns draws as they are."""
+        return lambda values: values
+
+    def _program(
+        self, args: tuple, kwargs: dict[str, Any] | None
+    ) -> tuple[Program, dict[str, Any]]:
+        """The model with its arguments, and the values of sites that other blocks own."""
+        kwargs = dict(kwargs or {})
+        others = kwargs.pop(GIBBS_SITES_KWARG, {})
+        return Program(self.model, *args, **kwargs), others
+
+    def _bind(self, program: Program, owned: list[str], read: Callable[[], Reading]) -> Any:
+        """Sets `reading` to what `read()` finds, and returns it.
+
+        The chains of a run share one reading. It is kept where the arguments are the very same and
+        the model has the same hash, so that a helper which was redefined in between is seen.
+
+        Cost: one trace of the model for each call beside the reading itself.
+        """
+        leaves, form = jax.tree.flatten((program.arguments, owned))
+        known = self.reading and self.reading.source
+        has_traced = is_traced(leaves)
+
+        def hash_of_model() -> str:
+            with validation_enabled(False):  # what reads the model says what is wrong with the data
+                return model_hash(program, knows_data=True)
+
+        with jax.ensure_compile_time_eval():
+            is_same = (
+                known
+                and not has_traced
+                and form == known[1]
+                and all(map(_is_same, leaves, known[0]))
+            )
+            if not (is_same and hash_of_model() == known[2]):
+                found = read()  # before the model is hashed: it says more of bad data
+                source = None if has_traced else (leaves, form, hash_of_model())
+                self.reading = replace(found, source=source)
+        return self.reading
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether arguments are the very same; names and numbers may be equal ones."""
+    is_plain = isinstance(one, str | int | float) and type(one) is type(other)
+    return one is other or (is_plain and one == other)
+
+
 def init_strategy(kernel: Any) -> Callable | None:
-    """NumPyro's function for the start of each site: of the kernel, of its guide, or of the
-    first of its blocks that has one.
+    """NumPyro's function for the start of each site; None where there is none.
+
+    It is that of the kernel, of its guide, or of the first of its blocks that has one.
     """
-    for part in (
-        kernel,
-        getattr(kernel, "guide", None),
-        *(block for block, _ in getattr(kernel, "blocks", ())),
-    ):
+    blocks = (block for block, _ in getattr(kernel, "blocks", ()))
+    for part in (kernel, getattr(kernel, "guide", None), *blocks):
         strategy = getattr(part, "_init_strategy", None) or getattr(part, "init_loc_fn", None)
         if strategy is not None:
             return strategy

@@ -1,8 +1,7 @@
-"""When a run ends before its budget: predicates over the tree so far.
+"""Rules that end a run before its budget: predicates over the tree so far.
 
-A predicate is any function `tree -> bool`. It is asked at fixed numbers of records (each a quarter
-more than the last), so that a run which is stopped and resumed ends where an uninterrupted one
-does.
+A rule is any function `tree -> bool`. It is asked at fixed numbers of records (each a quarter more
+than the last), so that a run which is stopped and resumed ends where an uninterrupted one does.
 """
 
 from collections.abc import Callable
@@ -18,12 +17,15 @@ StopRule = Callable[[xr.DataTree], bool]
 def converged(
     rhat: float = 1.01, ess: float = 400.0, var_names: list[str] | None = None
 ) -> StopRule:
-    """True when every quantity of the posterior has rank R-hat below `rhat`, and bulk and tail ESS
-    above `ess`.
+    """A rule: rank R-hat, and bulk and tail effective sample sizes, are good enough.
 
-    `var_names` picks the sites; leave out those that are not identified, such as labels of
-    components. An element that never moved, such as the diagonal of a correlation matrix, is not
-    counted.
+    An element that never moved, such as the diagonal of a correlation matrix, does not count.
+
+    Args:
+        rhat: the R-hat that each quantity must be below.
+        ess: the effective sample sizes that each quantity must be above.
+        var_names: the sites that count, None for all; leave out those that are not identified, such
+            as labels of components.
     """
     if rhat <= 1.0:
         raise ValueError(f"converged: rhat must be above 1, got {rhat}.")
@@ -37,27 +39,30 @@ def converged(
                 "that is no chain."
             )
         posterior = tree["posterior"].dataset
-        posterior = (posterior[var_names] if var_names else posterior).map(
-            lambda values: values.astype(float)
-        )
+        posterior = posterior[var_names] if var_names else posterior
+        posterior = posterior.map(lambda values: values.astype(float))
         if posterior.sizes.get("draw", 0) < 4:
             return False
-        moved = {
-            name: (values.std(("chain", "draw")) > 0).values
-            for name, values in posterior.data_vars.items()
-        }
-        worst = _elements(az.rhat(posterior), moved)
-        least = np.concatenate(
-            [_elements(az.ess(posterior, method=method), moved) for method in ("bulk", "tail")]
+        moved = posterior.std(("chain", "draw")) > 0
+        of_moved = lambda found: np.concatenate(
+            [found[name].values[moved[name].values].ravel() for name in moved]
         )
-        return bool(worst.size and np.all(worst < rhat) and np.all(least > ess))  # a NaN is neither
+        worst = of_moved(az.rhat(posterior))
+        least = [of_moved(az.ess(posterior, method=method)) for method in ("bulk", "tail")]
+        # a NaN is neither below nor above
+        return bool(worst.size and np.all(worst < rhat) and np.all(np.concatenate(least) > ess))
 
     return rule
 
 
 def settled(name: str = "elbo", tolerance: float = 1e-4, window: int = 100) -> StopRule:
-    """True when the mean of `sample_stats[name]` over the last `window` steps exceeds that of the
-    window before by less than `tolerance`, relative to its size, in every replicate.
+    """A rule: a statistic of the steps, such as the ELBO, does not rise any more in any replicate.
+
+    Args:
+        name: the statistic, in `sample_stats`.
+        tolerance: how much the mean of the last `window` steps may exceed the mean of the window
+            before, relative to its size.
+        window: how many steps.
     """
 
     def rule(tree: xr.DataTree) -> bool:
@@ -74,7 +79,3 @@ def settled(name: str = "elbo", tolerance: float = 1e-4, window: int = 100) -> S
         return bool(np.all(last - before < tolerance * np.abs(last)))
 
     return rule
-
-
-def _elements(values: xr.Dataset, moved: dict) -> np.ndarray:
-    return np.concatenate([values[name].values[moved[name]].ravel() for name in moved])

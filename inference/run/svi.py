@@ -1,5 +1,4 @@
-"""NumPyro's SVI as an `Algorithm`, so that it checkpoints, resumes, replicates and reports as every
-other one does.
+"""NumPyro's SVI as an `Algorithm`, so that it checkpoints, resumes and reports as others do.
 
     maximise over the guide's parameters   E_q[log p(x, z) - log q(z)]        (the ELBO)
 
@@ -16,7 +15,6 @@ import numpy as np
 from jax import Array, random
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.elbo import ELBO as ELBOLoss
 from numpyro.infer.svi import SVIState
 
 from inference.program.program import Program
@@ -34,8 +32,8 @@ class ELBO(NamedTuple):
 class OrderedTraceELBO(Trace_ELBO):
     """NumPyro's `Trace_ELBO`, its sites added in the order of their names.
 
-    NumPyro adds them in the order of a set of texts, which is another one in each process: a
-    resumed run would part from an uninterrupted one in the last bit.
+    NumPyro adds them in the order of a set of names, which differs between processes: a resumed run
+    would differ from an uninterrupted one in the last bit.
     """
 
     def __init__(self, loss: Trace_ELBO):
@@ -50,14 +48,8 @@ class OrderedTraceELBO(Trace_ELBO):
         return found | {"loss": sum(jax.tree.leaves(found["loss"]))}
 
 
-def _in_order(loss: ELBOLoss) -> ELBOLoss:
-    if type(loss) is Trace_ELBO and loss.sum_sites:
-        return OrderedTraceELBO(loss)
-    return loss
-
-
 class GuidedModel(NamedTuple):
-    """What was read: the arguments of the run, and an `SVI` that has seen them."""
+    """What was read: the model with its arguments, and an `SVI` that has run its guide on them."""
 
     program: Program
     svi: SVI
@@ -83,13 +75,12 @@ class StochasticVI(Algorithm):
 
     def __init__(self, svi: SVI):
         self.svi = deepcopy(svi)
-        self.svi.loss = _in_order(svi.loss)
+        if type(svi.loss) is Trace_ELBO and svi.loss.sum_sites:
+            self.svi.loss = OrderedTraceELBO(svi.loss)
         self.model = svi.model
 
     def read(self, program: Program) -> tuple[GuidedModel, dict]:
-        """The model is evaluated, and the guide run once: NumPyro finds its transforms in this
-        way.
-        """
+        """Checks the model, and runs the guide once, by which NumPyro finds its transforms."""
         program.check(init_strategy(self.svi))
         reading = GuidedModel(program, deepcopy(self.svi))
         args, kwargs = reading.given
@@ -97,9 +88,7 @@ class StochasticVI(Algorithm):
         return reading, {}
 
     def init(self, rng_key: Array, reading: GuidedModel, data: dict) -> SVIState:
-        """NumPyro's own initial state, of a fresh copy: an autoguide remembers the start of its
-        first run.
-        """
+        """NumPyro's initial state, of a copy: an autoguide remembers the start of its first run."""
         args, kwargs = reading.given
         return deepcopy(self.svi).init(rng_key, *args, **kwargs)
 
@@ -118,8 +107,9 @@ class StochasticVI(Algorithm):
     def draw(
         self, rng_key: Array, state: SVIState, reading: GuidedModel, data: dict, num_draws: int
     ) -> dict[str, Array]:
-        """Draws from the fitted guide, with their density under it; a site that the loss sums
-        out (enumeration) has none.
+        """Draws from the fitted guide, and their log density under it.
+
+        A site that the loss sums out (enumeration) has no draws.
         """
         program, svi = reading
         guide = substitute(svi.guide, data=svi.get_params(state))

@@ -46,7 +46,7 @@ def rows_per_second(
     seconds = driver.run(0, **rows).attrs["compile_time"]
     speeds = []
     for _ in range(rounds):
-        session = driver._last[0]  # ty: ignore[not-subscriptable]
+        session = driver._last.session  # ty: ignore[unresolved-attribute]
         compiled, started = set(session.compiled), process_time()
         driver.update(**rows)
         if set(session.compiled) == compiled or len(y) >= MANY:  # else it made room, and compiled

@@ -54,8 +54,8 @@ def of_driver(
         progress_bar=False,
     )
     driver.run(0, x, y, num_classes=num_classes, batch_size=ROWS, num_negatives=CLASSES, **options)
-    session = driver._last[0]  # ty: ignore[not-subscriptable]
-    [loop] = [each for key, each in session.compiled.items() if not isinstance(key, str)]
+    session = driver._last.session  # ty: ignore[unresolved-attribute]
+    [loop] = session.compiled.values()
     state = [session.lanes[0]]
 
     def run(steps: int) -> float:

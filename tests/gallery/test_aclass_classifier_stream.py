@@ -393,7 +393,7 @@ def test_a_clone_has_the_settings_and_no_memory(half):
         ({"component": "normal"}, "component: found 'normal', wanted 'auto' or a component"),
         ({"num_particles": 0}, "num_particles: found 0"),
         ({"resampling": "none"}, "resampling: found 'none'"),
-        ({"max_time": -1.0}, "max_time: seconds, at least 0"),
+        ({"max_time": -1.0}, "max_time: found -1.0, wanted seconds, at least 0"),
     ],
 )
 def test_settings_are_refused_by_name(settings, match):

@@ -124,7 +124,7 @@ def test_wrong_data_are_refused_before_anything_runs(X, y, named, call):
             "capacity: found 32, wanted a whole number from 1 to max_capacity, 8",
         ),
         ({"max_capacity": "a"}, "max_capacity: found 'a'"),
-        ({"max_time": "a"}, "max_time: seconds, at least 0; got 'a'"),
+        ({"max_time": "a"}, "max_time: found 'a', wanted seconds, at least 0"),
         ({"persistence": 2.0}, "persistence: found 2.0"),
         ({"amplitude": 2.0}, "amplitude: found 2.0, wanted a distribution"),
         ({"covariance": "rbf"}, "covariance: found 'rbf'"),

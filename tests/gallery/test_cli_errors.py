@@ -124,7 +124,7 @@ ERRORS = {
     ),
     "option that the driver refuses": (
         [*FIT, "--option", "num_chains=0"],
-        "num_chains: an integer, at least 1",
+        "num_chains: found .*, wanted an integer, at least 1",
     ),
     "option that is data": ([*FIT, "--option", "y=3"], "takes 'y' from the data set"),
     "unknown kernel": (

@@ -40,7 +40,7 @@ def check_same(found, wanted):
 
 def forget(monkeypatch, field, other):
     """A planted bug: of a state that is loaded, a field is another."""
-    load = _store.FolderStore.load
+    load = _store.Store.load
     changed = lambda step: step._replace(
         state=step.state._replace(**{field: other(getattr(step.state, field))})
     )
@@ -51,7 +51,7 @@ def forget(monkeypatch, field, other):
             states=jax.tree.map(changed, commit.states, is_leaf=lambda node: isinstance(node, Step))
         )
 
-    monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+    monkeypatch.setattr(_store.Store, "load", forgetful)
 
 
 def lonely(x, y=0.0):

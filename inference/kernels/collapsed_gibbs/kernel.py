@@ -65,7 +65,7 @@ from inference.reading.crp_mixture import (
     read_partition,
 )
 from inference.reading.mixture_trace import columns, term
-from inference.run.gibbs_block import GibbsBlock, Reading
+from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]
 

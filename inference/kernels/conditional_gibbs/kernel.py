@@ -47,7 +47,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, check_setting
 from inference.reading.conditional import draw, identify_among, settings_of
 from inference.reading.crossed import hold, read_crossed
-from inference.run.gibbs_block import GibbsBlock, Reading
+from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = [
     "AssignmentDraws",

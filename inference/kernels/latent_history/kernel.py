@@ -50,7 +50,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, check_whole
 from inference.reading.field import Field, read_field
 from inference.reading.history import History, like, read_history, shuffled
-from inference.run.gibbs_block import GibbsBlock, Reading
+from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = ["HistoryReading", "HistoryState", "LatentHistory"]
 

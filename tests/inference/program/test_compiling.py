@@ -47,7 +47,7 @@ def test_programs_that_leave_out_different_data_are_not_confused():
 
 @pytest.mark.parametrize(
     "how",
-    [once, compiled, lambda function, x: built(jax.jit(function, keep_unused=True), (x,), None)],
+    [once, compiled, lambda function, x: built(function, (x,))],
 )
 def test_what_is_traced_to_the_same_code_is_not_lowered_again(how, monkeypatch):
     lowered, lower = [], jax.stages.Traced.lower

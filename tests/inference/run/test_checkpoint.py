@@ -122,7 +122,7 @@ DEATHS = [
     (os, "replace", 4),
     (os, "fsync", 5),
     (np, "savez", 3),
-    (_store.FolderStore, "_resize_and_write", 3),
+    (_store.Store, "_resize_and_write", 3),
 ]
 
 
@@ -144,18 +144,18 @@ def test_death_inside_a_save_loses_nothing(
 def test_a_store_that_forgets_its_tail_would_be_caught(tmp_path, small_blocks, monkeypatch):
     """The planted bug of the tests above: blocks are trusted beyond the commit."""
     folder = tmp_path / "run"
-    load = _store.FolderStore.load
+    load = _store.Store.load
 
     def careless(store, states):
         commit = load(store, states)
-        store.pending = store.pending and [_store._part(store.pending[0], slice(0, 0))]
+        store.pending = store.pending and [jax.tree.map(lambda value: value[:0], store.pending[0])]
         return commit
 
     with monkeypatch.context() as patch:
         die_at(patch, np, "savez", 6)
         with pytest.raises(Killed):
             chain(checkpoint=folder).run(0, X, LABELS)
-    monkeypatch.setattr(_store.FolderStore, "load", careless)
+    monkeypatch.setattr(_store.Store, "load", careless)
     with pytest.raises(AssertionError):
         assert_same(chain(checkpoint=folder).run(0, X, LABELS), uninterrupted("chain"))
 
@@ -230,7 +230,7 @@ def test_signals_save_and_return_what_was_drawn(number, when, tmp_path):
 
 
 def _send_when_compiled(driver: Driver, number: int) -> None:
-    while driver._last is None or driver._last[0].steps < 500:
+    while driver._last is None or driver._last.session.steps < 500:
         time.sleep(0.01)
     os.kill(os.getpid(), number)
 
@@ -319,7 +319,7 @@ def test_a_folder_of_somebody_elses_files_is_refused(tmp_path):
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path):
-    store = _store.FolderStore(tmp_path / "run", "draw")
+    store = _store.Store(tmp_path / "run", "draw")
     with store.opened(lambda: {}), pytest.raises(CheckpointError, match="another process runs"):
         chain(checkpoint=tmp_path / "run").run(0, X, LABELS)
 
@@ -333,7 +333,7 @@ def test_an_unwritable_folder_is_an_error_before_anything_runs(tmp_path):
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("owner", ["savez", "zarr"])
 def test_a_full_disk_is_an_error_that_carries_the_draws(owner, tmp_path, small_blocks, monkeypatch):
-    original, calls = (np.savez if owner == "savez" else _store.FolderStore._resize_and_write), [0]
+    original, calls = (np.savez if owner == "savez" else _store.Store._resize_and_write), [0]
 
     def full(*args, **kwargs):
         calls[0] += 1
@@ -343,7 +343,7 @@ def test_a_full_disk_is_an_error_that_carries_the_draws(owner, tmp_path, small_b
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            *((np, "savez") if owner == "savez" else (_store.FolderStore, "_resize_and_write")),
+            *((np, "savez") if owner == "savez" else (_store.Store, "_resize_and_write")),
             full,
         )
         with pytest.raises(CheckpointError, match="No space left on device.*`.tree`") as caught:
@@ -360,7 +360,7 @@ def test_a_full_disk_is_an_error_that_carries_the_draws(owner, tmp_path, small_b
 VICTIM = textwrap.dedent(
     """
     import sys
-    from inference import _store
+    from inference.run import store as _store
     from tests.inference.run import test_checkpoint as here
     _store.BLOCK_BYTES = 2000
     here.RUNS[sys.argv[1]](checkpoint=sys.argv[2], **here.LONG[sys.argv[1]]).run(0, here.X, here.LABELS)

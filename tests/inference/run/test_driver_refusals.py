@@ -28,18 +28,18 @@ def svi(model=logistic, **settings):
 
 
 WRONG_SETTINGS = {
-    "num_samples: an integer": {"num_samples": 0},
-    "num_warmup: an integer": {"num_warmup": -1},
-    "num_warmup: a chain needs it": {"num_warmup": None},
-    "num_chains: an integer": {"num_chains": 1.5},
-    "thinning: an integer": {"thinning": 0},
+    "num_samples: found 0, wanted an integer, at least 1": {"num_samples": 0},
+    "num_warmup: found -1, wanted an integer": {"num_warmup": -1},
+    "num_warmup: NUTS needs it": {"num_warmup": None},
+    "num_chains: found 1.5, wanted an integer": {"num_chains": 1.5},
+    "thinning: found 0, wanted an integer": {"thinning": 0},
     "chain_method: 'parallel' needs a device a chain": {
         "chain_method": "parallel",
         "num_chains": 64,
     },
     "chain_method: 'vectorised' unknown": {"chain_method": "vectorised"},
     "groups: \\['loglik'\\] unknown": {"groups": ("loglik",)},
-    "max_time: seconds": {"max_time": -1.0},
+    "max_time: found -1.0, wanted seconds": {"max_time": -1.0},
 }
 
 
@@ -52,7 +52,7 @@ def test_wrong_settings_are_refused_by_name(message):
 def test_wrong_kernels_are_refused():
     with pytest.raises(TypeError, match="kernel: .* is no kernel"):
         Driver(logistic, num_warmup=1)
-    with pytest.raises(ValueError, match="num_warmup: SVI never ends"):
+    with pytest.raises(ValueError, match="num_warmup: SVI needs it"):
         svi(num_warmup=None)
     with pytest.raises(ValueError, match="thinning: only draws of a chain"):
         svi(thinning=2)

@@ -138,7 +138,7 @@ def test_a_tree_has_the_precision_of_its_run(monkeypatch):
         found = driver.tree()
         assert found["posterior"].dataset.equals(wanted["posterior"].dataset)
         assert found.attrs["x64"] == 1
-        monkeypatch.setattr(driver._last[1], "x64", False)
+        monkeypatch.setattr(driver._last, "x64", False)
         with pytest.raises(TypeError, match="got float64, float32"):
             driver.tree()
 

@@ -249,7 +249,7 @@ def test_a_step_moves_no_array_of_all_classes_but_by_rows(options):
     }
     driver, _ = run(3, told=told, **options)
     assert driver._last is not None
-    loops = [loop for key, loop in driver._last[0].compiled.items() if not isinstance(key, str)]
+    loops = list(driver._last.session.compiled.values())
     found = re.findall(r"= \w+\[(?:1,)?1013(?:,\d+)?\]\S* (\w[\w-]*)\(", loops[0].advance.as_text())
     assert found.count("scatter") >= 1
     # a fusion holds the scatter

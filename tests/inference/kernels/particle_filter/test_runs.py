@@ -304,7 +304,7 @@ def test_a_run_that_grew_and_was_stopped_is_resumed_bit_for_bit(stopped, resumed
 @pytest.mark.parametrize("field", ["log_weight", "count"])
 def test_what_a_checkpoint_forgets_is_seen(field, stopped, resumed, monkeypatch):
     """The weights of the particles, or how many steps were taken."""
-    load = _store.FolderStore.load
+    load = _store.Store.load
 
     def forgetful(store, states):
         commit = load(store, states)
@@ -322,7 +322,7 @@ def test_what_a_checkpoint_forgets_is_seen(field, stopped, resumed, monkeypatch)
             else step._replace(state=step.state._replace(groups=groups))
         )
 
-    monkeypatch.setattr(_store.FolderStore, "load", forgetful)
+    monkeypatch.setattr(_store.Store, "load", forgetful)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         check_same(resumed()[1], stopped[2])
 
