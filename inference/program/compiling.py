@@ -33,6 +33,7 @@ import jax
 import numpy as np
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from platformdirs import user_cache_path
 
 __all__ = [
     "as_numpy",
@@ -41,6 +42,7 @@ __all__ = [
     "data_hash",
     "is_arrays",
     "is_traced",
+    "keep_programs",
     "make_room",
     "model_hash",
     "once",
@@ -146,6 +148,18 @@ def _remembered(
     if len(BUILT) > MOST_BUILT:
         del BUILT[next(iter(BUILT))]
     return BUILT[key][0]
+
+
+def keep_programs() -> None:
+    """Turns on JAX's persistent compilation cache, in the user's cache folder.
+
+    A second process then loads what the first has compiled. A cache that JAX has been told to use
+    (`JAX_COMPILATION_CACHE_DIR`), or not to use (`JAX_ENABLE_COMPILATION_CACHE=false`), stays so.
+    """
+    if jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir is None:
+        folder = user_cache_path("bayes-model-zoo") / "compiled"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def make_room() -> None:

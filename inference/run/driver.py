@@ -14,6 +14,7 @@ import xarray as xr
 from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
 
+from inference.program.compiling import keep_programs
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole, is_number
 from inference.run.loop import CHAIN_METHODS, Chain, Replicate, Stepper
@@ -107,6 +108,7 @@ class Driver:
             init_params: where the chains start, as NumPyro's kernels take it (unconstrained for HMC
                 and NUTS), with a leading axis of size `num_chains` when that is above 1.
         """
+        keep_programs()
         with TURN:
             # NumPyro's SVI may hold some of the model's arguments
             kwargs = getattr(self.kernel, "static_kwargs", {}) | kwargs

@@ -1,5 +1,10 @@
 """Compiled code serves every function that computes the same, and no other."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,3 +80,33 @@ def test_code_within_other_code_is_a_part_of_it(how):
     within = lambda factor: how(lambda x: jnp.cumsum(x) * factor, X)(X)
     np.testing.assert_allclose(jax.jit(within)(2.0), 2.0 * jnp.cumsum(X))
     np.testing.assert_allclose(jax.grad(lambda factor: within(factor)[-1])(2.0), 7.0)
+
+
+RUN = """
+import jax, numpyro, numpyro.distributions as dist
+from numpyro.infer import HMC
+from inference import Driver
+if FOLDER := {folder!r}:
+    jax.config.update("jax_compilation_cache_dir", FOLDER)
+model = lambda: numpyro.sample("x", dist.Normal())
+Driver(HMC(model, num_steps=1), num_warmup=1, num_samples=1, progress_bar=False).run(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_on", "where"),
+    [("", "true", "cache"), ("own", "true", "own"), ("", "false", None)],
+    ids=["by default", "a folder of one's own", "switched off"],
+)
+def test_a_run_keeps_its_programs_for_other_processes(tmp_path, folder, is_on, where):
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HOME": str(tmp_path / "cache"),
+        "JAX_ENABLE_COMPILATION_CACHE": is_on,
+    }
+    code = RUN.format(folder=str(tmp_path / folder) if folder else "")
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=True)
+    kept = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*-cache")}
+    assert kept == ({where} if where else set())
