@@ -25,24 +25,24 @@ import numpy as np
 import pandas as pd
 from sklearn.utils import check_array
 
-from gallery._units import Units
+from gallery._standardise import Standardiser
 from zoo.aclass import beta_bernoulli, dirichlet_categorical, mixed, normal_inverse_chi2
 
 __all__ = ["BINARY", "NUMBER", "Column", "Columns", "Mixed", "as_table", "component_of"]
 
 BINARY, NUMBER, CATEGORY, PLAIN = "0 and 1", "a number", "a category", "any number"
+UNSCALED = Standardiser(0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of a column: value = scale code + shift, or values[code]."""
+    """What was learned of a column: its kind, and how to get values back from codes."""
 
-    name: str  # as an error calls it
+    name: str  # for error messages
     kind: str
     dtype: Any
-    values: tuple = ()
-    shift: float = 0.0
-    scale: float = 1.0
+    values: tuple = ()  # of a category or of 0 and 1; a code is an index
+    standardiser: Standardiser = UNSCALED
 
     def codes(self, column: Any) -> np.ndarray:
         """The entries as floats, before the change of unit."""
@@ -60,7 +60,7 @@ class Column:
     def restored(self, codes: np.ndarray) -> np.ndarray:
         """The values that floats stand for."""
         if not self.values:
-            return codes * self.scale + self.shift
+            return self.standardiser.restore(codes)
         values = np.empty(len(self.values), object)
         values[:] = self.values
         return values[codes.astype(int)]
@@ -124,7 +124,7 @@ class Columns:
                 ]
             )
         self._refuse(codes)
-        return self._units.coded(codes)
+        return self._standardiser.standardise(codes)
 
     def decode(self, x: np.ndarray) -> Any:
         """A table of the kind that was learned from.
@@ -164,7 +164,7 @@ class Columns:
 
     def log_units(self, x: np.ndarray) -> float:
         """Log of the unit of every entry that is there, summed: log p(x) - log p(table)."""
-        return float((~np.isnan(x)).sum(0) @ np.log(self._units.scale))
+        return float((~np.isnan(x)).sum(0) @ np.log(self._standardiser.scale))
 
     def component(self) -> Callable:
         """The zoo's component for these columns."""
@@ -193,12 +193,11 @@ class Columns:
         return np.array([column.kind == BINARY for column in self.columns])
 
     @cached_property
-    def _units(self) -> Units:
-        return Units(
-            *(
-                np.array([getattr(column, name) for column in self.columns])
-                for name in ("shift", "scale")
-            )
+    def _standardiser(self) -> Standardiser:
+        """The standardisers of all columns as one."""
+        each = [column.standardiser for column in self.columns]
+        return Standardiser(
+            np.array([one.mean for one in each]), np.array([one.scale for one in each])
         )
 
 
@@ -276,8 +275,7 @@ def _learned(name: str, column: Any, plain: bool) -> Column:
     if not len(seen) or np.isinf(seen).any():
         # `encode` refuses what is infinite, and says where
         return Column(name, NUMBER, column.dtype)
-    units = Units.learn(seen)
-    return Column(name, NUMBER, column.dtype, (), float(units.mean), float(units.scale))
+    return Column(name, NUMBER, column.dtype, standardiser=Standardiser.learn(seen))
 
 
 def _entries(name: str, column: Any) -> np.ndarray:

@@ -11,15 +11,15 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.linalg import svds
 
 from gallery._entries import Entries
-from gallery._units import Units
+from gallery._standardise import Standardiser
 
 __all__ = ["Features", "missingness"]
 
 
 class Features(NamedTuple):
-    """Units of the columns; one that does not vary says nothing and is left out."""
+    """A standardiser of features, and the argument's name; constant columns are left out."""
 
-    units: Units
+    standardiser: Standardiser
     name: str
 
     @classmethod
@@ -31,17 +31,17 @@ class Features(NamedTuple):
         if not given:
             return None, None
         joined = np.concatenate(given, axis=1)
-        found = cls(Units.learn(joined), name)
+        found = cls(Standardiser.learn(joined), name)
         return found, found.coded(joined)
 
     def coded(self, features: Any) -> np.ndarray:
         """[item, feature] in standard deviations."""
         features = _checked(features, None, self.name)
-        if features.shape[1] != len(self.units.mean):
+        if features.shape[1] != len(self.standardiser.mean):
             raise ValueError(
-                f"{self.name}: found {features.shape[1]} features, wanted {len(self.units.mean)}."
+                f"{self.name}: found {features.shape[1]} features, wanted {len(self.standardiser.mean)}."
             )
-        return self.units.coded(features)[:, self.units.varies]
+        return self.standardiser.standardise(features)[:, self.standardiser.varies]
 
 
 def missingness(entries: Entries, width: int) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -21,7 +21,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded
-from gallery._units import Units
+from gallery._standardise import Standardiser
 from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
 from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
 from zoo.iqgme import normal_wishart, soft_probit
@@ -88,10 +88,10 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         precision = positive("precision", self.precision)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
-        units = Units.learn(X)
-        self._means = np.where(np.isnan(X).all(0), np.nan, units.mean)
-        self._kept, self._units = units.kept, units.of(units.kept)
-        x = self._standard(X)
+        self._standardiser = Standardiser.learn(X)
+        self._is_empty = np.isnan(X).all(0)
+        self._is_empty[self._standardiser.kept] = False
+        x = self._standardiser.standardise_kept(X, FAR)
         if "gate" not in settings:
             settings["gate"] = self._gate(x)
         expert = partial(soft_probit, sparse=self.sparse, precision=precision)
@@ -202,10 +202,6 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax()
         )
 
-    def _standard(self, X: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            return np.clip(self._units.coded(X[:, self._kept]), -FAR, FAR)
-
     def _gate(self, x: np.ndarray) -> Callable:
         """The prior of an expert's covariance is worth one row of that of all rows and, for each
         column, another with a part of it: with many columns and few rows, estimates of missing
@@ -241,7 +237,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        x, times = self._standard(X), len(codes)
+        x, times = self._standardiser.standardise_kept(X, FAR), len(codes)
         more = {name: np.tile(value, times) for name, value in by_row.items()}
         with jax.enable_x64(True):
             labels = np.repeat(codes, len(X)).astype(np.int32)
@@ -265,11 +261,11 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     def _imputed(self, X: Any, by_row: Mapping[str, np.ndarray], return_std: bool) -> Any:
         found = self._predicted(X, np.array([-1]), by_row)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        mean, deviation = np.where(np.isnan(X), self._means, X), np.zeros(X.shape)
-        mean[:, self._kept] = np.where(
-            np.isnan(X[:, self._kept]), self._units.decoded(found.mean), X[:, self._kept]
-        )
-        deviation[:, self._kept] = found.deviation * self._units.scale
+        restored = self._standardiser.restore_kept(found.mean)
+        restored[:, self._is_empty] = np.nan
+        mean = np.where(np.isnan(X), restored, X)
+        kept, deviation = self._standardiser.kept, np.zeros(X.shape)
+        deviation[:, kept] = found.deviation * self._standardiser.scale[kept]
         return (mean, deviation) if return_std else mean
 
     @property

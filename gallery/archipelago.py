@@ -31,7 +31,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among
-from gallery._units import Units
+from gallery._standardise import Standardiser
 from inference import Driver, LatentHistory
 from inference.program.compiling import compiled
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
@@ -179,8 +179,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, dtype=np.float64)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
-        self._units = Units.learn(X)
-        if not self._units.varies.any():
+        self._standardiser = Standardiser.learn(X)
+        if not self._standardiser.varies.any():
             raise ValueError(
                 f"X: found {len(X)} row(s) of constant columns, wanted at least one column "
                 "(feature) that varies."
@@ -197,7 +197,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             max_time=self.max_time,
         )
         with jax.enable_x64(True):
-            x, options = jnp.asarray(self._standard(X)), self._options()
+            x, options = jnp.asarray(self._standardiser.standardise_kept(X)), self._options()
             first = start(self.num_chains, x, labels, len(classes), capacity, **options)
             options |= {} if self.persistence is None else {"persistence": self.persistence}
             told = {"num_classes": len(classes), "capacity": capacity, **options}
@@ -223,7 +223,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class, [row, class]."""
         check_is_fitted(self)
-        x = self._standard(validate_data(self, X, dtype=np.float64, reset=False))
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        x = self._standardiser.standardise_kept(X)
         parts = np.array_split(x, range(AT_ONCE, len(x), AT_ONCE))
         # few shapes are compiled
         parts[-1] = np.pad(
@@ -271,7 +272,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         with jax.enable_x64(True):
             draws, rng_key = self._draws(MOST_DRAWS), random.key(rng.randint(2**31 - 1))
             x, codes = fantasies(rng_key, draws, jnp.asarray(self._x), int(n), code, **self._told)
-        return self._in_units(x), self.classes_[codes]
+        return self._standardiser.restore_kept(x), self.classes_[codes]
 
     def _first_capacity(self, num_rows: int) -> int:
         if self.capacity is None:
@@ -282,16 +283,6 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
                 f"{self.max_capacity}."
             )
         return self.capacity
-
-    def _standard(self, X: np.ndarray) -> np.ndarray:
-        """The columns that vary, in their own units."""
-        return self._units.coded(X)[:, self._units.varies]
-
-    def _in_units(self, x: np.ndarray) -> np.ndarray:
-        """All columns, from those that vary."""
-        whole = np.zeros((len(x), len(self._units.mean)))
-        whole[:, self._units.varies] = x
-        return self._units.decoded(whole)
 
     def _options(self) -> dict[str, Any]:
         """Of the model."""

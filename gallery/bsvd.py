@@ -37,7 +37,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from gallery._entries import Entries, read_entries, read_places
 from gallery._features import Features, missingness
-from gallery._links import LINKS, Gaussian, Link, num_told
+from gallery._links import LINKS, Gaussian, Link, num_initial_components
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
 from inference.kernels.conditional_gibbs.kernel import draw_items
@@ -182,7 +182,7 @@ class BSVDCompleter(BaseEstimator):
         """
         is_on = lambda number: {"z": (jnp.arange(self.num_components) < number).astype(int)}
         if isinstance(self._link, Gaussian):
-            return is_on(num_told(entries, self.num_components))
+            return is_on(num_initial_components(entries, self.num_components))
         sites = Program(bsvd, **arguments).sites
         effects = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
         return (
@@ -299,7 +299,7 @@ class BSVDCompleter(BaseEstimator):
         posterior["singular_value"] = (("chain", "draw", "order"), singular)
         rng = np.random.default_rng(0)
         places = [rng.integers(size, size=NUM_PROBES) for size in self.shape_]
-        mean, _ = self._link.told(
+        mean, _ = self._link.restore_moments(
             self._over_draws(lambda fn: self._link.moments(fn)[0], *places), np.zeros(())
         )
         posterior["prediction"] = (
@@ -318,7 +318,11 @@ class BSVDCompleter(BaseEstimator):
         tree["not_identified"] = xr.DataTree(posterior[raw])
         tree["posterior"] = xr.DataTree(posterior.drop_vars(raw))
         if isinstance(self._link, Gaussian):
-            tree.attrs |= {"shift": self._link.shift, "scale": self._link.scale}
+            standardiser = self._link.standardiser
+            tree.attrs |= {
+                "shift": float(standardiser.mean),
+                "scale": float(standardiser.scale),
+            }
         return tree
 
     def _row_log_likelihood(self) -> np.ndarray:
@@ -364,7 +368,7 @@ class BSVDCompleter(BaseEstimator):
         rows, columns, _ = read_places(rows, columns, self.shape_)
         means, variances = self._over_draws(self._link.moments, rows, columns)
         deviation = np.sqrt(variances.mean(0, dtype=float) + means.var(0, dtype=float))
-        mean, deviation = self._link.told(means.mean(0, dtype=float), deviation)
+        mean, deviation = self._link.restore_moments(means.mean(0, dtype=float), deviation)
         return (mean, deviation) if return_std else mean
 
     def sample(self, rows: Any, columns: Any, n: int = 100) -> np.ndarray:

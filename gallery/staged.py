@@ -31,7 +31,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among, declared
-from gallery._units import ROUNDING, Units
+from gallery._standardise import ROUNDING, Standardiser
 from inference import Orders, Program, Staged
 from zoo.staged_learning import family, order_prior
 
@@ -183,7 +183,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                 "column; wanted rows that differ at the "
                 f"first call of partial_fit, for its units serve all calls."
             )
-        self._units = Units.learn(X)
+        self._standardiser = Standardiser.learn(X)
         self._begun_with = {name: getattr(self, name) for name in FOR_ALL_CALLS}
         options = {"num_classes": max(len(classes), 2)} | (
             {} if self.cluster is None else {"cluster": self.cluster}
@@ -290,12 +290,12 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         """A column that said nothing at the first call may say something later, which nobody
         learns.
         """
-        left_out = np.setdiff1d(np.arange(X.shape[1]), self._units.kept)
+        left_out = np.setdiff1d(np.arange(X.shape[1]), self._standardiser.kept)
         if len(
             changed := [
                 int(column)
                 for column in left_out
-                if not np.allclose(X[:, column], self._units.mean[column], ROUNDING, 0.0)
+                if not np.allclose(X[:, column], self._standardiser.mean[column], ROUNDING, 0.0)
             ]
         ):
             warnings.warn(
@@ -308,7 +308,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
         """The columns that say something; the first, where none does."""
-        return np.clip(self._units.coded(X)[:, self._units.kept], -FARTHEST, FARTHEST)
+        return self._standardiser.standardise_kept(X, FARTHEST)
 
     # Asking.
 
