@@ -1,6 +1,4 @@
-"""Log-evidences of several runs: Bayes factors, their errors, and how many errors apart is
-apart.
-"""
+"""Log-evidences of several runs: Bayes factors and their errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +10,18 @@ from diagnostics._verdict import attribute, each_of
 
 __all__ = ["evidence_columns", "uncertainty"]
 
-# apart: this many known errors, and as improbably many where the error itself is an estimate
-ERRORS = 2.0
+ERRORS = 2.0  # a Bayes factor differs from 1 by this many known standard errors at least
 
 
 def evidence_columns(trees: Mapping[str, xr.DataTree]) -> tuple[Any, dict[str, list[str]]]:
-    """A table of evidences and Bayes factors against the highest, and reasons to doubt them."""
+    """Make a table of evidences and of Bayes factors against the highest.
+
+    Args:
+        trees: name of a model -> tree of its run.
+
+    Returns:
+        A data frame, and the doubts about each model.
+    """
     import pandas as pd
 
     value = {name: attribute(tree, "log_evidence") for name, tree in trees.items()}
@@ -46,17 +50,17 @@ def evidence_columns(trees: Mapping[str, xr.DataTree]) -> tuple[Any, dict[str, l
         factor, se = table["log_bayes_factor"][name], table["log_bayes_factor_se"][name]
         many = _quantile(errors[name], errors[best])
         if name != best and np.isfinite(se) and not -factor > many * se:
-            within = f"({factor:.3g} +- {se:.3g}, and {many:.3g} errors are wanted)"
+            within = f"({factor:.3g} +- {se:.3g}; wanted {many:.3g} errors)"
             reasons[name].append(f"log Bayes factor within its error of the best, {best} {within}")
             reasons[best].append(f"log Bayes factor of {name} within its error {within}")
     return table, reasons
 
 
 def uncertainty(tree: xr.DataTree) -> tuple[float, float]:
-    """Standard error of the log-evidence, and the degrees of freedom with which it is known.
+    """Return the standard error of the log-evidence, and its degrees of freedom.
 
-    Of n replicates it is the larger of what their spread shows, an estimate with n - 1 degrees of
-    freedom, and of what they claim, sqrt(mean se^2 / n), which counts as known.
+    For n replicates it is the larger of two errors: the estimate from their spread, with n - 1
+    degrees of freedom, and the claimed error sqrt(mean se^2 / n), which counts as known.
     """
     stated, each = attribute(tree, "log_evidence_se"), each_of(tree, "log_evidence")
     stated = np.nan if stated is None else stated
@@ -72,8 +76,8 @@ def uncertainty(tree: xr.DataTree) -> tuple[float, float]:
 
 
 def _quantile(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """How many errors of the difference are as improbable as `ERRORS` known ones: Student's
-    quantile, with Welch's degrees of freedom.
+    """Student's quantile of the same probability as `ERRORS` for a known error, with Welch's
+    degrees of freedom.
     """
     from scipy.stats import norm, t
 

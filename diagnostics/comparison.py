@@ -1,6 +1,4 @@
-"""Which model is better: ELPD, evidence and held-out score of several runs on the same data, in
-one table.
-"""
+"""Model comparison: ELPD, evidence and held-out scores of several runs on the same data."""
 
 import warnings
 from collections.abc import Mapping
@@ -16,39 +14,40 @@ from diagnostics._verdict import group_of
 
 __all__ = ["compare"]
 
-DRAWS = 100  # distinct ones, for an ELPD that another run would give again
+LEAST_DISTINCT_DRAWS = 100  # with fewer, an ELPD is not reproducible
 
 
 def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -> Any:
-    """A pandas table of the models, best first, with a column `unsafe` that says why a model's
-    place is not to be relied on.
+    """Compare models by ELPD, evidence and held-out score.
 
-    - `elpd`, `se`, `elpd_diff`, `dse`, `p`, `weight`: `az.compare` by PSIS-LOO on the joined
-      `log_likelihood` of all observed sites; the difference to the best with its standard error.
-      `high_k`: rows whose k-hat is too high.
-    - `log_evidence`: the run's attribute; `log_evidence_se`: the larger of the error that its
-      replicates show and that which they claim. `log_bayes_factor`, `log_bayes_factor_se`: against
-      the highest evidence; the errors of independent runs add in squares. An error estimated from n
-      replicates is taken times Student's quantile with n - 1 degrees of freedom.
+    The columns of the table:
+
+    - `elpd`, `se`, `elpd_diff`, `dse`, `p`, `weight`: `az.compare` by PSIS-LOO on the
+      `log_likelihood` of all observed sites together. `high_k`: number of rows with a high k-hat.
+    - `log_evidence`: the run's attribute. `log_evidence_se`: the larger of the error estimated from
+      replicates and the error that they claim. `log_bayes_factor`, `log_bayes_factor_se`: against
+      the highest evidence, with errors added in squares. An error estimated from n replicates is
+      multiplied by Student's quantile with n - 1 degrees of freedom.
     - `test_score`: sum over held-out rows of log mean_draws p(row). `test_diff`, `test_dse`: the
       difference to the best, and its standard error over rows.
+    - `unsafe`: reasons why the rank of a model is unreliable. These are ties, which are marked on
+      both sides, rows whose average rests on few draws, few distinct draws, uncorrected draws of an
+      approximation, and evidences of runs that ended early or are not finite.
 
-    A tie is marked on both sides. Other doubts: rows whose average rests on few draws, draws that
-    are few distinct points, draws of an approximation that nothing corrects, and evidences of runs
-    that ended early or are not finite.
+    Columns that no run can fill are left out. Models are sorted by ELPD where every run has a
+    log-likelihood, else by log-evidence, else by held-out score. With a group `log_q` beside
+    `log_prior` (see `report`), draws of a variational run are weighted to the posterior as in
+    `az.loo_approximate_posterior`. Vehtari, Gelman and Gabry (2017); Magnusson et al. (2019). Cost:
+    one Pareto fit for each row and model.
 
-    Columns that no run can fill are left out. Sorted by ELPD where every run has a log-likelihood,
-    else by log-evidence, else by held-out score: by the first that every run has.
+    Args:
+        trees: name of a model -> tree of its run. All must observe the same data.
+        test: name of a model -> pointwise log-likelihood of held-out rows: an array (chain, draw,
+            row...), or a tree with the groups `log_likelihood` and `observed_data`. A draw that
+            gives a row probability 0 has -inf.
 
-    :param trees: name of a model -> tree of its run. All must observe the same data.
-    :param test: name of a model -> pointwise log-likelihood of held-out rows, (chain, draw,
-    row...): an array, or a tree with
-        a group `log_likelihood`, whose sites are matched by its `observed_data`. -inf is a row that
-        a draw rules out.
-
-    With a group `log_q` beside `log_prior` (see `report`), draws of a variational run are weighted
-    to the posterior as `az.loo_approximate_posterior` does it. Vehtari, Gelman and Gabry (2017);
-    Magnusson et al. (2019). Cost: one Pareto fit for each row and model.
+    Returns:
+        A pandas data frame, a row for each model, the best first.
     """
     import pandas as pd
 
@@ -89,14 +88,13 @@ def _key(table: Any, trees: dict[str, xr.DataTree]) -> str:
             "trees: nothing to rank by. Every run needs the group `log_likelihood` "
             "(`Driver(groups=('log_likelihood',))`), "
             f"or every one a log-evidence, or every one a `test`; found {_inventory(trees)}. "
-            "Without these, compare forecasts "
-            "of the same new rows, by `diagnostics.log_score` and its like (at the command line: "
-            "`zoo predict` by each run)."
+            "Without these, compare predictions of the same new rows by `diagnostics.log_score` "
+            "and others (at the command line: `zoo predict` by each run)."
         )
     return key
 
 
-Part = tuple[Any, dict[str, list[str]]]  # columns of some models, and reasons to doubt them
+Part = tuple[Any, dict[str, list[str]]]  # columns, and the doubts about each model
 
 
 def _elpd(trees: dict[str, xr.DataTree]) -> Part:
@@ -109,7 +107,7 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
     if not found:
         return pd.DataFrame(index=list(trees)), {}
     corrections = {name: _correction(trees[name]) for name in found}
-    # of high k-hat and of vanishing stacking weights; the column says both
+    # ArviZ warns of high k-hat and of vanishing stacking weights; the table shows both
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         each = {
@@ -118,7 +116,7 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
         table = az.compare(each, round_to="none")
     table = table[["elpd", "se", "elpd_diff", "dse", "p", "weight"]].astype(float)
     if next(iter(found.values())).sizes[ROW] < 2:
-        table[["se", "dse"]] = np.nan  # nothing to take a standard deviation of
+        table[["se", "dse"]] = np.nan  # a single row has no standard deviation
     table["high_k"] = [
         num_high(each[str(name)].pareto_k.values, each[str(name)].good_k) for name in table.index
     ]
@@ -136,15 +134,15 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
 
 
 def _mark_ties(reasons: dict[str, list[str]], apart: Any, error: Any, what: str) -> None:
-    """On both sides of each difference to the best that is within two standard errors of zero,
-    or has no error.
+    """Mark both models of a difference to the best that is within two standard errors of zero, or
+    that has no standard error.
     """
     best = str(apart.index[apart.argmax()])
     for name in map(str, apart.index):
         size = f"({apart[name]:.3g} +- {error[name]:.3g})"
         if name != best and np.isnan(error[name]):
             reasons[name].append(
-                f"{what} below that of {best} by what has no standard error ({apart[name]:.3g})"
+                f"{what} below that of {best} by {apart[name]:.3g}, which has no standard error"
             )
         elif name != best and not -apart[name] > 2 * error[name]:
             reasons[name].append(f"{what} within two standard errors of the best, {best} {size}")
@@ -159,12 +157,12 @@ def _held_out(trees: dict[str, xr.DataTree], test: dict[str, Any] | None) -> Par
         return pd.DataFrame(index=list(trees)), {}
     found = held_out_rows(test)
     count = lambda values: np.log(values.shape[0] * values.shape[1])
-    with np.errstate(divide="ignore"):  # the log of zero: every draw rules the row out
+    with np.errstate(divide="ignore"):  # log 0: every draw gives the row probability 0
         rows = {
             name: logsumexp(values, axis=(0, 1)) - count(values) for name, values in found.items()
         }
     best = max(rows, key=lambda name: rows[name].sum())
-    with np.errstate(invalid="ignore"):  # rows that both rule out
+    with np.errstate(invalid="ignore"):  # rows of probability 0 in both
         apart = {name: values - rows[best] for name, values in rows.items()}
         table = pd.DataFrame(
             {
@@ -191,11 +189,9 @@ def _error_of_sum(values: np.ndarray) -> float:
 
 
 def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
-    """Rows of probability zero, and rows whose mean over draws has a Pareto k-hat that is too
-    high.
-    """
+    """Rows of probability 0, and rows whose mean over draws has a high Pareto k-hat."""
     impossible = int(np.sum(np.isneginf(score)))
-    found = [f"{impossible} held-out rows that every draw rules out"] if impossible else []
+    found = [f"{impossible} held-out rows have probability 0 in every draw"] if impossible else []
     _, khat = psis(xr.DataArray(values[..., np.isfinite(score)], dims=("chain", "draw", ROW)))
     few = num_high(khat.values, good_k(values.shape[0] * values.shape[1]))
     return [
@@ -205,8 +201,8 @@ def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
 
 
 def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray, correction: xr.DataArray | None) -> Any:
-    """PSIS-LOO by ArviZ; the relative efficiency is that of the likelihoods, which labels and
-    signs do not touch.
+    """PSIS-LOO by ArviZ; the relative efficiency is that of the likelihoods, which label switching
+    does not change.
     """
     import arviz as az
 
@@ -231,9 +227,7 @@ def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray, correction: xr.DataArr
 
 
 def _correction(tree: xr.DataTree) -> tuple[xr.DataArray | None, list[str]]:
-    """log p - log q of the draws of an approximation, where it can be had; else what is to be
-    said of them.
-    """
+    """log p - log q of the draws of an approximation, or the doubts where the tree lacks it."""
     if not _is_variational(tree):
         return None, []
     if missing := lacking(tree):
@@ -245,23 +239,21 @@ def _correction(tree: xr.DataTree) -> tuple[xr.DataArray | None, list[str]]:
     if found is None or not np.isfinite(found.max(skipna=False)):
         return None, [
             "draws of an approximation, not of the posterior, and their densities are NaN or "
-            "infinite: nothing corrects them"
+            "infinite, so they are not corrected"
         ]
     return found.drop_vars(("chain", "draw"), errors="ignore"), []
 
 
 def _few_points(tree: xr.DataTree, log_likelihood: xr.DataArray) -> list[str]:
-    """Draws that repeat a few points, as a guide of one point and weights that collapsed leave
-    them.
-    """
+    """Draws that repeat a few points, as after a point estimate or a collapse of the weights."""
     posterior = group_of(tree, "posterior")
     floats = [values for values in posterior.data_vars.values() if values.dtype.kind == "f"]
     each = _distinct(log_likelihood)
-    if max(each) == 1:  # or a likelihood that knows no parameters
+    if max(each) == 1:  # the likelihood may be constant
         each = np.max([_distinct(values) for values in floats], axis=0) if floats else each
     count, size = sum(each), log_likelihood.sizes["chain"] * log_likelihood.sizes["draw"]
-    # a few states of discrete sites may be all that there are
-    if count >= DRAWS or (posterior.data_vars and not floats):
+    # a posterior of discrete sites may have only a few states
+    if count >= LEAST_DISTINCT_DRAWS or (posterior.data_vars and not floats):
         return []
     if max(each) == 1 and size > len(each):
         return ["all draws of a chain are one point: a point mass is no posterior"]
@@ -269,7 +261,7 @@ def _few_points(tree: xr.DataTree, log_likelihood: xr.DataArray) -> list[str]:
 
 
 def _distinct(values: xr.DataArray) -> list[int]:
-    """How many draws of each chain differ, told by their sums."""
+    """Number of distinct draws of each chain, compared by their sums."""
     sums = values.sum([dim for dim in values.dims if dim not in ("chain", "draw")]).transpose(
         "chain", "draw"
     )

@@ -276,6 +276,7 @@ def _add_plot(parser: _Parser) -> None:
         "rank",
         "energy",
         "elbo",
+        "evidence",
         "partition",
         "matrix",
         "history",
@@ -283,7 +284,7 @@ def _add_plot(parser: _Parser) -> None:
     parser.add_argument(
         "--kind",
         choices=kinds,
-        help="default: what fits the run: elbo, partition, matrix, history, else trace_dist",
+        help="default: what fits the run: elbo, evidence, partition, matrix, history, else trace_dist",
     )
 
 
