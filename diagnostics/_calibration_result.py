@@ -102,7 +102,7 @@ class Calibration:
             name = quantity.replace("/", ".")
             if name in variables:
                 raise ValueError(
-                    f"quantity {quantity!r}: another one is {name!r} in the tree as well; rename one."
+                    f"quantity {quantity!r}: another one is {name!r} in the tree; rename one."
                 )
             places = (ranks + rng.uniform(size=ranks.shape)) / (self.num_draws + 1)
             variables[name] = (

@@ -139,8 +139,8 @@ def _rhat(moved: dict[str, xr.DataArray], left_out: list[str]) -> Verdict:
         )
     over = [name for name, values in found.items() if (values >= MOST_RHAT).any()]
     reason = (
-        f"Rank R-hat reaches {MOST_RHAT} for {some(over)}: the chains have not converged to the same "
-        f"distribution.{beside}"
+        f"Rank R-hat reaches {MOST_RHAT} for {some(over)}: the chains have not converged to "
+        f"the same distribution.{beside}"
     )
     return Verdict("R-hat", False, {"largest": value, "of": worst}, reason)
 
@@ -170,8 +170,8 @@ def _ess(method: str, least: tuple[float, str] | None, tree: xr.DataTree) -> Ver
     )
     if not ok:
         reason = (
-            f"Below {wanted} ({LEAST_ESS_PER_CHAIN} a chain): {what} of {least[1]} are not reliable. "
-            "Draw more, or reparametrise."
+            f"Below {wanted} ({LEAST_ESS_PER_CHAIN} a chain): {what} of {least[1]} are not "
+            "reliable. Draw more, or reparametrise."
         )
     return Verdict(name, ok, {"least": least[0], "of": least[1]}, reason)
 
@@ -274,7 +274,8 @@ def _divergences(tree: xr.DataTree) -> Verdict:
         figures |= counts
     if figures["count"]:
         where = (
-            f" Counted in {some([name for name in counts if counts[name]])}; each block has its own count."
+            f" Counted in {some([name for name in counts if counts[name]])}; each block has its "
+            "own count."
             if len(each) > 1
             else ""
         )
@@ -297,7 +298,7 @@ def _bfmi(tree: xr.DataTree) -> Verdict:
             name,
             None,
             {},
-            "Other blocks change the energy between the moves of this one, so E-BFMI means nothing.",
+            "Other blocks change the energy between moves of this one, so E-BFMI means nothing.",
         )
     if not np.isfinite(stats["energy"]).all():
         return Verdict(

@@ -203,8 +203,8 @@ def _spread(tree: xr.DataTree) -> Verdict:
     figures = {"sd": sd, "replicates": len(each)}
     if sd >= MOST_SPREAD:
         reason = (
-            f"The standard deviation of the replicates' log-evidences is above {MOST_SPREAD:g}: too "
-            "large to rank models. Take more particles."
+            f"The standard deviation of the replicates' log-evidences is above {MOST_SPREAD:g}, "
+            "too large to rank models. Take more particles."
         )
         return Verdict(name, False, figures, reason)
     return Verdict(

@@ -155,7 +155,7 @@ def walks(tree: xr.DataTree) -> Verdict:
         name,
         True,
         figures,
-        f"New points are nearly uncorrelated with the starts of their walks (at most {MOST_CORRELATION:g}).",
+        f"Correlation of new points with the starts of their walks at most {MOST_CORRELATION:g}.",
     )
 
 

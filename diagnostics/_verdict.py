@@ -196,8 +196,9 @@ def label(values: xr.DataArray, flat_index: int) -> str:
     """Return the name of one element, such as theta[3, 2]."""
     if not values.ndim:
         return str(values.name)
-    where = np.unravel_index(flat_index, values.shape)
-    return f"{values.name}[{', '.join(str(values[dim].values[i]) for dim, i in zip(values.dims, where, strict=True))}]"
+    index = np.unravel_index(flat_index, values.shape)
+    where = (str(values[dim].values[i]) for dim, i in zip(values.dims, index, strict=True))
+    return f"{values.name}[{', '.join(where)}]"
 
 
 def some(names: list[str], most: int = 5) -> str:

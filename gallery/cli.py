@@ -284,7 +284,8 @@ def _add_plot(parser: _Parser) -> None:
     parser.add_argument(
         "--kind",
         choices=kinds,
-        help="default: what fits the run: elbo, evidence, partition, matrix, history, else trace_dist",
+        help="default: the first of elbo, evidence, partition, matrix, history that the run has, "
+        "else trace_dist",
     )
 
 

@@ -76,7 +76,7 @@ def refuse_wrong_numbers(persistence: Any, **counts: Any) -> None:
         isinstance(persistence, Real | Array) and 0 < persistence <= 1
     ):
         raise ValueError(
-            f"archipelago persistence: found {persistence!r}, wanted a probability above 0, at most 1."
+            f"archipelago persistence: found {persistence!r}, wanted a probability in (0, 1]."
         )
 
 

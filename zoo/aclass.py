@@ -55,7 +55,8 @@ CARD = Card(
     bibtex="""@inproceedings{mansinghka2007aclass,
   title = {{AClass}: An online algorithm for generative classification},
   author = {Mansinghka, Vikash K. and Roy, Daniel M. and Rifkin, Ryan and Tenenbaum, Josh},
-  booktitle = {Proceedings of the Eleventh International Conference on Artificial Intelligence and Statistics},
+  booktitle = {Proceedings of the Eleventh International Conference on Artificial Intelligence
+               and Statistics},
   series = {Proceedings of Machine Learning Research},
   volume = {2},
   year = {2007},
@@ -72,8 +73,8 @@ CARD = Card(
     edits=(
         "alpha=dist.Gamma(1.0, 1.0), with ParticleFilter(aclass, grid={'alpha': [0.1, 0.3, 1.0]}): "
         "the number of groups is learned",
-        "component=partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0)): the prior concentration of p "
-        "is learned",
+        "component=partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0)): the concentration of p's "
+        "prior is learned",
         "component=normal_inverse_chi2, or mixed(...): real features, or columns of several kinds",
         "max_groups=1: one group a class, naive Bayes",
         "PitmanYor(alpha, 0.3, ...) in place of CRP(alpha, ...): more groups, most of them small; "

@@ -336,7 +336,7 @@ def simulate(
                     **options,
                 }
     raise RuntimeError(
-        f"archipelago simulate: all {MOST_ATTEMPTS} attempts at {num_rows} rows ended; wanted a "
+        f"archipelago simulate: all of {MOST_ATTEMPTS} attempts at {num_rows} rows ended; wanted a "
         "larger persistence."
     )
 
@@ -350,8 +350,8 @@ def _first_accepted(
         size *= 2
         if size > MOST_PROPOSALS:
             raise RuntimeError(
-                f"archipelago: found fewer than {num_rows} accepted points among {size // 2} "
-                "proposals; wanted a base density that is closer to the data."
+                f"archipelago: accepted fewer than {num_rows} points among {size // 2} proposals; "
+                "wanted a base density that is closer to the data."
             )
         found = proposals(size)
         was_rejected = np.asarray(found.outcome) == num_classes
@@ -465,8 +465,7 @@ def fantasies(
         if barren == MOST_BARREN:
             of_class = "" if label is None else f" of class {label}"
             raise RuntimeError(
-                f"archipelago: found no accepted point{of_class} among {barren * len(outcome)} "
-                "proposals."
+                f"archipelago: found no point{of_class} among {barren * len(outcome)} proposals."
             )
     return np.concatenate(rows)[:num_rows], np.concatenate(classes)[:num_rows]
 

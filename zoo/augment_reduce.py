@@ -95,7 +95,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, matrix: Any) -> "SparseRows":
-        """Convert a SciPy sparse matrix [row, feature]; memory: rows x entries of the longest row."""
+        """Convert a SciPy sparse matrix [row, feature]; memory: rows x longest row."""
         matrix = matrix.tocsr()
         matrix.sum_duplicates()
         lengths = np.diff(matrix.indptr)

@@ -1,6 +1,7 @@
 """iQGME: an infinite mixture of local linear experts, for rows with missing features.
 
-Each expert has a Gaussian over the features, which selects its rows, and a linear probit classifier.
+Each expert has a Gaussian over the features, which selects its rows, and a linear probit
+classifier.
 
     alpha     ~ Gamma(.05, .05)                             concentration
     V[h]      ~ Beta(1, alpha)                              stick-breaking; the last expert

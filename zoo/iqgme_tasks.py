@@ -8,7 +8,7 @@
     pi[j, h] = V[j, h] prod_{l < h} (1 - V[j, l])       weight of group h in task j
     c[j, h]  ~ Categorical(eta)                         expert of a group
     z[i]     ~ Categorical(pi[task[i]])                 group of a row within its task
-    x[i], t[i], y[i]                                    as in `zoo.iqgme`, by expert c[task[i], z[i]]
+    x[i], t[i], y[i]         as in `zoo.iqgme`, by expert c[task[i], z[i]]
 
 Shapes: x [row, feature]; y, z and task [row]; U [expert - 1]; V [task, group - 1]; c [task, group].
 

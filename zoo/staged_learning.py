@@ -87,12 +87,12 @@ class Axes(NamedTuple):
     rows: plate
     features: plate
 
-    def means(self, loc: Any, scale: Any):
+    def where(self, loc: Any, scale: Any):
         """Draw the means of the clusters."""
         with self.clusters, self.features:
             return sample("mu", dist.Normal(loc, scale))
 
-    def deviations(self, log_width: float, log_range: float):
+    def width(self, log_width: float, log_range: float):
         """Draw the standard deviations of the clusters."""
         with self.clusters, self.features:
             return sample("sigma", dist.LogNormal(log_width, log_range))
@@ -113,7 +113,7 @@ def diagonal(
     Returns:
         The density of x in each cluster.
     """
-    mu, sigma = at.means(loc, scale), at.deviations(log_width, log_range)
+    mu, sigma = at.where(loc, scale), at.width(log_width, log_range)
     return DiagonalNormal(mu, sigma)
 
 
@@ -138,7 +138,7 @@ def full(
     Returns:
         The density of x in each cluster.
     """
-    mu, sigma = at.means(loc, scale), at.deviations(log_width, log_range)
+    mu, sigma = at.where(loc, scale), at.width(log_width, log_range)
     narrow = plate(at.clusters.name, at.clusters.size, dim=-1)
     with narrow:
         prior = dist.LKJCholesky(at.features.size, concentration=independence)

@@ -245,7 +245,7 @@ def test_new_rows_are_folded_in(fitted):
         < 1e-2
     )
     assert fitted.shape_ == (24, 18)
-    with pytest.raises(ValueError, match=r"row_features: found some, learned none"):
+    with pytest.raises(ValueError, match=r"row_features: found features, wanted None"):
         fitted.fold_in(seen, row_features=np.zeros((3, 1)))
     with pytest.raises(ValueError, match=r"X: the gaussian link wants \(rows, columns, values\)"):
         fitted.fold_in(([0], [0], [1], [2]))
