@@ -176,7 +176,6 @@ def _scales(program: Any) -> dict[str, Any]:
 
 
 def _same(argument: Any, value: np.ndarray) -> bool:
-    """Whether an argument is this array; NaN equals NaN."""
     if (
         not isinstance(argument, np.ndarray | Array | np.generic | float | int)
         or np.shape(argument) != value.shape

@@ -55,7 +55,6 @@ def _is_optimal(tree: xr.DataTree) -> bool:
 
 
 def _paths(tree: xr.DataTree, name: str) -> list[np.ndarray]:
-    """A statistic over the steps of each replicate."""
     values = group_of(tree, "sample_stats")[name].transpose("chain", "step").values
     return [each[:steps] for each, steps in zip(values, steps_taken(tree), strict=True)]
 

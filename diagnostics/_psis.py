@@ -131,7 +131,6 @@ def lacking(tree: xr.DataTree) -> list[str]:
 
 
 def _summed(group: xr.Dataset) -> xr.DataArray:
-    """Sum of all variables over all dimensions but chain and draw."""
     each = [
         values.astype(float).sum(
             [dim for dim in values.dims if dim not in ("chain", "draw")], skipna=False

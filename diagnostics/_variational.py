@@ -154,7 +154,6 @@ def _points(tree: xr.DataTree) -> dict[str, list] | None:
 
 
 def _is_constant(values: xr.DataArray) -> np.ndarray:
-    """Whether all draws are equal, [replicate]."""
     array = values.transpose("chain", "draw", ...).values
     return (array == array[:, :1]).reshape(len(array), -1).all(axis=1)
 

@@ -387,7 +387,6 @@ def _started(
 
 
 def _values_of(kernel: MCMCKernel, state: Any, program: Program) -> Values:
-    """Constrained values of a state."""
     return kernel.postprocess_fn(program.args, program.kwargs)(getattr(state, kernel.sample_field))
 
 
@@ -416,7 +415,6 @@ def _run_algorithm(
 
 
 def _flat_draws(tree: xr.DataTree, program: Program) -> dict[str, np.ndarray]:
-    """Draws of the latent sites, [draw, ...], all chains together."""
     posterior = tree["posterior"].to_dataset()
     found = {
         name: posterior[name.replace("/", ".")]

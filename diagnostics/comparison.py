@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diagnostics._comparison_evidence import evidence_columns
 from diagnostics._comparison_rows import ROW, check_same_data, held_out_rows, joined
 from diagnostics._psis import densities, good_k, lacking, num_high, psis
-from diagnostics._verdict import group_of
+from diagnostics._verdict import attribute, each_of, group_of
 
-__all__ = ["compare"]
+__all__ = ["compare", "uncertainty"]
 
 LEAST_DISTINCT_DRAWS = 100  # with fewer, an ELPD is not reproducible
+ERRORS = 2.0  # a Bayes factor differs from 1 by this many known standard errors at least
 
 
 def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -> Any:
@@ -53,7 +53,7 @@ def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -
 
     _check_names(trees, test)
     check_same_data(trees)
-    parts = [_elpd(trees), evidence_columns(trees), _held_out(trees, test)]
+    parts = [_elpd(trees), _evidence(trees), _held_out(trees, test)]
     table = pd.concat([columns for columns, _ in parts], axis=1).reindex(list(trees))
     key = _key(table, trees)
     table = table.sort_values(
@@ -74,7 +74,6 @@ def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -
 
 
 def _key(table: Any, trees: dict[str, xr.DataTree]) -> str:
-    """The first column that every run has."""
     key = next(
         (
             name
@@ -149,6 +148,84 @@ def _mark_ties(reasons: dict[str, list[str]], apart: Any, error: Any, what: str)
             reasons[best].append(f"{what} of {name} within two standard errors {size}")
 
 
+def _evidence(trees: Mapping[str, xr.DataTree]) -> Part:
+    """Evidences and Bayes factors against the highest."""
+    import pandas as pd
+
+    value = {name: attribute(tree, "log_evidence") for name, tree in trees.items()}
+    value = {name: number for name, number in value.items() if number is not None}
+    if not value:
+        return pd.DataFrame(index=list(trees)), {}
+    errors = {name: uncertainty(trees[name]) for name in value}
+    table = pd.DataFrame(
+        {
+            "log_evidence": value,
+            "log_evidence_se": {name: error for name, (error, _) in errors.items()},
+        },
+        dtype=float,
+    )
+    reasons = {name: _evidence_doubts(trees[name], value[name], errors[name][0]) for name in value}
+    finite = {name: number for name, number in value.items() if np.isfinite(number)}
+    if not finite:
+        return table.assign(log_bayes_factor=np.nan, log_bayes_factor_se=np.nan), reasons
+    best = max(finite, key=lambda name: finite[name])
+    table["log_bayes_factor"] = table["log_evidence"] - table["log_evidence"][best]
+    table["log_bayes_factor_se"] = np.hypot(
+        table["log_evidence_se"], float(table["log_evidence_se"][best])
+    )
+    table.loc[best, "log_bayes_factor_se"] = 0.0
+    for name in finite:
+        factor, se = table["log_bayes_factor"][name], table["log_bayes_factor_se"][name]
+        many = _quantile(errors[name], errors[best])
+        if name != best and np.isfinite(se) and not -factor > many * se:
+            within = f"({factor:.3g} +- {se:.3g}; wanted {many:.3g} errors)"
+            reasons[name].append(f"log Bayes factor within its error of the best, {best} {within}")
+            reasons[best].append(f"log Bayes factor of {name} within its error {within}")
+    return table, reasons
+
+
+def uncertainty(tree: xr.DataTree) -> tuple[float, float]:
+    """Return the standard error of the log-evidence, and its degrees of freedom.
+
+    For n replicates it is the larger of two errors: the estimate from their spread, with n - 1
+    degrees of freedom, and the claimed error sqrt(mean se^2 / n), which counts as known.
+    """
+    stated, each = attribute(tree, "log_evidence_se"), each_of(tree, "log_evidence")
+    stated = np.nan if stated is None else stated
+    if len(each) < 2:
+        return stated, np.inf
+    claims = (
+        each_of(tree, "log_evidence_se")
+        if "log_evidence_se_of_replicates" in tree.attrs
+        else np.zeros(1)
+    )
+    claimed = float(np.sqrt(np.mean(claims**2) / len(each)))
+    return (claimed, np.inf) if claimed > stated else (stated, len(each) - 1.0)
+
+
+def _quantile(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Student's quantile of the same probability as `ERRORS` for a known error, with Welch's
+    degrees of freedom.
+    """
+    from scipy.stats import norm, t
+
+    variances = np.array([one[0], other[0]]) ** 2
+    doubt = np.sum(variances**2 / np.array([one[1], other[1]]))
+    return float(t.ppf(norm.cdf(ERRORS), np.sum(variances) ** 2 / doubt)) if doubt > 0 else ERRORS
+
+
+def _evidence_doubts(tree: xr.DataTree, value: float, error: float) -> list[str]:
+    ended = str(tree.attrs.get("ended", "finished"))
+    found = (
+        []
+        if ended == "finished"
+        else [f"its run ended by {ended!r} before it had finished: part of its evidence is missing"]
+    )
+    if not np.isfinite(value):
+        return [*found, "its log-evidence is not finite"]
+    return found if np.isfinite(error) else [*found, "its log-evidence has no error"]
+
+
 def _held_out(trees: dict[str, xr.DataTree], test: dict[str, Any] | None) -> Part:
     import pandas as pd
     from scipy.special import logsumexp
@@ -189,7 +266,6 @@ def _error_of_sum(values: np.ndarray) -> float:
 
 
 def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
-    """Rows of probability 0, and rows whose mean over draws has a high Pareto k-hat."""
     impossible = int(np.sum(np.isneginf(score)))
     found = [f"{impossible} held-out rows have probability 0 in every draw"] if impossible else []
     _, khat = psis(xr.DataArray(values[..., np.isfinite(score)], dims=("chain", "draw", ROW)))

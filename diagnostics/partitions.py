@@ -414,7 +414,6 @@ def _draws_of(labels: Any) -> np.ndarray:
 
 
 def _distinct(labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct partitions among the draws, [partition, row], and the share of draws of each."""
     draws, counts = np.unique(_canonical(_draws_of(labels)), axis=0, return_counts=True)
     return draws, counts / counts.sum()
 

@@ -393,7 +393,6 @@ def _draw_shares(ax: Any, curves: list[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def _apart(places: np.ndarray, gap: float) -> list[float]:
-    """The places without those closer than `gap` to the last one kept."""
     kept: list[float] = []
     for place in places.tolist():
         if not kept or place - kept[-1] >= gap:
@@ -422,7 +421,6 @@ def _entropy(probabilities: np.ndarray) -> np.ndarray:
 
 
 def _draw_borders(ax: Any, across: np.ndarray, up: np.ndarray, probabilities: np.ndarray) -> None:
-    """Draw lines where a class ties with the best of the others."""
     for k in range(probabilities.shape[-1] if probabilities.shape[-1] > 1 else 0):
         lead = probabilities[..., k] - np.delete(probabilities, k, axis=-1).max(-1)
         if lead.min() < 0 < lead.max():

@@ -163,7 +163,6 @@ def expected_calibration_error(
 
 
 def _checked(y: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Classes [row] and probabilities [row, class] of the labelled rows."""
     classes, p = np.asarray(y), np.asarray(probabilities, float)
     if p.ndim == 1:
         p = np.stack([1 - p, p], axis=-1)

@@ -339,7 +339,6 @@ def simulate(
 
 
 def _checked(shape: tuple[int, ...] | None, y) -> tuple[int, ...]:
-    """The shape of x, after checks of shapes."""
     if shape is None or len(shape) != 2 or 0 in shape:
         raise ValueError(
             f"aclass: found x of shape {shape}; wanted x [row, feature] with at least one of each, "

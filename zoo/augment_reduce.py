@@ -213,7 +213,6 @@ def _utility(x, weights, biases, classes: Array) -> Array:
 
 
 def _codes(y) -> Array:
-    """Classes as int32."""
     return jnp.asarray(y).astype(jnp.int32)
 
 

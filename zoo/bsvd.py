@@ -262,13 +262,11 @@ def _refuse_wrong(
 
 @contextmanager
 def _entries(size: int, counts) -> Generator[None]:
-    """The plate of the entries, with a mask."""
     with plate("entry", size, dim=-1), mask(mask=counts):
         yield
 
 
 def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Array:
-    """Factors of rows or columns, with variance about 1."""
     mean, scale = 0.0, 1.0
     if is_learned:
         with components:
@@ -279,7 +277,6 @@ def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Ar
 
 
 def _weights(name: str, items: plate, features: plate, precision: Any) -> Array:
-    """Weights of rows for column features, or of columns for row features."""
     with features:
         precision = _drawn(f"{name}_precision", precision)
     with items, features:
@@ -287,7 +284,6 @@ def _weights(name: str, items: plate, features: plate, precision: Any) -> Array:
 
 
 def _with_constant(features, size: int, name: str) -> Array:
-    """Features after a column of ones."""
     constant = jnp.ones((size, 1))
     if features is None:
         return constant
@@ -299,7 +295,6 @@ def _with_constant(features, size: int, name: str) -> Array:
 
 
 def _drawn(name: str, value: Any) -> Any:
-    """A number as it is; a distribution is drawn at a latent site."""
     return sample(name, value) if isinstance(value, dist.Distribution) else value
 
 

@@ -279,7 +279,6 @@ def _scores(
 
 
 def _classes(at: Axes) -> plate:
-    """All classes but the reference."""
     return plate("class", at.num_classes - 1, dim=-2)
 
 

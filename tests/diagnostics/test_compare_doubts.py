@@ -10,7 +10,7 @@ import xarray as xr
 from scipy.stats import norm, t
 
 from diagnostics import compare
-from diagnostics._comparison_evidence import uncertainty
+from diagnostics.comparison import uncertainty
 from tests.diagnostics.test_compare import ROWS, gaussian
 from tests.diagnostics.trees import replaced, tree_of
 
