@@ -221,7 +221,7 @@ def with_kernel(kernel: Maker, num_warmup: int | None, num_samples: int, thinnin
         thinning: every `thinning`-th move is kept; thin until draws are nearly independent.
 
     Returns:
-        A function `(rng_key, program) -> {site: [draw, ...]}`.
+        The fit, a function of a key and a program that returns draws [draw, ...] of each site.
     """
     check_count("thinning", thinning)
     check_count("num_samples", num_samples // thinning)
@@ -371,7 +371,7 @@ def _chain(kernel: Maker, model: Any) -> MCMCKernel:
     made = _made(kernel, model)
     if not isinstance(made, MCMCKernel):
         raise TypeError(
-            f"kernel: {type(made).__name__} is no Markov kernel, which the joint-distribution test "
+            f"kernel: {type(made).__name__} is no Markov chain, which the joint-distribution test "
             "needs. Use sbc."
         )
     return made

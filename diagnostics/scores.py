@@ -112,7 +112,7 @@ def calibration_curve(
         level: of Wilson's interval.
 
     Returns:
-        A dataset over "bin" without empty bins: `predicted` (mean probability), `observed`
+        A dataset over "bin" without empty bins, with `predicted` (mean probability), `observed`
         (frequency), `lower` and `upper` (Wilson's interval of the frequency), `count`, `left` and
         `right` (edges).
     """

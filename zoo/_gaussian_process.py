@@ -15,26 +15,32 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Bool, Float
 
 __all__ = ["JITTER", "Functions", "matern32", "matern52", "squared_exponential"]
 
 JITTER = 1e-6  # share of the variance that is added to the diagonal of every covariance matrix
 
 
-def squared_exponential(first: Array, second: Array) -> Array:
+def squared_exponential(
+    first: Float[Array, "m feature"], second: Float[Array, "n feature"]
+) -> Float[Array, "m n"]:
     """Return squared exponential covariances; functions have all derivatives."""
     return jnp.exp(-0.5 * _squared_distance(first, second))
 
 
-def matern32(first: Array, second: Array) -> Array:
+def matern32(
+    first: Float[Array, "m feature"], second: Float[Array, "n feature"]
+) -> Float[Array, "m n"]:
     """Return Matern 3/2 covariances; functions have one derivative."""
     r = jnp.sqrt(3 * _squared_distance(first, second) + 1e-12)  # sqrt has no gradient at 0
     return (1 + r) * jnp.exp(-r)
 
 
-def matern52(first: Array, second: Array) -> Array:
+def matern52(
+    first: Float[Array, "m feature"], second: Float[Array, "n feature"]
+) -> Float[Array, "m n"]:
     """Return Matern 5/2 covariances; functions have two derivatives."""
     r = jnp.sqrt(5 * _squared_distance(first, second) + 1e-12)
     return (1 + r + r**2 / 3) * jnp.exp(-r)
@@ -52,7 +58,12 @@ class Functions(NamedTuple):
     amplitude: Array  # [function]
     lengthscale: Array  # [function, feature], or [function, 1]
 
-    def values(self, points: Array, noise: Array, is_used: Array | None = None) -> Array:
+    def values(
+        self,
+        points: Float[Array, "n feature"],
+        noise: Float[Array, "n function"],
+        is_used: Bool[Array, " n"] | None = None,
+    ) -> Float[Array, "n function"]:
         """Return the functions' values at points.
 
         Args:
@@ -71,8 +82,12 @@ class Functions(NamedTuple):
         return jax.vmap(one, (0, 0, 1), 1)(self.amplitude, self.lengthscale, noise)
 
     def noise_near(
-        self, points: Array, targets: Array, is_target: Array, spread: float = 0.3
-    ) -> Array:
+        self,
+        points: Float[Array, "n feature"],
+        targets: Float[Array, "n function"],
+        is_target: Bool[Array, " n"],
+        spread: float = 0.3,
+    ) -> Float[Array, "n function"]:
         """Return the noise of smooth functions that are close to targets.
 
         Args:
@@ -97,8 +112,12 @@ class Functions(NamedTuple):
         return jax.vmap(one, (0, 0, 1), 1)(self.amplitude, self.lengthscale, targets)
 
     def given(
-        self, new: Array, points: Array, values: Array, is_used: Array
-    ) -> tuple[Array, Array]:
+        self,
+        new: Float[Array, "m feature"],
+        points: Float[Array, "n feature"],
+        values: Float[Array, "n function"],
+        is_used: Bool[Array, " n"],
+    ) -> tuple[Float[Array, "m function"], Float[Array, "m function"]]:
         """Return mean and standard deviation at new points given values at other points.
 
         Args:

@@ -55,8 +55,8 @@ CARD = Card(
     bibtex="""@inproceedings{mansinghka2007aclass,
   title = {{AClass}: An online algorithm for generative classification},
   author = {Mansinghka, Vikash K. and Roy, Daniel M. and Rifkin, Ryan and Tenenbaum, Josh},
-  booktitle = {Proceedings of the Eleventh International Conference on Artificial Intelligence
-               and Statistics},
+  booktitle = {Proceedings of the Eleventh International Conference on Artificial Intelligence \
+and Statistics},
   series = {Proceedings of Machine Learning Research},
   volume = {2},
   year = {2007},

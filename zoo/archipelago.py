@@ -46,8 +46,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import Array, lax, nn, random
+from jax import lax, nn, random
 from jax.scipy.special import gammaln, logsumexp
+from jaxtyping import Array, Float, Int
 from numpyro import deterministic, plate
 from numpyro.handlers import mask, seed, substitute
 
@@ -243,9 +244,9 @@ def archipelago(
 class Proposals(NamedTuple):
     """Proposed points in their order, and their outcomes."""
 
-    points: Array  # [proposal, feature]
-    noise: Array  # [proposal, class]
-    outcome: Array  # [proposal]: 0 .. num_classes - 1, or num_classes for a rejection
+    points: Float[Array, "proposal feature"]
+    noise: Float[Array, "proposal class"]
+    outcome: Int[Array, " proposal"]  # 0 .. num_classes - 1, or num_classes for a rejection
 
 
 def propose(rng_key: Array, process: Process, size: int) -> Proposals:
@@ -364,13 +365,13 @@ def _first_accepted(
 def predict(
     rng_key: Array,
     draws: dict[str, Array],
-    x: Array,
-    x_new: Array,
+    x: Float[Array, "row feature"],
+    x_new: Float[Array, "new feature"],
     *,
     knows_density: bool = True,
     num_values: int = 8,
     **options,
-) -> Array:
+) -> Float[Array, "new class"]:
     """Compute class probabilities at new points from posterior draws.
 
     Each draw gives softmax(g) at values g of the functions. Its weight is the predictive density of
@@ -411,7 +412,7 @@ def predict(
 def fantasies(
     rng_key: Array,
     draws: dict[str, Any],
-    x: Array,
+    x: Float[Array, "row feature"],
     num_rows: int,
     label: int | None = None,
     **options,
