@@ -288,7 +288,7 @@ def test_log_likelihood_is_of_rows(fitted):
         wanted = np.bincount(fitted._entries.row, program.log_likelihood(draw)["y"], 24)
     np.testing.assert_allclose(found[0, 7], wanted, rtol=1e-6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gallery.bsvd, "MOST_AT_ONCE", 100)
+        patch.setattr(gallery.bsvd, "CHUNK", 100)
         np.testing.assert_allclose(found[0], fitted._row_log_likelihood(), rtol=1e-6)
 
 
