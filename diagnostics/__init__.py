@@ -1,7 +1,7 @@
-"""Is this posterior right, and which model is better: everything that is said about the DataTree of
-a run.
+"""Diagnostics of runs: convergence, calibration, model comparison, partitions, scores, pictures.
 
-Names are looked up when they are used, so that `import diagnostics` costs nothing.
+Every function takes the `DataTree` of a run, or draws of it. Submodules are imported when a name is
+first used, so that `import diagnostics` is fast.
 """
 
 from importlib import import_module

@@ -1,15 +1,14 @@
-"""Whether ranks are uniform on 0, ..., L: the simultaneous band of their ECDF, with an exact
-p-value.
+"""Test of rank uniformity on 0, ..., L: a simultaneous ECDF band with an exact p-value.
 
-Of N independent uniform ranks, c_k = #{rank < k} is Binomial(N, k / (L + 1)), k = 1, ..., L. The
-statistic is the smallest two-sided tail probability of any c_k: the pointwise level at which the
-ECDF would just touch a simultaneous band. c_1, c_2, ... is a Markov chain, c_{k+1} - c_k ~
-Binomial(N - c_k, 1 / (L + 1 - k)), so the probability of leaving a band is a sum over its paths,
-and no simulation is needed. Säilynoja, Bürkner and Vehtari (2022), "Graphical test for discrete
+For N independent uniform ranks, c_k = #{rank < k} is Binomial(N, k / (L + 1)), k = 1, ..., L. The
+statistic is the smallest two-sided tail probability of any c_k. This is the pointwise level at
+which the ECDF just touches a simultaneous band. The counts are a Markov chain, c_{k+1} - c_k ~
+Binomial(N - c_k, 1 / (L + 1 - k)), so the probability of leaving a band is a sum over paths, and no
+simulation is needed. Säilynoja, Bürkner and Vehtari (2022), "Graphical test for discrete
 uniformity".
 
-Cost: the table N L binomial tails, once; a p-value L w^2 for a band of width w, about 6 sqrt(N /
-4).
+Cost: the table of N L binomial tails, once; a p-value L w^2 for a band of width w, about
+6 sqrt(N / 4).
 """
 
 from functools import lru_cache
@@ -21,15 +20,27 @@ __all__ = ["band", "holm", "p_value"]
 
 
 def p_value(ranks: np.ndarray, num_draws: int) -> float:
-    """P(the ECDF of as many uniform ranks strays as far), exact for finite N and L."""
+    """Return the p-value of rank uniformity, exact for finite N and L.
+
+    Args:
+        ranks: ranks 0 .. num_draws, [replicate].
+        num_draws: L.
+    """
     counts = np.searchsorted(np.sort(ranks), np.arange(1, num_draws + 1))
     least = _tails(len(ranks), num_draws)[np.arange(num_draws), counts].min()
     return _leaving(float(least), len(ranks), num_draws)
 
 
 def band(num_ranks: int, num_draws: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest count of c_1, ..., c_L that ranks with a p-value above `alpha` may
-    have.
+    """Return the lowest and highest counts c_1, ..., c_L of ranks with a p-value above `alpha`.
+
+    Args:
+        num_ranks: N.
+        num_draws: L.
+        alpha: the level of the band.
+
+    Returns:
+        Two arrays, [L].
     """
     low, high = -300.0, 0.0  # log10 of the pointwise level
     for _ in range(40):
@@ -41,8 +52,9 @@ def band(num_ranks: int, num_draws: int, alpha: float) -> tuple[np.ndarray, np.n
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:
-    """Holm's adjustment: those below alpha may all be rejected, with a false one among them at
-    most at the rate alpha.
+    """Adjust p-values for their number by Holm's procedure.
+
+    Rejecting all that are below alpha rejects a true hypothesis with probability alpha at most.
     """
     largest, adjusted = 0.0, {}
     for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
@@ -53,19 +65,15 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
 
 @lru_cache(maxsize=16)
 def _tails(num_ranks: int, num_draws: int) -> np.ndarray:
-    """Two-sided tail probability of each count 0, ..., N at k = 1, ..., L: [k, count]."""
-    counts, levels = (
-        np.arange(num_ranks + 1),
-        np.arange(1, num_draws + 1)[:, None] / (num_draws + 1),
-    )
+    """Two-sided tail probability of each count 0, ..., N at k = 1, ..., L, [k, count]."""
+    counts = np.arange(num_ranks + 1)
+    levels = np.arange(1, num_draws + 1)[:, None] / (num_draws + 1)
     upper = np.hstack([np.ones((num_draws, 1)), bdtrc(counts[:-1], num_ranks, levels)])
     return np.minimum(1.0, 2 * np.minimum(bdtr(counts, num_ranks, levels), upper))
 
 
 def _inside(level: float, num_ranks: int, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and last count whose tail probability is above the level; first > last where there
-    is none.
-    """
+    """First and last count with a tail probability above the level; first > last for none."""
     inside = _tails(num_ranks, num_draws) > level
     first, last = inside.argmax(axis=1), num_ranks - inside[:, ::-1].argmax(axis=1)
     return first, np.where(inside.any(axis=1), last, -1)
@@ -73,8 +81,8 @@ def _inside(level: float, num_ranks: int, num_draws: int) -> tuple[np.ndarray, n
 
 @lru_cache(maxsize=4096)
 def _leaving(level: float, num_ranks: int, num_draws: int) -> float:
-    """P(some c_k has a tail probability of at most `level`): mass that leaves the band at k,
-    summed over k.
+    """P(some c_k has a tail probability of at most `level`): the mass that leaves the band at
+    each k, summed over k.
     """
     first, last = _inside(level, num_ranks, num_draws)
     if (first > last).any():

@@ -1,6 +1,4 @@
-"""Replicates in batches: compiled together, or one by one on the host; kept in a folder, which a
-second call goes on from.
-"""
+"""Replicates of calibration tests in batches, compiled or on the host, and saved in a folder."""
 
 import hashlib
 import json
@@ -21,18 +19,17 @@ from diagnostics._calibration_result import Calibration
 __all__ = ["PREFIX", "UNTRACEABLE", "Plan", "check_count", "compiled", "one_by_one"]
 
 UNTRACEABLE = (
-    "calibration traces the data, so that replicates run together. What looks at its data, in the "
-    "model or at a kernel's `init`, must "
-    "skip that when they are traced; or give sbc `on_host(fit)`, which fits one replicate after "
-    "the other."
+    "calibration traces the data, so that replicates run together. A model, or a kernel's `init`, "
+    "that inspects the values of its data must skip this for traced values. Or give sbc "
+    "`on_host(fit)`, which fits one replicate after the other."
 )
-PREFIX = "ranks/"  # of a quantity in what a replicate returns
+PREFIX = "ranks/"  # before the names of quantities in the result of a replicate
 
 Found = Mapping[str, Any]  # "num_draws" and PREFIX + quantity, of one replicate or [replicate, ...]
 
 
 class Plan(NamedTuple):
-    """What both tests ask of a run of replicates. Replicate r has the key `fold_in(rng_key, r)`."""
+    """The settings of a test. Replicate r has the key `fold_in(rng_key, r)`."""
 
     test: str
     joint: Joint
@@ -44,11 +41,15 @@ class Plan(NamedTuple):
 
 
 def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
-    """Batches shared out among the devices: vectorised on an accelerator, a loop on a CPU (as fast
-    there, and compiled in half the time).
+    """Run a compiled test in batches that are divided among JAX's devices.
 
-    The compiler's text is the identity of the test: an edit of model, kernel, quantities or sizes
-    makes another.
+    A batch is vectorised on an accelerator. On a CPU it is a loop, which is as fast there and takes
+    half of the compile time. The lowered program identifies the test in a folder, so an edit of the
+    model, the kernel, the quantities or the sizes makes another test.
+
+    Args:
+        plan: the settings.
+        replicate: `rng_key -> {"num_draws": L, PREFIX + quantity: rank}`, traceable.
     """
     check_count("num_replicates", plan.num_replicates)
     devices = jax.local_devices()
@@ -71,13 +72,13 @@ def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         error.add_note(UNTRACEABLE)
         raise
-    executable: list[Callable] = []  # compiled when the first batch is not in the folder
+    executable: list[Callable] = []  # compiled only when a batch is not in the folder
 
     def batch(key, numbers):
         executable[:] = executable or [lowered.compile()]
         return executable[0](key, jnp.asarray(numbers, jnp.int32))
 
-    return _collected(plan, size, batch, {"program": _sha(lowered.as_text())})
+    return _run_batches(plan, size, batch, {"program": _sha(lowered.as_text())})
 
 
 def one_by_one(
@@ -86,8 +87,13 @@ def one_by_one(
     name: str,
     measure: Callable[[Any], Mapping[str, Any]],
 ) -> Calibration:
-    """Replicates run by Python; a folder knows the fit by `name` alone, and what is ranked by
-    what `measure` computes.
+    """Run a test on the host, one replicate after the other.
+
+    Args:
+        plan: the settings.
+        replicate: as in `compiled`, but not traced.
+        name: identifies the fit in a folder.
+        measure: `values -> {name: array}`, what is ranked; its code identifies it in a folder.
     """
 
     def batch(key, numbers):
@@ -99,11 +105,11 @@ def one_by_one(
         if plan.folder is None
         else {"program": name, **_ranked(plan.joint, measure)}
     )
-    return _collected(plan, _batch_size(plan, 1), batch, identity)
+    return _run_batches(plan, _batch_size(plan, 1), batch, identity)
 
 
 def _ranked(joint: Joint, measure: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-    """What is ranked, as the compiler sees it, and which argument holds the data of which site."""
+    """The lowered code of the quantities, and the argument that holds the data of each site."""
     sites = joint.program.sites
     shapes = {
         site: jax.ShapeDtypeStruct(sites[site].shape, sites[site].dtype)
@@ -118,17 +124,17 @@ def _ranked(joint: Joint, measure: Callable[[Any], Mapping[str, Any]]) -> dict[s
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raises ValueError unless the value is a positive integer."""
+    """Raise ValueError unless the value is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: an integer, at least 1; got {value!r}.")
 
 
-def _collected(
+def _run_batches(
     plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found], what: dict[str, Any]
 ) -> Calibration:
     """All replicates, from the folder where it has them.
 
-    Batches are whole, so that a longer run finds them useful.
+    Batches are always complete, so that a later run with more replicates can use them.
     """
     check_count("num_replicates", plan.num_replicates)
     if not 0 < plan.alpha < 1:
@@ -193,9 +199,7 @@ def _key(rng_key: int | Array) -> Array:
 
 
 class Folder:
-    """Batches of one test on disk: `test.json` says what it is, each `batch_<n>.npz` is there
-    whole or not at all.
-    """
+    """Batches of one test on disk: `test.json` identifies it, `batch_<n>.npz` are the batches."""
 
     def __init__(self, folder: str | os.PathLike[str], identity: dict[str, Any]):
         self.folder = Path(folder)
@@ -225,7 +229,7 @@ class Folder:
             self._write(card, lambda file: file.write(json.dumps(identity, indent=1).encode()))
 
     def load(self, number: int) -> dict[str, np.ndarray] | None:
-        """A batch, or None where it was not run yet."""
+        """Load a batch; None where it has not run yet."""
         path = self._path(number)
         if not path.exists():
             return None
@@ -233,7 +237,7 @@ class Folder:
             return dict(file)
 
     def save(self, number: int, batch: Mapping[str, Any]) -> None:
-        """Keep a batch."""
+        """Save a batch."""
         self._write(self._path(number), lambda file: np.savez(file, allow_pickle=False, **batch))
 
     def _path(self, number: int) -> Path:

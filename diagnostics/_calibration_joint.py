@@ -1,6 +1,4 @@
-"""The joint distribution of values and data, as a model draws it: `program` is an
-`inference.Program`.
-"""
+"""The joint distribution of latent values and data, drawn by a model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,13 +16,16 @@ Values = dict[str, Array]
 
 
 class Joint:
-    """The joint distribution of latent values and data, and which argument takes the data of
-    which observed site.
+    """The joint distribution of latent values and data.
+
+    Args:
+        program: an `inference.Program`.
+        data: observed site -> the argument that takes its data; None: the argument that equals it.
     """
 
     def __init__(self, program: Any, data: Mapping[str, str] | None):
         self.program = program
-        self.is_traceable = True  # whether the model may be asked about data that are traced
+        self.is_traceable = True  # False for a model that inspects the values of its data
         self._check()
         self.arguments = {site: self._argument(site, data or {}) for site in program.observed}
         if unknown := sorted(set(data or {}) - set(program.observed)):
@@ -41,13 +42,13 @@ class Joint:
         self._check_free_of_data()
 
     def draw(self, rng_key: Array) -> tuple[Values, Values]:
-        """Latent values from the prior, and data given them, by argument."""
+        """Draw latent values from the prior, and data given them, by argument."""
         values_key, data_key = random.split(rng_key)
         values = jax.tree.map(jnp.asarray, self.program.draw_prior(values_key))
         return values, self.draw_data(data_key, values)
 
     def draw_data(self, rng_key: Array, values: Values) -> Values:
-        """New data, by argument."""
+        """Draw data given latent values, by argument."""
         drawn = self.program.predict(rng_key, values)
         return {
             argument: self._as_argument(argument, drawn[site])
@@ -55,11 +56,11 @@ class Joint:
         }
 
     def given(self, data: Values) -> Any:
-        """The model on such data."""
+        """Return the model on given data."""
         return self.program.with_arguments(**data)
 
     def _as_argument(self, name: str, drawn: Array) -> Array:
-        """Data as the argument holds them: its dtype, and missing where it is missing."""
+        """Data with the dtype of the argument, and NaN where it has NaN."""
         like = np.asarray(self.program.arguments[name])
         drawn = jnp.asarray(drawn).astype(jax.dtypes.canonicalize_dtype(like.dtype))
         missing = np.isnan(like) if like.dtype.kind == "f" else np.zeros(like.shape, bool)
@@ -80,9 +81,8 @@ class Joint:
                 else f"is none of the arguments {list(arguments)}"
             )
             raise ValueError(
-                f"site {site!r}: which argument holds its data? It {problem}. Say it: "
-                f"data={{{site!r}: <argument>}}, with an argument that "
-                f"is an array."
+                f"site {site!r}: which argument holds its data? It {problem}. Give "
+                f"data={{{site!r}: <argument>}}, with an argument that is an array."
             )
         return found[0]
 
@@ -92,31 +92,29 @@ class Joint:
             if not names:
                 raise ValueError(
                     f"{program!r}: found no {kind} site among {list(program.sites)}; the test "
-                    "needs one. Data are given as "
-                    f"arguments; their values do not matter, their shape does."
+                    "needs one. Give data as arguments; only their shapes matter."
                 )
         for name in program.factors:
             if program.parents[name]:
                 raise ValueError(
                     f"site {name!r}: a factor of {sorted(program.parents[name])} makes a prior "
-                    "that cannot be drawn from. Write it as a "
-                    f"distribution to test the model."
+                    "that cannot be drawn from. Write it as a distribution to test the model."
                 )
         for name, plate in program.plates.items():
             if plate.subsample_size < plate.size:
                 raise ValueError(
-                    f"plate {name!r}: it is subsampled, so the data are not drawn as a whole. Test "
-                    "the model without it."
+                    f"plate {name!r}: it is subsampled, so not all data are drawn. Test the model "
+                    "without subsampling."
                 )
         for name, scale in _scales(program).items():
             raise ValueError(
                 f"site {name!r}: its log density is scaled by {scale}, so the model is not the "
-                "distribution that its data are drawn from. "
-                f"Test it without `numpyro.handlers.scale`."
+                "distribution that its data are drawn from. Test it without "
+                "`numpyro.handlers.scale`."
             )
 
     def _check_fit(self) -> None:
-        """An argument must have room for the data of its site."""
+        """An argument must have the shape and dtype of the data of its site."""
         drawn = jax.eval_shape(
             lambda key: self.program.predict(key, self.program.draw_prior(key)), random.key(0)
         )
@@ -127,14 +125,11 @@ class Joint:
             ):
                 raise ValueError(
                     f"argument {name!r}: it cannot hold the data of site {site!r}: found "
-                    f"{like.dtype}{list(like.shape)}, "
-                    f"wanted {wanted.dtype}{list(wanted.shape)}."
+                    f"{like.dtype}{list(like.shape)}, wanted {wanted.dtype}{list(wanted.shape)}."
                 )
 
     def _check_free_of_data(self) -> None:
-        """A model whose prior, or the distribution of whose data, is computed from the data
-        themselves has no joint to draw from.
-        """
+        """No distribution may be computed from the data, for then there is no joint to draw."""
 
         def drawn(**data):
             here = self.given(data)
@@ -155,8 +150,8 @@ class Joint:
             if used := sorted(frozenset(found[name]) & names):
                 raise ValueError(
                     f"site {name!r}: its distribution is computed from the data in argument "
-                    f"{used[0]!r}, so new data cannot be drawn from "
-                    f"the model. Compute it from other sites, or from another argument."
+                    f"{used[0]!r}, so new data cannot be drawn from the model. Compute it from "
+                    "other sites, or from another argument."
                 )
 
     def _dtype(self, name: str) -> Any:
@@ -164,7 +159,7 @@ class Joint:
 
 
 def _scales(program: Any) -> dict[str, Any]:
-    """What multiplies the log density of a site, where that is not one."""
+    """Factors other than 1 that multiply the log density of a site."""
     found = {}
 
     def run(rng_key):
@@ -181,7 +176,6 @@ def _scales(program: Any) -> dict[str, Any]:
 
 
 def _same(argument: Any, value: np.ndarray) -> bool:
-    """Whether an argument is this array; NaN equals NaN."""
     if (
         not isinstance(argument, np.ndarray | Array | np.generic | float | int)
         or np.shape(argument) != value.shape

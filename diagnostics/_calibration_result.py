@@ -1,4 +1,4 @@
-"""What a calibration test found: ranks, their p-values, a tree and a picture."""
+"""The result of a calibration test: ranks, p-values, a tree and a plot."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,33 +12,32 @@ from diagnostics._calibration_band import band, holm, p_value
 
 __all__ = ["Calibration", "plot_calibration_ecdf"]
 
-GROUP = "prior_sbc"  # where ArviZ looks for it
+GROUP = "prior_sbc"  # the group that ArviZ reads
 YLABEL = "ECDF minus uniform"
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Ranks that are uniform on 0, ..., `num_draws` if the sampler is right, and the test of
-    whether they are.
+    """Ranks and their test of uniformity on 0, ..., `num_draws`.
 
-    Quantities are tested one scalar at a time by the exact simultaneous ECDF band, and all together
-    by Holm's procedure: a right sampler fails at most at the rate `alpha`.
+    Each scalar is tested by an exact simultaneous ECDF band. Holm's procedure combines the tests,
+    so that a correct sampler fails with probability `alpha` at most.
     """
 
     test: str  # "sbc" or "geweke"
     model: str
     ranks: Mapping[str, np.ndarray]  # quantity -> [replicate, ...]
-    num_draws: int  # what a rank is among
+    num_draws: int  # ranks are among this many draws
     alpha: float
 
     @property
     def num_replicates(self) -> int:
-        """Replicates that were run."""
+        """Number of replicates."""
         return len(next(iter(self.ranks.values())))
 
     @cached_property
     def scalars(self) -> dict[str, np.ndarray]:
-        """Ranks [replicate] of each scalar, "weight[2]" for an element."""
+        """Ranks [replicate] of each scalar; elements have names such as "weight[2]"."""
         each = {}
         for name, values in self.ranks.items():
             for index in np.ndindex(values.shape[1:]):
@@ -47,19 +46,17 @@ class Calibration:
 
     @cached_property
     def p_values(self) -> dict[str, float]:
-        """P-value of each scalar by itself."""
+        """P-value of each scalar."""
         return {name: p_value(ranks, self.num_draws) for name, ranks in self.scalars.items()}
 
     @cached_property
     def adjusted(self) -> dict[str, float]:
-        """P-values adjusted for their number by Holm's procedure: those below `alpha` are
-        failures.
-        """
+        """P-values adjusted by Holm's procedure; those below `alpha` are failures."""
         return holm(self.p_values)
 
     @property
     def failed(self) -> list[str]:
-        """The scalars whose ranks are not uniform, worst first."""
+        """Names of the scalars whose ranks are not uniform, worst first."""
         return sorted(
             (name for name, p in self.adjusted.items() if p < self.alpha),
             key=lambda name: self.p_values[name],
@@ -72,7 +69,7 @@ class Calibration:
 
     @property
     def text(self) -> str:
-        """The conclusion, then each scalar, least uniform first."""
+        """The conclusion, then a line for each scalar, smallest p-value first."""
         conclusion = "PASSED" if self.passed else f"FAILED: {', '.join(self.failed)}"
         lines = [
             f"{self.test} of {self.model}: {self.num_replicates} replicates, ranks among "
@@ -94,20 +91,18 @@ class Calibration:
         return self.text
 
     def as_tree(self) -> xr.DataTree:
-        """The ranks as values in (0, 1), uniform if the sampler is right, in the group that
-        `az.plot_ecdf_pit` reads.
+        """Return the ranks as values in (0, 1), in the group that `az.plot_ecdf_pit` reads.
 
-        The place within a rank's bin is drawn with a fixed seed.
+        Values within the bin of a rank are drawn uniformly with a fixed seed.
         """
         rng = np.random.default_rng(0)
         variables = {}
         for quantity, ranks in self.ranks.items():
-            # a scope's "/" would be a group; the driver writes it so, too
+            # "/" would make a group; the driver writes "." in place of it, too
             name = quantity.replace("/", ".")
             if name in variables:
                 raise ValueError(
-                    f"quantity {quantity!r}: another has the name {name!r}, as the tree writes it; "
-                    "rename one."
+                    f"quantity {quantity!r}: another one is {name!r} in the tree; rename one."
                 )
             places = (ranks + rng.uniform(size=ranks.shape)) / (self.num_draws + 1)
             variables[name] = (
@@ -127,14 +122,17 @@ class Calibration:
 
 
 def plot_calibration_ecdf(calibration: Calibration, **kwargs: Any) -> Any:
-    """ArviZ's ECDF-difference plot of each scalar with the band of the test: a curve that leaves it
-    has failed.
+    """Draw ArviZ's ECDF-difference plot of each scalar, with the band of the test.
 
-    The band is exact and holds for all scalars at once (alpha divided by their number, the first
-    step of Holm's procedure).
+    A curve that leaves the band has failed. The band is exact and simultaneous for all scalars:
+    alpha is divided by their number, the first step of Holm's procedure.
 
-    :param kwargs: for `az.plot_ecdf_pit`: `var_names`, `backend`, `figure_kwargs`, ...
-    :return: ArviZ's PlotCollection.
+    Args:
+        calibration: the result of a test.
+        **kwargs: arguments of `az.plot_ecdf_pit`: `var_names`, `backend`, `figure_kwargs`, ...
+
+    Returns:
+        ArviZ's PlotCollection.
     """
     import arviz as az
     from arviz_plots.visuals import fill_between_y, set_ylim
@@ -151,7 +149,7 @@ def plot_calibration_ecdf(calibration: Calibration, **kwargs: Any) -> Any:
     if is_matplotlib and "plot_collection" not in kwargs:
         kwargs["figure_kwargs"] = {"layout": "constrained", **kwargs.get("figure_kwargs", {})}
     figure = az.plot_ecdf_pit(calibration.as_tree(), group=GROUP, **kwargs)
-    if is_matplotlib:  # once, beside all panels: it is longer than one of them
+    if is_matplotlib:  # once for all panels: it is longer than one of them
         figure.viz["figure"].item().supylabel(YLABEL, fontsize="medium")
     size, draws = calibration.num_replicates, calibration.num_draws
     low, high = band(size, draws, calibration.alpha / len(calibration.p_values))

@@ -1,4 +1,4 @@
-"""Checks of Markov chains. Every statistic is ArviZ's; here are the limits, and the words."""
+"""Checks of Markov chains: ArviZ's statistics, their limits, and the verdicts in words."""
 
 import re
 import warnings
@@ -11,18 +11,18 @@ from diagnostics._verdict import Verdict, early_end, group_of, identified, label
 __all__ = ["DECISIVE", "chain_verdicts"]
 
 DECISIVE = ("draws", "R-hat", "bulk ESS", "tail ESS")
-RHAT, ESS_A_CHAIN, DRAWS, BFMI = 1.01, 100, 100, 0.3
-# of the other chains, on average: by chance alone one that moves as they do then stands still once
-# in e^20
-MOVES = 20
+MOST_RHAT = 1.01
+LEAST_ESS_PER_CHAIN = 100
+LEAST_DRAWS = 100
+LEAST_BFMI = 0.3
 
 
 def chain_verdicts(tree: xr.DataTree) -> list[Verdict]:
-    """All checks of a run of chains."""
+    """Return all checks of a run of chains."""
     posterior = group_of(tree, "posterior")
     if not posterior.data_vars:
         return [
-            Verdict("draws", False, {}, "The posterior has no variables: nothing was recorded."),
+            Verdict("draws", False, {}, "The posterior has no variables."),
             early_end(tree),
         ]
     if not posterior.sizes["draw"]:
@@ -35,7 +35,7 @@ def chain_verdicts(tree: xr.DataTree) -> list[Verdict]:
     finite = invariant[
         [name for name, values in invariant.data_vars.items() if np.isfinite(values).all()]
     ]
-    moved = _that_moved(finite)
+    moved = _not_constant(finite)
     bulk = _least(moved, "bulk")
     return [
         _draws(tree),
@@ -51,24 +51,23 @@ def chain_verdicts(tree: xr.DataTree) -> list[Verdict]:
 
 
 def _with_log_joint(draws: xr.Dataset, tree: xr.DataTree) -> xr.Dataset:
-    """`lp` of every block beside the posterior: it does not change with labels or signs, so it
-    always has an R-hat.
-    """
+    """The posterior, and `lp` of every block, which label switching does not change."""
     stats = _blocks(tree, "lp")
     return draws.assign({name: values for name, values in stats.items() if name not in draws})
 
 
 def _blocks(tree: xr.DataTree, name: str) -> dict[str, xr.DataArray]:
-    """A statistic of each block of a kernel: `name` of the first, `name_1` of the second, ..."""
+    """A statistic of each block of a kernel: `name`, `name_1`, ..."""
     stats = group_of(tree, "sample_stats")
     return {
         str(key): stats[key] for key in stats.data_vars if re.fullmatch(rf"{name}(_\d+)?", str(key))
     }
 
 
-def _that_moved(draws: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Elements that took two values at least, stacked along "element": a correlation matrix has
-    a diagonal of ones.
+def _not_constant(draws: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Elements that are not constant, stacked along "element".
+
+    Some are constant in a correct run, such as the diagonal of a correlation matrix.
     """
     found = {}
     for name, values in draws.data_vars.items():
@@ -96,12 +95,12 @@ def _draws(tree: xr.DataTree) -> Verdict:
             "undefined."
         )
         return Verdict("draws", False, figures | bad, reason)
-    if figures["a chain"] < DRAWS:
+    if figures["a chain"] < LEAST_DRAWS:
         return Verdict(
             "draws",
             False,
             figures,
-            f"Fewer than {DRAWS} draws a chain: too few for any figure below.",
+            f"Fewer than {LEAST_DRAWS} draws a chain: too few for the other checks.",
         )
     return Verdict("draws", True, figures, "All finite.")
 
@@ -118,30 +117,30 @@ def _rhat(moved: dict[str, xr.DataArray], left_out: list[str]) -> Verdict:
     beside = f" Not identified, so without an R-hat: {', '.join(left_out)}." if left_out else ""
     if not moved:
         reason = (
-            "No identified quantity that moves is in the tree: record invariant ones "
-            "(`numpyro.deterministic`)." + beside
+            "The tree has no identified variable that moves: record quantities that label "
+            "switching does not change, by `numpyro.deterministic`." + beside
         )
         return Verdict("R-hat", None, {}, reason)
     if next(iter(moved.values())).sizes["chain"] < 2:
         return Verdict(
-            "R-hat", None, {}, "One chain cannot disagree: run at least two, better four." + beside
+            "R-hat", None, {}, "One chain has no R-hat: run at least two, better four." + beside
         )
     with warnings.catch_warnings():
-        # a stuck chain: R-hat is infinite
+        # a chain that never moves makes R-hat infinite
         warnings.filterwarnings("ignore", "(divide by zero|invalid value)", RuntimeWarning)
         found = {name: az.rhat(values).fillna(np.inf) for name, values in moved.items()}
     value, worst = _worst(found, largest=True)
-    if value < RHAT:
+    if value < MOST_RHAT:
         return Verdict(
             "R-hat",
             True,
             {"largest": value, "of": worst},
-            f"Rank R-hat below {RHAT} for every quantity.{beside}",
+            f"Rank R-hat below {MOST_RHAT} for every quantity.{beside}",
         )
-    over = [name for name, values in found.items() if (values >= RHAT).any()]
+    over = [name for name, values in found.items() if (values >= MOST_RHAT).any()]
     reason = (
-        f"Rank R-hat reaches {RHAT} for {some(over)}: the chains have not found the same "
-        f"distribution.{beside}"
+        f"Rank R-hat reaches {MOST_RHAT} for {some(over)}: the chains have not converged to "
+        f"the same distribution.{beside}"
     )
     return Verdict("R-hat", False, {"largest": value, "of": worst}, reason)
 
@@ -162,23 +161,23 @@ def _least(moved: dict[str, xr.DataArray], method: str) -> tuple[float, str] | N
 def _ess(method: str, least: tuple[float, str] | None, tree: xr.DataTree) -> Verdict:
     name = f"{method} ESS"
     if least is None:
-        return Verdict(name, None, {}, "No identified quantity that moves is in the tree.")
-    wanted = ESS_A_CHAIN * group_of(tree, "posterior").sizes["chain"]
+        return Verdict(name, None, {}, "The tree has no identified variable that moves.")
+    wanted = LEAST_ESS_PER_CHAIN * group_of(tree, "posterior").sizes["chain"]
     what = "means and medians" if method == "bulk" else "interval ends"
     ok = least[0] >= wanted
-    reason = f"At least {wanted} ({ESS_A_CHAIN} a chain): {what} and R-hat itself are reliable."
+    reason = (
+        f"At least {wanted} ({LEAST_ESS_PER_CHAIN} a chain): {what} and R-hat itself are reliable."
+    )
     if not ok:
         reason = (
-            f"Below {wanted} ({ESS_A_CHAIN} a chain): {what} of {least[1]} are not reliable. "
-            "Draw more, or reparametrise."
+            f"Below {wanted} ({LEAST_ESS_PER_CHAIN} a chain): {what} of {least[1]} are not "
+            "reliable. Draw more, or reparametrise."
         )
     return Verdict(name, ok, {"least": least[0], "of": least[1]}, reason)
 
 
 def _movement(finite: xr.Dataset, moved: dict[str, xr.DataArray]) -> Verdict:
-    """What stands still in a chain: a fault where the other chains say that it moves, a remark
-    where nothing can be said.
-    """
+    """Variables that never move in a chain; a failure where they move in the other chains."""
     constant = [
         name
         for key, values in finite.data_vars.items()
@@ -189,58 +188,58 @@ def _movement(finite: xr.Dataset, moved: dict[str, xr.DataArray]) -> Verdict:
             "movement",
             False,
             {"constant": _first(constant)},
-            "Nothing ever moved: every proposal was refused.",
+            "No variable ever moved: every proposal was rejected.",
         )
     stuck: dict[int, str] = {}
     rare: list[str] = []
     for name, values in moved.items():
-        is_stuck, is_rare = _still(values.values)
+        is_stuck, is_rare = _stuck(values.values)
         stuck |= {int(chain): name for chain in np.flatnonzero(is_stuck.any(axis=1))}
         rare += values["element"].values[is_rare.any(axis=0)].tolist()
     if stuck:
         where = ", ".join(map(str, sorted(stuck)))
         reason = (
-            f"In chain {where} something never moved that moves in others "
+            f"In chain {where} variables never moved that move in the others "
             f"({some(sorted(set(stuck.values())))})."
         )
         return Verdict("movement", False, {"stuck chains": sorted(stuck)}, reason)
-    said = []
+    remarks = []
     if rare:
-        said.append(
-            f"{some(rare)} never moved in one chain, and so seldom in the others that this says "
-            "nothing: a rare event."
+        remarks.append(
+            f"{some(rare)} never moved in one chain, and rarely in the others: a rare event, which "
+            "is no evidence of a fault."
         )
     if constant:
-        said.append(
-            f"Constant over all draws: {some(constant)}. Right if the model fixes it, and "
-            "unchecked here."
+        remarks.append(
+            f"Constant over all draws: {some(constant)}. Correct if the model fixes them; not "
+            "checked here."
         )
-    if said:
+    if remarks:
         figures = {
             name: _first(found) for name, found in (("rare", rare), ("constant", constant)) if found
         }
-        return Verdict("movement", None, figures, " ".join(said))
+        return Verdict("movement", None, figures, " ".join(remarks))
     return Verdict("movement", True, {}, "Every variable moves in every chain.")
 
 
-def _still(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[chain, element]: stands still although the others move `MOVES` times on average, or
-    elsewhere; stands still otherwise.
+def _stuck(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays [chain, element]: stuck although other chains move, and constant otherwise.
+
+    The others move 20 times on average, or chains are constant at different values. A chain that
+    moves as often as they do has 0 moves with probability e^-20.
     """
     moves = (values[:, 1:] != values[:, :-1]).sum(axis=1)
     frozen = moves == 0
     others = (moves.sum(axis=0) - moves) / max(len(moves) - 1, 1)
     place = values[:, 0]
-    lowest, highest = (
-        np.where(frozen, place, np.inf).min(axis=0),
-        np.where(frozen, place, -np.inf).max(axis=0),
-    )
-    is_stuck = frozen & ((others >= MOVES) | (lowest < highest))
+    lowest = np.where(frozen, place, np.inf).min(axis=0)
+    highest = np.where(frozen, place, -np.inf).max(axis=0)
+    is_stuck = frozen & ((others >= 20) | (lowest < highest))
     return is_stuck, frozen & ~is_stuck
 
 
 def _constant(values: xr.DataArray, moved: xr.DataArray | None) -> list[str]:
-    """The name of a variable that never moves, or the elements of it that do not."""
+    """The name of a variable that never moves, or of its elements that do not."""
     one = values.isel(chain=0, draw=0, drop=True)
     if moved is None:
         return [str(values.name)] if one.size else []
@@ -263,7 +262,7 @@ def _divergences(tree: xr.DataTree) -> Verdict:
             "divergences",
             False,
             {},
-            f"`{', '.join(bad)}` holds NaN: what diverged cannot be counted.",
+            f"`{', '.join(bad)}` holds NaN, so divergences cannot be counted.",
         )
     counts = {name: int(values.sum()) for name, values in each.items()}
     figures = {
@@ -276,12 +275,12 @@ def _divergences(tree: xr.DataTree) -> Verdict:
     if figures["count"]:
         where = (
             f" Counted in {some([name for name in counts if counts[name]])}; each block has its "
-            "own."
+            "own count."
             if len(each) > 1
             else ""
         )
         reason = (
-            "The sampler left regions that it could not follow: the draws miss them. Raise "
+            "The integrator diverged in regions of high curvature, which the draws miss. Raise "
             "target_accept_prob, or reparametrise."
         )
         return Verdict("divergences", False, figures, reason + where)
@@ -299,40 +298,39 @@ def _bfmi(tree: xr.DataTree) -> Verdict:
             name,
             None,
             {},
-            "Other blocks change the energy between the moves of this one: the figure means "
-            "nothing.",
+            "Other blocks change the energy between moves of this one, so E-BFMI means nothing.",
         )
     if not np.isfinite(stats["energy"]).all():
         return Verdict(
             name,
             False,
             not_finite(stats[["energy"]]),
-            "The energy is NaN or infinite: the integrator has lost its way.",
+            "The energy is NaN or infinite: the integrator is unstable.",
         )
     with warnings.catch_warnings():
-        # an energy that stands still
+        # a constant energy
         warnings.filterwarnings("ignore", "(divide by zero|invalid value)", RuntimeWarning)
         least = float(
             az.bfmi(xr.DataTree.from_dict({"sample_stats": stats[["energy"]].astype(float)}))[
                 "energy"
             ].min(skipna=False)
         )
-    if least >= BFMI:
-        return Verdict(name, True, {"least": least}, f"At least {BFMI} in every chain.")
+    if least >= LEAST_BFMI:
+        return Verdict(name, True, {"least": least}, f"At least {LEAST_BFMI} in every chain.")
     reason = (
-        f"Below {BFMI}: the momentum explores the energy too slowly; tails are heavy. "
+        f"Below {LEAST_BFMI}: the energy distribution is explored too slowly, as with heavy tails. "
         "Reparametrise."
     )
     return Verdict(
         name,
         False,
         {"least": least},
-        "The energy stands still in a chain." if np.isnan(least) else reason,
+        "The energy is constant in a chain." if np.isnan(least) else reason,
     )
 
 
 def _time(tree: xr.DataTree, least: tuple[float, str] | None) -> Verdict:
-    name = "time an effective draw"
+    name = "time per effective draw"
     if least is None or not least[0] or "sampling_time" not in tree.attrs:
         return Verdict(
             name, None, {}, 'attrs["sampling_time"] or the effective draws are not in the tree.'
@@ -342,5 +340,5 @@ def _time(tree: xr.DataTree, least: tuple[float, str] | None) -> Verdict:
         name,
         None,
         {"seconds": seconds / least[0]},
-        f"{seconds:.3g} s over the least bulk ESS; a cost, not a judgement.",
+        f"{seconds:.3g} s over the least bulk ESS; a cost, which is not judged.",
     )

@@ -1,6 +1,4 @@
-"""The observations that several runs are compared on: the same data, side by side, in the same
-order.
-"""
+"""Pointwise log-likelihoods of several runs on the same data, in the same order."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +16,16 @@ ROW = "observation"
 def joined(
     trees: Mapping[str, xr.DataTree], who: str = "trees", zero: bool = False
 ) -> dict[str, xr.DataArray]:
-    """All observed sites of each tree side by side (chain, draw, observation), in the order of the
-    first tree's data.
+    """Join the log-likelihoods of all observed sites of each tree.
 
-    :param who: the argument that the trees came in, for errors.
-    :param zero: whether a draw may give an observation the probability zero.
+    Args:
+        trees: name of a model -> tree of its run.
+        who: the argument that holds the trees, for error messages.
+        zero: whether a draw may give an observation probability 0.
+
+    Returns:
+        Name of a model -> log-likelihoods (chain, draw, observation), in the order of the first
+        tree's data.
     """
     found, first = {}, None
     for name, tree in trees.items():
@@ -55,8 +58,10 @@ def joined(
 
 
 def held_out_rows(test: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Log-likelihoods of held-out rows, [chain, draw, row], from arrays or trees; a draw may
-    give a row the probability zero.
+    """Return log-likelihoods of held-out rows, [chain, draw, row].
+
+    Args:
+        test: name of a model -> array or tree; a draw may give a row probability 0.
     """
     trees = {name: values for name, values in test.items() if isinstance(values, xr.DataTree)}
     check_same_data(trees, "test")
@@ -76,7 +81,7 @@ def held_out_rows(test: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def check_same_data(trees: Mapping[str, xr.DataTree], who: str = "trees") -> None:
-    """Every tree observes the arrays that the first observes, whatever the sites are called."""
+    """Refuse trees that observe different arrays; names of sites do not matter."""
     holders = {
         name: group_of(tree, "observed_data")
         for name, tree in trees.items()
@@ -108,9 +113,8 @@ def _other_data(
     )
     return ValueError(
         f"{who}: {first!r} and {name!r} observe different data ({why} at {site}): {first!r} has "
-        f"{shapes[0]}, {name!r} has {shapes[1]}. "
-        "Only runs on the same data can be compared; forecasts of the same new rows can, by "
-        "`diagnostics.log_score` and its like."
+        f"{shapes[0]}, {name!r} has {shapes[1]}. Only runs on the same data can be compared. "
+        "Predictions of the same new rows can be compared by `diagnostics.log_score` and others."
     )
 
 
@@ -129,9 +133,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def _flat(values: xr.DataArray, tree: xr.DataTree) -> np.ndarray:
-    """(chain, draw, everything else), without the entries that were not observed (NaN in the
-    data).
-    """
+    """Values [chain, draw, entry] without the entries that are NaN in the data."""
     array = values.astype(float).transpose("chain", "draw", ...).values
     observed = group_of(tree, "observed_data")
     data = observed[values.name].values if values.name in observed else None
@@ -142,8 +144,8 @@ def _flat(values: xr.DataArray, tree: xr.DataTree) -> np.ndarray:
 
 
 def _matched(first: xr.DataTree, tree: xr.DataTree) -> list[Any]:
-    """The sites of `tree` in the order in which `first` has the same data; by name where there
-    are none, or several are equal.
+    """The sites of `tree` in the order of the same data in `first`, matched by name where there are
+    no data or equal arrays.
     """
     left, order = list(group_of(tree, "log_likelihood").data_vars), []
     mine, theirs = group_of(tree, "observed_data"), group_of(first, "observed_data")
@@ -162,9 +164,7 @@ def _matched(first: xr.DataTree, tree: xr.DataTree) -> list[Any]:
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    """In the lower of two precisions: kernels that differ in it may have been given the same
-    table.
-    """
+    """Arrays are compared in the lower of two precisions, for kernels may differ in it."""
     floats = one.dtype.kind == "f" and other.dtype.kind == "f"
     if floats:
         lower = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)

@@ -1,6 +1,4 @@
-"""What runs that estimate an evidence have in common: did they finish, is the evidence a number,
-how many steps did each take.
-"""
+"""Checks shared by particle filters and nested samplers: completion, finite evidence, steps."""
 
 import numpy as np
 import xarray as xr
@@ -11,9 +9,7 @@ __all__ = ["complete", "finite_evidence", "finite_likelihood", "num_particles", 
 
 
 def complete(tree: xr.DataTree) -> Verdict:
-    """Whether the run read all of its data, or all of its evidence: a part of either is no
-    answer.
-    """
+    """Check that the run finished; before that, part of the evidence is missing."""
     ended = early_end(tree)
     if not ended.ok or tree.attrs["ended"] == "finished":
         return ended
@@ -26,25 +22,20 @@ def complete(tree: xr.DataTree) -> Verdict:
 
 
 def finite_evidence(tree: xr.DataTree) -> Verdict:
-    """Whether the log-evidence of the run, and of every replicate, is a number."""
-    name, each, whole = (
-        "log-evidence",
-        each_of(tree, "log_evidence"),
-        attribute(tree, "log_evidence"),
-    )
+    """Check that the log-evidence of the run and of every replicate is finite."""
+    name, each = "log-evidence", each_of(tree, "log_evidence")
+    whole = attribute(tree, "log_evidence")
     if whole is None:
         return Verdict(name, None, {}, 'attrs["log_evidence"] is not in the tree.')
     bad = np.flatnonzero(~np.isfinite(each)).tolist()
     if bad or not np.isfinite(whole):
-        reason = "Not finite: no particle explains some of the data, or a density overflows."
+        reason = "Not finite: every particle gives some data probability 0, or a density overflows."
         return Verdict(name, False, {"of the run": whole, "replicates": bad}, reason)
     return Verdict(name, True, {"of the run": whole}, "Finite in every replicate.")
 
 
 def finite_likelihood(tree: xr.DataTree) -> list[Verdict]:
-    """Whether the likelihood was NaN where walks came to; nothing of kernels that do not count
-    it.
-    """
+    """Check that no likelihood was NaN; no verdict where the kernel does not count NaN."""
     stats = group_of(tree, "sample_stats")
     if "num_nan" not in stats:
         return []
@@ -60,18 +51,17 @@ def finite_likelihood(tree: xr.DataTree) -> list[Verdict]:
     figures = {"NaN": sum(count[0]), "evaluations": sum(count[1])}
     if figures["NaN"]:
         reason = (
-            "Unknown: it was NaN at some parameters, which count as impossible. If they are "
-            "not, the evidence is too small."
+            "NaN at some parameters, which were given likelihood 0. If that is wrong, the evidence "
+            "is too small."
         )
         return [Verdict("likelihood", None, figures, reason)]
-    return [
-        Verdict("likelihood", True, figures, "A number, or impossible, wherever walks have looked.")
-    ]
+    return [Verdict("likelihood", True, figures, "Never NaN.")]
 
 
 def steps_taken(tree: xr.DataTree) -> np.ndarray:
-    """[replicate]: steps until it had finished; from then on it repeats its last row until all
-    others have, too.
+    """Return the number of steps of each replicate, [replicate].
+
+    A replicate that has finished repeats its last row until all others have finished.
     """
     stats = group_of(tree, "sample_stats")
     over = [
@@ -89,7 +79,7 @@ def steps_taken(tree: xr.DataTree) -> np.ndarray:
 
 
 def num_particles(tree: xr.DataTree) -> int | None:
-    """Particles of a filter, where the tree shows them."""
+    """Return the number of particles of a filter; None where the tree does not show it."""
     particles, stats = group_of(tree, "particles"), group_of(tree, "sample_stats")
     if "log_weight" in particles:
         return int(particles["log_weight"].transpose("chain", ...).shape[-1])

@@ -1,9 +1,8 @@
-"""Checks of particle filters (SMC), and of particles that go from one distribution to the next by
-exponents.
+"""Checks of particle filters and of tempered sequential Monte Carlo.
 
-What decides: the run finished, its numbers are finite, and independent replicates agree on the
-log-evidence. Few effective particles, and few histories among them, are no fault by themselves: a
-posterior that is concentrated has few.
+A run is judged by completion, finite values, and the agreement of independent replicates on the
+log-evidence. A small effective sample size, or few distinct ancestors, is no fault by itself: both
+are small for a concentrated posterior.
 """
 
 import json
@@ -24,16 +23,17 @@ from diagnostics._verdict import Verdict, each_of, finite_draws, group_of
 __all__ = ["DECISIVE", "smc_verdicts"]
 
 DECISIVE = ("draws", "log-evidence", "evidence spread", "ended")
-# of particles or of histories: below, one step alone adds 1 / sqrt(10) = 0.3 to the error of the
-# log-evidence
-FEWEST = 10
-SPREAD = 1.0
+# effective particles, or distinct ancestors: with fewer, one step alone adds more than
+# 1 / sqrt(10) = 0.3 to the error of the log-evidence
+LEAST_PARTICLES = 10
+MOST_SPREAD = 1.0  # of the log-evidence, in nats
 
 
 def smc_verdicts(tree: xr.DataTree) -> list[Verdict]:
-    """All checks of a particle filter.
+    """Return all checks of a particle filter or of tempered SMC.
 
-    Of particles that are resampled at every step and walk, histories say nothing, and walks do.
+    With tempering, particles are resampled at every step and moved by random walks. The walks are
+    then checked in place of resamplings and ancestors.
     """
     finite = [finite_draws(tree), finite_evidence(tree), *finite_likelihood(tree)]
     is_tempered = "exponent" in group_of(tree, "sample_stats")
@@ -45,10 +45,8 @@ def smc_verdicts(tree: xr.DataTree) -> list[Verdict]:
     return [*finite, _spread(tree), _ess_path(tree), *own, complete(tree)]
 
 
-def _keeps_the_best(tree: xr.DataTree) -> bool:
-    """Whether the resampling keeps the best candidates as they are, with their weights
-    (Fearnhead and Clifford 2003).
-    """
+def _is_optimal(tree: xr.DataTree) -> bool:
+    """Optimal resampling keeps the candidates of largest weight (Fearnhead and Clifford 2003)."""
     settings = json.loads(str(tree.attrs.get("kernel_settings", "{}")))
     return any(
         key.endswith("ParticleFilter.resampling") and value == "optimal"
@@ -57,7 +55,6 @@ def _keeps_the_best(tree: xr.DataTree) -> bool:
 
 
 def _paths(tree: xr.DataTree, name: str) -> list[np.ndarray]:
-    """A statistic over the steps that each replicate took."""
     values = group_of(tree, "sample_stats")[name].transpose("chain", "step").values
     return [each[:steps] for each, steps in zip(values, steps_taken(tree), strict=True)]
 
@@ -79,19 +76,21 @@ def _ess_path(tree: xr.DataTree) -> Verdict:
     figures = {"least": least, "at step": step, "median": float(np.median(every))} | (
         {} if size is None else {"particles": size}
     )
-    if _keeps_the_best(tree):
+    if _is_optimal(tree):
         reason = (
-            'No judgement: resampling="optimal" keeps the best candidates as they are, so that '
-            "an ESS near 1 may be the posterior's own."
+            'Not judged: resampling="optimal" keeps the candidates of largest weight, so that an '
+            "ESS near 1 may belong to the posterior."
         )
         return Verdict(name, None, figures, reason)
-    if least < FEWEST:
+    if least < LEAST_PARTICLES:
         reason = (
-            f"At step {step} fewer than {FEWEST} particles carry the weight: more particles, "
-            "or a better proposal."
+            f"At step {step} the ESS is below {LEAST_PARTICLES}: take more particles, or a better "
+            "proposal."
         )
         return Verdict(name, False, figures, reason)
-    return Verdict(name, True, figures, f"At least {FEWEST} effective particles at every step.")
+    return Verdict(
+        name, True, figures, f"At least {LEAST_PARTICLES} effective particles at every step."
+    )
 
 
 def _resamplings(tree: xr.DataTree) -> Verdict:
@@ -103,12 +102,10 @@ def _resamplings(tree: xr.DataTree) -> Verdict:
         "a replicate": [int(each.sum()) for each in happened],
         "steps": max(map(len, happened)),
     }
-    if _keeps_the_best(tree):
-        return Verdict(
-            name, None, figures, "Rows at which candidates had to be left to chance; no judgement."
-        )
+    if _is_optimal(tree):
+        return Verdict(name, None, figures, "Rows at which candidates were resampled; not judged.")
     if size is None:
-        return Verdict(name, None, figures, "How many particles there are is not in the tree.")
+        return Verdict(name, None, figures, "The number of particles is not in the tree.")
     if any(
         np.any((path < size / 10) & ~each)
         for path, each in zip(_paths(tree, "ess"), happened, strict=True)
@@ -119,13 +116,11 @@ def _resamplings(tree: xr.DataTree) -> Verdict:
             figures,
             "Steps with an ESS below a tenth of the particles were not followed by a resampling.",
         )
-    return Verdict(name, True, figures, "Resampled wherever the weights had become uneven.")
+    return Verdict(name, True, figures, "Resampled at every step with uneven weights.")
 
 
 def _histories(tree: xr.DataTree) -> Verdict:
-    """How many ancestors the particles of the end have: what is said of the first rows rests on
-    those.
-    """
+    """Distinct ancestors of the final particles, which represent the posterior of early rows."""
     name, counts = "unique ancestors", _ancestors(tree)
     if not counts:
         return Verdict(
@@ -137,29 +132,35 @@ def _histories(tree: xr.DataTree) -> Verdict:
         )
     left = [int(each[0]) for each in counts]
     enough = [
-        int(np.argmax(each >= FEWEST)) if (each >= FEWEST).any() else len(each) for each in counts
+        int(np.argmax(each >= LEAST_PARTICLES)) if (each >= LEAST_PARTICLES).any() else len(each)
+        for each in counts
     ]
     figures = {"left": left}
     if not max(enough):
         return Verdict(
-            name, True, figures, f"At least {FEWEST} histories reach back to the first row."
+            name,
+            True,
+            figures,
+            f"The final particles have at least {LEAST_PARTICLES} ancestors at the first row.",
         )
     rows = f"rows before {max(enough)}" if max(enough) < max(map(len, counts)) else "any row"
     reason = (
-        f"What is said of {rows} rests on fewer than {FEWEST} histories. That is no fault of "
-        "the evidence or of predictions; for the "
+        f"The posterior of {rows} rests on fewer than {LEAST_PARTICLES} distinct ancestors. This "
+        "affects neither the evidence nor predictions. For the partition of those rows use more "
+        "particles, `rejuvenate`, or replicates."
     )
     return Verdict(
         name,
         None,
         figures,
-        reason + "partition of those rows use more particles, `rejuvenate`, or replicates.",
+        reason,
     )
 
 
 def _ancestors(tree: xr.DataTree) -> list[np.ndarray] | None:
-    """For each replicate [row]: distinct ancestors there of the particles of the end; [0] alone
-    where only those are known.
+    """Distinct ancestors of the final particles at each row, an array for each replicate.
+
+    The array has one entry, for the first row, where the tree has no more.
     """
     stats, recorded = group_of(tree, "sample_stats"), group_of(tree, "ancestry")
     if "unique_ancestors" in recorded:
@@ -177,7 +178,7 @@ def _ancestors(tree: xr.DataTree) -> list[np.ndarray] | None:
 
 
 def _distinct(parents: np.ndarray) -> np.ndarray:
-    """[step]: how many particles of that step the particles of the last step come from."""
+    """Number of distinct ancestors of the last step's particles at each step, [step]."""
     alive, counts = np.arange(parents.shape[1]), [parents.shape[1]]
     for step in parents[:0:-1]:
         alive = np.unique(step[alive])
@@ -192,19 +193,19 @@ def _spread(tree: xr.DataTree) -> Verdict:
             name,
             None,
             {},
-            "Unknown without replicates: how far the log-evidence may be off. Run with num_chains "
-            "above 1.",
+            "Unknown without replicates: the error of the log-evidence. Run with num_chains above "
+            "1.",
         )
     if not np.isfinite(each).all():
         return Verdict(name, None, {}, "Unknown: the log-evidence of a replicate is not finite.")
     sd = float(np.std(each, ddof=1))
     figures = {"sd": sd, "replicates": len(each)}
-    if sd >= SPREAD:
+    if sd >= MOST_SPREAD:
         reason = (
-            f"Log-evidences of replicates spread by over {SPREAD:g}: one of them cannot rank "
-            "models. More particles."
+            f"The standard deviation of the replicates' log-evidences is above {MOST_SPREAD:g}, "
+            "too large to rank models. Take more particles."
         )
         return Verdict(name, False, figures, reason)
     return Verdict(
-        name, True, figures, f"Replicates agree on the log-evidence to less than {SPREAD:g}."
+        name, True, figures, f"Replicates agree on the log-evidence to less than {MOST_SPREAD:g}."
     )

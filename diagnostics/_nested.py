@@ -13,18 +13,15 @@ from diagnostics._verdict import Verdict, attribute, each_of, finite_draws, grou
 __all__ = ["DECISIVE", "error_against_spread", "insertion_rank_test", "nested_verdicts", "walks"]
 
 DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended", "importance")
-ALPHA, DRAWS = 0.01, 100
-LEFT = 0.35  # correlation of a new point with its origin, in the worst replicate
-LEAST_ESS = 50  # importance draws: the spread of the weights of fewer is no error
-NO_WEIGHT = 700.0  # nats below the largest weight: as good as none
-# nats a summary: with 2.3 each, in fifty stages of diamonds, 3 % of new numbers were in intervals
-# of 90 %
-MOST_LOST = 1.0
-LEAST_ERROR = 1e-12  # a claimed error of zero: any spread is beyond it
+ALPHA = 0.01  # p-values below it fail
+LEAST_DRAWS = 100
+MOST_CORRELATION = 0.35  # of a new point with the start of its random walk, in the worst replicate
+LEAST_IMPORTANCE_ESS = 50  # with fewer, the spread of the weights underestimates the error
+MOST_NATS_LOST = 1.0  # divergence of a summary; credible intervals lose their coverage above it
 
 
 def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
-    """All checks of a nested sampler."""
+    """Return all checks of a nested sampler."""
     finite = [finite_draws(tree), finite_evidence(tree), *finite_likelihood(tree)]
     own = [
         _insertion(tree),
@@ -41,13 +38,19 @@ def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
 
 
 def insertion_rank_test(ranks: np.ndarray, num_live: int) -> float:
-    """p-value of the ranks at which new points were inserted among `num_live` live ones, [step];
-    they are uniform on 0..n-1.
+    """Test that the insertion ranks of new points among the live points are uniform.
 
-    A Kolmogorov-Smirnov test over the whole run, and one over each stretch of `num_live` steps (a
-    fault may be brief) with p = 1 - (1 - min p)^k; the smaller of the two, doubled. Negative and
-    NaN ranks are steps without an insertion. Conservative, for ranks are discrete. Fowlie, Handley
-    and Su (2020), MNRAS 497; cost: a sort.
+    A Kolmogorov-Smirnov test over the whole run is combined with one over each of k stretches of
+    `num_live` steps, for a fault may be brief: p = 1 - (1 - min p)^k. The result is the smaller of
+    the two, doubled. The test is conservative, for ranks are discrete. Fowlie, Handley and Su
+    (2020), MNRAS 497. Cost: a sort.
+
+    Args:
+        ranks: ranks 0 .. num_live - 1, [step]; negative or NaN at steps without an insertion.
+        num_live: number of live points.
+
+    Returns:
+        The p-value; NaN where there are no ranks.
     """
     ranks = np.asarray(ranks, float).ravel()
     ranks = ranks[np.isfinite(ranks) & (ranks >= 0)].astype(int)
@@ -92,19 +95,19 @@ def _insertion(tree: xr.DataTree) -> Verdict:
     ranks = group_of(tree, "sample_stats")["insertion_rank"].transpose("chain", "step", ...).values
     if size is None:
         return Verdict(
-            name, None, {}, 'attrs["num_live"] is not in the tree: ranks mean nothing without it.'
+            name, None, {}, 'attrs["num_live"] is not in the tree; the test of ranks needs it.'
         )
     taken = [each[:steps] for each, steps in zip(ranks, steps_taken(tree), strict=True)]
     found = np.array([insertion_rank_test(each, size) for each in taken])
     known = found[~np.isnan(found)]
     if not known.size:
-        return Verdict(name, None, {}, "No step of any replicate has a rank.")
+        return Verdict(name, None, {}, "The tree has no ranks.")
     p = min(1.0, float(known.min()) * len(known))
     figures = {"p": p, "insertions": int(sum((each >= 0).sum() for each in taken))}
     if not p >= ALPHA:
         reason = (
-            "New points are not drawn uniformly from the prior above the limit: the evidence "
-            "is biased. More steps a point."
+            "New points are not drawn uniformly from the prior above the likelihood limit, so the "
+            "evidence is biased. Take more steps for each point."
         )
         return Verdict(name, False, figures, reason)
     if without := np.flatnonzero(np.isnan(found)).tolist():
@@ -123,10 +126,10 @@ def _insertion(tree: xr.DataTree) -> Verdict:
 
 
 def walks(tree: xr.DataTree) -> Verdict:
-    """Whether new points forget where their walks began.
+    """Check that new points are nearly uncorrelated with the starts of their random walks.
 
-    Squared distances grow as 1 - c, with c the correlation that is left: half of the steps over all
-    of them is (1 - sqrt(c)) / (1 - c), which tells c, however far apart points are.
+    With c the correlation, squared distances grow as 1 - c. The squared distance after half of the
+    steps, divided by that after all, is (1 - sqrt(c)) / (1 - c), which gives c at any scale.
     """
     name, stats = "walks", group_of(tree, "sample_stats")
     if "halfway" not in stats:
@@ -134,31 +137,31 @@ def walks(tree: xr.DataTree) -> Verdict:
             name,
             None,
             {},
-            "`halfway` is not in sample_stats: nothing says how far new points are from their "
-            "origins.",
+            "`halfway` is not in sample_stats, so the correlation of new points with the starts of "
+            "their random walks is not known.",
         )
     each = stats["halfway"].transpose("chain", "step").values
     taken = [row[:steps] for row, steps in zip(each, steps_taken(tree), strict=True)]
     least = min((row.mean() for row in taken if len(row)), default=np.nan)
-    left = float(np.clip(1 / least - 1, 0, 1) ** 2) if least > 0 else float("nan")
-    figures = {"correlation": left}
-    if not left <= LEFT:
+    correlation = float(np.clip(1 / least - 1, 0, 1) ** 2) if least > 0 else float("nan")
+    figures = {"correlation": correlation}
+    if not correlation <= MOST_CORRELATION:
         reason = (
-            "New points are too near to where their walks began: the evidence is off by more "
-            "than is claimed. More steps a point."
+            "New points are too close to the starts of their random walks, so the error of the "
+            "evidence is larger than claimed. Take more steps for each point."
         )
         return Verdict(name, False, figures, reason)
     return Verdict(
         name,
         True,
         figures,
-        f"New points forget where their walks began (correlation at most {LEFT:g}).",
+        f"Correlation of new points with the starts of their walks at most {MOST_CORRELATION:g}.",
     )
 
 
 def _nested_errors(tree: xr.DataTree) -> np.ndarray:
-    """[replicate]: claimed errors of live points alone, of runs in stages or finished by
-    importance sampling; empty for others.
+    """Claimed errors of the live points alone, [replicate]; empty where no summary or importance
+    sampling adds to them.
     """
     nested, lost = each_of(tree, "nested_log_evidence_se"), each_of(tree, "nested_summary_error")
     return np.sqrt(np.maximum(nested**2 - lost**2, 0)) if len(lost) else nested
@@ -180,46 +183,38 @@ def _information(tree: xr.DataTree) -> Verdict:
             "information",
             None,
             figures,
-            "No error of the log-evidence in the tree to compare with sqrt(H / n).",
+            "The tree has no error of the log-evidence to compare with sqrt(information / n).",
         )
     if not np.isfinite(claimed).all():
         return Verdict(
             "information",
             None,
             figures,
-            "Unknown: no error of the log-evidence is claimed, as of a run that was ended early.",
+            "Unknown: the run claims no error of the log-evidence, as after an early end.",
         )
     if not expected / 3 <= claimed.mean() <= 3 * max(expected, 1e-300):
         reason = (
-            f"The claimed error {claimed.mean():.3g} is over three times away from "
-            "sqrt(information / live points)."
+            f"The claimed error {claimed.mean():.3g} differs from sqrt(information / live points) "
+            "by a factor of more than three."
         )
         return Verdict("information", False, figures, reason)
     return Verdict(
         "information",
         True,
         figures | {"claimed": float(claimed.mean())},
-        "The claimed error is that of sqrt(information / live points).",
+        "The claimed error agrees with sqrt(information / live points).",
     )
 
 
 def error_against_spread(tree: xr.DataTree) -> Verdict:
-    """Chi-squared of the replicates' log-evidences about their weighted mean, with the errors
-    that they claim.
-    """
+    """Test the spread of the replicates' log-evidences against their claimed errors, by chi^2."""
     from scipy.stats import chi2
 
-    name, each, errors = (
-        "evidence error",
-        each_of(tree, "log_evidence"),
-        each_of(tree, "log_evidence_se"),
-    )
+    name = "evidence error"
+    each, errors = each_of(tree, "log_evidence"), each_of(tree, "log_evidence_se")
     if len(each) < 2 or len(errors) != len(each):
-        figures = (
-            {"claimed": attribute(tree, "log_evidence_se")}
-            if attribute(tree, "log_evidence_se") is not None
-            else {}
-        )
+        claimed = attribute(tree, "log_evidence_se")
+        figures = {} if claimed is None else {"claimed": claimed}
         return Verdict(
             name,
             None,
@@ -233,25 +228,23 @@ def error_against_spread(tree: xr.DataTree) -> Verdict:
             {"claimed": errors},
             "Unknown: a log-evidence or its claimed error is not finite.",
         )
-    weights = 1 / np.maximum(errors, LEAST_ERROR) ** 2
+    weights = 1 / np.maximum(errors, 1e-12) ** 2  # any spread is too large for an error of 0
     centre = np.sum(weights * each) / np.sum(weights)
     p = float(chi2.sf(np.sum(weights * (each - centre) ** 2), len(each) - 1))
     figures = {"claimed": float(errors.mean()), "spread": float(np.std(each, ddof=1)), "p": p}
     if not p >= ALPHA:
         reason = (
-            "Replicates differ by more than the error that they claim: it is too small, or "
-            "modes were missed. More points."
+            "Replicates differ by more than their claimed error: it is too small, or modes were "
+            "missed. Take more live points."
         )
         return Verdict(name, False, figures, reason)
     return Verdict(
-        name, True, figures, "Replicates differ as much as the claimed error says, or less."
+        name, True, figures, "The spread of the replicates agrees with the claimed error."
     )
 
 
 def _effective(tree: xr.DataTree) -> Verdict:
-    """Kish's (sum w)^2 / sum w^2 over all weighted particles of a replicate, summed over
-    replicates.
-    """
+    """Kish's effective sample size (sum w)^2 / sum w^2, summed over replicates."""
     from scipy.special import logsumexp
 
     particles = group_of(tree, "particles")
@@ -265,67 +258,66 @@ def _effective(tree: xr.DataTree) -> Verdict:
     weights = particles["log_weight"].transpose("chain", ...).values
     weights = weights.reshape(len(weights), -1)
     with warnings.catch_warnings():
-        # no weight at all: NaN, and it fails below
+        # weights that are all 0 give NaN, which fails below
         warnings.filterwarnings("ignore", "invalid value", RuntimeWarning)
         total = float(
             np.sum(np.exp(2 * logsumexp(weights, axis=1) - logsumexp(2 * weights, axis=1)))
         )
-    if not total >= DRAWS:
+    if not total >= LEAST_DRAWS:
         return Verdict(
             "effective draws",
             False,
             {"count": total},
-            f"Fewer than {DRAWS}: the equally weighted posterior repeats few points.",
+            f"Fewer than {LEAST_DRAWS}: the equally weighted posterior repeats a few points.",
         )
     return Verdict(
         "effective draws",
         True,
         {"count": total},
-        f"At least {DRAWS} distinct points carry the posterior.",
+        f"At least {LEAST_DRAWS} points carry the weight of the posterior.",
     )
 
 
 def _summaries(tree: xr.DataTree) -> Verdict:
-    """Of a kernel that learns in stages: how far its summaries are from what stages have found,
-    and the last one from all rows.
+    """For stages: divergence of each summary from the posterior of its stage, and of the last
+    one from the posterior of all rows.
     """
-    name, worst, left = (
-        "summaries",
-        float(each_of(tree, "summary_loss").max()),
-        each_of(tree, "nats_left"),
-    )
-    figures = {"nats each": worst, "limit": MOST_LOST}
+    name, worst = "summaries", float(each_of(tree, "summary_loss").max())
+    left = each_of(tree, "nats_left")
+    figures = {"nats each": worst, "limit": MOST_NATS_LOST}
     if weighed := left[~np.isnan(left)].tolist():
         figures["nats left"] = max(weighed)
-    if not worst <= MOST_LOST:
+    if not worst <= MOST_NATS_LOST:
         reason = (
-            "What a stage hands to the next is too far from what it has found: the posterior is "
-            "off as well. Allow more clumps "
-            "(num_clumps), more live points (num_live), or fewer stages."
+            "The mixture that summarises a stage is too far from the posterior of that stage, so "
+            "the final posterior is wrong. Allow more components (num_clumps), more live points "
+            "(num_live), or fewer stages."
         )
         return Verdict(name, False, figures, reason)
     if np.isinf(each_of(tree, "log_evidence_se")).any():
         reason = (
-            "Some rows lead to where the summary of those before says nothing, and what these said "
-            "is forgotten: the posterior is that of "
-            "the last rows, and the evidence may be anything. Learn from all rows at once."
+            "The posterior of some rows lies outside of the summary of the rows before, which is "
+            "lost: the final posterior is that of the last rows, and the evidence is not reliable. "
+            "Learn from all rows at once."
         )
         return Verdict(name, False, figures, reason)
-    if not max(weighed, default=0.0) <= MOST_LOST:
+    if not max(weighed, default=0.0) <= MOST_NATS_LOST:
         reason = (
-            "What was found is too far from the posterior of all rows: it has lost what these "
-            "say. Allow more clumps, or fewer parts."
+            "The final posterior is too far from that of all rows. Allow more components, or fewer "
+            "stages."
         )
         return Verdict(name, False, figures, reason)
     return Verdict(
-        name, True, figures, "What a stage hands to the next says nearly what it has found."
+        name, True, figures, "The summary of each stage is close to the posterior of that stage."
     )
 
 
 def _importance(tree: xr.DataTree) -> Verdict:
-    """Of a nested sampler that was finished by importance sampling: effective draws and Pareto
-    k-hat of the weights, of the worst replicate. Both see heavy tails of the weights, and neither a
-    mode where no draw is: of that points of the nested sampling tell.
+    """For runs finished by importance sampling: effective draws and Pareto k-hat of the weights,
+    in the worst replicate.
+
+    Both detect heavy tails of the weights. Neither detects a mode without draws, which the points
+    of the nested sampling show.
     """
     from scipy.special import logsumexp
 
@@ -335,7 +327,7 @@ def _importance(tree: xr.DataTree) -> Verdict:
             name,
             None,
             {},
-            "No importance draws in some replicate, or weights without a sum: see the other "
+            "A replicate has no importance draws, or its weights have no finite sum: see the other "
             "checks.",
         )
     weights = (
@@ -344,7 +336,8 @@ def _importance(tree: xr.DataTree) -> Verdict:
         .values.astype(float)
     )
     least = float(np.exp(2 * logsumexp(weights, axis=1) - logsumexp(2 * weights, axis=1)).min())
-    lifted = np.maximum(weights, weights.max(axis=1, keepdims=True) - NO_WEIGHT)
+    # weights more than 700 nats below the largest are raised to that: they underflow in any case
+    lifted = np.maximum(weights, weights.max(axis=1, keepdims=True) - 700.0)
     # NaN stays NaN
     khat = float(
         psis(xr.DataArray(lifted, dims=("chain", "particle")), dims=("particle",))[1].values.max()
@@ -354,13 +347,12 @@ def _importance(tree: xr.DataTree) -> Verdict:
     figures = {"effective": least, "k-hat": khat, "limit": limit, "missed": missed}
     if missed**2 > 1 / least:
         reason = (
-            f"A share {missed:.2g} of the posterior, as points of the nested sampling have it, "
-            "lies where no draw is to be expected. The "
-            "claimed error has it, the draws have not. Allow more clumps (num_clumps), or draw "
-            "more (num_draws)."
+            f"A share {missed:.2g} of the posterior, estimated from the nested sampling, lies "
+            "where the proposal puts no draws. The claimed error includes it, the draws do not. "
+            "Allow more components (num_clumps), or draw more (num_draws)."
         )
         return Verdict(name, False, figures, reason)
-    if least >= LEAST_ESS and khat <= limit:
+    if least >= LEAST_IMPORTANCE_ESS and khat <= limit:
         return Verdict(
             name,
             True,
@@ -368,14 +360,13 @@ def _importance(tree: xr.DataTree) -> Verdict:
             "Importance weights are well behaved: the claimed error is that of their mean.",
         )
     what = (
-        f"Fewer than {LEAST_ESS} effective draws"
-        if least < LEAST_ESS and not khat > limit
+        f"Fewer than {LEAST_IMPORTANCE_ESS} effective draws"
+        if least < LEAST_IMPORTANCE_ESS and not khat > limit
         else "Importance weights have heavy tails"
     )
     reason = (
-        f"{what}: the clumps miss the posterior, and the claimed error of log_evidence is not to "
-        "be believed. Allow more clumps "
-        "(num_clumps), draw more (num_draws), or read nested_log_evidence with "
-        "nested_log_evidence_se instead."
+        f"{what}: the proposal misses part of the posterior, and the claimed error of log_evidence "
+        "is not reliable. Allow more components (num_clumps), draw more (num_draws), or use "
+        "nested_log_evidence with nested_log_evidence_se instead."
     )
     return Verdict(name, False, figures, reason)

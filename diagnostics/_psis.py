@@ -1,4 +1,4 @@
-"""Pareto smoothed importance sampling by ArviZ, over rows some of which ArviZ refuses."""
+"""Pareto smoothed importance sampling by ArviZ, also where ArviZ raises an error."""
 
 import json
 import warnings
@@ -10,20 +10,25 @@ from diagnostics._verdict import group_of
 
 __all__ = ["LEAST", "densities", "good_k", "lacking", "num_high", "psis", "tail_size"]
 
-FLAT = 1e-10  # log ratios that differ by less are equal: their weights are uniform
-LEAST = 25  # draws: a tail of fewer than five has no shape
+LEAST = 25  # draws; the tail has then five draws at least
 
 
 def psis(
     log_ratio: xr.DataArray, relative_ess: float = 1.0, dims: tuple[str, ...] = ("chain", "draw")
 ) -> tuple[xr.DataArray, xr.DataArray]:
-    """Smoothed, normalised log weights and k-hat along `dims`: ArviZ's `psislw`, which takes minus
-    the log ratio.
+    """Smooth importance weights by ArviZ's `psislw`.
 
-    ArviZ raises where the largest ratios are all the same (a masked row, a row with probability
-    one). Such ratios are bounded and need no smoothing: their weights are left as they are and
-    k-hat is -inf. Where a ratio is NaN or infinite, or all are zero, weights and k-hat are NaN.
-    Fewer than 25 draws: k-hat is inf.
+    ArviZ raises an error where the largest ratios are all equal, as for a masked row. Such ratios
+    are bounded and need no smoothing. Their weights are left as they are, and k-hat is -inf.
+
+    Args:
+        log_ratio: log importance ratios.
+        relative_ess: effective sample size divided by the number of draws.
+        dims: dimensions of the draws.
+
+    Returns:
+        Normalised log weights, and k-hat over the other dimensions. Both are NaN where a ratio is
+        NaN or infinite, or all are 0. k-hat is inf for fewer than `LEAST` draws.
     """
     import arviz as az  # noqa: F401  (registers the accessor)
     from scipy.special import logsumexp
@@ -39,12 +44,12 @@ def psis(
         fits = usable.copy()
         fits[usable] = (
             np.ptp(np.sort(flat[usable], axis=1)[:, -tail_size(size, relative_ess) :], axis=1)
-            > FLAT
+            > 1e-10  # otherwise the tail is constant
         )
         khat[usable & ~fits] = -np.inf
         if fits.any():
             with warnings.catch_warnings():
-                # a fit that fails has k-hat NaN or inf, which is never good
+                # a fit that fails has k-hat NaN or inf, which is above every limit
                 warnings.simplefilter("ignore", RuntimeWarning)
                 smooth, found = xr.DataArray(-flat[fits], dims=("row", "draw")).azstats.psislw(
                     dim=["draw"], r_eff=relative_ess
@@ -60,12 +65,12 @@ def psis(
 
 
 def tail_size(draws: int, relative_ess: float = 1.0) -> int:
-    """How many of the largest weights the Pareto distribution is fitted to."""
+    """Return how many of the largest weights the Pareto distribution is fitted to."""
     return int(3 * np.sqrt(draws / relative_ess) if draws * relative_ess > 225 else draws / 5)
 
 
 def good_k(draws: int) -> float:
-    """The largest k-hat with which this many draws are enough: min(1 - 1 / log10 S, 0.7).
+    """Return the limit of k-hat for S draws, min(1 - 1 / log10 S, 0.7).
 
     Vehtari et al. (2024), JMLR 25.
     """
@@ -73,16 +78,20 @@ def good_k(draws: int) -> float:
 
 
 def num_high(khat: np.ndarray, limit: float) -> int:
-    """How many are above the limit, or could not be fitted."""
+    """Return how many k-hat are above the limit or NaN."""
     return int(np.sum(~(np.asarray(khat) <= limit)))
 
 
 def densities(tree: xr.DataTree) -> xr.DataArray | None:
-    """log p(x, z) - log q(z) of each draw (chain, draw), from `log_prior`, `log_likelihood`,
-    `log_factor` and `log_q`.
+    """Return log p(x, z) - log q(z) of each draw.
 
-    None where one is `lacking`. Groups that do not describe the same draws are refused: xarray
-    would leave the others out.
+    Groups of different draws are refused, for xarray would silently keep only common draws.
+
+    Args:
+        tree: a run with the groups `log_prior`, `log_likelihood`, `log_factor` and `log_q`.
+
+    Returns:
+        Log ratios (chain, draw); None where a group is `lacking`.
     """
     if lacking(tree):
         return None
@@ -96,16 +105,16 @@ def densities(tree: xr.DataTree) -> xr.DataArray | None:
             if not np.array_equal(mine, theirs):
                 raise ValueError(
                     f"{name}: {len(mine)} {dim}s with coordinates {mine.tolist()[:5]}..., where "
-                    f"{first} has {len(theirs)} with "
-                    f"{theirs.tolist()[:5]}...; wanted the same draws in both. Select draws of the "
-                    "whole tree, not of one group."
+                    f"{first} has {len(theirs)} with {theirs.tolist()[:5]}...; wanted the same "
+                    "draws in both. Select draws of the whole tree, not of one group."
                 )
     return sum(list(parts.values())[1:], start=parts[first])
 
 
 def lacking(tree: xr.DataTree) -> list[str]:
-    """The groups that are missing for log p - log q; a model says in `attrs["factors"]` whether
-    it has a `log_factor`.
+    """Return the names of the groups that are missing for log p - log q.
+
+    A `log_factor` is needed where `attrs["factors"]` names factors.
     """
     factors = {name.replace("/", ".") for name in json.loads(str(tree.attrs.get("factors", "[]")))}
     found = {
@@ -122,7 +131,6 @@ def lacking(tree: xr.DataTree) -> list[str]:
 
 
 def _summed(group: xr.Dataset) -> xr.DataArray:
-    """Sum of every variable over all but chain and draw."""
     each = [
         values.astype(float).sum(
             [dim for dim in values.dims if dim not in ("chain", "draw")], skipna=False

@@ -1,6 +1,4 @@
-"""Checks of variational runs: the ELBO, agreement of replicates, and the distance from q to the
-model.
-"""
+"""Checks of variational runs: the ELBO, agreement of replicates, and Pareto k-hat of p / q."""
 
 import numpy as np
 import xarray as xr
@@ -11,13 +9,10 @@ from diagnostics._verdict import Verdict, early_end, finite_draws, group_of, ide
 __all__ = ["DECISIVE", "elbo_settled", "pareto_k", "variational_verdicts"]
 
 DECISIVE = ("draws", "ELBO settled", "Pareto k-hat")
-# what is left of a large ELBO's last digits; but a nat is a nat, whatever the data add
-NATS, RELATIVE, MOST_NATS = 0.1, 1e-4, 1.0
-AGREE_NATS, AGREE_SDS = 1.0, 0.25
 
 
 def variational_verdicts(tree: xr.DataTree) -> list[Verdict]:
-    """All checks of a variational run."""
+    """Return all checks of a variational run."""
     trace = group_of(tree, "sample_stats")["elbo"].transpose("chain", "step").values.astype(float)
     return [
         _draws(tree),
@@ -30,16 +25,19 @@ def variational_verdicts(tree: xr.DataTree) -> list[Verdict]:
 
 
 def elbo_settled(trace: np.ndarray) -> Verdict:
-    """Gain of the last quarter of the trace [replicate, step] over the quarter before, against the
-    noise of the trace.
+    """Check that the last quarter of the ELBO trace gains nothing over the quarter before.
 
-    The noise of a step is read from successive differences, var = mean((e_t - e_{t-1})^2) / 2 (von
-    Neumann 1941), which a slow trend does not inflate. Settled: |gain| <= max(0.1 nat, 3 standard
-    errors), in every replicate; for large ELBOs, whose own digits are fewer, 1e-4 |ELBO| takes the
-    place of the 0.1, up to one nat. A coordinate ascent that stops by itself may have jumped
-    shortly before its last quarter: a trace without noise is settled as well where the second half
-    of the last quarter gains no more than half of the tolerance over the first half, which is the
-    same slope.
+    The ELBO has settled when |gain| <= max(tolerance, 3 standard errors) in every replicate. The
+    tolerance is 0.1 nat; for large ELBOs, whose rounding errors are larger, 1e-4 |ELBO|, at most
+    one nat. The variance of the noise is mean((e_t - e_{t-1})^2) / 2, from successive differences
+    (von Neumann 1941), which a slow trend does not inflate.
+
+    Coordinate ascent that stops by itself may have jumped shortly before its last quarter. So a
+    trace without noise has also settled when the second half of the last quarter gains at most half
+    of the tolerance over the first half, which is the same slope.
+
+    Args:
+        trace: ELBO, [replicate, step].
     """
     if not np.isfinite(trace).all():
         return Verdict(
@@ -53,11 +51,11 @@ def elbo_settled(trace: np.ndarray) -> Verdict:
             "ELBO settled",
             False,
             {"steps": trace.shape[1]},
-            "Fewer than 8 steps: nothing can be said.",
+            "Fewer than 8 steps are too few to judge.",
         )
     quarter = trace.shape[1] // 4
     gain, error = _gain(trace, quarter)
-    tolerance = np.clip(RELATIVE * np.abs(trace[:, -quarter:].mean(1)), NATS, MOST_NATS)
+    tolerance = np.clip(1e-4 * np.abs(trace[:, -quarter:].mean(1)), 0.1, 1.0)
     late_gain, late_error = (2 * each for each in _gain(trace, quarter // 2))
     at_rest = (np.abs(late_gain) <= tolerance) & (3 * late_error <= tolerance)
     gain, error = np.where(at_rest, late_gain, gain), np.where(at_rest, late_error, error)
@@ -69,27 +67,27 @@ def elbo_settled(trace: np.ndarray) -> Verdict:
             "ELBO settled",
             False,
             figures,
-            f"The ELBO {way} over the last half of the run: take more steps (num_warmup), or, of "
-            "SVI, a smaller step size.",
+            f"The ELBO {way} over the last half of the run: take more steps (num_warmup), or a "
+            "smaller step size for SVI.",
         )
     if np.any(3 * error > 10 * tolerance):
         return Verdict(
             "ELBO settled",
             None,
             figures,
-            "Too noisy to say: take more steps or more particles an estimate.",
+            "Too noisy to judge: take more steps, or more particles for each estimate.",
         )
     return Verdict(
         "ELBO settled",
         True,
         figures,
-        "The last quarter gained nothing that matters over the quarter before.",
+        "The last quarter gained no more than the tolerance over the quarter before.",
     )
 
 
 def _gain(trace: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """[replicate]: gain of the last `window` steps over as many before them, and its standard
-    error.
+    """Gain of the last `window` steps over as many before them, and its standard error, both
+    [replicate].
     """
     last, before = trace[:, -window:], trace[:, -2 * window : -window]
     return last.mean(1) - before.mean(1), np.sqrt(
@@ -98,12 +96,17 @@ def _gain(trace: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pareto_k(tree: xr.DataTree) -> tuple[np.ndarray, float] | None:
-    """Pareto k-hat of the weights p(x, z) / q(z) for each replicate, and the limit min(1 - 1 /
-    log10 S, 0.7).
+    """Return Pareto k-hat of the importance weights p(x, z) / q(z), and its limit.
 
-    Needs the groups `log_prior`, `log_likelihood` and `log_q` with `log_q` (chain, draw), the
-    density of the same constrained draws, and `log_factor` where the model has factors; None where
-    one is missing. Yao et al. (2018), "Yes, but did it work?"; Vehtari et al. (2024), PSIS.
+    Yao et al. (2018), "Yes, but did it work?"; Vehtari et al. (2024), PSIS.
+
+    Args:
+        tree: a run with the groups `log_prior`, `log_likelihood` and `log_q` with `log_q`
+            (chain, draw), and `log_factor` where the model has factors.
+
+    Returns:
+        k-hat of each replicate, and the limit min(1 - 1 / log10 S, 0.7) for S draws; None where a
+        group is missing.
     """
     ratio = densities(tree)
     return (
@@ -114,9 +117,7 @@ def pareto_k(tree: xr.DataTree) -> tuple[np.ndarray, float] | None:
 
 
 def _draws(tree: xr.DataTree) -> Verdict:
-    """Finite draws of a distribution: a guide of points (`AutoDelta`) has a density, weights and
-    an ELBO, and is no posterior.
-    """
+    """Finite draws that are not one point, as those of the guide `AutoDelta` are."""
     found = finite_draws(tree)
     points = _points(tree)
     if not found.ok or points is None:
@@ -129,31 +130,30 @@ def _draws(tree: xr.DataTree) -> Verdict:
         return found._replace(ok=False, figures={"replicates": points["replicates"]}, reason=reason)
     if points["sites"]:
         reason = (
-            f"All draws of {some(points['sites'])} are one point, so nothing is said of how "
-            "sure it is, and the others are given it."
+            f"All draws of {some(points['sites'])} are one point: a point estimate, on which the "
+            "other sites are conditioned."
         )
         return found._replace(ok=None, figures={"constant": points["sites"]}, reason=reason)
     return found
 
 
 def _points(tree: xr.DataTree) -> dict[str, list] | None:
-    """Replicates whose draws are all the same, and latent sites of floats that are in some
+    """Replicates whose draws are all equal, and latent float sites that are constant in some
     replicate; None for a single draw.
     """
     posterior, latent = group_of(tree, "posterior"), group_of(tree, "log_prior")
     floats = [str(name) for name, values in posterior.data_vars.items() if values.dtype.kind == "f"]
     if posterior.sizes.get("draw", 0) < 2 or not floats:
         return None
-    still = {str(name): _stands_still(values) for name, values in posterior.data_vars.items()}
-    replicates = np.flatnonzero(np.all(list(still.values()), axis=0)).tolist()
+    constant = {str(name): _is_constant(values) for name, values in posterior.data_vars.items()}
+    replicates = np.flatnonzero(np.all(list(constant.values()), axis=0)).tolist()
     return {
         "replicates": replicates,
-        "sites": [name for name in floats if name in latent and still[name].any()],
+        "sites": [name for name in floats if name in latent and constant[name].any()],
     }
 
 
-def _stands_still(values: xr.DataArray) -> np.ndarray:
-    """[replicate]: whether all draws are the same."""
+def _is_constant(values: xr.DataArray) -> np.ndarray:
     array = values.transpose("chain", "draw", ...).values
     return (array == array[:, :1]).reshape(len(array), -1).all(axis=1)
 
@@ -169,13 +169,13 @@ def _same_elbo(trace: np.ndarray) -> Verdict:
             name,
             None,
             {"replicates": 1},
-            "One replicate: local optima cannot show. Run several with num_chains.",
+            "One replicate does not show local optima. Run several with num_chains.",
         )
     quarter = max(trace.shape[1] // 4, 1)
     ends = trace[:, -quarter:].mean(1)
     error = np.sqrt(_noise_variance(trace[:, -quarter:]).max() / quarter) if quarter > 1 else 0.0
     spread = float(np.ptp(ends))
-    limit = max(AGREE_NATS, 4 * float(error))
+    limit = max(1.0, 4 * float(error))  # nats
     figures = {"spread": spread, "limit": limit, "best": float(ends.max())}
     if not spread <= limit:  # a NaN is not below
         return Verdict(
@@ -189,8 +189,8 @@ def _same_elbo(trace: np.ndarray) -> Verdict:
 
 
 def _same_means(tree: xr.DataTree) -> Verdict:
-    """Largest distance of a replicate's posterior mean from the mean of all, in standard
-    deviations within a replicate.
+    """Largest distance of a replicate's posterior mean from the mean of all, divided by the
+    standard deviation within replicates.
     """
     name = "replicates: means"
     draws, left_out = identified(tree)
@@ -202,13 +202,13 @@ def _same_means(tree: xr.DataTree) -> Verdict:
     largest, of = -1.0, ""
     for key, values in ((key, values) for key, values in draws.data_vars.items() if values.size):
         apart = xr.DataArray(abs(values.mean("draw") - values.mean(("chain", "draw")))).max("chain")
-        # of whole numbers: half a step at least
+        # at least half a step for integers
         sd = np.maximum(np.sqrt(values.var("draw").mean("chain")), 0.5 if key in whole else 0.0)
-        rounding = 1e-12 * abs(values).max(("chain", "draw"))  # of the means of a constant
+        rounding = 1e-12 * abs(values).max(("chain", "draw"))  # of the mean of a constant
         ratio = xr.where(apart > rounding, apart / np.maximum(sd, 1e-300), 0.0).rename(key)
         if float(ratio.max()) > largest:
             largest, of = float(ratio.max()), label(ratio, int(ratio.values.argmax()))
-    limit = AGREE_SDS + 4 / np.sqrt(draws.sizes["draw"])
+    limit = 0.25 + 4 / np.sqrt(draws.sizes["draw"])
     if not largest <= limit:
         return Verdict(
             name,
@@ -222,8 +222,8 @@ def _same_means(tree: xr.DataTree) -> Verdict:
 
 
 def _khat(tree: xr.DataTree) -> Verdict:
-    """k-hat is itself an estimate, with an error near (1 + limit) / sqrt(tail draws): that far
-    above the limit it decides nothing.
+    """k-hat is an estimate with an error near (1 + limit) / sqrt(tail draws); above the limit by
+    less than that, it is undecided.
     """
     name, found = "Pareto k-hat", pareto_k(tree)
     if found is None:
@@ -231,8 +231,8 @@ def _khat(tree: xr.DataTree) -> Verdict:
             name,
             None,
             {},
-            f"Not in the tree: {', '.join(lacking(tree))}. Nothing here compares q with the model "
-            "itself.",
+            f"Not in the tree: {', '.join(lacking(tree))}. No other check compares q with the "
+            "model.",
         )
     draws = group_of(tree, "posterior").sizes.get("draw", 0)
     if draws < LEAST:
@@ -240,7 +240,7 @@ def _khat(tree: xr.DataTree) -> Verdict:
             name,
             None,
             {"draws": draws},
-            f"Fewer than {LEAST} draws have no tail to fit: draw more (num_samples).",
+            f"Fewer than {LEAST} draws are too few to fit a tail: draw more (num_samples).",
         )
     khat, limit = found
     worst = float(np.max(khat))  # NaN stays NaN
@@ -250,7 +250,7 @@ def _khat(tree: xr.DataTree) -> Verdict:
             name,
             False,
             figures,
-            "All draws are one point: the weights of a point mass say nothing.",
+            "All draws are one point: a point mass has no importance weights.",
         )
     if np.isnan(worst):
         return Verdict(
@@ -263,18 +263,18 @@ def _khat(tree: xr.DataTree) -> Verdict:
     figures["error"] = error = (1 + limit) / np.sqrt(tail_size(draws))
     if worst <= limit:
         return Verdict(
-            name, True, figures, "Importance weights from q to the model are well behaved."
+            name, True, figures, "Importance weights from q to the posterior are well behaved."
         )
     if worst <= limit + error:
         return Verdict(
             name,
             None,
             figures,
-            "Above the limit by less than its own error: a border case. Draw more (num_samples), "
+            "Above the limit by less than its error: undecided. Draw more (num_samples), "
             "or use NUTS.",
         )
     reason = (
-        "q is far from the posterior: importance weights have no usable mean. Use a richer "
+        "q is far from the posterior: the mean of importance weights is not reliable. Use a richer "
         "guide, or NUTS."
     )
     return Verdict(name, False, figures, reason)

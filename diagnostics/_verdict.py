@@ -1,4 +1,4 @@
-"""What a check says, and the page that collects the checks of one run."""
+"""Verdicts of single checks, the report that collects them, and readers of trees."""
 
 from dataclasses import dataclass, field
 from textwrap import wrap
@@ -33,25 +33,19 @@ EARLY = {
 
 
 class Verdict(NamedTuple):
-    """One check.
-
-    `ok` is None where the tree does not hold what the check needs, or where the figure is no
-    judgement.
-    """
+    """The result of one check."""
 
     name: str
-    ok: bool | None
+    ok: bool | None  # None: the tree lacks what the check needs, or the figure cannot pass or fail
     figures: dict[str, Any]
     reason: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """Whether to trust a run.
+    """All checks of a run, and whether to trust it.
 
-    `conclusion` is "trusted", "not trusted" (a check failed) or "undecided".
-
-    A run is trusted when no check failed and every decisive check of its kind could be made: a
+    A run is trusted when no check failed and every decisive check of its kind could be made. A
     check that the tree does not allow never counts as passed.
     """
 
@@ -61,7 +55,7 @@ class Report:
     decisive: tuple[str, ...] = field(default=())
 
     def __getitem__(self, name: str) -> Verdict:
-        """The verdict of this name."""
+        """Return the verdict of this name."""
         for verdict in self.verdicts:
             if verdict.name == name:
                 return verdict
@@ -69,14 +63,14 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """The three-way answer."""
+        """ "trusted", "not trusted" (a check failed) or "undecided"."""
         if any(verdict.ok is False for verdict in self.verdicts):
             return "not trusted"
         return "undecided" if self.unknown else "trusted"
 
     @property
     def trusted(self) -> bool:
-        """True when no check failed and every decisive one was made."""
+        """Whether no check failed and every decisive one was made."""
         return self.conclusion == "trusted"
 
     @property
@@ -99,9 +93,7 @@ class Report:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists: ready for JSON, which has no NaN and no infinity;
-        they become "nan", "inf" and "-inf".
-        """
+        """Return plain numbers, strings and lists for JSON; NaN and infinity become strings."""
         verdicts = [
             verdict._asdict() | {"figures": {k: _plain(v) for k, v in verdict.figures.items()}}
             for verdict in self.verdicts
@@ -122,35 +114,30 @@ class Report:
 
 
 def group_of(tree: xr.DataTree, name: str) -> xr.Dataset:
-    """A group as a dataset; an empty one where the tree has none."""
+    """Return a group as a dataset, an empty one where the tree has none."""
     return tree.children[name].to_dataset() if name in tree.children else xr.Dataset()
 
 
 def attribute(tree: xr.DataTree, name: str) -> Any:
-    """A scalar attribute of the run as a float; None where the tree has none."""
+    """Return a scalar attribute of a run as a float; None where the tree has none."""
     value = tree.attrs.get(name)
     return None if value is None or np.ndim(value) > 0 else float(value)
 
 
 def each_of(tree: xr.DataTree, name: str) -> np.ndarray:
-    """An attribute of every replicate, [replicate]; one number when the run had one; empty where
-    the tree has none.
-    """
+    """Return an attribute of every replicate, [replicate]; empty where the tree has none."""
     value = tree.attrs.get(f"{name}_of_replicates", tree.attrs.get(name))
     return np.array([]) if value is None else np.atleast_1d(np.asarray(value, float))
 
 
 def identified(tree: xr.DataTree) -> tuple[xr.Dataset, list[str]]:
-    """The posterior without the variables that are not identified, and the names of those.
+    """Return the identified variables of the posterior, and the names of the others.
 
-    A variable is not identified (labels of components, signs of factors) when its
-    `attrs["not_identified"]` is true or when a variable of its name is in the group
-    `not_identified`.
+    Label switching and arbitrary signs of factors make variables not identified. Such a variable
+    has a true `attrs["not_identified"]`, or its name is in the group `not_identified`.
     """
-    posterior, group = (
-        group_of(tree, "posterior"),
-        set(map(str, group_of(tree, "not_identified").data_vars)),
-    )
+    posterior = group_of(tree, "posterior")
+    group = set(map(str, group_of(tree, "not_identified").data_vars))
     left_out = [
         str(name)
         for name, values in posterior.data_vars.items()
@@ -160,7 +147,7 @@ def identified(tree: xr.DataTree) -> tuple[xr.Dataset, list[str]]:
 
 
 def not_finite(draws: xr.Dataset) -> dict[str, int]:
-    """How many values of each variable are NaN or infinite; only the variables that have some."""
+    """Return the number of NaN or infinite values of each variable that has some."""
     counts = {
         str(name): int((~np.isfinite(values)).sum()) for name, values in draws.data_vars.items()
     }
@@ -168,7 +155,7 @@ def not_finite(draws: xr.Dataset) -> dict[str, int]:
 
 
 def finite_draws(tree: xr.DataTree) -> Verdict:
-    """Whether every draw is a number."""
+    """Check that every draw is finite."""
     posterior = group_of(tree, "posterior")
     if bad := not_finite(posterior):
         return Verdict(
@@ -184,7 +171,7 @@ def finite_draws(tree: xr.DataTree) -> Verdict:
 
 
 def early_end(tree: xr.DataTree) -> Verdict:
-    """Whether the run reached what it was asked for."""
+    """Check that the run was not stopped early."""
     ended = str(tree.attrs.get("ended", ""))
     figures = {"steps": int(tree.attrs["steps"])} if "steps" in tree.attrs else {}
     if not ended:
@@ -192,7 +179,7 @@ def early_end(tree: xr.DataTree) -> Verdict:
             "ended",
             None,
             figures,
-            'attrs["ended"] is not in the tree: nothing says why the run ended.',
+            'attrs["ended"] is not in the tree, so it is not known why the run ended.',
         )
     if ended in EARLY:
         return Verdict(
@@ -206,15 +193,16 @@ def early_end(tree: xr.DataTree) -> Verdict:
 
 
 def label(values: xr.DataArray, flat_index: int) -> str:
-    """The name of one element, such as theta[3, school=2]."""
+    """Return the name of one element, such as theta[3, 2]."""
     if not values.ndim:
         return str(values.name)
-    where = np.unravel_index(flat_index, values.shape)
-    return f"{values.name}[{', '.join(str(values[dim].values[i]) for dim, i in zip(values.dims, where, strict=True))}]"
+    index = np.unravel_index(flat_index, values.shape)
+    where = (str(values[dim].values[i]) for dim, i in zip(values.dims, index, strict=True))
+    return f"{values.name}[{', '.join(where)}]"
 
 
 def some(names: list[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

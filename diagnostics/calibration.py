@@ -1,30 +1,29 @@
-"""Does a sampler draw from the posterior of its model? Two tests that need nothing but the model,
-for any kernel.
+"""Simulation-based calibration and Geweke's joint-distribution test, for any kernel.
 
-Both compare with the joint distribution p(values) p(data | values), which the model draws exactly,
-and both end in ranks that are independent between replicates and uniform if the sampler is right.
-`Calibration` tests them by exact ECDF bands.
+Both test whether a sampler draws from the posterior of its model. Both compare with the joint
+distribution p(values) p(data | values), which the model draws exactly. Both end in ranks that are
+independent between replicates, and uniform if the sampler is correct. `Calibration` tests rank
+uniformity by exact ECDF bands.
 
-`sbc`, simulation-based calibration: draw values and data from the joint, fit the data, rank the
-values among the L draws of the fit. Values and independent draws of the posterior are exchangeable
-given the data. It sees all that a user's run does, warm-up included, and so it also fails for draws
-that are correlated: thin them. The log likelihood is ranked beside the latent sites: a fit that
-ignores its data gives uniform ranks to every function of the values alone (Talts et al. 2018;
+`sbc`, simulation-based calibration, draws values and data from the joint, fits the data, and ranks
+the values among the L draws of the fit. Given the data, the values and independent draws of the
+posterior are exchangeable. The test covers all of a user's run, warm-up included. It also fails for
+correlated draws, which must be thinned. The log likelihood is ranked beside the latent sites: a fit
+that ignores its data gives uniform ranks to every function of the values alone (Talts et al. 2018;
 Modrak et al. 2023).
 
-`geweke`, the joint-distribution test, in a replicated form: start at a draw of the joint; draw new
-data given the values and move the values by the kernel given the data, `num_steps` times. Both
-leave the joint as it is, so the end of the chain has exactly the distribution of the start,
-*however slowly the kernel mixes and whether or not it is reversible*. Its end is ranked among
-independent draws of the joint. Geweke's (2004) own form compares averages along one chain by an
-estimate of their error, which is not exact. Gandy and Scott (2021) rank a state of the chain among
-the others, which is exact too, but they must run the kernel backwards: that rules out every Gibbs
-sweep in a fixed order. Ranks among fresh draws ask nothing of the kernel, and a chain of many steps
-adds up what is wrong with each. The values are taken after the kernel's last move and before new
-data, so that a kernel that ignores its data is seen.
+`geweke`, the joint-distribution test, is replicated here. Each replicate starts at a draw of the
+joint. Then it draws new data given the values and moves the values by the kernel given the data,
+`num_steps` times. Both steps leave the joint invariant. So the end of the chain has exactly the
+distribution of its start, however slowly the kernel mixes and whether or not it is reversible. The
+end is ranked among independent draws of the joint. The values are taken after the kernel's last
+move and before new data, so that a kernel that ignores its data is detected. Geweke's (2004) own
+form compares averages along one chain by an estimate of their error, which is not exact. Gandy and
+Scott (2021) rank a state of the chain among the others. This is exact too, but it runs the kernel
+backwards, which rules out Gibbs sweeps in a fixed order.
 
-Säilynoja, Bürkner and Vehtari (2022) for the bands, computed exactly in `_calibration_band`. How
-many replicates see which bug, and how often a right kernel fails: tests/bench/calibration.md.
+Säilynoja, Bürkner and Vehtari (2022) for the bands, computed exactly in `_calibration_band`. The
+power against known bugs, and the rate of false alarms, are in tests/bench/calibration.md.
 """
 
 import copy
@@ -66,27 +65,32 @@ def sbc(
     batch_size: int | None = None,
     **kwargs: Any,
 ) -> Calibration:
-    """Simulation-based calibration of `fit` on the model's arguments; the data among them only lend
-    their shape.
+    """Test a fit by simulation-based calibration.
 
-    :param fit: `(rng_key, program) -> {site: [draw, ...]}` in JAX, such as `with_kernel(...)`:
-    compiled once, and mapped over the
-        replicates of a batch. Or `on_host(fit)`, a function that returns a DataTree.
-    :param quantities: `(program, values) -> {name: array}`, what is ranked. None: every element of
-    every latent site, and the
-        log likelihood. Give it where elements are not identified (labels of components).
-    :param data: observed site -> the argument that holds its data. None: the argument that equals
-    them.
-    :param alpha: the rate at which a right fit fails.
-    :param folder: keeps each batch of replicates; the same test with the same folder runs only what
-    is left, also for a larger
-        `num_replicates` in batches of the same size. A fit on the host is known to it by its name
-        alone, its quantities by what they compute.
-    :param batch_size: replicates that run together; 100 unless told, one on the host.
-
-    A model argument that has the name of one of these goes by position. Cost: `num_replicates`
-    fits, shared out among JAX's devices. A CPU is one device unless
+    Cost: `num_replicates` fits, divided among JAX's devices. A CPU is one device unless
     `numpyro.set_host_device_count(n)` makes it n, before JAX is first used.
+
+    Args:
+        model: the model.
+        fit: `(rng_key, program) -> {site: [draw, ...]}` in JAX, such as `with_kernel(...)`, which
+            is compiled once for the replicates of a batch; or `on_host(fit)`, a function that
+            returns a DataTree.
+        *args: arguments of the model; of the data only the shapes matter.
+        rng_key: a seed or a key.
+        num_replicates: number of simulated data sets.
+        quantities: `(program, values) -> {name: array}`, what is ranked. None: every element of
+            every latent site, and the log likelihood. Give it where label switching makes elements
+            not identified.
+        data: observed site -> the argument that holds its data. None: the argument that equals it.
+        alpha: probability that a correct fit fails.
+        folder: keeps each batch of replicates. The same test with the same folder runs only the
+            rest, also for a larger `num_replicates` with the same `batch_size`. A fit on the host
+            is identified by its name alone.
+        batch_size: replicates that run together; None: 100, or one on the host.
+        **kwargs: arguments of the model. One with a name of this list must go by position.
+
+    Returns:
+        The ranks and their test.
     """
     joint = Joint(Program(model, *args, **kwargs), data)
     plan = Plan("sbc", joint, rng_key, num_replicates, alpha, folder, batch_size)
@@ -139,28 +143,34 @@ def geweke(
     batch_size: int | None = None,
     **kwargs: Any,
 ) -> Calibration:
-    """Joint-distribution test of a Markov kernel on the model's arguments; the data among them only
-    lend their shape.
+    """Test a Markov kernel by Geweke's joint-distribution test, in a replicated form.
 
-    The kernel is started anew (`init` with no warm-up, at the current values) whenever the data
-    change: set its step size by hand.
+    Whenever the data change, the kernel starts at the current values by `init` without warm-up, so
+    its step size must be set by hand. Cost of a replicate: `num_steps` times `sweeps` moves, and
+    `num_forward` draws of the joint.
 
-    :param kernel: a NumPyro `MCMCKernel`, or a function of the model that makes one (`NUTS`, say).
-    :param num_steps: draws of new data in each replicate. An error of the kernel adds up until the
-    chain of values and data has
-        forgotten its start; more steps than that only cost time.
-    :param sweeps: moves of the kernel between two draws of data. From 2 on, what a kernel carries
-    from one move to the next is
-        tested as well.
-    :param num_forward: independent draws of the joint that the end of each chain is ranked among.
-    :param functions: `(program, values) -> {name: array}`, what is ranked. None: the elements of
-    the latent sites, their distance to
-        the median, the product of the centred means of each two sites, the log likelihood and the
-        log joint.
+    Args:
+        model: the model.
+        kernel: a NumPyro `MCMCKernel`, or a function of the model that makes one, such as `NUTS`.
+        *args: arguments of the model; of the data only the shapes matter.
+        rng_key: a seed or a key.
+        num_replicates: number of chains.
+        num_steps: draws of new data in each replicate. Errors of the kernel accumulate until the
+            chain has forgotten its start; more steps than that are wasted.
+        sweeps: moves of the kernel between two draws of data. From 2 on, the state that a kernel
+            carries from one move to the next is tested as well.
+        num_forward: independent draws of the joint, among which the end of a chain is ranked.
+        functions: `(program, values) -> {name: array}`, what is ranked. None: the elements of the
+            latent sites, their distance to the median, the product of the centred means of each
+            pair of sites, the log likelihood and the log joint.
+        data: as in `sbc`.
+        alpha: as in `sbc`.
+        folder: as in `sbc`.
+        batch_size: as in `sbc`.
+        **kwargs: arguments of the model. One with a name of this list must go by position.
 
-    The others are those of `sbc`. Cost a replicate: `num_steps` times `sweeps` moves, and
-    `num_forward` draws of the joint; replicates are shared out among JAX's devices
-    (`numpyro.set_host_device_count(n)` makes n of a CPU).
+    Returns:
+        The ranks and their test.
     """
     joint = Joint(Program(model, *args, **kwargs), data)
     plan = Plan("geweke", joint, rng_key, num_replicates, alpha, folder, batch_size)
@@ -183,7 +193,7 @@ def geweke(
             drawn = joint.draw_data(data_key, values)
             return (move(move_key, joint.given(drawn), values), drawn), None
 
-        # the first is the start of the chain
+        # the first draw is the start of the chain
         drawn = jax.vmap(joint.draw)(random.split(joint_key, num_forward + 1))
         end, _ = jax.lax.scan(
             step, jax.tree.map(lambda each: each[0], drawn), random.split(chain_key, num_steps)
@@ -202,13 +212,16 @@ def geweke(
 
 
 def with_kernel(kernel: Maker, num_warmup: int | None, num_samples: int, thinning: int = 1) -> Fit:
-    """A fit for `sbc` by one chain of a NumPyro `MCMCKernel`, by an `SVI` or an `Algorithm`; the
-    numbers mean what they mean to `Driver`.
+    """Make a fit for `sbc` by one chain of a NumPyro `MCMCKernel`, by an `SVI` or an `Algorithm`.
 
-    :param kernel: the kernel, or a function of the model that makes it (`NUTS`, say).
-    :param num_warmup: steps before the first draw; of an algorithm, the most that it takes.
-    :param num_samples: moves after the warm-up, of which each `thinning`-th is kept; thin until the
-    draws are nearly independent.
+    Args:
+        kernel: the kernel, or a function of the model that makes it, such as `NUTS`.
+        num_warmup: steps before the first draw; the largest number of steps for an algorithm.
+        num_samples: moves after the warm-up.
+        thinning: every `thinning`-th move is kept; thin until draws are nearly independent.
+
+    Returns:
+        The fit, a function of a key and a program that returns draws [draw, ...] of each site.
     """
     check_count("thinning", thinning)
     check_count("num_samples", num_samples // thinning)
@@ -216,13 +229,13 @@ def with_kernel(kernel: Maker, num_warmup: int | None, num_samples: int, thinnin
     def fit(rng_key: Array, program: Program) -> Values:
         own = _made(kernel, program.model)
         if isinstance(own, StochasticVI) and num_warmup is None:
-            raise ValueError("num_warmup: SVI never ends by itself; give the number of its steps.")
+            raise ValueError("num_warmup: SVI does not end by itself; give the number of steps.")
         if isinstance(own, Algorithm):
             return _run_algorithm(own, rng_key, program, num_warmup, num_samples)
         state = _started(own, rng_key, program, num_warmup or 0, None)
         moved = lambda _, at: own.sample(at, program.args, program.kwargs)
 
-        def record(state, count):  # one body for the warm-up and the rest: it is compiled once
+        def record(state, count):  # the warm-up is part of the scan, so moves are compiled once
             state = jax.lax.fori_loop(0, count, moved, state)
             return state, _values_of(own, state, program)
 
@@ -233,36 +246,39 @@ def with_kernel(kernel: Maker, num_warmup: int | None, num_samples: int, thinnin
 
 
 class _HostFit(NamedTuple):
-    """A fit that is run for one replicate after the other; see `on_host`."""
+    """A fit that runs one replicate after the other; see `on_host`."""
 
     fit: Callable[[Array, Program], xr.DataTree]
 
     def __call__(self, rng_key: Array, program: Program) -> xr.DataTree:
-        """The fit itself."""
+        """Run the fit."""
         return self.fit(rng_key, program)
 
 
 def on_host(fit: Callable[[Array, Program], xr.DataTree]) -> _HostFit:
-    """Marks a fit for `sbc` that cannot be traced: `(rng_key, program) -> DataTree`, such as
+    """Mark a fit for `sbc` that JAX cannot trace.
 
-        on_host(lambda key, program: Driver(NUTS(program.model), num_warmup=300,
-        num_samples=300).run(key, **program.arguments))
+        driver = lambda model: Driver(NUTS(model), num_warmup=300, num_samples=300)
+        on_host(lambda key, program: driver(program.model).run(key, **program.arguments))
 
-    All chains and draws of the tree's posterior are ranked together. Cost: each replicate in turn,
-    compilation included.
+    Replicates run one after the other, compilation included.
+
+    Args:
+        fit: `(rng_key, program) -> DataTree`; all chains of its posterior are ranked together.
     """
     return _HostFit(fit)
 
 
 def _elements(program: Program, values: Values) -> Values:
-    """The values themselves, and how well they explain the data."""
+    """The values themselves, and the log likelihood."""
     terms = program.log_likelihood(values).values()
     return {**values, "log_likelihood": sum((jnp.sum(term) for term in terms), jnp.zeros(()))}
 
 
 def _second_moments(values: Values) -> Values:
-    """Spread of each element, and products of sites, [draw, ...]; centred by a symmetric function
-    of all draws, which keeps them exchangeable.
+    """Distances of elements to their median, and products of sites, [draw, ...].
+
+    Medians and means are symmetric functions of all draws, so draws stay exchangeable.
     """
     middle = lambda x: jnp.sort(x, axis=0)[len(x) // 2]
     floats = {name: x for name, x in values.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
@@ -277,8 +293,9 @@ def _second_moments(values: Values) -> Values:
 
 
 def _ranks(rng_key: Array, first: Mapping[str, Array], others: Mapping[str, Array]) -> Values:
-    """Rank of each quantity among the others [draw, ...], ties broken at random; -1 where one is
-    NaN. And how many others there are.
+    """Rank of each quantity among the other draws [draw, ...], and the number of those draws.
+
+    Ties are broken at random. The rank is -1 where a value is NaN.
     """
     found = {}
     for place, (name, many) in enumerate(others.items()):
@@ -311,16 +328,15 @@ def _transition(
         }
 
     free = program.unconstrain(values)
-    # the sites whose values the kernel takes so; HMC takes unconstrained ones
-    as_they_are = values_at(values)
+    # sites that the kernel initialises by constrained values; HMC takes unconstrained ones
+    constrained = values_at(values)
     mixed = lambda values, free: {
-        name: values[name] if name in as_they_are else free[name] for name in latent
+        name: values[name] if name in constrained else free[name] for name in latent
     }
     if wrong := [name for name in latent if name not in values_at(mixed(values, free))]:
         raise ValueError(
             f"kernel: {type(_chain(kernel, program.model)).__name__} does not start from a given "
-            f"{wrong[0]!r} (`init_params`), so it "
-            f"cannot be moved from it. Use sbc."
+            f"{wrong[0]!r} (`init_params`), which this test needs. Use sbc."
         )
 
     def move(rng_key: Array, program: Program, values: Values) -> Values:
@@ -337,7 +353,7 @@ def _transition(
 
 
 def _made(kernel: Maker, model: Any) -> MCMCKernel | Algorithm:
-    """A kernel of one's own: what it binds at `init` must not outlive a trace."""
+    """A copy of the kernel, for `init` may bind traced values to it."""
     made = (
         copy.deepcopy(kernel) if isinstance(kernel, MCMCKernel | SVI | Algorithm) else kernel(model)
     )
@@ -356,7 +372,7 @@ def _chain(kernel: Maker, model: Any) -> MCMCKernel:
     if not isinstance(made, MCMCKernel):
         raise TypeError(
             f"kernel: {type(made).__name__} is no Markov chain, which the joint-distribution test "
-            "moves. Use sbc."
+            "needs. Use sbc."
         )
     return made
 
@@ -371,7 +387,6 @@ def _started(
 
 
 def _values_of(kernel: MCMCKernel, state: Any, program: Program) -> Values:
-    """Constrained values of a state."""
     return kernel.postprocess_fn(program.args, program.kwargs)(getattr(state, kernel.sample_field))
 
 
@@ -381,8 +396,8 @@ def _run_algorithm(
     if type(algorithm).needs_host is not Algorithm.needs_host:
         name = type(algorithm).__name__
         raise TypeError(
-            f"kernel: {name} needs the host between steps, which compiled replicates lack; use "
-            "on_host(fit)."
+            f"kernel: {name} needs the host between steps, so replicates cannot be compiled; "
+            "use on_host(fit)."
         )
     init_key, step_key, draw_key = random.split(rng_key, 3)
     reading, data = algorithm.read(program)
@@ -400,7 +415,6 @@ def _run_algorithm(
 
 
 def _flat_draws(tree: xr.DataTree, program: Program) -> dict[str, np.ndarray]:
-    """Draws of the latent sites, [draw, ...], all chains together."""
     posterior = tree["posterior"].to_dataset()
     found = {
         name: posterior[name.replace("/", ".")]

@@ -1,6 +1,4 @@
-"""Which model is better: ELPD, evidence and held-out score of several runs on the same data, in
-one table.
-"""
+"""Model comparison: ELPD, evidence and held-out scores of several runs on the same data."""
 
 import warnings
 from collections.abc import Mapping
@@ -9,52 +7,53 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diagnostics._comparison_evidence import evidence_columns
 from diagnostics._comparison_rows import ROW, check_same_data, held_out_rows, joined
 from diagnostics._psis import densities, good_k, lacking, num_high, psis
-from diagnostics._verdict import group_of
+from diagnostics._verdict import attribute, each_of, group_of
 
-__all__ = ["compare"]
+__all__ = ["compare", "uncertainty"]
 
-DRAWS = 100  # distinct ones, for an ELPD that another run would give again
+LEAST_DISTINCT_DRAWS = 100  # with fewer, an ELPD is not reproducible
+ERRORS = 2.0  # a Bayes factor differs from 1 by this many known standard errors at least
 
 
 def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -> Any:
-    """A pandas table of the models, best first, with a column `unsafe` that says why a model's
-    place is not to be relied on.
+    """Compare models by ELPD, evidence and held-out score.
 
-    - `elpd`, `se`, `elpd_diff`, `dse`, `p`, `weight`: `az.compare` by PSIS-LOO on the joined
-      `log_likelihood` of all observed sites; the difference to the best with its standard error.
-      `high_k`: rows whose k-hat is too high.
-    - `log_evidence`: the run's attribute; `log_evidence_se`: the larger of the error that its
-      replicates show and that which they claim. `log_bayes_factor`, `log_bayes_factor_se`: against
-      the highest evidence; the errors of independent runs add in squares. An error estimated from n
-      replicates is taken times Student's quantile with n - 1 degrees of freedom.
+    The columns of the table:
+
+    - `elpd`, `se`, `elpd_diff`, `dse`, `p`, `weight`: `az.compare` by PSIS-LOO on the
+      `log_likelihood` of all observed sites together. `high_k`: number of rows with a high k-hat.
+    - `log_evidence`: the run's attribute. `log_evidence_se`: the larger of the error estimated from
+      replicates and the error that they claim. `log_bayes_factor`, `log_bayes_factor_se`: against
+      the highest evidence, with errors added in squares. An error estimated from n replicates is
+      multiplied by Student's quantile with n - 1 degrees of freedom.
     - `test_score`: sum over held-out rows of log mean_draws p(row). `test_diff`, `test_dse`: the
       difference to the best, and its standard error over rows.
+    - `unsafe`: reasons why the rank of a model is unreliable. These are ties, which are marked on
+      both sides, rows whose average rests on few draws, few distinct draws, uncorrected draws of an
+      approximation, and evidences of runs that ended early or are not finite.
 
-    A tie is marked on both sides. Other doubts: rows whose average rests on few draws, draws that
-    are few distinct points, draws of an approximation that nothing corrects, and evidences of runs
-    that ended early or are not finite.
+    Columns that no run can fill are left out. Models are sorted by ELPD where every run has a
+    log-likelihood, else by log-evidence, else by held-out score. With a group `log_q` beside
+    `log_prior` (see `report`), draws of a variational run are weighted to the posterior as in
+    `az.loo_approximate_posterior`. Vehtari, Gelman and Gabry (2017); Magnusson et al. (2019). Cost:
+    one Pareto fit for each row and model.
 
-    Columns that no run can fill are left out. Sorted by ELPD where every run has a log-likelihood,
-    else by log-evidence, else by held-out score: by the first that every run has.
+    Args:
+        trees: name of a model -> tree of its run. All must observe the same data.
+        test: name of a model -> pointwise log-likelihood of held-out rows: an array (chain, draw,
+            row...), or a tree with the groups `log_likelihood` and `observed_data`. A draw that
+            gives a row probability 0 has -inf.
 
-    :param trees: name of a model -> tree of its run. All must observe the same data.
-    :param test: name of a model -> pointwise log-likelihood of held-out rows, (chain, draw,
-    row...): an array, or a tree with
-        a group `log_likelihood`, whose sites are matched by its `observed_data`. -inf is a row that
-        a draw rules out.
-
-    With a group `log_q` beside `log_prior` (see `report`), draws of a variational run are weighted
-    to the posterior as `az.loo_approximate_posterior` does it. Vehtari, Gelman and Gabry (2017);
-    Magnusson et al. (2019). Cost: one Pareto fit for each row and model.
+    Returns:
+        A pandas data frame, a row for each model, the best first.
     """
     import pandas as pd
 
     _check_names(trees, test)
     check_same_data(trees)
-    parts = [_elpd(trees), evidence_columns(trees), _held_out(trees, test)]
+    parts = [_elpd(trees), _evidence(trees), _held_out(trees, test)]
     table = pd.concat([columns for columns, _ in parts], axis=1).reindex(list(trees))
     key = _key(table, trees)
     table = table.sort_values(
@@ -75,7 +74,6 @@ def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -
 
 
 def _key(table: Any, trees: dict[str, xr.DataTree]) -> str:
-    """The first column that every run has."""
     key = next(
         (
             name
@@ -89,14 +87,13 @@ def _key(table: Any, trees: dict[str, xr.DataTree]) -> str:
             "trees: nothing to rank by. Every run needs the group `log_likelihood` "
             "(`Driver(groups=('log_likelihood',))`), "
             f"or every one a log-evidence, or every one a `test`; found {_inventory(trees)}. "
-            "Without these, compare forecasts "
-            "of the same new rows, by `diagnostics.log_score` and its like (at the command line: "
-            "`zoo predict` by each run)."
+            "Without these, compare predictions of the same new rows by `diagnostics.log_score` "
+            "and others (at the command line: `zoo predict` by each run)."
         )
     return key
 
 
-Part = tuple[Any, dict[str, list[str]]]  # columns of some models, and reasons to doubt them
+Part = tuple[Any, dict[str, list[str]]]  # columns, and the doubts about each model
 
 
 def _elpd(trees: dict[str, xr.DataTree]) -> Part:
@@ -109,7 +106,7 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
     if not found:
         return pd.DataFrame(index=list(trees)), {}
     corrections = {name: _correction(trees[name]) for name in found}
-    # of high k-hat and of vanishing stacking weights; the column says both
+    # ArviZ warns of high k-hat and of vanishing stacking weights; the table shows both
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         each = {
@@ -118,7 +115,7 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
         table = az.compare(each, round_to="none")
     table = table[["elpd", "se", "elpd_diff", "dse", "p", "weight"]].astype(float)
     if next(iter(found.values())).sizes[ROW] < 2:
-        table[["se", "dse"]] = np.nan  # nothing to take a standard deviation of
+        table[["se", "dse"]] = np.nan  # a single row has no standard deviation
     table["high_k"] = [
         num_high(each[str(name)].pareto_k.values, each[str(name)].good_k) for name in table.index
     ]
@@ -136,19 +133,97 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
 
 
 def _mark_ties(reasons: dict[str, list[str]], apart: Any, error: Any, what: str) -> None:
-    """On both sides of each difference to the best that is within two standard errors of zero,
-    or has no error.
+    """Mark both models of a difference to the best that is within two standard errors of zero, or
+    that has no standard error.
     """
     best = str(apart.index[apart.argmax()])
     for name in map(str, apart.index):
         size = f"({apart[name]:.3g} +- {error[name]:.3g})"
         if name != best and np.isnan(error[name]):
             reasons[name].append(
-                f"{what} below that of {best} by what has no standard error ({apart[name]:.3g})"
+                f"{what} below that of {best} by {apart[name]:.3g}, which has no standard error"
             )
         elif name != best and not -apart[name] > 2 * error[name]:
             reasons[name].append(f"{what} within two standard errors of the best, {best} {size}")
             reasons[best].append(f"{what} of {name} within two standard errors {size}")
+
+
+def _evidence(trees: Mapping[str, xr.DataTree]) -> Part:
+    """Evidences and Bayes factors against the highest."""
+    import pandas as pd
+
+    value = {name: attribute(tree, "log_evidence") for name, tree in trees.items()}
+    value = {name: number for name, number in value.items() if number is not None}
+    if not value:
+        return pd.DataFrame(index=list(trees)), {}
+    errors = {name: uncertainty(trees[name]) for name in value}
+    table = pd.DataFrame(
+        {
+            "log_evidence": value,
+            "log_evidence_se": {name: error for name, (error, _) in errors.items()},
+        },
+        dtype=float,
+    )
+    reasons = {name: _evidence_doubts(trees[name], value[name], errors[name][0]) for name in value}
+    finite = {name: number for name, number in value.items() if np.isfinite(number)}
+    if not finite:
+        return table.assign(log_bayes_factor=np.nan, log_bayes_factor_se=np.nan), reasons
+    best = max(finite, key=lambda name: finite[name])
+    table["log_bayes_factor"] = table["log_evidence"] - table["log_evidence"][best]
+    table["log_bayes_factor_se"] = np.hypot(
+        table["log_evidence_se"], float(table["log_evidence_se"][best])
+    )
+    table.loc[best, "log_bayes_factor_se"] = 0.0
+    for name in finite:
+        factor, se = table["log_bayes_factor"][name], table["log_bayes_factor_se"][name]
+        many = _quantile(errors[name], errors[best])
+        if name != best and np.isfinite(se) and not -factor > many * se:
+            within = f"({factor:.3g} +- {se:.3g}; wanted {many:.3g} errors)"
+            reasons[name].append(f"log Bayes factor within its error of the best, {best} {within}")
+            reasons[best].append(f"log Bayes factor of {name} within its error {within}")
+    return table, reasons
+
+
+def uncertainty(tree: xr.DataTree) -> tuple[float, float]:
+    """Return the standard error of the log-evidence, and its degrees of freedom.
+
+    For n replicates it is the larger of two errors: the estimate from their spread, with n - 1
+    degrees of freedom, and the claimed error sqrt(mean se^2 / n), which counts as known.
+    """
+    stated, each = attribute(tree, "log_evidence_se"), each_of(tree, "log_evidence")
+    stated = np.nan if stated is None else stated
+    if len(each) < 2:
+        return stated, np.inf
+    claims = (
+        each_of(tree, "log_evidence_se")
+        if "log_evidence_se_of_replicates" in tree.attrs
+        else np.zeros(1)
+    )
+    claimed = float(np.sqrt(np.mean(claims**2) / len(each)))
+    return (claimed, np.inf) if claimed > stated else (stated, len(each) - 1.0)
+
+
+def _quantile(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Student's quantile of the same probability as `ERRORS` for a known error, with Welch's
+    degrees of freedom.
+    """
+    from scipy.stats import norm, t
+
+    variances = np.array([one[0], other[0]]) ** 2
+    doubt = np.sum(variances**2 / np.array([one[1], other[1]]))
+    return float(t.ppf(norm.cdf(ERRORS), np.sum(variances) ** 2 / doubt)) if doubt > 0 else ERRORS
+
+
+def _evidence_doubts(tree: xr.DataTree, value: float, error: float) -> list[str]:
+    ended = str(tree.attrs.get("ended", "finished"))
+    found = (
+        []
+        if ended == "finished"
+        else [f"its run ended by {ended!r} before it had finished: part of its evidence is missing"]
+    )
+    if not np.isfinite(value):
+        return [*found, "its log-evidence is not finite"]
+    return found if np.isfinite(error) else [*found, "its log-evidence has no error"]
 
 
 def _held_out(trees: dict[str, xr.DataTree], test: dict[str, Any] | None) -> Part:
@@ -159,12 +234,12 @@ def _held_out(trees: dict[str, xr.DataTree], test: dict[str, Any] | None) -> Par
         return pd.DataFrame(index=list(trees)), {}
     found = held_out_rows(test)
     count = lambda values: np.log(values.shape[0] * values.shape[1])
-    with np.errstate(divide="ignore"):  # the log of zero: every draw rules the row out
+    with np.errstate(divide="ignore"):  # log 0: every draw gives the row probability 0
         rows = {
             name: logsumexp(values, axis=(0, 1)) - count(values) for name, values in found.items()
         }
     best = max(rows, key=lambda name: rows[name].sum())
-    with np.errstate(invalid="ignore"):  # rows that both rule out
+    with np.errstate(invalid="ignore"):  # rows of probability 0 in both
         apart = {name: values - rows[best] for name, values in rows.items()}
         table = pd.DataFrame(
             {
@@ -191,11 +266,8 @@ def _error_of_sum(values: np.ndarray) -> float:
 
 
 def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
-    """Rows of probability zero, and rows whose mean over draws has a Pareto k-hat that is too
-    high.
-    """
     impossible = int(np.sum(np.isneginf(score)))
-    found = [f"{impossible} held-out rows that every draw rules out"] if impossible else []
+    found = [f"{impossible} held-out rows have probability 0 in every draw"] if impossible else []
     _, khat = psis(xr.DataArray(values[..., np.isfinite(score)], dims=("chain", "draw", ROW)))
     few = num_high(khat.values, good_k(values.shape[0] * values.shape[1]))
     return [
@@ -205,8 +277,8 @@ def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
 
 
 def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray, correction: xr.DataArray | None) -> Any:
-    """PSIS-LOO by ArviZ; the relative efficiency is that of the likelihoods, which labels and
-    signs do not touch.
+    """PSIS-LOO by ArviZ; the relative efficiency is that of the likelihoods, which label switching
+    does not change.
     """
     import arviz as az
 
@@ -231,9 +303,7 @@ def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray, correction: xr.DataArr
 
 
 def _correction(tree: xr.DataTree) -> tuple[xr.DataArray | None, list[str]]:
-    """log p - log q of the draws of an approximation, where it can be had; else what is to be
-    said of them.
-    """
+    """log p - log q of the draws of an approximation, or the doubts where the tree lacks it."""
     if not _is_variational(tree):
         return None, []
     if missing := lacking(tree):
@@ -245,23 +315,21 @@ def _correction(tree: xr.DataTree) -> tuple[xr.DataArray | None, list[str]]:
     if found is None or not np.isfinite(found.max(skipna=False)):
         return None, [
             "draws of an approximation, not of the posterior, and their densities are NaN or "
-            "infinite: nothing corrects them"
+            "infinite, so they are not corrected"
         ]
     return found.drop_vars(("chain", "draw"), errors="ignore"), []
 
 
 def _few_points(tree: xr.DataTree, log_likelihood: xr.DataArray) -> list[str]:
-    """Draws that repeat a few points, as a guide of one point and weights that collapsed leave
-    them.
-    """
+    """Draws that repeat a few points, as after a point estimate or a collapse of the weights."""
     posterior = group_of(tree, "posterior")
     floats = [values for values in posterior.data_vars.values() if values.dtype.kind == "f"]
     each = _distinct(log_likelihood)
-    if max(each) == 1:  # or a likelihood that knows no parameters
+    if max(each) == 1:  # the likelihood may be constant
         each = np.max([_distinct(values) for values in floats], axis=0) if floats else each
     count, size = sum(each), log_likelihood.sizes["chain"] * log_likelihood.sizes["draw"]
-    # a few states of discrete sites may be all that there are
-    if count >= DRAWS or (posterior.data_vars and not floats):
+    # a posterior of discrete sites may have only a few states
+    if count >= LEAST_DISTINCT_DRAWS or (posterior.data_vars and not floats):
         return []
     if max(each) == 1 and size > len(each):
         return ["all draws of a chain are one point: a point mass is no posterior"]
@@ -269,7 +337,7 @@ def _few_points(tree: xr.DataTree, log_likelihood: xr.DataArray) -> list[str]:
 
 
 def _distinct(values: xr.DataArray) -> list[int]:
-    """How many draws of each chain differ, told by their sums."""
+    """Number of distinct draws of each chain, compared by their sums."""
     sums = values.sum([dim for dim in values.dims if dim not in ("chain", "draw")]).transpose(
         "chain", "draw"
     )

@@ -1,17 +1,19 @@
-"""What a posterior over partitions says: number of groups, who is with whom, a point estimate, and
-a ball about it.
+"""Posterior summaries of partitions: groups, co-clustering, point estimate, credible ball.
 
-Labels are integers (chain, draw, row) whose names mean nothing. With n_g, m_h and n_gh the sizes of
-the groups of two partitions and of their crossings, both losses are
+Labels are integers (chain, draw, row). Only which rows share a label matters, so label switching
+has no effect. With n_g, m_h and n_gh the sizes of the groups of two partitions and of their
+intersections, both losses are
 
-    f(n_g) + f(m_h) - 2 f(n_gh),  summed over groups,     VI:      f(x) = x log x / n         (nats)
-                                                          Binder:  f(x) = x^2 / (n (n - 1))   (share of pairs)
+    sum_g f(n_g) + sum_h f(m_h) - 2 sum_gh f(n_gh)
 
-VI is Meila's variation of information, H(a) + H(b) - 2 I(a, b); Binder's loss with equal costs is
+    "vi":      f(x) = x log x / n          in nats
+    "binder":  f(x) = x^2 / (n (n - 1))    share of pairs
+
+VI is Meila's variation of information, H(a) + H(b) - 2 I(a, b). Binder's loss with equal costs is
 the share of pairs of rows on which the partitions disagree, one minus the Rand index. Wade and
 Ghahramani (2018), "Bayesian cluster analysis: point estimation and credible balls", Bayesian
-Analysis 13; the search is of the kind of Dahl, Johnson and Mueller (2022), "Search algorithms and
-loss functions for Bayesian clustering", JCGS 31.
+Analysis 13. The search is similar to Dahl, Johnson and Mueller (2022), "Search algorithms and loss
+functions for Bayesian clustering", JCGS 31.
 """
 
 import json
@@ -35,51 +37,52 @@ __all__ = [
 ]
 
 LOSSES = ("vi", "binder")
-COUNTS = 2**21  # crossings of groups that are counted at once: 16 MB an array
+MOST_COUNTS = 2**21  # intersections of groups that are counted at once: 16 MB an array
 
 
 @dataclass(frozen=True)
 class PartitionEstimate:
-    """The partition found, [row], its expected loss over the draws, and the loss at which each
-    start of the search ended.
-    """
+    """A point estimate of a partition."""
 
-    labels: np.ndarray
-    expected_loss: float
+    labels: np.ndarray  # [row]
+    expected_loss: float  # over the draws
     loss: str
-    losses: np.ndarray
+    losses: np.ndarray  # the expected loss at which each start of the search ended
 
 
 @dataclass(frozen=True)
 class CredibleBall:
-    """All partitions at most `radius` away from `center`.
+    """The partitions at a distance of at most `radius` from `center`.
 
-    The bounds are distinct draws, [bound, row]; there may be ties.
-
-    `upper`: of those in the ball with the fewest groups, the furthest from the center. `lower`: of
-    those with the most groups, the furthest. `horizontal`: the furthest of all.
+    The bounds are distinct draws in the ball, [bound, row]; there may be ties. `upper` are the
+    draws farthest from the center among those with the fewest groups, `lower` among those with the
+    most groups, and `horizontal` among all.
     """
 
     center: np.ndarray
     radius: float
     level: float
-    probability: float  # of the ball; at least the level, for distances are discrete
+    probability: float  # of the ball; at least `level`, for distances are discrete
     upper: np.ndarray
     lower: np.ndarray
     horizontal: np.ndarray
 
 
 def partition_of(tree: xr.DataTree) -> xr.DataArray:
-    """The labels (chain, draw, row) of a run on a CRP mixture: rows of different classes are in
-    different groups.
+    """Return the labels of a run on a CRP mixture, with different groups in different classes.
 
-    A site `z` alone counts the groups within each class, so that group 0 of one class and group 0
-    of another look like one.
+    The model's own labels count the groups within each class from 0.
+
+    Args:
+        tree: a run that names its partition in `attrs["partition"]`.
+
+    Returns:
+        Labels (chain, draw, row).
     """
     if "partition" not in tree.attrs:
         raise ValueError(
-            "partition_of: the run does not say which site is a partition; give that site's draws "
-            "to the functions here."
+            "partition_of: the run does not say which site is a partition; pass the draws of that "
+            "site to the functions of this module."
         )
     z, classes = (name and name.replace("/", ".") for name in json.loads(tree.attrs["partition"]))
     if z not in tree["posterior"]:
@@ -93,19 +96,24 @@ def partition_of(tree: xr.DataTree) -> xr.DataArray:
     groups = [
         tree[name].to_dataset() for name in ("posterior", "observed_data") if name in tree.children
     ]
-    # as NumPyro calls them where some labels are missing
+    # NumPyro's names where some labels are missing
     names = (classes, f"{classes}_unobserved", f"{classes}_observed")
     found = [group[name] for group in groups for name in names if name in group]
     if not found:
         raise ValueError(
-            f"partition_of: the run holds no classes {classes!r}, within which {z!r} counts."
+            f"partition_of: the run has no classes {classes!r}, within which {z!r} counts groups."
         )
     return (found[0] * (labels.max() + 1) + labels).transpose(*labels.dims).rename(z)
 
 
 def num_groups(labels: Any) -> xr.DataArray:
-    """Posterior probability of each number of groups, over "groups" = 1, 2, ... up to the
-    largest drawn. Cost: n a draw.
+    """Return the posterior probability of each number of groups. Cost: n for each draw.
+
+    Args:
+        labels: labels (chain, draw, row).
+
+    Returns:
+        Probabilities over "groups" = 1, 2, ... up to the largest number drawn.
     """
     draws, weights = _distinct(labels)
     counts = draws.max(1) + 1
@@ -116,9 +124,15 @@ def num_groups(labels: Any) -> xr.DataArray:
 
 
 def coclustering(labels: Any) -> xr.DataArray:
-    """Posterior probability that two rows are in one group, (row, row_other).
+    """Return the posterior probability that two rows share a group.
 
-    Cost: n^2 a distinct draw.
+    Cost: n^2 for each distinct draw.
+
+    Args:
+        labels: labels (chain, draw, row).
+
+    Returns:
+        Probabilities (row, row_other).
     """
     draws, weights = _distinct(labels)
     together = np.zeros((draws.shape[1],) * 2)
@@ -128,10 +142,18 @@ def coclustering(labels: Any) -> xr.DataArray:
 
 
 def distances(labels: Any, center: Any, loss: str = "vi") -> np.ndarray:
-    """Loss between each draw and one partition: (chain, draw), or [draw] for labels [draw, row].
+    """Return the loss between each draw and one partition.
 
-    Cost: n + K K' a distinct draw, for K groups of the center and at most K' in a draw; memory for
-    some 100 MB, whatever the sizes, or for one draw.
+    Cost: n + K K' for each distinct draw, with K groups of the center and K' of a draw. Memory:
+    about 100 MB, or one draw if that is more.
+
+    Args:
+        labels: labels (chain, draw, row) or [draw, row].
+        center: labels [row].
+        loss: "vi" or "binder".
+
+    Returns:
+        Losses [chain, draw] or [draw].
     """
     array = _draws_of(labels)
     draws, inverse = np.unique(_canonical(array), axis=0, return_inverse=True)
@@ -141,9 +163,12 @@ def distances(labels: Any, center: Any, loss: str = "vi") -> np.ndarray:
 
 
 def expected_loss(labels: Any, center: Any, loss: str = "vi") -> float:
-    """Posterior mean of the loss of one partition: exact over the draws, no bound.
+    """Return the mean loss of one partition over the draws. Cost: that of `distances`.
 
-    Cost: that of `distances`.
+    Args:
+        labels: labels (chain, draw, row).
+        center: labels [row].
+        loss: "vi" or "binder".
     """
     draws, weights = _distinct(labels)
     return float(weights @ _losses(draws, _one(center, draws.shape[1]), loss))
@@ -152,13 +177,22 @@ def expected_loss(labels: Any, center: Any, loss: str = "vi") -> float:
 def point_estimate(
     labels: Any, loss: str = "vi", restarts: int = 8, seed: int = 0
 ) -> PartitionEstimate:
-    """The partition that minimises the expected loss, by greedy search from `restarts` draws, one
-    group and all apart.
+    """Find a partition of minimal expected loss by greedy search from several starts.
 
-    Each start moves single rows, merges pairs of groups and splits groups while the expected loss
-    falls. Local optima remain possible: `losses` shows how the starts agree; raise `restarts` when
-    they do not. Cost for D distinct draws of n rows and K groups: D n K a sweep of moves, D K^3 a
-    round of merges, D n a split tried; D K^2 numbers of memory.
+    Starts are random draws, one group of all rows, and a group for each row. Each start moves
+    single rows, merges pairs of groups and splits groups while the expected loss falls. The result
+    may be a local optimum: raise `restarts` when `losses` of the starts differ. Cost for D distinct
+    draws of n rows and K groups: D n K for a sweep of moves, D K^3 for a round of merges, D n for
+    each split tried; D K^2 numbers of memory.
+
+    Args:
+        labels: labels (chain, draw, row).
+        loss: "vi" or "binder".
+        restarts: number of draws to start from.
+        seed: of the search.
+
+    Returns:
+        The best partition, and the losses of all starts.
     """
     if restarts < 0:
         raise ValueError(f"restarts: at least 0, got {restarts}.")
@@ -173,16 +207,24 @@ def point_estimate(
 
 
 def credible_ball(labels: Any, center: Any, level: float = 0.95, loss: str = "vi") -> CredibleBall:
-    """The smallest ball about `center` (labels [row], such as a point estimate) with posterior
-    probability `level` at least.
+    """Return the smallest ball about a partition with a given posterior probability.
 
     Cost: that of `distances`.
+
+    Args:
+        labels: labels (chain, draw, row).
+        center: labels [row], such as a point estimate.
+        level: the posterior probability of the ball is at least this.
+        loss: "vi" or "binder".
+
+    Returns:
+        The ball with its bounds.
     """
     if not 0 < level <= 1:
         raise ValueError(f"level: a probability above 0, got {level}.")
     draws, weights = _distinct(labels)
     middle = _one(center, draws.shape[1])
-    apart = np.round(_losses(draws, middle, loss), 12)  # sums in another order are ties
+    apart = np.round(_losses(draws, middle, loss), 12)  # so that rounding does not break ties
     order = np.argsort(apart)
     enough = min(int(np.searchsorted(np.cumsum(weights[order]), level - 1e-12)), len(order) - 1)
     radius = float(apart[order][enough])
@@ -205,9 +247,9 @@ def credible_ball(labels: Any, center: Any, level: float = 0.95, loss: str = "vi
 
 
 class _Search:
-    """One greedy descent.
+    """One greedy search.
 
-    `crossing[d, g, h]` counts the rows of group g of the candidate in group h of draw d.
+    `crossing[d, g, h]` is the number of rows of group g of the candidate in group h of draw d.
     """
 
     def __init__(
@@ -224,29 +266,27 @@ class _Search:
         self._adopt(start)
 
     def run(self) -> np.ndarray:
-        """Moves, then merges, then splits; again while one of them gains."""
+        """Repeat moves, merges and splits until none of them gains."""
         while self._moves() or self._merges() or self._splits():
             pass
         return self.labels
 
     def _adopt(self, labels: np.ndarray) -> None:
         self.labels = _canonical(labels)
-        groups = self.labels.max() + 2  # the last is empty: a row may found it
+        groups = self.labels.max() + 2  # the last group is empty, for a row that starts a new one
         self.crossing = np.zeros((len(self.draws), groups, self.draws.max() + 1), int)
         np.add.at(self.crossing, (self.each[:, None], self.labels[None], self.draws), 1)
         self.sizes = np.bincount(self.labels, minlength=groups)
 
     def _moves(self) -> bool:
-        """Every row to the group where the expected loss is least, in random order, until none
-        moves.
-        """
+        """Move rows, in random order, to the group of least expected loss, until none moves."""
         gained = False
         while True:
             moved = [self._move(row) for row in self.rng.permutation(len(self.labels))]
             if not any(moved):
                 return gained
             gained = True
-            self._adopt(self.labels)  # without the groups that were left empty
+            self._adopt(self.labels)  # drops empty groups
 
     def _move(self, row: int) -> bool:
         here, there = self.labels[row], self.draws[:, row]
@@ -257,7 +297,7 @@ class _Search:
         target = best if cost[best] < cost[here] - 1e-12 else here
         self._shift(row, target, 1)
         self.labels[row] = target
-        if self.sizes[-1]:  # the empty group was founded: keep another one ready
+        if self.sizes[-1]:  # the empty group is in use: add another one
             self.crossing = np.concatenate(
                 [self.crossing, np.zeros_like(self.crossing[:, :1])], axis=1
             )
@@ -272,12 +312,12 @@ class _Search:
         return self.f(count + 1) - self.f(count)
 
     def _merges(self) -> bool:
-        """The one merge that gains most, if one gains."""
+        """Make the best merge of two groups, if one gains."""
         groups = len(self.sizes) - 1
         best, pair = -1e-12, None
         for g in range(groups):
             others = np.arange(g + 1, groups)
-            joint = self._spread(self.crossing[:, others] + self.crossing[:, [g]]) - self._spread(
+            joint = self._sum_f(self.crossing[:, others] + self.crossing[:, [g]]) - self._sum_f(
                 self.crossing[:, others]
             )
             gain = (
@@ -285,7 +325,7 @@ class _Search:
                 - self.f(self.sizes[others])
                 - self.f(self.sizes[g])
             )
-            change = gain - 2 * (joint - self._spread(self.crossing[:, [g]]))
+            change = gain - 2 * (joint - self._sum_f(self.crossing[:, [g]]))
             if len(others) and change.min() < best:
                 best, pair = change.min(), (g, int(others[change.argmin()]))
         if pair is None:
@@ -293,12 +333,12 @@ class _Search:
         self._adopt(np.where(self.labels == pair[1], pair[0], self.labels))
         return True
 
-    def _spread(self, crossing: np.ndarray) -> np.ndarray:
+    def _sum_f(self, crossing: np.ndarray) -> np.ndarray:
         return self.weights @ self.f(crossing).sum(-1)
 
     def _splits(self) -> bool:
-        """The first split that gains: a group as a random draw divides it, or grown from two
-        random rows of it.
+        """Make the first split that gains: by the groups of a random draw, or by similarity to two
+        random rows.
         """
         before = self._total(self.labels)
         for group in self.rng.permutation(self.labels.max() + 1):
@@ -318,11 +358,11 @@ class _Search:
         ]
         for _ in range(tries):
             first, second = self.rng.choice(rows, size=2, replace=False)
-            near = [
+            similarity = [
                 self.weights @ (self.draws[:, rows] == self.draws[:, [seed]])
                 for seed in (first, second)
             ]
-            found.append((near[1] > near[0]).astype(int))
+            found.append((similarity[1] > similarity[0]).astype(int))
         return found
 
     def _total(self, labels: np.ndarray) -> float:
@@ -348,9 +388,9 @@ def _losses(draws: np.ndarray, one: np.ndarray, loss: str) -> np.ndarray:
 def _losses_f(
     draws: np.ndarray, one: np.ndarray, f: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """[draw]: the loss between each draw and one partition, in blocks of draws."""
+    """The loss between each draw and one partition, [draw], computed in blocks of draws."""
     found, groups = [], one.max() + 1
-    block = max(1, COUNTS // max(groups * (draws.max() + 1), draws.shape[1]))
+    block = max(1, MOST_COUNTS // max(groups * (draws.max() + 1), draws.shape[1]))
     for part in (draws[i : i + block] for i in range(0, len(draws), block)):
         others = part.max() + 1
         index = (np.arange(len(part))[:, None] * groups + one) * others + part
@@ -364,9 +404,7 @@ def _losses_f(
 
 
 def _draws_of(labels: Any) -> np.ndarray:
-    """Labels (chain, draw, row) or [draw, row]; a DataArray may have its dimensions in any
-    order.
-    """
+    """Labels [chain, draw, row] or [draw, row]; dimensions of a DataArray may have any order."""
     if isinstance(labels, xr.DataArray):
         labels = labels.transpose(*(dim for dim in ("chain", "draw") if dim in labels.dims), ...)
     array = np.asarray(labels)
@@ -376,15 +414,12 @@ def _draws_of(labels: Any) -> np.ndarray:
 
 
 def _distinct(labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct partitions among the draws, [partition, row], and the share of draws of each."""
     draws, counts = np.unique(_canonical(_draws_of(labels)), axis=0, return_counts=True)
     return draws, counts / counts.sum()
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:
-    """Labels 0, 1, ... in the order of their first row, so that equal partitions are equal
-    arrays: [draw, row], or [row].
-    """
+    """Labels [draw, row] or [row], renumbered 0, 1, ... in the order of their first row."""
     if array.dtype.kind not in "iu" or array.size == 0:
         raise ValueError(
             f"labels: integers (chain, draw, row), at least one; found {array.dtype} of shape "

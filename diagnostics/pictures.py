@@ -1,7 +1,7 @@
-"""Pictures that ArviZ has not: each takes `ax` (None makes a figure), returns the axes, and never
-shows.
+"""Plots that ArviZ lacks: ELBO, evidence, ancestry, partitions, decision regions, calibration.
 
-Matplotlib is imported when a picture is drawn.
+Each function takes `ax`, where None makes a figure, and returns the axes. None shows the figure.
+Matplotlib is imported when a plot is drawn.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,22 @@ __all__ = [
     "plot_partition",
 ]
 
-QUIET, STRONG = "0.82", "C0"
-MOST_LABELS = 22  # that can be read beside each other
+PALE = "0.82"
+STRONG = "C0"
 
 
 def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -> Any:
-    """The ELBO of every replicate over the steps: each estimate thin, the mean of the last `window`
-    steps bold.
+    """Plot the ELBO of every replicate over the steps, and its moving average.
 
-    The window is a fiftieth of the run unless given. The vertical range is that of the last four
-    fifths, a hundredth of them at either end not asked: the climb is cut, and so are outliers.
+    The vertical range covers the 1 % and 99 % quantiles of the last four fifths of the run.
+
+    Args:
+        tree: a run with `sample_stats` `elbo` (chain, step).
+        window: number of steps of the moving average; None: a fiftieth of the run.
+        ax: axes; None makes a figure.
+
+    Returns:
+        The axes.
     """
     trace = _over_steps(tree, "elbo", "plot_elbo").values
     window = max(trace.shape[1] // 50, 1) if window is None else window
@@ -61,13 +67,18 @@ def plot_elbo(tree: xr.DataTree, *, window: int | None = None, ax: Any = None) -
 
 
 def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
-    """How the log-evidence of every replicate grew, and the final one of the run with two standard
-    errors.
+    """Plot the running log-evidence of every replicate, and the final one with two errors.
 
-    Over the shrinkage, minus the log of the prior volume left, where `sample_stats` has
-    `log_volume` (a nested sampler); the filled curve is then the share of the evidence that each
-    shrinkage brought, its own axis left out. Over the steps otherwise (a particle filter). Reads
-    `sample_stats` `log_evidence`, the running log-evidence.
+    For a nested sampler, whose `sample_stats` have `log_volume`, the horizontal axis is minus the
+    log of the remaining prior volume. The filled curve is then the posterior mass. For a particle
+    filter the horizontal axis is the step.
+
+    Args:
+        tree: a run with `sample_stats` `log_evidence` (chain, step).
+        ax: axes; None makes a figure.
+
+    Returns:
+        The axes.
     """
     running = _over_steps(tree, "log_evidence", "plot_evidence").values
     shrinks = "log_volume" in group_of(tree, "sample_stats")
@@ -86,7 +97,7 @@ def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
         end = f"{values[-1]:.2f}" if values.size else "not finite"
         ax.plot(x, values, color=f"C{i % 10}", linewidth=1.6, label=f"replicate {i}: {end}")
     final = _draw_final(ax, tree)
-    if shrinks:  # the first points stand for nothing: their evidence is hundreds of nats below
+    if shrinks:  # the first points are hundreds of nats below, and are cut off
         ends = [*(values[-1] for _, values in curves if values.size), *final]
         low = max(running[known].min(), min(ends) - 20)
         ax.set_ylim(low, max(ends) + 0.35 * (max(ends) - low) + 1e-9)  # room for the legend
@@ -101,12 +112,19 @@ def plot_evidence(tree: xr.DataTree, *, ax: Any = None) -> Any:
 
 
 def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
-    """Who descends from whom among the particles of one replicate; lines that reach the last step
-    are dark.
+    """Plot the ancestry of the particles of one replicate.
 
-    Reads `sample_stats` `ancestor` (chain, step, particle), the index of the parent at the step
-    before. Particles are drawn in an order in which siblings are neighbours. Where few dark lines
-    leave the first steps, few histories are left.
+    Ancestors of the final particles are dark. Few dark lines at the first steps mean few distinct
+    ancestors. Siblings are drawn as neighbours.
+
+    Args:
+        tree: a run with `sample_stats` `ancestor` (chain, step, particle), the index of the parent
+            at the step before.
+        chain: the replicate.
+        ax: axes; None makes a figure.
+
+    Returns:
+        The axes.
     """
     from matplotlib.collections import LineCollection
 
@@ -119,7 +137,7 @@ def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
         )
     place = np.empty((steps, size))
     place[0] = np.arange(size)
-    for t in range(1, steps):  # siblings beside each other, below their parent
+    for t in range(1, steps):  # siblings are neighbours, in the order of their parents
         place[t, np.argsort(place[t - 1][parents[t]], kind="stable")] = np.arange(size)
     alive = np.ones((steps, size), bool)
     for t in range(steps - 1, 0, -1):
@@ -136,7 +154,7 @@ def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
     ax = _axes(ax)
     lines = np.stack([start, stop], axis=1)
     ax.add_collection(
-        LineCollection(lines[~lives], colors=QUIET, linewidths=0.5, label="died out", zorder=1)
+        LineCollection(lines[~lives], colors=PALE, linewidths=0.5, label="died out", zorder=1)
     )
     ax.add_collection(
         LineCollection(
@@ -153,11 +171,19 @@ def plot_ancestry(tree: xr.DataTree, *, chain: int = 0, ax: Any = None) -> Any:
 
 
 def plot_partition(labels: Any, *, estimate: Any = None, ax: Any = None) -> Any:
-    """The co-clustering matrix of draws of labels (chain, draw, row), rows sorted by a point
-    estimate, its groups framed.
+    """Plot the co-clustering matrix, with rows sorted by the groups of a point estimate.
 
-    `estimate`: labels [row] or a `PartitionEstimate`; the least expected variation of information
-    where None. Groups are sorted by size, and rows within a group by how surely they belong to it.
+    Groups are sorted by size. Rows of a group are sorted by their mean co-clustering probability
+    with the group.
+
+    Args:
+        labels: draws of labels (chain, draw, row).
+        estimate: labels [row] or a `PartitionEstimate`; None: the partition with the least
+            expected variation of information.
+        ax: axes; None makes a figure.
+
+    Returns:
+        The axes.
     """
     from diagnostics.partitions import PartitionEstimate, coclustering, point_estimate
 
@@ -179,7 +205,7 @@ def plot_partition(labels: Any, *, estimate: Any = None, ax: Any = None) -> Any:
     for low, high in zip([0, *ends], [*ends, len(order)], strict=True):
         ax.add_patch(_square(float(low) - 0.5, float(high - low)))
     middles = (np.array([0, *ends]) + np.array([*ends, len(order)]) - 1) / 2
-    shown = _apart(middles, len(order) / MOST_LABELS)
+    shown = _apart(middles, len(order) / 22)  # 22 labels fit beside each other
     ax.set_yticks(shown, [f"{names[inverse[order[int(m)]]]}" for m in shown])
     ylabel = "group of the point estimate" + (
         "" if len(shown) == len(middles) else f" ({len(middles)}; labels left out)"
@@ -200,19 +226,22 @@ def plot_decision_regions(
     resolution: int = 200,
     ax: Any = None,
 ) -> Any:
-    """The most probable class over the plane, paler where the entropy of the prediction is high;
-    white is log K, know-nothing.
+    """Plot the most probable class over the plane, paler where the predictive entropy is high.
 
-    :param predict: a function from points [point, 2] to probabilities [point, class] (leading axes,
-    such as draws, are
-        averaged), or an estimator with `predict_proba`.
-    :param x: the data, [row, 2]; they set the range.
-    :param y: their classes, drawn in the colour of the class with a white rim; -1 for none. They
-    are the `classes_` of an
-        estimator, and 0, 1, ..., in the order of the columns, for a function.
-    :param class_names: of the columns; the `classes_` of an estimator unless given.
+    White is the largest entropy, log K. Cost: `resolution` squared predictions.
 
-    Cost: `resolution` squared predictions.
+    Args:
+        predict: a function from points [point, 2] to probabilities [point, class], with leading
+            axes averaged; or an estimator with `predict_proba`.
+        x: the data, [row, 2]; they set the range.
+        y: classes of the data, -1 for none. They are values of `classes_` for an estimator, else
+            0, 1, ... in the order of the columns.
+        class_names: names of the columns; None: `classes_` for an estimator.
+        resolution: number of points along each axis.
+        ax: axes; None makes a figure.
+
+    Returns:
+        The axes.
     """
     data = np.asarray(x, float)
     if data.ndim != 2 or data.shape[1] != 2:
@@ -260,11 +289,18 @@ def plot_calibration(
     strategy: str = "uniform",
     ax: Any = None,
 ) -> Any:
-    """Observed against predicted frequency with Wilson intervals (90 %), the diagonal, and how many
-    rows each bin has.
+    """Plot observed against predicted frequencies with 90 % Wilson intervals.
 
-    Arguments are those of `scores.calibration_curve`: with `of` the probability of that class,
-    otherwise that of the most probable class against being right.
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
+        of: as in `calibration_curve`.
+        bins: as in `calibration_curve`.
+        strategy: as in `calibration_curve`.
+        ax: axes; None makes a figure.
+
+    Returns:
+        The axes.
     """
     from diagnostics.scores import calibration_curve, expected_calibration_error
 
@@ -280,7 +316,7 @@ def plot_calibration(
         heights,
         width,
         align="edge",
-        color=QUIET,
+        color=PALE,
         edgecolor="white",
         label="density of rows (scaled)",
     )
@@ -328,7 +364,7 @@ def _over_steps(tree: xr.DataTree, name: str, who: str) -> xr.DataArray:
 
 
 def _draw_final(ax: Any, tree: xr.DataTree) -> list[float]:
-    """The log-evidence of the run with two standard errors, where they are numbers."""
+    """Draw the log-evidence of the run with two standard errors; returns it where it is finite."""
     final, error = attribute(tree, "log_evidence"), attribute(tree, "log_evidence_se")
     if final is None or not np.isfinite(final):
         return []
@@ -342,9 +378,7 @@ def _draw_final(ax: Any, tree: xr.DataTree) -> list[float]:
 
 
 def _draw_shares(ax: Any, curves: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Increments of the evidence, as shares of it, over the shrinkage: where the posterior's
-    mass lies.
-    """
+    """Fill the curve of the posterior mass: increments of the evidence over the log volume."""
     beside = ax.twinx()
     for i, (x, values) in enumerate(curves):
         if len(x) < 2:
@@ -359,7 +393,6 @@ def _draw_shares(ax: Any, curves: list[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def _apart(places: np.ndarray, gap: float) -> list[float]:
-    """The places, without those that are nearer than `gap` to the last one kept."""
     kept: list[float] = []
     for place in places.tolist():
         if not kept or place - kept[-1] >= gap:
@@ -388,7 +421,6 @@ def _entropy(probabilities: np.ndarray) -> np.ndarray:
 
 
 def _draw_borders(ax: Any, across: np.ndarray, up: np.ndarray, probabilities: np.ndarray) -> None:
-    """Where a class ties with the best of the others."""
     for k in range(probabilities.shape[-1] if probabilities.shape[-1] > 1 else 0):
         lead = probabilities[..., k] - np.delete(probabilities, k, axis=-1).max(-1)
         if lead.min() < 0 < lead.max():
@@ -396,7 +428,7 @@ def _draw_borders(ax: Any, across: np.ndarray, up: np.ndarray, probabilities: np
 
 
 def _columns(y: Any, labels: np.ndarray, rows: int) -> np.ndarray | None:
-    """The column of each row's class, -1 for none."""
+    """The column of the class of each row, -1 for none."""
     if y is None:
         return None
     values = np.asarray(y)

@@ -1,4 +1,4 @@
-"""Whether to trust a run: one page, by kind of kernel, with a reason for each verdict."""
+"""The report of a run: all checks for its kind of kernel, with a reason for each verdict."""
 
 from collections.abc import Callable
 
@@ -19,40 +19,47 @@ CHECKS: dict[str, tuple[Callable[[xr.DataTree], list[Verdict]], tuple[str, ...]]
 
 
 def report(tree: xr.DataTree) -> Report:
-    """Every check that the tree of a run allows, and what is missing for the others.
+    """Make every check that the tree of a run allows, and say what is missing for the others.
 
-    - chains (draws, no steps): rank R-hat < 1.01, bulk and tail ESS >= 100 a chain, finite draws,
-      movement, divergences of every block, E-BFMI >= 0.3 (of a kernel without blocks), time an
-      effective draw;
-    - variational (`sample_stats` has `elbo` over step): draws of a distribution and not of a point,
-      ELBO settled, replicates agree in ELBO and means, Pareto k-hat of p / q, which is left
-      undecided where it is above its limit by less than its error;
-    - smc (`ess` over step): finite, finished, and replicates agree on the log-evidence; ESS path
-      and resamplings, without a judgement where the best particles are kept as they are; histories
-      that reach the first rows, which are never a judgement; where there is an `exponent`, in place
-      of resamplings and histories, NaN, walks and evidence error as of nested samplers;
-    - nested (`insertion_rank` over step): finite, finished, no likelihood that is NaN (`num_nan`,
-      where it is there), insertion ranks uniform, walks long enough (`halfway`, where it is there),
-      information, evidence error against the spread of replicates, effective draws; where rows came
-      in stages (`summary_loss`), nats that summaries between them lose, and that are left at the
-      end (`nats_left`); else, where it was finished by importance sampling
-      (`nested_log_evidence_se`), effective draws and Pareto k-hat of the weights ("importance").
+    The checks depend on the kind of the run:
 
-    What else is read, where it is there: `sample_stats` `lp`, `diverging`, `energy`, and those of
+    - chains (draws without steps): rank R-hat < 1.01, bulk and tail ESS >= 100 a chain, finite
+      draws, movement, divergences of every block, E-BFMI >= 0.3 for a kernel without blocks, and
+      the time per effective draw.
+    - variational (`sample_stats` has `elbo` over step): draws are not one point, the ELBO has
+      settled, replicates agree in ELBO and means, Pareto k-hat of p / q. A k-hat above its limit by
+      less than its error is undecided.
+    - smc (`ess` over step): finite values, completion, agreement of replicates on the log-evidence.
+      ESS path and resamplings are not judged with optimal resampling. The ancestors of the first
+      rows are never judged. With tempering (`exponent`), likelihoods, random walks and the
+      evidence error are checked in place of resamplings and ancestors.
+    - nested (`insertion_rank` over step): finite values, completion, no likelihood NaN (`num_nan`),
+      uniform insertion ranks, random walks long enough (`halfway`), information, evidence error
+      against the spread of replicates, effective draws. For runs in stages (`summary_loss`), the
+      divergence of each stage's summary, and of the last one from the posterior of all rows
+      (`nats_left`). For runs finished by importance sampling (`nested_log_evidence_se`), effective
+      draws and Pareto k-hat of the importance weights.
+
+    Other inputs, where the tree has them: `sample_stats` `lp`, `diverging`, `energy`, and those of
     further blocks (`lp_1`); `resampled`, `ancestor` (step, particle: the index of the parent),
-    `unique_ancestors`; `num_live` as an attribute; the groups `particles` with `log_weight`,
-    `ancestry` with `unique_ancestors` (row), `log_prior`, `log_likelihood`, `log_q` with `log_q`
-    (chain, draw), and `log_factor` where `attrs["factors"]`, a JSON list, names factors; attributes
-    `log_evidence`, `log_evidence_se`, `nested_log_evidence_se`, `nested_summary_error`,
-    `information`, `summary_loss`, `nats_left` and each of them with `_of_replicates`.
+    `unique_ancestors`; the groups `particles` with `log_weight`, `ancestry` with `unique_ancestors`
+    (row), `log_prior`, `log_likelihood`, `log_q` with `log_q` (chain, draw), and `log_factor` where
+    the JSON list `attrs["factors"]` names factors; the attributes `num_live`, `log_evidence`,
+    `log_evidence_se`, `nested_log_evidence_se`, `nested_summary_error`, `information`,
+    `summary_loss`, `nats_left` and each of them with `_of_replicates`.
 
-    Variables that are not identified (labels of components, signs of factors) carry
-    `attrs["not_identified"] = 1`, or are named in a group `not_identified`; they never get an
-    R-hat, and `lp` and all other variables do.
+    Variables that are not identified, by label switching or arbitrary signs, have no R-hat. They
+    carry `attrs["not_identified"] = 1`, or are named in a group `not_identified`.
 
     Vehtari et al. (2021), "Rank-normalization, folding, and localization"; Betancourt (2016) for
-    E-BFMI; Yao et al. (2018) for k-hat; Fowlie et al. (2020) for insertion ranks. Cost of chains:
+    E-BFMI; Yao et al. (2018) for k-hat; Fowlie et al. (2020) for insertion ranks. Cost for chains:
     ArviZ's R-hat and two ESS for each scalar in the posterior.
+
+    Args:
+        tree: the run.
+
+    Returns:
+        The report; `print` shows it, `conclusion` is the answer.
     """
     kind = kind_of(tree)
     _check_posterior(tree)
@@ -61,14 +68,18 @@ def report(tree: xr.DataTree) -> Report:
 
 
 def kind_of(tree: xr.DataTree) -> str:
-    """The kind of kernel that made the tree: as the kernel says in `attrs["report"]`, else read
-    from the groups.
+    """Return the kind of a run: "chains", "variational", "smc" or "nested".
+
+    The kernel writes it into `attrs["report"]`. Without this attribute the groups tell.
+
+    Args:
+        tree: the run.
     """
     if "report" in tree.attrs:
-        said = str(tree.attrs["report"])
-        if said not in CHECKS:
-            raise ValueError(f"attrs['report']: found {said!r}, wanted one of {sorted(CHECKS)}.")
-        return said
+        kind = str(tree.attrs["report"])
+        if kind not in CHECKS:
+            raise ValueError(f"attrs['report']: found {kind!r}, wanted one of {sorted(CHECKS)}.")
+        return kind
     stats = group_of(tree, "sample_stats")
     for kind, name in (("nested", "insertion_rank"), ("variational", "elbo"), ("smc", "ess")):
         if name in stats and "step" in stats[name].dims:
@@ -76,7 +87,7 @@ def kind_of(tree: xr.DataTree) -> str:
     if "posterior" in tree.children and "step" not in stats.dims:
         return "chains"
     raise ValueError(
-        f"tree: its kind cannot be told; it has the groups {sorted(tree.children)} and "
+        f"tree: its kind is not known; it has the groups {sorted(tree.children)} and "
         f"sample_stats {sorted(map(str, stats.data_vars))}. "
         "Wanted: a posterior without steps (chains), or over step `elbo` (variational), `ess` "
         "(SMC) or `insertion_rank` (nested)."

@@ -1,9 +1,9 @@
-"""How good predicted class probabilities are: functions of the classes `y` [row] and
-`probabilities` [..., row, class].
+"""Scores of predicted class probabilities: log score, Brier score, accuracy, AUC, calibration.
 
-Leading dimensions, such as chain and draw, are averaged first: the score is that of the posterior
-predictive. A vector [row] is the probability of class 1 of two. Rows labelled -1 have no class and
-are left out. Cost: the size of the array.
+All take the classes `y` [row] and `probabilities` [..., row, class]. Leading dimensions, such as
+chain and draw, are averaged first, which gives the score of the posterior predictive. A vector
+[row] holds the probability of class 1 of two. Rows labelled -1 have no class and are left out.
+Cost: the size of the array.
 """
 
 from typing import Any
@@ -21,12 +21,13 @@ __all__ = [
     "perplexity",
 ]
 
-WAYS = ("uniform", "quantile")
-
 
 def log_score(y: Any, probabilities: Any) -> float:
-    """Mean of log p(y_i): higher is better, 0 is perfect, -inf when an observed class had
-    probability zero. Good (1952).
+    """Return the mean of log p(y_i); 0 is perfect. Good (1952).
+
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
     """
     classes, p = _checked(y, probabilities)
     with np.errstate(divide="ignore"):
@@ -34,29 +35,47 @@ def log_score(y: Any, probabilities: Any) -> float:
 
 
 def perplexity(y: Any, probabilities: Any) -> float:
-    """exp(-log score): of how many equally likely classes the prediction is worth; 1 is perfect."""
+    """Return exp(-log score), the equivalent number of equally likely classes; 1 is perfect.
+
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
+    """
     return float(np.exp(-log_score(y, probabilities)))
 
 
 def brier(y: Any, probabilities: Any) -> float:
-    """Mean over rows of sum_k (p_ik - [y_i = k])^2, between 0 and 2; two classes count twice the
-    one-sided form. Brier (1950).
+    """Return the mean over rows of sum_k (p_ik - [y_i = k])^2, between 0 and 2. Brier (1950).
+
+    For two classes this is twice the one-sided form.
+
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
     """
     classes, p = _checked(y, probabilities)
     return float(np.mean(np.sum((p - np.eye(p.shape[1])[classes]) ** 2, axis=1)))
 
 
 def accuracy(y: Any, probabilities: Any) -> float:
-    """Share of rows whose most probable class is right; of tied classes the first is taken."""
+    """Return the share of rows whose most probable class is correct; ties go to the first class.
+
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
+    """
     classes, p = _checked(y, probabilities)
     return float(np.mean(p.argmax(1) == classes))
 
 
 def auc(y: Any, probabilities: Any) -> float:
-    """Area under the ROC curve by scikit-learn; of several classes the plain mean of one against
-    the rest.
+    """Return the area under the ROC curve by scikit-learn.
 
-    Classes that no row has are left out of the mean; one class alone has no curve.
+    For more than two classes it is the mean of one class against the rest, over observed classes.
+
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
     """
     from sklearn.metrics import roc_auc_score
 
@@ -80,19 +99,28 @@ def calibration_curve(
     strategy: str = "uniform",
     level: float = 0.9,
 ):
-    """Predicted against observed frequency in bins of probability: a dataset over "bin", empty bins
-    left out.
+    """Compare predicted with observed frequencies in bins of probability.
 
-    `predicted` (mean probability), `observed` (share that happened), `lower` and `upper` (Wilson's
-    interval of that share at `level`), `count`, `left` and `right` (edges). What is predicted: with
-    `of` the class k, otherwise that the most probable class is right. `strategy`: "uniform" edges,
-    or "quantile" with equal counts. Wilson (1927); DeGroot and Fienberg (1983).
+    Wilson (1927); DeGroot and Fienberg (1983).
+
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
+        of: the predicted event is this class; None: that the most probable class is correct.
+        bins: number of bins.
+        strategy: "uniform" edges, or "quantile" with equal counts.
+        level: of Wilson's interval.
+
+    Returns:
+        A dataset over "bin" without empty bins, with `predicted` (mean probability), `observed`
+        (frequency), `lower` and `upper` (Wilson's interval of the frequency), `count`, `left` and
+        `right` (edges).
     """
     from scipy.stats import binomtest
 
     happened, p = _event(*_checked(y, probabilities), of)
     edges = _edges(p, bins, strategy)
-    # as scikit-learn: an edge belongs to the bin on its left
+    # an edge belongs to the bin on its left, as in scikit-learn
     which = np.searchsorted(edges[1:-1], p)
     count = np.bincount(which, minlength=len(edges) - 1)
     kept = count > 0
@@ -117,11 +145,17 @@ def calibration_curve(
 def expected_calibration_error(
     y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform"
 ) -> float:
-    """Mean over rows of the gap between observed and predicted of the row's bin, as
-    `calibration_curve` draws it. Naeini et al. (2015).
+    """Return the mean |observed - predicted| of `calibration_curve`, weighted by rows of the bins.
 
-    It is not zero for a calibrated prediction: a bin with n rows adds noise of order sqrt(p (1 - p)
-    / n).
+    It is positive for a calibrated prediction too: a bin with n rows adds noise of order
+    sqrt(p (1 - p) / n). Naeini et al. (2015).
+
+    Args:
+        y: classes, [row].
+        probabilities: predicted probabilities, [..., row, class].
+        of: as in `calibration_curve`.
+        bins: as in `calibration_curve`.
+        strategy: as in `calibration_curve`.
     """
     curve = calibration_curve(y, probabilities, of=of, bins=bins, strategy=strategy)
     share = curve["count"] / curve["count"].sum()
@@ -129,7 +163,6 @@ def expected_calibration_error(
 
 
 def _checked(y: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Labelled rows: their classes [row], and their probabilities [row, class]."""
     classes, p = np.asarray(y), np.asarray(probabilities, float)
     if p.ndim == 1:
         p = np.stack([1 - p, p], axis=-1)
@@ -140,7 +173,7 @@ def _checked(y: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
     p = p.reshape(-1, *p.shape[-2:]).mean(0)
     if classes.dtype.kind not in "iub":
         raise ValueError(
-            f"y: classes 0, 1, ..., -1 for none; found {classes.dtype}. Encode them, with "
+            f"y: classes 0, 1, ..., or -1 for none; found {classes.dtype}. Encode them, with "
             "sklearn's LabelEncoder."
         )
     classes = classes.astype(int)
@@ -155,8 +188,8 @@ def _checked(y: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
         )
     if not (np.all(p >= -1e-6) and np.allclose(p.sum(1), 1.0, atol=1e-4)):
         raise ValueError(
-            "probabilities: not negative, and of sum one in each row; log-probabilities need exp "
-            "first."
+            "probabilities: wanted numbers from 0 on with sum 1 in each row; take exp of log "
+            "probabilities first."
         )
     return classes, np.clip(p, 0.0, 1.0)
 
@@ -170,8 +203,8 @@ def _event(classes: np.ndarray, p: np.ndarray, of: int | None) -> tuple[np.ndarr
 
 
 def _edges(p: np.ndarray, bins: int, strategy: str) -> np.ndarray:
-    if strategy not in WAYS:
-        raise ValueError(f"strategy: {strategy!r} unknown; choose from {list(WAYS)}.")
+    if strategy not in (strategies := ("uniform", "quantile")):
+        raise ValueError(f"strategy: {strategy!r} unknown; choose from {list(strategies)}.")
     if bins < 1:
         raise ValueError(f"bins: at least 1, got {bins}.")
     return (

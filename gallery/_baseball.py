@@ -1,9 +1,7 @@
-"""Batter against pitcher: ten seasons of head-to-head tables, and one season read from Retrosheet's
-play-by-play files.
+"""Batter against pitcher: ten seasons of tables, and one season of Retrosheet's play-by-play files.
 
 A play record is one line: inning, half, batter, count, pitches, event. A plate appearance counts
-for the batter at the plate and the pitcher on the mound when it ends, whoever was there when it
-began.
+for the batter and the pitcher at its end, also where others began it.
 """
 
 import csv

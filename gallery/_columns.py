@@ -1,18 +1,18 @@
-"""The columns of a table as a mixture model reads them, and the way back.
+"""Columns of a table as a mixture model reads them, and the inverse.
 
-    columns = Columns.learn(table)      # a kind for each column, from the rows that are there
+    columns = Columns.learn(table)      # a kind for each column
     x = columns.encode(table)           # float64 [row, column], NaN where missing
     columns.decode(x)                   # a table such as the one that was learned from
 
-| a column of                         | is                                      | and `x` holds                          |
-|-------------------------------------|-----------------------------------------|----------------------------------------|
-| 0 and 1, or booleans                | Bernoulli, Beta(1/2, 1/2)               | 0 and 1                                |
-| other numbers, or nothing but NaN   | normal, with the zoo's own prior        | (value - mean) / standard deviation    |
-| texts, or a pandas category         | categorical, Dirichlet(1/2, ..., 1/2)   | codes: the category's order, or sorted |
+| a column of                | is modelled as                        | `x` holds                  |
+|----------------------------|---------------------------------------|----------------------------|
+| 0 and 1, or booleans       | Bernoulli, Beta(1/2, 1/2)             | 0 and 1                    |
+| other numbers, or only NaN | normal, with the prior of the zoo     | standardised numbers       |
+| texts or a pandas category | categorical, Dirichlet(1/2, ..., 1/2) | codes in sorted order, or  |
+|                            |                                       | in that of the category    |
 
-Mean and deviation are those of the rows that were learned from (a column that does not vary keeps
-its unit), so log p(table) = log p(x) - `log_units(x)`. Cost: a pass over the table, and a Python
-step for each text.
+Standardising changes the density: log p(table) = log p(x) - `log_units(x)`. Cost: a pass over the
+table, and a Python step for each text.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,27 +25,27 @@ import numpy as np
 import pandas as pd
 from sklearn.utils import check_array
 
-from gallery._units import Units
+from gallery._standardise import Standardiser
 from zoo.aclass import beta_bernoulli, dirichlet_categorical, mixed, normal_inverse_chi2
 
 __all__ = ["BINARY", "NUMBER", "Column", "Columns", "Mixed", "as_table", "component_of"]
 
 BINARY, NUMBER, CATEGORY, PLAIN = "0 and 1", "a number", "a category", "any number"
+UNSCALED = Standardiser(0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of a column: value = scale code + shift, or values[code]."""
+    """What was learned of a column: its kind, and how to get values back from codes."""
 
-    name: str  # as an error calls it
+    name: str  # for error messages
     kind: str
     dtype: Any
-    values: tuple = ()
-    shift: float = 0.0
-    scale: float = 1.0
+    values: tuple = ()  # of a category or of 0 and 1; a code is an index
+    standardiser: Standardiser = UNSCALED
 
     def codes(self, column: Any) -> np.ndarray:
-        """The entries as floats, before the change of unit."""
+        """Return the entries as floats that are not standardised."""
         entries = _entries(self.name, column)
         if self.kind == CATEGORY:
             return self._coded(entries)
@@ -58,9 +58,9 @@ class Column:
         return entries
 
     def restored(self, codes: np.ndarray) -> np.ndarray:
-        """The values that floats stand for."""
+        """Return the values of floats that `codes` or a standardiser made."""
         if not self.values:
-            return codes * self.scale + self.shift
+            return self.standardiser.restore(codes)
         values = np.empty(len(self.values), object)
         values[:] = self.values
         return values[codes.astype(int)]
@@ -75,25 +75,27 @@ class Column:
             row = int(np.argmax(codes == -1))
             raise ValueError(
                 f"{self.name}: found {entries.tolist()[row]!r} in row {row}, which was not there "
-                "in the first call; known are "
-                f"{', '.join(map(repr, self.values))}. Put NaN where it may count as missing, or "
-                "give the first call a pandas category "
-                f"that lists them all."
+                f"in the first call; known are {', '.join(map(repr, self.values))}. Put NaN where "
+                "it may count as missing, or give the first call a pandas category that lists "
+                "them all."
             )
         return codes
 
 
 class Columns:
-    """All columns of a table, and what kind of table it was."""
+    """All columns of a table, and the type of the table."""
 
     def __init__(self, columns: Sequence[Column], names: pd.Index | None, dtype: np.dtype | None):
-        """`names` of a data frame, `dtype` of an array."""
+        """Set the columns, and the names of a data frame or the dtype of an array."""
         self.columns, self.names, self.dtype = tuple(columns), names, dtype
 
     @classmethod
     def learn(cls, table: Any, *, plain: bool = False) -> "Columns":
-        """From the first rows; `plain` leaves numbers as they are, for a component that the user
-        has chosen.
+        """Learn the kind of each column from the first rows.
+
+        Args:
+            table: a data frame, an array or a list of rows.
+            plain: whether numbers stay as they are, for a component that the user has chosen.
         """
         table = as_table(table)
         is_frame = isinstance(table, pd.DataFrame)
@@ -108,7 +110,7 @@ class Columns:
         return cls(found, *((table.columns, None) if is_frame else (None, table.dtype)))
 
     def encode(self, table: Any) -> np.ndarray:
-        """[row, column], NaN where missing."""
+        """Return x [row, column], NaN where missing."""
         table = as_table(table)
         if (
             isinstance(table, np.ndarray)
@@ -124,12 +126,12 @@ class Columns:
                 ]
             )
         self._refuse(codes)
-        return self._units.coded(codes)
+        return self._standardiser.standardise(codes)
 
     def decode(self, x: np.ndarray) -> Any:
-        """A table of the kind that was learned from.
+        """Return a table of the type that was learned from.
 
-        Whole numbers that are not all 0 and 1 come back as floats: they are modelled so.
+        Integers other than 0 and 1 become floats, as they are modelled.
         """
         each = [column.restored(codes) for column, codes in zip(self.columns, x.T, strict=True)]
         if self.dtype is not None:
@@ -143,7 +145,7 @@ class Columns:
         return pd.concat(series, axis=1).set_axis(self.names, axis=1)
 
     def fill(self, table: Any, x: np.ndarray) -> Any:
-        """A copy of the table with the entries of `x` where it misses them."""
+        """Return a copy of the table with missing entries taken from `x`."""
         table = as_table(table)
         each = [column.restored(codes) for column, codes in zip(self.columns, x.T, strict=True)]
         if isinstance(table, np.ndarray):
@@ -163,11 +165,11 @@ class Columns:
         return filled
 
     def log_units(self, x: np.ndarray) -> float:
-        """Log of the unit of every entry that is there, summed: log p(x) - log p(table)."""
-        return float((~np.isnan(x)).sum(0) @ np.log(self._units.scale))
+        """Return log p(x) - log p(table), the sum of log scales of all observed entries."""
+        return float((~np.isnan(x)).sum(0) @ np.log(self._standardiser.scale))
 
     def component(self) -> Callable:
-        """The zoo's component for these columns."""
+        """Return the component of the zoo for these columns."""
         return component_of(
             [
                 len(column.values) if column.kind == CATEGORY else column.kind
@@ -193,17 +195,16 @@ class Columns:
         return np.array([column.kind == BINARY for column in self.columns])
 
     @cached_property
-    def _units(self) -> Units:
-        return Units(
-            *(
-                np.array([getattr(column, name) for column in self.columns])
-                for name in ("shift", "scale")
-            )
+    def _standardiser(self) -> Standardiser:
+        """The standardisers of all columns as one."""
+        each = [column.standardiser for column in self.columns]
+        return Standardiser(
+            np.array([one.mean for one in each]), np.array([one.scale for one in each])
         )
 
 
 class Mixed:
-    """`zoo.aclass.mixed` as an object, which can be pickled."""
+    """A component like `zoo.aclass.mixed` that can be pickled."""
 
     def __init__(self, parts: dict[str, tuple[list[int], Callable]]):
         self.parts = parts
@@ -213,8 +214,10 @@ class Mixed:
 
 
 def component_of(kinds: Sequence[str | int]) -> Callable:
-    """The zoo's component for columns that hold 0 and 1, numbers, or so many categories;
-    categories are together where they are as many.
+    """Return the component of the zoo for columns of several kinds.
+
+    Args:
+        kinds: `BINARY`, `NUMBER`, or the number of categories, for each column.
     """
     parts: dict[str, tuple[list[int], Callable]] = {}
     for j, kind in enumerate(kinds):
@@ -224,7 +227,7 @@ def component_of(kinds: Sequence[str | int]) -> Callable:
 
 
 def as_table(table: Any) -> Any:
-    """A data frame, or an array of two dimensions; with rows and columns."""
+    """Return a data frame as it is, and anything else as an array of two dimensions."""
     if isinstance(table, pd.DataFrame):
         for what, count in (("sample(s)", table.shape[0]), ("feature(s)", table.shape[1])):
             if not count:
@@ -233,7 +236,7 @@ def as_table(table: Any) -> Any:
                     "is required."
                 )
         return table
-    if isinstance(table, list | tuple):  # numpy would make texts of numbers among texts
+    if isinstance(table, list | tuple):  # NumPy would convert numbers among texts to texts
         plain = np.asarray(table)
         table = np.asarray(table, object) if plain.dtype.kind == "U" else plain
     return check_array(table, dtype=None, ensure_all_finite=False)
@@ -274,16 +277,13 @@ def _learned(name: str, column: Any, plain: bool) -> Column:
             (False, True) if isinstance(first, bool | np.bool_) else (0, 1),
         )
     if not len(seen) or np.isinf(seen).any():
-        # `encode` refuses what is infinite, and says where
+        # `encode` refuses infinite numbers, and says where
         return Column(name, NUMBER, column.dtype)
-    units = Units.learn(seen)
-    return Column(name, NUMBER, column.dtype, (), float(units.mean), float(units.scale))
+    return Column(name, NUMBER, column.dtype, standardiser=Standardiser.learn(seen))
 
 
 def _entries(name: str, column: Any) -> np.ndarray:
-    """The entries of a column: floats, NaN where missing; or objects, where they are texts or
-    categories.
-    """
+    """Entries of a column as floats, NaN where missing; as objects for texts and categories."""
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         if not len(dtype.categories):
@@ -331,7 +331,7 @@ def _part(kind: str | int) -> tuple[str, Callable]:
 
 
 def _room_for(column: Column, old: pd.Series) -> pd.Series:
-    """A column whose type can hold what is filled in."""
+    """The column with a dtype that can hold the filled entries."""
     if column.kind == CATEGORY and isinstance(old.dtype, pd.CategoricalDtype):
         return old.cat.set_categories(column.values)
     return (

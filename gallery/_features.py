@@ -1,6 +1,6 @@
-"""Features of rows or columns, standardised; and which entries are known, as features.
+"""Standardised features of rows or columns, and features of which entries are observed.
 
-features = Features.learn([given, missingness], size, "row_features")     # None where there are none
+features, x = Features.learn([given, missingness], size, "row_features")
 features.coded(given)
 """
 
@@ -11,42 +11,57 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.linalg import svds
 
 from gallery._entries import Entries
-from gallery._units import Units
+from gallery._standardise import Standardiser
 
 __all__ = ["Features", "missingness"]
 
 
 class Features(NamedTuple):
-    """Units of the columns; one that does not vary says nothing and is left out."""
+    """A standardiser of features, and the argument's name; constant columns are left out."""
 
-    units: Units
+    standardiser: Standardiser
     name: str
 
     @classmethod
     def learn(
         cls, parts: list[Any], size: int, name: str
     ) -> "tuple[Features, np.ndarray] | tuple[None, None]":
-        """From those that are given, side by side: what was learned, and the features."""
+        """Learn from features that are joined along columns.
+
+        Args:
+            parts: arrays [item, feature], or None.
+            size: number of items.
+            name: the argument's name, for error messages.
+
+        Returns:
+            The standardiser, and the standardised features; (None, None) where all parts are None.
+        """
         given = [_checked(part, size, name) for part in parts if part is not None]
         if not given:
             return None, None
         joined = np.concatenate(given, axis=1)
-        found = cls(Units.learn(joined), name)
+        found = cls(Standardiser.learn(joined), name)
         return found, found.coded(joined)
 
     def coded(self, features: Any) -> np.ndarray:
-        """[item, feature] in standard deviations."""
+        """Standardise features [item, feature] and leave out constant ones."""
         features = _checked(features, None, self.name)
-        if features.shape[1] != len(self.units.mean):
-            raise ValueError(
-                f"{self.name}: found {features.shape[1]} features, wanted {len(self.units.mean)}."
-            )
-        return self.units.coded(features)[:, self.units.varies]
+        if features.shape[1] != len(self.standardiser.mean):
+            wanted = len(self.standardiser.mean)
+            raise ValueError(f"{self.name}: found {features.shape[1]} features, wanted {wanted}.")
+        z = self.standardiser.standardise(features)
+        return z[:, self.standardiser.varies]
 
 
 def missingness(entries: Entries, width: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Leading singular vectors, of rows and of columns, of the matrix that is 1 where an entry
-    is known.
+    """Return leading singular vectors of the matrix that is 1 where an entry is observed.
+
+    Args:
+        entries: the observed entries.
+        width: number of singular vectors.
+
+    Returns:
+        Vectors [row, width] and [column, width]; None where width is 0.
     """
     if width == 0:
         return None, None

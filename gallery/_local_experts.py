@@ -1,8 +1,8 @@
-"""What estimators by mixtures of local experts share: columns in their own units, a fit by
-variational Bayes or by draws, predictions that integrate.
+"""The common part of estimators by mixtures of local experts.
 
-A subclass has the parameters that are declared and says in `fit` which model of the zoo it is, with
-which arguments beside x and y.
+Columns are standardised. A fit is by variational Bayes or by Gibbs sampling. Predictions integrate
+missing entries out. A subclass has the declared parameters, and its `fit` names the model of the
+zoo and the model's other arguments.
 """
 
 import warnings
@@ -21,20 +21,18 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded
-from gallery._units import Units
+from gallery._standardise import Standardiser
 from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
 from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
 from zoo.iqgme import normal_wishart, soft_probit
 
 __all__ = ["LocalExperts", "check_whole", "positive"]
 
-FAR = 1e50  # deviations from the mean: what is further is as far, for its square must be a number
-# of the covariance of all rows, what an expert's is expected to be where there are many columns
-PART = 0.3
+FARTHEST = 1e50  # standard deviations, whose square does not overflow
 
 
 def positive(name: str, value: Any) -> Any:
-    """A distribution as it is, or a number above 0."""
+    """Return a distribution as it is, and a positive number as a float."""
     if isinstance(value, dist.Distribution):
         return value
     if not isinstance(value, Real) or not 0 < value < np.inf:
@@ -43,15 +41,16 @@ def positive(name: str, value: Any) -> Any:
 
 
 def check_whole(least: int = 1, **numbers: Any) -> None:
-    """Parameters that count something."""
+    """Refuse numbers that are not integers from `least` on."""
     for name, value in numbers.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
 
 
 class LocalExperts(ClassifierMixin, BaseEstimator):
-    """The common part; `by_row` are arguments of the model that hold one entry a row beside x
-    and y.
+    """The common part of the estimators.
+
+    `by_row` are arguments of the model with one entry for each row, other than x and y.
     """
 
     sparse: bool
@@ -88,10 +87,10 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         precision = positive("precision", self.precision)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
-        units = Units.learn(X)
-        self._means = np.where(np.isnan(X).all(0), np.nan, units.mean)
-        self._kept, self._units = units.kept, units.of(units.kept)
-        x = self._standard(X)
+        self._standardiser = Standardiser.learn(X)
+        self._is_empty = np.isnan(X).all(0)
+        self._is_empty[self._standardiser.kept] = False
+        x = self._standardiser.standardise_kept(X, FARTHEST)
         if "gate" not in settings:
             settings["gate"] = self._gate(x)
         expert = partial(soft_probit, sparse=self.sparse, precision=precision)
@@ -104,7 +103,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             self._ascend(model, seed, data, batch_size)
 
     def _check_numbers(self, batch_size: Any) -> None:
-        """Those that all subclasses have."""
+        """Refuse wrong values of the parameters that all subclasses have."""
         check_whole(num_samples=self.num_samples, max_iter=self.max_iter, restarts=self.restarts)
         if batch_size is not None:
             check_whole(batch_size=batch_size)
@@ -125,7 +124,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             )
 
     def _ascend(self, model: Callable, seed: int, data: Any, batch_size: int | None) -> None:
-        """By variational Bayes."""
+        """Fit by variational Bayes."""
         kernel = CoordinateAscent(
             model,
             init=self.init,
@@ -133,7 +132,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             tolerance=self.tolerance,
             batch_size=batch_size,
         )
-        # Draws are made when `posterior_` is asked for.
+        # draws are made when `posterior_` is first used
         driver = Driver(
             kernel,
             num_warmup=self.max_iter,
@@ -146,23 +145,22 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             tree = driver.run(seed, *args, **kwargs)
             state = driver.states[0]
             is_done = bool(kernel.finished(state))
-            self._state = jax.device_get(state)  # by numpy, which keeps float64 when it is pickled
-        # what is known of the rows of a program
+            self._state = jax.device_get(state)  # NumPy keeps float64 when it is pickled
         self._predict = partial(kernel.predict, self._state, driver.reading)
         self._driver, self._tree = driver, None
         stats = tree["sample_stats"].dataset.isel(chain=0)
         self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])
         self.n_experts_ = int(stats["num_groups"][-1])
-        if not is_done and batch_size is None:  # by batches a fit is as long as it is told to be
+        if not is_done and batch_size is None:  # a fit by batches always takes max_iter steps
             warnings.warn(
-                f"ended after {self.n_iter_} sweeps, before the bound stood still; give more "
+                f"ended after {self.n_iter_} sweeps, before the ELBO converged; give more "
                 "max_iter or max_time.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
 
     def _draw(self, model: Callable, seed: int, data: Any) -> None:
-        """By Gibbs sampling; what is not of rows is kept of each draw, for predictions."""
+        """Fit by Gibbs sampling; the sites that are not by row are kept for predictions."""
         kernel = ConditionalGibbs(model, route="mixture")
         settings: dict[str, Any] = {
             "num_warmup": self.max_iter,
@@ -179,7 +177,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
                 ended = (
                     f"max_time: {self.max_time} s were over"
                     if self.max_time is not None
-                    else "The fit was ended by a signal"
+                    else "a signal ended the fit"
                 )
                 raise ValueError(
                     f"{ended} before the first draw; wanted more time, or a smaller max_iter."
@@ -196,36 +194,35 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             if name not in found.of_rows
         }
         self._predict = partial(AssignmentDraws(model, found).predict, self._state)
-        vars(self).pop("elbo_", None)  # of a fit before this one
+        vars(self).pop("elbo_", None)  # of an earlier fit
         self.n_iter_ = int(self._tree.attrs["steps"])
         self.n_experts_ = int(
             np.bincount(self._tree["sample_stats"].dataset["num_groups"].values.ravel()).argmax()
         )
 
-    def _standard(self, X: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            return np.clip(self._units.coded(X[:, self._kept]), -FAR, FAR)
-
     def _gate(self, x: np.ndarray) -> Callable:
-        """The prior of an expert's covariance is worth one row of that of all rows and, for each
-        column, another with a part of it: with many columns and few rows, estimates of missing
-        entries would confirm themselves else. With `gate_rows` that of the whole Gaussian is worth
-        so many rows of the covariance of all.
+        """The prior of the experts' Gaussians.
+
+        The prior covariance is worth one row with the covariance of all rows and, for each column,
+        one row with 0.3 of it. Otherwise estimates of missing entries would confirm themselves for
+        many columns and few rows. With `gate_rows`, the prior of the whole Gaussian is worth that
+        number of rows with the covariance of all rows.
         """
         columns = x.shape[1]
         if self.gate_rows is not None:
             return partial(
                 normal_wishart,
-                covariance=self._spread(x),
+                covariance=self._covariance(x),
                 u0=float(self.gate_rows),
                 nu0=columns + 1.0 + self.gate_rows,
             )
-        expected = (1 + PART * columns) / (1 + columns) * self._spread(x)
+        expected = (1 + 0.3 * columns) / (1 + columns) * self._covariance(x)
         return partial(normal_wishart, covariance=expected, nu0=2.0 * columns + 2)
 
-    def _spread(self, x: np.ndarray) -> np.ndarray:
-        """Covariance of pairs of columns over the rows that have both, drawn towards a diagonal
-        one; no eigenvalue is negative.
+    def _covariance(self, x: np.ndarray) -> np.ndarray:
+        """Pairwise covariance over rows that have both columns, shrunk to a diagonal one.
+
+        Eigenvalues are raised to a positive minimum.
         """
         seen = ~np.isnan(x)
         filled = np.where(seen, x, 0)
@@ -236,12 +233,10 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         return vectors * np.maximum(values, max(self.shrinkage, 0.01)) @ vectors.T
 
     def _predicted(self, X: Any, codes: np.ndarray, by_row: Mapping[str, np.ndarray]) -> Any:
-        """What the kernel says of the rows, labelled by each of the codes in turn, one code's
-        rows after the other's.
-        """
+        """The kernel's prediction for the rows, repeated with each of the codes as labels."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        x, times = self._standard(X), len(codes)
+        x, times = self._standardiser.standardise_kept(X, FARTHEST), len(codes)
         more = {name: np.tile(value, times) for name, value in by_row.items()}
         with jax.enable_x64(True):
             labels = np.repeat(codes, len(X)).astype(np.int32)
@@ -265,17 +260,17 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     def _imputed(self, X: Any, by_row: Mapping[str, np.ndarray], return_std: bool) -> Any:
         found = self._predicted(X, np.array([-1]), by_row)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        mean, deviation = np.where(np.isnan(X), self._means, X), np.zeros(X.shape)
-        mean[:, self._kept] = np.where(
-            np.isnan(X[:, self._kept]), self._units.decoded(found.mean), X[:, self._kept]
-        )
-        deviation[:, self._kept] = found.deviation * self._units.scale
+        restored = self._standardiser.restore_kept(found.mean)
+        restored[:, self._is_empty] = np.nan
+        mean = np.where(np.isnan(X), restored, X)
+        kept, deviation = self._standardiser.kept, np.zeros(X.shape)
+        deviation[:, kept] = found.deviation * self._standardiser.scale[kept]
         return (mean, deviation) if return_std else mean
 
     @property
     def posterior_(self) -> xr.DataTree:
-        """Draws from the fitted posterior, its parameters and the bound of each sweep, of the
-        standardised columns; made when asked for.
+        """Posterior draws, variational parameters and the ELBO of each sweep, on the standardised
+        scale; made at first use.
         """
         check_is_fitted(self)
         if self._tree is None:

@@ -1,9 +1,8 @@
-"""The gallery's site: what Sphinx is told, cards made of the models' own, formulas as MathML,
-docstrings as they stand.
+"""The site of the gallery: Sphinx's configuration, cards of the models, formulas as MathML.
 
-A page is a script in `gallery/pages`, in percent format; its name begins with that of the model
-that it is about, or with that of no model. The words around the pages are in `gallery/pages/text`.
-The site needs no internet, neither to be built nor to be read.
+A page is a script in `gallery/pages`, in percent format. The name of a page about a model begins
+with the name of the model. The texts around the pages are in `gallery/pages/text`. The site needs
+no internet, neither to be built nor to be read.
 """
 
 import inspect
@@ -22,7 +21,13 @@ PAGES = ROOT / "gallery" / "pages"
 CONFIG: dict[str, Any] = {
     "project": "A zoo of Bayesian models",
     "copyright": "the authors of the model zoo, Apache 2.0",
-    "extensions": ["sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "gallery._site"],
+    "extensions": [
+        "sphinx.ext.autodoc",
+        "sphinx.ext.napoleon",
+        "sphinx_gallery.gen_gallery",
+        "gallery._site",
+    ],
+    "napoleon_numpy_docstring": False,
     "html_theme": "furo",
     "html_title": "A zoo of Bayesian models",
     "html_show_sourcelink": False,
@@ -57,15 +62,16 @@ CONFIG: dict[str, Any] = {
 
 
 def prepare(folder: Path) -> None:
-    """Puts the words where Sphinx reads them."""
+    """Copy the texts, cards and sessions to the folder that Sphinx reads."""
     shutil.copytree(PAGES / "text", folder)
     (folder / "cards.txt").write_text(cards())
     (folder / "sessions.txt").write_text(sessions())
 
 
 def pages_of(model: str) -> list[str]:
-    """Names of the pages about a model: a page is about the model with the longest name that its
-    own begins with.
+    """Return the names of the pages about a model.
+
+    A page is about the model with the longest name that the name of the page begins with.
     """
     names = sorted(path.stem for path in PAGES.glob("*.py"))
     owner = lambda page: max(
@@ -77,7 +83,7 @@ def pages_of(model: str) -> list[str]:
 
 
 def cards() -> str:
-    """The models, a card each, as reStructuredText, with a thumbnail of the first of its pages."""
+    """Return a card for each model as reStructuredText, with a thumbnail of its first page."""
     lines = [".. container:: zoo-cards", ""]
     for name in zoo.names():
         card = zoo.load(name).card
@@ -106,9 +112,7 @@ def cards() -> str:
 
 
 def sessions() -> str:
-    """A section for each model: what is typed and what comes back, as
-    `tests/gallery/test_sessions.py` has written it down.
-    """
+    """Return a section for each model with the session that `test_sessions.py` recorded."""
     shown = lambda name: (
         f"{name}\n{'-' * len(name)}\n\n.. literalinclude:: sessions/{name}.txt\n   :language: "
         "console\n"
@@ -116,11 +120,11 @@ def sessions() -> str:
     return "\n".join(map(shown, zoo.names()))
 
 
-# Sphinx calls what follows.
+# Sphinx calls the functions below.
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """Formulas, docstrings, and the directive `model-source`."""
+    """Register formulas, docstrings, and the directive `model-source`."""
     app.add_html_math_renderer("mathml", (_visit_inline, None), (_visit_block, None))
     app.connect("autodoc-process-docstring", lambda *given: _literal_blocks(given[-1]))
     app.connect(
@@ -148,14 +152,12 @@ def _visit(translator: Any, node: Any, display: str) -> None:
 
 
 def _is_routing(name: str) -> bool:
-    """Whether scikit-learn has made a method, the same for every estimator."""
+    """Whether a method is one that scikit-learn adds to every estimator."""
     return name == "get_metadata_routing" or (name.startswith("set_") and name.endswith("_request"))
 
 
 def _literal_blocks(lines: list[str]) -> None:
-    """In this project's docstrings an indented paragraph is code or a formula, never a
-    quotation.
-    """
+    """Mark indented paragraphs of docstrings as code; they are never quotations here."""
     found, is_block = [], False
     for i, line in enumerate(lines):
         is_indented = line.startswith("    ")
@@ -173,7 +175,7 @@ def _literal_blocks(lines: list[str]) -> None:
 
 
 def _is_prose(before: list[str]) -> bool:
-    """Whether the last line that is flush left is neither a field nor an item of a list."""
+    """Whether the last line without indentation is neither a field nor a list item."""
     flush = [line for line in before if line.strip() and not line.startswith(" ")]
     return not flush or not re.match(r":\w+.*:|[-*] |\d+\. |\.\. ", flush[-1])
 
@@ -183,7 +185,7 @@ def _model_source() -> type:
     from docutils.parsers.rst import Directive
 
     class ModelSource(Directive):
-        """The source of a function or class, `zoo.aclass.aclass` for instance, as it is now."""
+        """The current source of a function or class, such as `zoo.aclass.aclass`."""
 
         required_arguments = 1
 

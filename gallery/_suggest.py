@@ -1,13 +1,14 @@
-"""Which entries to ask for next: those that are uncertain, and not all for the same reason.
+"""Active learning: which entries to observe next, by pivoted Cholesky of their covariance.
 
-    chosen = most_informative(draws, noise, n)                          # pivoted Cholesky: uncertain given the ones chosen before
-    chosen = most_informative(draws, noise, n, is_correlated=False)     # largest standard deviation, whatever the others say
+    chosen = most_informative(draws, noise, n)
+    chosen = most_informative(draws, noise, n, is_correlated=False)     # largest variance alone
 
-`draws` [draw, entry] of the entries' predictors stand for their covariance. Once an entry is
-chosen, the rest is conditioned on a noisy look at it: with D the centred draws and d their column
-there, the covariance D'D becomes D'(1 - d d' / (d'd + noise)) D.
+The covariance of the entries is estimated by posterior draws [draw, entry] of their predictors. The
+entry of largest variance is chosen, and the covariance is conditioned on a noisy observation of it.
+With D the centred draws and d the column of the entry, the covariance D'D becomes
+D'(1 - d d' / (d'd + noise)) D.
 
-Cost: draws x entries for each one that is chosen.
+Cost: draws x entries for each chosen entry.
 """
 
 import numpy as np
@@ -18,8 +19,16 @@ __all__ = ["most_informative"]
 def most_informative(
     draws: np.ndarray, noise: float, n: int, *, is_correlated: bool = True
 ) -> np.ndarray:
-    """Indices of n entries, the best one first; `noise` is the variance of an entry beside its
-    predictor.
+    """Choose entries one after the other, each of largest variance given the ones before.
+
+    Args:
+        draws: posterior draws of the predictors, [draw, entry].
+        noise: variance of the noise of an entry.
+        n: number of entries.
+        is_correlated: False: the entries of largest variance.
+
+    Returns:
+        Indices of n entries, the best first.
     """
     left = (draws - draws.mean(0)) / np.sqrt(max(len(draws) - 1, 1))
     variance = np.sum(left**2, axis=0)

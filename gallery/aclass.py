@@ -1,20 +1,19 @@
-"""AClass as a scikit-learn classifier: tables with missing entries and missing labels, learned row
-by row.
+"""AClass as a scikit-learn classifier, for tables with missing entries and missing labels.
 
-    classifier = AClassClassifier().fit(X, y)         # numbers, 0/1, texts, categories; NaN
-                                                      anywhere; y = -1 where unlabelled
+    classifier = AClassClassifier().fit(X, y)         # NaN anywhere in X; y = -1 where unlabelled
     classifier.predict_proba(X_new)
-    classifier.partial_fit(X_more, y_more)            # goes on where it stopped
+    classifier.partial_fit(X_more, y_more)            # more rows
 
-Every class is a Chinese restaurant process mixture (`zoo.aclass`), read by a `ParticleFilter`:
+Columns are numbers, 0 and 1, texts or categories. Every class is a Chinese restaurant process
+mixture (`zoo.aclass`). A `ParticleFilter` reads one row after the other:
 
-    p(class | row, rows before) ~ p(class | labels before) sum over particles of  w  sum over groups
-    of  p(group) p(row | group)
+    p(class | row, earlier rows)
+        ~ p(class | earlier labels) sum_particles w sum_groups p(group) p(row | group)
 
-Because the whole row has a density, the classifier also fills in what a row misses (`impute`),
-draws new rows (`sample`), and knows the evidence of the model (`log_evidence_`). Cost of a row:
-O(particles x classes x groups x columns), whatever came before; memory: 8 bytes x particles a row
-for the partitions, which `keep_assignments=False` drops.
+The whole row has a density. So the classifier also imputes missing entries (`impute`), draws new
+rows (`sample`), and estimates the evidence of the model (`log_evidence_`). Cost of a row:
+O(particles x classes x groups x columns), whatever the number of earlier rows. Memory: 8 bytes x
+particles for the partition of each row, which `keep_assignments=False` drops.
 
 Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative
 classification".
@@ -44,39 +43,39 @@ __all__ = ["AClassClassifier"]
 
 
 class AClassClassifier(ClassifierMixin, BaseEstimator):
-    """Classifies rows by a mixture in each class, and learns them one after the other.
+    """Online classification by a Chinese restaurant process mixture in each class.
 
-    Labels: -1 is a row of unknown class, in an array of numbers or of objects; it joins the classes
-    that are known. The one exception is scikit-learn's coding of two classes by -1 and 1: where `y`
-    holds these two and nothing else, both are classes.
+    Labels: -1 is a row of unknown class, in an array of numbers or of objects. Such a row is
+    assigned to the known classes by their probabilities. The one exception is scikit-learn's coding
+    of two classes by -1 and 1: where `y` holds only these two, both are classes.
 
-    A call that Ctrl-C or `max_time` ends keeps the rows that it has seen, warns, and says how to go
-    on. The rows that it has not come to must come next: `partial_fit` refuses others, so that none
-    is lost. A call that raises leaves the classifier as it was.
+    A call that Ctrl-C or `max_time` ends keeps the rows so far, with a warning. The remaining rows
+    must come next: `partial_fit` refuses others, so that no row is lost. A call that raises an
+    error leaves the classifier as it was.
 
-    :param num_particles: partitions that are kept.
-    :param alpha: concentration of the groups in each class: large for many groups. A NumPyro
-    distribution is learned over `grid`.
-    :param gamma: concentration of the classes: of their Dirichlet prior.
-    :param component: "auto", by the columns of the first call: 0 and 1 are Bernoulli, other numbers
-    normal, texts and pandas categories
-        categorical, see `gallery._columns`; later rows must fit. Or a component such as those of
-        `zoo.aclass`, which reads the numbers as they are, in their own unit.
-    :param max_groups: bounds the groups in each class; 1 is naive Bayes.
-    :param resampling: "optimal", "systematic" or "multinomial".
-    :param rejuvenate: past rows whose group is redrawn after each row; more than 0 is slower with
-    every row, and more exact.
-    :param grid: values over which latent scalars are learned, such as {"alpha": [0.1, 1, 10]} for
-    `alpha=dist.Gamma(1.0, 1.0)`.
-    :param keep_assignments: False forgets which row is in which group, and with it `z` in
-    `posterior_`: memory is then constant.
-    :param num_samples: draws in `posterior_`.
-    :param max_time: seconds after which a call ends.
-    :param progress_bar: shows a bar, with the particles' effective number.
-    :param random_state: integer, `RandomState` or None.
+    Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
+    `n_rows_seen_`, `log_evidence_`, and `posterior_`.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_rows_seen_`,
-    `log_evidence_`, `posterior_`.
+    Args:
+        num_particles: number of partitions.
+        alpha: concentration of the groups in each class, large for many groups. A NumPyro
+            distribution is learned over `grid`.
+        gamma: concentration of the Dirichlet prior of the classes.
+        component: "auto": by the columns of the first call, 0 and 1 are Bernoulli, other numbers
+            normal, texts and pandas categories categorical, see `gallery._columns`. Or a component
+            such as those of `zoo.aclass`, for numbers that are not standardised.
+        max_groups: bound on the groups in each class; 1 is naive Bayes.
+        resampling: "optimal", "systematic" or "multinomial".
+        rejuvenate: number of earlier rows whose group is redrawn after each row. More are more
+            exact and slower.
+        grid: values over which latent scalars are learned, such as {"alpha": [0.1, 1, 10]} for
+            `alpha=dist.Gamma(1.0, 1.0)`.
+        keep_assignments: whether the groups of rows are kept, as `z` in `posterior_`. Without them
+            memory is constant.
+        num_samples: draws in `posterior_`.
+        max_time: seconds after which a call ends.
+        progress_bar: whether to show a progress bar with the effective sample size.
+        random_state: integer, `RandomState` or None.
     """
 
     classes_: np.ndarray
@@ -117,30 +116,34 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.categorical = True
-        return tags  # texts are read, but `input_tags.string` would promise that any object is
+        return tags  # `input_tags.string` would promise that any object is accepted
 
-    # Learning.
+    # Fitting.
 
     def fit(self, X: Any, y: Any) -> "AClassClassifier":
-        """Learn from all rows, in their order; what was known before is forgotten.
+        """Fit all rows in their order; earlier ones are forgotten.
 
-        :param X: an array, a list of rows or a data frame; NaN (or None among texts) where missing.
-        :param y: the class of each row, -1 where it is unknown.
+        Args:
+            X: an array, a list of rows or a data frame; NaN (or None among texts) where missing.
+            y: the class of each row, -1 where it is unknown.
         """
         return self._begin(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AClassClassifier":
-        """Learn from more rows.
+        """Fit more rows.
 
-        Row by row equals all at once, bit for bit, but for what `component="auto"` reads off the
-        first call.
+        Several calls give exactly the result of one call with all rows. Only `component="auto"`
+        depends on the rows of the first call.
 
-        :param classes: at the first call, every class that may come; None: those of its labels.
-        Among them, -1 is a class.
+        Args:
+            X: as in `fit`.
+            y: the class of each row, -1 where it is unknown.
+            classes: at the first call, all classes of all calls; None: those of its labels. If it
+                holds -1, this is a class.
         """
         if not self.__sklearn_is_fitted__():
             return self._begin(X, y, classes)
-        if not self.n_rows_seen_:  # the first call was ended before any
+        if not self.n_rows_seen_:  # the first call ended before its first row
             return self._begin(X, y, self.classes_ if classes is None else classes)
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(
@@ -165,9 +168,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return self._taken(x)
 
     def _waiting(self, x: np.ndarray, labels: np.ndarray) -> int:
-        """How many rows of an earlier call, which was ended, the filter has still to take;
-        refused where `x` does not go on with them.
-        """
+        """The number of remaining rows of a call that ended early; `x` must begin with them."""
         program = self._driver.program
         assert program is not None
         rest = np.column_stack([program.arguments["x"], program.arguments["y"]])[
@@ -180,11 +181,10 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         if not same.all():
             raise ValueError(
                 f"X: a call that Ctrl-C or max_time ended has left {len(rest)} rows, which must "
-                f"come first, and row {same.argmin()} is "
-                "another one or has another label; give them as the warning of that call said, or "
-                "begin anew by fit."
+                f"come first, and row {same.argmin()} is another one or has another label; give "
+                "them as the warning of that call said, or start again by fit."
             )
-        # what is wrong with later rows is refused before these are taken
+        # later rows are checked before these are read
         self._driver.reading.more(self._program(x, labels))
         return len(rest)
 
@@ -203,7 +203,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             rejuvenate=self.rejuvenate,
             keep_assignments=self.keep_assignments,
         )
-        # Draws are made when `posterior_` is asked for, so one is enough here.
+        # draws are made when `posterior_` is first used, so one is enough here
         driver = Driver(
             kernel, num_samples=1, progress_bar=self.progress_bar, max_time=self.max_time
         )
@@ -214,9 +214,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return self._taken(x)
 
     def _read(self, X: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and labels as the model takes them; refused where they do not look like those of
-        the first call.
-        """
+        """Rows and labels as the model takes them, after a comparison with the first call."""
         table = as_table(X)
         validate_data(self, X, skip_check_array=True, reset=False)
         x = self._columns.encode(table)
@@ -225,23 +223,21 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return x, labels
 
     def _taken(self, x: np.ndarray) -> "AClassClassifier":
-        """Bookkeeping after the driver's return: of the rows `x` the first ones, or all, were
-        seen.
-        """
+        """Count the rows of `x` that were read, and warn where some were not."""
         taken, self._tree = int(self._state.seen) - self.n_rows_seen_, None
         self._log_units += self._columns.log_units(x[:taken])
         self.n_rows_seen_ += taken
         if taken < len(x):
             warnings.warn(
                 f"ended by Ctrl-C or max_time after {taken} of {len(x)} rows; "
-                f"partial_fit(X[{taken}:], y[{taken}:]) goes on with the rest.",
+                f"partial_fit(X[{taken}:], y[{taken}:]) continues with the rest.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
         return self
 
     def _chosen_component(self) -> Callable | None:
-        """None where the columns choose."""
+        """The component that the user has chosen; None for "auto"."""
         for name in ("alpha", "gamma"):
             value = getattr(self, name)
             if not (isinstance(value, Real) and 0 < value < np.inf) and not (
@@ -258,7 +254,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _model_settings(self, component: Callable, num_classes: int) -> dict[str, Any]:
-        """The model's arguments beside rows and labels; the same for every call."""
+        """The model's arguments other than rows and labels, the same for every call."""
         alpha = self.alpha if isinstance(self.alpha, dist.Distribution) else float(self.alpha)
         settings = {
             "num_classes": num_classes,
@@ -266,7 +262,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             "gamma": float(self.gamma),
             "max_groups": self.max_groups,
         }
-        # said, so that the model need not look at each batch
+        # `all_labelled` is given, so that the model need not inspect each batch
         return settings | {"component": component, "all_labelled": False}
 
     def _seed(self) -> int:
@@ -282,19 +278,19 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "classes_")
 
-    # Asking.
+    # Predictions.
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         best = self.predict_log_proba(X).argmax(1)
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class, [row, class]."""
+        """Return the probability of each class, [row, class]."""
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Log probability of each class, [row, class]."""
+        """Return the log probability of each class, [row, class]."""
         check_is_fitted(self)
         joint = np.asarray(
             self._kernel.log_classes(
@@ -305,11 +301,14 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
 
     def impute(self, X: Any, y: Any = None) -> Any:
-        """A copy of X with every missing entry filled, given the entries that its row has: the
-        expected value of a number, the most probable value of a category and of 0 and 1.
+        """Return a copy of X with missing entries replaced by predictions from their row.
 
-        :param y: the class of each row, which then counts too; -1, or None for all, where it is
-        unknown.
+        Numbers are replaced by their expected value, categories and 0 and 1 by the most probable
+        value.
+
+        Args:
+            X: as in `fit`.
+            y: the class of each row, -1 where it is unknown; None: all are unknown.
         """
         check_is_fitted(self)
         means = self._kernel.mean_rows(
@@ -327,11 +326,16 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return self._columns.fill(X, self._by_column(guessed))
 
     def sample(self, n: int = 1, y: Any = None) -> tuple[Any, np.ndarray]:
-        """Rows from the predictive density of the next row, each drawn by itself, in the columns of
-        the training table; and their classes.
+        """Draw rows and their classes from the predictive density of the next row.
 
-        :param y: a class, or a class for each row; None: drawn as well. An integer `random_state`
-        gives the same rows each time.
+        Rows are independent. An integer `random_state` gives the same rows at each call.
+
+        Args:
+            n: number of rows.
+            y: a class, or a class for each row; None: drawn as well.
+
+        Returns:
+            A table of the type of X, and the classes.
         """
         check_is_fitted(self)
         if not isinstance(n, Integral) or n < 1 or (np.ndim(y) and len(y) != n):
@@ -353,17 +357,19 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def log_evidence_(self) -> float:
-        """Log density of all rows and labels so far, in the units of the table; unbiased (before
-        the logarithm).
+        """Log evidence: the log density of all rows and labels so far, on the scale of the table.
+
+        The estimate of the evidence itself, before the logarithm, is unbiased.
         """
         check_is_fitted(self)
         return float(self._state.total_log_evidence()) - self._log_units
 
     @property
     def posterior_(self) -> xr.DataTree:
-        """Partitions of the rows, weighted particles, effective sizes and evidence, as ArviZ reads
-        them; made when asked for. Its `attrs["log_evidence"]` is `log_evidence_`; with
-        component="auto" everything else counts numbers in standard deviations.
+        """Partitions, weighted particles, effective sample sizes and evidence; made at first use.
+
+        `attrs["log_evidence"]` is `log_evidence_`. With component="auto" everything else is on the
+        standardised scale.
         """
         check_is_fitted(self)
         if self._tree is None:
@@ -373,8 +379,9 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return self._tree
 
     def _by_column(self, sites: Mapping[str, Any]) -> np.ndarray:
-        """[row, column] of the table from what the sites hold: a row of column numbers, given to
-        the model, shows where they went.
+        """The table [row, column] from values of sites.
+
+        A row of column numbers, passed through the model, shows which site has which column.
         """
         numbers = np.arange(self.n_features_in_, dtype=float)[None]
         places = self._program(numbers, np.zeros(1, np.int32)).observed_values
@@ -384,8 +391,8 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             columns = np.ravel(places[site])
             if not np.isin(columns, numbers).all():
                 raise ValueError(
-                    f"component: its site {site!r} observes something else than columns of X, so "
-                    "no table can be made from it."
+                    f"component: its site {site!r} does not observe columns of X, so no table can "
+                    "be made from it."
                 )
             x[:, columns.astype(int)] = np.reshape(values, (len(x), -1))
         return x

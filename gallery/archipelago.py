@@ -1,17 +1,15 @@
-"""Archipelago as a scikit-learn classifier: few labels, and unlabelled rows that show where the
-classes are.
+"""Archipelago as a scikit-learn classifier, for few labels and many unlabelled rows.
 
     classifier = ArchipelagoClassifier().fit(X, y)    # y = -1 where unlabelled
     classifier.predict_proba(X_new)
     classifier.sample(10, label="a")                  # new rows of a class
-    classifier.posterior_                             # ArviZ: hyper-parameters, functions, rejected
-                                                      points
+    classifier.posterior_                             # ArviZ: functions, rejected points, ...
 
 The model is `zoo.archipelago`: the density of each class comes from a Gaussian process.
-`LatentHistory` draws the points that were rejected on the way to the data, the functions and their
-scales; NUTS the base density. Columns are standardised first, so that the posterior is in units of
-their standard deviations. Cost of a draw: O(classes x (rows + rejected points)^3), so some hundred
-rows of few columns; memory O(classes x (rows + rejected points)^2).
+`LatentHistory` draws the rejected points, the functions and their hyper-parameters; NUTS draws the
+base density. Columns are standardised first, so the posterior is on the standardised scale. Cost of
+a draw: O(classes x (rows + rejected points)^3), which suits some hundred rows of a few columns.
+Memory: O(classes x (rows + rejected points)^2).
 
 Adams and Ghahramani (2009), "Archipelago: nonparametric Bayesian semi-supervised learning".
 """
@@ -31,35 +29,51 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among
-from gallery._units import Units
+from gallery._standardise import Standardiser
 from inference import Driver, LatentHistory
 from inference.program.compiling import compiled
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
 
 __all__ = ["ArchipelagoClassifier", "sampler", "start"]
 
-HISTORY = ("num_rejected", "rejected", "rejected_noise")
-FIELD = ("noise", "amplitude", "lengthscale")
-MOST_DRAWS = 400  # that a prediction looks at
-AT_ONCE = 256  # rows of a prediction
+HISTORY = (
+    "num_rejected",
+    "rejected",
+    "rejected_noise",
+    "noise",
+    "amplitude",
+    "lengthscale",
+)
+MOST_DRAWS = 400  # of a prediction
+CHUNK = 256  # rows of a prediction
 
 
 def sampler(max_capacity: int = 4096, model: Callable = archipelago) -> Gibbs:
-    """`LatentHistory` for rejected points and functions, NUTS for the base density."""
+    """Make a Gibbs sampler: `LatentHistory` for points and functions, NUTS for the base density.
+
+    Args:
+        max_capacity: largest number of rejected points.
+        model: `zoo.archipelago.archipelago`, or an edit of it.
+    """
     nuts = NUTS(model, max_tree_depth=4, init_strategy=init_to_median)
-    return Gibbs(
-        [(LatentHistory(model, max_capacity=max_capacity), (*HISTORY, *FIELD)), (nuts, None)]
-    )
+    return Gibbs([(LatentHistory(model, max_capacity=max_capacity), HISTORY), (nuts, None)])
 
 
 def start(
     num_chains: int, x: Any, y: Any, num_classes: int, capacity: int, **options: Any
 ) -> dict[str, Any]:
-    """Islands around the labels in a sea of rejected points, as many as rows: high functions, and
-    low ones. From functions of 0 and nothing rejected, chains find the classes late, and some of
-    them not at all.
+    """Return initial values with high functions at labelled rows and low ones at rejected points.
 
-    :param options: of the base density and the functions, see `zoo.archipelago.process`.
+    There are as many rejected points as rows. Chains that start from functions of 0 without
+    rejected points find the classes late, or not at all.
+
+    Args:
+        num_chains: number of chains.
+        x: [row, feature].
+        y: [row], -1 where unlabelled.
+        num_classes: number of classes.
+        capacity: number of slots for rejected points.
+        **options: those of `zoo.archipelago.process`.
     """
     num_rows, num_features = x.shape
     count = min(num_rows, capacity // 2)
@@ -97,43 +111,41 @@ def start(
 
 
 class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
-    """Classifies by class densities that it learns from labelled and unlabelled rows together.
+    """Semi-supervised classification by class densities from Gaussian processes.
 
     Labels: -1 is a row of unknown class, in an array of numbers or of objects. The one exception is
-    scikit-learn's coding of two classes by -1 and 1: where `y` holds these two and nothing else,
-    both are classes. A class that no row is labelled with is not known. Of one class alone the
-    density is learned. Columns that are constant say nothing and are left out; rows may occur
+    scikit-learn's coding of two classes by -1 and 1: where `y` holds only these two, both are
+    classes. With one class, its density is learned. Constant columns are left out. Rows may occur
     several times.
 
-    :param base: density that the classes are carved out of: one of `zoo.archipelago`, or a function
-    like those.
-    :param covariance: of the functions: one of `zoo.archipelago`, a kernel of tinygp, or a function
-    like those.
-    :param is_ard: gives each column a length scale of its own.
-    :param amplitude: prior of how far the functions go from 0: large where classes do not overlap
-    and the space between them is empty.
-        None: the model's own, as for `lengthscale`, the prior of how far they go straight on, in
-        standard deviations of the columns.
-    :param persistence: chance that the process which the rows come from goes on after a rejection;
-    None: the model's own. Near 1, the
-        paper's, classes may be small islands in a wide sea, for very many rejected points.
-    :param capacity: room for rejected points at the start, which grows; None: twice as many as
-    there are rows.
-    :param max_capacity: the most; a fit that wants more ends with an error that says how many there
-    are.
-    :param knows_density: whether where a new row lies tells how well each draw of the posterior
-    describes it, base density and all.
-    :param num_warmup: draws before those that are kept, `num_samples` in each of `num_chains`
-    chains.
-        Chains may find other classes for an island without a label, and stay with them: many short
-        ones say more than few long ones.
-    :param max_time: seconds after which a fit ends, with the draws that it has; compiling, some ten
-    seconds and more, is not cut short.
-    :param progress_bar: shows a bar, with the number of rejected points.
-    :param random_state: integer, `RandomState` or None.
+    Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
+    `n_iter_` (draws, warm-up included), and `posterior_`.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`
-    (draws, warm-up included), `posterior_`.
+    Args:
+        base: base density: one of `zoo.archipelago`, or a function like those.
+        covariance: covariance function: one of `zoo.archipelago`, a kernel of tinygp, or a function
+            like those.
+        is_ard: whether each column has a length scale of its own.
+        amplitude: prior of the functions' standard deviations, large where classes do not overlap;
+            None: the model's default.
+        lengthscale: prior of the length scales, in standard deviations of the columns; None: the
+            model's default.
+        persistence: probability that the process continues after a rejection; None: the model's
+            default. Near 1, the paper's value, classes may fill a small part of the base density,
+            with very many rejected points.
+        capacity: initial number of slots for rejected points, which grows; None: twice the number
+            of rows.
+        max_capacity: largest number of slots; a fit that needs more raises an error.
+        knows_density: whether a prediction weights posterior draws by their density at the new row.
+        num_warmup: draws before the ones that are kept.
+        num_samples: draws of each chain.
+        num_chains: number of chains. A cluster without a label may belong to different classes in
+            different chains, and a chain rarely changes it. So many short chains are better than a
+            few long ones.
+        max_time: seconds after which a fit ends, with the draws so far; compilation, ten seconds or
+            more, is not interrupted.
+        progress_bar: whether to show a progress bar with the number of rejected points.
+        random_state: integer, `RandomState` or None.
     """
 
     def __init__(
@@ -172,15 +184,17 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
     def fit(self, X: Any, y: Any) -> "ArchipelagoClassifier":
-        """Learn from all rows.
+        """Fit all rows.
 
-        :param y: the class of each row, -1 where it is unknown.
+        Args:
+            X: [row, column].
+            y: the class of each row, -1 where it is unknown.
         """
         X = validate_data(self, X, dtype=np.float64)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
-        self._units = Units.learn(X)
-        if not self._units.varies.any():
+        self._standardiser = Standardiser.learn(X)
+        if not self._standardiser.varies.any():
             raise ValueError(
                 f"X: found {len(X)} row(s) of constant columns, wanted at least one column "
                 "(feature) that varies."
@@ -191,46 +205,43 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
             num_chains=self.num_chains,
-            # other data of the same shape, as in a cross-validation, need not compile again
+            # other data of the same shape, as in a cross-validation, use the same program
             jit_model_args=True,
             progress_bar=self.progress_bar,
             max_time=self.max_time,
         )
         with jax.enable_x64(True):
-            x, options = jnp.asarray(self._standard(X)), self._options()
+            x, options = jnp.asarray(self._standardiser.standardise_kept(X)), self._options()
             first = start(self.num_chains, x, labels, len(classes), capacity, **options)
             options |= {} if self.persistence is None else {"persistence": self.persistence}
-            told = {"num_classes": len(classes), "capacity": capacity, **options}
-            tree = driver.run(self._seed(), x, jnp.asarray(labels), init_params=first, **told)
+            options |= {"num_classes": len(classes), "capacity": capacity}
+            tree = driver.run(self._seed(), x, jnp.asarray(labels), init_params=first, **options)
         if not tree.posterior.sizes["draw"]:
             why = (
                 "it was interrupted"
                 if self.max_time is None
-                else f"max_time: {self.max_time} seconds were over, or it was interrupted"
+                else f"max_time: {self.max_time} seconds have passed, or it was interrupted"
             )
             raise ValueError(
                 f"{why} before the first draw; give more time, or a smaller num_warmup."
             )
-        self.classes_, self.posterior_, self._x, self._told = (
-            classes,
-            tree,
-            np.asarray(x),
-            self._options(),
-        )
+        self.classes_, self.posterior_ = classes, tree
+        self._x, self._fitted_options = np.asarray(x), self._options()
         self.n_iter_ = int(tree.attrs["steps"])
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class, [row, class]."""
+        """Return the probability of each class, [row, class]."""
         check_is_fitted(self)
-        x = self._standard(validate_data(self, X, dtype=np.float64, reset=False))
-        parts = np.array_split(x, range(AT_ONCE, len(x), AT_ONCE))
-        # few shapes are compiled
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        x = self._standardiser.standardise_kept(X)
+        parts = np.array_split(x, range(CHUNK, len(x), CHUNK))
+        # padded to a multiple of 32, so that few shapes are compiled
         parts[-1] = np.pad(
-            parts[-1], ((0, min(AT_ONCE, -(-len(x) // 32) * 32) - len(parts[-1])), (0, 0))
+            parts[-1], ((0, min(CHUNK, -(-len(x) // 32) * 32) - len(parts[-1])), (0, 0))
         )
         with jax.enable_x64(True):
-            options = self._told | {"knows_density": self.knows_density}
+            options = self._fitted_options | {"knows_density": self.knows_density}
             draws = self._draws(MOST_DRAWS)
             ask = compiled(
                 lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options),
@@ -243,21 +254,25 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             ]
         if len(nowhere := np.flatnonzero(np.isnan(found).any(1))):
             raise ValueError(
-                f"X: row {nowhere[0]} lies where the base density has no mass; knows_density=False "
-                "answers there as well."
+                f"X: row {nowhere[0]} lies where the base density is 0; knows_density=False "
+                "predicts there as well."
             )
         return found
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
     def sample(self, n: int = 1, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """New rows and their classes, each as if it came next: from the density whose classes
-        `predict_proba` tells.
+        """Draw new rows and their classes from the predictive density of the next row.
 
-        :param label: the class of the new rows; None: of any class.
+        Args:
+            n: number of rows.
+            label: class of the new rows; None: any class.
+
+        Returns:
+            Rows [row, column], and their classes [row].
         """
         check_is_fitted(self)
         if not isinstance(n, Integral) or n < 1:
@@ -270,8 +285,10 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         rng = check_random_state(self.random_state)
         with jax.enable_x64(True):
             draws, rng_key = self._draws(MOST_DRAWS), random.key(rng.randint(2**31 - 1))
-            x, codes = fantasies(rng_key, draws, jnp.asarray(self._x), int(n), code, **self._told)
-        return self._in_units(x), self.classes_[codes]
+            x, codes = fantasies(
+                rng_key, draws, jnp.asarray(self._x), int(n), code, **self._fitted_options
+            )
+        return self._standardiser.restore_kept(x), self.classes_[codes]
 
     def _first_capacity(self, num_rows: int) -> int:
         if self.capacity is None:
@@ -283,18 +300,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             )
         return self.capacity
 
-    def _standard(self, X: np.ndarray) -> np.ndarray:
-        """The columns that vary, in their own units."""
-        return self._units.coded(X)[:, self._units.varies]
-
-    def _in_units(self, x: np.ndarray) -> np.ndarray:
-        """All columns, from those that vary."""
-        whole = np.zeros((len(x), len(self._units.mean)))
-        whole[:, self._units.varies] = x
-        return self._units.decoded(whole)
-
     def _options(self) -> dict[str, Any]:
-        """Of the model."""
+        """Arguments of the model that the user has set."""
         options = {
             name: getattr(self, name)
             for name in ("base", "covariance", "is_ard", "amplitude", "lengthscale")
@@ -302,7 +309,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         return {name: value for name, value in options.items() if value is not None}
 
     def _draws(self, most: int) -> dict[str, np.ndarray]:
-        """Of all chains, evenly thinned."""
+        """At most `most` draws of all chains, by thinning."""
         draws = (
             self.posterior_.posterior.to_dataset()
             .stack(all=("chain", "draw"), create_index=False)
@@ -310,7 +317,7 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         )
         taken = np.linspace(0, draws.sizes["all"] - 1, min(most, draws.sizes["all"])).astype(int)
         draws = draws.isel(all=taken)
-        # slots; few shapes are compiled
+        # used slots in multiples of 16, so that few shapes are compiled
         used = -(-max(1, int(draws["num_rejected"].max())) // 16) * 16
         return {str(name): values.values for name, values in draws.isel(slot=slice(used)).items()}
 

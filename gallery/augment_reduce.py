@@ -1,12 +1,12 @@
 """Linear classification with very many classes as a scikit-learn estimator.
 
-    classifier = AugmentReduceClassifier().fit(X, y)          # multinomial logistic regression; X dense or sparse
-    classifier.top_k(X_new, 5)                                # the five most probable classes of each row
-    AugmentReduceClassifier(noise="normal").fit(X, y)         # multinomial probit
+    classifier = AugmentReduceClassifier().fit(X, y)      # multinomial logistic regression
+    classifier.top_k(X_new, 5)                            # five most probable classes of each row
+    AugmentReduceClassifier(noise="normal").fit(X, y)     # multinomial probit
 
-The model is `zoo.augment_reduce`; `AugmentReduce` fits it. Cost of a step: batch_size x
-num_negatives x columns, whatever the number of classes; of a prediction: rows x classes x columns,
-and 200 times rows x classes where the noise is not Gumbel.
+X is dense or sparse. The model is `zoo.augment_reduce`, and `AugmentReduce` fits it. Cost of a
+step: batch_size x num_negatives x columns, whatever the number of classes. Cost of a prediction:
+rows x classes x columns, and 200 x rows x classes for noise other than Gumbel.
 
 Ruiz, Titsias, Dieng and Blei (2018), "Augment and reduce: stochastic inference for large
 categorical distributions".
@@ -32,44 +32,41 @@ from zoo.augment_reduce import SparseRows, augment_reduce
 
 __all__ = ["AugmentReduceClassifier"]
 
-# entries of a sparse table that is unpacked: rows of weights are then moved as a whole, which is
-# faster
+# sparse tables with fewer entries are made dense, for updates of whole rows of weights are faster
 MOST_DENSE = 10**8
-ENTRIES = 4 * 10**6  # rows x classes that are predicted at once
-FARTHEST = 10.0  # what the largest number of a column comes to at most
-SMALLEST = 1e-35  # of what a column is divided by; what is smaller is nearly no number of 32 bits
+CHUNK = 4 * 10**6  # rows x classes that are predicted at once
+FARTHEST = 10.0  # largest absolute value after scaling
+SMALLEST_SCALE = 1e-35  # smaller ones are close to underflow in float32
 
 
 class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
-    """Chooses the class with the largest noisy utility, which is linear in the columns; for a
-    thousand classes or a million.
+    """Linear classification by a random utility model, for thousands or millions of classes.
 
-    Columns are standardised first, to numbers of 10 at most, those of a sparse table only scaled by
-    their largest entry. Rows labelled -1 say nothing and are left out; where `y` holds -1 and 1 and
-    nothing else, both are classes. A class that was named but never seen gets what the prior and
-    the negatives leave it: a small probability. One class alone is certain.
+    Columns are standardised first, with numbers of 10 at most. Columns of a sparse table are only
+    divided by their largest entry. Rows labelled -1 are left out; where `y` holds only -1 and 1,
+    both are classes. A class without rows has a small probability.
 
-    :param noise: "gumbel" (softmax), "normal" (probit), "logistic", "laplace", "student_t", or a
-    NumPyro distribution.
-    :param num_classes: labels are 0 .. num_classes - 1, seen or not; None: the labels that are
-    there.
-    :param batch_size: rows in a step; `num_negatives`: classes beside a row's own. Both are cut to
-    what there is.
-    :param max_iter: steps of `fit`.
-    :param prior_scale: standard deviation of the weights before any data; None: maximum likelihood.
-    :param rank: classes answer to as many learned combinations of the columns, not to the columns
-    themselves; for very many columns.
-    :param posterior: weights have a normal distribution each, not a point; predictions average over
-    `num_samples` draws.
-    :param step_size: of the weights, by Adagrad.
-    :param num_samples: draws in `posterior_` with `posterior`.
-    :param max_time: seconds after which a call ends, with what it has.
-    :param progress_bar: shows a bar, with the bound.
-    :param random_state: integer, `RandomState` or None.
+    Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
+    `n_iter_`, `elbo_` (the mean of the last estimates for the rows of the last call), and
+    `posterior_`.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`,
-    `elbo_` (mean of the estimates of the last steps, of the log likelihood of the rows of the last
-    call), `posterior_`.
+    Args:
+        noise: "gumbel" (softmax), "normal" (probit), "logistic", "laplace", "student_t", or a
+            NumPyro distribution.
+        num_classes: labels are 0 .. num_classes - 1; None: read off `y`.
+        batch_size: rows of a step, at most all.
+        num_negatives: other classes of a step, at most all.
+        max_iter: steps of `fit`.
+        prior_scale: prior standard deviation of the weights; None: maximum likelihood.
+        rank: number of learned combinations of the columns that utilities depend on, for very many
+            columns; None: utilities depend on the columns.
+        posterior: whether weights have a normal variational distribution, over whose `num_samples`
+            draws predictions are averaged; False: a point estimate.
+        step_size: of Adagrad for the weights.
+        num_samples: draws in `posterior_` with `posterior`.
+        max_time: seconds after which a call ends, with the result so far.
+        progress_bar: whether to show a progress bar with the ELBO.
+        random_state: integer, `RandomState` or None.
     """
 
     def __init__(
@@ -114,23 +111,28 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    # Learning.
+    # Fitting.
 
     def fit(self, X: Any, y: Any) -> "AugmentReduceClassifier":
-        """Learn from all rows, anew.
+        """Fit all rows; earlier ones are forgotten.
 
-        :param X: [row, column], an array, a data frame or a SciPy sparse matrix.
-        :param y: the class of each row, -1 where it is unknown.
+        Args:
+            X: [row, column], an array, a data frame or a SciPy sparse matrix.
+            y: the class of each row, -1 where it is unknown.
         """
         return self._begin(X, y, None, self.max_iter)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AugmentReduceClassifier":
-        """One pass over more rows.
+        """Make one pass over more rows.
 
-        Columns are scaled as at the first call; the prior counts as if the rows of a call were all.
+        Columns are scaled as at the first call. The prior has the weight that it has if the rows of
+        the call are all rows.
 
-        :param classes: at the first call, every class that may come; None: those of its labels, or
-        `num_classes`.
+        Args:
+            X: as in `fit`.
+            y: the class of each row, -1 where it is unknown.
+            classes: at the first call, all classes of all calls; None: `num_classes`, or those of
+                its labels.
         """
         if not hasattr(self, "classes_"):
             return self._begin(X, y, classes, None)
@@ -181,10 +183,10 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         check_consistent_length(X, labels)
         X, labels = X[labels >= 0], labels[labels >= 0]
         if not len(labels):
-            raise ValueError("y: every row is unlabelled (-1), so nothing is learned of any class.")
-        self._learn_units(X)
+            raise ValueError("y: every row is unlabelled (-1), so no class can be learned.")
+        self._learn_scales(X)
         self.classes_, self._is_packed = classes, self._may_pack(X)
-        # where weights and embedding are both 0 there is no slope
+        # at weights and embedding of 0 the gradient vanishes
         start = 0.01 if self.rank is None else 0.1
         kernel = AugmentReduce(
             augment_reduce,
@@ -192,7 +194,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             init_scale=start,
             optimizer=Adagrad(self.step_size),
         )
-        # Draws are made when they are asked for, so one is enough here.
+        # draws are made when `posterior_` is first used, so one is enough here
         steps = num_steps or self._steps_of_a_pass(len(labels))
         self._driver = Driver(
             kernel,
@@ -209,9 +211,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _numbered(self, y: Any) -> np.ndarray:
-        """Labels that are codes already; nothing is done for each class, of which there may be a
-        million.
-        """
+        """Labels that are codes; the cost does not depend on the number of classes."""
         labels, most = column_or_1d(y, warn=True), int(self.num_classes or 0) - 1
         wanted = f"wanted integers 0 .. {most}, as num_classes says, or -1 where unknown."
         if labels.dtype.kind not in "iu":
@@ -260,7 +260,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return -(-num_rows // min(self.batch_size, num_rows))
 
     def _settings(self, num_rows: int) -> dict[str, Any]:
-        """The model's arguments beside the data."""
+        """The model's arguments other than the data."""
         num_classes = max(len(self.classes_), 2)
         sizes = {
             "batch_size": min(self.batch_size, num_rows),
@@ -276,25 +276,20 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
 
     # Columns.
 
-    def _learn_units(self, X: Any) -> None:
+    def _learn_scales(self, X: Any) -> None:
         if sparse.issparse(X):
             self._mean = np.zeros(X.shape[1], np.float32)
             scale = farthest = np.asarray(abs(X).max(axis=0).todense(), np.float32).ravel()
         else:
-            self._mean, scale = (
-                X.mean(0, dtype=np.float64).astype(np.float32),
-                X.std(0, dtype=np.float64).astype(np.float32),
-            )
+            self._mean = X.mean(0, dtype=np.float64).astype(np.float32)
+            scale = X.std(0, dtype=np.float64).astype(np.float32)
             farthest = np.maximum(X.max(0) - self._mean, self._mean - X.min(0))
-        varies = (scale > 1e-10 * abs(self._mean)) & (scale > SMALLEST)
-        # A step is as large as the largest numbers ask for, which may be hundreds of deviations
-        # off.
+        varies = (scale > 1e-10 * abs(self._mean)) & (scale > SMALLEST_SCALE)
+        # outliers, at hundreds of standard deviations, would make steps too large
         self._scale = np.where(varies, np.maximum(scale, farthest / FARTHEST), 1).astype(np.float32)
 
     def _may_pack(self, X: Any) -> bool:
-        """Whether entries that are 0 may stay left out, and it is worth it: then columns must
-        not be moved.
-        """
+        """Whether the table stays sparse: columns are not centred, and the gain is worth it."""
         return (
             sparse.issparse(X)
             and not self._mean.any()
@@ -302,9 +297,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _scaled(self, X: Any, is_packed: bool) -> Any:
-        """As the model takes them; rows of further calls of `partial_fit` as those of the first,
-        for so its weights are laid out.
-        """
+        """Scaled features, sparse or dense as at the first call, which the weights depend on."""
         if is_packed:
             return SparseRows.of(
                 sparse.csr_matrix(sparse.csr_matrix(X) @ sparse.diags(1 / self._scale)).astype(
@@ -313,16 +306,21 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             )
         return ((X.toarray() if sparse.issparse(X) else X) - self._mean) / self._scale
 
-    # Asking.
+    # Predictions.
 
     def predict_log_proba(self, X: Any, classes: Any = None) -> np.ndarray:
-        """Log probability of each class, [row, class], or of the `classes` that are named."""
+        """Return log probabilities, [row, class].
+
+        Args:
+            X: as in `fit`.
+            classes: classes whose probabilities are returned; None: all.
+        """
         check_is_fitted(self)
         chosen = slice(None) if classes is None else self._places(classes)
         return np.concatenate(self._over_rows(X, lambda log_probs: log_probs[:, chosen]))
 
     def _places(self, classes: Any) -> list[int]:
-        """Of some classes among all."""
+        """Indices of classes."""
         every = {label: place for place, label in enumerate(self.classes_.tolist())}
         asked = column_or_1d(classes).tolist()
         if unknown := [label for label in asked if label not in every]:
@@ -333,17 +331,28 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return [every[label] for label in asked]
 
     def predict_proba(self, X: Any, classes: Any = None) -> np.ndarray:
-        """Probability of each class, [row, class], or of the `classes` that are named."""
+        """Return probabilities, [row, class].
+
+        Args:
+            X: as in `fit`.
+            classes: classes whose probabilities are returned; None: all.
+        """
         return np.exp(self.predict_log_proba(X, classes))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         best = np.concatenate(self._over_rows(X, lambda log_probs: log_probs.argmax(1)))
         return self.classes_[best]
 
     def top_k(self, X: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The `k` most probable classes of each row, the best first, and their probabilities,
-        both [row, k].
+        """Return the most probable classes of each row, best first, and their probabilities.
+
+        Args:
+            X: as in `fit`.
+            k: number of classes.
+
+        Returns:
+            Classes and probabilities, both [row, k].
         """
         check_is_fitted(self)
         if not isinstance(k, Integral) or not 1 <= k <= len(self.classes_):
@@ -364,12 +373,12 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[codes], probabilities
 
     def _over_rows(self, X: Any, what: Any) -> list[Any]:
-        """`what` of the log probabilities of some rows at a time."""
+        """`what(log_probs)` of one chunk of rows after the other."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
         is_packed = self._may_pack(X)
         unpacked = MOST_DENSE // X.shape[1] if sparse.issparse(X) and not is_packed else X.shape[0]
-        rows = max(min(ENTRIES // max(len(self.classes_), 2), unpacked, X.shape[0]), 1)
+        rows = max(min(CHUNK // max(len(self.classes_), 2), unpacked, X.shape[0]), 1)
         found = []
         for start in range(0, X.shape[0], rows):
             some = X[start : start + rows]
@@ -392,8 +401,8 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def posterior_(self) -> xr.DataTree:
-        """The weights, the bound at each step and q of the noise, of scaled columns; made when
-        asked for.
+        """Weights, the ELBO of each step and variational parameters of the noise, for scaled
+        columns; made at first use.
         """
         check_is_fitted(self)
         if self._tree is None:
@@ -404,7 +413,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
 
 @partial(jax.jit, static_argnames=("num_classes", "noise", "prior_scale", "rank", "num_negatives"))
 def _log_probs(x: Any, draws: dict[str, Any], **settings: Any) -> jax.Array:
-    """Of each class [row, class], as the model has them, averaged over draws of the weights."""
+    """The model's log probabilities [row, class], averaged over draws of the weights."""
     program = Program(augment_reduce, x, np.zeros(len(x), np.int32), **settings, augmented=False)
     each = jax.lax.map(lambda values: program.trace(values)["y"]["fn"].log_probs, draws)
     return jax.nn.logsumexp(each, axis=0) - jnp.log(len(each))

@@ -1,16 +1,15 @@
-"""BSVD as an estimator: fills in a matrix of which some entries are known, says how sure it is, and
-which entry to ask for next.
+"""BSVD as an estimator: matrix completion with predictive standard deviations.
 
-    completer = BSVDCompleter().fit(X)                       # NaN where missing; a scipy sparse matrix; or (rows, columns, values)
+    completer = BSVDCompleter().fit(X)          # NaN where missing
+    completer.fit((rows, columns, values))      # or the observed entries, or a scipy sparse matrix
     mean, std = completer.predict(rows, columns, return_std=True)
-    rows, columns = completer.suggest(5)                     # the entries that would tell most
-    completer.posterior_                                     # ArviZ: the rank, the noise, the singular values
+    rows, columns = completer.suggest(5)        # the most informative entries to observe next
+    completer.posterior_                        # ArviZ: rank, noise, singular values
 
-The model is `zoo.bsvd`, with row and column effects; `ConditionalGibbs` draws from its posterior.
-Real entries are standardised first, so that amplitudes and precisions in `posterior_` are in units
-of their standard deviation. Cost of a sweep: entries x components^2, and (rows + columns) x
-components^3; memory: the entries a few times over, and (rows + columns) x components numbers for
-each draw.
+The model is `zoo.bsvd`, with row and column effects. `ConditionalGibbs` draws from its posterior.
+Real entries are standardised first, so amplitudes and precisions in `posterior_` are on the
+standardised scale. Cost of a sweep: entries x components^2 + (rows + columns) x components^3.
+Memory: a few times the entries, and (rows + columns) x components numbers for each draw.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5.
 """
@@ -37,7 +36,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from gallery._entries import Entries, read_entries, read_places
 from gallery._features import Features, missingness
-from gallery._links import LINKS, Gaussian, Link, num_told
+from gallery._links import LINKS, Gaussian, Link, num_initial_components
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
 from inference.kernels.conditional_gibbs.kernel import draw_items
@@ -48,35 +47,40 @@ from zoo.bsvd import bsvd
 
 __all__ = ["BSVDCompleter"]
 
-# known up to order, sign and scale
+# identified up to order, sign and scale
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")
-FULL = 0.9  # share of the components in use, above which they may have been too few
-MANY = 500_000  # entries from which on single precision is enough
-NUM_PROBES = 20
+NUM_PROBES = 20  # entries whose predictions are kept as draws
 MOST_CANDIDATES = 20_000
-MOST_AT_ONCE = 8192  # entries
+CHUNK = 8192  # entries
 
 
 class BSVDCompleter(BaseEstimator):
-    """Completes a matrix by components whose number is learned.
+    """Matrix completion by a singular value decomposition that learns its rank.
 
-    :param shape: (rows, columns) of the matrix, where the entries do not tell.
-    :param link: "gaussian" for real entries, "ordered" for integer levels such as ratings,
-    "binomial" for successes of trials.
-    :param num_components: more than there may be; a warning where most are in use.
-    :param a: with `b`, how many components to expect: a / b.
-    :param row_features: [row, feature], `column_features` [column, feature]; they are standardised.
-    :param missingness: how many left and right singular vectors of which entries are known are
-    features as well.
-    :param learn_factors: learns means and precisions of the factors.
-    :param num_warmup: sweeps before the first draw, `num_samples` draws, one every `thinning`
-    sweeps.
-    :param dtype: "float32", "float64", or None: float64 below 500 000 entries. Entries without
-    noise need float64.
-    :param random_state: integer, `RandomState` or None.
+    Fitted attributes are `shape_`, `rank_` (the posterior mode; with a million entries a chain
+    hardly moves between ranks), and `posterior_` (with the log likelihood of each row).
 
-    Attributes: `shape_`, `rank_` (posterior mode; with a million entries a chain hardly moves
-    between ranks), `posterior_` (with the log likelihood of each row).
+    Args:
+        shape: (rows, columns) of the matrix; None: read off the entries.
+        link: "gaussian" for real entries, "ordered" for integer levels such as ratings, "binomial"
+            for successes among trials.
+        num_components: truncation of the number of components; a warning where most are in use.
+        a: with `b`, the expected number of components, a / b.
+        b: see `a`.
+        row_features: [row, feature]; they are standardised.
+        column_features: [column, feature]; they are standardised.
+        missingness: number of left and right singular vectors of the matrix of observed entries
+            that are used as features.
+        learn_factors: whether means and precisions of the factors are learned.
+        num_warmup: sweeps before the first draw.
+        num_samples: draws of each chain.
+        thinning: sweeps for each draw.
+        num_chains: number of chains.
+        dtype: "float32", "float64", or None: float64 below 500,000 entries. Entries without noise
+            need float64.
+        max_time: seconds after which a fit ends, with the draws so far.
+        progress_bar: whether to show a progress bar.
+        random_state: integer, `RandomState` or None.
     """
 
     def __init__(
@@ -127,11 +131,13 @@ class BSVDCompleter(BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> "BSVDCompleter":
-        """Learn from the observed entries.
+        """Fit the observed entries.
 
-        :param X: a matrix with NaN where missing, a scipy sparse matrix whose stored entries are
-        the observed ones, or
-            (rows, columns, values); with the binomial link (rows, columns, successes, trials).
+        Args:
+            X: a matrix with NaN where missing, a scipy sparse matrix whose stored entries are the
+                observed ones, or (rows, columns, values); with the binomial link (rows, columns,
+                successes, trials).
+            y: not used.
         """
         entries = read_entries(X, self.shape)
         self._link = self._learned_link(entries)
@@ -164,9 +170,9 @@ class BSVDCompleter(BaseEstimator):
             str(name): np.concatenate(draws.values)
             for name, draws in tree["posterior"].to_dataset().items()
         }
-        self.posterior_ = self._told(tree)
+        self.posterior_ = self._arranged(tree)
         self.rank_ = int(np.bincount(self._draws["rank"].astype(int)).argmax())
-        if (most := np.quantile(self._draws["rank"], 0.95)) > FULL * self.num_components:
+        if (most := np.quantile(self._draws["rank"], 0.95)) > 0.9 * self.num_components:
             found = f"found {most:.0f} of {self.num_components} in use, and there may be more"
             warnings.warn(
                 f"num_components: {found}; give more num_components.",
@@ -176,13 +182,15 @@ class BSVDCompleter(BaseEstimator):
         return self
 
     def _start(self, arguments: dict[str, Any], entries: Entries) -> dict[str, Any]:
-        """As many components as the entries can tell of; under a probit link none, and no effects,
-        but the level that explains the entries without: from a start at which much explains few
-        entries, a chain hardly ever comes back.
+        """Initial values.
+
+        Real entries start with as many components as they allow. Probit links start without
+        components and effects, at the intercept that fits best without them, for a chain hardly
+        ever leaves an overfitted start.
         """
         is_on = lambda number: {"z": (jnp.arange(self.num_components) < number).astype(int)}
         if isinstance(self._link, Gaussian):
-            return is_on(num_told(entries, self.num_components))
+            return is_on(num_initial_components(entries, self.num_components))
         sites = Program(bsvd, **arguments).sites
         effects = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
         return (
@@ -193,31 +201,31 @@ class BSVDCompleter(BaseEstimator):
 
     @staticmethod
     def _kernel(arguments: dict[str, Any]) -> MCMCKernel:
-        """NUTS moves the gaps between the cutpoints, if any; their conditional is of no family."""
-        gibbs = ConditionalGibbs(bsvd, route="crossed", num_births=1)  # few sweeps must do
+        """`ConditionalGibbs`, with NUTS for gaps, whose complete conditional has no known form."""
+        gibbs = ConditionalGibbs(bsvd, route="crossed", num_births=1)  # mixes in few sweeps
         sites = Program(bsvd, **arguments).latent
         if "gaps" not in sites:
             return gibbs
         return Gibbs([(gibbs, [name for name in sites if name != "gaps"]), (NUTS(bsvd), ["gaps"])])
 
     def fold_in(self, X: Any, row_features: Any = None) -> "BSVDCompleter":
-        """A completer of other rows, known by a few entries each: their factors given what was
-        learned, without learning anew; its `posterior_` is that of the fit.
+        """Return a completer of new rows with a few observed entries each.
 
-        :param X: entries as in `fit`, of new rows 0, 1, ... and the same columns.
-        :param row_features: of the new rows, in the unit of those that were learned.
+        The factors of the new rows are drawn given the fitted posterior, which stays as it is.
+
+        Args:
+            X: entries as in `fit`, of new rows 0, 1, ... and the same columns.
+            row_features: features of the new rows, on the scale of those of the fit.
         """
         check_is_fitted(self)
         if self.missingness:
             raise ValueError(
-                "fold_in: which entries of a new row are known is no feature yet; fit with "
+                "fold_in: features of missingness are not available for new rows; fit with "
                 "missingness=0, or fit again."
             )
         if (row_features is None) != (self.row_features is None):
-            raise ValueError(
-                "row_features: "
-                f"{'wanted those of the new rows' if row_features is None else 'found some, learned none'}."
-            )
+            found, wanted = ("None", "features") if row_features is None else ("features", "None")
+            raise ValueError(f"row_features: found {found}, wanted {wanted}, as in the fit.")
         entries = self._refused_unless_of_link(read_entries(X))
         if entries.shape[1] > self.shape_[1]:
             raise ValueError(f"X: found {entries.shape[1]} columns, wanted {self.shape_[1]}.")
@@ -238,7 +246,7 @@ class BSVDCompleter(BaseEstimator):
         new._draws = self._draws | {name: np.asarray(values) for name, values in drawn.items()}
         return new
 
-    # What the model is given.
+    # Arguments of the model.
 
     def _learned_link(self, entries: Entries) -> Link:
         if self.link not in LINKS:
@@ -253,7 +261,7 @@ class BSVDCompleter(BaseEstimator):
     def _is_double(self, entries: Entries) -> bool:
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype: found {self.dtype!r}, wanted 'float32', 'float64' or None.")
-        return len(entries.value) < MANY if self.dtype is None else self.dtype == "float64"
+        return len(entries.value) < 500_000 if self.dtype is None else self.dtype == "float64"
 
     def _model_arguments(self, entries: Entries) -> dict[str, Any]:
         of_rows, of_columns = missingness(entries, self.missingness)
@@ -273,7 +281,7 @@ class BSVDCompleter(BaseEstimator):
             "row_features": rows,
             "column_features": columns,
             "learn_factors": self.learn_factors,
-            # the noise is the unit
+            # a probit link fixes the scale by its noise
             **(
                 {}
                 if self.link == "gaussian"
@@ -284,10 +292,8 @@ class BSVDCompleter(BaseEstimator):
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _told(self, tree: xr.DataTree) -> xr.DataTree:
-        """The run's tree: what is identified in `posterior`, the raw factors in
-        `not_identified`.
-        """
+    def _arranged(self, tree: xr.DataTree) -> xr.DataTree:
+        """The tree with identified quantities in `posterior`, and factors in `not_identified`."""
         posterior = tree["posterior"].to_dataset()
         raw = [name for name in FACTORS if name in posterior]
         singular = np.array(
@@ -299,14 +305,13 @@ class BSVDCompleter(BaseEstimator):
         posterior["singular_value"] = (("chain", "draw", "order"), singular)
         rng = np.random.default_rng(0)
         places = [rng.integers(size, size=NUM_PROBES) for size in self.shape_]
-        mean, _ = self._link.told(
+        mean, _ = self._link.restore_moments(
             self._over_draws(lambda fn: self._link.moments(fn)[0], *places), np.zeros(())
         )
         posterior["prediction"] = (
             ("chain", "draw", "probe"),
             mean.reshape(*singular.shape[:2], -1),
         )
-        # of one entry, all may be 0
         constant = (
             tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
         )
@@ -318,7 +323,11 @@ class BSVDCompleter(BaseEstimator):
         tree["not_identified"] = xr.DataTree(posterior[raw])
         tree["posterior"] = xr.DataTree(posterior.drop_vars(raw))
         if isinstance(self._link, Gaussian):
-            tree.attrs |= {"shift": self._link.shift, "scale": self._link.scale}
+            standardiser = self._link.standardiser
+            tree.attrs |= {
+                "shift": float(standardiser.mean),
+                "scale": float(standardiser.scale),
+            }
         return tree
 
     def _row_log_likelihood(self) -> np.ndarray:
@@ -340,8 +349,8 @@ class BSVDCompleter(BaseEstimator):
             draws = {
                 name: jnp.asarray(values) for name, values in self._draws.items() if name != "rank"
             }
-            index = np.asarray(chunks(size, MOST_AT_ONCE))
-            # the last chunk is filled up
+            index = np.asarray(chunks(size, CHUNK))
+            # the last chunk is padded
             counts = np.arange(index.size).reshape(index.shape) < size
             total = np.zeros((len(draws["s"]), self.shape_[0]))
             ask = compiled(at, draws, index[0], counts[0])
@@ -352,24 +361,34 @@ class BSVDCompleter(BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "posterior_")
 
-    # Asking.
+    # Predictions.
 
     def predict(self, rows: Any, columns: Any, return_std: bool = False) -> Any:
-        """Expected entries, in their own unit; with the binomial link the probability of success.
+        """Return the expected entries; with the binomial link the probabilities of success.
 
-        :param return_std: the standard deviation of an entry as well, noise included; with the
-        binomial link that of the probability.
+        Args:
+            rows: row of each entry.
+            columns: column of each entry.
+            return_std: whether to return the predictive standard deviation as well, noise
+                included; with the binomial link that of the probability.
         """
         check_is_fitted(self)
         rows, columns, _ = read_places(rows, columns, self.shape_)
         means, variances = self._over_draws(self._link.moments, rows, columns)
         deviation = np.sqrt(variances.mean(0, dtype=float) + means.var(0, dtype=float))
-        mean, deviation = self._link.told(means.mean(0, dtype=float), deviation)
+        mean, deviation = self._link.restore_moments(means.mean(0, dtype=float), deviation)
         return (mean, deviation) if return_std else mean
 
     def sample(self, rows: Any, columns: Any, n: int = 100) -> np.ndarray:
-        """Draws of entries from their posterior predictive distribution, [draw, entry]; with the
-        binomial link of one trial.
+        """Draw entries from the posterior predictive distribution; one trial with "binomial".
+
+        Args:
+            rows: row of each entry.
+            columns: column of each entry.
+            n: number of draws.
+
+        Returns:
+            Draws [draw, entry].
         """
         check_is_fitted(self)
         rows, columns, _ = read_places(rows, columns, self.shape_)
@@ -387,12 +406,14 @@ class BSVDCompleter(BaseEstimator):
     def suggest(
         self, n: int = 1, *, candidates: Any = None, is_correlated: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns of the n entries to ask for next.
+        """Return rows and columns of the n most informative entries to observe next.
 
-        :param candidates: (rows, columns) among which to choose; None: all that are not observed,
-        or `MOST_CANDIDATES` of these by chance.
-        :param is_correlated: chooses entries that are uncertain given the others chosen; False:
-        those of largest standard deviation.
+        Args:
+            n: number of entries.
+            candidates: (rows, columns) to choose from; None: at most 20,000 random entries that are
+                not observed.
+            is_correlated: whether each entry is chosen given the ones before; False: the entries
+                of largest standard deviation.
         """
         check_is_fitted(self)
         cells = (
@@ -414,12 +435,13 @@ class BSVDCompleter(BaseEstimator):
         return rows[chosen], columns[chosen]
 
     def _cells(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """The places of the matrix as numbers, row by row."""
+        """Numbers of the cells of the matrix, row by row."""
         return rows.astype(np.int64) * self.shape_[1] + columns
 
     def _unobserved(self) -> np.ndarray:
-        """Cells, in order: all of them where there are not many, or where chance would hardly
-        find one.
+        """Sorted candidates among the unobserved cells.
+
+        Large, sparse matrices are sampled at random in place of listing all cells.
         """
         known = self._cells(self._entries.row, self._entries.column)
         total, rng = self.shape_[0] * self.shape_[1], np.random.default_rng(self._seed())
@@ -437,13 +459,13 @@ class BSVDCompleter(BaseEstimator):
         which: Any = slice(None),
         rng_key: Any = None,
     ) -> Any:
-        """`function(distribution)` of entries at each draw, or `function(distribution, key)`:
+        """`function(distribution)` or `function(distribution, key)` of entries at each draw,
         [draw, entry].
         """
         arguments, number = self._arguments_, len(rows)
-        if not number:  # one is looked at, and left out again
+        if not number:  # one entry is computed and dropped
             rows, columns = np.zeros((2, 1), np.int32)
-        size = min(len(rows), MOST_AT_ONCE)
+        size = min(len(rows), CHUNK)
 
         def at(draws, keys, row, column):
             def one(draw):
@@ -483,7 +505,7 @@ def _places(row, column, value, trials) -> dict[str, Any]:
 
 
 def _singular_values(u: np.ndarray, v: np.ndarray, s: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Of u diag(s z) v', the largest first, without ever making the matrix."""
+    """Singular values of u diag(s z) v', largest first, without forming the matrix."""
     on = z > 0
     left, right = (np.linalg.qr(factor[:, on], mode="r") for factor in (u, v))
     found = np.linalg.svd((left * s[on]) @ right.T, compute_uv=False) if on.any() else np.zeros(0)

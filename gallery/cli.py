@@ -1,13 +1,17 @@
 """The command `zoo`: fit a model to data, look at the run, predict, without writing Python.
 
-Nothing heavy is imported here: `zoo --help` answers at once. Each command lives in
+Nothing heavy is imported here, so that `zoo --help` answers at once. Each command lives in
 `gallery.commands`.
 """
 
 import argparse
+import logging
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 __all__ = ["main"]
@@ -25,19 +29,24 @@ class _CommandError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would print its usage and leave."""
+    """Raises an error where argparse would print its usage and exit."""
 
     def __init__(self, **settings):
         super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """One line, the same way out as for every other error."""
+        """Raise an error that `main` prints in one line."""
         raise _CommandError(f"{message} (see {self.prog} --help)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0, 1 for a run that is not to be trusted, 2 for an error,
-    130 and 143 for signals.
+    """Run a command.
+
+    Args:
+        arguments: the command line; None for that of the process.
+
+    Returns:
+        The exit code: 0, 1 for a run that is not trusted, 2 for an error, 130 and 143 for signals.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments
@@ -62,23 +71,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """The command's function, imported now, in quiet surroundings."""
     import importlib
 
-    from gallery.commands import surroundings
-
     module, _, function = args.command.partition(":")
-    with surroundings.prepared(
-        debug=getattr(args, "debug", False),
-        compile_cache=not getattr(args, "no_compile_cache", False),
-    ):
+    _set_jax_variables(keeps_programs=not getattr(args, "no_compile_cache", False))
+    with _quiet_libraries(is_debug=getattr(args, "debug", False)):
         code = getattr(importlib.import_module(f"gallery.commands.{module}"), function)(args)
         sys.stdout.flush()
         return code
 
 
+def _set_jax_variables(keeps_programs: bool) -> None:
+    """Runs before JAX is imported; a compilation cache that the user has set up stays as it is."""
+    import pooch
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own log
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+    if keeps_programs:
+        folder = Path(pooch.os_cache("bayes-model-zoo")) / "compiled"
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
+    else:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
+
+@contextmanager
+def _quiet_libraries(is_debug: bool) -> Generator[None]:
+    import pooch
+
+    with warnings.catch_warnings():
+        if not is_debug:
+            warnings.simplefilter("ignore")
+            logging.getLogger("jax").setLevel(logging.ERROR)
+            pooch.get_logger().setLevel(logging.ERROR)  # it logs each download
+        yield
+
+
 def _one_line(error: Exception) -> str:
-    """An error in words; one that nobody expected with its type."""
+    """An error as one line; unexpected errors with their type."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}"
     elif isinstance(error, ValueError | OSError | _CommandError):
@@ -94,7 +124,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _seed(text: str) -> int:
-    """A seed that JAX takes."""
+    """Refuse a seed that JAX does not take."""
     try:
         seed = int(text)
     except ValueError:
@@ -152,7 +182,7 @@ def _parser() -> _Parser:
             "class probabilities of the rows of a CSV file, or entries of a matrix",
         )
     )
-    _add_run(add("cite", "cite:cite", "BibTeX of the model and the kernels of a run"))
+    _add_run(add("cite", "reports:cite", "BibTeX of the model and the kernels of a run"))
     add("resume", "fit:resume", "go on with a fit that was stopped or killed").add_argument(
         "folder", metavar="FOLDER"
     )
@@ -246,6 +276,7 @@ def _add_plot(parser: _Parser) -> None:
         "rank",
         "energy",
         "elbo",
+        "evidence",
         "partition",
         "matrix",
         "history",
@@ -253,7 +284,8 @@ def _add_plot(parser: _Parser) -> None:
     parser.add_argument(
         "--kind",
         choices=kinds,
-        help="default: what fits the run: elbo, partition, matrix, history, else trace_dist",
+        help="default: the first of elbo, evidence, partition, matrix, history that the run has, "
+        "else trace_dist",
     )
 
 

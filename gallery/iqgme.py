@@ -1,18 +1,16 @@
-"""iQGME as a scikit-learn classifier: tables of numbers with missing entries, by an infinite
-mixture of local linear experts.
+"""iQGME as a scikit-learn classifier: an infinite mixture of local experts for missing features.
 
     classifier = IQGMEClassifier().fit(X, y)     # NaN anywhere in X; y = -1 where unlabelled
-    classifier.predict_proba(X_new)              # missing entries integrated out
+    classifier.predict_proba(X_new)              # missing entries are integrated out
     classifier.impute(X_new, return_std=True)
-    IQGMEClassifier(n_factors=20)                # many columns: experts among the factors behind
-                                                 them
-    IQGMEClassifier(inference="gibbs")           # draws from the posterior itself; slower
+    IQGMEClassifier(n_factors=20)                # many columns: experts on common factors
+    IQGMEClassifier(inference="gibbs")           # exact, slower
 
-The model is `zoo.iqgme`, or with factors `zoo.iqgme_factors`; `CoordinateAscent` fits it by
-variational Bayes, `ConditionalGibbs` draws from its posterior. Columns are standardised first. Cost
-of a sweep over n rows, K experts and D = columns + 1: n K D^2, with m holes a row as much again and
-n K m^3 / 2; of a prediction: n K D^3, by draws that of a sweep for each. With F factors that of a
-step is 2 n (D F^2 + K F^3) + D F^3, of a prediction n (D F^2 + K F^3), whatever is missing.
+The model is `zoo.iqgme`, or with factors `zoo.iqgme_factors`. `CoordinateAscent` fits it by
+variational Bayes, and `ConditionalGibbs` draws from its posterior. Columns are standardised first.
+Cost of a sweep over n rows, K experts and D = columns + 1: n K D^2; with m missing entries a row
+twice that, and n K m^3 / 2. Cost of a prediction: n K D^3, or a sweep for each draw. With F
+factors, a step costs 2 n (D F^2 + K F^3) + D F^3 and a prediction n (D F^2 + K F^3).
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 3.
 """
@@ -31,52 +29,45 @@ __all__ = ["IQGMEClassifier"]
 
 
 class IQGMEClassifier(LocalExperts):
-    """Classifies by local linear experts, as many as the data ask for, each in charge where its
-    Gaussian is.
+    """Classification by a mixture of local linear experts, whose number is learned.
 
-    Labels: -1 is a row of unknown class; where `y` holds -1 and 1 and nothing else, both are
-    classes. With more than two classes the first is the reference, and an expert answers for each
-    of the others in turn. A column that is missing altogether or constant says nothing and is left
-    out; a row that is missing altogether is told by the shares of the classes. One class alone is
-    certain. With more than two classes and missing entries probabilities are integrals over what is
-    missing, which the scores of the classes have in common.
+    Each expert has a Gaussian over the columns, which selects its rows. Labels: -1 is a row of
+    unknown class; where `y` holds only -1 and 1, both are classes. With more than two classes, the
+    first is the reference, and an expert has a classifier for each of the others. Columns that are
+    constant or have no entries are left out. A row without entries gets the class frequencies.
 
-    :param truncation: the most experts.
-    :param n_factors: the most factors, of which each expert shows some; None: experts see the
-    columns themselves. Some ten or twenty where
-        there are hundreds of columns, or more columns than rows.
-    :param inference: "vb", or "gibbs", sampling; without `n_factors` and `batch_size`.
-    :param sparse: weights that nothing asks for go to zero. `precision` is that of a weight about
-    what experts have in common, or about
-        zero: a Gamma distribution, or a number.
-    :param alpha: concentration: a distribution, or a number; large for many experts.
-    :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows
-    (0) to a diagonal one (1);
-        without factors.
-    :param gate_rows: rows that the prior of an expert's Gaussian, that of all rows, is worth: with
-    a thousand, experts differ by what they
-        say and hardly by where they are in charge, as they should with hundreds of columns and few
-        rows. None: of the mean a tenth of a row; of the covariance a part of that of all rows,
-        worth a row for each column. Without factors.
-    :param restarts: starts, of which the best after a few sweeps goes on; with "gibbs" chains, all
-    of which are kept.
-    :param max_iter: the most sweeps; with "gibbs" those before the first draw. `tolerance`: ends
-    when a sweep gains less than this share of
-        the bound.
-    :param batch_size: about as many rows a sweep, drawn anew each time, for more rows than a sweep
-    should visit: then `max_iter` sweeps are
-        made, and `elbo_` is an estimate. None: all rows.
-    :param num_samples: draws in `posterior_`; with "gibbs" of each chain, a sweep each, and
-    predictions are means over them.
-    :param max_time: seconds after which a fit ends, with what it has; with "vb" trying `restarts`,
-    of which the first is always tried, has
-        as many for itself. Reading the model and compiling are not cut short.
-    :param progress_bar: shows a bar, with the bound.
-    :param random_state: integer, `RandomState` or None.
+    Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
+    `n_iter_`, `elbo_` (on the standardised scale, "vb" only), `n_experts_` (experts with a row or
+    more; with "gibbs" the most frequent number), and `posterior_`.
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`,
-    `elbo_` (of the standardised columns; "vb" only), `n_experts_` (with a row or more; of draws the
-    most frequent number), `posterior_`.
+    Args:
+        truncation: largest number of experts.
+        n_factors: largest number of factors, of which each expert uses some; None: experts see the
+            columns. Ten or twenty suit hundreds of columns, or more columns than rows.
+        inference: "vb" (variational Bayes) or "gibbs" (sampling). The latter allows neither
+            `n_factors` nor `batch_size`.
+        sparse: whether the weights have the prior mean 0, which makes them sparse.
+        precision: precision of a weight, about its mean over experts or about 0; a Gamma
+            distribution or a number.
+        alpha: concentration, a distribution or a number; large for many experts.
+        shrinkage: shrinks the prior covariance of an expert's Gaussian from that of all rows (0) to
+            a diagonal one (1); not with factors.
+        gate_rows: number of rows that the prior of an expert's Gaussian is worth. With a thousand,
+            experts differ by their classifiers and hardly by their Gaussians, which suits hundreds
+            of columns and few rows. None: a tenth of a row for the mean, and about a row for each
+            column for the covariance. Not with factors.
+        restarts: number of starts, of which the best after a few sweeps continues; with "gibbs" the
+            number of chains.
+        max_iter: largest number of sweeps; with "gibbs" the sweeps before the first draw.
+        tolerance: a fit ends when a sweep gains less than this share of the ELBO.
+        batch_size: number of rows of a sweep, drawn at random. `max_iter` sweeps are made then, and
+            `elbo_` is an estimate. None: all rows.
+        num_samples: draws in `posterior_`; with "gibbs" the draws of each chain, over which
+            predictions are averaged.
+        max_time: seconds after which a fit ends, with the result so far. With "vb", trying the
+            `restarts` has the same limit for itself. Compilation is not interrupted.
+        progress_bar: whether to show a progress bar with the ELBO.
+        random_state: integer, `RandomState` or None.
     """
 
     def __init__(
@@ -121,10 +112,11 @@ class IQGMEClassifier(LocalExperts):
         )
 
     def fit(self, X: Any, y: Any) -> "IQGMEClassifier":
-        """Learn from all rows.
+        """Fit all rows.
 
-        :param X: [row, column], NaN where missing.
-        :param y: the class of each row, -1 where it is unknown.
+        Args:
+            X: [row, column], NaN where missing.
+            y: the class of each row, -1 where it is unknown.
         """
         if self.inference not in ("vb", "gibbs"):
             raise ValueError(f"inference: found {self.inference!r}, wanted 'vb' or 'gibbs'.")
@@ -163,22 +155,25 @@ class IQGMEClassifier(LocalExperts):
         return self
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Log probability of each class, [row, class]."""
+        """Return the log probability of each class, [row, class]."""
         return self._log_proba(X, {})
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class, [row, class]."""
+        """Return the probability of each class, [row, class]."""
         return np.exp(self.predict_log_proba(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         best = self.predict_log_proba(X).argmax(1)
         return self.classes_[best]
 
     def impute(self, X: Any, *, return_std: bool = False) -> Any:
-        """A copy of X, each missing entry filled with its mean given those that its row has; and
-        its standard deviation, 0 where seen.
+        """Return a copy of X with missing entries replaced by their conditional means.
 
-        A column that says nothing is filled with its mean, or stays NaN where it has none.
+        A constant column is filled with its value. A column without entries stays NaN.
+
+        Args:
+            X: [row, column], NaN where missing.
+            return_std: whether to return the standard deviations as well, 0 for observed entries.
         """
         return self._imputed(X, {}, return_std)

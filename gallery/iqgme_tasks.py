@@ -1,14 +1,14 @@
-"""iQGME for several tasks at once as a scikit-learn classifier: tables with missing entries, by
-local experts that tasks share.
+"""iQGME for several tasks as a scikit-learn classifier, with local experts that tasks share.
 
-    classifier = MultiTaskIQGMEClassifier().fit(X, y, task)     # the task of each row; NaN anywhere in X, y = -1 where unlabelled
+    classifier = MultiTaskIQGMEClassifier().fit(X, y, task)     # NaN anywhere in X; y = -1
+                                                                # where unlabelled
     classifier.predict_proba(X_new, task_new)
-    classifier.similarity()                                     # of tasks, by the experts that they use
+    classifier.similarity()                                     # of tasks, by their experts
 
-The model is `zoo.iqgme_tasks`; `CoordinateAscent` fits it by variational Bayes. Columns are
+The model is `zoo.iqgme_tasks`. `CoordinateAscent` fits it by variational Bayes. Columns are
 standardised first, over all tasks. Cost of a sweep over n rows, J tasks of H groups each, S experts
-and D = columns + 1: n H D^2 + J H S D^2, with m holes a row n H (D^2 + m^3 / 2) more; of a
-prediction: n S D^3.
+and D = columns + 1: n H D^2 + J H S D^2; with m missing entries a row n H (D^2 + m^3 / 2) more.
+Cost of a prediction: n S D^3.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 4.
 """
@@ -30,43 +30,43 @@ __all__ = ["MultiTaskIQGMEClassifier"]
 
 
 class MultiTaskIQGMEClassifier(LocalExperts):
-    """Classifies the rows of several tasks by local linear experts; tasks share those that hold for
-    more than one of them.
+    """Classification of the rows of several tasks by local linear experts that tasks share.
 
     All tasks have the same columns and classes, though a task may lack some classes, or all labels.
-    Labels, missing entries and columns that say nothing are as in `IQGMEClassifier`. Without `task`
-    all rows are of one, in `fit`; the other methods ask for it where several were fitted.
-    scikit-learn's tools hand it on with `sklearn.set_config(enable_metadata_routing=True)`:
+    Labels, missing entries and constant columns are as in `IQGMEClassifier`. Without `task`, `fit`
+    takes all rows for one task. The other methods need `task` after a fit of several tasks.
+    scikit-learn's tools pass it on with `sklearn.set_config(enable_metadata_routing=True)`:
 
         model = MultiTaskIQGMEClassifier().set_fit_request(task=True).set_score_request(task=True)
         cross_val_score(model, X, y, params={"task": task})
 
-    :param truncation: the most groups of a task.
-    :param num_shared: the most experts of all tasks together.
-    :param init: where a fit starts: "kmeans", groups of rows that are near each other, whatever
-    their task; "task", an expert for each
-        task, for tasks whose rows are alike and whose labels are not, or so few that groups among
-        them would be chance.
-    :param sparse: weights that nothing asks for go to zero, and experts have none in common: for
-    tasks that may call the same rows by
-        opposite classes. `precision` is that of a weight: a Gamma distribution, or a number.
-    :param alpha: concentration within a task: a distribution, or a number; large for many groups.
-    `beta` is that of the experts.
-    :param shrinkage: how far the prior covariance of an expert's Gaussian is from that of all rows
-    (0) to a diagonal one (1).
-    :param gate_rows: rows that the prior of an expert's Gaussian is worth, as in `IQGMEClassifier`.
-    :param restarts: starts, of which the best after a few sweeps goes on.
-    :param max_iter: the most sweeps; `tolerance`: ends when a sweep gains less than this share of
-    the bound.
-    :param num_samples: draws in `posterior_`.
-    :param max_time: seconds after which a fit ends, with what it has; trying `restarts`, of which
-    the first is always tried, has as many
-        for itself. Reading the model and compiling are not cut short.
-    :param progress_bar: shows a bar, with the bound.
-    :param random_state: integer, `RandomState` or None.
+    Fitted attributes are those of `IQGMEClassifier`, `tasks_`, and `shares_`, the probability of
+    each expert in each task.
 
-    Attributes: those of `IQGMEClassifier`; `tasks_`, and `shares_`, how probable each expert is in
-    each task.
+    Args:
+        truncation: largest number of groups of a task.
+        num_shared: largest number of experts of all tasks together.
+        init: how a fit starts. "kmeans": with clusters of rows of all tasks. "task": with an expert
+            for each task, for tasks with similar rows and different labels, or with very few rows.
+        sparse: whether the weights have the prior mean 0, which makes them sparse, for
+            tasks that may label the same rows by opposite classes.
+        precision: precision of a weight, about its mean over experts or about 0; a Gamma
+            distribution or a number.
+        alpha: concentration of the groups of a task, a distribution or a number; large for many
+            groups.
+        beta: concentration of the experts, likewise.
+        shrinkage: shrinks the prior covariance of an expert's Gaussian from that of all rows (0) to
+            a diagonal one (1).
+        gate_rows: number of rows that the prior of an expert's Gaussian is worth, as in
+            `IQGMEClassifier`.
+        restarts: number of starts, of which the best after a few sweeps continues.
+        max_iter: largest number of sweeps.
+        tolerance: a fit ends when a sweep gains less than this share of the ELBO.
+        num_samples: draws in `posterior_`.
+        max_time: seconds after which a fit ends, with the result so far. Trying the `restarts` has
+            the same limit for itself. Compilation is not interrupted.
+        progress_bar: whether to show a progress bar with the ELBO.
+        random_state: integer, `RandomState` or None.
     """
 
     def __init__(
@@ -111,11 +111,12 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         )
 
     def fit(self, X: Any, y: Any, task: Any = None) -> "MultiTaskIQGMEClassifier":
-        """Learn from all rows.
+        """Fit all rows.
 
-        :param X: [row, column], NaN where missing.
-        :param y: the class of each row, -1 where it is unknown.
-        :param task: the task of each row, numbers or texts.
+        Args:
+            X: [row, column], NaN where missing.
+            y: the class of each row, -1 where it is unknown.
+            task: the task of each row, numbers or texts; None: one task.
         """
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
         task = _checked(task, len(X))
@@ -133,9 +134,7 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         return self
 
     def similarity(self) -> np.ndarray:
-        """exp(-(KL(i | j) + KL(j | i)) / 2) of the shares of experts in each two tasks, [task,
-        task].
-        """
+        """Return exp(-(KL(i | j) + KL(j | i)) / 2) of the shares of tasks i and j, [task, task]."""
         check_is_fitted(self)
         log_shares = np.log(self.shares_ + 1e-12)
         divergence = (
@@ -144,25 +143,29 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         return np.exp(-divergence)
 
     def predict_log_proba(self, X: Any, task: Any = None) -> np.ndarray:
-        """Log probability of each class, [row, class]."""
+        """Return the log probability of each class, [row, class]."""
         return self._log_proba(X, self._codes(X, task))
 
     def predict_proba(self, X: Any, task: Any = None) -> np.ndarray:
-        """Probability of each class, [row, class]."""
+        """Return the probability of each class, [row, class]."""
         return np.exp(self.predict_log_proba(X, task))
 
     def predict(self, X: Any, task: Any = None) -> np.ndarray:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         best = self.predict_log_proba(X, task).argmax(1)
         return self.classes_[best]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
-        """Share of the rows whose class is predicted."""
+        """Return the accuracy of the predicted classes."""
         return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
 
     def impute(self, X: Any, task: Any = None, *, return_std: bool = False) -> Any:
-        """A copy of X, each missing entry filled with its mean given those that its row has; and
-        its standard deviation, 0 where seen.
+        """Return a copy of X with missing entries replaced by their conditional means.
+
+        Args:
+            X: [row, column], NaN where missing.
+            task: the task of each row.
+            return_std: whether to return the standard deviations as well, 0 for observed entries.
         """
         return self._imputed(X, self._codes(X, task), return_std)
 

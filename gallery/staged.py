@@ -1,17 +1,16 @@
-"""A mixture of clusters that classifies, of unknown order, as a scikit-learn estimator.
+"""A mixture classifier with an unknown number of clusters, as a scikit-learn estimator.
 
     classifier = StagedMixtureClassifier().fit(X, y)     # y = -1 where unlabelled
-    classifier.predict_proba(X_new)                      # averaged over draws of the posterior, and
-                                                         over orders
+    classifier.predict_proba(X_new)                      # averaged over draws and orders
     classifier.order_posterior_, classifier.log_evidence_
     classifier.partial_fit(X_more, y_more)               # one more stage
 
-The model is `zoo.staged_learning`; `Staged` runs nested sampling on each order, with the evidence
-that weighs the orders. Columns are standardised first. Cost of a fit of order m: with d = m (2
-columns + classes), num_live (information in nats + 5) num_sweeps d 2 likelihoods of rows x m x
-(columns + classes) each, the information some nats for each of the d, or a nat or two where walkers
-have found what there is (`Staged`); so tables of a few columns. Of a prediction: rows x draws x m x
-columns for each order.
+The model is `zoo.staged_learning`. `Staged` runs nested sampling on each order, whose evidence
+gives the posterior of the orders. Columns are standardised first. With d = m (2 columns + classes)
+parameters for order m, a fit costs 2 num_live (information + 5) num_sweeps d likelihoods of
+rows x m x (columns + classes) each. The information is some nats for each of the d parameters, or
+one or two in all where a search has found the posterior modes. So the estimator suits tables of a
+few columns. Cost of a prediction: rows x draws x m x columns for each order.
 
 Center (2009), "Learning complex classification models from large data sets".
 """
@@ -31,56 +30,46 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among, declared
-from gallery._units import ROUNDING, Units
+from gallery._standardise import ROUNDING, Standardiser
 from inference import Orders, Program, Staged
 from zoo.staged_learning import family, order_prior
 
 __all__ = ["StagedMixtureClassifier"]
 
-AT_ONCE = 4 * 10**6  # rows x draws x clusters of a prediction
-FARTHEST = 1e100  # standard deviations, whose square is still a number
-# of partial_fit
-FOR_ALL_CALLS = ("order", "prior", "cluster", "num_live", "num_sweeps", "num_samples")
-NEGLIGIBLE = 1e-4  # probability of an order that a prediction leaves out
+FARTHEST = 1e100  # standard deviations, whose square does not overflow
 
 
 class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
-    """Classifies by clusters of rows, each with its share of every class; how many clusters there
-    are is learned as well.
+    """Classification by a mixture of clusters, whose number is learned.
 
-    Labels: -1 is a row of unknown class, which still shows where clusters are; where `y` holds -1
-    and 1 and nothing else, both are classes. A column that is constant says nothing and is left
-    out. One class alone is certain. A prediction averages the probabilities that each draw of the
-    posterior gives (the paper's mixture of experts): where a new row lies does not tell which of
-    the draws describes it.
+    Labels: -1 is a row of unknown class, which is still used for the clusters; where `y` holds only
+    -1 and 1, both are classes. Constant columns are left out. A prediction averages the class
+    probabilities of posterior draws with equal weights (the paper's mixture of experts), not by
+    their density at the new row.
 
-    :param order: how many clusters; None: learned, from 1 to `max_order`.
-    :param max_order: the most clusters that are tried, fewer where two orders in a row are
-    improbable.
-    :param prior: of the order, a NumPyro distribution over 1, 2, ...; None: the zoo's, a Poisson
-    mixed with a zeta.
-    :param cluster: density of a cluster: `zoo.staged_learning.diagonal` (None) or `full`, or a
-    function like those.
-    :param num_stages: parts into which `fit` deals the rows; with few rows one is best, and where a
-    part has too few for a summary of what
-        it tells, or has misled what comes after it, it is learned again with more (`Staged`).
-    :param num_live: live points of the nested sampling. With few of them it may miss clusters that
-    describe the rows better, and no check
-        shows that: fit again with another `random_state` and compare.
-    :param num_sweeps: how far a new point walks at least, in sweeps over the parameters. Walks grow
-    as they need; where they are still too
-        short, the evidence is off by more than is claimed, and `diagnostics.report` of an order's
-        run says so.
-    :param num_samples: draws of each order.
-    :param max_time: seconds after which a call ends, with the orders that have finished; an error
-    if none has.
-    :param progress_bar: shows a bar for each order.
-    :param random_state: integer, `RandomState` or None.
+    Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
+    `n_iter_` (steps of all orders), `orders_`, `order_posterior_` (their probabilities),
+    `log_evidence_` and `log_evidence_se_` of all orders together on the standardised scale, and
+    `posterior_` (the tree of `inference.Orders`, with a group for each order).
 
-    Attributes: `classes_`, `n_features_in_`, `feature_names_in_` (of a data frame), `n_iter_`
-    (steps of all orders), `orders_` and `order_posterior_` (their probabilities), `log_evidence_`
-    and `log_evidence_se_` of the whole family (of the standardised columns), `posterior_` (the tree
-    of `inference.Orders`: a group for each order).
+    Args:
+        order: number of clusters; None: learned, from 1 to `max_order`.
+        max_order: largest number of clusters; orders above two improbable ones are not tried.
+        prior: prior of the order, a NumPyro distribution over 1, 2, ...; None: that of the zoo.
+        cluster: density of a cluster: `zoo.staged_learning.diagonal` (None), `full`, or a function
+            like those.
+        num_stages: number of stages that `fit` divides the rows into; one is best for few rows. A
+            stage with too few rows for its summary is repeated with more rows.
+        num_live: live points of the nested sampling. With few of them it may miss modes, which no
+            check detects: fit again with another `random_state` and compare.
+        num_sweeps: least length of the random walk to a new point, in sweeps over the parameters.
+            Walks become longer as needed. `diagnostics.report` of an order's run detects walks that
+            are still too short, for which the error of the evidence is underestimated.
+        num_samples: draws of each order.
+        max_time: seconds after which a call ends, with the orders that have finished; an error if
+            none has.
+        progress_bar: whether to show a progress bar for each order.
+        random_state: integer, `RandomState` or None.
     """
 
     def __init__(
@@ -108,28 +97,30 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         self.num_live, self.num_sweeps, self.num_samples = num_live, num_sweeps, num_samples
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
-    # Learning.
+    # Fitting.
 
     def fit(self, X: Any, y: Any) -> "StagedMixtureClassifier":
-        """Learn from all rows, anew.
+        """Fit all rows; earlier ones are forgotten.
 
-        :param X: [row, column].
-        :param y: the class of each row, -1 where it is unknown.
+        Args:
+            X: [row, column].
+            y: the class of each row, -1 where it is unknown.
         """
         return self._begin(X, y, None, self.num_stages)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "StagedMixtureClassifier":
-        """One stage: more rows, which are seen once, for the orders that the first call has tried.
+        """Update the orders of the first call by more rows, one stage of a single pass.
 
-        Columns are scaled as at the first call. Where the highest order comes to be the most
-        probable, a warning says so: call `fit` with all rows to try higher ones.
+        Columns are standardised as at the first call. Each call should have a random sample of
+        rows. Where the posterior of new rows lies outside of the summary of earlier ones, these are
+        lost, with a warning. Where the highest order becomes the most probable, a warning suggests
+        `fit` with all rows. `order`, `prior`, `cluster`, `num_live`, `num_sweeps` and `num_samples`
+        must not change between calls.
 
-        Each call should have rows of all kinds, in random order: where rows lead away from all that
-        earlier ones had left likely, these are forgotten, and a warning says so. `order`, `prior`,
-        `cluster`, `num_live`, `num_sweeps` and `num_samples` are to stay what they were at the
-        first call.
-
-        :param classes: at the first call, every class that may come; None: those of its labels.
+        Args:
+            X: [row, column].
+            y: the class of each row, -1 where it is unknown.
+            classes: at the first call, all classes of all calls; None: those of its labels.
         """
         if not hasattr(self, "_runs") or not self._runs.drivers:
             return self._begin(X, y, classes, None)
@@ -155,13 +146,9 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     def _begin(
         self, X: Any, y: Any, classes: Any, num_stages: int | None
     ) -> "StagedMixtureClassifier":
-        """Learn anew.
-
-        Without a number of stages, from the first of some parts, which has to tell the units of
-        all.
-        """
+        """Start a fit; without a number of stages, by the first call of `partial_fit`."""
         self._check_settings()
-        # where this fails, nobody is answered by what was learned before
+        # a fit that fails must not leave an earlier one
         for name in ("posterior_", "_runs"):
             vars(self).pop(name, None)
         X = validate_data(self, X, dtype=np.float64)
@@ -179,12 +166,13 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             )
         if num_stages is None and not np.ptp(X, 0).any():
             raise ValueError(
-                f"X: found {len(X)} rows (1 sample, or copies of it), which tell no unit of any "
-                "column; wanted rows that differ at the "
-                f"first call of partial_fit, for its units serve all calls."
+                f"X: found {len(X)} rows (1 sample, or copies of it), from which no column can be "
+                "standardised; wanted different rows at the first call of partial_fit, whose means "
+                "and scales serve all calls."
             )
-        self._units = Units.learn(X)
-        self._begun_with = {name: getattr(self, name) for name in FOR_ALL_CALLS}
+        self._standardiser = Standardiser.learn(X)
+        fixed = ("order", "prior", "cluster", "num_live", "num_sweeps", "num_samples")
+        self._first_settings = {name: getattr(self, name) for name in fixed}
         options = {"num_classes": max(len(classes), 2)} | (
             {} if self.cluster is None else {"cluster": self.cluster}
         )
@@ -214,10 +202,8 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     def _taken(self, tree: xr.DataTree) -> "StagedMixtureClassifier":
         self.posterior_, orders = tree, tree["orders"].dataset
         self.orders_, self.order_posterior_ = orders["order"].values, orders["probability"].values
-        self.log_evidence_, self.log_evidence_se_ = (
-            tree.attrs["log_evidence"],
-            tree.attrs["log_evidence_se"],
-        )
+        self.log_evidence_ = tree.attrs["log_evidence"]
+        self.log_evidence_se_ = tree.attrs["log_evidence_se"]
         self.n_iter_ = sum(int(tree[f"order_{order}"].attrs["steps"]) for order in self.orders_)
         if tree.attrs["ended"] not in ("finished", "most"):
             tried = f"orders {self.orders_.min()} to {self.orders_.max()}"
@@ -228,10 +214,10 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             )
         if np.isinf(self.log_evidence_se_):
             warnings.warn(
-                "these rows lead to where what was learned before says nothing, and that is "
-                "forgotten: predictions are of the last rows, "
-                "and log_evidence_ may be anything. Call fit with all rows, or mix them before "
-                "they are dealt to calls.",
+                "the posterior of these rows lies outside of the summary of earlier rows, which is "
+                "forgotten: predictions are those of the last rows, and log_evidence_ is not "
+                "reliable. Call fit with all rows, or shuffle the rows before dividing them into "
+                "calls.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -243,8 +229,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             share = f"{self.order_posterior_[-1]:.2g}"
             warnings.warn(
                 f"max_order: {self.orders_[-1]} clusters are the most probable ({share}), and more "
-                "were not tried; give more max_order, "
-                "and all rows to fit.",
+                "were not tried; give more max_order, and all rows to fit.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -275,7 +260,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             )
 
     def _check_same_settings(self) -> None:
-        for name, first in self._begun_with.items():
+        for name, first in self._first_settings.items():
             if (now := getattr(self, name)) is not first and not (
                 isinstance(now, Real) and now == first
             ):
@@ -287,36 +272,33 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     # Columns.
 
     def _check_left_out(self, X: np.ndarray) -> None:
-        """A column that said nothing at the first call may say something later, which nobody
-        learns.
-        """
-        left_out = np.setdiff1d(np.arange(X.shape[1]), self._units.kept)
+        """Warn of columns that were constant at the first call and vary now."""
+        left_out = np.setdiff1d(np.arange(X.shape[1]), self._standardiser.kept)
         if len(
             changed := [
                 int(column)
                 for column in left_out
-                if not np.allclose(X[:, column], self._units.mean[column], ROUNDING, 0.0)
+                if not np.allclose(X[:, column], self._standardiser.mean[column], ROUNDING, 0.0)
             ]
         ):
             warnings.warn(
-                f"columns {changed} had one value at the first call and were left out; they have "
-                "others now, which are not looked at. Call "
-                f"fit, or begin anew with rows of which all columns say something.",
+                f"columns {changed} were constant at the first call and were left out; they vary "
+                "now, which is ignored. Call fit, or start with rows in which all columns vary.",
                 UserWarning,
                 stacklevel=3,
             )
 
     def _standard(self, X: np.ndarray) -> np.ndarray:
-        """The columns that say something; the first, where none does."""
-        return np.clip(self._units.coded(X)[:, self._units.kept], -FARTHEST, FARTHEST)
+        """The standardised columns that vary; the first where none does."""
+        return self._standardiser.standardise_kept(X, FARTHEST)
 
-    # Asking.
+    # Predictions.
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "posterior_")
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class, [row, class]."""
+        """Return the probability of each class, [row, class]."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         if len(self.classes_) == 1:
@@ -324,7 +306,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         counts = {
             order: share
             for order, share in zip(self.orders_, self.order_posterior_, strict=True)
-            if share > NEGLIGIBLE
+            if share > 1e-4  # others are negligible
         }
         found = np.zeros((len(X), len(self.classes_)))
         with jax.enable_x64(True):
@@ -334,28 +316,28 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         return found / found.sum(1, keepdims=True)
 
     def _of_order(self, order: int, x: np.ndarray) -> np.ndarray:
-        """Averaged over the draws of one order."""
+        """Class probabilities averaged over the draws of one order."""
         drawn = self.posterior_[f"order_{order}"]["posterior"].dataset.isel(chain=0)
         draws = {str(name): values.values for name, values in drawn.items()}
-        rows = max(1, AT_ONCE // (self.num_samples * order))
+        rows = max(1, 4 * 10**6 // (self.num_samples * order))  # numbers in a chunk
         model = self._runs.models[order]
         return np.concatenate(
             [np.asarray(_averaged(model, x[i : i + rows], draws)) for i in range(0, len(x), rows)]
         )
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Log probability of each class, [row, class]."""
+        """Return the log probability of each class, [row, class]."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
 
 @partial(jax.jit, static_argnames="model")
 def _averaged(model: Any, x: jax.Array, draws: dict[str, jax.Array]) -> jax.Array:
-    """p(class | row, draw), as the model has it, averaged over draws: [row, class]."""
+    """The model's p(class | row), averaged over draws, [row, class]."""
     of = lambda values: Program(model, x).trace(values, jax.random.key(0))["y"]["fn"].probs
     return jax.lax.map(of, draws).mean(0)

@@ -1,11 +1,11 @@
-"""Tables in CSV files: yours, and the mixed tables of the UCI repository.
+"""Tables in CSV files: the user's own, and the mixed tables of the UCI repository.
 
     train = read_csv("patients.csv", target="outcome")
     x_new = read_features("new_patients.csv", train.feature_names, train.categories)
 
-A column of numbers stays numbers, a column of True and False becomes 1 and 0, any other column is
-categorical: its texts, sorted, become the codes 0, 1, ... A missing cell is empty or NA, and NaN in
-`x`. What cannot be read is an error that names the file, the line and the column.
+Columns of numbers stay numbers. Columns of True and False become 1 and 0. Any other column is
+categorical: its texts, sorted, become the codes 0, 1, ... A missing cell is empty or NA, and is NaN
+in `x`. Errors name the file, the line and the column.
 """
 
 import csv
@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
-# in small letters: of what is missing, elsewhere
+# marks of missing values in other programs, in lower case
 MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
-MANY_VALUES = 10  # numbers with decimals and more values than this are a quantity, not class labels
+MANY_VALUES = 10  # decimal numbers with more distinct values are a quantity, not class labels
 
 
 class TableError(ValueError):
-    """A table that cannot be read; the message says where and what to change."""
+    """A table cannot be read; the message says where and what to change."""
 
 
 class Table(NamedTuple):
-    """Cells as text, and where each row came from."""
+    """Cells as text, and the line of each row."""
 
     where: str  # the file, or the data set
     header: tuple[str, ...]
@@ -52,12 +52,12 @@ class Table(NamedTuple):
     lines: Sequence[int]  # the line of the file that holds each row
 
     def column(self, name: str) -> list[str]:
-        """The cells of one column."""
+        """Return the cells of one column."""
         index = self.header.index(name)
         return [row[index] for row in self.rows]
 
     def place(self, row: int, name: str) -> str:
-        """Where a cell is, for a message."""
+        """Return the place of a cell, for error messages."""
         return f"{self.where}, line {self.lines[row]}, column {name!r}"
 
 
@@ -68,15 +68,19 @@ def read_csv(
     task: str | None = None,
     classes: bool = True,
 ) -> Dataset:
-    """A data set from a CSV file with a header.
+    """Read a data set from a CSV file with a header.
 
-    `target` names the class column (by default the last one); its cells may be text, whole numbers
-    or booleans, and an empty one is an unlabelled row, -1. Decimal numbers of many values are a
-    quantity, without `classes` all numbers are: `y` is then float, and NaN where the cell is empty.
-    With `like`, the data set that a model was fitted to, the target, features, categories and
-    classes are those of `like`: a test file is coded as the training file was, and a class or
-    category that `like` lacks is an error. `task` names a column that is no feature: it says of
-    which of several tasks a row is, and becomes the array `task`.
+    Cells of the class column are texts, integers or booleans; an empty cell is an unlabelled row,
+    -1. Decimal numbers of many values are a quantity; then `y` is float, and NaN where the cell is
+    empty.
+
+    Args:
+        path: the file.
+        target: the class column; None: the last one.
+        like: the data set that a model was fitted to. Target, features, categories and classes are
+            then those of `like`, and an unknown class or category is an error.
+        task: a column with the task of each row, which becomes the array `task`.
+        classes: False: all numbers of the target are a quantity.
     """
     table = read_table(path)
     if target is None:
@@ -101,10 +105,13 @@ def read_csv(
 
 
 def write_csv(data: Dataset, path: str | Path) -> None:
-    """A file that `read_csv` reads as `data`: a column for each feature, for the task where there
-    are several, and at last for the class.
+    """Write a file that `read_csv` reads as `data`: features, the task if any, and the class.
 
-    Codes are by the order of names there; which names they stand for is the same.
+    Codes may differ after reading, for names are sorted then.
+
+    Args:
+        data: a data set with a table.
+        path: the file.
     """
     if not {"x", "y"} <= set(data.arrays) or not data.feature_names:
         raise TableError(
@@ -128,22 +135,25 @@ def write_csv(data: Dataset, path: str | Path) -> None:
 
 
 def _texts(column: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Cells of a column; nothing where a number is NaN or a code is -1, and the names of codes
-    that have them.
-    """
+    """Cells of a column, empty where a number is NaN or a code is -1."""
     missing = column == -1 if np.issubdtype(column.dtype, np.integer) else np.isnan(column)
-    told = lambda value: names[int(value)] if names else repr(value)
+    text = lambda value: names[int(value)] if names else repr(value)
     return [
-        "" if gone else told(value) for value, gone in zip(column.tolist(), missing, strict=True)
+        "" if gone else text(value) for value, gone in zip(column.tolist(), missing, strict=True)
     ]
 
 
 def read_matrix(path: str | Path, target: str | None = None) -> Dataset:
-    """Entries of a matrix from a CSV file: the first two columns name row and column of each,
-    `target`, by default the last, holds them.
+    """Read entries of a matrix from a CSV file, whose first two columns name row and column.
 
-    `rows` and `cols` count the names, which are `categories`; lines without a value say nothing and
-    are left out.
+    Lines without a value are left out.
+
+    Args:
+        path: the file.
+        target: the column of the entries; None: the last one.
+
+    Returns:
+        A data set with `rows`, `cols` and `values`; names are in `categories`.
     """
     table = read_table(path)
     target = table.header[-1] if target is None else target
@@ -183,11 +193,15 @@ def read_features(
     feature_names: Sequence[str],
     categories: Mapping[str, Sequence[str]] | None = None,
 ) -> np.ndarray:
-    """`x` [row, feature] of new rows, its columns in the order of `feature_names`, coded by
-    `categories`.
+    """Read the features of new rows; other columns of the file are ignored.
 
-    Columns are found by their names in the header, whatever their order; others, such as the class,
-    are passed over.
+    Args:
+        path: the file.
+        feature_names: columns of the file, in the order of the result.
+        categories: column -> its categories in the order of their codes.
+
+    Returns:
+        x, [row, feature].
     """
     table, known = read_table(path), categories or {}
     _require(table, feature_names)
@@ -200,7 +214,7 @@ def read_features(
 
 
 def read_table(path: str | Path) -> Table:
-    """The cells of a CSV file (plain or gzipped), after every check of its form."""
+    """Read the cells of a CSV file, plain or gzipped, and check its form."""
     path = Path(path)
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -242,9 +256,15 @@ def encode(
     like: Dataset | None = None,
     classes: bool = True,
 ) -> Dataset:
-    """The table as `x` and `y`.
+    """Encode a table as `x` and `y`.
 
-    `categorical` takes every feature for a category, also those written as numbers.
+    Args:
+        table: the cells.
+        target: the class column.
+        categorical: whether every feature is a category, numbers included.
+        drop: columns that are no features.
+        like: as in `read_csv`.
+        classes: as in `read_csv`.
     """
     if like is None:
         names = tuple(name for name in table.header if name != target and name not in drop)
@@ -295,7 +315,7 @@ def _check_header(path: Path, header: tuple[str, ...]) -> None:
 
 
 def _check_delimiter(path: Path, lines: list[tuple[int, list[str]]]) -> None:
-    """One column whose every line holds another delimiter; a name may hold it."""
+    """Refuse a single column in which every line holds another delimiter."""
     for delimiter in ";\t|":
         if len(lines[0][1]) == 1 and all(
             any(delimiter in cell for cell in row) for _, row in lines
@@ -317,7 +337,7 @@ def _require(table: Table, names: Sequence[str]) -> None:
 
 
 def number_of(cell: str) -> float | None:
-    """The number that a cell says, or none."""
+    """Return the number in a cell, or None."""
     try:
         value = float(cell)
     except ValueError:
@@ -328,8 +348,8 @@ def number_of(cell: str) -> float | None:
 def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     """The categories of a column, none if it holds numbers or booleans.
 
-    A text among more than nine times as many numbers is taken for a slip of the pen, and is an
-    error; so is a usual mark of what is missing, where all other cells are numbers.
+    Texts among more than nine times as many numbers are taken for typing errors, and are refused.
+    So are usual marks of missing values among numbers.
     """
     cells = table.column(name)
     present = [cell for cell in cells if cell not in MISSING]
@@ -339,15 +359,14 @@ def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
         or all(cell in BOOLEANS for cell in present)
     ):
         return ()
-    is_slip = len(present) - len(texts) > 9 * len(texts) or (
+    is_error = len(present) - len(texts) > 9 * len(texts) or (
         len(texts) < len(present) and _are_marks(texts)
     )
-    if not categorical and texts and is_slip:
+    if not categorical and texts and is_error:
         raise TableError(
             f"{table.place(cells.index(texts[0]), name)}: {texts[0]!r} is not a number, but "
-            f"{len(present) - len(texts)} other cells "
-            "of the column are; correct it, or leave it empty if it is missing; where these are "
-            "categories, write them with a letter"
+            f"{len(present) - len(texts)} other cells of the column are; correct it, or leave it "
+            "empty if it is missing; where these are categories, write them with a letter"
         )
     return _in_order(present)
 
@@ -397,7 +416,7 @@ def _coded(table: Table, name: str, categories: Sequence[str]) -> np.ndarray:
 def _tasks(
     table: Table, name: str, known: tuple[str, ...] | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The task of each row, and what the tasks are called."""
+    """The task of each row, and the names of the tasks."""
     names = (
         _in_order([cell for cell in table.column(name) if cell not in MISSING])
         if known is None

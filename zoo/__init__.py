@@ -1,11 +1,11 @@
-"""The zoo: one file a paper, found by its name.
+"""The zoo of models: one file for each paper, found by its name.
 
-    zoo.names()                      names of the models, nothing is imported
+    zoo.names()                      names of the models; imports nothing
     entry = zoo.load("batting")      entry.model, entry.simulate, entry.card
 
-A file `zoo/batting.py` defines `CARD`, the model `batting` (the function is named as its file) and
-`simulate(rng_key, ...)`, which returns the model's keyword arguments with data drawn from the
-model.
+A file `zoo/batting.py` defines `CARD`, the model `batting`, a function with the name of its file,
+and `simulate(rng_key, ...)`. The latter returns keyword arguments of the model, with data that are
+drawn from the model.
 """
 
 import difflib
@@ -21,7 +21,7 @@ __all__ = ["Card", "Entry", "load", "names"]
 
 
 class Entry(NamedTuple):
-    """A model with all that belongs to it."""
+    """A model with its simulator and its card."""
 
     name: str
     model: Callable[..., Any]
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, module: ModuleType) -> "Entry":
-        """The entry that a model's module defines."""
+        """Return the entry that a model's module defines."""
         name = module.__name__.rpartition(".")[2]
         missing = [needed for needed in ("CARD", name, "simulate") if not hasattr(module, needed)]
         if missing:
@@ -46,13 +46,17 @@ class Entry(NamedTuple):
 
 
 def names() -> tuple[str, ...]:
-    """Every model, found by its file; nothing is imported."""
+    """Return the names of all models, found by their files; imports nothing."""
     found = (module.name for module in pkgutil.iter_modules(__path__))
     return tuple(sorted(name for name in found if name != "card" and not name.startswith("_")))
 
 
 def load(name: str) -> Entry:
-    """A model by name, imported now."""
+    """Import a model.
+
+    Args:
+        name: one of `names()`.
+    """
     if name not in names():
         close = difflib.get_close_matches(name, names())
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""

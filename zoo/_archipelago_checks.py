@@ -1,4 +1,4 @@
-"""What Archipelago refuses, and in what words."""
+"""Checks of the arguments of `zoo.archipelago`."""
 
 from numbers import Integral, Real
 from typing import Any
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def refuse_wrong_parts(functions: dict[str, Any], is_ard: Any, priors: dict[str, Any]) -> None:
-    """What the process is made of."""
+    """Refuse functions and priors of a wrong type."""
     if not isinstance(is_ard, bool | np.bool_):
         raise ValueError(f"archipelago is_ard: found {is_ard!r}, wanted True or False.")
     for name, value in functions.items():
@@ -36,9 +36,9 @@ def refuse_wrong_parts(functions: dict[str, Any], is_ard: Any, priors: dict[str,
 
 
 def refuse_no_covariance(covariance: Any, num_features: int) -> None:
-    """A function that is not positive definite, at points near and far.
+    """Refuse a covariance function that is not positive definite at close and distant points.
 
-    What follows from latent numbers is not looked at.
+    A covariance that depends on latent sites is not checked.
     """
     rng = np.random.default_rng(0)
     plane = np.pad(
@@ -60,14 +60,13 @@ def refuse_no_covariance(covariance: Any, num_features: int) -> None:
     if not least > -1e-7 * largest:
         raise ValueError(
             f"archipelago covariance: found an eigenvalue of {least:.2g} beside one of "
-            f"{largest:.2g} at {len(points)} points, wanted a "
-            "positive definite function. tinygp's kernels of a distance take "
-            "`distance=tinygp.kernels.distance.L2Distance()`."
+            f"{largest:.2g} at {len(points)} points, wanted a positive definite function. Give "
+            "tinygp's stationary kernels `distance=tinygp.kernels.distance.L2Distance()`."
         )
 
 
 def refuse_wrong_numbers(persistence: Any, **counts: Any) -> None:
-    """The chance to go on after a rejection, and how many there are of something."""
+    """Refuse a persistence outside of (0, 1], and counts below 1."""
     for name, value in counts.items():
         if not isinstance(value, Integral) or value < 1:
             raise ValueError(
@@ -77,16 +76,16 @@ def refuse_wrong_numbers(persistence: Any, **counts: Any) -> None:
         isinstance(persistence, Real | Array) and 0 < persistence <= 1
     ):
         raise ValueError(
-            f"archipelago persistence: found {persistence!r}, wanted a chance above 0, at most 1."
+            f"archipelago persistence: found {persistence!r}, wanted a probability in (0, 1]."
         )
 
 
 def refuse_wrong_data(x: Any, y: Any, num_classes: int) -> None:
-    """Rows and labels, as far as they are known before the program runs."""
+    """Refuse wrong rows and labels; traced values are not checked."""
     if not jax.config.jax_enable_x64:
         raise ValueError(
-            "archipelago: found float32, wanted float64, for Cholesky factors of smooth functions: "
-            "jax.enable_x64(True)."
+            "archipelago: found float32, wanted float64, which Cholesky factors of smooth "
+            "functions need: jax.enable_x64(True)."
         )
     if np.ndim(x) != 2 or 0 in np.shape(x):
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Base densities: where points are proposed, with parameters of their own.
+"""Base densities of `zoo.archipelago`, which propose points, with their parameters.
 
-Priors are those of features with mean 0 and variance 1.
+The priors suit features with mean 0 and variance 1.
 """
 
 from typing import Any
@@ -13,25 +13,25 @@ from numpyro import plate
 
 __all__ = ["gaussian", "mixture", "student_t"]
 
-# its declared return type is a number as well, which cannot be indexed
+# numpyro.sample is declared to return a number as well, which cannot be indexed
 sample: Any = numpyro.sample
 
 
 def gaussian(num_features: int) -> dist.Distribution:
-    """A normal base density, its mean and covariance learned: the paper's."""
-    location, root = _place_and_shape(num_features)
+    """Draw a normal base density with a latent mean and covariance, as in the paper."""
+    location, root = _location_and_root(num_features)
     return dist.MultivariateNormal(location, scale_tril=root)
 
 
 def student_t(num_features: int) -> dist.Distribution:
-    """With heavier tails, for data with outlying points."""
-    location, root = _place_and_shape(num_features)
+    """Draw a Student t base density, for data with outliers."""
+    location, root = _location_and_root(num_features)
     df = sample("df", dist.Gamma(2.0, 0.1))
     return dist.MultivariateStudentT(df, location, root)
 
 
 def mixture(num_features: int, num_parts: int = 3) -> dist.Distribution:
-    """Of normal densities without correlations."""
+    """Draw a base density that is a mixture of normal densities without correlations."""
     weights = sample("weights", dist.Dirichlet(jnp.full(num_parts, 2.0)))
     with plate("part", num_parts, dim=-1):
         location = sample(
@@ -49,7 +49,7 @@ def mixture(num_features: int, num_parts: int = 3) -> dist.Distribution:
     )
 
 
-def _place_and_shape(num_features: int) -> tuple[Array, Array]:
+def _location_and_root(num_features: int) -> tuple[Array, Array]:
     of_features = {"event_dims": ["feature"]}
     location = sample(
         "mean", dist.Normal(0.0, 1.0).expand([num_features]).to_event(1), infer=of_features

@@ -1,17 +1,20 @@
-"""AClass: a classifier whose every class is a Chinese restaurant process mixture.
+"""AClass: a classifier in which every class is a Chinese restaurant process mixture.
 
-    share          ~ Dirichlet(gamma, ..., gamma)                          of the classes
-    y[n]           ~ Categorical(share)                                    class of a row; may be unknown
-    z[n] | y, z[1 .. n-1] ~ CRP(alpha) among the rows of class y[n]        group of a row
-    p[c, g, d]     ~ Beta(beta, beta)                                      parameters of group g of class c
-    x[n, d]        ~ Bernoulli(p[y[n], z[n], d])                           features; may be missing
+    share      ~ Dirichlet(gamma, ..., gamma)         how common each class is
+    y[n]       ~ Categorical(share)                   class of a row; may be unknown
+    z[n]       ~ CRP(alpha)                           group of a row among the rows of its class
+    p[c, g, d] ~ Beta(beta, beta)                     parameters of group g of class c
+    x[n, d]    ~ Bernoulli(p[y[n], z[n], d])          features; may be missing
 
-Binary features are one `component` of several: a function that draws the parameters of all groups
-and observes the features.
+Shapes: x [row, feature]; y and z [row]; share [class]; p [class, group, feature].
+
+The last two lines are one of several components. A component is a function that draws the
+parameters of all groups and observes the features, which may be binary, categorical, counts or real
+numbers.
 
 Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative
-classification". Its alpha and beta are the defaults. Cost of a log density: (rows + classes x
-groups) x features.
+classification". The defaults of alpha and beta are those of the paper. Cost of a log density:
+(rows + classes x groups) x features.
 """
 
 from collections.abc import Callable
@@ -42,7 +45,7 @@ __all__ = [
     "simulate",
 ]
 
-# its declared return type is a number as well, which cannot be indexed
+# numpyro.sample is declared to return a number as well, which cannot be indexed
 sample: Any = numpyro.sample
 
 CARD = Card(
@@ -52,7 +55,8 @@ CARD = Card(
     bibtex="""@inproceedings{mansinghka2007aclass,
   title = {{AClass}: An online algorithm for generative classification},
   author = {Mansinghka, Vikash K. and Roy, Daniel M. and Rifkin, Ryan and Tenenbaum, Josh},
-  booktitle = {Proceedings of the Eleventh International Conference on Artificial Intelligence and Statistics},
+  booktitle = {Proceedings of the Eleventh International Conference on Artificial Intelligence \
+and Statistics},
   series = {Proceedings of Machine Learning Research},
   volume = {2},
   year = {2007},
@@ -60,17 +64,17 @@ CARD = Card(
     data=("house_votes", "20news_w100", "mnist_pca50", "crp_mixture", "wine"),
     kernels=("ParticleFilter", "CollapsedGibbs"),
     sites={
-        "share": "how common each class is",
+        "share": "the probability of each class",
         "y": "the class of a row, -1 in the data where it is unknown",
         "z": "the group of a row within its class, in order of appearance",
-        "p": "how likely a feature is to be 1 in a group",
+        "p": "the probability that a feature is 1 in a group",
         "x": "the features of a row, NaN where missing",
     },
     edits=(
         "alpha=dist.Gamma(1.0, 1.0), with ParticleFilter(aclass, grid={'alpha': [0.1, 0.3, 1.0]}): "
-        "learn how many groups the data ask for",
-        "component=partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0)): learn how sure of its "
-        "features a group is",
+        "the number of groups is learned",
+        "component=partial(beta_bernoulli, beta=dist.Gamma(2.0, 4.0)): the concentration of p's "
+        "prior is learned",
         "component=normal_inverse_chi2, or mixed(...): real features, or columns of several kinds",
         "max_groups=1: one group a class, naive Bayes",
         "PitmanYor(alpha, 0.3, ...) in place of CRP(alpha, ...): more groups, most of them small; "
@@ -80,8 +84,9 @@ CARD = Card(
 
 
 class Axes(NamedTuple):
-    """The plates; `z` = (class, group) of each row, an index into the parameters of groups
-    [class, group, ...].
+    """The plates of the model, and the group of each row.
+
+    `z` = (class, group) of each row is an index into parameters of shape [class, group, ...].
     """
 
     classes: plate
@@ -91,8 +96,9 @@ class Axes(NamedTuple):
     z: tuple[Any, Any]
 
     def joint(self) -> "Axes":
-        """For a component whose features are one event: the other plates, each one place further
-        right, where the features were.
+        """Return plates for a component whose features are one event.
+
+        The plates of classes, groups and rows move one dimension to the right.
         """
         moved = (
             plate(each.name, each.size, dim=each.dim + 1)
@@ -102,7 +108,13 @@ class Axes(NamedTuple):
 
 
 def beta_bernoulli(x, at: Axes, beta: Any = 0.5):
-    """Binary features, the paper's component."""
+    """Binary features: p ~ Beta(beta, beta), x ~ Bernoulli(p), the paper's component.
+
+    Args:
+        x: [row, feature], 0, 1 or NaN.
+        at: the plates, and the group of each row.
+        beta: a number; a distribution makes it a latent site.
+    """
     [beta] = _drawn(beta=beta)
     with at.classes, at.groups, at.features:
         p = sample("p", dist.Beta(beta, beta))
@@ -123,19 +135,25 @@ def aclass(
     component: Callable = beta_bernoulli,
     all_labelled: bool | None = None,
 ):
-    """The model; it returns x and y.
+    """The model.
 
-    :param x: [row, feature], NaN where missing; None: drawn, of `shape` (rows, features).
-    :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: no row is labelled.
-    :param num_groups: room for groups in each class, `capacity` of `CRP`, which truncates nothing;
-    None: as many as there can be.
-    :param max_groups: bounds the number of groups in each class; the prior is then that of `CRP`
-    with this bound.
-    :param alpha: concentration; given a distribution, a latent site. So are the hyper-parameters of
-    the components.
-    :param component: `(x, axes) -> x` draws the parameters of groups and observes the features.
-    :param all_labelled: whether no entry of `y` is -1; None: it is looked up, for which `y` must
-    not be traced.
+    Args:
+        x: [row, feature], NaN where missing; None: drawn with the shape `shape`.
+        y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: no row is labelled.
+        shape: (rows, features) where x is None.
+        num_classes: number of classes.
+        num_groups: array size for the groups of each class, which truncates nothing; None: as many
+            as there can be.
+        max_groups: bound on the number of groups in each class, which changes the prior; None: no
+            bound.
+        alpha: concentration of the CRP; a distribution makes it a latent site.
+        gamma: concentration of the classes.
+        component: `(x, axes) -> x` draws the parameters of groups and observes the features.
+        all_labelled: whether no entry of `y` is -1; None: it is read off `y`, which must not be
+            traced then.
+
+    Returns:
+        x and y.
     """
     num_rows, num_features = _checked(shape if x is None else np.shape(x), y)
     share = sample(
@@ -164,7 +182,14 @@ def aclass(
 
 
 def dirichlet_categorical(x, at: Axes, num_values: int, beta: Any = 0.5):
-    """Features with the codes 0 .. num_values - 1."""
+    """Categorical features: p ~ Dirichlet(beta, ..., beta), x ~ Categorical(p).
+
+    Args:
+        x: [row, feature], 0 .. num_values - 1 or NaN.
+        at: the plates, and the group of each row.
+        num_values: number of categories of each feature.
+        beta: a number; a distribution makes it a latent site.
+    """
     [beta], value = _drawn(beta=beta), at.features.name.replace("feature", "value")
     with at.classes, at.groups, at.features:
         p = sample("p", dist.Dirichlet(jnp.full(num_values, beta)), infer={"event_dims": [value]})
@@ -173,7 +198,14 @@ def dirichlet_categorical(x, at: Axes, num_values: int, beta: Any = 0.5):
 
 
 def gamma_poisson(x, at: Axes, shape: Any = 1.0, rate: Any = 0.1):
-    """Counts."""
+    """Counts: mean ~ Gamma(shape, rate), x ~ Poisson(mean).
+
+    Args:
+        x: [row, feature], counts or NaN.
+        at: the plates, and the group of each row.
+        shape: a number; a distribution makes it a latent site.
+        rate: likewise.
+    """
     shape, rate = _drawn(shape=shape, rate=rate)
     with at.classes, at.groups, at.features:
         mean = sample("mean", dist.Gamma(shape, rate))
@@ -184,8 +216,18 @@ def gamma_poisson(x, at: Axes, shape: Any = 1.0, rate: Any = 0.1):
 def normal_inverse_chi2(
     x, at: Axes, mean: Any = 0.0, kappa: Any = 0.1, nu: Any = 2.0, scale: Any = 1.0
 ):
-    """Real features, independent within a group: var ~ scaled inverse chi2(nu, scale^2), loc |
-    var ~ Normal(mean, var / kappa).
+    """Real features that are independent within a group.
+
+    var ~ scaled inverse chi2(nu, scale^2), loc | var ~ Normal with mean `mean` and variance
+    var / kappa.
+
+    Args:
+        x: [row, feature], NaN where missing.
+        at: the plates, and the group of each row.
+        mean: a number; a distribution makes it a latent site.
+        kappa: likewise.
+        nu: likewise.
+        scale: likewise.
     """
     mean, kappa, nu, scale = _drawn(mean=mean, kappa=kappa, nu=nu, scale=scale)
     with at.classes, at.groups, at.features:
@@ -198,11 +240,19 @@ def normal_inverse_chi2(
 def normal_inverse_wishart(
     x, at: Axes, mean: Any = 0.0, kappa: Any = 0.1, nu: Any = None, scale: Any = 1.0
 ):
-    """Real features, correlated within a group: covariance ~ InverseWishart(nu, nu scale^2 I), loc
-    ~ Normal(mean, covariance / kappa).
+    """Real features that are correlated within a group.
 
-    The inverse of the covariance, `precision`, is what is drawn. `nu` is features + 1 by default;
-    one feature makes `normal_inverse_chi2`.
+    covariance ~ InverseWishart(nu, nu scale^2 I), loc | covariance ~ Normal(mean, covariance /
+    kappa). The site is `precision`, the inverse of the covariance. With one feature this is
+    `normal_inverse_chi2`.
+
+    Args:
+        x: [row, feature], NaN where missing.
+        at: the plates, and the group of each row.
+        mean: a number; a distribution makes it a latent site.
+        kappa: likewise.
+        nu: likewise; None: features + 1.
+        scale: likewise.
     """
     width, feature, at = at.features.size, at.features.name, at.joint()
     mean, kappa, nu, scale = _drawn(
@@ -225,11 +275,13 @@ def normal_inverse_wishart(
 
 
 def mixed(**parts):
-    """Columns of several kinds: `mixed(votes=(slice(0, 16), beta_bernoulli), age=([16],
-    normal_inverse_chi2))`.
+    """Make a component for columns of several kinds.
 
-    Each part is (columns, component); its sites are called "votes_x", "votes_p", ... and its
-    features "votes_feature".
+        mixed(votes=(slice(0, 16), beta_bernoulli), age=([16], normal_inverse_chi2))
+
+    Args:
+        **parts: name -> (columns, component). The sites of the part `votes` are "votes_x",
+            "votes_p", ..., and its feature plate is "votes_feature".
     """
 
     def component(x, at: Axes):
@@ -262,15 +314,22 @@ def simulate(
     unlabelled: float = 0.0,
     **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments.
+    """Draw data from the model.
 
-    :param missing: share of the features that are made NaN at random.
-    :param unlabelled: share of the labels that are made -1 at random.
-    :param options: other arguments of the model, such as `component`; they are returned beside the
-    data.
+    Args:
+        rng_key: a key.
+        num_rows: number of rows.
+        num_features: number of features.
+        num_classes: number of classes.
+        missing: share of the features that are set to NaN at random.
+        unlabelled: share of the labels that are set to -1 at random.
+        **options: other arguments of the model, such as `component`; they are returned as well.
+
+    Returns:
+        Keyword arguments of the model.
     """
     model_key, missing_key, label_key = random.split(rng_key, 3)
-    # the data are never cut; the model that reads them may have less room
+    # the simulation needs room for any number of groups
     roomy: dict[str, Any] = {**options, "num_groups": None}
     with seed(rng_seed=model_key):
         x, y = aclass(shape=(num_rows, num_features), num_classes=num_classes, **roomy)
@@ -280,7 +339,6 @@ def simulate(
 
 
 def _checked(shape: tuple[int, ...] | None, y) -> tuple[int, ...]:
-    """The shape of x, refused where there is nothing to model or the labels do not fit."""
     if shape is None or len(shape) != 2 or 0 in shape:
         raise ValueError(
             f"aclass: found x of shape {shape}; wanted x [row, feature] with at least one of each, "
@@ -295,9 +353,7 @@ def _checked(shape: tuple[int, ...] | None, y) -> tuple[int, ...]:
 
 
 def _drawn(**given: Any) -> list[Any]:
-    """The values of hyper-parameters; one that is a distribution becomes a latent site with the
-    name of the argument.
-    """
+    """Hyper-parameters, where a distribution is drawn at a site with the name of the argument."""
     return [
         sample(name, value) if isinstance(value, dist.Distribution) else value
         for name, value in given.items()
@@ -305,7 +361,7 @@ def _drawn(**given: Any) -> list[Any]:
 
 
 def _observation(y, all_labelled: bool | None) -> dict[str, Any]:
-    """How `y` is observed: whole, or but for the rows that have no label, which are then latent."""
+    """Keyword arguments for observing `y`; the classes of unlabelled rows stay latent."""
     if y is None:
         return {}
     if all_labelled is None:
@@ -313,7 +369,7 @@ def _observation(y, all_labelled: bool | None) -> dict[str, Any]:
             all_labelled = bool((np.asarray(y) != -1).all())
         except jax.errors.TracerArrayConversionError as error:
             error.add_note(
-                "aclass: y is traced, so it cannot be seen whether all rows are labelled. Say it: "
+                "aclass: y is traced, so it is not known whether all rows are labelled. Give "
                 "all_labelled=True or False."
             )
             raise

@@ -1,22 +1,24 @@
-"""Augment and reduce: categorical models with very many classes, seen as the largest of noisy
-utilities.
+"""Augment and reduce: linear classification with very many classes, as a random utility model.
 
-    weights[k], biases[k] ~ Normal(0, prior_scale)                           of each class
-    psi[n, k] = x[n] . weights[k] + biases[k]                                mean utility; x[n] = features[n] @ embedding with `rank`
-    y[n] = argmax_k psi[n, k] + noise[n, k]                                  Gumbel noise: softmax; Normal noise: multinomial probit
+    weights[k], biases[k] ~ Normal(0, prior_scale)        for each class k
+    psi[n, k] = x[n] . weights[k] + biases[k]             mean utility of class k
+    y[n] = argmax_k psi[n, k] + noise[n, k]               the class with the largest utility
 
-Augmented with eps[n], the noise of the class that was chosen, the log joint is a sum over the other
-classes, which may be subsampled:
+Shapes: x [row, feature]; y [row]; weights [class, feature]; biases [class].
 
-    eps[n] ~ noise
-    is_below[n, k] ~ Bernoulli(F(eps[n] + psi[n, y[n]] - psi[n, k])) = 1     for each class k other than y[n]
+Gumbel noise gives softmax regression, Normal noise the multinomial probit. The model is augmented
+with eps[n], the noise of the chosen class. Then the log joint is a sum over the other classes,
+which may be subsampled. With F the distribution function of the noise:
 
-Integrating eps out gives back P(y[n]). Cost of a log density: batch_size x num_negatives x
-features.
+    eps[n]         ~ noise
+    is_below[n, k] ~ Bernoulli(F(eps[n] + psi[n, y[n]] - psi[n, k])) = 1      for each k != y[n]
+
+Integrating eps out gives P(y[n]). With `rank`, x[n] is replaced by x[n] @ embedding. Cost of a log
+density: batch_size x num_negatives x features.
 
 Ruiz, Titsias, Dieng and Blei (2018), "Augment and reduce: stochastic inference for large
-categorical distributions", eqs. 4 to 6. The prior of the weights is ours; `prior_scale=None` is the
-paper's maximum likelihood.
+categorical distributions", eqs. 4 to 6. The paper has no prior of the weights; `prior_scale=None`
+is its maximum likelihood.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +39,7 @@ from zoo.card import Card
 
 __all__ = ["CARD", "NOISES", "SparseRows", "augment_reduce", "simulate"]
 
-# its declared return type is a number as well, which cannot be indexed
+# numpyro.sample is declared to return a number as well, which cannot be indexed
 sample: Any = numpyro.sample
 
 NOISES = {
@@ -49,7 +51,7 @@ NOISES = {
 }
 
 CARD = Card(
-    title="A choice among very many classes, as the largest of noisy utilities",
+    title="Linear classification with very many classes, as a random utility model",
     paper="Ruiz, Titsias, Dieng and Blei (2018), Augment and reduce: stochastic inference for "
     "large categorical distributions, ICML",
     bibtex="""@inproceedings{ruiz2018augment,
@@ -61,20 +63,20 @@ CARD = Card(
     data=("bibtex", "mnist", "omniglot"),
     kernels=("AugmentReduce", "NUTS"),
     sites={
-        "embedding": "what a feature adds to each of the few coordinates that classes answer to, "
-        "with `rank`",
-        "weights": "how the mean utility of a class answers to the features",
+        "embedding": "the linear map from features to a few coordinates, with `rank`",
+        "weights": "the weights of the features in the mean utility of a class",
         "biases": "the mean utility of a class where all features are 0",
-        "eps": "the noise in the utility of the class that was chosen",
-        "is_below": "that the utility of another class is below it",
-        "y": "the chosen class, where it is not augmented",
+        "eps": "the noise in the utility of the chosen class",
+        "is_below": "whether the utility of another class is below that of the chosen class",
+        "y": "the chosen class, in the model without augmentation",
     },
     edits=(
-        'noise="normal": multinomial probit; or "logistic", "laplace", "student_t", any distribution with a log_cdf',
-        "draw the weights from a Laplace prior: few features count",
+        'noise="normal": multinomial probit; or "logistic", "laplace", "student_t", any '
+        "distribution with a log_cdf",
+        "draw the weights from a Laplace prior: sparse weights",
         "prior_scale=None: maximum likelihood",
-        "rank=50: classes answer to 50 combinations of the features, which are learned; for very "
-        "many features",
+        "rank=50: the utilities depend on 50 learned combinations of the features, for very many "
+        "features",
     ),
 )
 
@@ -82,8 +84,9 @@ CARD = Card(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SparseRows:
-    """Rows of which few features are not 0: the places and values of those, as many in each row;
-    a place with the value 0 fills up.
+    """Sparse rows: the columns and values of the entries that are not 0.
+
+    All rows have the same number of entries; shorter rows are padded with values 0.
     """
 
     columns: Any  # [row, place]
@@ -92,7 +95,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, matrix: Any) -> "SparseRows":
-        """From a SciPy sparse matrix [row, feature]; memory: rows x the longest row."""
+        """Convert a SciPy sparse matrix [row, feature]; memory: rows x longest row."""
         matrix = matrix.tocsr()
         matrix.sum_duplicates()
         lengths = np.diff(matrix.indptr)
@@ -102,13 +105,13 @@ class SparseRows:
         columns, values = np.zeros(shape, np.int32), np.zeros(shape, matrix.dtype)
         columns[row, place], values[row, place] = matrix.indices, matrix.data
         last = columns[np.arange(shape[0]), np.maximum(lengths - 1, 0)]
-        # touches no other weight
+        # padding repeats the last column, so that it touches no other weight
         columns = np.where(np.arange(shape[1]) < lengths[:, None], columns, last[:, None])
         return cls(columns, values, matrix.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, features."""
+        """(rows, features)."""
         return len(self.columns), self.num_features
 
     def __len__(self) -> int:
@@ -132,18 +135,23 @@ def augment_reduce(
     num_negatives: int | None = None,
     augmented: bool = True,
 ):
-    """The model; without `y`, or not `augmented`, the classes themselves are a site, and it returns
-    them.
+    """The model.
 
-    :param x: features [row, feature], an array or `SparseRows`.
-    :param y: the class of each row, 0 .. num_classes - 1.
-    :param noise: a name in `NOISES`, or a NumPyro distribution of a number.
-    :param prior_scale: standard deviation of weights and biases; None: a flat prior, so that a mode
-    is the maximum of the likelihood.
-    :param rank: combinations of the features that classes answer to, in place of the features
-    themselves.
-    :param batch_size: rows that a run of the model sees; None: all, as where classes are drawn.
-    :param num_negatives: classes beside the chosen one that it sees; None: all.
+    Args:
+        x: features [row, feature], an array or `SparseRows`.
+        y: the class of each row, 0 .. num_classes - 1, [row]; None: drawn.
+        num_classes: number of classes.
+        noise: a name in `NOISES`, or a univariate NumPyro distribution.
+        prior_scale: standard deviation of weights and biases; None: a flat prior, whose posterior
+            mode is the maximum likelihood estimate.
+        rank: number of learned combinations of the features; None: the features themselves.
+        batch_size: number of rows that are subsampled; None: all.
+        num_negatives: number of other classes that are subsampled; None: all.
+        augmented: whether the model has the sites `eps` and `is_below`. Without them, or without
+            `y`, the classes are the site `y`.
+
+    Returns:
+        The classes.
     """
     noise = _checked(x, y, num_classes, noise)
     _refuse_size("batch_size", None if y is None else batch_size, len(x))
@@ -180,10 +188,10 @@ def augment_reduce(
 
 
 def _of_others(x, weights, biases, chosen: Array, other: Array, last: int) -> Array:
-    """Mean utilities of classes that were not chosen, [other, row]: where `other` is the chosen
-    class, the last class stands in for it.
+    """Mean utilities of the other classes, [other, row].
 
-    :param other: of 0 .. last - 1, [other], the same for all rows, or [other, row].
+    `other` holds 0 .. last - 1, [other] for all rows or [other, row]. Where it is the chosen class,
+    it is replaced by the last class.
     """
     if other.ndim == 2:
         return _utility(x, weights, biases, jnp.where(other == chosen[None], last, other))
@@ -192,9 +200,7 @@ def _of_others(x, weights, biases, chosen: Array, other: Array, last: int) -> Ar
 
 
 def _utility(x, weights, biases, classes: Array) -> Array:
-    """Mean utilities of `classes` [..., row], one for each row, or [..., 1], the same for all
-    rows.
-    """
+    """Mean utilities of `classes` [..., row], or [..., 1] for the same classes in all rows."""
     if isinstance(x, SparseRows):
         places = x.columns.reshape(*(1,) * (classes.ndim - 1), *x.columns.shape)
         values = x.values.reshape(places.shape)
@@ -207,12 +213,11 @@ def _utility(x, weights, biases, classes: Array) -> Array:
 
 
 def _codes(y) -> Array:
-    """Integers of one kind."""
     return jnp.asarray(y).astype(jnp.int32)
 
 
 def _embedding(num_features: int, rank: int | None):
-    """A row for each feature, which keeps the size of what is embedded; None without `rank`."""
+    """The embedding [feature, rank], whose scale keeps the variance; None without `rank`."""
     if rank is None:
         return None
     with plate("feature", num_features, dim=-1):
@@ -224,7 +229,7 @@ def _embedding(num_features: int, rank: int | None):
 
 
 def _floats(x, row: Array, embedding):
-    """Some rows of the features, as floats; or of their coordinates."""
+    """Features of some rows as floats, after the embedding."""
     if isinstance(x, SparseRows):
         some = x[row]
         values = some.values.astype(jnp.result_type(float))
@@ -236,10 +241,7 @@ def _floats(x, row: Array, embedding):
 
 
 def _checked(x, y, num_classes: int, noise: Any) -> dist.Distribution:
-    """The noise; refuses what is no choice among classes.
-
-    What a compiled loop traces was seen before.
-    """
+    """The noise distribution, after checks of all arguments; traced values are not checked."""
     noise = NOISES.get(noise, noise) if isinstance(noise, str) else noise
     if not isinstance(noise, dist.Distribution):
         raise ValueError(
@@ -257,8 +259,7 @@ def _checked(x, y, num_classes: int, noise: Any) -> dist.Distribution:
     if not isinstance(values, Tracer) and not np.isfinite(np.asarray(values)).all():
         row = np.argwhere(~np.isfinite(np.asarray(values)))[0, 0]
         raise ValueError(
-            f"augment_reduce x: row {row} has an entry that is no finite number; fill in what is "
-            "missing."
+            f"augment_reduce x: row {row} has an entry that is not finite; impute missing entries."
         )
     if y is None:
         return noise
@@ -271,8 +272,7 @@ def _checked(x, y, num_classes: int, noise: Any) -> dist.Distribution:
     if low < 0 or high >= num_classes:
         raise ValueError(
             f"augment_reduce y: found {low} .. {high}, wanted classes 0 .. {num_classes - 1}. "
-            "Leave rows of unknown class out: "
-            "they say nothing."
+            "Leave out rows of unknown class, which carry no information."
         )
     return noise
 
@@ -287,19 +287,26 @@ def _refuse_size(name: str, size: int | None, most: int) -> None:
 def simulate(
     rng_key: Array, num_rows: int = 200, num_features: int = 3, num_classes: int = 10, **options
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments: standard normal features, and
-    the best of noisy utilities.
+    """Draw standard normal features, and classes from the model.
 
-    :param options: other arguments of the model; they are returned beside the data.
+    Args:
+        rng_key: a key.
+        num_rows: number of rows.
+        num_features: number of features.
+        num_classes: number of classes.
+        **options: other arguments of the model; they are returned as well.
+
+    Returns:
+        Keyword arguments of the model.
     """
     feature_key, model_key = random.split(rng_key)
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "x": random.normal(feature_key, (num_rows, num_features)),
         "num_classes": num_classes,
         **options,
     }
-    proper: dict[str, Any] = told | {
-        "prior_scale": 1.0 if told.get("prior_scale", 1.0) is None else told.get("prior_scale", 1.0)
-    }
-    with seed(rng_seed=model_key):  # from a flat prior nothing could be drawn
-        return told | {"y": augment_reduce(**proper)}
+    proper = dict(arguments)  # a flat prior cannot be drawn from
+    if proper.get("prior_scale", 1.0) is None:
+        proper["prior_scale"] = 1.0
+    with seed(rng_seed=model_key):
+        return arguments | {"y": augment_reduce(**proper)}

@@ -1,21 +1,23 @@
-"""BSVD: matrix completion by a singular value decomposition that learns its rank.
+"""BSVD: matrix completion by a Bayesian singular value decomposition that learns its rank.
 
-    z[k]    ~ Bernoulli(a / (a + b (K - 1)))             whether component k is there
-    s[k]    ~ HalfNormal(1 / sqrt(alpha_s))              its amplitude, the standard deviation of
-                                                         what it adds to an entry
-    u[i, k] ~ Normal(0, 1)                               its row factors
-    v[j, k] ~ Normal(0, 1)                               its column factors
-    eta[i, j] = intercept + sum_k s[k] z[k] u[i, k] v[j, k] + row_weights[i] . C[j] +
-    column_weights[j] . R[i]
-    y[i, j] ~ Normal(eta[i, j], 1 / sqrt(alpha))         where observed; or a probit link
+    z[k]      ~ Bernoulli(a / (a + b (K - 1)))        whether component k is switched on
+    s[k]      ~ HalfNormal(1 / sqrt(alpha_s))         amplitude of the component
+    u[i, k]   ~ Normal(0, 1)                          row factors
+    v[j, k]   ~ Normal(0, 1)                          column factors
+    eta[i, j] = intercept + sum_k s[k] z[k] u[i, k] v[j, k]
+                + row_weights[i] . C[j] + column_weights[j] . R[i]
+    y[i, j]   ~ Normal(eta[i, j], 1 / sqrt(alpha))    observed entries; or a probit link
 
-R and C are features of rows and columns, each with a constant first, so that every row and every
-column has an effect of its own; a feature's weights are Normal(0, 1 / sqrt(precision)). Only
-observed entries enter, as vectors `row`, `column`, `value`.
+Shapes: z and s [component]; u [row, component]; v [column, component]; y [entry].
+
+The amplitude is the standard deviation of the component's contribution to an entry. R and C are
+features of rows and columns. Both begin with a constant, which gives every row and every column an
+effect of its own. The weights of a feature are Normal(0, 1 / sqrt(precision)). Only observed
+entries are stored, as vectors `row`, `column`, `value`.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 5. Its priors are the
-defaults; the Beta weight of each z is integrated out, and factors have variance 1, not 1 / I and 1
-/ J, which only changes the unit of s. Cost of a log density: entries x components.
+defaults. The Beta weight of each z is integrated out. Factors have variance 1, not 1 / I and 1 / J,
+which only changes the scale of s. Cost of a log density: entries x components.
 """
 
 from collections.abc import Callable, Generator
@@ -47,16 +49,16 @@ __all__ = [
     "simulate",
 ]
 
-# its declared return type is a number as well, which cannot be indexed
+# numpyro.sample is declared to return a number as well, which cannot be indexed
 sample: Any = numpyro.sample
 
 type Entries = AbstractContextManager[None]
 
-VAGUE = dist.Gamma(1e-6, 1e-6)  # of precisions: leaves their scale to the data
-WIDE = dist.Normal(0.0, 100.0)
+VAGUE = dist.Gamma(1e-6, 1e-6)  # for precisions
+WIDE = dist.Normal(0.0, 100.0)  # for the intercept
 
 CARD = Card(
-    title="A singular value decomposition of a matrix with holes",
+    title="A singular value decomposition of a matrix with missing entries",
     paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke "
     "University, chapter 5",
     bibtex="""@phdthesis{wang2010incomplete,
@@ -68,16 +70,17 @@ CARD = Card(
     data=("movielens_1m", "mlb_batter_pitcher"),
     kernels=("ConditionalGibbs", "NUTS"),
     sites={
-        "z": "whether a component is there",
+        "z": "whether a component is switched on",
         "s": "the amplitude of a component",
-        "u": "the row factors of a component; like v, s and z up to order, sign and scale",
+        "u": "the row factors of a component; u, v, s and z are identified up to order, sign and "
+        "scale",
         "v": "the column factors of a component",
-        "rank": "how many components are there",
-        "intercept": "the level of all entries",
-        "row_weights": "the effect of a row, and how it answers to the features of the columns",
-        "column_weights": "the effect of a column, and how it answers to the features of the rows",
-        "row_precision": "how alike the rows are in each of their weights",
-        "column_precision": "how alike the columns are in each of their weights",
+        "rank": "the number of components that are switched on",
+        "intercept": "the mean level of all entries",
+        "row_weights": "the effect of a row, and its weights of the column features",
+        "column_weights": "the effect of a column, and its weights of the row features",
+        "row_precision": "precision of the row weights over the rows",
+        "column_precision": "precision of the column weights over the columns",
         "alpha_s": "precision of the amplitudes",
         "alpha": "precision of the noise",
         "y": "the observed entries",
@@ -87,15 +90,23 @@ CARD = Card(
         "for ratings",
         "link=partial(ordered_probit, num_levels=5): ratings are levels, not numbers",
         "link=binomial_probit with trials=...: entries are counts of successes",
-        "a=10.0: more components before any are seen",
-        "alpha=dist.Gamma(2.0, 0.1): say what you know of the noise",
-        "draw `v` from a Laplace prior: ConditionalGibbs refuses it and NUTS takes it over",
+        "a=10.0: more components are expected a priori",
+        "alpha=dist.Gamma(2.0, 0.1): an informative prior of the noise",
+        "draw `v` from a Laplace prior: ConditionalGibbs refuses it; use NUTS",
     ),
 )
 
 
 def gaussian(predictor, value, trials, entries: Entries, alpha: Any = VAGUE):
-    """Real entries; `alpha` is the precision of the noise."""
+    """Real entries: y ~ Normal(predictor, 1 / sqrt(alpha)).
+
+    Args:
+        predictor: [entry].
+        value: observed entries, [entry]; None: drawn.
+        trials: not used.
+        entries: the plate of the entries.
+        alpha: precision of the noise; a distribution makes it a latent site.
+    """
     alpha = _drawn("alpha", alpha)
     with entries:
         return sample("y", dist.Normal(predictor, 1 / jnp.sqrt(alpha)), obs=value)
@@ -104,8 +115,15 @@ def gaussian(predictor, value, trials, entries: Entries, alpha: Any = VAGUE):
 def ordered_probit(
     predictor, value, trials, entries: Entries, num_levels: int = 5, spread: float = 10.0
 ):
-    """Levels 0 .. num_levels - 1, told apart by cutpoints, of which the first is 0; the noise
-    has variance 1.
+    """Ordered levels 0 .. num_levels - 1: cutpoints divide predictor + Normal(0, 1) noise.
+
+    Args:
+        predictor: [entry].
+        value: observed levels, [entry]; None: drawn.
+        trials: not used.
+        entries: the plate of the entries.
+        num_levels: number of levels.
+        spread: scale of the gaps between cutpoints, of which the first is 0.
     """
     if num_levels < 2:
         raise ValueError(f"ordered_probit num_levels: found {num_levels}, wanted 2 or more.")
@@ -118,7 +136,14 @@ def ordered_probit(
 
 
 def binomial_probit(predictor, value, trials, entries: Entries):
-    """Successes among `trials`."""
+    """Successes among trials: y ~ Binomial(trials, Phi(predictor)).
+
+    Args:
+        predictor: [entry].
+        value: observed successes, [entry]; None: drawn.
+        trials: number of trials, [entry].
+        entries: the plate of the entries.
+    """
     if trials is None:
         raise ValueError(
             "binomial_probit trials: found None, wanted the number of trials of each entry."
@@ -146,21 +171,29 @@ def bsvd(
     precision: Any = VAGUE,
     intercept: Any = WIDE,
 ):
-    """The model; it returns the entries.
+    """The model.
 
-    :param row: row of each observed entry, 0 .. shape[0] - 1; `column` likewise.
-    :param value: the observed entries; None: drawn.
-    :param trials: of each entry, for `binomial_probit`.
-    :param counts: whether an entry counts; one that does not is as good as not observed.
-    :param link: `(predictor, value, trials, entries) -> entries` observes them; its own parameters
-    are given by `functools.partial`.
-    :param num_components: K, more than there may be; `a` and `b` say how many to expect, a / b for
-    a large K.
-    :param row_features: R without its constant [row, feature], scaled to about 1; `column_features`
-    C likewise.
-    :param learn_factors: means and precisions of u and v, of each component, are learned.
-    :param alpha_s: precision of the amplitudes, a distribution or a number; like `precision`, of a
-    feature's weights, and `intercept`.
+    Args:
+        row: row of each observed entry, 0 .. shape[0] - 1, [entry].
+        column: column of each observed entry, 0 .. shape[1] - 1, [entry].
+        value: the observed entries, [entry]; None: drawn.
+        shape: (rows, columns) of the matrix.
+        trials: number of trials of each entry, for `binomial_probit`.
+        counts: mask of the entries, [entry]; a masked entry is not observed.
+        link: `(predictor, value, trials, entries) -> entries` observes the entries; its parameters
+            are set by `functools.partial`.
+        num_components: K, the truncation of the number of components.
+        a: with `b`, the expected number of components, a / b for large K.
+        b: see `a`.
+        row_features: R without its constant, [row, feature], scaled to about 1.
+        column_features: C without its constant, [column, feature], scaled to about 1.
+        learn_factors: whether means and precisions of u and v are learned for each component.
+        alpha_s: precision of the amplitudes; a distribution makes it a latent site.
+        precision: precision of the weights of each feature; likewise.
+        intercept: the mean level; likewise.
+
+    Returns:
+        The entries.
     """
     _refuse_wrong(shape, num_components, (a, b), row=row, column=column)
     num_rows, num_columns = shape
@@ -195,9 +228,9 @@ def bsvd(
 def _refuse_wrong(
     shape: tuple[int, int], num_components: int, expected: tuple[float, float], **places
 ) -> None:
-    """JAX would take the last row for one that is not there.
+    """Refuse wrong arguments; JAX would replace an index out of range by the last row.
 
-    What a compiled loop traces was seen before.
+    Traced values are not checked.
     """
     if not isinstance(num_components, Integral) or num_components < 1:
         raise ValueError(
@@ -229,13 +262,11 @@ def _refuse_wrong(
 
 @contextmanager
 def _entries(size: int, counts) -> Generator[None]:
-    """The plate of the observed entries; some may not count."""
     with plate("entry", size, dim=-1), mask(mask=counts):
         yield
 
 
 def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Array:
-    """Factors of rows or of columns, of variance about 1."""
     mean, scale = 0.0, 1.0
     if is_learned:
         with components:
@@ -246,7 +277,6 @@ def _factors(name: str, items: plate, components: plate, is_learned: bool) -> Ar
 
 
 def _weights(name: str, items: plate, features: plate, precision: Any) -> Array:
-    """Weights of the features of the other side."""
     with features:
         precision = _drawn(f"{name}_precision", precision)
     with items, features:
@@ -254,7 +284,6 @@ def _weights(name: str, items: plate, features: plate, precision: Any) -> Array:
 
 
 def _with_constant(features, size: int, name: str) -> Array:
-    """Features with a column of ones before them."""
     constant = jnp.ones((size, 1))
     if features is None:
         return constant
@@ -266,7 +295,6 @@ def _with_constant(features, size: int, name: str) -> Array:
 
 
 def _drawn(name: str, value: Any) -> Any:
-    """A number as it is; a distribution becomes a latent site."""
     return sample(name, value) if isinstance(value, dist.Distribution) else value
 
 
@@ -278,18 +306,25 @@ def simulate(
     num_components: int = 5,
     **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments; precisions have priors that say
-    more than `VAGUE` does.
+    """Draw data from the model, with informative priors of the precisions in place of `VAGUE`.
 
-    :param observed: share of the entries, which are chosen at random.
-    :param options: other arguments of the model; they are returned beside the data.
+    Args:
+        rng_key: a key.
+        num_rows: number of rows.
+        num_columns: number of columns.
+        observed: share of the entries that are observed, chosen at random.
+        num_components: K, the truncation of the number of components.
+        **options: other arguments of the model; they are returned as well.
+
+    Returns:
+        Keyword arguments of the model.
     """
     entry_key, trials_key, model_key = random.split(rng_key, 3)
     cells = num_rows * num_columns
     chosen = jnp.sort(
         random.choice(entry_key, cells, (max(int(observed * cells), 1),), replace=False)
     )
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "row": chosen // num_columns,
         "column": chosen % num_columns,
         "shape": (num_rows, num_columns),
@@ -301,7 +336,7 @@ def simulate(
         "intercept": dist.Normal(0.0, 1.0),
         **options,
     }
-    if told["link"] is binomial_probit and "trials" not in told:
-        told["trials"] = random.randint(trials_key, chosen.shape, 1, 10)
+    if arguments["link"] is binomial_probit and "trials" not in arguments:
+        arguments["trials"] = random.randint(trials_key, chosen.shape, 1, 10)
     with seed(rng_seed=model_key):
-        return told | {"value": bsvd(**told)}
+        return arguments | {"value": bsvd(**arguments)}

@@ -1,6 +1,7 @@
-"""What a model says of itself in words.
+"""The card of a model: its paper and the meaning of its sites, in words.
 
-Never a prior: those are read off a trace, so that an edit cannot make a card lie.
+A card never states a prior. Priors are read off a trace, so they stay correct when a model is
+edited.
 """
 
 from collections.abc import Mapping
@@ -11,16 +12,17 @@ __all__ = ["Card"]
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The label on a model's door.
+    """The description of a model.
 
-    :param title: what the model is, in one line.
-    :param paper: authors, year, title, place.
-    :param sites: what each latent and observed site means, in words.
-    :param doi: without the address in front.
-    :param bibtex: the whole entry.
-    :param data: names of data sets that it is meant for, the first one first.
-    :param kernels: names of kernels that fit it, the default first.
-    :param edits: changes worth trying, and what then happens.
+    Args:
+        title: what the model is, in one line.
+        paper: authors, year, title, venue.
+        sites: the meaning of each latent and observed site.
+        doi: the bare DOI, without an address in front.
+        bibtex: the whole BibTeX entry.
+        data: names of data sets that the model is meant for, the main one first.
+        kernels: names of kernels that fit it, the default first.
+        edits: changes worth trying, and their effects.
     """
 
     title: str
@@ -59,7 +61,7 @@ class Card:
 
 
 def _check_texts(name: str, value: object) -> None:
-    """A lone text would be taken apart into letters."""
+    """Refuse a single text, which would be iterated letter by letter."""
     if not isinstance(value, tuple) or not all(
         isinstance(item, str) and item.strip() for item in value
     ):

@@ -1,23 +1,35 @@
-"""iQGME: an infinite mixture of local experts, for rows with missing features.
+"""iQGME: an infinite mixture of local linear experts, for rows with missing features.
 
-    alpha          ~ Gamma(.05, .05)
-    V[h]           ~ Beta(1, alpha);   pi[h] = V[h] prod_{l < h} (1 - V[l])          weight of expert h; the last takes the rest
-    Lambda[h]      ~ Wishart(nu0, B0),   mu[h] ~ Normal(m0, (u0 Lambda[h])^-1)       where expert h is in charge
-    lambda[p]      ~ Gamma(.01, .01),   zeta[p] ~ Normal(0, (gamma0 lambda[p])^-1)   what the experts have in common
-    w[h]           ~ Normal(zeta, diag(lambda)^-1)                                   a linear classifier, its bias last
-    z[i]           ~ Categorical(pi)                                                 expert of a row
-    x[i]           ~ Normal(mu[z[i]], Lambda[z[i]]^-1)                               features; any may be missing
-    t[i]           ~ Normal(w[z[i]] . (x[i], 1), 1)                                  soft label
-    y[i]           = whether t[i] > 0                                                label; may be unknown
+Each expert has a Gaussian over the features, which selects its rows, and a linear probit
+classifier.
 
-A missing feature is a latent site, written into `x` before that is observed. With more than two
-classes there is a vector w[c, h] for each class c >= 1, and a t[c, i]: the classes are asked in the
-order of their numbers, y[i] is the first that answers with t[c, i] > 0, and 0, the reference, where
-none does. So everything is conjugate for any number of classes; what classes after y[i] would have
-said stays unknown.
+    alpha     ~ Gamma(.05, .05)                             concentration
+    V[h]      ~ Beta(1, alpha)                              stick-breaking; the last expert
+    pi[h]     = V[h] prod_{l < h} (1 - V[l])                takes the rest
+    Lambda[h] ~ Wishart(nu0, B0)                            precision of the expert's Gaussian
+    mu[h]     ~ Normal(m0, (u0 Lambda[h])^-1)               mean of the expert's Gaussian
+    lambda[p] ~ Gamma(.01, .01)                             precision of a weight over experts
+    zeta[p]   ~ Normal(0, 1 / sqrt(gamma0 lambda[p]))       common mean of a weight
+    w[h, p]   ~ Normal(zeta[p], 1 / sqrt(lambda[p]))        weights of the classifier, bias last
+    z[i]      ~ Categorical(pi)                             expert of a row
+    x[i]      ~ Normal(mu[z[i]], Lambda[z[i]]^-1)           features; any may be missing
+    t[i]      ~ Normal(w[z[i]] . (x[i], 1), 1)              soft label
+    y[i]      = 1 if t[i] > 0 else 0                        label; may be unknown
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", sections 3.2.1 and 3.2.2, whose
-numbers are the defaults. Cost of a log density: (rows + experts x features) x features^2.
+A Normal has a standard deviation here, or a covariance matrix where it is multivariate.
+
+Shapes: x [row, feature]; y and z [row]; V [expert - 1]; mu [expert, feature]; Lambda
+[expert, feature, feature]; lambda and zeta [class - 1, feature + 1]; w [class - 1, expert,
+feature + 1]; t [class - 1, row].
+
+A missing feature is a latent site, which is written into `x` before `x` is observed. With more than
+two classes, each class c >= 1 has weights w[c, h] and soft labels t[c, i]. The label y[i] is the
+first class with t[c, i] > 0, and 0, the reference, where there is none. So the model is conjugate
+for any number of classes. The soft labels of classes after y[i] are not observed.
+
+Wang (2010), "Bayesian approaches to learning from incomplete data", sections 3.2.1 and 3.2.2, with
+the numbers of the thesis as defaults. Cost of a log density: (rows + experts x features) x
+features^2.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,11 +64,11 @@ __all__ = [
     "sticks",
 ]
 
-# its declared return type is a number as well, which cannot be indexed
+# numpyro.sample is declared to return a number as well, which cannot be indexed
 sample: Any = numpyro.sample
 
-FEW_EXPERTS = dist.Gamma(0.05, 0.05)  # of alpha
-VAGUE = dist.Gamma(0.01, 0.01)  # of the precisions of the weights
+FEW_EXPERTS = dist.Gamma(0.05, 0.05)  # prior of alpha
+VAGUE = dist.Gamma(0.01, 0.01)  # prior of the precisions of the weights
 
 CARD = Card(
     title="An infinite mixture of experts for rows with missing features",
@@ -71,30 +83,31 @@ CARD = Card(
     data=("ionosphere", "wdbc", "horse_colic", "pima_missing"),
     kernels=("CoordinateAscent", "ConditionalGibbs", "NUTS"),
     sites={
-        "alpha": "how many experts to expect",
-        "V": "what an expert takes of the weight that those before it have left",
-        "Lambda": "precision matrix of the features where an expert is in charge",
-        "mu": "their mean",
-        "lambda": "how alike the experts are in each weight",
-        "zeta": "the weights that they have in common",
+        "alpha": "concentration: the expected number of experts grows with it",
+        "V": "stick-breaking fraction of an expert",
+        "Lambda": "precision matrix of an expert's Gaussian over the features",
+        "mu": "mean of an expert's Gaussian",
+        "lambda": "precision of each weight over the experts",
+        "zeta": "mean of each weight over the experts",
         "w": "the linear classifier of an expert, its bias last",
         "z": "the expert of a row",
         "x_missing": "the missing entries of x, row by row; only where there are any",
         "x": "the features, NaN in the data where missing",
-        "t": "the soft label: how clearly a row is of a class",
+        "t": "the soft label, whose sign decides on a class",
         "y": "the class of a row, -1 in the data where it is unknown",
     },
     edits=(
-        "expert=None: no labels, a Dirichlet process mixture of Gaussians for rows with holes",
-        "expert=partial(soft_probit, sparse=True): weights that nothing asks for go to zero",
+        "expert=None: no labels, a Dirichlet process mixture of Gaussians for rows with "
+        "missing features",
+        "expert=partial(soft_probit, sparse=True): sparse weights",
         "expert=probit: the soft label is integrated out, for NUTS and SVI",
-        "alpha=1.0: a concentration that is known",
+        "alpha=1.0: a known concentration",
     ),
 )
 
 
 class Axes(NamedTuple):
-    """The plates."""
+    """The plates and sizes of the model."""
 
     experts: plate
     rows: plate
@@ -103,7 +116,14 @@ class Axes(NamedTuple):
 
 
 def sticks(V: Array) -> Array:
-    """Weights [..., expert]; the last takes what the others leave."""
+    """Return stick-breaking weights; the last one is the rest.
+
+    Args:
+        V: stick-breaking fractions, [..., expert - 1].
+
+    Returns:
+        Weights [..., expert].
+    """
     one = jnp.ones((*V.shape[:-1], 1), V.dtype)
     return jnp.concatenate([V, one], -1) * jnp.concatenate([one, jnp.cumprod(1 - V, -1)], -1)
 
@@ -118,14 +138,20 @@ def normal_wishart(
     nu0: float | None = None,
     names: tuple[str, str] = ("x", "feature"),
 ):
-    """Features that are correlated where an expert is in charge; returns them whole, the missing
-    ones latent.
+    """Draw the Gaussians of the experts, and observe the features; missing ones are latent.
 
-    :param centre: prior mean m0, a number or [feature].
-    :param covariance: what the covariance there is expected to be: a variance, or a matrix.
-    :param u0: rows that the prior of a mean is worth; `nu0`, features + 2 by default, that of a
-    covariance.
-    :param names: of the site of the features, and of their dimension.
+    Args:
+        x: [row, feature], NaN where missing; None: drawn.
+        z: expert of each row, [row].
+        at: the plates.
+        centre: prior mean m0, a number or [feature].
+        covariance: prior mean of the covariance: a variance or a matrix [feature, feature].
+        u0: number of rows that the prior of a mean is worth.
+        nu0: number of rows that the prior of a covariance is worth; None: features + 2.
+        names: names of the site of the features and of their dimension.
+
+    Returns:
+        The complete features, [row, feature].
     """
     size = at.num_features
     nu0 = size + 2.0 if nu0 is None else nu0
@@ -145,16 +171,25 @@ def normal_wishart(
             jnp.broadcast_to(centre, (size,)), precision_matrix=u0 * Lambda
         )
         mu = sample("mu", prior, infer={"event_dims": dims[:1]})
-    # factored once an expert, not once a row
+    # one Cholesky factor for each expert, not for each row
     root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril
     x = _completed(x)
-    with at.rows:  # whose matrices are not checked one by one: that would cost as much memory again
+    with at.rows:  # checking the matrices of all rows would double the memory
         own = dist.MultivariateNormal(mu[z], scale_tril=root[z], validate_args=False)
         return sample(site, own, obs=x, infer={"event_dims": dims[:1]})
 
 
 def soft_probit(x, y, z, at: Axes, **options):
-    """The paper's experts: labels are the signs of Normal soft labels."""
+    """Draw the experts' classifiers, and observe labels as signs of latent Normal soft labels.
+
+    Args:
+        x: complete features, [row, feature].
+        y: [row], or -1 where unlabelled; None: drawn.
+        z: expert of each row, [row].
+        at: the plates.
+        **options: `sparse`, for zeta = 0; `precision` of the weights, a number or a distribution;
+            `gamma0`, the number of experts that the prior of zeta is worth.
+    """
     score = _scores(x, z, at, **options)
     with _classes(at), at.rows:
         t = sample("t", dist.Normal(score, 1.0))
@@ -165,7 +200,15 @@ def soft_probit(x, y, z, at: Axes, **options):
 
 
 def probit(x, y, z, at: Axes, **options):
-    """The same with the soft labels integrated out."""
+    """Draw the experts' classifiers, and observe labels with the soft labels integrated out.
+
+    Args:
+        x: complete features, [row, feature].
+        y: [row], or -1 where unlabelled; None: drawn.
+        z: expert of each row, [row].
+        at: the plates.
+        **options: those of `soft_probit`.
+    """
     score = _scores(x, z, at, **options)
     all_no = jnp.cumsum(log_ndtr(-score), axis=-2)
     each = log_ndtr(score) + all_no - log_ndtr(-score)
@@ -185,17 +228,21 @@ def iqgme(
     expert: Callable | None = soft_probit,
     alpha: Any = FEW_EXPERTS,
 ):
-    """The model; it returns x and y.
+    """The model.
 
-    :param x: [row, feature], NaN where missing, not traced; None: drawn, of `shape` (rows,
-    features).
-    :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
-    :param num_experts: the truncation, more than there may be.
-    :param gate: `(x, z, axes) -> x` draws where each expert is in charge, and observes the
-    features.
-    :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there
-    are no labels.
-    :param alpha: concentration; a distribution, or a number.
+    Args:
+        x: [row, feature], NaN where missing, not traced; None: drawn with the shape `shape`.
+        y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
+        shape: (rows, features) where x is None.
+        num_classes: number of classes.
+        num_experts: truncation of the number of experts.
+        gate: `(x, z, axes) -> x` draws the Gaussians of the experts, and observes the features.
+        expert: `(x, y, z, axes) -> y` draws the classifiers of the experts, and observes the
+            labels; None: there are no labels.
+        alpha: concentration, a distribution or a number.
+
+    Returns:
+        x and y.
     """
     num_rows, num_features = checked(x, y, shape, num_classes, num_experts)
     alpha = drawn("alpha", alpha)
@@ -216,12 +263,7 @@ def iqgme(
 def _scores(
     x, z, at: Axes, sparse: bool = False, precision: Any = VAGUE, gamma0: float = 0.1
 ) -> Array:
-    """What the expert of a row says of each class but the reference, [class, row].
-
-    :param sparse: the weights have nothing in common: zeta is 0.
-    :param precision: of the weights, a distribution or a number.
-    :param gamma0: experts that the prior of `zeta` is worth.
-    """
+    """The expert's linear score of each class but the reference, [class - 1, row]."""
     classes, weights = _classes(at), plate("weight", at.num_features + 1, dim=-1)
     with classes, weights:
         spread = 1 / jnp.sqrt(drawn("lambda", precision))
@@ -237,18 +279,17 @@ def _scores(
 
 
 def _classes(at: Axes) -> plate:
-    """Those that have experts: all but the reference."""
     return plate("class", at.num_classes - 1, dim=-2)
 
 
 def _completed(x):
-    """The missing entries are latent.
+    """x with latent missing entries.
 
-    Their prior is flat: what is observed, `x` as a whole, says all there is to say of them.
+    Their prior is flat, for the density of `x` as a whole contains theirs.
     """
     if x is None:
         return None
-    # by numpy: in a trace every jax number is abstract, data as well
+    # in NumPy, for in a trace every JAX array is abstract
     holes = np.argwhere(np.isnan(np.asarray(x)))
     if not len(holes):
         return x
@@ -266,14 +307,12 @@ def _filled(y):
 
 
 def drawn(name: str, value: Any) -> Any:
-    """A number as it is; a distribution becomes a latent site."""
+    """Return a number as it is; draw a distribution at a latent site."""
     return sample(name, value) if isinstance(value, dist.Distribution) else value
 
 
 def checked(x, y, shape, num_classes: int, num_experts: int) -> tuple[int, int]:
-    """The shape of x, refused where there is nothing to model or the data are not what they
-    should be.
-    """
+    """Return the shape of x after checks of all arguments; traced values are not checked."""
     shape = np.shape(x) if x is not None else shape
     if shape is None or len(shape) != 2 or 0 in shape:
         raise ValueError(
@@ -314,29 +353,48 @@ def simulate(
     unlabelled: float = 0.0,
     **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments.
+    """Draw data from the model.
 
-    :param missing: share of the features that are made NaN at random.
-    :param unlabelled: share of the labels that are made -1 at random.
-    :param options: other arguments of the model; they are returned beside the data. Priors that are
-    not given say more than those of the
-        model do: the precisions of the weights are about 1, and so is alpha.
+    Default priors are more informative than those of the model: alpha and the precisions of the
+    weights are about 1.
+
+    Args:
+        rng_key: a key.
+        num_rows: number of rows.
+        num_features: number of features.
+        missing: share of the features that are set to NaN at random.
+        unlabelled: share of the labels that are set to -1 at random.
+        **options: other arguments of the model; they are returned as well.
+
+    Returns:
+        Keyword arguments of the model.
     """
     model_key, *keys = random.split(rng_key, 3)
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "alpha": dist.Gamma(5.0, 5.0),
         "expert": partial(soft_probit, precision=dist.Gamma(5.0, 5.0)),
         **options,
     }
     with seed(rng_seed=model_key):
-        x, y = iqgme(shape=(num_rows, num_features), **told)
-    return told | incomplete(keys, x, y, missing, unlabelled)
+        x, y = iqgme(shape=(num_rows, num_features), **arguments)
+    return arguments | incomplete(keys, x, y, missing, unlabelled)
 
 
 def incomplete(
     keys: Sequence[Array], x: Array, y: Array | None, missing: float, unlabelled: float
 ) -> dict[str, Any]:
-    """Data of which these shares are taken away at random."""
+    """Set shares of the features to NaN and of the labels to -1, at random.
+
+    Args:
+        keys: two keys.
+        x: [row, feature].
+        y: [row], or None.
+        missing: share of the features.
+        unlabelled: share of the labels.
+
+    Returns:
+        x and y as keyword arguments of a model.
+    """
     missing_key, label_key = keys
     x = jnp.where(random.bernoulli(missing_key, missing, x.shape), jnp.nan, x)
     if y is None:

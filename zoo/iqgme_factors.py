@@ -1,25 +1,31 @@
-"""iQGME for many features: local experts in the space of a few factors behind them, for rows with
-missing features.
+"""iQGME for many features: local experts on a few common factors, for rows with missing features.
 
-    alpha, V, z[i] as in `zoo.iqgme`; Lambda[h], mu[h] as there, of factors: where expert h is in
-    charge
-    s[i]     ~ Normal(mu[z[i]], Lambda[z[i]]^-1)                                        factors of a row
-    pi[h, k] ~ Beta(a0 / K, b0 (K - 1) / K),   b[h, k] ~ Bernoulli(pi[h, k])            whether features of expert h show factor k
-    beta[k]  ~ Gamma(1, 1),                    A[k, p] ~ Normal(0, 1 / beta[k])         loadings, the same for every expert
-    c[p]     ~ Normal(0, 1),                   psi[p]  ~ Gamma(1, 1)                    centre and precision of a feature
-    x[i, p]  ~ Normal(c[p] + sum_k b[z[i], k] s[i, k] A[k, p], 1 / psi[p])              features; any may be missing
-    lambda, zeta, w, t[i], y[i] as in `zoo.iqgme`, of (s[i], 1) in the place of (x[i], 1)
+As in `zoo.iqgme`, but experts see factors s in place of features x:
 
-Given its factors a row's features are independent, so a missing one is not there at all, and no
-site stands for it. An expert has K means and K^2 numbers of a covariance, however many features
-there are; that of the features is A' S A + 1 / psi, of rank K and less.
+    alpha, V, z[i], Lambda[h], mu[h]   as in `zoo.iqgme`, for factors
+    s[i]     ~ Normal(mu[z[i]], Lambda[z[i]]^-1)            factors of a row
+    pi[h, k] ~ Beta(a0 / K, b0 (K - 1) / K)
+    b[h, k]  ~ Bernoulli(pi[h, k])                          whether expert h uses factor k
+    beta[k]  ~ Gamma(1, 1)                                  precision of the loadings of a factor
+    A[k, p]  ~ Normal(0, 1 / sqrt(beta[k]))                 loadings, common to all experts
+    c[p]     ~ Normal(0, 1)                                 centre of a feature
+    psi[p]   ~ Gamma(1, 1)                                  precision of the noise of a feature
+    x[i, p]  ~ Normal(c[p] + sum_k b[z[i], k] s[i, k] A[k, p], 1 / sqrt(psi[p]))
+    lambda, zeta, w, t[i], y[i]        as in `zoo.iqgme`, with (s[i], 1) in place of (x[i], 1)
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.2.3, has standard
-normal factors, a mean of every feature for each expert, one psi[h] for all features, and loadings A
-times scales d. Here means are those of factors, so that an expert is no more than K of them; noise
-is that of a feature, as the units of features are; and A and d, which no row tells apart, are one.
-The prior of psi, which the thesis does not print, is ours. Cost of a log density: (rows + experts x
-factors) x factors^2 + rows x factors x features.
+Shapes: x [row, feature]; s [row, factor]; pi and b [expert, factor]; A [factor, feature]; c and psi
+[feature].
+
+Given its factors, the features of a row are independent. So a missing feature needs no site. The
+Gaussian of an expert has K means and a K x K covariance, however many features there are. The
+covariance S of the factors gives A' S A + 1 / psi for the features.
+
+Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.2.3, differs in three
+points. There factors are standard normal, and each expert has a mean of every feature; here the
+means are those of the factors. There one psi[h] holds for all features; here each feature has its
+own noise. There loadings are A times scales d; here they are A, for only the product is identified.
+The thesis does not state its prior of psi. Cost of a log density: (rows + experts x factors) x
+factors^2 + rows x factors x features.
 """
 
 from collections.abc import Callable
@@ -52,8 +58,7 @@ __all__ = ["CARD", "FactorAxes", "iqgme_factors", "linear_features", "normal_fac
 sample: Any = numpyro.sample
 
 CARD = Card(
-    title="Mixtures of experts among common factors, for many features and few rows with missing "
-    "ones",
+    title="A mixture of experts on common factors, for many features, of which some are missing",
     paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke "
     "University, section 3.2.3",
     bibtex=WITHOUT_FACTORS.bibtex,
@@ -61,21 +66,20 @@ CARD = Card(
     kernels=("CoordinateAscent",),
     sites={
         **{name: words for name, words in WITHOUT_FACTORS.sites.items() if name != "x_missing"},
-        "Lambda": "precision matrix of the factors where an expert is in charge",
+        "Lambda": "precision matrix of an expert's Gaussian over the factors",
         "s": "the factors of a row",
-        "pi": "how likely an expert is to show a factor",
-        "b": "whether the features of an expert's rows show a factor",
-        "beta": "how small the loadings of a factor are",
-        "A": "the loadings: what a factor does to each feature",
-        "c": "where a feature is when all factors are 0",
-        "psi": "precision of what the factors leave of a feature",
+        "pi": "the probability that an expert uses a factor",
+        "b": "whether an expert uses a factor",
+        "beta": "precision of the loadings of a factor",
+        "A": "the loadings of a factor",
+        "c": "the mean of a feature where all factors are 0",
+        "psi": "precision of the noise of a feature",
     },
     edits=(
-        "expert=None: no labels, a mixture of common factor analysers for rows with holes",
-        "features=partial(linear_features, select=False): every expert shows all factors",
-        "features=partial(linear_features, noise=4.0): a noise that is known, the same for all "
-        "features",
-        "expert=partial(soft_probit, sparse=True): weights that nothing asks for go to zero",
+        "expert=None: no labels, a mixture of common factor analysers for missing features",
+        "features=partial(linear_features, select=False): every expert uses all factors",
+        "features=partial(linear_features, noise=4.0): a known noise precision",
+        "expert=partial(soft_probit, sparse=True): sparse weights",
     ),
 )
 
@@ -83,7 +87,7 @@ ONE = dist.Gamma(1.0, 1.0)
 
 
 class FactorAxes(NamedTuple):
-    """The plates of what is between factors and features."""
+    """The sizes of the linear map from factors to features."""
 
     num_experts: int
     num_rows: int
@@ -92,8 +96,15 @@ class FactorAxes(NamedTuple):
 
 
 def normal_factors(z, at: Axes, **options):
-    """Factors [row, factor], correlated where an expert is in charge; for the options see
-    `zoo.iqgme.normal_wishart`.
+    """Draw the Gaussians of the experts over factors, and the factors.
+
+    Args:
+        z: expert of each row, [row].
+        at: the plates.
+        **options: those of `zoo.iqgme.normal_wishart`.
+
+    Returns:
+        Factors [row, factor].
     """
     return normal_wishart(None, z, at, names=("s", "factor"), **options)
 
@@ -110,14 +121,22 @@ def linear_features(
     a0: float = 1.0,
     b0: float = 1.0,
 ):
-    """Features that are sums of the factors that the row's expert shows; they are observed, where
-    they are not missing.
+    """Draw loadings, centres and noise, and observe the features that are not missing.
 
-    :param select: experts show some of the factors; otherwise each shows all.
-    :param precision: of the loadings of a factor, `noise` that of a feature: a distribution, or a
-    number.
-    :param centre: how far the centre of a feature may be from 0, a standard deviation.
-    :param a0: of K factors an expert shows K a0 / (a0 + b0 (K - 1)) before it has seen a row.
+    Args:
+        x: [row, feature], NaN where missing; None: drawn.
+        s: factors, [row, factor].
+        z: expert of each row, [row].
+        at: sizes.
+        select: whether each expert uses a subset of the factors; False: all use all.
+        precision: precision of the loadings of a factor, a distribution or a number.
+        noise: precision of the noise of a feature, a distribution or a number.
+        centre: prior standard deviation of the centre of a feature.
+        a0: with `b0`, an expert uses K a0 / (a0 + b0 (K - 1)) of K factors in prior expectation.
+        b0: see `a0`.
+
+    Returns:
+        The features.
     """
     num = at.num_factors
     factors, features = plate("factor", num, dim=-1), plate("feature", at.num_features, dim=-1)
@@ -149,16 +168,23 @@ def iqgme_factors(
     expert: Callable | None = soft_probit,
     alpha: Any = FEW_EXPERTS,
 ):
-    """The model; it returns x and y.
+    """The model.
 
-    :param x: [row, feature], NaN where missing; None: drawn, of `shape` (rows, features).
-    :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
-    :param num_experts: the truncation, more than there may be; `num_factors` also.
-    :param gate: `(z, axes) -> s` draws where each expert is in charge, and the factors.
-    :param features: `(x, s, z, factor_axes) -> x` draws what factors do, and observes the features.
-    :param expert: `(s, y, z, axes) -> y` draws the experts, and observes the labels; None: there
-    are no labels.
-    :param alpha: concentration; a distribution, or a number.
+    Args:
+        x: [row, feature], NaN where missing; None: drawn with the shape `shape`.
+        y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
+        shape: (rows, features) where x is None.
+        num_classes: number of classes.
+        num_experts: truncation of the number of experts.
+        num_factors: truncation of the number of factors.
+        gate: `(z, axes) -> s` draws the Gaussians of the experts, and the factors.
+        features: `(x, s, z, factor_axes) -> x` draws the linear map, and observes the features.
+        expert: `(s, y, z, axes) -> y` draws the classifiers of the experts, and observes the
+            labels; None: there are no labels.
+        alpha: concentration, a distribution or a number.
+
+    Returns:
+        x and y.
     """
     num_rows, num_features = checked(x, y, shape, num_classes, num_experts)
     if num_factors < 2:
@@ -187,17 +213,27 @@ def simulate(
     unlabelled: float = 0.0,
     **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments; for the rest see
-    `zoo.iqgme.simulate`. Three factors by default.
+    """Draw data from the model, with more informative default priors and three factors.
+
+    Args:
+        rng_key: a key.
+        num_rows: number of rows.
+        num_features: number of features.
+        missing: share of the features that are set to NaN at random.
+        unlabelled: share of the labels that are set to -1 at random.
+        **options: other arguments of the model; they are returned as well.
+
+    Returns:
+        Keyword arguments of the model.
     """
     model_key, *keys = random.split(rng_key, 3)
     expert = partial(soft_probit, precision=dist.Gamma(5.0, 5.0))
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "alpha": dist.Gamma(5.0, 5.0),
         "expert": expert,
         "num_factors": 3,
         **options,
     }
     with seed(rng_seed=model_key):
-        x, y = iqgme_factors(shape=(num_rows, num_features), **told)
-    return told | incomplete(keys, x, y, missing, unlabelled)
+        x, y = iqgme_factors(shape=(num_rows, num_features), **arguments)
+    return arguments | incomplete(keys, x, y, missing, unlabelled)

@@ -1,17 +1,22 @@
-"""iQGME for several tasks at once: experts that tasks share, in shares of their own, by a
-hierarchical Dirichlet process.
+"""iQGME for several tasks that share experts, by a hierarchical Dirichlet process.
 
-    beta           ~ Gamma(.05, .05),   U[s] ~ Beta(1, beta),       eta[s] = U[s] prod_{l < s} (1 - U[l])       of each expert
-    alpha          ~ Gamma(.05, .05),   V[j, h] ~ Beta(1, alpha),   pi[j, h] = V[j, h] prod_{l < h} (1 - V[j, l])   of task j's group h
-    c[j, h]        ~ Categorical(eta)                                          the expert that a group of a task is under
-    z[i]           ~ Categorical(pi[task[i]])                                  group of a row, within its task
-    x[i], t[i], y[i] as in `zoo.iqgme`, of the expert c[task[i], z[i]]         where it is in charge, and what it says
+    beta     ~ Gamma(.05, .05)                          concentration of the experts
+    U[s]     ~ Beta(1, beta)
+    eta[s]   = U[s] prod_{l < s} (1 - U[l])             weight of expert s in all tasks together
+    alpha    ~ Gamma(.05, .05)                          concentration of the groups of a task
+    V[j, h]  ~ Beta(1, alpha)
+    pi[j, h] = V[j, h] prod_{l < h} (1 - V[j, l])       weight of group h in task j
+    c[j, h]  ~ Categorical(eta)                         expert of a group
+    z[i]     ~ Categorical(pi[task[i]])                 group of a row within its task
+    x[i], t[i], y[i]         as in `zoo.iqgme`, by expert c[task[i], z[i]]
 
-Experts are in charge of regions, so tasks may share some of them and not others. Two groups of a
-task may be under one expert.
+Shapes: x [row, feature]; y, z and task [row]; U [expert - 1]; V [task, group - 1]; c [task, group].
 
-Wang (2010), "Bayesian approaches to learning from incomplete data", section 4.2, whose numbers are
-the defaults. Cost of a log density: that of `zoo.iqgme`.
+Each expert covers a region of the features, so tasks may share some experts and not others. Two
+groups of a task may have the same expert.
+
+Wang (2010), "Bayesian approaches to learning from incomplete data", section 4.2, with the numbers
+of the thesis as defaults. Cost of a log density: that of `zoo.iqgme`.
 """
 
 from collections.abc import Callable
@@ -43,17 +48,17 @@ __all__ = ["CARD", "iqgme_tasks", "simulate"]
 sample: Any = numpyro.sample
 
 CARD = Card(
-    title="Mixtures of experts of several tasks that share experts, for rows with missing features",
+    title="Mixtures of experts for several tasks that share experts, with missing features",
     paper="Wang (2010), Bayesian approaches to learning from incomplete data, dissertation, Duke "
     "University, chapter 4",
     bibtex=ONE_TASK.bibtex,
     data=("landmine", "letters16x8"),
     kernels=("CoordinateAscent",),
     sites={
-        "beta": "how many experts to expect in all tasks together",
-        "U": "what an expert takes of the weight that those before it have left",
-        "alpha": "how many groups to expect in a task",
-        "V": "what a group takes of the weight that those before it in its task have left",
+        "beta": "concentration of the experts of all tasks together",
+        "U": "stick-breaking fraction of an expert",
+        "alpha": "concentration of the groups of a task",
+        "V": "stick-breaking fraction of a group of a task",
         "c": "the expert of a group",
         "z": "the group of a row, within its task",
         **{
@@ -62,8 +67,8 @@ CARD = Card(
     },
     edits=(
         "expert=None: no labels, Gaussians that several data sets share",
-        "expert=partial(soft_probit, sparse=True): weights that nothing asks for go to zero",
-        "beta=1.0: a concentration that is known",
+        "expert=partial(soft_probit, sparse=True): sparse weights",
+        "beta=1.0: a known concentration",
     ),
 )
 
@@ -83,19 +88,26 @@ def iqgme_tasks(
     alpha: Any = FEW_EXPERTS,
     beta: Any = FEW_EXPERTS,
 ):
-    """The model; it returns x and y.
+    """The model.
 
-    :param x: [row, feature], NaN where missing, not traced; None: drawn, of `shape` (rows,
-    features).
-    :param y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
-    :param task: [row], 0 .. num_tasks - 1, not traced; `num_tasks` is the last one's number and one
-    by default.
-    :param num_groups: of each task, the truncation; `num_experts` is that of all tasks together.
-    :param gate: `(x, z, axes) -> x` draws where each expert is in charge, and observes the
-    features; `z` is the expert of each row.
-    :param expert: `(x, y, z, axes) -> y` draws the experts, and observes the labels; None: there
-    are no labels.
-    :param alpha: concentration within a task, `beta` of the experts; a distribution, or a number.
+    Args:
+        x: [row, feature], NaN where missing, not traced; None: drawn with the shape `shape`.
+        y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: drawn.
+        task: [row], 0 .. num_tasks - 1, not traced.
+        shape: (rows, features) where x is None.
+        num_tasks: number of tasks; None: the largest of `task`, plus 1.
+        num_classes: number of classes.
+        num_groups: truncation of the number of groups of each task.
+        num_experts: truncation of the number of experts of all tasks together.
+        gate: `(x, z, axes) -> x` draws the Gaussians of the experts, and observes the features;
+            `z` is the expert of each row.
+        expert: `(x, y, z, axes) -> y` draws the classifiers of the experts, and observes the
+            labels; None: there are no labels.
+        alpha: concentration of the groups of a task, a distribution or a number.
+        beta: concentration of the experts, a distribution or a number.
+
+    Returns:
+        x and y.
     """
     num_rows, num_features = checked(x, y, shape, num_classes, min(num_experts, num_groups))
     task, num_tasks = _checked_tasks(task, num_tasks, num_rows)
@@ -145,15 +157,24 @@ def simulate(
     unlabelled: float = 0.0,
     **options,
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments; `num_rows` of each task, for
-    the rest see `zoo.iqgme.simulate`.
+    """Draw data from the model, with more informative default priors.
+
+    Args:
+        rng_key: a key.
+        num_rows: number of rows of each task.
+        num_tasks: number of tasks.
+        num_features: number of features.
+        missing: share of the features that are set to NaN at random.
+        unlabelled: share of the labels that are set to -1 at random.
+        **options: other arguments of the model; they are returned as well.
+
+    Returns:
+        Keyword arguments of the model.
     """
     model_key, *keys = random.split(rng_key, 3)
-    expert, concentration = (
-        partial(soft_probit, precision=dist.Gamma(5.0, 5.0)),
-        dist.Gamma(5.0, 5.0),
-    )
-    told: dict[str, Any] = {
+    expert = partial(soft_probit, precision=dist.Gamma(5.0, 5.0))
+    concentration = dist.Gamma(5.0, 5.0)
+    arguments: dict[str, Any] = {
         "alpha": concentration,
         "beta": concentration,
         "expert": expert,
@@ -162,5 +183,5 @@ def simulate(
     }
     task = np.repeat(np.arange(num_tasks), num_rows)
     with seed(rng_seed=model_key):
-        x, y = iqgme_tasks(task=task, shape=(len(task), num_features), **told)
-    return told | {"task": task} | incomplete(keys, x, y, missing, unlabelled)
+        x, y = iqgme_tasks(task=task, shape=(len(task), num_features), **arguments)
+    return arguments | {"task": task} | incomplete(keys, x, y, missing, unlabelled)

@@ -1,20 +1,23 @@
-"""A mixture that classifies: clusters of rows, each with its share of every class, and a prior on
-how many clusters there are.
+"""A mixture model for classification, with a prior on the number of clusters.
 
-    m           ~ a Poisson without zero, mixed with a zeta                         the order: how many clusters
-    beta        ~ Dirichlet(1, ..., 1)                                              weight of each cluster
-    gamma[c]    ~ Dirichlet(1, ..., 1)                                              the classes of a cluster
-    mu[c, d]    ~ Normal(0, 3)                                                      where a cluster is
-    sigma[c, d] ~ LogNormal(-.5, .6)                                                how wide it is
-    p(x, y)     = sum_c  gamma[c, y] beta[c] phi(x; mu[c], sigma[c])                a row and its class
+    m           ~ mixture of a Poisson without 0 and a zeta   order: the number of clusters
+    beta        ~ Dirichlet(1, ..., 1)                        weights of the clusters
+    gamma[c]    ~ Dirichlet(1, ..., 1)                        class probabilities of a cluster
+    mu[c, d]    ~ Normal(0, 3)                                mean of a cluster
+    sigma[c, d] ~ LogNormal(-.5, .6)                          standard deviations of a cluster
+    p(x, y)     = sum_c beta[c] gamma[c, y] phi(x; mu[c], sigma[c])
 
-The sum over clusters is carried out, in two steps: x has the density of the mixture, and y, given
-x, the classes of the clusters in the proportion in which they claim x. The order is an argument;
-`family(order)` is the model of that order, `order_prior()` that of the orders.
+Shapes: x [row, feature]; y [row]; beta [cluster]; gamma [cluster, class]; mu and sigma
+[cluster, feature].
 
-Center (2009), "Learning complex classification models from large data sets"; the paper has no
-numbers, those of the priors are ours and mean columns of variance about 1. Cost of a log density:
-rows x clusters x (features + classes), with full spreads features^2.
+The sum over clusters is computed in two steps. x has the density of the mixture. y given x has the
+class probabilities of the clusters, weighted by the responsibilities of the clusters for x. The
+order is an argument of the model: `family(order)` is the model of an order, and `order_prior()` is
+the prior of the orders.
+
+Center (2009), "Learning complex classification models from large data sets". The paper states no
+numbers for the priors; those here suit features with variance about 1. Cost of a log density: rows
+x clusters x (features + classes), with features^2 in place of features for full covariances.
 """
 
 from collections.abc import Callable
@@ -45,7 +48,7 @@ __all__ = [
     "staged_learning",
 ]
 
-# its declared return type is a number as well, which cannot be indexed
+# numpyro.sample is declared to return a number as well, which cannot be indexed
 sample: Any = numpyro.sample
 
 CARD = Card(
@@ -62,35 +65,35 @@ CARD = Card(
     data=("wine", "wdbc"),
     kernels=("NestedSampler", "Staged", "DataTempering", "NUTS"),
     sites={
-        "beta": "weight of each cluster",
-        "gamma": "the classes of a cluster",
-        "mu": "where a cluster is",
-        "sigma": "how wide it is along each feature",
+        "beta": "the weight of each cluster",
+        "gamma": "the class probabilities of a cluster",
+        "mu": "the mean of a cluster",
+        "sigma": "the standard deviations of a cluster",
         "x": "the features of a row",
         "y": "the class of a row, -1 in the data where it is unknown",
     },
     edits=(
         "cluster=full: features that are correlated within a cluster",
         "num_classes=0: no classes, the density of x alone",
-        "dist.StudentT(4.0, mu, sigma).to_event(1) in `diagonal`: clusters with far outliers",
+        "dist.StudentT(4.0, mu, sigma).to_event(1) in `diagonal`: clusters with outliers",
     ),
 )
 
 
 class Axes(NamedTuple):
-    """The plates."""
+    """The plates of the model."""
 
     clusters: plate
     rows: plate
     features: plate
 
     def where(self, loc: Any, scale: Any):
-        """Where each cluster is."""
+        """Draw the means of the clusters."""
         with self.clusters, self.features:
             return sample("mu", dist.Normal(loc, scale))
 
     def width(self, log_width: float, log_range: float):
-        """How wide each cluster is."""
+        """Draw the standard deviations of the clusters."""
         with self.clusters, self.features:
             return sample("sigma", dist.LogNormal(log_width, log_range))
 
@@ -98,7 +101,18 @@ class Axes(NamedTuple):
 def diagonal(
     at: Axes, loc: Any = 0.0, scale: Any = 3.0, log_width: float = -0.5, log_range: float = 0.6
 ) -> dist.Distribution:
-    """The density of x in each cluster, features independent of each other."""
+    """Draw clusters in which features are independent.
+
+    Args:
+        at: the plates.
+        loc: prior mean of mu.
+        scale: prior standard deviation of mu.
+        log_width: prior mean of log sigma.
+        log_range: prior standard deviation of log sigma.
+
+    Returns:
+        The density of x in each cluster.
+    """
     mu, sigma = at.where(loc, scale), at.width(log_width, log_range)
     return DiagonalNormal(mu, sigma)
 
@@ -111,7 +125,19 @@ def full(
     log_range: float = 0.6,
     independence: float = 2.0,
 ) -> dist.Distribution:
-    """The same with correlations: `corr` ~ LKJ(independence), its Cholesky factor."""
+    """Draw clusters with correlated features; `corr` is the Cholesky factor of an LKJ prior.
+
+    Args:
+        at: the plates.
+        loc: prior mean of mu.
+        scale: prior standard deviation of mu.
+        log_width: prior mean of log sigma.
+        log_range: prior standard deviation of log sigma.
+        independence: concentration of the LKJ prior.
+
+    Returns:
+        The density of x in each cluster.
+    """
     mu, sigma = at.where(loc, scale), at.width(log_width, log_range)
     narrow = plate(at.clusters.name, at.clusters.size, dim=-1)
     with narrow:
@@ -133,14 +159,21 @@ def staged_learning(
     concentration: float = 1.0,
     class_concentration: float = 1.0,
 ):
-    """The model of one order; it returns x and y.
+    """The model of one order.
 
-    :param x: [row, feature]; None: drawn, of `shape` (rows, features).
-    :param y: [row], 0 .. num_classes - 1, or -1 where unknown; None: drawn.
-    :param num_classes: 0: rows have no classes.
-    :param cluster: `axes -> distribution [cluster]` draws the parameters of the clusters;
-    `diagonal` or `full`.
-    :param concentration: of the weights; `class_concentration`: of the classes of a cluster.
+    Args:
+        x: [row, feature]; None: drawn with the shape `shape`.
+        y: [row], 0 .. num_classes - 1, or -1 where unknown; None: drawn.
+        shape: (rows, features) where x is None.
+        order: number of clusters.
+        num_classes: number of classes; 0: rows have no classes.
+        cluster: `axes -> distribution [cluster]` draws the parameters of the clusters; `diagonal`
+            or `full`.
+        concentration: of the Dirichlet prior of the weights.
+        class_concentration: of the Dirichlet prior of the class probabilities.
+
+    Returns:
+        x and y.
     """
     num_rows, num_features = _checked(x, y, shape, order, num_classes)
     at = Axes(
@@ -160,8 +193,8 @@ def staged_learning(
         gamma = sample("gamma", prior, infer={"event_dims": ["class"]})
     with at.rows:
         x = sample("x", clusters, obs=x, infer={"event_dims": ["feature"]})
-        claims = clusters.component_log_probs(x)  # [row, cluster]
-        probs = softmax(claims, axis=-1) @ gamma
+        log_joint = clusters.component_log_probs(x)  # [row, cluster]
+        probs = softmax(log_joint, axis=-1) @ gamma
         known = True if y is None else jnp.asarray(y) >= 0
         with mask(mask=known):
             return x, sample(
@@ -172,20 +205,28 @@ def staged_learning(
 
 
 def family(order: int, **options: Any) -> Callable:
-    """The model of an order."""
+    """Return the model of an order.
+
+    Args:
+        order: number of clusters.
+        **options: other arguments of the model.
+    """
     return partial(staged_learning, order=order, **options)
 
 
 def order_prior(rate: float = 3.0, zeta_share: float = 0.5) -> dist.Distribution:
-    """A Poisson without its zero, and with the given share a zeta, for which large orders are
-    not surprising.
+    """Return the prior of the order, a mixture of a Poisson without 0 and a zeta distribution.
+
+    Args:
+        rate: rate of the Poisson distribution.
+        zeta_share: weight of the zeta distribution, whose heavy tail allows large orders.
     """
     share = dist.Categorical(probs=jnp.array([1 - zeta_share, zeta_share]))
     return dist.MixtureGeneral(share, [PositivePoisson(rate), Zeta()])
 
 
 def _checked(x, y, shape, order: int, num_classes: int) -> tuple[int, int]:
-    """The shape of x, refused where the data are not what they should be."""
+    """The shape of x, after checks of all arguments; traced values are not checked."""
     shape = np.shape(x) if x is not None else shape
     if shape is None or len(shape) != 2 or 0 in shape:
         raise ValueError(
@@ -215,7 +256,17 @@ def _checked(x, y, shape, order: int, num_classes: int) -> tuple[int, int]:
 def simulate(
     rng_key: Array, num_rows: int = 200, num_features: int = 2, **options: Any
 ) -> dict[str, Any]:
-    """Data from the model itself, as the model's keyword arguments."""
+    """Draw data from the model.
+
+    Args:
+        rng_key: a key.
+        num_rows: number of rows.
+        num_features: number of features.
+        **options: other arguments of the model; they are returned as well.
+
+    Returns:
+        Keyword arguments of the model.
+    """
     with seed(rng_seed=rng_key):
         x, y = staged_learning(shape=(num_rows, num_features), **options)
     return options | {"x": x} | ({} if y is None else {"y": y})

@@ -1,4 +1,4 @@
-"""What the commands of `zoo` do, one module an idea.
+"""The commands of `zoo`.
 
 `gallery.cli` imports them when they are asked for.
 """

@@ -1,4 +1,4 @@
-"""`zoo list`, `zoo show`, `zoo data`: what there is."""
+"""`zoo list`, `zoo show`, `zoo data`: the models and the data sets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ WIDTH = 100
 
 
 def list_models(args: Any) -> int:
-    """The models, a line each."""
+    """Print a line for each model."""
     rows = []
     for name in zoo.names():
         try:
             card = find_model(name).card
-        # of a file that is being written: it hides no other model, and says itself what it lacks
+        # a file that is being written must not hide other models
         except Exception as error:
             rows.append((name, f"cannot be read: {type(error).__name__}: {error}"))
             continue
@@ -30,7 +30,7 @@ def list_models(args: Any) -> int:
 
 
 def show(args: Any) -> int:
-    """A model's card, and its sites with their priors as a trace shows them."""
+    """Print a model's card, and its sites with their priors as a trace shows them."""
     from gallery.commands.priors import site_lines
 
     entry = find_model(args.model)
@@ -56,7 +56,7 @@ def show(args: Any) -> int:
 
 
 def data(args: Any) -> int:
-    """The data sets, a line each; or all that is known of one, which `-o` writes to a file."""
+    """Print a line for each data set, or all about one, which `-o` writes to a file."""
     from gallery.datasets import describe, load, names
     from gallery.tables import write_csv
 

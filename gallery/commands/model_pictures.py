@@ -1,13 +1,11 @@
-"""Pictures of what a model is for: a completed matrix, classes with the points that were
-rejected on their way.
-"""
+"""Pictures of single models: a completed matrix, and classes with rejected points."""
 
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from gallery.commands.entries import predicted_entries, unit_of
+from gallery.commands.predictive import entries_link, predicted_entries
 
 __all__ = ["is_history", "plot_history", "plot_matrix"]
 
@@ -17,8 +15,10 @@ INK, QUIET = "#4477aa", "0.7"
 
 
 def plot_matrix(tree: xr.DataTree) -> tuple[Any, str]:
-    """How many components there are, observed entries against their posterior means, and a small
-    matrix whole.
+    """Plot the number of components, observed entries against posterior means, a small matrix.
+
+    Returns:
+        The figure, and a note for its title.
     """
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
@@ -26,7 +26,7 @@ def plot_matrix(tree: xr.DataTree) -> tuple[Any, str]:
     given = tree["constant_data"].to_dataset()
     row, column, value = (
         *(given[name].values for name in ("row", "column")),
-        unit_of(tree).decoded(tree["observed_data"].to_dataset()["y"].values),
+        entries_link(tree).decoded(tree["observed_data"].to_dataset()["y"].values),
     )
     rank = tree["posterior"].to_dataset()["rank"].values.astype(int)
     shape = row.max() + 1, column.max() + 1
@@ -61,13 +61,15 @@ def plot_matrix(tree: xr.DataTree) -> tuple[Any, str]:
 
 
 def is_history(tree: xr.DataTree) -> bool:
-    """Whether a run holds functions of the classes, and rejected points."""
+    """Return whether a run holds functions of the classes, and rejected points."""
     return {"function", "rejected", "num_rejected"} <= set(map(str, tree["posterior"].data_vars))
 
 
 def plot_history(tree: xr.DataTree) -> tuple[Any, str]:
-    """The rows by their most probable class, over the points that were rejected in one draw, and
-    how many those were in all draws.
+    """Plot the rows by most probable class, the rejected points of one draw, and their number.
+
+    Returns:
+        The figure, and a note for its title.
     """
     import matplotlib.pyplot as plt
 

@@ -1,45 +1,85 @@
-"""Models and kernels by the names that a person types."""
+"""Models, kernels and `--option key=value`, by the names that a person types."""
 
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import zoo
 
 __all__ = [
+    "Options",
     "find_model",
     "in_precision",
     "kernel_name",
-    "kernel_options",
     "make_kernel",
+    "parse",
     "some",
+    "split",
     "unknown",
 ]
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "ConditionalGibbs": {"num_births": 1.0},  # few sweeps must do
-    "ParticleFilter": {"num_particles": 200},
-    "AugmentReduce": {"posterior": True},  # a point has no summary
-    "NestedSampler": {"num_live": 100, "num_sweeps": 2.0},
-    "Staged": {"num_live": 100, "num_sweeps": 2.0, "tolerance": 0.01, "track_modes": True},
-    "DataTempering": {"num_particles": 200},
+DRIVER_OPTIONS: Mapping[str, type] = {
+    "num_warmup": int,
+    "num_samples": int,
+    "num_chains": int,
+    "thinning": int,
+    "max_time": float,
+    "save_every": float,
+    "chain_method": str,
 }
-DOUBLE = ("CoordinateAscent", "LatentHistory")
-MANY = 500_000  # entries from which on single precision is enough
+DRIVER_DEFAULTS = {"num_warmup": 500, "num_samples": 1000, "num_chains": 4}
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class KernelDefaults(NamedTuple):
+    """What the command sets unless `--option` says otherwise."""
+
+    options: Mapping[str, Any] = NONE  # of the kernel
+    driver: Mapping[str, int | None] = NONE  # num_warmup None: the kernel ends by itself
+    module: str = "inference"
+    is_double: bool = False
+
+
+KERNELS = {
+    # a point estimate has no summary
+    "AugmentReduce": KernelDefaults({"posterior": True}, {"num_warmup": 5000}),
+    "CollapsedGibbs": KernelDefaults(),
+    "ConditionalGibbs": KernelDefaults(
+        {"num_births": 1.0}, {"num_chains": 2, "num_warmup": 200, "num_samples": 300}
+    ),
+    "CoordinateAscent": KernelDefaults(
+        driver={"num_chains": 1, "num_samples": 200}, is_double=True
+    ),
+    "DataTempering": KernelDefaults({"num_particles": 200}, {"num_warmup": None, "num_chains": 2}),
+    "NestedSampler": KernelDefaults(
+        {"num_live": 100, "num_sweeps": 2.0}, {"num_warmup": None, "num_chains": 2}
+    ),
+    "ParticleFilter": KernelDefaults({"num_particles": 200}, {"num_warmup": None}),
+    "Staged": KernelDefaults(
+        {"num_live": 100, "num_sweeps": 2.0, "tolerance": 0.01, "track_modes": True},
+        {"num_warmup": None, "num_chains": 2},
+    ),
+    "NUTS": KernelDefaults(module="numpyro.infer"),
+    "SVI": KernelDefaults(driver={"num_warmup": 5000}),
+    "LatentHistory": KernelDefaults(
+        driver={"num_chains": 1, "num_warmup": 300, "num_samples": 400}, is_double=True
+    ),
+}
 
 
 def find_model(name: str) -> zoo.Entry:
-    """A model of the zoo."""
+    """Return a model of the zoo."""
     if name not in zoo.names():
         raise ValueError(unknown("model", name, zoo.names()))
     return zoo.load(name)
 
 
 def kernel_name(entry: zoo.Entry, name: str | None) -> str:
-    """The card's own spelling of a kernel; its first one if none is named."""
+    """Return the name of a kernel as the model's card spells it; the card's first one for None."""
     kernels = entry.card.kernels
     for kernel in kernels:
         if name is None or kernel.lower() == name.lower():
@@ -49,40 +89,83 @@ def kernel_name(entry: zoo.Entry, name: str | None) -> str:
     )
 
 
-def kernel_options(name: str) -> dict[str, Any]:
-    """What a kernel may be told beside its model, with the command's defaults: numbers, texts,
-    true or false.
-    """
-    parameters = inspect.signature(_MADE.get(name) or _class(name)).parameters.values()
-    options = {
-        p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)
-    }
-    return options | DEFAULTS.get(name, {})
-
-
 def make_kernel(name: str, model: Callable, **options: Any) -> Any:
-    """A kernel on a model."""
-    return (_MADE.get(name) or _class(name))(model, **options)
+    """Build a kernel on a model."""
+    return _kernel_class(name)(model, **options)
 
 
 def in_precision(kernel: str, arguments: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Float64 for the kernels that need it; for one of them only where the data are not many."""
+    """Enable float64 for the kernels that need it.
+
+    `ConditionalGibbs` gets it below 500,000 entries; with more, float32 is accurate enough.
+    """
     import jax
     import numpy as np
 
     size = max((np.size(value) for value in arguments.values()), default=0)
-    return jax.enable_x64(kernel in DOUBLE or (kernel == "ConditionalGibbs" and size < MANY))
+    is_small_gibbs = kernel == "ConditionalGibbs" and size < 500_000
+    return jax.enable_x64(KERNELS[kernel].is_double or is_small_gibbs)
 
 
-def some(items: Sequence[str], most: int = 40) -> str:
-    """The first of many names."""
-    return ", ".join(items[:most]) + (
-        f", ... {len(items) - most} more" if len(items) > most else ""
+class Options(NamedTuple):
+    """Keyword arguments of the driver, the kernel and the model."""
+
+    driver: dict[str, Any]
+    kernel: dict[str, Any]
+    model: dict[str, Any]
+
+
+def parse(texts: Sequence[str]) -> dict[str, Any]:
+    """Read `key=value` texts; a value is an int, a float, true or false, else a text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise ValueError(f"--option {text!r}: wanted key=value")
+        if key in found:
+            raise ValueError(f"--option {key}: given twice, {found[key]!r} and {value!r}")
+        found[key] = _value(value)
+    return found
+
+
+def split(options: Mapping[str, Any], model: Callable, kernel: str) -> Options:
+    """Divide options among driver, kernel and model, and add the command's defaults.
+
+    A kernel takes those of its keyword arguments that are numbers, texts, true or false.
+    """
+    defaults = KERNELS.get(kernel, KernelDefaults())
+    known = {
+        p.name: p.default
+        for p in inspect.signature(_kernel_class(kernel)).parameters.values()
+        if isinstance(p.default, bool | int | float | str)
+    } | dict(defaults.options)
+    parameters = inspect.signature(model).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    found = Options({**DRIVER_DEFAULTS, **defaults.driver}, dict(known), {})
+    for key, value in options.items():
+        if key in DRIVER_OPTIONS:
+            found.driver[key] = _checked(key, value, DRIVER_OPTIONS[key])
+        elif key in known:
+            found.kernel[key] = _checked(key, value, type(known[key]))
+        elif key in parameters or takes_any:
+            found.model[key] = value
+        else:
+            raise ValueError(
+                unknown("option", key, dict.fromkeys([*DRIVER_OPTIONS, *known, *parameters]))
+            )
+    return found._replace(
+        driver={key: value for key, value in found.driver.items() if value is not None}
     )
 
 
+def some(items: Sequence[str], most: int = 40) -> str:
+    """Return the first names, and how many more there are."""
+    more = f", ... {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that is not there: close matches, then all."""
+    """Return an error message for an unknown name: close matches, then all known names."""
     known = list(known)
     close = difflib.get_close_matches(name, known)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
@@ -92,8 +175,34 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     )
 
 
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _checked(key: str, value: Any, kind: type) -> Any:
+    """Refuse a value of another kind; a whole number is a float too."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        wanted: Mapping[type, str] = {
+            int: "a whole number",
+            float: "a number",
+            str: "a name",
+            bool: "true or false",
+        }
+        raise ValueError(f"--option {key}: wanted {wanted[kind]}, found {value!r}")
+    return value
+
+
 def _svi(model: Callable, learning_rate: float = 0.01) -> Any:
-    """Of a mean-field normal distribution, by Adam."""
+    """SVI with a mean-field normal guide, optimised by Adam."""
     from numpyro.infer import SVI, Trace_ELBO
     from numpyro.infer.autoguide import AutoNormal
     from numpyro.optim import Adam
@@ -102,32 +211,19 @@ def _svi(model: Callable, learning_rate: float = 0.01) -> Any:
 
 
 def _latent_history(model: Callable, max_capacity: int = 4096) -> Any:
-    """With NUTS for what belongs to no history."""
+    """`LatentHistory` for the rejected points, NUTS for the sites that it leaves."""
     from gallery.archipelago import sampler
 
     return sampler(max_capacity, model)
 
 
-def _class(name: str) -> Any:
-    """A kernel's class, imported now."""
-    if name not in _WHERE:
-        known = ", ".join([*_WHERE, *_MADE])
+def _kernel_class(name: str) -> Any:
+    """A kernel's class, or a function that builds the kernel on a model."""
+    if name in (made := {"SVI": _svi, "LatentHistory": _latent_history}):
+        return made[name]
+    if name not in KERNELS:
         raise ValueError(
-            f"kernel {name!r}: the command does not build it yet, only {known}; run it with "
+            f"kernel {name!r}: the command cannot build it, only {', '.join(KERNELS)}; run it with "
             "inference.Driver."
         )
-    return getattr(import_module(_WHERE[name]), name)
-
-
-_MADE: dict[str, Callable] = {"SVI": _svi, "LatentHistory": _latent_history}
-_OURS = (
-    "AugmentReduce",
-    "CollapsedGibbs",
-    "ConditionalGibbs",
-    "CoordinateAscent",
-    "DataTempering",
-    "NestedSampler",
-    "ParticleFilter",
-    "Staged",
-)
-_WHERE = dict.fromkeys(_OURS, "inference") | {"NUTS": "numpyro.infer"}
+    return getattr(import_module(KERNELS[name].module), name)

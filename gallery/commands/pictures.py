@@ -11,28 +11,14 @@ from gallery.commands.model_pictures import is_history, plot_history, plot_matri
 from gallery.commands.request import check_picture
 from gallery.commands.runs import main_variables, open_run, select
 
-__all__ = ["KINDS", "draw", "plot"]
+__all__ = ["draw", "plot"]
 
-KINDS = (
-    "trace_dist",
-    "dist",
-    "forest",
-    "rank",
-    "energy",
-    "elbo",
-    "evidence",
-    "partition",
-    "matrix",
-    "history",
-)
-# scalar quantities that one picture holds
-ROWS = {"trace_dist": 8, "dist": 12, "forest": 30, "rank": 12}
-MOST_ROWS, MOST_DRAWS = 600, 400  # of a co-clustering matrix
-INCHES_A_ROW = {"trace_dist": 1.35, "dist": 0.6, "forest": 0.32, "rank": 0.6}
+# kind -> scalars that one picture holds, and inches for each
+ROWS = {"trace_dist": (8, 1.35), "dist": (12, 0.6), "forest": (30, 0.32), "rank": (12, 0.6)}
 
 
 def plot(args: Any) -> int:
-    """A picture of a saved run."""
+    """Save a picture of a saved run."""
     path = Path(args.output or Path(args.run).with_suffix(".png"))
     check_picture(path, "-o")
     tree = open_run(args.run)
@@ -44,8 +30,14 @@ def plot(args: Any) -> int:
 def draw(
     tree: xr.DataTree, path: Path, kind: str | None = None, names: list[str] | None = None
 ) -> None:
-    """The picture of a kind; by default what the run is for, where that can be seen, else
-    traces.
+    """Draw a picture of a run into a file.
+
+    Args:
+        tree: a run.
+        path: the file; its ending is the format.
+        kind: None: the first of elbo, evidence, partition, matrix, history that the run has, else
+            trace_dist.
+        names: variables; None: the main ones.
     """
     import matplotlib
 
@@ -53,9 +45,9 @@ def draw(
     import matplotlib.pyplot as plt
 
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
-    # whether the run has it, and what draws it
+    # kind -> whether the run has it, and the function that draws it
     own: dict[str, tuple[bool, Callable[[], tuple[Any, str]]]] = {
-        "elbo": ("elbo" in stats, lambda: _elbo(stats)),
+        "elbo": ("elbo" in stats, lambda: _elbo(tree)),
         "evidence": ("insertion_rank" in stats, lambda: _evidence(tree)),
         "partition": ("partition" in tree.attrs, lambda: _partition(tree)),
         "matrix": ("entries" in tree.attrs, lambda: plot_matrix(tree)),
@@ -86,14 +78,15 @@ def draw(
 
 
 def _by_arviz(tree: xr.DataTree, kind: str, names: list[str]) -> tuple[Any, str]:
-    """ArviZ's picture of the run, and what the title must say of what is not shown."""
+    """ArviZ's picture of the run, and a note for the title where some scalars are left out."""
     import arviz as az
     from arviz_base.labels import NoVarLabeller
 
     if kind == "energy":
         size, note, shown = (6.0, 4.0), "", tree
     else:
-        elements, total = _elements(tree["posterior"].to_dataset(), names, ROWS[kind])
+        limit, inches = ROWS[kind]
+        elements, total = _elements(tree["posterior"].to_dataset(), names, limit)
         groups = {"posterior": elements.to_dataset()} | {
             name: group.to_dataset()
             for name, group in tree.children.items()
@@ -101,7 +94,7 @@ def _by_arviz(tree: xr.DataTree, kind: str, names: list[str]) -> tuple[Any, str]
         }
         shown = xr.DataTree.from_dict(groups)
         rows = elements.sizes["quantity"]
-        size = (9.0, 1.0 + INCHES_A_ROW[kind] * max(rows, 2))
+        size = (9.0, 1.0 + inches * max(rows, 2))
         note = "" if rows == total else f": {rows} of {total} quantities"
     options: dict[str, Any] = {"figure_kwargs": {"figsize": size, "layout": "constrained"}}
     if kind != "energy":
@@ -120,7 +113,7 @@ def _by_arviz(tree: xr.DataTree, kind: str, names: list[str]) -> tuple[Any, str]
 
 
 def _label_rows(figure: Any) -> None:
-    """A quantity's name once, above its density, where a long one has room."""
+    """Move the name of a scalar above its density, where a long name has room."""
     traces = [axes for axes in figure.axes if axes.get_xlabel() == "Draw"]
     for axes in figure.axes:
         if axes in traces:
@@ -131,32 +124,19 @@ def _label_rows(figure: Any) -> None:
             axes.set_xlabel("")
 
 
-def _elbo(stats: xr.Dataset) -> tuple[Any, str]:
-    """The ELBO of each replicate over the steps; what its first tenth has below the rest is cut
-    off.
-    """
+def _elbo(tree: xr.DataTree) -> tuple[Any, str]:
     import matplotlib.pyplot as plt
 
+    from diagnostics import plot_elbo
+
     figure, axes = plt.subplots(figsize=(7.0, 3.6), layout="constrained")
-    values = stats["elbo"].transpose("chain", "step").values
-    window = max(values.shape[1] // 200, 1)
-    for chain, path in enumerate(values):
-        smooth = np.convolve(path, np.ones(window) / window, mode="valid")
-        axes.plot(np.arange(len(smooth)) + window, smooth, lw=1, label=f"replicate {chain}")
-    late = values[:, values.shape[1] // 10 :]
-    low, high = np.quantile(late[np.isfinite(late)], (0.01, 1.0))
-    axes.set(
-        xlabel="step",
-        ylabel=f"ELBO, mean of {window} steps",
-        ylim=(low - 0.1 * (high - low), high + 0.05 * (high - low)),
-    )
-    axes.legend(frameon=False)
+    plot_elbo(tree, ax=axes)
     return figure, ""
 
 
 def _evidence(tree: xr.DataTree) -> tuple[Any, str]:
-    """How the log-evidence grew, and where new points came to lie among the live ones: anywhere,
-    if they are drawn as they should be.
+    """The growth of the log-evidence, and the insertion ranks of new points, which are uniform
+    in a correct run.
     """
     import matplotlib.pyplot as plt
 
@@ -188,8 +168,8 @@ def _evidence(tree: xr.DataTree) -> tuple[Any, str]:
 
 
 def _partition(tree: xr.DataTree) -> tuple[Any, str]:
-    """Which rows are together, how many groups there are, and how many particles counted at each
-    row.
+    """The co-clustering matrix, the number of groups, and the effective sample size of particles
+    at each row.
     """
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
@@ -199,7 +179,7 @@ def _partition(tree: xr.DataTree) -> tuple[Any, str]:
     labels = partition_of(tree)
     every = labels.transpose("chain", "draw", ...)
     rows, draws = every.shape[-1], every.shape[0] * every.shape[1]
-    some = every[:, :: -(-draws // MOST_DRAWS), :: -(-rows // MOST_ROWS)]
+    some = every[:, :: -(-draws // 400), :: -(-rows // 600)]  # as many as a picture can show
     figure = plt.figure(figsize=(10.0, 4.4), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
     plot_partition(some, ax=figure.add_subplot(grid[:, 0]))
@@ -222,10 +202,10 @@ def _partition(tree: xr.DataTree) -> tuple[Any, str]:
 
 
 def _elements(posterior: xr.Dataset, names: Sequence[str], limit: int) -> tuple[xr.DataArray, int]:
-    """Up to `limit` labelled scalars (chain, draw, quantity): small quantities whole, of larger
-    ones what is farthest from 0.
+    """Up to `limit` labelled scalars (chain, draw, quantity), and the number of all scalars.
 
-    Distance is |mean| / standard deviation. Returns the number of all scalars too.
+    Small variables are shown whole. Of larger ones, the elements with the largest
+    |mean| / standard deviation are shown.
     """
     each = {name: list(_scalars(posterior[name])) for name in names}
     chosen: dict[str, xr.DataArray] = {}
@@ -244,7 +224,7 @@ def _elements(posterior: xr.Dataset, names: Sequence[str], limit: int) -> tuple[
 
 
 def _scalars(values: xr.DataArray) -> Iterator[tuple[str, xr.DataArray]]:
-    """The elements of a quantity with their labels, such as weight[alcohol, class_0]."""
+    """The elements of a variable with their labels, such as weight[alcohol, class_0]."""
     inner = [dim for dim in values.dims if dim not in ("chain", "draw")]
     flat = values.transpose("chain", "draw", *inner)
     for index in np.ndindex(*(values.sizes[dim] for dim in inner)):

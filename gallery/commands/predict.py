@@ -1,4 +1,4 @@
-"""`zoo predict`: probabilities of the classes of new rows, averaged over the posterior draws."""
+"""`zoo predict`: class probabilities of new rows, or entries of a matrix, from a saved run."""
 
 import csv
 import json
@@ -13,11 +13,17 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
-from gallery._units import Units
-from gallery.commands.entries import predicted_entries
+from gallery._standardise import Standardiser
 from gallery.commands.models import find_model
-from gallery.commands.predictive import has_predictive, predictive_probabilities
-from gallery.commands.refitted import REFITTED, mixture_probabilities, refitted_probabilities
+from gallery.commands.predictive import (
+    REFITTED,
+    draws_of,
+    has_predictive,
+    mixture_probabilities,
+    predicted_entries,
+    predictive_probabilities,
+    refitted_probabilities,
+)
 from gallery.commands.request import check_distinct, check_writable
 from gallery.commands.runs import open_run, row_dims
 from gallery.tables import read_features
@@ -26,32 +32,31 @@ from inference.program.compiling import compiled
 
 __all__ = ["predict", "site_probabilities"]
 
-SEED = 0  # of what the posterior does not hold: quantities of each new row
+SEED = 0  # for latent sites of new rows, which the posterior does not hold
 
 
 def predict(args: Any) -> int:
-    """Read a run and a table, write a row of probabilities for each row of the table."""
+    """Read a run and a table, and write a prediction for each row of the table."""
     check_distinct({"the run": args.run, "the table": args.table, "-o": args.output})
     if args.output is not None:
         check_writable(Path(args.output), "-o", args.force)
     tree = open_run(args.run)
     if "entries" in tree.attrs:
-        return _tell_entries(tree, args)
-    features, scaling, class_names = _coding(tree, args.run)
+        return _predict_entries(tree, args)
+    features, standardiser, class_names = _columns(tree, args.run)
     categories = json.loads(tree.attrs["categories"])
     x = read_features(args.table, features, categories)
+    z = standardiser.standardise(x)
     if tree.attrs.get("kernel") in REFITTED:
-        probabilities = refitted_probabilities(
-            tree, scaling.coded(x), _by_row(tree, args.table, categories)
-        )
+        probabilities = refitted_probabilities(tree, z, _by_row(tree, args.table, categories))
     elif tree.attrs.get("kernel") == "ConditionalGibbs":
-        probabilities = mixture_probabilities(tree, scaling.coded(x))
+        probabilities = mixture_probabilities(tree, z)
     elif has_predictive(tree):
-        probabilities = predictive_probabilities(tree, scaling.coded(x))
+        probabilities = predictive_probabilities(tree, z)
     else:
-        program = _program(tree, scaling.coded(x))
+        draws = draws_of(tree, without=row_dims(tree))
+        program = _program(tree, z, draws)
         site = _target(tree, program)
-        draws = _draws(tree)
         probabilities = site_probabilities(program, site, draws)
     if probabilities is None:
         header, columns = ["mean", "std"], np.stack(_moments(program, site, draws), axis=1)
@@ -64,11 +69,11 @@ def predict(args: Any) -> int:
         )
         columns, labels = probabilities, [header[k] for k in probabilities.argmax(axis=1)]
     _refuse_nan(columns, x, features, tree.attrs["model"], args.table)
-    return _tell(args.output, header, columns, labels)
+    return _write_table(args.output, header, columns, labels)
 
 
-def _tell_entries(tree: xr.DataTree, args: Any) -> int:
-    """Of a matrix: the table names the row and the column of each entry."""
+def _predict_entries(tree: xr.DataTree, args: Any) -> int:
+    """The table names the row and the column of each entry."""
     places = read_features(
         args.table, json.loads(tree.attrs["entries"]), json.loads(tree.attrs["categories"])
     )
@@ -78,10 +83,10 @@ def _tell_entries(tree: xr.DataTree, args: Any) -> int:
             "entry it asks for"
         )
     found = predicted_entries(tree, *places.astype(int).T)
-    return _tell(args.output, ["mean", "std"], np.stack(found, axis=1), None)
+    return _write_table(args.output, ["mean", "std"], np.stack(found, axis=1), None)
 
 
-def _tell(
+def _write_table(
     path: str | None, header: list[str], columns: np.ndarray, labels: list[str] | None
 ) -> int:
     if path is None:
@@ -94,11 +99,18 @@ def _tell(
 
 
 def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> np.ndarray | None:
-    """p(value of the site | draw) [row, value], averaged over the draws; None where its values
-    cannot be listed.
+    """Return probabilities of the values of a discrete site, averaged over draws.
 
-    A latent site that is not in `draws` is drawn anew for each draw. Cost: a trace of the model for
-    each draw.
+    A latent site that is not in `draws` is drawn from its prior for each draw. Cost: a trace of the
+    model for each draw.
+
+    Args:
+        program: the model on new rows.
+        site: name of the site that is predicted.
+        draws: posterior draws, [draw, ...].
+
+    Returns:
+        Probabilities [row, value], or None where the support of the site cannot be enumerated.
     """
     keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
     first = {name: values[0] for name, values in draws.items()}
@@ -136,8 +148,8 @@ def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.n
     return drawn.mean(axis=0), drawn.std(axis=0)
 
 
-def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Units, list[str]]:
-    """Names of the features, their scaling, names of the classes, as `zoo fit` recorded them."""
+def _columns(tree: xr.DataTree, path: str) -> tuple[list[str], Standardiser, list[str]]:
+    """Names of the features, their standardiser, and names of the classes."""
     constant = (
         tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
     )
@@ -153,7 +165,7 @@ def _coding(tree: xr.DataTree, path: str) -> tuple[list[str], Units, list[str]]:
     class_names = list(map(str, constant["class"].values)) if "class" in constant.coords else []
     return (
         list(map(str, constant["feature"].values)),
-        Units(constant["x_mean"].values, constant["x_std"].values),
+        Standardiser(constant["x_mean"].values, constant["x_std"].values),
         class_names,
     )
 
@@ -167,11 +179,11 @@ def _by_row(
     return {"task": read_features(path, [tree.attrs["task"]], categories)[:, 0].astype(int)}
 
 
-def _program(tree: xr.DataTree, x: np.ndarray) -> Program:
+def _program(tree: xr.DataTree, x: np.ndarray, draws: dict[str, Array]) -> Program:
     """The model on new rows, without a target.
 
-    What it observes of them (features that have a density) must follow from the draws alone: then
-    the target, given features and draws, has the distribution of its own site.
+    Sites that the model observes (features with a density) may depend on the draws alone. Then the
+    target, given features and draws, has the distribution of its own site.
     """
     entry = find_model(tree.attrs["model"])
     try:
@@ -180,11 +192,10 @@ def _program(tree: xr.DataTree, x: np.ndarray) -> Program:
         raise ValueError(
             f"predict: {error} The command predicts with models of `x` and numbers alone"
         ) from error
-    drawn = set(_draws(tree))
     if own := [
         name
         for name in program.observed
-        if {parent.replace("/", ".") for parent in program.parents[name]} - drawn
+        if {parent.replace("/", ".") for parent in program.parents[name]} - set(draws)
     ]:
         raise ValueError(
             f"predict: {entry.name} observes {', '.join(own)} itself, so that the classes of new "
@@ -195,9 +206,7 @@ def _program(tree: xr.DataTree, x: np.ndarray) -> Program:
 
 
 def _target(tree: xr.DataTree, program: Program) -> str:
-    """The site that was observed in the fit, and is now to be predicted; or the one that the fit
-    saw as an argument alone.
-    """
+    """The site to predict: the one that the fit observed, or the only one that it did not draw."""
     observed = tree["observed_data"].data_vars if "observed_data" in tree.children else {}
     sites = [name for name in program.latent if name.replace("/", ".") in observed]
     sites = sites or [
@@ -208,19 +217,6 @@ def _target(tree: xr.DataTree, program: Program) -> str:
             f"predict: wanted one observed site to predict, found {', '.join(sites) or 'none'}"
         )
     return sites[0]
-
-
-def _draws(tree: xr.DataTree) -> dict[str, Array]:
-    """The posterior [draw, ...] but for what belongs to rows of the old data."""
-    posterior, rows = tree["posterior"].to_dataset(), row_dims(tree)
-    kept = {
-        str(name): values.transpose("chain", "draw", ...).values
-        for name, values in posterior.items()
-        if not rows & set(values.dims)
-    }
-    return {
-        name: jnp.asarray(values.reshape(-1, *values.shape[2:])) for name, values in kept.items()
-    }
 
 
 def _refuse_nan(

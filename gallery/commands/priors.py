@@ -1,8 +1,7 @@
-"""The sites of a model with their distributions, read off a trace: what `zoo show` prints beside
-the card's words.
+"""The sites of a model with their distributions, read off a trace, for `zoo show`.
 
-A parameter that is a constant prints as its number, one that is another site's value by that site's
-name, and one that the model computes as f(the sites it is computed from).
+A constant parameter is printed as its number, the value of another site as the name of that site,
+and a computed parameter as f(the sites that it depends on).
 """
 
 from typing import Any
@@ -22,8 +21,8 @@ __all__ = ["site_lines"]
 
 
 def site_lines(entry: zoo.Entry) -> list[tuple[str, str]]:
-    """A line for each site of the model on simulated data, with the card's words for it."""
-    with jax.enable_x64(True):  # some models refuse less
+    """Return a line for each site of the model on simulated data, and the card's description."""
+    with jax.enable_x64(True):  # some models refuse float32
         program = Program(entry.model, **entry.simulate(random.key(0)))
         values = program.draw_initial(random.key(1))
         trace, sources = program.trace(values), _sources(program)
@@ -43,8 +42,8 @@ def site_lines(entry: zoo.Entry) -> list[tuple[str, str]]:
 
 
 def _sources(program: Program) -> dict[tuple[str, str], list[str]]:
-    """(site, parameter of its distribution) -> the latent sites that it is computed from;
-    ("site", "") for a deterministic one.
+    """(site, parameter of its distribution) -> the latent sites that the parameter depends on;
+    (site, "") for a deterministic site.
     """
 
     def answers(**values: Array) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _sources(program: Program) -> dict[tuple[str, str], list[str]]:
 
 
 def _parameters(fn: Any) -> dict[str, Any]:
-    """What the distribution was built from, under its wrappers."""
+    """Parameters of the distribution, without its wrappers."""
     base = unwrap(fn)
     return {name: vars(base)[name] for name in base.arg_constraints if name in vars(base)}
 
@@ -98,7 +97,7 @@ def _in_words(value: Any, sites: list[str], values: dict[str, Array]) -> str:
 
 
 def _is_copy(array: np.ndarray, value: np.ndarray) -> bool:
-    """Whether a parameter is a site's value, possibly broadcast."""
+    """Whether a parameter is the value of a site, possibly broadcast."""
     try:
         return bool((array == np.broadcast_to(value, array.shape)).all())
     except ValueError:

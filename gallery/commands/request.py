@@ -1,15 +1,13 @@
-"""What `zoo fit` was asked for: kept in the run, and in a checkpoint folder as `command.json`,
-so that it can be asked again.
-"""
+"""The arguments of `zoo fit`: saved in the run, and in a checkpoint folder as `command.json`."""
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery.commands.options import parse
+from gallery.commands.models import parse
 
 __all__ = [
     "Request",
@@ -17,12 +15,11 @@ __all__ = [
     "check_picture",
     "check_writable",
     "is_table",
-    "keep",
-    "recall",
+    "load_request",
+    "save_request",
 ]
 
 FILE = "command.json"
-MAY_DIFFER = ("num_samples", "max_time", "save_every")  # between a run and its continuation
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,8 @@ class Request:
     task: str | None = None
 
     @classmethod
-    def of(cls, args: Any) -> "Request":
-        """From the command line."""
+    def from_arguments(cls, args: Any) -> "Request":
+        """Read a request off the parsed command line."""
         is_file = is_table(args.data)
         stem = (
             Path(args.data).name.removesuffix(".gz").removesuffix(".csv") if is_file else args.data
@@ -75,24 +72,37 @@ class Request:
         )
         return request
 
+    def _settings(self) -> dict[str, Any]:
+        """What the draws depend on; a continued run may have other limits."""
+        named = {
+            name: value for name, value in asdict(self).items() if name not in ("output", "plot")
+        }
+        limits = ("num_samples", "max_time", "save_every")
+        options = {
+            f"option {key}": value
+            for key, value in parse(named.pop("options")).items()
+            if key not in limits
+        }
+        return named | options
+
     @property
     def data_name(self) -> str:
-        """The data set's name, or the file's."""
+        """Name of the data set or of the file."""
         return Path(self.data).name if is_table(self.data) else self.data
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the request as text."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Request":
-        """From `to_json`."""
+        """Read a request from the text of `to_json`."""
         found = json.loads(text)
         return cls(**found | {"options": tuple(found["options"])})
 
     def differences(self, other: "Request") -> list[str]:
-        """What makes the two different runs, in words."""
-        mine, theirs = (_essence(request) for request in (self, other))
+        """Describe what makes the other request a different run."""
+        mine, theirs = self._settings(), other._settings()
         return [
             f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} here"
             for key in {**mine, **theirs}
@@ -101,14 +111,14 @@ class Request:
 
 
 def is_table(data: str) -> bool:
-    """Whether `--data` means a file."""
+    """Return whether `--data` names a file."""
     return data.endswith((".csv", ".csv.gz")) or os.sep in data
 
 
-def keep(request: Request, folder: Path) -> None:
-    """Write `command.json` into a checkpoint folder, whole or not at all.
+def save_request(request: Request, folder: Path) -> None:
+    """Write `command.json` into a checkpoint folder, as a whole or not at all.
 
-    A folder of another run, or one that holds anything else, stays as it is.
+    A folder that holds another run or other files is refused.
     """
     from inference.run.store import OURS
 
@@ -122,21 +132,21 @@ def keep(request: Request, folder: Path) -> None:
             f"--checkpoint {folder}: it holds files that are no checkpoint; name another folder"
         )
     if path.exists() and (folder / "run.json").exists():
-        differ = request.differences(recall(folder))
+        differ = request.differences(load_request(folder))
         if differ:
             raise ValueError(
                 f"--checkpoint {folder}: it holds another run ({'; '.join(differ)}); name another "
                 "folder, or remove this one"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    # one of OURS: a kill between the two lines leaves a folder that can be used
+    # this name is one of OURS: after a kill between the next two lines the folder is still usable
     partial = folder / "run.partial"
     partial.write_text(request.to_json())
     os.replace(partial, path)
 
 
-def recall(folder: Path) -> Request:
-    """The request that `keep` wrote."""
+def load_request(folder: Path) -> Request:
+    """Read the request that `save_request` wrote."""
     path = folder / FILE
     if not path.is_file():
         raise ValueError(
@@ -151,7 +161,7 @@ def recall(folder: Path) -> Request:
 
 
 def check_writable(path: Path, option: str, force: bool = True) -> None:
-    """Found out before the work, not after it."""
+    """Refuse a path that cannot be written to, before any work is done."""
     if path.is_dir():
         raise ValueError(f"{option} {path}: a folder; name a file")
     if not path.parent.is_dir():
@@ -165,7 +175,7 @@ def check_writable(path: Path, option: str, force: bool = True) -> None:
 
 
 def check_picture(path: Path, option: str) -> None:
-    """A writable file of a kind that matplotlib can draw."""
+    """Refuse a path that cannot be written to, or a format that matplotlib does not know."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = sorted(FigureCanvasBase.get_supported_filetypes())
@@ -177,7 +187,7 @@ def check_picture(path: Path, option: str) -> None:
 
 
 def check_distinct(paths: Mapping[str, str | None]) -> None:
-    """No two options name one file, which the later would replace."""
+    """Refuse two options that name the same file."""
     options: dict[str, str] = {}
     for option, path in paths.items():
         if path is None:
@@ -188,14 +198,3 @@ def check_distinct(paths: Mapping[str, str | None]) -> None:
                 f"{options[where]} and {option} {path}: the same file; name two different ones"
             )
         options[where] = option
-
-
-def _essence(request: Request) -> dict[str, Any]:
-    """What the numbers of the run depend on."""
-    named = asdict(replace(request, output="", plot=None))
-    options = {
-        f"option {key}": value
-        for key, value in parse(named.pop("options")).items()
-        if key not in MAY_DIFFER
-    }
-    return {key: value for key, value in named.items() if key not in ("output", "plot")} | options

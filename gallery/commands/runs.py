@@ -1,6 +1,4 @@
-"""A run on disk: what the command adds to the driver's tree, saving, opening, and which of its
-quantities to show.
-"""
+"""Saved runs: what the command adds to the driver's tree, files, and what to print of a run."""
 
 import json
 import os
@@ -11,12 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from gallery._dataset import Dataset
-from gallery._links import Gaussian
-from gallery._units import Units
-from gallery.commands.entries import item_names, takes_entries
-from gallery.commands.models import find_model, unknown
-from gallery.commands.request import Request
+from gallery.commands.inputs import Inputs, takes_entries
+from gallery.commands.models import unknown
 
 __all__ = [
     "annotate",
@@ -31,17 +25,13 @@ __all__ = [
 ]
 
 
-def annotate(
-    tree: xr.DataTree,
-    request: Request,
-    data: Dataset,
-    scaling: Units | None,
-    arguments: Mapping[str, Any],
-    unit: Gaussian | None = None,
-) -> xr.DataTree:
-    """The driver's tree with the names of features and classes, the scaling, and what is needed
-    to use the run again.
+def annotate(tree: xr.DataTree, inputs: Inputs) -> xr.DataTree:
+    """Return the driver's tree with all that later commands need.
+
+    Names of features and classes become coordinates. Means and scales, the request and the plain
+    arguments of the model become variables and attributes.
     """
+    request, data, arguments = inputs.request, inputs.data, inputs.arguments
     task = request.task or "task"
     names = {
         "feature": data.feature_names,
@@ -50,16 +40,11 @@ def annotate(
     }
     groups = {name: _named(group.to_dataset(), names) for name, group in tree.children.items()}
     constant = groups.get("constant_data", xr.Dataset())
-    if scaling is not None:
-        constant = constant.rename(
-            {
-                old: new
-                for old, new in (("x_dim_0", "row"), ("x_dim_1", "feature"))
-                if old in constant.dims
-            }
-        )
+    if inputs.features is not None:
+        dims = {"x_dim_0": "row", "x_dim_1": "feature"}
+        constant = constant.rename({old: new for old, new in dims.items() if old in constant.dims})
         constant = constant.assign(
-            x_mean=("feature", scaling.mean), x_std=("feature", scaling.scale)
+            x_mean=("feature", inputs.features.mean), x_std=("feature", inputs.features.scale)
         )
     named = {dim: list(values) for dim, values in names.items() if values}
     groups["constant_data"] = constant.assign_coords(named)
@@ -73,13 +58,14 @@ def annotate(
         ),
         "categories": json.dumps({name: list(values) for name, values in data.categories.items()}),
     }
-    # of entries
-    annotated.attrs |= {} if unit is None else {"shift": unit.shift, "scale": unit.scale}
+    if inputs.entries is not None:
+        annotated.attrs["shift"] = float(inputs.entries.mean)
+        annotated.attrs["scale"] = float(inputs.entries.scale)
     if "task" in arguments:
         annotated.attrs["task"] = task
-    if takes_entries(find_model(request.model).model):
-        annotated.attrs["entries"] = json.dumps(item_names(data))
-        # known up to order, sign and scale
+    if takes_entries(inputs.entry.model):
+        annotated.attrs["entries"] = json.dumps(list(data.categories) or ["row", "column"])
+        # components are identified up to order, sign and scale
         for values in annotated["posterior"].data_vars.values():
             values.attrs |= {"not_identified": 1} if "component" in values.dims else {}
     return annotated
@@ -92,7 +78,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def save(tree: xr.DataTree, path: Path) -> None:
-    """Written whole or not at all."""
+    """Write a netCDF file, as a whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         tree.to_netcdf(partial, engine="h5netcdf")
@@ -102,7 +88,7 @@ def save(tree: xr.DataTree, path: Path) -> None:
 
 
 def open_run(path: str | Path) -> xr.DataTree:
-    """The tree that `zoo fit` or `tree.to_netcdf` wrote, in memory."""
+    """Read into memory the tree that `zoo fit` or `tree.to_netcdf` wrote."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: a folder; name a netCDF file of `zoo fit`")
@@ -122,13 +108,14 @@ def open_run(path: str | Path) -> xr.DataTree:
 
 
 def num_draws(tree: xr.DataTree) -> int:
-    """Posterior draws of each chain."""
+    """Return the number of posterior draws of each chain."""
     return tree["posterior"].sizes.get("draw", 0) if "posterior" in tree.children else 0
 
 
 def main_variables(tree: xr.DataTree) -> list[str]:
-    """The identified quantities that do not grow with the rows of the data, the smallest first;
-    all where there are no others.
+    """Return the identified variables that are not by row, the smallest first.
+
+    All variables are returned where every one is by row or not identified.
     """
     posterior, rows = tree["posterior"], row_dims(tree)
     hidden = (
@@ -137,17 +124,17 @@ def main_variables(tree: xr.DataTree) -> list[str]:
         else set()
     )
     names = sorted(map(str, posterior.data_vars), key=lambda name: posterior[name].size)
-    told = [
+    identified = [
         name
         for name in names
         if name not in hidden and not posterior[name].attrs.get("not_identified")
     ]
     rows |= {"row", "column"} if "entries" in tree.attrs else set()
-    return [name for name in told if not rows & set(posterior[name].dims)] or names
+    return [name for name in identified if not rows & set(posterior[name].dims)] or names
 
 
 def row_dims(tree: xr.DataTree) -> set[str]:
-    """The dimension along which each observed site counts its observations."""
+    """Return the first dimension of each observed site, which counts the observations."""
     observed = tree.children.get("observed_data")
     return (
         set()
@@ -157,7 +144,7 @@ def row_dims(tree: xr.DataTree) -> set[str]:
 
 
 def select(tree: xr.DataTree, names: list[str] | None) -> list[str]:
-    """The named quantities, or the main ones."""
+    """Return the named variables after a check; `main_variables` where none is named."""
     known = list(map(str, tree["posterior"].data_vars))
     for name in names or ():
         if name not in known:
@@ -166,7 +153,7 @@ def select(tree: xr.DataTree, names: list[str] | None) -> list[str]:
 
 
 def summary_text(tree: xr.DataTree, names: list[str], limit: int | None = None) -> str:
-    """`az.summary`, its first `limit` rows."""
+    """Return the first `limit` rows of `az.summary` as text."""
     import arviz as az
 
     table = az.summary(tree, var_names=names)
@@ -176,20 +163,16 @@ def summary_text(tree: xr.DataTree, names: list[str], limit: int | None = None) 
 
 
 def scores_text(tree: xr.DataTree) -> str:
-    """What a run says of the model as a whole: its evidence or a bound of it, and the groups in
-    use; empty where it says neither.
-    """
-    found, stats = (
-        [],
-        tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset(),
-    )
+    """Return the log-evidence of a run, or its ELBO and number of groups; empty where not known."""
+    found = []
+    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
     if "log_evidence" in tree.attrs:
         error = float(tree.attrs.get("log_evidence_se", np.nan))
         found.append(
             f"log-evidence {float(tree.attrs['log_evidence']):.1f}"
             + (f" +- {error:.1f}" if np.isfinite(error) else "")
         )
-    # in closed form; other bounds are estimates, and of other things
+    # the ELBO of these kernels is exact; that of others is an estimate
     if {"elbo", "num_groups"} <= set(stats):
         last = stats.isel(chain=int(stats["elbo"].values[:, -1].argmax()), step=-1)
         found.append(
@@ -200,7 +183,7 @@ def scores_text(tree: xr.DataTree) -> str:
 
 
 def _named(dataset: xr.Dataset, names: Mapping[str, tuple[str, ...]]) -> xr.Dataset:
-    """Names as coordinates, where a dimension has as many entries."""
+    """Names become coordinates of dimensions of the same length."""
     fitting = {
         dim: np.asarray(values)
         for dim, values in names.items()

@@ -1,4 +1,4 @@
-"""`zoo gallery build` and `zoo gallery open`: the pages as a site."""
+"""`zoo gallery build` and `zoo gallery open`: the pages of the gallery as a site."""
 
 import os
 import shutil
@@ -23,22 +23,21 @@ for name in ("arviz", "arviz_stats"):  # Sphinx prints what others only note
     logging.getLogger(name).setLevel(logging.WARNING)
 CONFIG["sphinx_gallery_conf"]["plot_gallery"] = runs
 prepare(Path(work, "source"))
-app = Sphinx(f"{work}/source", None, output, f"{work}/doctrees", "html", confoverrides=CONFIG, warningiserror=True)
+folders = f"{work}/source", None, output, f"{work}/doctrees"
+app = Sphinx(*folders, "html", confoverrides=CONFIG, warningiserror=True)
 app.build()
 sys.exit(app.statuscode)
 """
 
 
 def build(args: Any) -> int:
-    """Runs the pages and renders the site; from the beginning, for what a page shows hangs on
-    the whole project.
-    """
+    """Run the pages and render the site; always all of it, for pages depend on all code."""
     _check_sphinx()
     folder = Path(args.output or SITE).resolve()
     if folder.exists():
         if any(folder.iterdir()) and not (folder / "objects.inv").exists():
             raise ValueError(
-                f"-o: {folder} holds other files; name a folder that is new, or a site of before."
+                f"-o: {folder} holds other files; name a new folder, or that of an earlier site."
             )
         shutil.rmtree(folder)
     environment = dict(os.environ, MPLBACKEND="Agg")
@@ -57,7 +56,7 @@ def build(args: Any) -> int:
 
 
 def open_site(args: Any) -> int:
-    """Shows the site in a browser."""
+    """Show the site in a browser."""
     index = Path(args.output or SITE).resolve() / "index.html"
     if not index.exists():
         raise ValueError(f"{index} is not there; first: zoo gallery build")

@@ -56,7 +56,7 @@ def in_own_units(model, draws):
     """Posterior means of each expert's centre, covariance, and line (slope, intercept), of the
     columns as they were.
     """
-    shift, scale = model._units.mean, model._units.scale
+    shift, scale = model._standardiser.mean, model._standardiser.scale
     covariance = np.linalg.inv(draws["Lambda"]).mean(0) * scale[:, None] * scale
     slopes, bias = draws["w"].mean(0)[0, :, :2] / scale, draws["w"].mean(0)[0, :, 2]
     bias = bias - slopes @ shift

@@ -10,7 +10,7 @@ import xarray as xr
 from scipy.stats import norm, t
 
 from diagnostics import compare
-from diagnostics._comparison_evidence import uncertainty
+from diagnostics.comparison import uncertainty
 from tests.diagnostics.test_compare import ROWS, gaussian
 from tests.diagnostics.trees import replaced, tree_of
 
@@ -99,7 +99,7 @@ def test_densities_that_are_not_numbers_correct_nothing(rng):
     log_q[0, 3] = np.nan
     trees["vb"] = replaced(trees["vb"], "log_q", "log_q", log_q)
     with pytest.warns(
-        UserWarning, match="their densities are NaN or infinite: nothing corrects them"
+        UserWarning, match="their densities are NaN or infinite, so they are not corrected"
     ):
         assert np.isfinite(compare(trees)["elpd"]["vb"])
 
@@ -309,7 +309,7 @@ def test_a_draw_may_rule_a_held_out_row_out(rng):
     assert table["test_score"]["wide"] == pytest.approx(np.log(np.exp(some).mean((0, 1))).sum())
     never = values.copy()
     never[..., 2] = -np.inf
-    with pytest.warns(UserWarning, match="wide: 1 held-out rows that every draw rules out"):
+    with pytest.warns(UserWarning, match="wide: 1 held-out rows have probability 0 in every draw"):
         table = compare(trees, test={"right": values + 1, "wide": never})
     assert table["test_score"]["wide"] == -np.inf
     with pytest.warns(UserWarning, match="right: 1 held-out rows"):
@@ -327,4 +327,4 @@ def test_one_observation_has_no_standard_error(rng):
         for name, sd in (("one", 2.0), ("other", 9.0))
     }
     assert doubts(trees) == {"one": "", "other": doubts(trees)["other"]}
-    assert "by what has no standard error" in doubts(trees)["other"]
+    assert "which has no standard error" in doubts(trees)["other"]

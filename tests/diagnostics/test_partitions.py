@@ -226,7 +226,7 @@ def test_blocks_of_draws_give_what_all_of_them_give(rng, loss, monkeypatch):
     whole = distances(labels, center, loss)
     sizes = []
     counted = np.bincount
-    monkeypatch.setattr(partitions, "COUNTS", 100)  # crossings: three draws at a time
+    monkeypatch.setattr(partitions, "MOST_COUNTS", 100)  # crossings: three draws at a time
     monkeypatch.setattr(
         partitions.np,
         "bincount",
@@ -306,7 +306,7 @@ def test_the_partition_alone_would_join_classes():
         ),
         (
             left_behind({"z": Z}),
-            "partition_of: the run holds no classes 'y', within which 'z' counts",
+            "partition_of: the run has no classes 'y', within which 'z' counts groups",
         ),
     ],
     ids=["another kernel", "not kept", "no classes"],

@@ -25,13 +25,13 @@ def test_good_particle_filter_is_trusted(rng):
     assert page["resamplings"].figures == {"a replicate": [4, 4, 4], "steps": 20}
 
 
-def test_few_histories_are_no_reason_to_distrust_and_say_what_rests_on_them(rng):
+def test_few_ancestors_are_no_reason_to_distrust_and_say_what_rests_on_them(rng):
     page = report(trees.particles(rng, genealogy="collapsed"))  # at step 10 of 20
     assert page.trusted, page.text
     verdict = page["unique ancestors"]
     assert verdict.ok is None
     assert verdict.figures == {"left": [1, 1, 1]}
-    assert "rows before 10 rests on fewer than 10 histories" in verdict.reason
+    assert "rows before 10 rests on fewer than 10 distinct ancestors" in verdict.reason
     assert report(trees.particles(rng))["unique ancestors"].ok is True
 
 
@@ -321,10 +321,10 @@ def test_a_poor_finish_is_said_to_be_one_with_what_to_do(rng):
 
 
 @pytest.mark.parametrize("missed", [0.001, 0.1])
-def test_a_mode_that_draws_miss_is_told(missed, rng):
+def test_a_mode_that_draws_miss_is_reported(missed, rng):
     page = report(finished_by_importance(rng, 0.5 * rng.normal(size=(2, 5000)), missed=missed))
     assert page.trusted == (missed < 0.01)
-    assert ("lies where no draw is to be expected" in page["importance"].reason) != (missed < 0.01)
+    assert ("lies where the proposal puts no draws" in page["importance"].reason) != (missed < 0.01)
 
 
 def test_a_finish_that_did_not_come_is_unknown(rng):

@@ -132,7 +132,7 @@ def test_top_class_event(prediction):
 @pytest.mark.parametrize(
     ("y", "p", "message"),
     [
-        ([0, 1], np.log(P[:2]), "log-probabilities need exp"),
+        ([0, 1], np.log(P[:2]), "take exp of log probabilities"),
         ([0, 2], P[:2], "classes 0 to 1"),
         ([0, 1], P, r"found \(3, 2\) for \(2,\)"),
         ([-1, -1], P[:2], "no row has a class"),

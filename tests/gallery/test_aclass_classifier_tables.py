@@ -151,8 +151,10 @@ def test_whole_numbers_stay_whole_where_they_are_0_and_1():
 def test_units_of_what_is_there():
     table = np.array([[1.0, 7.0, 0.0], [3.0, 7.0, 1.0], [np.nan, np.nan, np.nan]])
     columns = Columns.learn(table)
-    np.testing.assert_allclose([column.scale for column in columns.columns], [1.0, 1.0, 1.0])
-    assert Columns.learn(np.full((7, 1), 0.1)).columns[0].scale == 1.0
+    np.testing.assert_allclose(
+        [column.standardiser.scale for column in columns.columns], [1.0, 1.0, 1.0]
+    )
+    assert Columns.learn(np.full((7, 1), 0.1)).columns[0].standardiser.scale == 1.0
     columns = Columns.learn(10 * table[:, :2])
     np.testing.assert_allclose(
         columns.log_units(columns.encode(10 * table[:, :2])), 2 * np.log(10.0)

@@ -161,7 +161,7 @@ def test_classes_follow_the_arms(fitted):
     assert fitted.posterior_.posterior.sizes["draw"] == 30
     far = [[0.0, 0.0], [1e200, 0.0]]  # the log density of a normal is -inf there
     with pytest.raises(
-        ValueError, match=r"row 1 lies where the base density has no mass; knows_density=False"
+        ValueError, match=r"row 1 lies where the base density is 0; knows_density=False"
     ):
         fitted.predict_proba(far)
     assert_allclose(copy(fitted).set_params(knows_density=False).predict_proba(far).sum(1), 1)
@@ -253,7 +253,7 @@ def test_another_base_and_prior_are_one_argument():
 def test_no_time_is_said():
     with pytest.raises(
         ValueError,
-        match="max_time: 0 seconds were over, or it was interrupted before the first draw",
+        match="max_time: 0 seconds have passed, or it was interrupted before the first draw",
     ):
         ArchipelagoClassifier(max_time=0, **SHORT).fit(ARMS.x, Y)
 

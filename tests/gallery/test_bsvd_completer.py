@@ -245,7 +245,7 @@ def test_new_rows_are_folded_in(fitted):
         < 1e-2
     )
     assert fitted.shape_ == (24, 18)
-    with pytest.raises(ValueError, match=r"row_features: found some, learned none"):
+    with pytest.raises(ValueError, match=r"row_features: found features, wanted None"):
         fitted.fold_in(seen, row_features=np.zeros((3, 1)))
     with pytest.raises(ValueError, match=r"X: the gaussian link wants \(rows, columns, values\)"):
         fitted.fold_in(([0], [0], [1], [2]))
@@ -288,7 +288,7 @@ def test_log_likelihood_is_of_rows(fitted):
         wanted = np.bincount(fitted._entries.row, program.log_likelihood(draw)["y"], 24)
     np.testing.assert_allclose(found[0, 7], wanted, rtol=1e-6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gallery.bsvd, "MOST_AT_ONCE", 100)
+        patch.setattr(gallery.bsvd, "CHUNK", 100)
         np.testing.assert_allclose(found[0], fitted._row_log_likelihood(), rtol=1e-6)
 
 

@@ -8,7 +8,7 @@ import xarray as xr
 import inference
 import zoo
 from gallery.cli import main
-from gallery.commands.cite import entries_of
+from gallery.commands.reports import bibtex_entries
 from inference.run.citations import SOFTWARE, citations
 
 KEY = re.compile(r"@\w+\{(\w+),")
@@ -23,7 +23,7 @@ def run_of(model, kernel):
 
 
 def keys(model, kernel):
-    return [KEY.search(entry)[1] for entry in entries_of(run_of(model, kernel))]
+    return [KEY.search(entry)[1] for entry in bibtex_entries(run_of(model, kernel))]
 
 
 @pytest.mark.parametrize(

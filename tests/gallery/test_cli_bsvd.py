@@ -11,7 +11,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from gallery.commands.entries import entry_start, entry_unit, predicted_entries
+from gallery.commands.inputs import learn_entries, start_entries
+from gallery.commands.predictive import predicted_entries
 from gallery.tables import TableError, read_matrix
 from tests.gallery.command import many, write
 from zoo.bsvd import bsvd, ordered_probit
@@ -103,16 +104,15 @@ ENTRIES = {
 }
 
 
-def test_real_entries_are_standardised_unless_raw():
-    unit = entry_unit(bsvd, ENTRIES, is_raw=False)
-    np.testing.assert_allclose([unit.shift, unit.scale], [100, ENTRIES["value"].std()])
-    assert entry_unit(bsvd, ENTRIES, is_raw=True) is None
+def test_real_entries_are_standardised():
+    found = learn_entries(bsvd, ENTRIES)
+    np.testing.assert_allclose([found.mean, found.scale], [100, ENTRIES["value"].std()])
 
 
 def test_levels_are_not_standardised():
     levels = ENTRIES | {"value": np.arange(60) % 5, "link": ordered_probit}
-    assert entry_unit(bsvd, levels, is_raw=False) is None
-    assert entry_start(bsvd, 1, levels) is None
+    assert learn_entries(bsvd, levels) is None
+    assert start_entries(bsvd, 1, levels) is None
 
 
 def test_chains_start_with_the_components_that_entries_can_tell_of():
@@ -121,9 +121,9 @@ def test_chains_start_with_the_components_that_entries_can_tell_of():
         "shape": (10, 6),
         "num_components": 9,
     }
-    np.testing.assert_array_equal(entry_start(bsvd, 1, more)["z"], np.arange(9) < 300 // (8 * 16))
-    assert entry_start(bsvd, 3, more)["z"].shape == (3, 9)
-    np.testing.assert_array_equal(entry_start(bsvd, 1, ENTRIES | {"num_components": 1})["z"], [0])
+    np.testing.assert_array_equal(start_entries(bsvd, 1, more)["z"], np.arange(9) < 300 // (8 * 16))
+    assert start_entries(bsvd, 3, more)["z"].shape == (3, 9)
+    np.testing.assert_array_equal(start_entries(bsvd, 1, ENTRIES | {"num_components": 1})["z"], [0])
 
 
 def test_a_model_without_components_starts_anywhere():
@@ -133,7 +133,7 @@ def test_a_model_without_components_starts_anywhere():
         with numpyro.plate("entry", len(row)):
             return numpyro.sample("y", dist.Normal(effect[row], 1.0), obs=value)
 
-    assert entry_start(additive, 2, ENTRIES) is None
+    assert start_entries(additive, 2, ENTRIES) is None
 
 
 @pytest.mark.slow

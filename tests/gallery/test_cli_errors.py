@@ -20,7 +20,7 @@ import xarray as xr
 import zoo
 from gallery import cli
 from gallery.commands.inputs import read_data
-from gallery.commands.options import parse
+from gallery.commands.models import parse
 from gallery.commands.request import Request
 from inference import CheckpointError
 from tests.gallery.command import MODELS, run, write

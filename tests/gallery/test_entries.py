@@ -11,6 +11,7 @@ from scipy.stats import norm
 from gallery._entries import read_entries, read_places
 from gallery._features import Features, missingness
 from gallery._links import Binomial, Gaussian, Ordered
+from gallery._standardise import Standardiser
 from gallery._suggest import most_informative
 from inference.distributions import OrderedProbit
 
@@ -138,7 +139,7 @@ def test_gaussian_entries_are_standardised_and_come_back():
 
 
 def test_entries_that_do_not_vary_keep_their_unit():
-    assert Gaussian.learn(read_entries(([0, 1], [0, 1], [2.0, 2.0]))).scale == 1
+    assert Gaussian.learn(read_entries(([0, 1], [0, 1], [2.0, 2.0]))).standardiser.scale == 1
 
 
 @pytest.mark.parametrize("unit", [1e-200, 1e200])
@@ -147,16 +148,16 @@ def test_units_may_be_of_any_size(unit):
     link = Gaussian.learn(entries)
     coded = link.coded(entries).value
     np.testing.assert_allclose([coded.mean(), coded.std()], [0, 1], atol=1e-12)
-    np.testing.assert_allclose(link.told(coded, np.ones(3))[1], VECTORS[2].std() * unit)
+    np.testing.assert_allclose(link.restore_moments(coded, np.ones(3))[1], VECTORS[2].std() * unit)
 
 
 def test_moments_are_exact_far_from_zero():
     """A mean square less the squared mean is all rounding there; in single precision so is the
     mean.
     """
-    link = Gaussian(1e8, 2.0)
+    link = Gaussian(Standardiser(1e8, 2.0))
     mean, variance = link.moments(dist.Normal(jnp.float32([0.5, -0.5]), jnp.float32(0.25)))
-    mean, deviation = link.told(np.asarray(mean), np.sqrt(variance))
+    mean, deviation = link.restore_moments(np.asarray(mean), np.sqrt(variance))
     np.testing.assert_array_equal(mean, [1e8 + 1, 1e8 - 1])
     np.testing.assert_allclose(deviation, 0.5, rtol=1e-6)
 

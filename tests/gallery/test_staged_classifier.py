@@ -214,9 +214,9 @@ def test_what_later_parts_make_it_forget_or_leave_out_is_told():
         wide(x[known], 5.0), y[known], classes=["inner", "outer"]
     )
     with (
-        pytest.warns(UserWarning, match=r"columns \[1\] had one value at the first call"),
+        pytest.warns(UserWarning, match=r"columns \[1\] were constant at the first call"),
         pytest.warns(
-            ConvergenceWarning, match="what was learned before says nothing, and that is forgotten"
+            ConvergenceWarning, match="outside of the summary of earlier rows, which is forgotten"
         ),
     ):
         parts.partial_fit(wide(x[~known], 6.0), y[~known])
@@ -225,7 +225,8 @@ def test_what_later_parts_make_it_forget_or_leave_out_is_told():
 
 def test_a_first_part_of_one_row_is_refused():
     with pytest.raises(
-        ValueError, match=r"X: found 1 rows \(1 sample, or copies of it\), which tell no unit"
+        ValueError,
+        match=r"X: found 1 rows \(1 sample, or copies of it\), from which no column can be standardised",
     ):
         quick(1).partial_fit([[1.0, 2.0]], ["inner"], classes=["inner", "outer"])
 

@@ -246,11 +246,11 @@ def test_card_names_data_sets_and_sites():
     ("change", "message"),
     [
         ({"y": np.array([0, 4, 1, 3])}, r"y: found 0 \.\. 4, wanted classes 0 \.\. 3"),
-        ({"y": np.array([0, -1, 1, 3])}, "Leave rows of unknown class out"),
+        ({"y": np.array([0, -1, 1, 3])}, "Leave out rows of unknown class"),
         ({"y": np.zeros(4)}, "wanted integers"),
         ({"y": np.zeros(3, int)}, r"wanted integers \(4,\)"),
         ({"num_classes": 1}, "num_classes: found 1"),
-        ({"x": np.full((4, 2), np.nan)}, "x: row 0 has an entry that is no finite number"),
+        ({"x": np.full((4, 2), np.nan)}, "x: row 0 has an entry that is not finite"),
         ({"x": np.zeros((4, 0))}, "x: found shape"),
         ({"noise": "cauchy"}, "noise: found 'cauchy'"),
         ({"num_negatives": 4}, "num_negatives: found 4, wanted 1 .. 3"),
