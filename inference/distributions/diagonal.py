@@ -23,8 +23,9 @@ class DiagonalNormal(dist.Independent):
     """
 
     def __init__(self, loc, scale, *, validate_args=None):
-        normal = dist.Normal(loc, scale, validate_args=validate_args)
-        super().__init__(normal, 1, validate_args=validate_args)
+        super().__init__(
+            dist.Normal(loc, scale, validate_args=validate_args), 1, validate_args=validate_args
+        )
 
     @override
     @validate_sample

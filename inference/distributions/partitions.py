@@ -288,9 +288,14 @@ class PitmanYor(ExchangeablePartition):
         *,
         validate_args=None,
     ):
-        parameters = {"concentration": concentration, "discount": discount}
         super().__init__(
-            num_rows, labels, num_classes, capacity, validate_args=validate_args, **parameters
+            num_rows,
+            labels,
+            num_classes,
+            capacity,
+            validate_args=validate_args,
+            concentration=concentration,
+            discount=discount,
         )
 
     @override
@@ -368,8 +373,10 @@ class _Partition(constraints.Constraint):
 
     @override
     def tree_flatten(self):
-        fixed = {"num_classes": self.num_classes, "capacity": self.capacity}
-        return (self.labels,), (("labels",), fixed)
+        return (self.labels,), (
+            ("labels",),
+            {"num_classes": self.num_classes, "capacity": self.capacity},
+        )
 
     @override
     def eq(self, other, static=False):

@@ -129,8 +129,8 @@ class BinomialProbit(dist.Distribution):
 
     @override
     def sample(self, key, sample_shape=()):
-        binomial = dist.Binomial(self.trials, jnp.exp(log_ndtr(self.predictor)))
-        return binomial.sample(key, sample_shape)
+        share = jnp.exp(log_ndtr(self.predictor))
+        return dist.Binomial(self.trials, share).sample(key, sample_shape)
 
     def augment(self, rng_key: Array, value: Array) -> tuple[Array, Array]:
         """Returns the mean of x over the trials, as many positive as the value says, and their

@@ -50,7 +50,6 @@ __all__ = [
     "Partition",
     "PartitionRows",
     "grid_of",
-    "labelled",
     "labels_of",
     "read_partition",
     "sites_of_labels",
@@ -63,7 +62,7 @@ def _started(
     """The trace with every latent site at a start: `given`, or one group in each class, or drawn.
 
     What is drawn lies within `spread` / 2 of 0 in unconstrained space. Matrices are drawn within
-    1/4, so that they can be inverted. Without a key they are all at 0: what is computed from the
+    1/2, so that they can be inverted. Without a key they are all at 0: what is computed from the
     start is then the same to the last bit, whatever the number of rows.
     """
     # Found before the model runs, because it may itself trace the model.
@@ -106,24 +105,6 @@ def sites_of_labels(trace: Mapping[str, dict], name: str | None) -> list[str]:
     """
     names = [f"{name}{suffix}" for suffix in ("", "_observed", "_unobserved")]
     return [site for site in names if site in trace and trace[site]["type"] == "sample"]
-
-
-def labelled(trace: Mapping[str, dict], name: str | None, num_rows: int) -> Array:
-    """Returns which rows have an observed class, [row].
-
-    Args:
-        trace: A trace of the model.
-        name: The site of the classes; None where they are plain data.
-        num_rows: Number of rows.
-    """
-    if name is None:
-        return jnp.ones(num_rows, bool)
-    if f"{name}_observed" not in trace:
-        return jnp.full(num_rows, trace[name]["is_observed"])
-    fn = trace[f"{name}_observed"]["fn"]
-    while not isinstance(fn, dist.MaskedDistribution):
-        fn = fn.base_dist
-    return jnp.broadcast_to(jnp.asarray(fn._mask), num_rows)
 
 
 FEW = 8  # rows on which the identities are proved
@@ -239,9 +220,11 @@ class Partition:
 
     def parameters_of(self, trace: Mapping[str, dict]) -> Parameters:
         """Returns the numbers of the priors in a trace."""
-        priors = {block.site: self._hyper(block, trace) for block in self.blocks}
-        seating = unwrap(trace[self.z]["fn"]).without_rows()
-        return Parameters(seating, self._class_weights(trace), priors)
+        return Parameters(
+            unwrap(trace[self.z]["fn"]).without_rows(),
+            self._class_weights(trace),
+            {block.site: self._hyper(block, trace) for block in self.blocks},
+        )
 
     def _hyper(self, block: ConjugateBlock, trace: Mapping[str, dict]) -> Any:
         """Hyper-parameters of the first group of each class, [class, column, ...]."""
@@ -256,7 +239,11 @@ class Partition:
         """Returns the data by row; raises ValueError for data outside of a likelihood's support."""
         # The data are constants, also when this is called while other code is traced.
         with jax.ensure_compile_time_eval():
-            rows = jax.tree.map(np.asarray, self._seen(program))
+            try:  # compiled once for all data of a shape, if tracing does not need the data
+                rows = self._observed_of(self._by_row(program))
+            except jax.errors.JAXTypeError:
+                rows = once(lambda: self.rows_of(self.trace(program, {})))()
+            rows = jax.tree.map(np.asarray, rows)
         for block in self.blocks:
             block.family.refuse(block.site, rows.values[block.site], self._priors[block.site])
         bad = np.flatnonzero((rows.labels < -1) | (rows.labels >= self.num_classes))
@@ -271,26 +258,24 @@ class Partition:
     def _priors(self) -> dict[str, Any]:
         return jax.device_get(once(lambda: self.parameters({}))().priors)
 
-    def _seen(self, program: Program) -> PartitionRows:
-        """The observed values. A model that does not look at its data while it is traced is
-        compiled once for all data of a shape.
-        """
-        try:
-            return self._observed_of(self._by_row(program))
-        except jax.errors.JAXTypeError:
-            return once(lambda: self._observed(program))()
-
     @cached_property
     def _observed_of(self) -> Any:
-        return jax.jit(lambda by_row: self._observed(self.few.with_arguments(**by_row)))
+        return jax.jit(
+            lambda by_row: self.rows_of(self.trace(self.few.with_arguments(**by_row), {}))
+        )
 
-    def _observed(self, program: Program) -> PartitionRows:
-        trace = self.trace(program, {})
-        classes = labels_of(unwrap(trace[self.z]["fn"]))
-        known = labelled(trace, self.labels, len(classes))
+    def rows_of(self, trace: Mapping[str, dict]) -> PartitionRows:
+        """Returns the data in a trace."""
+        labels = labels_of(unwrap(trace[self.z]["fn"]))
+        if f"{self.labels}_observed" in trace:  # split by `obs_mask`
+            fn = trace[f"{self.labels}_observed"]["fn"]
+            while not isinstance(fn, dist.MaskedDistribution):
+                fn = fn.base_dist
+            labels = jnp.where(jnp.asarray(fn._mask), labels, -1)
+        elif self.labels and not trace[self.labels]["is_observed"]:
+            labels = jnp.full_like(labels, -1)
         return PartitionRows(
-            {block.site: columns(trace[block.site]) for block in self.blocks},
-            jnp.where(known, classes, -1),
+            {block.site: columns(trace[block.site]) for block in self.blocks}, labels
         )
 
     def _class_weights(self, trace: Mapping[str, dict]) -> Array:
@@ -553,8 +538,7 @@ def _shares(few: Program, label_sites: list[str]) -> str | None:
                 f"site {name!r}: the class of a row is {few.sites[name].family}, wanted "
                 "Categorical."
             )
-    behind = set().union(*(few.parents[name] for name in label_sites))
-    parents = sorted(behind - set(label_sites))
+    parents = sorted(set().union(*(few.parents[name] for name in label_sites)) - set(label_sites))
     if not parents:
         return None
     if len(parents) > 1 or few.sites[parents[0]].family != "Dirichlet":

@@ -58,11 +58,10 @@ from inference.reading.crp_mixture import (
     Parameters,
     Partition,
     PartitionRows,
-    labelled,
     labels_of,
     read_partition,
 )
-from inference.reading.mixture_trace import columns, term
+from inference.reading.mixture_trace import term
 from inference.run.gibbs_block import Block, Reading
 
 __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]
@@ -245,7 +244,6 @@ class CollapsedGibbs(Block):
         others: dict[str, Any],
         init_params: Mapping[str, Any],
     ) -> dict[str, Array]:
-        """The values of `init_params`, checked."""
         drawn = self._drawn_sites(found, program)
         needed = drawn[: 1 + (_classes_site(found, program) is not None)]
         if init_params and not set(needed) <= set(init_params) <= set(drawn):
@@ -338,14 +336,9 @@ class CollapsedGibbs(Block):
 
 
 def _mixture(found: Partition, program: Program, given: Mapping[str, Any]) -> _Mixture:
-    """The data and the settings of a sweep; latent classes are those `given`."""
-
     def read():
         trace = found.trace(program, given)
-        classes = labels_of(unwrap(trace[found.z]["fn"]))
-        labels = jnp.where(labelled(trace, found.labels, len(classes)), classes, -1)
-        values = {block.site: columns(trace[block.site]) for block in found.blocks}
-        return PartitionRows(values, labels), classes
+        return found.rows_of(trace), labels_of(unwrap(trace[found.z]["fn"]))
 
     rows, classes = once(read)()
     shares = "dirichlet" if found.shares else "fixed" if found.labels else None
@@ -365,7 +358,6 @@ def _classes_site(found: Partition, program: Program) -> str | None:
 
 
 def _capacity(found: Partition, program: Program) -> int:
-    """The size of the plate of groups."""
     block = found.blocks[0]
     own = program.sites[block.site].plates
     return program.plates[
@@ -374,7 +366,6 @@ def _capacity(found: Partition, program: Program) -> int:
 
 
 def _prior(found: Partition, program: Program, scalars: Mapping[str, Any]) -> Parameters:
-    """The numbers of the priors of this program, whose arguments may be traced."""
     return once(lambda: replace(found, few=program).parameters(scalars))()
 
 

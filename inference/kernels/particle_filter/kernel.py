@@ -340,19 +340,14 @@ class ParticleFilter(Algorithm):
             redrawn = lambda i, at: self._redrawn(random.fold_in(past_key, i), at, reading)
             state = jax.lax.fori_loop(0, self.rejuvenate, redrawn, state)
         best = jnp.argmax(state.log_points())
-        return state, self._report(
-            state, jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen)), label
-        )
-
-    def _report(self, state: FilterState, best: tuple[Groups, Any], label: Array) -> RowReport:
-        groups, chosen = best
+        groups, chosen = jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen))
         table = jnp.where(groups.slot.shape[0] > 1, label, 0)
         log_weight = groups.log_weight[table]
         num_groups = jnp.sum(
             groups.count[table][groups.slot[table]] > 0, axis=(-2, -1), dtype=log_weight.dtype
         )
         expected = jnp.sum(jnp.where(log_weight > -jnp.inf, jnp.exp(log_weight) * num_groups, 0))
-        return RowReport(
+        return state, RowReport(
             effective_size(log_weight),
             chosen.resampled,
             expected,
@@ -468,8 +463,8 @@ class ParticleFilter(Algorithm):
             program: The model with new rows; a known label is used.
         """
         data = reading.data(program)
-        means = mean_rows(reading.rules, state, data.rows)
-        return jax.tree.map(lambda leaf: leaf[: int(data.num_rows)], means)
+        cut = lambda leaf: leaf[: int(data.num_rows)]
+        return jax.tree.map(cut, mean_rows(reading.rules, state, data.rows))
 
     def draw_rows(
         self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program
@@ -570,7 +565,6 @@ def _over_grid(function: Any, rng_key: Array, *leaves: Any) -> Any:
 
 
 def _code(reading: FilterReading, groups: Groups, choice: Array, label: Array) -> Array:
-    """Class and group of a row in one number."""
     num_classes, num_groups = reading.partition.num_classes, groups.slot.shape[-1]
     if groups.slot.shape[1] > 1 or num_classes == 1:
         return (choice * num_classes + label).astype(jnp.int32)
