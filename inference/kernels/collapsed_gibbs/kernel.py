@@ -267,13 +267,9 @@ class CollapsedGibbs(Block):
             name: jnp.asarray(value, program.sites[name].dtype)
             for name, value in init_params.items()
         }
-        if given and not is_traced((given, others, program.arguments)):
-            self._refuse_start(found, program, given, others)
-        return given
+        if not given or is_traced((given, others, program.arguments)):
+            return given
 
-    def _refuse_start(
-        self, found: Partition, program: Program, given: dict[str, Array], others: dict[str, Any]
-    ) -> None:
         def is_possible(given):
             trace = found.trace(program, {**given, **others})
             inside = lambda message: jnp.all(message["fn"].support(message["value"]))
@@ -291,6 +287,7 @@ class CollapsedGibbs(Block):
             )
             wanted = groups if name == found.z else f"values of a {program.sites[name].family}"
             raise ValueError(f"init_params: {name!r} is outside of its support; wanted {wanted}.")
+        return given
 
     def _drawn_sites(self, found: Partition, program: Program) -> list[str]:
         groups = (

@@ -23,7 +23,6 @@ __all__ = [
     "joined",
     "partitions",
     "record",
-    "with_room",
 ]
 
 
@@ -100,14 +99,6 @@ def joined(
         at = jnp.moveaxis(link, 1, 0)[genealogy.code[:, 0, 0] % link.shape[1]]
         genealogy = genealogy._replace(code=jnp.take_along_axis(genealogy.code, at, axis=2))
     return genealogy._replace(link=link, joined=jnp.asarray(row, jnp.int32))
-
-
-def with_room(genealogy: Genealogy, num_rows: int) -> Genealogy:
-    """Returns the same genealogy with room for `num_rows` rows."""
-    pad = lambda table: (
-        jnp.pad(table, ((0, num_rows - len(table)), (0, 0), (0, 0))) if len(table) else table
-    )
-    return genealogy._replace(parent=pad(genealogy.parent), code=pad(genealogy.code))
 
 
 @jax.jit

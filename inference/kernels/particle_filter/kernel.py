@@ -391,7 +391,17 @@ class ParticleFilter(Algorithm):
         if any(wants["join"] for wants in each):
             return [_joined(state, reading) for state in states]
         if any(wants["genealogy"] for wants in each):
-            return [self._with_room(state, 2 * len(state.genealogy.code)) for state in states]
+            # Tables that are not kept have no rows, and get none.
+            double = lambda leaf: jnp.concatenate([leaf, jnp.zeros_like(leaf)])
+            return [
+                state._replace(
+                    genealogy=state.genealogy._replace(
+                        parent=double(state.genealogy.parent), code=double(state.genealogy.code)
+                    ),
+                    past=jax.tree.map(double, state.past),
+                )
+                for state in states
+            ]
         groups = states[0].groups
         num_rows, num_groups = (
             2 * groups.count.shape[-1],
@@ -430,13 +440,6 @@ class ParticleFilter(Algorithm):
             & (state.seen >= len(state.genealogy.code)),
             "join": (state.next_label < 0) & (groups.slot.shape[1] > 1),
         }
-
-    def _with_room(self, state: FilterState, num_rows: int) -> FilterState:
-        pad = lambda leaf: jnp.concatenate(
-            [leaf, jnp.zeros((num_rows - len(leaf), *leaf.shape[1:]), leaf.dtype)]
-        )
-        past = jax.tree.map(pad, state.past) if self.rejuvenate else state.past
-        return state._replace(genealogy=ancestry.with_room(state.genealogy, num_rows), past=past)
 
     # Predictions. `state` is one of `Driver.states`, `reading` is `Driver.reading`.
 
