@@ -158,5 +158,5 @@ class _SupportOrMissing(constraints.Constraint):
 
 @dist.biject_to.register(_SupportOrMissing)
 def _transform_to_base(constraint):
-    """The transform of a latent site, which is drawn without missing entries."""
+    # A latent site is drawn without missing entries.
     return dist.biject_to(constraint.base)

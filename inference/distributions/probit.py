@@ -156,7 +156,6 @@ class BinomialProbit(dist.Distribution):
 
     @staticmethod
     def _total(rng_key, predictor, trials, value):
-        """The sum of x over the trials of each value."""
         one = jnp.ones_like(predictor)
 
         def add(i, total):

@@ -155,7 +155,7 @@ class Partition:
     max_groups: int | None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone, without compiled code."""
+        # The fields alone: compiled code cannot be pickled.
         return {field.name: vars(self)[field.name] for field in fields(self)}
 
     def differences(self, program: Program) -> list[str]:
