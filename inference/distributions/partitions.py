@@ -321,7 +321,8 @@ def _log_prob(sizes: Array, concentration: Array, discount: Array, most: float) 
     """The logarithm of (3), summed over classes: (1) is d = 0, and (2) is d = -a/K, most = K."""
     concentration, discount = concentration[..., None], discount[..., None, None]
     group = lax.broadcasted_iota(sizes.dtype, sizes.shape, sizes.ndim - 1)
-    is_later = (group > 0) & (group < jnp.sum(sizes > 0, axis=-1, keepdims=True)) & (group < most)
+    num_groups = jnp.sum(sizes > 0, axis=-1, keepdims=True, dtype=sizes.dtype)
+    is_later = (group > 0) & (group < num_groups) & (group < most)
     opened = jnp.log(jnp.where(is_later, concentration[..., None] + group * discount, 1.0))
     joined = gammaln(jnp.where(sizes > 0, sizes, 1.0) - discount) - gammaln(1.0 - discount)
     num_rows = jnp.maximum(jnp.sum(sizes, axis=-1), 1.0)  # no rows are as probable as one
