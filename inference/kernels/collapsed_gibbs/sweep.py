@@ -47,7 +47,13 @@ class Seats(NamedTuple):
 
 
 def empty(rules: Rules, prior: Parameters, num_groups: int) -> GroupTable:
-    """Returns a table without rows, with room for `num_groups` groups in each class."""
+    """Returns a table without rows.
+
+    Args:
+        rules: The settings of the run.
+        prior: The numbers of the priors.
+        num_groups: Groups of each class that there is room for.
+    """
     wide = lambda leaf: jnp.broadcast_to(
         leaf[:, None], (leaf.shape[0], num_groups, *leaf.shape[1:])
     )
@@ -123,8 +129,11 @@ def sweep(
 
 
 def in_order(seats: Seats, table: GroupTable) -> tuple[Array, GroupTable]:
-    """Returns the group of each row, numbered in order of appearance within its class, and the
-    table in that order.
+    """Returns groups in order of appearance within each class, [row], and the table in that order.
+
+    Args:
+        seats: The class and the group of each row.
+        table: The groups.
     """
     never = len(seats.cls)
     first = jnp.full(table.count.shape, never).at[seats].min(jnp.arange(never))

@@ -171,7 +171,7 @@ def drawn(
 
 
 def in_order(cls: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Returns groups renumbered in order of appearance within each class, [draw, row].
+    """Returns groups in order of appearance within each class, [draw, row].
 
     Redrawn rows leave gaps and other orders.
 
