@@ -21,8 +21,8 @@ and discount d has
            prod_g Gamma(n_g - d) / Gamma(1 - d)
     next row: group g with (n_g - d) / (n + a), a new one with (a + G d) / (n + a),
 
-which is (1) where d = 0, and (2) where d = -a/K. With d > 0 the number of groups grows like n^d instead of log n, and most
-of them are small.
+which is (1) where d = 0, and (2) where d = -a/K. With d > 0 the number of groups grows like n^d
+instead of log n, and most of them are small.
 
 The probability of a partition and the rule for the next row are written independently; a kernel
 that seats rows proves that they agree. Cost: O(rows + classes x capacity) for a log probability,
