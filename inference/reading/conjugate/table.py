@@ -326,7 +326,7 @@ def register_conjugate(
 
     >>> import numpy as np, numpyro, numpyro.distributions as dist
     >>> from inference import CollapsedGibbs, Driver, register_conjugate
-    >>> from inference.distributions import CRP
+    >>> from inference.distributions.partitions import CRP
     >>> register_conjugate(
     ...     dist.Gamma,
     ...     dist.Exponential,
@@ -341,8 +341,8 @@ def register_conjugate(
     ...     with numpyro.plate("row", len(x)):
     ...         numpyro.sample("x", dist.Exponential(rate[z]), obs=x)
     >>> x = np.array([0.1, 0.2, 9.0, 0.1, 7.0])
-    >>> tree = Driver(CollapsedGibbs(waits), num_warmup=20, num_samples=30,
-    progress_bar=False).run(0, x)
+    >>> driver = Driver(CollapsedGibbs(waits), num_warmup=20, num_samples=30, progress_bar=False)
+    >>> tree = driver.run(0, x)
     >>> tree.posterior["z"].shape  # chain, draw, row
     (1, 30, 5)
     """
