@@ -29,7 +29,8 @@ from jax import Array, random
 from numpyro import plate
 from numpyro.handlers import scope, seed
 
-from inference.distributions import CRP, Missing
+from inference.distributions.missing import Missing
+from inference.distributions.partitions import CRP
 from zoo.card import Card
 
 __all__ = [

@@ -34,7 +34,7 @@ from jax.core import Tracer
 from numpyro import plate
 from numpyro.handlers import seed
 
-from inference.distributions import Below, Choice
+from inference.distributions.noise import Below, Choice
 from zoo.card import Card
 
 __all__ = ["CARD", "NOISES", "SparseRows", "augment_reduce", "simulate"]

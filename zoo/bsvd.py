@@ -35,7 +35,7 @@ from jax.core import Tracer
 from numpyro import deterministic, plate
 from numpyro.handlers import mask, seed
 
-from inference.distributions import BinomialProbit, OrderedProbit
+from inference.distributions.probit import BinomialProbit, OrderedProbit
 from zoo.card import Card
 
 __all__ = [

@@ -39,7 +39,7 @@ from jax import Array, random
 from numpyro import plate
 from numpyro.handlers import seed
 
-from inference.distributions import Missing
+from inference.distributions.missing import Missing
 from zoo.card import Card
 from zoo.iqgme import CARD as WITHOUT_FACTORS
 from zoo.iqgme import (

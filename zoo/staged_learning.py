@@ -34,7 +34,8 @@ from jax.nn import softmax
 from numpyro import plate
 from numpyro.handlers import mask, seed
 
-from inference.distributions import DiagonalNormal, PositivePoisson, Zeta
+from inference.distributions.diagonal import DiagonalNormal
+from inference.distributions.orders import PositivePoisson, Zeta
 from zoo.card import Card
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""Distributions that NumPyro lacks: partitions, data with holes, integers with a Normal behind
-them, orders, choices among utilities; and a faster one.
+"""Distributions that NumPyro lacks: partitions of rows, data with missing entries, probit
+regression, discrete choice, and orders of a model; and a faster product of normal distributions.
 """
 
 from inference.distributions.diagonal import DiagonalNormal

@@ -1,6 +1,6 @@
-"""Normal vectors whose numbers are independent of each other."""
+"""Normal vectors with independent entries."""
 
-from typing import Any
+from typing import Any, override
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +11,15 @@ __all__ = ["DiagonalNormal"]
 
 
 class DiagonalNormal(dist.Independent):
-    """`Normal(loc, scale).to_event(1)`, whose density of many rows takes half the time.
+    """`Normal(loc, scale).to_event(1)` whose log density of many rows takes half the time.
 
-    The sum over features is the outermost axis and rows are the innermost: many rows are added at
-    once, where a processor adds a few features of one row slowly.
+    It puts the features first and the rows last, so that the sum over features adds many rows at
+    once.
+
+    Args:
+        loc: Means, [..., feature].
+        scale: Standard deviations, [..., feature].
+        validate_args: As for NumPyro's distributions.
     """
 
     def __init__(self, loc, scale, *, validate_args=None):
@@ -22,14 +27,14 @@ class DiagonalNormal(dist.Independent):
             dist.Normal(loc, scale, validate_args=validate_args), 1, validate_args=validate_args
         )
 
+    @override
     @validate_sample
     def log_prob(self, value):
-        """The log density, of the shape that plates and parameters have."""
         normal: Any = self.base_dist
         parts = value, normal.loc, normal.scale
-        most = max(jnp.ndim(each) for each in parts)
+        ndim = max(jnp.ndim(part) for part in parts)
         value, loc, scale = (
-            jnp.expand_dims(each, range(most - jnp.ndim(each))).T for each in parts
+            jnp.expand_dims(part, range(ndim - jnp.ndim(part))).T for part in parts
         )
         each = -0.5 * ((value - loc) / scale) ** 2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi)
         return each.sum(axis=0).T

@@ -1,24 +1,26 @@
-"""The utility perspective: of K classes the one is chosen whose utility, its mean and a draw of the
-noise, is the largest.
+"""Discrete choice: of K classes the one with the largest utility is chosen, where a utility is a
+mean plus noise.
 
-| what                      | it is                                                                                  |
-|---------------------------|----------------------------------------------------------------------------------------|
-| `Choice(utility, noise)`  | the chosen class: softmax for Gumbel noise, multinomial probit for Normal noise        |
-| `Below(bound, noise)`     | whether a draw of the noise is below a bound                                           |
-| `expectation_nodes(...)`  | nodes z and weights w, so that E[g(noise)] = sum w g(z)                                |
-| `log_cdf(noise, value)`   | log P(draw <= value), exact in both tails; `log_cdf.register` takes further families   |
+| name                     | what it is                                                            |
+|--------------------------|-----------------------------------------------------------------------|
+| `Choice(utility, noise)` | the chosen class; Gumbel noise: softmax, normal: multinomial probit   |
+| `Below(bound, noise)`    | whether a draw of the noise is below a bound                          |
+| `expectation_nodes(...)` | nodes z and weights w of a quadrature: E[g(noise)] = sum w g(z)       |
+| `log_cdf(noise, value)`  | log P(draw <= value), exact in both tails; `log_cdf.register` extends |
 
-A choice is an integral over the utility t that the chosen class has (its bound, which all others
-fall below):
+With psi the mean utilities, f the density of the noise and F its distribution function, the
+probability of class y is an integral over the utility t of the chosen class, below which all
+others are:
 
-    P(y) = int f(t - psi_y) prod_{k != y} F(t - psi_k) dt = int exp(L(t)) f(t - psi_y) / F(t - psi_y) dt,   L(t) = sum_k log F(t - psi_k)
+    P(y) = int f(t - psi_y) prod_{k != y} F(t - psi_k) dt
+         = int exp(L(t)) f(t - psi_y) / F(t - psi_y) dt,     L(t) = sum_k log F(t - psi_k)
 
-L is the same for all classes, so that all K probabilities cost nodes x K. Where f has kinks
-(Laplace) the quadrature is good to 1e-3, else to the last digits.
+L is the same for all classes, so all K probabilities cost O(nodes x K). The quadrature is accurate
+to rounding where f is smooth, and to 1e-3 where f has kinks (Laplace).
 """
 
 from functools import singledispatch
-from typing import Any
+from typing import Any, override
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +34,17 @@ from numpyro.distributions.util import validate_sample
 
 __all__ = ["Below", "Choice", "expectation_nodes", "log_cdf"]
 
-NUM_NODES = 201
-REACH = 5.0  # nodes lie at center + width * sinh(v), |v| up to this
-NEGLIGIBLE = -1e4  # of L: nothing is lost where all utilities are hardly ever this low
+NEGLIGIBLE = -1e4  # values of L below which a node adds nothing to the integral
 
 
 @singledispatch
 def log_cdf(noise: Any, value: Any) -> Array:
-    """Log of the distribution function of a NumPyro distribution: its own `log_cdf`, or one that
-    is registered for its class.
+    """Returns the log distribution function: the distribution's own `log_cdf`, or the one
+    registered for its class.
+
+    Args:
+        noise: A NumPyro distribution of a number.
+        value: Where the function is evaluated.
     """
     own = getattr(noise, "log_cdf", None)
     if own is None:
@@ -81,31 +85,33 @@ def _log_t_cdf(z: Array, df: Array) -> Array:
     return _two_sided(z, jnp.log(betainc(df / 2, half, df / (df + z * z)) / 2))
 
 
-def _slope_of_log_t_cdf(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    """By the density: that of `betainc` is not a number at z = 0."""
-    (z, df), (moved, df_moved) = primals, tangents
-    if not isinstance(df_moved, SymbolicZero):
-        raise NotImplementedError("StudentT log_cdf: no slope in df; fix the degrees of freedom.")
+def _log_t_cdf_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    """The derivative by the density: that of `betainc` is not a number at z = 0."""
+    (z, df), (z_tangent, df_tangent) = primals, tangents
+    if not isinstance(df_tangent, SymbolicZero):
+        raise NotImplementedError(
+            "StudentT log_cdf: no derivative in df; fix the degrees of freedom."
+        )
     value = _log_t_cdf(z, df)
-    return value, jnp.exp(dist.StudentT(df).log_prob(z) - value) * _with_zeros(moved, z)
+    slope = jnp.exp(dist.StudentT(df).log_prob(z) - value)
+    return value, jnp.zeros_like(z) if isinstance(z_tangent, SymbolicZero) else slope * z_tangent
 
 
-def _with_zeros(tangent: Any, like: Array) -> Array:
-    """Zeros where there is no tangent."""
-    return jnp.zeros_like(like) if isinstance(tangent, SymbolicZero) else tangent
-
-
-_log_t_cdf.defjvp(_slope_of_log_t_cdf, symbolic_zeros=True)
+_log_t_cdf.defjvp(_log_t_cdf_jvp, symbolic_zeros=True)
 
 
 def _two_sided(z: Array, log_tail: Array) -> Array:
-    """Of a symmetric distribution, from log P(draw < -|z|)."""
+    """The log distribution function of a symmetric distribution, from log P(draw < -|z|)."""
     return jnp.where(z < 0, log_tail, jnp.log1p(-jnp.exp(log_tail)))
 
 
 class Below(dist.Distribution):
-    """Whether a draw of `noise` is below `bound`: Bernoulli(F(bound)), in logarithms that lose
-    nothing.
+    """Whether a draw of `noise` is below `bound`: Bernoulli(F(bound)), accurate in both tails.
+
+    Args:
+        bound: The bound.
+        noise: A NumPyro distribution of a number.
+        validate_args: As for NumPyro's distributions.
     """
 
     arg_constraints = {"bound": constraints.real}  # noqa: RUF012
@@ -118,25 +124,28 @@ class Below(dist.Distribution):
         self.bound, self.noise = jnp.broadcast_to(jnp.asarray(bound), shape), noise
         super().__init__(batch_shape=shape, validate_args=validate_args)
 
+    @override
     @validate_sample
     def log_prob(self, value):
-        """log F(bound), or log(1 - F(bound))."""
         log_below = log_cdf(self.noise, self.bound)
         if not isinstance(value, Array) and np.all(value):
-            # told before the model runs, so that what is not asked for need not be computed
-            return log_below
+            return log_below  # a constant value is known while tracing: log_above is not computed
         log_above = jnp.log(-jnp.expm1(jnp.minimum(log_below, -jnp.finfo(log_below.dtype).tiny)))
         return jnp.where(jnp.asarray(value, bool), log_below, log_above)
 
+    @override
     def sample(self, key, sample_shape=()):
-        """By a draw of the noise."""
         drawn = jnp.asarray(self.noise.expand(self.batch_shape).sample(key, sample_shape))
         return (drawn <= jnp.broadcast_to(self.bound, drawn.shape)).astype(jnp.int32)
 
 
 class Choice(dist.Distribution):
-    """The class with the largest `utility` [..., class] plus noise, drawn independently for
-    each; `noise` is one distribution for all.
+    """The class with the largest utility, whose noise is drawn independently for each class.
+
+    Args:
+        utility: Mean utilities, [..., class], of two classes or more.
+        noise: One NumPyro distribution of a number, for all classes.
+        validate_args: As for NumPyro's distributions.
     """
 
     arg_constraints = {"utility": constraints.real_vector}  # noqa: RUF012
@@ -160,46 +169,49 @@ class Choice(dist.Distribution):
     has_enumerate_support = True
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
+    @override
     def support(self):
-        """Codes of the classes."""
         return constraints.integer_interval(0, self.utility.shape[-1] - 1)
 
+    @override
     def enumerate_support(self, expand=True):
-        """All classes, along a new first axis."""
         values = jnp.arange(self.utility.shape[-1]).reshape(-1, *(1,) * len(self.batch_shape))
         return jnp.broadcast_to(values, (len(values), *self.batch_shape)) if expand else values
 
+    @override
     @validate_sample
     def log_prob(self, value):
-        """Log probability of a class."""
         value = jnp.asarray(value, jnp.int32)
         shape = lax.broadcast_shapes(value.shape, self.batch_shape)
+        index = jnp.broadcast_to(value, shape)[..., None]
         if isinstance(self.noise, dist.Gumbel) or value.ndim > len(self.batch_shape):
             log_probs = jnp.broadcast_to(self.log_probs, (*shape, self.utility.shape[-1]))
-            return jnp.take_along_axis(log_probs, jnp.broadcast_to(value, shape)[..., None], -1)[
-                ..., 0
-            ]
-        own = jnp.take_along_axis(self.utility, jnp.broadcast_to(value, shape)[..., None], -1)
-        return self._integral(own)[..., 0]
+            return jnp.take_along_axis(log_probs, index, -1)[..., 0]
+        return self._integral(jnp.take_along_axis(self.utility, index, -1))[..., 0]
 
     @property
     def log_probs(self) -> Array:
         """Log probability of each class, [..., class]."""
-        return (
-            jax.nn.log_softmax(self.utility / self.noise.scale)
-            if isinstance(self.noise, dist.Gumbel)
-            else self._integral(self.utility)
-        )
+        if isinstance(self.noise, dist.Gumbel):
+            return jax.nn.log_softmax(self.utility / self.noise.scale)
+        return self._integral(self.utility)
 
+    @override
     def sample(self, key, sample_shape=()):
-        """By a draw of the noise of every class."""
         noise = jnp.asarray(self.noise.sample(key, (*sample_shape, *self.utility.shape)))
         return jnp.argmax(jnp.broadcast_to(self.utility, noise.shape) + noise, -1).astype(jnp.int32)
 
     def _integral(self, own: Array) -> Array:
-        """Log probability of classes whose mean utilities are `own` [..., any]."""
+        """Log probability of classes whose mean utilities are `own` [..., any].
+
+        The largest of all utilities has its median between that of the noise and, by the union
+        bound, its quantile 1 - 1 / 2K above the best mean utility.
+        """
         dtype = self.utility.dtype
-        place, log_weight = _nodes(self.noise, self.utility.shape[-1], dtype)
+        middle, width = _center_and_width(self.noise, dtype)
+        top = -_quantile(self.noise, 1 / (2 * self.utility.shape[-1]), dtype, upper=True)
+        center, width = (middle + top) / 2, (top - middle) / 2 + width
+        v = jnp.linspace(-5.0, 5.0, 201, dtype=dtype)
         best = lax.stop_gradient(self.utility.max(-1, keepdims=True))
 
         def add(total: Array, node: tuple[Array, Array]) -> tuple[Array, None]:
@@ -208,48 +220,42 @@ class Choice(dist.Distribution):
             counts = log_all > NEGLIGIBLE
             z = jnp.where(counts, t - own, 0.0)
             log_hazard = self.noise.log_prob(z) - log_cdf(self.noise, z)
-            term = jnp.where(counts, log_all, 0.0) + log_hazard + node[1]
-            return jnp.where(
-                counts, jnp.logaddexp(total, jnp.where(counts, term, total)), total
-            ), None
+            log_all = jnp.where(counts, log_all, -jnp.inf)
+            return jnp.logaddexp(total, log_all + log_hazard + node[1]), None
 
+        nodes = center + width * jnp.sinh(v), jnp.log(width * jnp.cosh(v) * (v[1] - v[0]))
         start = jnp.full(own.shape, jnp.finfo(dtype).min / 2, dtype)
-        return lax.scan(add, start, (place, log_weight))[0]
-
-
-def _nodes(noise: dist.Distribution, num_classes: int, dtype: Any) -> tuple[Array, Array]:
-    """Places above the best mean utility, and log weights, of a trapezoidal rule for t = center +
-    width sinh(v).
-
-    The largest of all utilities has its median between that of the noise and, by the union bound,
-    its quantile 1 - 1 / 2K.
-    """
-    low, middle, high = (_quantile(noise, p, dtype) for p in (0.1, 0.5, 0.9))
-    top = -_quantile(noise, 1 / (2 * num_classes), dtype, upper=True)
-    center, width = (middle + top) / 2, (top - middle) / 2 + (high - low) / 2
-    v = jnp.linspace(-REACH, REACH, NUM_NODES, dtype=dtype)
-    return center + width * jnp.sinh(v), jnp.log(width * jnp.cosh(v) * (v[1] - v[0]))
+        return lax.scan(add, start, nodes)[0]
 
 
 def expectation_nodes(noise: dist.Distribution, num_nodes: int = 101) -> tuple[Array, Array]:
-    """Nodes and weights of a trapezoidal rule over one distribution of a number, as far as its
-    density counts.
+    """Returns nodes and weights of a trapezoidal rule for expectations over the noise.
+
+    Args:
+        noise: One distribution of a number.
+        num_nodes: Number of nodes.
     """
     dtype = jnp.result_type(float)
-    low, middle, high = (_quantile(noise, p, dtype) for p in (0.1, 0.5, 0.9))
-    v = jnp.linspace(-REACH, REACH, num_nodes, dtype=dtype)
-    z = middle + (high - low) / 2 * jnp.sinh(v)
+    middle, width = _center_and_width(noise, dtype)
+    v = jnp.linspace(-5.0, 5.0, num_nodes, dtype=dtype)
+    z = middle + width * jnp.sinh(v)
     weight = jnp.cosh(v) * jnp.exp(noise.log_prob(z))
     return z, weight / jnp.sum(weight)
 
 
+def _center_and_width(noise: dist.Distribution, dtype: Any) -> tuple[Array, Array]:
+    """The median, and half the distance of the quantiles .1 and .9."""
+    low, middle, high = (_quantile(noise, p, dtype) for p in (0.1, 0.5, 0.9))
+    return middle, (high - low) / 2
+
+
 def _quantile(noise: dist.Distribution, p: float, dtype: Any, upper: bool = False) -> Array:
-    """By bisection in arcsinh(z), so that noise of any scale is met; `upper`: minus the place
-    above which a share p lies.
+    """The quantile p; with `upper`, minus the quantile 1 - p.
+
+    By bisection in arcsinh(z), so that the noise may have any scale.
     """
-    log_below = lambda z: log_cdf(noise, z)
-    is_above = (
-        (lambda z: -jnp.expm1(log_below(-z)) > p) if upper else (lambda z: log_below(z) > np.log(p))
+    is_above = lambda z: (
+        -jnp.expm1(log_cdf(noise, -z)) > p if upper else log_cdf(noise, z) > np.log(p)
     )
 
     def halve(_, ends):

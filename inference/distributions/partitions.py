@@ -1,36 +1,37 @@
-"""Partitions of rows by a rule of seating: the Chinese restaurant process and the Pitman-Yor
+"""Random partitions of rows by a rule of seating: the Chinese restaurant process and the Pitman-Yor
 process.
 
-A draw is written as labels 0, 1, ... of groups in order of appearance. Rows of different classes
+A draw is a vector of labels 0, 1, ... of groups, in order of appearance. Rows of different classes
 are partitioned independently. Below, n rows of a class are in G groups of n_1 .. n_G rows. `CRP`
 with concentration a has
 
-    p(z) = a^G  Gamma(a) / Gamma(a + n)  prod_g Gamma(n_g)                                                    (1)
+    p(z) = a^G  Gamma(a) / Gamma(a + n)  prod_g Gamma(n_g)                                 (1)
     next row: group g with probability n_g / (n + a), a new one with a / (n + a).
 
-`max_groups` = K bounds its number of groups: the partition made by n draws from K groups with
+With `max_groups` = K it is the partition made by n draws from K groups with
 Dirichlet(a/K, ..., a/K) weights,
 
-    p(z) = K! / (K - G)!  Gamma(a) / Gamma(a + n)  prod_g Gamma(n_g + a/K) / Gamma(a/K)                       (2)
-    next row: group g with probability (n_g + a/K) / (n + a), a new one with a (1 - G/K) / (n + a).
+    p(z) = K! / (K - G)!  Gamma(a) / Gamma(a + n)  prod_g Gamma(n_g + a/K) / Gamma(a/K)    (2)
+    next row: group g with (n_g + a/K) / (n + a), a new one with a (1 - G/K) / (n + a).
 
 (2) tends to (1) as K grows, and K = 1 puts all rows in one group. `PitmanYor` with concentration a
 and discount d has
 
-    p(z) = prod_{k < G} (a + k d)  Gamma(a) / Gamma(a + n)  prod_g Gamma(n_g - d) / Gamma(1 - d)              (3)
-    next row: group g with probability (n_g - d) / (n + a), a new one with (a + G d) / (n + a),
+    p(z) = prod_{0 < k < G} (a + k d)  Gamma(a + 1) / Gamma(a + n)                         (3)
+           prod_g Gamma(n_g - d) / Gamma(1 - d)
+    next row: group g with (n_g - d) / (n + a), a new one with (a + G d) / (n + a),
 
-which is (1) where d = 0. With d > 0 the number of groups grows like n^d instead of log n, and most
-of them are small.
+which is (1) where d = 0, and (2) where d = -a/K. With d > 0 the number of groups grows like n^d
+instead of log n, and most of them are small.
 
 The probability of a partition and the rule for the next row are written independently; a kernel
-that seats rows proves that they agree. Cost: rows + classes x capacity for a log probability; rows
-x groups for a draw, one row after the other.
+that seats rows proves that they agree. Cost: O(rows + classes x capacity) for a log probability,
+O(rows x groups) for a draw.
 """
 
 from copy import copy
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, override
 
 import jax
 import jax.numpy as jnp
@@ -44,28 +45,30 @@ from numpyro.distributions.util import validate_sample
 
 __all__ = ["CRP", "ExchangeablePartition", "PitmanYor"]
 
-NARROW = 64  # groups of a class: most draws have fewer, and then no more are looked at
+NARROW = 64  # groups of a class that a draw looks at while no more are open
 
 
 class ExchangeablePartition(dist.Distribution):
-    """Base of the partitions whose probability depends on the sizes of the groups alone; a draw is
-    [row] int32.
+    """Base class of partitions whose probability depends on the sizes of the groups alone.
 
-    A subclass names its parameters in `arg_constraints`, hands them to this `__init__`, and defines
-    `log_prob_of_sizes` and `log_seating`. Kernels find the partition of a model by this class, and
-    read the rule off `log_seating`.
+    A draw is [row] int32: labels that count the groups of a row's own class in order of appearance.
+    Any other vector has log probability -inf.
 
-    Labels count the groups of a row's own class in order of appearance; anything else has log
-    probability -inf.
+    A subclass names its parameters in `arg_constraints`, passes them to this `__init__`, and
+    defines `log_prob_of_sizes` and `log_seating`. Kernels find the partition of a model by this
+    class, and use its `log_seating`.
 
-    :param labels: class of each row [row], 0 .. num_classes - 1; None: one class.
-    :param capacity: how many groups of a class there is room for; None: as many as may occur. It
-    truncates nothing: a partition
-        of more groups has log probability -inf and the others keep theirs. A draw that needs more
-        is an error; inside compiled code, where there are no errors, its labels beyond the capacity
-        are `capacity`, which is outside of the support.
-    :param max_groups: how many groups of a class the rule itself allows; None: any number.
-    :param parameters: parameters of the rule, by name.
+    Args:
+        num_rows: Number of rows.
+        labels: Class of each row, [row], from 0 to num_classes - 1; None: one class.
+        num_classes: Number of classes.
+        capacity: Groups of a class that there is room for; None: as many as may occur. A partition
+            of more groups has log probability -inf, and the others keep theirs. A draw of more
+            groups raises ValueError. In compiled code, which cannot raise, the labels beyond are
+            `capacity`, outside of the support.
+        max_groups: Groups of a class that the rule allows; None: any number.
+        validate_args: As for NumPyro's distributions.
+        parameters: Parameters of the rule, by name.
     """
 
     arg_constraints = {"labels": constraints.dependent(is_discrete=True, event_dim=1)}  # noqa: RUF012
@@ -100,14 +103,13 @@ class ExchangeablePartition(dist.Distribution):
         if np.shape(labels)[-1:] != (num_rows,) or not jnp.issubdtype(
             jnp.result_type(labels), jnp.integer
         ):
-            found = f"{jnp.result_type(labels)}{list(np.shape(labels))}"
             raise ValueError(
-                f"{type(self).__name__} labels: found {found}, wanted the class of each row, "
+                f"{type(self).__name__} labels: found "
+                f"{jnp.result_type(labels)}{list(np.shape(labels))}, wanted the class of each row, "
                 f"integers [{num_rows}]."
             )
-        vars(self).update(
-            {name: jnp.asarray(value, jnp.result_type(float)) for name, value in parameters.items()}
-        )
+        for name, value in parameters.items():
+            setattr(self, name, jnp.asarray(value, jnp.result_type(float)))
         self.labels, self.num_rows, self.num_classes, self.max_groups = (
             labels,
             num_rows,
@@ -121,52 +123,56 @@ class ExchangeablePartition(dist.Distribution):
         super().__init__(batch_shape, (num_rows,), validate_args=validate_args)
 
     def log_prob_of_sizes(self, sizes: Array) -> Array:
-        """Log probability of a partition from the sizes of its groups, [...] from [..., class,
-        group]; 0 where there is no group.
+        """Returns the log probability of a partition, [...].
 
-        It must be finite for whatever sizes, and so must be its gradient.
+        It and its gradient must be finite for any sizes.
+
+        Args:
+            sizes: Rows in each group, [..., class, group]; 0 where there is no group.
         """
         raise NotImplementedError
 
     def log_seating(self, sizes: Array) -> Array:
-        """Log probability that the next row of a class joins each of its groups, [..., group], from
-        their sizes.
+        """Returns the log probability that the next row of a class joins each group, [..., group].
 
         The first group of size 0 stands for a new group; the others of size 0 have -inf.
+
+        Args:
+            sizes: Rows in each group of the class, [..., group].
         """
         raise NotImplementedError
 
     def without_rows(self) -> Self:
-        """The same rule over no rows: all that `log_seating` needs.
+        """Returns the same rule over no rows, which is all that `log_seating` needs.
 
-        Its leaves are the parameters of the rule.
+        As a pytree its leaves are the parameters of the rule.
         """
         rule = copy(self)
         rule.labels, rule.num_rows, rule.capacity, rule._event_shape = None, 0, 0, (0,)
         return rule
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
+    @override
     def support(self):
-        """Labels in order of appearance, below the capacity."""
-        return _Partition(
-            self.labels, self.num_classes, min(self.capacity, self.max_groups or self.capacity)
-        )
+        most = min(self.capacity, self.max_groups or self.capacity)
+        return _Partition(self.labels, self.num_classes, most)
 
+    @override
     @validate_sample
     def log_prob(self, value, intermediates=None):
-        """The logarithm of (1), (2) or (3), summed over the classes."""
         empty = jnp.zeros((self.num_classes, self.capacity), jnp.result_type(float))
         count = lambda z, labels: empty.at[labels, z].add(1.0, mode="drop")
         sizes = jnp.vectorize(count, signature="(n),(n)->(c,g)")(value, self.labels)
         return jnp.where(self.support(value), self.log_prob_of_sizes(sizes), -jnp.inf)
 
+    @override
     def sample(self, key, sample_shape=()):
-        """Row after row by `log_seating`. See `capacity` for a draw that has no room."""
         leaves, form = jax.tree.flatten(self.without_rows())
         uniform = random.uniform(key, self.shape(sample_shape), jnp.result_type(float))
-        # the last: all that there is no room for
+        # The last group holds all rows that there is no room for.
         empty = jnp.zeros((self.num_classes, self.capacity + 1), uniform.dtype)
 
+        @partial(jnp.vectorize, signature=f"(n),(n){',()' * len(leaves)}->(n)")
         def seated(uniform, labels, *leaves):
             rule = jax.tree.unflatten(form, leaves)
 
@@ -184,9 +190,7 @@ class ExchangeablePartition(dist.Distribution):
 
             return lax.scan(seat, empty, (labels, uniform))[1]
 
-        z = jnp.vectorize(seated, signature=f"(n),(n){',()' * len(leaves)}->(n)")(
-            uniform, self.labels, *leaves
-        )
+        z = seated(uniform, self.labels, *leaves)
         if not isinstance(z, Tracer) and z.max() >= self.capacity:
             raise ValueError(
                 f"{type(self).__name__} capacity: there is room for {self.capacity} groups, and a "
@@ -197,11 +201,16 @@ class ExchangeablePartition(dist.Distribution):
 
 
 class CRP(ExchangeablePartition):
-    """Chinese restaurant process over `num_rows` rows, apart in each class; its other arguments are
-    explained in the base.
+    """Chinese restaurant process over the rows of each class.
 
-    :param concentration: a > 0 of (1) and (2).
-    :param max_groups: K of (2); None: no bound, (1).
+    Args:
+        concentration: a > 0 of (1) and (2).
+        num_rows: Number of rows.
+        labels: As for `ExchangeablePartition`, and so are the arguments that follow.
+        num_classes: Number of classes.
+        capacity: Groups of a class that there is room for.
+        max_groups: K of (2); None: (1), any number of groups.
+        validate_args: As for NumPyro's distributions.
     """
 
     concentration: Array
@@ -231,46 +240,40 @@ class CRP(ExchangeablePartition):
             concentration=concentration,
         )
 
+    @override
     def log_prob_of_sizes(self, sizes):
-        """(1) or (2)."""
-        concentration = self.concentration[..., None]
-        num_groups, num_rows = (
-            jnp.sum(sizes > 0, axis=-1).astype(sizes.dtype),
-            jnp.sum(sizes, axis=-1),
-        )
-        if self.max_groups is None:
-            opened, joined = num_groups * jnp.log(concentration), gammaln(jnp.maximum(sizes, 1.0))
-        else:
-            share = concentration / self.max_groups
-            # negative only where there is no such partition
-            left = jnp.maximum(self.max_groups - num_groups, 0.0)
-            opened = gammaln(self.max_groups + 1.0) - gammaln(left + 1.0)
-            joined = gammaln(sizes + share[..., None]) - gammaln(share[..., None])
-        whole = gammaln(concentration) - gammaln(concentration + num_rows)
-        return jnp.sum(opened + joined.sum(axis=-1) + whole, axis=-1)
+        return _log_prob(sizes, self.concentration, *self._discount_and_most())
 
+    @override
     def log_seating(self, sizes):
-        """The rule of (1) or (2)."""
+        return _log_seating(sizes, self.concentration, *self._discount_and_most())
+
+    def _discount_and_most(self) -> tuple[Array, float]:
         most = float(self.max_groups or np.inf)
-        return _log_seating(sizes, self.concentration, -self.concentration / most, most)
+        return -self.concentration / most, most
 
 
 class PitmanYor(ExchangeablePartition):
-    """Pitman-Yor process over `num_rows` rows, apart in each class; its other arguments are
-    explained in the base.
+    """Pitman-Yor process over the rows of each class.
 
     Pitman and Yor (1997), "The two-parameter Poisson-Dirichlet distribution derived from a stable
     subordinator".
 
-    :param concentration: a > 0 of (3).
-    :param discount: d of (3), at least 0 and less than 1.
+    Args:
+        concentration: a > -d of (3).
+        discount: d of (3), at least 0 and less than 1.
+        num_rows: Number of rows.
+        labels: As for `ExchangeablePartition`, and so are the arguments that follow.
+        num_classes: Number of classes.
+        capacity: Groups of a class that there is room for.
+        validate_args: As for NumPyro's distributions.
     """
 
     concentration: Array
     discount: Array
 
     arg_constraints = ExchangeablePartition.arg_constraints | {
-        "concentration": constraints.positive,
+        "concentration": constraints.dependent(is_discrete=False, event_dim=0),
         "discount": constraints.unit_interval,
     }
 
@@ -285,42 +288,59 @@ class PitmanYor(ExchangeablePartition):
         *,
         validate_args=None,
     ):
-        parameters = {"concentration": concentration, "discount": discount}
         super().__init__(
-            num_rows, labels, num_classes, capacity, validate_args=validate_args, **parameters
+            num_rows,
+            labels,
+            num_classes,
+            capacity,
+            validate_args=validate_args,
+            concentration=concentration,
+            discount=discount,
         )
 
+    @override
+    def validate_args(self, strict=True):
+        super().validate_args(strict)
+        is_valid = jnp.all(self.concentration > -self.discount)
+        if not isinstance(is_valid, Tracer) and not is_valid:
+            raise ValueError(
+                f"PitmanYor distribution got invalid concentration parameter: found "
+                f"{self.concentration}, wanted more than minus the discount, {self.discount}."
+            )
+
+    @override
     def log_prob_of_sizes(self, sizes):
-        """(3)."""
-        concentration, discount = self.concentration[..., None], self.discount[..., None, None]
-        # groups before each
-        before = lax.broadcasted_iota(sizes.dtype, sizes.shape, sizes.ndim - 1)
-        opened = jnp.log(concentration[..., None] + before * discount)
-        opened = jnp.where(before < jnp.sum(sizes > 0, axis=-1, keepdims=True), opened, 0.0)
-        joined = jnp.where(
-            sizes > 0, gammaln(jnp.maximum(sizes, 1.0) - discount) - gammaln(1.0 - discount), 0.0
-        )
-        whole = gammaln(concentration) - gammaln(concentration + jnp.sum(sizes, axis=-1))
-        return jnp.sum(jnp.sum(opened + joined, axis=-1) + whole, axis=-1)
+        return _log_prob(sizes, self.concentration, self.discount, np.inf)
 
+    @override
     def log_seating(self, sizes):
-        """The rule of (3)."""
         return _log_seating(sizes, self.concentration, self.discount, np.inf)
+
+
+def _log_prob(sizes: Array, concentration: Array, discount: Array, most: float) -> Array:
+    """The logarithm of (3), summed over classes: (1) is d = 0, and (2) is d = -a/K, most = K."""
+    concentration, discount = concentration[..., None], discount[..., None, None]
+    group = lax.broadcasted_iota(sizes.dtype, sizes.shape, sizes.ndim - 1)
+    num_groups = jnp.sum(sizes > 0, axis=-1, keepdims=True, dtype=sizes.dtype)
+    is_later = (group > 0) & (group < num_groups) & (group < most)
+    opened = jnp.log(jnp.where(is_later, concentration[..., None] + group * discount, 1.0))
+    joined = gammaln(jnp.where(sizes > 0, sizes, 1.0) - discount) - gammaln(1.0 - discount)
+    num_rows = jnp.maximum(jnp.sum(sizes, axis=-1), 1.0)  # no rows are as probable as one
+    whole = gammaln(concentration + 1.0) - gammaln(concentration + num_rows)
+    return jnp.sum(jnp.sum(opened + joined, axis=-1) + whole, axis=-1)
 
 
 @partial(jnp.vectorize, signature="(g),(),(),()->(g)")
 def _log_seating(sizes: Array, concentration: Array, discount: Array, most: Array) -> Array:
-    """The rule of (3) for at most so many groups; (1) is the case d = 0, and (2) the case d =
-    -a/K.
-    """
     sizes, group = sizes.astype(concentration.dtype), jnp.arange(len(sizes))
     is_open = sizes > 0
     num_groups = jnp.sum(is_open, dtype=sizes.dtype)
     is_next = group == jnp.min(jnp.where(is_open, len(sizes), group))
-    new = jnp.where(is_next & (num_groups < most), concentration + discount * num_groups, 0)
-    return jnp.log(jnp.where(is_open, sizes - discount, new)) - jnp.log(
-        jnp.sum(sizes) + concentration
-    )
+    # The first row opens a group for certain, also where the concentration is not positive.
+    is_first = num_groups == 0
+    new = jnp.where(is_first, 1, concentration + discount * num_groups)
+    weight = jnp.where(is_open, sizes - discount, jnp.where(is_next & (num_groups < most), new, 0))
+    return jnp.log(weight) - jnp.log(jnp.where(is_first, 1, jnp.sum(sizes) + concentration))
 
 
 class _Partition(constraints.Constraint):
@@ -335,9 +355,7 @@ class _Partition(constraints.Constraint):
         return jnp.vectorize(self._holds, signature="(n),(n)->()")(x, self.labels)
 
     def _holds(self, z, labels) -> Array:
-        """The groups of a class appear one after the other: each later than the one before it,
-        those that never do at the end.
-        """
+        """Whether each group of a class first appears after the group before it."""
         never = z.shape[0]
         inside = (z >= 0) & (z < self.capacity) & (labels >= 0) & (labels < self.num_classes)
         appeared = jnp.full((self.num_classes, self.capacity), never)
@@ -350,22 +368,24 @@ class _Partition(constraints.Constraint):
     def __repr__(self):
         return f"Partition(num_classes={self.num_classes}, capacity={self.capacity})"
 
+    @override
     def feasible_like(self, prototype):
-        """One group a class."""
         return jnp.zeros_like(prototype)
 
+    @override
     def tree_flatten(self):
         return (self.labels,), (
             ("labels",),
             {"num_classes": self.num_classes, "capacity": self.capacity},
         )
 
+    @override
     def eq(self, other, static=False):
-        if not isinstance(other, _Partition) or (self.num_classes, self.capacity) != (
-            other.num_classes,
-            other.capacity,
-        ):
-            return False
-        return self.labels is other.labels or (
-            not static and jnp.array_equal(self.labels, other.labels)
+        return (
+            isinstance(other, _Partition)
+            and (self.num_classes, self.capacity) == (other.num_classes, other.capacity)
+            and (
+                self.labels is other.labels
+                or (not static and jnp.array_equal(self.labels, other.labels))
+            )
         )

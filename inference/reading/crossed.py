@@ -57,7 +57,8 @@ from numpyro.distributions import constraints
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from inference.distributions import BinomialProbit, Missing, OrderedProbit
+from inference.distributions.missing import Missing
+from inference.distributions.probit import BinomialProbit, OrderedProbit
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.program.sites import Site, StructureError, is_real, unwrap

@@ -1,27 +1,25 @@
-"""What a trace of a partition model says, in the axes that kernels work in: [class, group, column,
-...] and [row, column, ...].
+"""Reads a mixture whose groups can be integrated out: one site with a partition of the rows, and
+conjugate components that depend on it.
 
-Reading a mixture whose groups can be integrated out: one site with a partition of the rows, and
-conjugate components behind it.
+    structure = read_partition(program)           # which site plays which part, or StructureError
+    hyper = structure.parameters({"alpha": 1.0})  # the numbers of the priors, at values of the
+                                                  # latent scalars
+    rows = structure.rows(program)                # the data, one entry a row
 
-    structure = read_partition(program)               # which sites play which part; or an error
-                                                      that names the site
-    hyper = structure.parameters({"alpha": 1.0})      # the numbers of the priors, at values of the
-                                                      latent scalars
-    rows = structure.rows(program)                    # the data, one entry a row
+The structure is found from types, shapes, plates and dependencies. It is then proved on a few rows,
+at random parameters phi and assignments z, for each component:
 
-Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to
-mean is proved on a few rows, block by block, at random parameters phi and assignments z:
+    log p(phi) + log p(x | phi, z) - log p(phi | x, z)
+        =  sum over rows of log p(row | rows before it, z)                                    (1)
 
-    log p(phi) + log p(x | phi, z) - log p(phi | x, z)  =  sum over rows of log p(row | rows before it, z)               (1)
+On the left stand the model's own terms. The posterior and the right side come from the conjugate
+pair, by the functions that a kernel then uses. An identity in phi for all z checks the family, its
+normalisers, the indexing by z, missing entries and hyper-parameters at once. Hyper-parameters must
+also be the same on other rows, and on another number of rows, because a kernel reads them once.
 
-On the left stand the model's own terms; the posterior and the right side come from the conjugate
-family, by the very functions that a kernel then uses. An identity in phi for all z checks family,
-normalisers, gathers, missing entries and hyper-parameters at once. Hyper-parameters must also be
-the same on other rows, and on another number of them: a kernel reads them once, for all rows to
-come.
+Arrays of parameters have the axes [class, group, column, ...], those of data [row, column, ...].
 
-Cost: a few traces of the model on at most `OTHERS` rows; the whole data are only looked at.
+Cost: a few traces of the model on at most `OTHERS` rows; the whole data are read, not traced.
 """
 
 import json
@@ -38,7 +36,7 @@ from jax import Array, random
 from numpyro import handlers
 from numpyro.infer import init_to_feasible
 
-from inference.distributions import ExchangeablePartition
+from inference.distributions.partitions import ExchangeablePartition
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.program.sites import StructureError, initial_value, model_name, unwrap
@@ -47,30 +45,27 @@ from inference.reading.mixture_trace import columns, term
 from inference.reading.proof import gap, gap_of_numbers, prove, random_settings
 
 __all__ = [
-    "Block",
+    "ConjugateBlock",
     "Parameters",
     "Partition",
-    "Rows",
-    "by_class",
+    "PartitionRows",
     "grid_of",
-    "kinds",
-    "labelled",
     "labels_of",
     "read_partition",
     "sites_of_labels",
-    "started",
 ]
 
 
-def started(
+def _started(
     program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None, spread: Any = 1.0
 ) -> dict[str, dict]:
-    """The trace with every latent site at a start: `given`, or the partition of one group in each
-    class, or drawn; without a key at 0 in unconstrained space, so that what is computed from it is
-    the same to the last bit whatever the number of rows. What is drawn lies within `spread` / 2 of
-    that, but for matrices: a spread of many columns is to be inverted.
+    """The trace with every latent site at a start: `given`, or one group in each class, or drawn.
+
+    What is drawn lies within `spread` / 2 of 0 in unconstrained space. Matrices are drawn within
+    1/2, so that they can be inverted. Without a key they are all at 0: what is computed from the
+    start is then the same to the last bit, whatever the number of rows.
     """
-    # asked before the model runs, which may be a first time
+    # Found before the model runs, because it may itself trace the model.
     one_group = jnp.zeros(program.sites[z].shape, jnp.int32)
 
     def start(message):
@@ -86,86 +81,61 @@ def started(
     return handlers.trace(model).get_trace(*program.args, **program.kwargs)
 
 
-def kinds(program: Program, z: str) -> dict[str, dict]:
-    """The same trace run abstractly: only types and what is not an array may be looked at."""
-    found: dict[str, dict] = {}
-
-    def run(rng_key):
-        found.update(started(program, z, {}, rng_key))
-
-    jax.eval_shape(run, random.key(0))
-    return found
-
-
-def by_class(leaf: Array, fn: dist.Distribution, num_axes: int) -> Array:
+def _by_class(leaf: Array, fn: dist.Distribution, num_axes: int) -> Array:
     """[class, group, column, ...] from an array over the elements of a group parameter, whose
     first axes are class and group, or group.
     """
     leaf = leaf if num_axes == 2 else leaf[None]
-    # those that `to_event` declared included
-    num_elements_axes = len(fn.shape()) - unwrap(fn).event_dim
-    return leaf if num_elements_axes > num_axes else jnp.expand_dims(leaf, 2)
+    # The axes that `to_event` declared are axes of columns too.
+    num_element_axes = len(fn.shape()) - unwrap(fn).event_dim
+    return leaf if num_element_axes > num_axes else jnp.expand_dims(leaf, 2)
 
 
 def labels_of(partition: ExchangeablePartition) -> Array:
-    """The class of each row, as the partition has it."""
+    """Returns the class of each row, [row], as the partition has it."""
     return jnp.broadcast_to(jnp.asarray(partition.labels, jnp.int32), partition.num_rows)
 
 
-def sites_of_labels(trace: Mapping[str, dict], name: str) -> list[str]:
-    """The sample sites behind the classes: one, or the two into which `obs_mask` splits it."""
-    return [
-        site
-        for site in (name, f"{name}_observed", f"{name}_unobserved")
-        if site in trace and trace[site]["type"] == "sample"
-    ]
+def sites_of_labels(trace: Mapping[str, dict], name: str | None) -> list[str]:
+    """Returns the sample sites of the classes: one, or the two into which `obs_mask` splits it.
+
+    Args:
+        trace: A trace of the model.
+        name: The site of the classes, or None.
+    """
+    names = [f"{name}{suffix}" for suffix in ("", "_observed", "_unobserved")]
+    return [site for site in names if site in trace and trace[site]["type"] == "sample"]
 
 
-def labelled(trace: Mapping[str, dict], name: str | None, num_rows: int) -> Array:
-    """Which rows have an observed class."""
-    if name is None:
-        return jnp.ones(num_rows, bool)
-    if f"{name}_observed" not in trace:
-        return jnp.full(num_rows, trace[name]["is_observed"])
-    fn = trace[f"{name}_observed"]["fn"]
-    while not isinstance(fn, dist.MaskedDistribution):
-        fn = fn.base_dist
-    return jnp.broadcast_to(jnp.asarray(fn._mask), num_rows)
-
-
-# rows on which the identity is proved; other rows, and another number, on which the priors must be
-# the same
-FEW, OTHERS = 8, 12
-BOUNDS = (1, 2, 3, 8)  # on the groups of a class, one for each partition whose rows are seated
-# of latent values from the middle of their support: at the last a chance lies from about .001 to
-# .999
+FEW = 8  # rows on which the identities are proved
+OTHERS = 12  # other rows, on which the priors must have the same numbers
+BOUNDS = (1, 2, 3, 8)  # on the groups of a class, one for each random partition
+# Distances of latent values from the middle of their support; at the last, probabilities are
+# between about .001 and .999.
 SPREADS = (1.0, 4.0, 14.0)
-TOLERANCE = {"float64": 1e-6, "float32": 3e-4}
+TOLERANCE = {"float64": 1e-6, "float32": 3e-4}  # of the relative gap of an identity
 
 
-class Block(NamedTuple):
+class ConjugateBlock(NamedTuple):
     """One observed site and the group parameters behind it."""
 
     site: str
-    priors: tuple[str, ...]  # names of sites, in the order of the family
+    priors: tuple[str, ...]  # sites of the group parameters, in the order of the family
     family: ConjugatePair
-    num_axes: int  # axes of a parameter before its columns: class and group, or group alone
+    num_axes: int  # axes of a parameter before its columns: 2 for class and group, 1 for group
 
 
 class Parameters(NamedTuple):
-    """The numbers of the priors; `priors` maps each block's site to the family's
-    hyper-parameters, [class, column, ...].
-    """
+    """The numbers of the priors."""
 
     seating: ExchangeablePartition  # without rows: its leaves are the parameters of the rule
-    # Dirichlet concentration [class]; of fixed class probabilities, these; of classes without a
-    # prior, ones
+    # [class]: Dirichlet concentration; fixed probabilities; or ones where the classes are data
     class_weights: Array
-    priors: dict[str, Any]
+    priors: dict[str, Any]  # hyper-parameters of each block's site, [class, column, ...]
 
 
-class Rows(NamedTuple):
-    """The data, by row."""
+class PartitionRows(NamedTuple):
+    """The data by row."""
 
     values: dict[str, Array]  # of each block's site, [row, column, ...], NaN where missing
     labels: Array  # class of each row, -1 where it is latent
@@ -173,24 +143,24 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """Who is who among the sites. Hashable, so that compiled code may depend on it."""
+    """Which site of a model plays which part. Hashable, so that compiled code may depend on it."""
 
     few: Program  # the model on a few of its rows
     z: str
     labels: str | None  # the site of the classes; None where they are plain data
     shares: str | None  # the Dirichlet site behind them
-    blocks: tuple[Block, ...]
+    blocks: tuple[ConjugateBlock, ...]
     scalars: tuple[str, ...]  # latent hyper-parameters, such as a random alpha
     num_classes: int
     max_groups: int | None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Compiled code stays behind."""
+        # The fields alone: compiled code cannot be pickled.
         return {field.name: vars(self)[field.name] for field in fields(self)}
 
     def differences(self, program: Program) -> list[str]:
-        """What a program has, beside other rows, that this one was not read from: in words,
-        empty where it has nothing.
+        """Returns how a program differs from the one that was read, apart from its rows; one
+        sentence each.
         """
         if program.model is not self.few.model:
             return [f"the model is {model_name(program.model)}, was {model_name(self.few.model)}"]
@@ -213,14 +183,12 @@ class Partition:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """For the tree: which site is a partition of the rows, and which holds the classes that
-        it is within.
-        """
+        """For the tree: the site of the partition, and the site of its classes."""
         return {"partition": json.dumps([self.z, self.labels])}
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
-        """Arguments that have an entry for each row, in each of some programs that differ in
-        their rows alone.
+        """Returns the arguments that have an entry for each row, in all of some programs that
+        differ in their rows alone.
         """
         each = [self._by_row(program) for program in (self.few, *programs)]
         return tuple(name for name in each[0] if all(name in names for names in each))
@@ -235,38 +203,47 @@ class Partition:
         rng_key: Array | None = None,
         spread: Any = 1.0,
     ) -> dict[str, dict]:
-        """The trace with latent sites at `given`, the rest at a start, the rows of each class in
-        one group.
+        """Returns a trace with latent sites at `given`, the rows of each class in one group, and
+        other sites at a start.
+
+        Args:
+            program: The model with its arguments.
+            given: Values of latent sites.
+            rng_key: For the start; None: the middle of each support.
+            spread: How far the start lies from the middle.
         """
-        return started(program, self.z, given, rng_key, spread)
+        return _started(program, self.z, given, rng_key, spread)
 
     def parameters(self, scalars: Mapping[str, Any]) -> Parameters:
-        """The numbers of the priors at values of the latent scalars; may be traced."""
+        """Returns the numbers of the priors, at values of the latent scalars that may be traced."""
         return self.parameters_of(self.trace(self.few, scalars))
 
     def parameters_of(self, trace: Mapping[str, dict]) -> Parameters:
-        """The same as they stand in a trace."""
-        priors = {
-            block.site: jax.tree.map(lambda leaf: leaf[:, 0], self.hyper(block, trace))
-            for block in self.blocks
-        }
+        """Returns the numbers of the priors in a trace."""
         return Parameters(
-            unwrap(trace[self.z]["fn"]).without_rows(), self.class_weights(trace), priors
+            unwrap(trace[self.z]["fn"]).without_rows(),
+            self._class_weights(trace),
+            {block.site: self._hyper(block, trace) for block in self.blocks},
         )
 
-    def hyper(self, block: Block, trace: Mapping[str, dict]) -> Any:
-        """Hyper-parameters of a block as they stand in a trace, [class, group, column, ...]."""
+    def _hyper(self, block: ConjugateBlock, trace: Mapping[str, dict]) -> Any:
+        """Hyper-parameters of the first group of each class, [class, column, ...]."""
         sites = [trace[name] for name in block.priors]
         read = block.family.read(
             tuple(unwrap(site["fn"]) for site in sites), tuple(site["value"] for site in sites)
         )
-        return jax.tree.map(lambda leaf: by_class(leaf, sites[0]["fn"], block.num_axes), read)
+        of_first = lambda leaf: _by_class(leaf, sites[0]["fn"], block.num_axes)[:, 0]
+        return jax.tree.map(of_first, read)
 
-    def rows(self, program: Program) -> Rows:
-        """Each block's data, refused where the family cannot have them, and the classes."""
-        # the rows are numbers, also where what is asked of them is compiled
+    def rows(self, program: Program) -> PartitionRows:
+        """Returns the data by row; raises ValueError for data outside of a likelihood's support."""
+        # The data are constants, also when this is called while other code is traced.
         with jax.ensure_compile_time_eval():
-            rows = jax.tree.map(np.asarray, self._seen(program))
+            try:  # compiled once for all data of a shape, if tracing does not need the data
+                rows = self._observed_of(self._by_row(program))
+            except jax.errors.JAXTypeError:
+                rows = once(lambda: self.rows_of(self.trace(program, {})))()
+            rows = jax.tree.map(np.asarray, rows)
         for block in self.blocks:
             block.family.refuse(block.site, rows.values[block.site], self._priors[block.site])
         bad = np.flatnonzero((rows.labels < -1) | (rows.labels >= self.num_classes))
@@ -281,62 +258,51 @@ class Partition:
     def _priors(self) -> dict[str, Any]:
         return jax.device_get(once(lambda: self.parameters({}))().priors)
 
-    def _seen(self, program: Program) -> Rows:
-        """What the model observes.
-
-        Where it does not look at its data while it is traced, one compilation serves all data of a
-        shape.
-        """
-        try:
-            return self._observed_of(self._by_row(program))
-        except jax.errors.JAXTypeError:
-            return once(lambda: self._observed(program))()
-
     @cached_property
     def _observed_of(self) -> Any:
-        return jax.jit(lambda by_row: self._observed(self.few.with_arguments(**by_row)))
-
-    def _observed(self, program: Program) -> Rows:
-        trace = self.trace(program, {})
-        classes = labels_of(unwrap(trace[self.z]["fn"]))
-        known = labelled(trace, self.labels, len(classes))
-        return Rows(
-            {block.site: columns(trace[block.site]) for block in self.blocks},
-            jnp.where(known, classes, -1),
+        return jax.jit(
+            lambda by_row: self.rows_of(self.trace(self.few.with_arguments(**by_row), {}))
         )
 
-    def class_weights(self, trace: Mapping[str, dict]) -> Array:
-        """Dirichlet concentration [class], or the probabilities themselves where they are fixed."""
+    def rows_of(self, trace: Mapping[str, dict]) -> PartitionRows:
+        """Returns the data in a trace."""
+        labels = labels_of(unwrap(trace[self.z]["fn"]))
+        if f"{self.labels}_observed" in trace:  # split by `obs_mask`
+            fn = trace[f"{self.labels}_observed"]["fn"]
+            while not isinstance(fn, dist.MaskedDistribution):
+                fn = fn.base_dist
+            labels = jnp.where(jnp.asarray(fn._mask), labels, -1)
+        elif self.labels and not trace[self.labels]["is_observed"]:
+            labels = jnp.full_like(labels, -1)
+        return PartitionRows(
+            {block.site: columns(trace[block.site]) for block in self.blocks}, labels
+        )
+
+    def _class_weights(self, trace: Mapping[str, dict]) -> Array:
         if self.shares:
             return unwrap(trace[self.shares]["fn"]).concentration
         if self.labels is None:
             return jnp.ones(self.num_classes)
         fn = unwrap(trace[sites_of_labels(trace, self.labels)[0]]["fn"])
-        return jnp.exp(
-            fn.log_prob(
-                jnp.arange(self.num_classes).reshape(-1, *(1,) * len(fn.batch_shape))
-            ).reshape(self.num_classes, -1)[:, 0]
-        )
+        codes = jnp.arange(self.num_classes).reshape(-1, *(1,) * len(fn.batch_shape))
+        return jnp.exp(fn.log_prob(codes).reshape(self.num_classes, -1)[:, 0])
 
 
 def read_partition(program: Program) -> Partition:
-    """Reads and proves; raises StructureError, by the name of the site, where a group cannot be
-    integrated out.
+    """Returns the structure of a model, proved.
+
+    Raises StructureError, which names the site, where a group cannot be integrated out.
     """
     z = _partition_site(program)
     few = program if program.sites[z].shape[0] <= FEW else _some_rows(program, z, FEW)
-    trace = kinds(few, z)
+    trace: dict[str, dict] = {}  # abstract: only types and what is not an array may be looked at
+    jax.eval_shape(lambda key: trace.update(_started(few, z, {}, key)), random.key(0))
     crp = unwrap(trace[z]["fn"])
     label_site = _label_site(few, z, trace)
-    label_sites = sites_of_labels(trace, label_site) if label_site else []
+    label_sites = sites_of_labels(trace, label_site)
     blocks = _blocks(few, z, trace, label_sites)
-    shares = _shares(few, label_sites, trace)
-    known = {
-        z,
-        *label_sites,
-        *(name for block in blocks for name in block.priors),
-        *([shares] if shares else []),
-    }
+    shares = _shares(few, label_sites)
+    known = {z, *label_sites, shares, *(name for block in blocks for name in block.priors)}
     scalars = tuple(name for name in few.latent if name not in known)
     for name in scalars:
         if few.sites[name].shape:
@@ -346,71 +312,55 @@ def read_partition(program: Program) -> Partition:
                 f"conjugate priors, and scalars. Move {name!r} into the plates of class and group, "
                 "or fix it."
             )
-    _refuse_other_terms(few, z, {*known, *(block.site for block in blocks)})
+    known |= {block.site for block in blocks}
+    for name in (name for name in (*few.observed, *few.factors) if name not in known):
+        raise StructureError(
+            f"site {name!r}: {few.sites[name].kind}, but no feature that depends on {z!r}; its "
+            f"term would be left out. Index it by {z!r}, or take it out of the model."
+        )
     found = Partition(few, z, label_site, shares, blocks, scalars, crp.num_classes, crp.max_groups)
-    try:
-        _prove_blocks(found)
-    except StructureError:
-        # data that a family cannot have say more than the identity that they break
-        found.rows(program)
-        raise
-    _prove_for(_some_rows(program, z, OTHERS), found)
+    _prove(found, program)
     return found
 
 
 # Proofs.
 
 
-def _prove_blocks(partition: Partition) -> None:
-    """Raises StructureError, by the name of the site, where a block is not the conjugate one
-    that it looks like.
-    """
+def _prove(partition: Partition, program: Program) -> None:
+    """Raises StructureError where a block is not conjugate, or a prior depends on the rows."""
+    z, settings = partition.z, random_settings(random.key(0), SPREADS)
 
     def refusal(site: str, missed: float) -> str:
-        block = next((block for block in partition.blocks if block.site == site), None)
-        what = "the partition" if site == partition.z else "the class of each row"
-        read = (
-            f"read as {', '.join(map(repr, block.priors))} -> {block.family.likelihood}"
-            if block
-            else f"read as {what}"
+        read_as = "the partition" if site == z else "the class of each row"
+        suspect = (
+            f"parameter that is transformed, scaled, shared between groups, indexed by something "
+            f"else than {z!r}, or whose prior differs between groups"
         )
-        look = (
-            "term that one of its log_prob and log_seating has and the other has not, or for a "
-            "scale"
-            if site == partition.z
-            else f"parameter that is transformed, scaled, shared between groups, indexed by something else than {partition.z!r}, or whose "
-            f"prior differs between groups"
-        )
+        for block in (block for block in partition.blocks if block.site == site):
+            read_as = f"{', '.join(map(repr, block.priors))} -> {block.family.likelihood}"
+        if site == z:
+            suspect = "term that only one of its log_prob and log_seating has, or for a scale"
         return (
-            f"site {site!r}: {read}, but the log joint of the model misses the conjugate one by "
-            f"{missed:.2g} (relative). Look for a {look}."
+            f"site {site!r}: read as {read_as}, but the log joint of the model misses the "
+            f"conjugate one by {missed:.2g} (relative). Look for a {suspect}."
         )
 
-    identities = lambda few: partial(_gaps, replace(partition, few=few))
+    try:
+        identities = lambda few: partial(_gaps, replace(partition, few=few))
+        prove(identities, settings, refusal, partition.few, tolerance=TOLERANCE)
+    except StructureError:
+        partition.rows(program)  # data outside of a support are the better explanation
+        raise
+    others = _some_rows(program, z, OTHERS)
     prove(
-        identities,
-        random_settings(random.key(0), SPREADS),
-        refusal,
-        partition.few,
-        tolerance=TOLERANCE,
-    )
-
-
-def _prove_for(others: Program, partition: Partition) -> None:
-    """Raises StructureError where the numbers of a prior are different ones on the other rows of
-    this program.
-    """
-    refusal = lambda site, missed: (
-        f"site {site!r}: the numbers of its prior follow the rows: on "
-        f"{others.sites[partition.z].shape[0]} others they are off by "
-        f"{missed:.2g} (relative). Wanted numbers that hold for any rows; compute them outside of "
-        "the model, and give them as arguments."
-    )
-    identities = lambda few, others: partial(_moves, replace(partition, few=few), others)
-    prove(
-        identities,
-        random_settings(random.key(0), SPREADS),
-        refusal,
+        lambda few, others: partial(_moves, replace(partition, few=few), others),
+        settings,
+        lambda site, missed: (
+            f"site {site!r}: the numbers of its prior follow the rows: on "
+            f"{others.sites[z].shape[0]} others they are off by {missed:.2g} (relative). Wanted "
+            "numbers that hold for any rows; compute them outside of the model, and give them as "
+            "arguments."
+        ),
         partition.few,
         others,
         tolerance=TOLERANCE,
@@ -435,8 +385,8 @@ def _gaps(partition: Partition, rng_key: Array, spread: Array) -> dict[str, Arra
 
 
 def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Array) -> Array:
-    """The probabilities by which rows are seated, one after the other in random order, make up the
-    term of the site: in random partitions of at most so many groups in a class as `BOUNDS` say.
+    """The product of the probabilities by which rows are seated, in random order, is the
+    probability of the partition: in one random partition for each of `BOUNDS`.
     """
     labels = labels_of(unwrap(message["fn"]))
     rows, same_class = jnp.arange(len(labels)), labels[:, None] == labels
@@ -445,13 +395,12 @@ def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Arra
     places = jnp.stack([np.random.default_rng(bound).permutation(len(rows)) for bound in BOUNDS])
 
     def missed(drawn: Array, place: Array) -> Array:
-        first = jnp.argmax(same_class & (drawn[:, None] == drawn), axis=1)  # row of each group
-        # in order of appearance
-        z = jnp.sum(
+        first = jnp.argmax(same_class & (drawn[:, None] == drawn), axis=1)  # of each row's group
+        z = jnp.sum(  # labels in order of appearance
             same_class & (rows == first) & (rows < first[:, None]), axis=1, dtype=labels.dtype
         )
         is_mine = z[:, None] == rows  # [row, group]
-        # of the groups when a row comes
+        # [row, group]: rows that were seated before
         sizes = jnp.sum((same_class & (place < place[:, None]))[..., None] & is_mine, axis=1)
         is_old = jnp.any(is_mine & (sizes > 0), axis=1, keepdims=True)
         terms = jax.nn.logsumexp(
@@ -463,17 +412,14 @@ def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Arra
 
 
 def _gap_of_block(
-    partition: Partition, block: Block, trace: dict[str, dict], z: Array, prior: Any
+    partition: Partition, block: ConjugateBlock, trace: dict[str, dict], z: Array, prior: Any
 ) -> Array:
-    """The rows are added one after the other, each scored before it is added.
-
-    `prior` has no groups: it must serve for all of them.
-    """
+    """Identity (1), with the same `prior` [class, ...] for all groups of a class."""
     family, x, crp = block.family, columns(trace[block.site]), unwrap(trace[partition.z]["fn"])
     labels = labels_of(crp)
     hyper = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], crp.capacity, axis=1), prior)
 
-    def seen(carry, row):
+    def add(carry, row):
         hyper, total = carry
         label, group, entry = row
         mine = jax.tree.map(lambda leaf: leaf[label, group], hyper)
@@ -482,38 +428,32 @@ def _gap_of_block(
         )
         return (hyper, total + jnp.sum(family.log_predictive(mine, entry))), None
 
-    (hyper, right), _ = jax.lax.scan(seen, (hyper, jnp.zeros((), x.dtype)), (labels, z, x))
+    (hyper, right), _ = jax.lax.scan(add, (hyper, jnp.zeros((), x.dtype)), (labels, z, x))
     values = tuple(
-        by_class(trace[name]["value"], trace[name]["fn"], block.num_axes) for name in block.priors
+        _by_class(trace[name]["value"], trace[name]["fn"], block.num_axes) for name in block.priors
     )
     terms = jnp.stack([term(trace[name]) for name in (block.site, *block.priors)])
     return gap(right, jnp.sum(terms) - jnp.sum(family.log_prior(hyper, values)))
 
 
 def _gap_of_classes(partition: Partition, trace: dict[str, dict], weights: Array) -> Array:
-    """The same identity for the classes themselves, whose prior is Dirichlet or fixed."""
+    """The same identity for the classes, whose prior is Dirichlet or fixed."""
     classes = labels_of(unwrap(trace[partition.z]["fn"]))
     counts = jnp.zeros(partition.num_classes).at[classes].add(1.0)
-    terms = jnp.stack(
-        [term(trace[name]) for name in sites_of_labels(trace, partition.labels or "")]
-    )
+    log_prob = sum(term(trace[name]) for name in sites_of_labels(trace, partition.labels))
     if not partition.shares:
-        return gap(jnp.sum(counts * jnp.log(weights)), jnp.sum(terms))
+        return gap(jnp.sum(counts * jnp.log(weights)), log_prob)
     shares, lgamma = trace[partition.shares]["value"], jax.scipy.special.gammaln
     log_z = lambda a: jnp.sum(lgamma(a)) - lgamma(jnp.sum(a))
     posterior = jnp.sum((weights + counts - 1) * jnp.log(shares)) - log_z(weights + counts)
-    return gap(
-        log_z(weights + counts) - log_z(weights),
-        jnp.sum(terms) + term(trace[partition.shares]) - posterior,
-    )
+    log_prob = log_prob + term(trace[partition.shares])
+    return gap(log_z(weights + counts) - log_z(weights), log_prob - posterior)
 
 
 def _moves(
     partition: Partition, others: Program, rng_key: Array, spread: Array
 ) -> dict[str, Array]:
-    """How far the numbers of each prior are from those on other rows, at the same latent
-    scalars.
-    """
+    """How far the numbers of each prior are from those on other rows, at the same scalars."""
     here = partition.trace(partition.few, {}, rng_key, spread)
     there = partition.trace(
         others, {name: here[name]["value"] for name in partition.scalars}, rng_key, spread
@@ -534,18 +474,7 @@ def _moves(
 # Parts.
 
 
-def _refuse_other_terms(few: Program, z: str, known: set[str]) -> None:
-    for name in (*few.observed, *few.factors):
-        if name not in known:
-            raise StructureError(
-                f"site {name!r}: {few.sites[name].kind}, but no feature that depends on {z!r}; its "
-                "term would be left out. "
-                f"Index it by {z!r}, or take it out of the model."
-            )
-
-
 def _is_same(old: Any, new: Any) -> bool:
-    """Also of distributions with the same numbers."""
     (old_leaves, old_form), (new_leaves, new_form) = jax.tree.flatten(old), jax.tree.flatten(new)
     return old_form == new_form and all(
         a is b or np.array_equal(a, b) for a, b in zip(old_leaves, new_leaves, strict=True)
@@ -577,21 +506,21 @@ def _partition_site(program: Program) -> str:
 
 
 def _label_site(few: Program, z: str, trace: Mapping[str, dict]) -> str | None:
-    """The site whose value the partition has for the classes of its rows: equal to it at random
-    starts.
-    """
+    """The site whose value is the class of each row in the partition, at random starts."""
     like_z = lambda site: (
         site.shape == few.sites[z].shape and jnp.issubdtype(site.dtype, jnp.integer)
     )
     names = [
         name
         for name, site in few.sites.items()
-        if name != z and like_z(site) and not name.endswith(("_observed", "_unobserved"))
+        if name != z
+        and like_z(site)
+        and not name.endswith(("_observed", "_unobserved"))
+        and sites_of_labels(trace, name)
     ]
-    names = [name for name in names if sites_of_labels(trace, name)]
 
     def are_labels(rng_key):
-        at = started(few, z, {}, rng_key)
+        at = _started(few, z, {}, rng_key)
         classes = labels_of(unwrap(at[z]["fn"]))
         return {name: jnp.all(at[name]["value"] == classes) for name in names}
 
@@ -602,18 +531,14 @@ def _label_site(few: Program, z: str, trace: Mapping[str, dict]) -> str | None:
     return next((name for name in names if all(each[name] for each in found)), None)
 
 
-def _shares(few: Program, label_sites: list[str], trace: Mapping[str, dict]) -> str | None:
-    parents = (
-        sorted(set().union(*(few.parents[name] for name in label_sites)) - set(label_sites))
-        if label_sites
-        else []
-    )
+def _shares(few: Program, label_sites: list[str]) -> str | None:
     for name in label_sites:
-        family = type(unwrap(trace[name]["fn"])).__name__
-        if not family.startswith("Categorical"):
+        if not few.sites[name].family.startswith("Categorical"):
             raise StructureError(
-                f"site {name!r}: the class of a row is {family}, wanted Categorical."
+                f"site {name!r}: the class of a row is {few.sites[name].family}, wanted "
+                "Categorical."
             )
+    parents = sorted(set().union(*(few.parents[name] for name in label_sites)) - set(label_sites))
     if not parents:
         return None
     if len(parents) > 1 or few.sites[parents[0]].family != "Dirichlet":
@@ -628,7 +553,7 @@ def _shares(few: Program, label_sites: list[str], trace: Mapping[str, dict]) -> 
 
 def _blocks(
     few: Program, z: str, trace: Mapping[str, dict], label_sites: list[str]
-) -> tuple[Block, ...]:
+) -> tuple[ConjugateBlock, ...]:
     below = [
         name
         for name in few.sites
@@ -651,7 +576,7 @@ def _blocks(
 
 def _block(
     few: Program, z: str, site: str, trace: Mapping[str, dict], label_sites: list[str]
-) -> Block:
+) -> ConjugateBlock:
     crp = unwrap(trace[z]["fn"])
     own = set(few.sites[site].plates)
     outer = lambda name: [plate for plate in few.sites[name].plates if plate not in own]
@@ -671,9 +596,8 @@ def _block(
                 f"{site!r}; wanted a class plate of {crp.num_classes} outside a group plate of "
                 f"{crp.capacity}."
             )
-    types = {name: type(unwrap(trace[name]["fn"])).__name__ for name in groups}
-    observed = type(unwrap(trace[site]["fn"])).__name__
-    priors, family = pair_of(site, types, observed)
+    types = {name: few.sites[name].family for name in groups}
+    priors, family = pair_of(site, types, few.sites[site].family)
     batch = len(few.sites[site].shape) - unwrap(trace[site]["fn"]).event_dim
     if batch > 2:
         raise StructureError(
@@ -682,7 +606,7 @@ def _block(
         )
     for name in priors:
         _refuse_other_children(few, name, [*priors, site], site)
-    return Block(site, priors, family, len(outer(priors[0])))
+    return ConjugateBlock(site, priors, family, len(outer(priors[0])))
 
 
 def _refuse_other_children(few: Program, parent: str, allowed: list[str], site: str) -> None:
@@ -695,8 +619,14 @@ def _refuse_other_children(few: Program, parent: str, allowed: list[str], site: 
 
 
 def grid_of(partition: Partition, grid: Mapping[str, np.ndarray]) -> tuple[dict[str, Array], Array]:
-    """Every combination of the values of the latent scalars, {site: [point]}, and its log prior:
-    density times spacing, normalised.
+    """Returns every combination of the values of the latent scalars, and its log prior.
+
+    Args:
+        partition: The structure of the model.
+        grid: Values of each latent scalar, increasing.
+
+    Returns:
+        The values, {site: [point]}, and log(density times spacing), normalised, [point].
     """
     for name in partition.scalars:
         if name not in grid:

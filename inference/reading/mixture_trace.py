@@ -10,8 +10,8 @@ __all__ = ["columns", "term"]
 
 
 def columns(message: dict) -> Array:
-    """The value of an observed site as floats, [row, column, ...]; where it has no axis of columns it
-    gets one.
+    """Returns the value of an observed site as floats, [row, column, ...], with one column where
+    the site has no axis of columns.
     """
     value = jnp.asarray(message["value"])
     value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
@@ -19,5 +19,5 @@ def columns(message: dict) -> Array:
 
 
 def term(message: dict) -> Array:
-    """The summed log probability of a site, its scale applied."""
+    """Returns the summed log probability of a site, its scale applied."""
     return jnp.sum(scale_and_mask(message["fn"].log_prob(message["value"]), message["scale"]))

@@ -12,9 +12,8 @@ from jax import Array, random
 
 from inference import ParticleFilter, Program
 from inference.kernels.particle_filter import ancestry as ancestry
-from inference.kernels.particle_filter.candidates import join
-from inference.kernels.particle_filter.groups import wider
 from inference.kernels.particle_filter.kernel import FilterReading, FilterState
+from inference.kernels.particle_filter.particles import join, wider
 from tests.inference.partitions import ordered
 from zoo.aclass import aclass
 
@@ -123,7 +122,9 @@ def _joined(reading: FilterReading, state: FilterState, key: Array) -> FilterSta
     """As `ParticleFilter.on_host` does it."""
     keys = random.split(key, len(state.log_prior))
     groups, link = jax.vmap(lambda one, key: join(reading.rules, one, key))(state.groups, keys)
-    return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
+    return state._replace(
+        groups=groups, genealogy=ancestry.joined(state.genealogy, link, state.seen)
+    )
 
 
 def log_evidence(states: FilterState) -> np.ndarray:
@@ -143,7 +144,7 @@ def answers(states: FilterState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Classes and groups [run, point, particle, row] of one joint filter, and their weights,
     those of the runs by their evidence.
     """
-    labels, groups, _ = jax.jit(jax.vmap(ancestry.partitions))(states.history, states.seen)
+    labels, groups, _ = jax.jit(jax.vmap(ancestry.partitions))(states.genealogy, states.seen)
     num_rows = int(states.seen[0])
     last = lambda part: np.moveaxis(np.asarray(part)[:, :num_rows], 1, -1)
     log_weight = np.asarray(

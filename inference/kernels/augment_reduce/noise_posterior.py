@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 
-from inference.distributions import expectation_nodes
+from inference.distributions.noise import expectation_nodes
 
 __all__ = ["Local", "LocationScale", "LogExponential", "Terms"]
 

@@ -1,6 +1,6 @@
-"""Gibbs sampling of the partition of a mixture whose groups are integrated out: a chain.
+"""Gibbs sampling of the partition of a mixture whose groups are integrated out: a Markov chain.
 
-Each sweep takes every row out of its group, and puts it back by its complete conditional.
+Each sweep takes every row out of its group, and draws a new group by its complete conditional.
 
     kernel   `CollapsedGibbs`, a NumPyro kernel and a block of NumPyro's Gibbs
     sweep    one sweep over the rows, and the table of their groups

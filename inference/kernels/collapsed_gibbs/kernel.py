@@ -1,40 +1,38 @@
-"""Gibbs sampling of the partition of a mixture whose groups, and shares of classes, are integrated
-out: a chain.
+"""Gibbs sampling of the partition of a mixture whose groups and class shares are integrated out.
 
-A draw is one sweep: every row, in a new random order, is taken out of its group and put into one of
-the others or a new one by its complete conditional
+A draw is one sweep. Every row, in a new random order, is taken out of its group, and put into one
+of the others or a new one by its complete conditional
 
-    p(z_n, y_n | other rows)  ~  p(y_n | other classes)  p(z_n | groups of class y_n)  p(x_n | rows
-    of group z_n).
+    p(z_n, y_n | other rows)
+        ~  p(y_n | other classes)  p(z_n | groups of class y_n)  p(x_n | rows of group z_n).
 
-Rows of known class keep it. Shares of classes, and on request the parameters of groups, are then
-drawn given the partition, exactly. The random order makes the chain reversible. It is slower than
-`ParticleFilter`, but its posterior does not depend on the order of the data and becomes exact with
-the number of draws. What the model says is read off its trace and proved on a few rows
-(`inference.reading.crp_mixture`): edit the model, and the kernel follows or refuses.
+A known class stays. Class shares, and on request the parameters of groups, are then drawn exactly
+given the partition. The random order makes the chain reversible. It is slower than
+`ParticleFilter`, but its posterior does not depend on the order of the data, and becomes exact with
+the number of draws. The structure of the model is read off its trace and proved on a few rows
+(`inference.reading.crp_mixture`): the kernel follows an edit of the model, or refuses it.
 
-A group is kept up to date as rows come and go, and computed anew from its rows at each sweep, so
-that rounding does not add up.
+A group is updated as rows come and go, and computed anew from its rows at each sweep, so that
+rounding errors do not add up.
 
-Cost of a sweep: O(rows x classes x groups in use x columns), one class where all labels are known;
-2 to 4 us a row for 100 binary columns and a few groups. From 64 groups in a class on, a row costs
-O(classes x room) more. Memory: O(classes x room x columns), where the room for groups is the
-`capacity` of the partition: by default one group a row, which is never too little. With a smaller
-one the chain stops where a class is full: get_diagnostics_str raises (`Driver` asks it between its
-chunks, `MCMC` for its bar), and from there on draws are void: z is the capacity, which is outside
-of its support, and numbers are NaN. Numbers are of JAX's default float; give columns of float32 a
-scale near one.
+Cost of a sweep: O(rows x classes x groups in use x columns), with one class where all labels are
+known; 2 to 4 us a row for 100 binary columns and a few groups. From 64 groups in a class on, a row
+costs O(classes x room) more. Memory: O(classes x room x columns). The room for groups is the
+`capacity` of the partition: by default one group for each row, which always suffices. With less the
+chain fails where a class is full: `get_diagnostics_str` raises, which `Driver` calls between its
+chunks and `MCMC` for its progress bar. Later draws are invalid: z is the capacity, outside of its
+support, and numbers are NaN. Numbers have JAX's default float type; scale float32 columns to a
+standard deviation near one.
 
-A latent scalar, such as a random concentration, belongs to another kernel beside this one in
-NumPyro's `Gibbs`, which hands its value over with each call; the structure is read once, from the
-model itself.
+A latent scalar, such as a random concentration, belongs to another kernel of NumPyro's `Gibbs`,
+which passes its value with each call. The structure is read once, from the model itself.
 
 Neal (2000), "Markov chain sampling methods for Dirichlet process mixture models", algorithm 3.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, override
 
 import jax
 import jax.numpy as jnp
@@ -42,29 +40,28 @@ from jax import Array, random
 from numpyro.distributions.util import clamp_probs
 from numpyro.util import is_prng_key
 
-from inference.distributions import ExchangeablePartition
+from inference.distributions.partitions import ExchangeablePartition
 from inference.kernels.collapsed_gibbs.sweep import (
     FULL,
+    GroupTable,
     Seats,
-    Table,
     empty,
     in_order,
     seated,
     sweep,
 )
-from inference.kernels.particle_filter.groups import Rules
-from inference.program.compiling import is_traced
+from inference.kernels.particle_filter.particles import Rules
+from inference.program.compiling import is_traced, once
 from inference.program.program import Program
 from inference.program.sites import StructureError, unwrap
 from inference.reading.crp_mixture import (
     Parameters,
     Partition,
-    Rows,
-    labelled,
+    PartitionRows,
     labels_of,
     read_partition,
 )
-from inference.reading.mixture_trace import columns, term
+from inference.reading.mixture_trace import term
 from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]
@@ -72,13 +69,13 @@ __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]
 
 @dataclass(frozen=True, eq=False)
 class PartitionReading(Reading):
-    """Which site of a model plays which part."""
+    """The structure of a model."""
 
     partition: Partition
 
     @property
     def attributes(self) -> dict[str, str]:
-        """For the tree: the sites of the partition and of its classes."""
+        """For the tree: the site of the partition, and the site of its classes."""
         return self.partition.attributes
 
 
@@ -88,35 +85,31 @@ class GibbsState(NamedTuple):
     values: dict[str, Array]  # of every site that is drawn
     prior: Parameters
     num_groups: Array  # [class]
-    failed: Array  # 0, or why the draws are void from here on
+    failed: Array  # 0, or why this draw and later ones are invalid
     rng_key: Array
 
 
 class _Mixture(NamedTuple):
-    """A model with its arguments, as a sweep needs it."""
-
     found: Partition
     program: Program
     rules: Rules
-    rows: Rows
+    rows: PartitionRows
     classes: Array  # [row], as the partition has them
     shape: tuple[int, int]  # classes, and room for groups in each
 
 
 class CollapsedGibbs(GibbsBlock):
-    """Sweeps over the rows of `model`; runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of
-    NumPyro's `Gibbs`.
+    """Gibbs sweeps over the rows of `model`, in `Driver` and in NumPyro's `MCMC` and `Gibbs`.
 
-    As a block it owns the partition, classes and shares, and the parameters of groups, and another
-    kernel owns latent scalars: `Gibbs([(CollapsedGibbs(model, parameters=True), ["z", "share",
-    "p"]), (NUTS(model), ["alpha"])])`.
+    In `Gibbs` it owns the partition, the classes and their shares, and the parameters of groups;
+    another kernel owns latent scalars: `Gibbs([(CollapsedGibbs(model, parameters=True), ["z",
+    "share", "p"]), (NUTS(model), ["alpha"])])`.
 
-    :param model: a model with one partition of its rows, by `CRP`, `PitmanYor` or another
-    `ExchangeablePartition`, and conjugate
-        components, such as `zoo.load("aclass").model`.
-    :param parameters: whether the parameters of groups are drawn as well, so that a draw is one of
-    all latent sites. Costs
-        O(classes x room x columns) a draw.
+    Args:
+        model: A model with one partition of its rows, by `CRP`, `PitmanYor` or another
+            `ExchangeablePartition`, and conjugate components, such as `zoo.load("aclass").model`.
+        parameters: Whether the parameters of groups are drawn as well, so that a draw has all
+            latent sites. Costs O(classes x room x columns) a draw.
     """
 
     sample_field = "values"
@@ -125,9 +118,7 @@ class CollapsedGibbs(GibbsBlock):
 
     @staticmethod
     def _init_strategy(message: dict[str, Any]) -> Array | None:
-        """Where `Driver` looks first for a finite density: one group in each class, which there
-        is always room for.
-        """
+        """Where `Driver` first looks for a finite density: one group in each class."""
         is_partition = message["type"] == "sample" and isinstance(
             unwrap(message["fn"]), ExchangeablePartition
         )
@@ -136,14 +127,12 @@ class CollapsedGibbs(GibbsBlock):
     def __init__(self, model: Callable, *, parameters: bool = False):
         self.model, self.parameters = model, parameters
 
-    # The protocol of NumPyro's kernels.
-
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> GibbsState:
-        """Reads the model.
+        """Reads the model, and returns the start of a chain.
 
-        The rows are seated one after the other, each given those before it, unless `init_params`
-        says where they are: values of the partition and of latent classes, and of other sites that
-        are drawn where these are to be kept.
+        Without `init_params` the group of each row is drawn given the rows before it. `init_params`
+        has values of the partition and of latent classes, and may have values of other sites that
+        the kernel draws.
         """
         if not is_prng_key(rng_key):
             of = lambda i: (
@@ -162,25 +151,21 @@ class CollapsedGibbs(GibbsBlock):
         rng_key, seat_key, draw_key = random.split(rng_key, 3)
         if given:
             seats = Seats(mixture.classes, given[found.z])
-            table, failed = (
-                seated(mixture.rules, prior, mixture.rows, seats, mixture.shape[1]),
-                jnp.zeros((), jnp.int32),
-            )
+            table = seated(mixture.rules, prior, mixture.rows, seats, mixture.shape[1])
+            failed = jnp.zeros((), jnp.int32)
         else:
             labels = mixture.rows.labels
-            seats, table = (
-                Seats(jnp.maximum(labels, 0), jnp.full_like(labels, -1)),
-                empty(mixture.rules, prior, mixture.shape[1]),
-            )
+            seats = Seats(jnp.maximum(labels, 0), jnp.full_like(labels, -1))
+            table = empty(mixture.rules, prior, mixture.shape[1])
             seats, table, failed = _swept(mixture, prior, seats, table, seat_key)
         values = self._values(draw_key, mixture, prior, seats, table, failed) | given
-        state = GibbsState(values, prior, _num_groups(table), failed, rng_key)
+        state = GibbsState(values, prior, jnp.sum(table.count > 0, axis=1), failed, rng_key)
         if not is_traced(state):
             self.get_diagnostics_str(state)
         return state
 
+    @override
     def sample(self, state: GibbsState, model_args, model_kwargs) -> GibbsState:
-        """One sweep."""
         if not is_prng_key(state.rng_key):
             return jax.vmap(lambda one: self.sample(one, model_args, model_kwargs))(state)
         program, others = self._program(model_args, model_kwargs)
@@ -191,16 +176,16 @@ class CollapsedGibbs(GibbsBlock):
         seats, table, failed = _swept(mixture, state.prior, seats, table, seat_key)
         failed = jnp.maximum(state.failed, failed)
         values = self._values(draw_key, mixture, state.prior, seats, table, failed)
-        return GibbsState(values, state.prior, _num_groups(table), failed, rng_key)
+        return GibbsState(values, state.prior, jnp.sum(table.count > 0, axis=1), failed, rng_key)
 
+    @override
     def refresh(self, state: GibbsState, model_args, model_kwargs) -> GibbsState:
-        """Hyper-parameters anew, where another kernel has moved what they are computed from."""
         return state._replace(
             prior=_prior(self.reading.partition, *self._program(model_args, model_kwargs))
         )
 
+    @override
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
-        """Adds deterministic sites, where a draw has all latent ones."""
         program, _ = self._program(model_args, model_kwargs)
         if not program.deterministic or set(program.latent) - set(
             self._drawn_sites(self.reading.partition, program)
@@ -208,8 +193,8 @@ class CollapsedGibbs(GibbsBlock):
             return lambda values: values
         return lambda values: values | program.deterministics(values)
 
+    @override
     def get_diagnostics_str(self, state: GibbsState) -> str:
-        """How many groups there are; raises where the chain has failed."""
         z, failed = self.reading.partition.z, int(state.failed)
         if failed >= FULL:
             raise ValueError(
@@ -221,23 +206,21 @@ class CollapsedGibbs(GibbsBlock):
             )
         if failed:
             raise ValueError(
-                f"site {z!r}: the groups of a row have no finite weight; rounding has spoilt the "
-                "hyper-parameters of a group. Standardise "
-                f"the columns of real numbers, or use float64: jax.enable_x64(True)."
+                f"site {z!r}: the groups of a row have no finite weight, because of rounding "
+                "errors in the hyper-parameters of a group. Standardise the columns of real "
+                "numbers, or use float64: jax.enable_x64(True)."
             )
         return f"{int(jnp.sum(state.num_groups))} groups"
 
-    # What it knows of the model.
-
     def _read(self, program: Program) -> PartitionReading:
-        """The structure. Traced arguments play no part in it: others stand in."""
+        """The structure of the model, with other numbers in place of traced arguments."""
         found = read_partition(program.with_stand_ins())
         if not is_traced(program.arguments):
-            found.rows(program)  # refuses what the likelihoods cannot have
+            found.rows(program)  # refuses data outside of the supports
         return PartitionReading(found)
 
     def _refuse_blocks(self, found: Partition, program: Program, others: Mapping[str, Any]) -> None:
-        """Every latent scalar must belong to another block, and nothing else may."""
+        """Refuses latent scalars without another block, and other sites that have one."""
         own = self._drawn_sites(found, program)
         for name in (name for name in found.scalars if name not in others):
             raise StructureError(
@@ -261,7 +244,6 @@ class CollapsedGibbs(GibbsBlock):
         others: dict[str, Any],
         init_params: Mapping[str, Any],
     ) -> dict[str, Array]:
-        """The given values, checked."""
         drawn = self._drawn_sites(found, program)
         needed = drawn[: 1 + (_classes_site(found, program) is not None)]
         if init_params and not set(needed) <= set(init_params) <= set(drawn):
@@ -285,14 +267,9 @@ class CollapsedGibbs(GibbsBlock):
             name: jnp.asarray(value, program.sites[name].dtype)
             for name, value in init_params.items()
         }
-        if given and not is_traced((given, others, program.arguments)):
-            self._refuse_start(found, program, given, others)
-        return given
+        if not given or is_traced((given, others, program.arguments)):
+            return given
 
-    def _refuse_start(
-        self, found: Partition, program: Program, given: dict[str, Array], others: dict[str, Any]
-    ) -> None:
-        @jax.jit
         def is_possible(given):
             trace = found.trace(program, {**given, **others})
             inside = lambda message: jnp.all(message["fn"].support(message["value"]))
@@ -303,13 +280,14 @@ class CollapsedGibbs(GibbsBlock):
                 for name in given
             }
 
-        for name in (name for name, flag in is_possible(given).items() if not flag):
+        for name in (name for name, flag in once(is_possible, given)(given).items() if not flag):
             groups = (
                 "groups numbered from 0 in order of appearance within each class, and no more "
                 "than the partition has room for"
             )
             wanted = groups if name == found.z else f"values of a {program.sites[name].family}"
             raise ValueError(f"init_params: {name!r} is outside of its support; wanted {wanted}.")
+        return given
 
     def _drawn_sites(self, found: Partition, program: Program) -> list[str]:
         groups = (
@@ -325,16 +303,12 @@ class CollapsedGibbs(GibbsBlock):
         mixture: _Mixture,
         prior: Parameters,
         seats: Seats,
-        table: Table,
+        table: GroupTable,
         failed: Array,
     ) -> dict[str, Array]:
-        """A draw of every site of the kernel, given where the rows are; void where the chain has
-        failed.
-        """
-        found, (shares_key, *keys) = (
-            mixture.found,
-            random.split(rng_key, 1 + len(mixture.found.blocks)),
-        )
+        """A draw of every site of the kernel given the partition; invalid after a failure."""
+        found = mixture.found
+        shares_key, *keys = random.split(rng_key, 1 + len(found.blocks))
         groups, table = in_order(seats, table)
         values = {found.z: jnp.where(failed > 0, mixture.shape[1], groups)}
         if site := _classes_site(found, mixture.program):
@@ -349,7 +323,7 @@ class CollapsedGibbs(GibbsBlock):
             name: mixture.program.sites[name] for name in self._drawn_sites(found, mixture.program)
         }
         for name, value in real.items():
-            # Rounded to 0 or 1, a probability may have an infinite density.
+            # The density at a probability that is rounded to 0 or 1 may be infinite.
             value = clamp_probs(value) if sites[name].family in ("Beta", "Dirichlet") else value
             values[name] = jnp.where(failed > 0, jnp.nan, value)
         return {
@@ -359,18 +333,11 @@ class CollapsedGibbs(GibbsBlock):
 
 
 def _mixture(found: Partition, program: Program, given: Mapping[str, Any]) -> _Mixture:
-    """Pure, for concrete arguments and for traced ones; latent classes are those `given`."""
-
-    @jax.jit
     def read():
         trace = found.trace(program, given)
-        classes = labels_of(unwrap(trace[found.z]["fn"]))
-        labels = jnp.where(labelled(trace, found.labels, len(classes)), classes, -1)
-        return Rows(
-            {block.site: columns(trace[block.site]) for block in found.blocks}, labels
-        ), classes
+        return found.rows_of(trace), labels_of(unwrap(trace[found.z]["fn"]))
 
-    rows, classes = read()
+    rows, classes = once(read)()
     shares = "dirichlet" if found.shares else "fixed" if found.labels else None
     # nothing is resampled
     rules = Rules(tuple((block.site, block.family) for block in found.blocks), shares, scheme="")
@@ -380,7 +347,7 @@ def _mixture(found: Partition, program: Program, given: Mapping[str, Any]) -> _M
 
 
 def _classes_site(found: Partition, program: Program) -> str | None:
-    """The site of the classes, where some are latent; `obs_mask` gives it a name of its own."""
+    """The site of latent classes, which `obs_mask` gives a name of its own."""
     return next(
         (name for name in (found.labels, f"{found.labels}_unobserved") if name in program.latent),
         None,
@@ -388,7 +355,6 @@ def _classes_site(found: Partition, program: Program) -> str | None:
 
 
 def _capacity(found: Partition, program: Program) -> int:
-    """Size of the plate of groups."""
     block = found.blocks[0]
     own = program.sites[block.site].plates
     return program.plates[
@@ -397,18 +363,11 @@ def _capacity(found: Partition, program: Program) -> int:
 
 
 def _prior(found: Partition, program: Program, scalars: Mapping[str, Any]) -> Parameters:
-    """Of this program: its other arguments may be traced, where those that were read are
-    stand-ins.
-    """
-    return jax.jit(lambda: replace(found, few=program).parameters(scalars))()
+    return once(lambda: replace(found, few=program).parameters(scalars))()
 
 
 def _swept(
-    mixture: _Mixture, prior: Parameters, seats: Seats, table: Table, rng_key: Array
-) -> tuple[Seats, Table, Array]:
+    mixture: _Mixture, prior: Parameters, seats: Seats, table: GroupTable, rng_key: Array
+) -> tuple[Seats, GroupTable, Array]:
     is_joint = _classes_site(mixture.found, mixture.program) is not None
     return sweep(mixture.rules, prior, mixture.rows, seats, table, rng_key, is_joint=is_joint)
-
-
-def _num_groups(table: Table) -> Array:
-    return jnp.sum(table.count > 0, axis=1)

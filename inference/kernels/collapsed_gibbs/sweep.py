@@ -1,16 +1,15 @@
-"""One partition of the rows whose groups are integrated out, redrawn row by row.
+"""One Gibbs sweep over the rows of a partition whose groups are integrated out.
 
-A row is taken out of its group and put back into group g of class c, or a new one, with probability
+A row is taken out of its group and put into group g of class c, or a new one, with probability
 
-    p(c, g | rest)  ~  p(c | classes)  p(g | groups of c)  p(row | rows of g),                                               (1)
+    p(c, g | rest)  ~  p(c | classes)  p(g | groups of c)  p(row | rows of g).                (1)
 
-its three factors are `log_class`, `log_seating` of the model's partition and the families' `score`,
-as in the particle filter.
+The three factors are `log_class`, `log_seating` of the model's partition and `score` of the
+conjugate pairs, as in the particle filter.
 
-Cost of a row: O(classes x groups in use x columns) for the scores, which are computed in blocks of
-`BLOCK` groups as far as groups are in use, and O(classes x `NARROW`) for the rest, or O(classes x
-room) where a class has more groups than that. Where all classes are known only the row's own is
-looked at.
+Cost of a row: O(classes x groups in use x columns) for the scores, in blocks of `BLOCK` groups, and
+O(classes x `NARROW`) for the weights, or O(classes x room) where a class has more groups than
+`NARROW`. Where all classes are known only the row's own class counts.
 """
 
 from functools import partial
@@ -19,45 +18,62 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
+from jaxtyping import Int
 
-from inference.kernels.particle_filter.candidates import log_class
-from inference.kernels.particle_filter.groups import Rules, block_scores
-from inference.reading.crp_mixture import Parameters, Rows
+from inference.kernels.particle_filter.particles import Rules, block_scores, log_class
+from inference.reading.crp_mixture import Parameters, PartitionRows
 
-__all__ = ["FULL", "LOST", "Seats", "Table", "empty", "in_order", "seated", "sweep"]
+__all__ = ["FULL", "LOST", "GroupTable", "Seats", "empty", "in_order", "seated", "sweep"]
 
-BLOCK, NARROW = 16, 64
-# why a sweep failed: a weight was no number; no room for another group, + the class
-LOST, FULL = 1, 2
+BLOCK = 16  # groups that are scored at once
+NARROW = 64  # groups of a class that are weighed while no class has more
+LOST = 1  # a sweep failed: no weight of a row is a positive number
+FULL = 2  # a sweep failed: class c has no room for another group; the value is FULL + c
 
 
-class Table(NamedTuple):
-    """The groups; those without rows hold the prior."""
+class GroupTable(NamedTuple):
+    """All groups; a group without rows holds the prior."""
 
     count: Array  # [class, group]: rows in it
-    hyper: dict[str, Any]  # of each site: the posteriors, [class, group, column, ...]
+    hyper: dict[str, Any]  # posteriors of each site, [class, group, column, ...]
     cache: dict[str, Any]  # what scores are computed from
 
 
 class Seats(NamedTuple):
-    """Where each row is."""
+    """The class and the group of each row."""
 
-    cls: Array  # [row]
-    group: Array  # [row]; -1 where it is nowhere yet
+    cls: Int[Array, " row"]
+    group: Int[Array, " row"]  # -1 for a row that has no group yet
 
 
-def empty(rules: Rules, prior: Parameters, num_groups: int) -> Table:
-    """No rows yet, and room for `num_groups` groups in each class."""
+def empty(rules: Rules, prior: Parameters, num_groups: int) -> GroupTable:
+    """Returns a table without rows.
+
+    Args:
+        rules: The settings of the run.
+        prior: The numbers of the priors.
+        num_groups: Groups of each class that there is room for.
+    """
     wide = lambda leaf: jnp.broadcast_to(
         leaf[:, None], (leaf.shape[0], num_groups, *leaf.shape[1:])
     )
     cache = rules.each(lambda family, hyper: family.cache(hyper), prior.priors)
     count = jnp.zeros((len(prior.class_weights), num_groups), jnp.int32)
-    return Table(count, *jax.tree.map(wide, (prior.priors, cache)))
+    return GroupTable(count, *jax.tree.map(wide, (prior.priors, cache)))
 
 
-def seated(rules: Rules, prior: Parameters, rows: Rows, seats: Seats, num_groups: int) -> Table:
-    """The groups of a partition."""
+def seated(
+    rules: Rules, prior: Parameters, rows: PartitionRows, seats: Seats, num_groups: int
+) -> GroupTable:
+    """Returns the groups of a partition.
+
+    Args:
+        rules: The settings of the run.
+        prior: The numbers of the priors.
+        rows: The data.
+        seats: The class and the group of each row.
+        num_groups: Groups of each class that there is room for.
+    """
 
     def add(table, row):
         cls, group, x = row
@@ -71,19 +87,26 @@ def seated(rules: Rules, prior: Parameters, rows: Rows, seats: Seats, num_groups
 def sweep(
     rules: Rules,
     prior: Parameters,
-    rows: Rows,
+    rows: PartitionRows,
     seats: Seats,
-    table: Table,
+    table: GroupTable,
     rng_key: Array,
     *,
     is_joint: bool,
-) -> tuple[Seats, Table, Array]:
-    """Every row once, in random order, by (1); rows that are nowhere are put somewhere.
+) -> tuple[Seats, GroupTable, Array]:
+    """Draws the group of every row once, in random order, by (1).
 
-    Last comes 0, `LOST`, or `FULL` + a full class.
+    Args:
+        rules: The settings of the run.
+        prior: The numbers of the priors.
+        rows: The data.
+        seats: The class and the group of each row; a row without a group is given one.
+        table: The groups.
+        rng_key: For the order and the draws.
+        is_joint: Whether a row of unknown class may change its class.
 
-    :param is_joint: whether a row of unknown class is put into any class; else every row stays in
-    its own.
+    Returns:
+        The new classes and groups, the new table, and 0, `LOST`, or `FULL` + a full class.
     """
     order_key, draw_key = random.split(rng_key)
     order = random.permutation(order_key, len(rows.labels))
@@ -105,9 +128,12 @@ def sweep(
     return seats, table, failed
 
 
-def in_order(seats: Seats, table: Table) -> tuple[Array, Table]:
-    """The group of each row [row], numbered by appearance within its class, and the table with
-    its groups in that order.
+def in_order(seats: Seats, table: GroupTable) -> tuple[Array, GroupTable]:
+    """Returns groups in order of appearance within each class, [row], and the table in that order.
+
+    Args:
+        seats: The class and the group of each row.
+        table: The groups.
     """
     never = len(seats.cls)
     first = jnp.full(table.count.shape, never).at[seats].min(jnp.arange(never))
@@ -119,16 +145,14 @@ def in_order(seats: Seats, table: Table) -> tuple[Array, Table]:
 def _redrawn(
     rules: Rules,
     prior: Parameters,
-    table: Table,
+    table: GroupTable,
     label: Array,
     first: Array,
     x: dict[str, Array],
     uniform: Array,
     is_joint: bool,
 ):
-    """Class and group of a row by (1), and 0, `LOST`, or `FULL` + a full class; the room that no
-    class uses is not looked at.
-    """
+    """A class and a group by (1), and 0, `LOST`, or `FULL` + a full class."""
 
     def among(width: int):
         log_weight, full = _log_weights(rules, prior, table, label, first, x, width, is_joint)
@@ -147,20 +171,20 @@ def _redrawn(
 def _log_weights(
     rules: Rules,
     prior: Parameters,
-    table: Table,
+    table: GroupTable,
     label: Array,
     first: Array,
     x: dict[str, Array],
     width: int,
     is_joint: bool,
 ) -> tuple[Array, Array]:
-    """The logarithm of (1) but for a constant, [class, group] from class `first` on; and [class]
-    whether the room cut it short.
+    """The logarithm of (1) up to a constant, [class, group], from class `first` on; and whether a
+    class has no room for a new group, [class].
     """
     num_classes, room = table.count.shape
     count = lax.dynamic_slice_in_dim(table.count[:, :width], first, num_classes if is_joint else 1)
     size = count.astype(prior.class_weights.dtype)
-    num_used = 2 + jnp.max(jnp.where(count > 0, jnp.arange(width), -1))  # and the next group
+    num_used = 2 + jnp.max(jnp.where(count > 0, jnp.arange(width), -1))  # with the next group
     scores = block_scores(rules, table.cache, (first, len(count)), num_used, x, BLOCK)[:, :width]
     log_weight = prior.seating.log_seating(size) + scores
     is_possible = (label < 0) | (first + jnp.arange(len(count)) == label)
@@ -172,34 +196,34 @@ def _log_weights(
 
 
 def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:
-    """An index by its weight, never one of weight 0 (rounded sums need not rise); and whether
-    there was none to draw.
+    """An index by its weight, and whether no weight is positive.
+
+    An index of weight 0 is never drawn, although rounded sums need not increase.
     """
     weight = jnp.exp(log_weight - jnp.max(log_weight))
     total = jnp.where(weight > 0, jnp.cumsum(weight), 0)
     return jnp.argmax(total > uniform * jnp.max(total)).astype(jnp.int32), ~(jnp.max(total) > 0)
 
 
-def _put(rules: Rules, table: Table, cls: Array, group: Array, x: dict[str, Array]) -> Table:
-    before = _at(table.hyper, cls, group)
-    return _written(
-        rules,
-        table,
-        cls,
-        group,
-        rules.each(lambda family, hyper, entry: family.add(hyper, entry), before, x),
-        1,
-    )
+def _put(
+    rules: Rules, table: GroupTable, cls: Array, group: Array, x: dict[str, Array]
+) -> GroupTable:
+    before = jax.tree.map(lambda leaf: leaf[cls, group], table.hyper)
+    after = rules.each(lambda family, hyper, entry: family.add(hyper, entry), before, x)
+    return _written(rules, table, cls, group, after, 1)
 
 
 def _without(
-    rules: Rules, prior: Parameters, table: Table, cls: Array, group: Array, x: dict[str, Array]
-) -> Table:
-    """The table without a row, where it is seated; a group that it was alone in is as the prior,
-    not as rounding leaves it.
-    """
+    rules: Rules,
+    prior: Parameters,
+    table: GroupTable,
+    cls: Array,
+    group: Array,
+    x: dict[str, Array],
+) -> GroupTable:
+    """The table without a row, if the row has a group; an emptied group is the prior again."""
     is_seated, group = group >= 0, jnp.maximum(group, 0)
-    before = _at(table.hyper, cls, group)
+    before = jax.tree.map(lambda leaf: leaf[cls, group], table.hyper)
     after = rules.each(lambda family, hyper, entry: family.remove(hyper, entry), before, x)
     is_left = table.count[cls, group] > 1
     pick = lambda old, new, first: jnp.where(is_seated, jnp.where(is_left, new, first[cls]), old)
@@ -207,22 +231,18 @@ def _without(
     return _written(rules, table, cls, group, after, jnp.where(is_seated, -1, 0))
 
 
-def _at(tree: Any, cls: Array, group: Array) -> Any:
-    return jax.tree.map(lambda leaf: leaf[cls, group], tree)
-
-
 def _written(
-    rules: Rules, table: Table, cls: Array, group: Array, hyper: dict[str, Any], change: Any
-) -> Table:
-    """One group replaced.
+    rules: Rules, table: GroupTable, cls: Array, group: Array, hyper: dict[str, Any], change: Any
+) -> GroupTable:
+    """The table with one group replaced.
 
-    The barrier keeps XLA from computing the new values while it writes them, for which it copies
-    the table.
+    Without the barrier XLA computes the new values while it writes them, for which it copies the
+    whole table.
     """
     cache = rules.each(lambda family, one: family.cache(one), hyper)
     new = lax.optimization_barrier((hyper, cache))
-    write = lambda leaf, value: lax.dynamic_update_slice(
-        leaf, value[None, None], (cls, group, *(0,) * value.ndim)
-    )
+    # Indices of one type, which `dynamic_update_slice` wants: constants are int64 with x64.
+    index = lambda value: [jnp.asarray(i, jnp.int32) for i in (cls, group, *(0,) * value.ndim)]
+    write = lambda leaf, value: lax.dynamic_update_slice(leaf, value[None, None], index(value))
     count = table.count.at[cls, group].add(change)
-    return Table(count, *jax.tree.map(write, (table.hyper, table.cache), new))
+    return GroupTable(count, *jax.tree.map(write, (table.hyper, table.cache), new))

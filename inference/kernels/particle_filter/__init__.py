@@ -1,12 +1,11 @@
 """Sequential Monte Carlo over the rows of a mixture whose groups are integrated out.
 
-Every particle is a partition of the rows so far. A row may go into each group of each particle;
-these candidates are weighed, and a resampling scheme keeps some of them.
+Every particle is a partition of the rows so far. A row may join each group of each particle; these
+candidates are weighted, and a resampling scheme keeps some of them.
 
-    kernel       `ParticleFilter`: settings, the state, a step, the tree
-    candidates   weighs the candidates of one row; resampling; rejuvenation; filters of classes
-                 joined into one
-    groups       the table of distinct groups that particles share
-    ancestry     which row went where, by the genealogy of the particles
-    predict      class probabilities, imputation and draws of other rows
+    kernel      `ParticleFilter`: settings, the state, a step, the tree
+    particles   the table of groups that particles share; candidates, resampling, Gibbs steps on
+                past rows, and joining the filters of the classes
+    ancestry    the group of every row, by the genealogy of the particles
+    predict     class probabilities, imputation and draws of new rows
 """

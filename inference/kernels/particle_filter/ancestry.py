@@ -1,9 +1,9 @@
-"""The partitions of the particles, row by row.
+"""The genealogy of the particles, from which their partitions are read.
 
-Kept are the parent and the choice of every particle at every row, from which the partitions are
-read backwards: a row costs the same whatever went before. Where past rows change their groups
-(`rejuvenate`) the partitions themselves are kept, and each row reorders them. A choice is coded as
-group * classes + class, so that it does not depend on how much room there is for groups.
+Each row of data stores the parent and the choice of every particle; the partitions are read
+backwards from the last row. So a row costs the same whatever went before. Where past rows change
+their groups (`rejuvenate`) the partitions themselves are stored, and each row reorders them. A
+choice is coded as group * classes + class, which does not depend on the room for groups.
 """
 
 from typing import NamedTuple
@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Int
 
 __all__ = [
-    "History",
+    "Genealogy",
     "drawn",
     "empty",
     "filters",
@@ -22,95 +23,113 @@ __all__ = [
     "joined",
     "partitions",
     "record",
-    "with_room",
 ]
 
 
-class History(NamedTuple):
-    """One entry a row; of no rows where it is not kept."""
+class Genealogy(NamedTuple):
+    """Parents and choices; tables that are not kept have no rows."""
 
-    parent: Array  # [row, grid, particle]; of no rows where `code` holds the partitions as they are
+    parent: Array  # [row, grid, particle]; without rows where `code` holds the partitions
     code: Array  # [row, grid, particle]
-    # [grid, class, particle]: the particle of each class's own filter that a joint particle began
-    # with
-    link: Array
-    joined: Array  # rows before the classes were joined; -1 where they are apart
+    link: Array  # [grid, class, particle]: particles that a joint particle was made of by `join`
+    joined: Array  # rows before the filters of the classes were joined; -1 before that
 
 
 def empty(
     num_rows: int, num_grid: int, num_classes: int, num_particles: int, *, joint: bool, whole: bool
-) -> History:
-    """Room for `num_rows` rows; `whole` keeps the partitions themselves."""
-    table = lambda rows: jnp.zeros((rows, num_grid, num_particles), jnp.int32)
-    link = jnp.broadcast_to(
-        jnp.arange(num_particles, dtype=jnp.int32), (num_grid, num_classes, num_particles)
-    )
-    return History(
-        table(0 if whole else num_rows),
-        table(num_rows),
-        link,
-        jnp.asarray(0 if joint else -1, jnp.int32),
-    )
+) -> Genealogy:
+    """Returns a genealogy without rows.
 
-
-def record(history: History, row: Array, parent: Array, code: Array) -> History:
-    """What the particles [grid, particle] did with a row."""
-    if not len(history.code):
-        return history
-    if len(history.parent):
-        # in place, which a scatter is not
-        put = lambda table, entry: jax.lax.dynamic_update_index_in_dim(table, entry, row, 0)
-        return history._replace(parent=put(history.parent, parent), code=put(history.code, code))
-    num_classes = history.link.shape[1]
-    moved = jnp.take_along_axis(history.code, jnp.broadcast_to(parent, history.code.shape), axis=2)
-    is_moved = (history.joined >= 0) | (history.code % num_classes == code[0, 0] % num_classes)
-    return history._replace(code=jnp.where(is_moved, moved, history.code).at[row].set(code))
-
-
-def joined(history: History, link: Array, row: Array) -> History:
-    """From `row` on, joint particles that begin with the particles `link` [grid, class,
-    particle] of the classes' own filters.
+    Args:
+        num_rows: Rows that there is room for.
+        num_grid: Points of the grid.
+        num_classes: Number of classes.
+        num_particles: Particles at each point of the grid.
+        joint: Whether one filter holds all classes from the start.
+        whole: Whether the partitions themselves are stored.
     """
-    if len(history.code) and not len(history.parent):
-        at = jnp.moveaxis(link, 1, 0)[history.code[:, 0, 0] % link.shape[1]]
-        history = history._replace(code=jnp.take_along_axis(history.code, at, axis=2))
-    return history._replace(link=link, joined=jnp.asarray(row, jnp.int32))
+    table = lambda rows: jnp.zeros((rows, num_grid, num_particles), jnp.int32)
+    particle = jnp.arange(num_particles, dtype=jnp.int32)
+    link = jnp.broadcast_to(particle, (num_grid, num_classes, num_particles))
+    joined = jnp.asarray(0 if joint else -1, jnp.int32)
+    return Genealogy(table(0 if whole else num_rows), table(num_rows), link, joined)
 
 
-def with_room(history: History, num_rows: int) -> History:
-    """The same with room for `num_rows` rows."""
-    pad = lambda table: (
-        jnp.pad(table, ((0, num_rows - len(table)), (0, 0), (0, 0))) if len(table) else table
+def record(
+    genealogy: Genealogy,
+    row: Int[Array, ""],
+    parent: Int[Array, "grid particle"],
+    code: Int[Array, "grid particle"],
+) -> Genealogy:
+    """Returns the genealogy with one more row.
+
+    Args:
+        genealogy: The genealogy before.
+        row: Number of the row.
+        parent: Parent of each particle.
+        code: Class and group of the row in each particle.
+    """
+    if not len(genealogy.code):
+        return genealogy
+    if len(genealogy.parent):
+        # This update is made in place, a scatter is not.
+        put = lambda table, entry: jax.lax.dynamic_update_index_in_dim(table, entry, row, 0)
+        return genealogy._replace(
+            parent=put(genealogy.parent, parent), code=put(genealogy.code, code)
+        )
+    num_classes = genealogy.link.shape[1]
+    moved = jnp.take_along_axis(
+        genealogy.code, jnp.broadcast_to(parent, genealogy.code.shape), axis=2
     )
-    return history._replace(parent=pad(history.parent), code=pad(history.code))
+    is_moved = (genealogy.joined >= 0) | (genealogy.code % num_classes == code[0, 0] % num_classes)
+    return genealogy._replace(code=jnp.where(is_moved, moved, genealogy.code).at[row].set(code))
+
+
+def joined(
+    genealogy: Genealogy, link: Int[Array, "grid class particle"], row: Int[Array, ""]
+) -> Genealogy:
+    """Returns the genealogy of joint particles.
+
+    Args:
+        genealogy: The genealogy before.
+        link: The particle of each class that a joint particle is made of.
+        row: Number of the first row of the joint particles.
+    """
+    if len(genealogy.code) and not len(genealogy.parent):
+        at = jnp.moveaxis(link, 1, 0)[genealogy.code[:, 0, 0] % link.shape[1]]
+        genealogy = genealogy._replace(code=jnp.take_along_axis(genealogy.code, at, axis=2))
+    return genealogy._replace(link=link, joined=jnp.asarray(row, jnp.int32))
 
 
 @jax.jit
-def partitions(history: History, seen: Array) -> tuple[Array, Array, Array]:
-    """(class, group, ancestor) of every row, [row, grid, particle], of the particles at the end;
-    rows from `seen` on mean nothing.
+def partitions(genealogy: Genealogy, seen: Array) -> tuple[Array, Array, Array]:
+    """Returns the class, the group and the ancestor of every row, each [row, grid, particle].
 
-    Where the classes have filters of their own, particle p of a row is particle p of the filter of
-    its class.
+    The particles are those after the last row. Where the classes have filters of their own,
+    particle p of a row is particle p of the filter of its class.
+
+    Args:
+        genealogy: The genealogy.
+        seen: Number of rows so far; the entries of later rows mean nothing.
     """
-    num_rows, num_grid, num_particles = history.code.shape
-    num_classes = history.link.shape[1]
-    if not len(history.parent):
-        itself = jnp.broadcast_to(jnp.arange(num_particles), history.code.shape)
-        return history.code % num_classes, history.code // num_classes, itself
+    num_rows, num_grid, num_particles = genealogy.code.shape
+    num_classes = genealogy.link.shape[1]
+    if not len(genealogy.parent):
+        itself = jnp.broadcast_to(jnp.arange(num_particles), genealogy.code.shape)
+        return genealogy.code % num_classes, genealogy.code // num_classes, itself
     grid, particle = jnp.arange(num_grid)[:, None], jnp.arange(num_particles)
-    own = jnp.broadcast_to(particle, history.link.shape).astype(jnp.int32)
+    own = jnp.broadcast_to(particle, genealogy.link.shape).astype(jnp.int32)
 
     def back(carry, row):
         joint, each = carry
         each = jnp.where(
-            row == history.joined - 1,
-            jnp.take_along_axis(history.link, joint[:, None].repeat(num_classes, 1), axis=2),
+            row == genealogy.joined - 1,
+            jnp.take_along_axis(genealogy.link, joint[:, None].repeat(num_classes, 1), axis=2),
             each,
         )
-        is_joint = (history.joined >= 0) & (row >= history.joined)
-        parent, code = history.parent[row], history.code[row]
-        # Apart, the whole row belongs to one class: that of any of its codes.
+        is_joint = (genealogy.joined >= 0) & (row >= genealogy.joined)
+        parent, code = genealogy.parent[row], genealogy.code[row]
+        # In filters of their own classes all codes of a row have its class.
         own_class = code[0, 0] % num_classes
         at = jnp.where(is_joint, joint, each[:, own_class])
         found = (code[grid, at] % num_classes, code[grid, at] // num_classes, at)
@@ -126,26 +145,39 @@ def partitions(history: History, seen: Array) -> tuple[Array, Array, Array]:
 
 
 def filters(cls: np.ndarray, num_filters: int) -> np.ndarray:
-    """[row]: the filter that tells of a row, that of its class where each class has its own; of
-    classes [row, grid, particle].
+    """Returns the filter of each row, [row]: that of its class where each class has its own.
+
+    Args:
+        cls: Classes, [row, grid, particle].
+        num_filters: Number of filters.
     """
     return cls[:, 0, 0] if num_filters > 1 else np.zeros(len(cls), int)
 
 
 def drawn(
-    history: History, seen: Array, point: np.ndarray, particle: np.ndarray
+    genealogy: Genealogy, seen: Array, point: np.ndarray, particle: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(class, group) of every row seen, [draw, row], of points of the grid [draw] and particles
-    [draw, filter].
+    """Returns the class and the group of every row, each [draw, row].
+
+    Args:
+        genealogy: The genealogy.
+        seen: Number of rows so far.
+        point: Points of the grid, [draw].
+        particle: Particles, [draw, filter].
     """
-    cls, group, _ = (np.asarray(part)[: int(seen)] for part in partitions(history, seen))
+    cls, group, _ = (np.asarray(part)[: int(seen)] for part in partitions(genealogy, seen))
     at = np.arange(len(cls)), point[:, None], particle[:, filters(cls, particle.shape[1])]
-    return cls[at], group[at] if len(history.parent) else in_order(cls[at], group[at])
+    return cls[at], group[at] if len(genealogy.parent) else in_order(cls[at], group[at])
 
 
 def in_order(cls: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Labels of groups, [draw, row], as they appear within each class: redrawn rows leave gaps
-    and other orders.
+    """Returns groups in order of appearance within each class, [draw, row].
+
+    Redrawn rows leave gaps and other orders.
+
+    Args:
+        cls: Classes, [draw, row].
+        group: Groups, [draw, row].
     """
     found = np.empty_like(group)
     for draw, (classes, groups) in enumerate(zip(cls, group, strict=True)):

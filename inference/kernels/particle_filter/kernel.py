@@ -1,26 +1,29 @@
 """Sequential Monte Carlo over the rows of a mixture whose groups are integrated out.
 
-    Z_n = p(rows 1..n),   the product over rows of   sum over particles of  w  sum over groups of  p(group | partition) p(row | group)
+The evidence Z = p(rows) is estimated by the product over rows of
 
-Row by row every particle may put the row into each of its groups or into a new one; the weights of
+    sum over particles of weight  x  sum over groups of p(group | partition) p(row | group).
+
+Row by row every particle may put the row into each of its groups, or into a new one. The weights of
 all these candidates are exact, and a resampling scheme keeps `num_particles` of them. Z is unbiased
-for every scheme and number of particles; with as many particles as there are partitions "optimal"
-enumerates them, and everything is exact. What the model says is read off its trace and proved on a
-few rows (`inference.reading.crp_mixture`): edit the model, and the filter follows or refuses.
+for every scheme and number of particles. With as many particles as there are partitions "optimal"
+enumerates them, and everything is exact. The structure of the model is read off its trace and
+proved on a few rows (`inference.reading.crp_mixture`): the filter follows an edit of the model, or
+refuses it.
 
-- Classes that are observed part the model into independent filters, one each. From the first row of
-  unknown class on, one filter of joint particles (class and group) goes on from them.
-- Latent scalars (a random concentration, a hyper-parameter of a component) are learned over a
-  `grid`: a bank of filters, one a point, weighted by prior and evidence.
-- `rejuvenate` redraws the groups of that many past rows after each row, by Gibbs steps: the
-  particles forget early mistakes.
+- Observed classes are independent: each has a filter of its own. From the first row of unknown
+  class on, one filter of joint particles (class and group) replaces them.
+- Latent scalars, such as a random concentration or a hyper-parameter of a component, are learned
+  over a `grid`: one filter for each point, weighted by prior and evidence.
+- `rejuvenate` redraws the groups of that many past rows after each row, by Gibbs steps, so that
+  early mistakes are forgotten.
 
-Cost a row: O(grid x (T x columns + particles x classes x groups)), T rows in use of the table of
-distinct groups (some 3 a particle), whatever the number of rows before; where no particle has
-`NARROW` groups of a class, only these many are weighed. Memory: the table, and 8 bytes x grid x
-particles a row for the assignments, which `keep_assignments=False` drops. With `rejuvenate` all
-past rows and 4 bytes x grid x particles each are kept, and a row costs O(grid x particles x rows
-before) more.
+Cost of a row: O(grid x (T x columns + particles x classes x groups)), whatever the number of rows
+before. T is the number of distinct groups in use, about 3 for each particle. While no particle has
+`NARROW` groups of a class, only these are weighed. Memory: the table of groups, and 8 bytes x grid
+x particles a row for the assignments, which `keep_assignments=False` does not store. With
+`rejuvenate` all past rows are stored, 4 bytes x grid x particles each, and a row costs
+O(grid x particles x rows before) more.
 
 Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative
 classification"; Fearnhead (2004).
@@ -29,18 +32,25 @@ classification"; Fearnhead (2004).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, override
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from jax.nn import logsumexp
 
-from inference.distributions import ExchangeablePartition
+from inference.distributions.partitions import ExchangeablePartition
 from inference.kernels.particle_filter import ancestry as ancestry
-from inference.kernels.particle_filter.candidates import NARROW, filter_row, join_each, redraw
-from inference.kernels.particle_filter.groups import Groups, Rules, start, wider
+from inference.kernels.particle_filter.particles import (
+    NARROW,
+    Groups,
+    Rules,
+    filter_row,
+    join_each,
+    redraw,
+    start,
+    wider,
+)
 from inference.kernels.particle_filter.predict import (
     drawn_particles,
     drawn_places,
@@ -52,43 +62,42 @@ from inference.maths.resampling import SCHEMES, effective_size
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole
-from inference.reading.crp_mixture import Partition, Rows, grid_of, read_partition
+from inference.reading.crp_mixture import Partition, PartitionRows, grid_of, read_partition
 from inference.run.protocol import Algorithm, Results
 
 __all__ = ["FilterData", "FilterReading", "FilterState", "ParticleFilter", "RowReport"]
 
-NUM_GROUPS = 32  # room at the start, in each class; doubles when it is full
-NUM_ROWS = 6  # of the table for each particle, at the start
-# rows of data whose assignments there is room for, at least: few rows a call then compile nothing
-NUM_KEPT = 1024
+NUM_GROUPS = 32  # of each class that there is room for at the start; doubled when it is full
+NUM_ROWS = 6  # of the table for each particle at the start; doubled when it is full
+NUM_KEPT = 1024  # rows of data that there is room for at the least, so that shapes seldom change
 
 
 class FilterState(NamedTuple):
-    """Everything that the filter knows."""
+    """The particles, and what the next rows need."""
 
     groups: Groups  # [grid, table, ...]
     seating: ExchangeablePartition  # [grid]: the rule by which rows join groups
     class_weights: Array  # [grid, class]
     log_prior: Array  # [grid], normalised
     log_evidence: Array  # [grid]: of all rows so far
-    rounding: Array  # [grid]: how much of it is too much; a sum over very many rows would drift
+    rounding: Array  # [grid]: error of `log_evidence` by rounding, of Kahan's summation
     class_count: Array  # [class]: rows of known class
-    history: ancestry.History
-    past: Rows  # all rows so far where they are redrawn, else none
+    genealogy: ancestry.Genealogy
+    past: PartitionRows  # all rows so far where they are redrawn, else none
     seen: Array  # rows so far
-    row: Array  # rows so far of the data at hand
-    num_rows: Array  # of the data at hand
+    row: Array  # rows so far of the present data
+    num_rows: Array  # of the present data
     next_label: Array  # class of the next row, -1 where it is latent
     rng_key: Array
     points: dict[str, Array]  # values of the latent scalars, {site: [grid]}
-    most_groups: Array  # in each class, by the model
+    most_groups: Array  # of each class, by the model
 
     def log_points(self) -> Array:
-        """Log weight of each point of the grid, up to a number that they share."""
+        """Returns the log weight of each point of the grid, up to a constant."""
         return self.log_prior + (self.log_evidence - jnp.max(self.log_evidence)) - self.rounding
 
     def total_log_evidence(self) -> np.ndarray:
-        """Of all rows so far, over the grid."""
+        """Returns the log evidence of all rows so far, summed over the grid."""
         log_prior, log_evidence, rounding = (
             np.asarray(part, float) for part in (self.log_prior, self.log_evidence, self.rounding)
         )
@@ -96,23 +105,22 @@ class FilterState(NamedTuple):
 
 
 class FilterData(NamedTuple):
-    """The rows at hand."""
+    """The present rows."""
 
-    rows: Rows  # padded to a power of two, so that batches of similar size share their compilation
-    num_rows: np.ndarray  # on the host, so that what the filter says of rows may be compiled
+    rows: PartitionRows  # padded to a power of two, so that similar sizes share compiled code
+    num_rows: np.ndarray  # not a JAX array, so that predictions may be traced
 
 
 @dataclass(frozen=True)
 class FilterReading:
-    """What the filter needs of a model."""
+    """The structure of a model, and the settings that compiled code depends on."""
 
     partition: Partition
     rules: Rules
-    # whether the assignments are kept, so that the tree tells of the rows of all updates
-    keeps_rows: bool
+    keeps_rows: bool  # whether assignments are kept; the tree then has the rows of all updates
 
     def more(self, program: Program) -> "tuple[FilterReading, FilterData]":
-        """Other rows of the same model."""
+        """Returns the reading and the data of more rows; raises ValueError for another model."""
         if differences := self.partition.differences(program):
             raise ValueError(
                 f"update: more rows of the same model are wanted, but {'; '.join(differences)}."
@@ -120,56 +128,56 @@ class FilterReading:
         return self, self.data(program)
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
-        """The arguments that have an entry for each row."""
+        """Returns the arguments that have an entry for each row."""
         return self.partition.by_row(programs) if self.keeps_rows else ()
 
     @property
     def attributes(self) -> dict[str, str]:
-        """For the tree: the sites of the partition and of its classes."""
+        """For the tree: the site of the partition, and the site of its classes."""
         return self.partition.attributes
 
     def data(self, program: Program) -> FilterData:
-        """The rows of a program."""
+        """Returns the rows of a program."""
         rows = self.partition.rows(program)
         labels = rows.labels if self.partition.num_classes > 1 else np.zeros_like(rows.labels)
         more = 2 ** int(np.ceil(np.log2(len(labels)))) - len(labels)
         pad = lambda leaf: jnp.asarray(
             np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)])
         )
-        padded = Rows(
+        padded = PartitionRows(
             {site: pad(value.astype(float)) for site, value in rows.values.items()}, pad(labels)
         )
         return FilterData(padded, np.asarray(len(labels), np.int32))
 
     def bounded(self, num_groups: int) -> int:
-        """No more groups than the model allows."""
+        """Returns the number of groups, at most what the model allows."""
         most = self.partition.max_groups
         return num_groups if most is None else min(num_groups, most)
 
 
 class RowReport(NamedTuple):
-    """What a step reports."""
+    """What a step records."""
 
-    ess: Array  # effective particles of the filter that took the row
+    ess: Array  # effective sample size of the filter that took the row
     resampled: Array
     num_groups: Array  # expected number of groups of that filter
     log_evidence: Array  # of all rows so far
 
 
 class ParticleFilter(Algorithm):
-    """Filters the rows of `model` in the order of the data; `Driver.update` goes on with more.
+    """Filters the rows of `model` in the order of the data; `Driver.update` adds more rows.
 
-    :param model: a model with one partition of its rows, by `CRP`, `PitmanYor` or another
-    `ExchangeablePartition`, and conjugate
-        components, such as `zoo.load("aclass").model`.
-    :param num_particles: candidates that are kept a row, in each filter.
-    :param resampling: "optimal", "systematic" or "multinomial".
-    :param grid: values of the model's latent scalars, {"alpha": [0.1, 0.3, 1.0, 3.0]}; each
-    combination is a filter of its own, and its
-        prior probability is the prior density there times the spacing, normalised.
-    :param rejuvenate: past rows whose groups are redrawn after each row.
-    :param keep_assignments: False forgets which row went where, and with it `z` in the posterior;
-    memory is then constant.
+    Args:
+        model: A model with one partition of its rows, by `CRP`, `PitmanYor` or another
+            `ExchangeablePartition`, and conjugate components, such as `zoo.load("aclass").model`.
+        num_particles: Candidates that each filter keeps after a row.
+        resampling: "optimal", "systematic" or "multinomial".
+        grid: Values of the model's latent scalars, {"alpha": [0.1, 0.3, 1.0, 3.0]}. Each
+            combination is a filter of its own, whose prior probability is the prior density times
+            the spacing, normalised.
+        rejuvenate: Past rows whose groups are redrawn after each row.
+        keep_assignments: Whether the group of every row is stored. With False memory is constant,
+            and the posterior has no `z`.
     """
 
     report = "smc"
@@ -203,8 +211,8 @@ class ParticleFilter(Algorithm):
         }
         self.rejuvenate, self.keep_assignments = rejuvenate, keep_assignments
 
+    @override
     def read(self, program: Program) -> tuple[FilterReading, FilterData]:
-        """The partition and its conjugate components, proved, and the rows."""
         found = read_partition(program)
         shares = "dirichlet" if found.shares else "fixed" if found.labels else None
         rules = Rules(
@@ -213,8 +221,8 @@ class ParticleFilter(Algorithm):
         reading = FilterReading(found, rules, self.keep_assignments)
         return reading, reading.data(program)
 
+    @override
     def init(self, rng_key: Array, reading: FilterReading, data: FilterData) -> FilterState:
-        """No rows yet."""
         points, log_prior = grid_of(reading.partition, self.grid)
         begin = once(
             partial(self._begun, reading, is_joint=bool(data.rows.labels[0] < 0)),
@@ -247,7 +255,7 @@ class ParticleFilter(Algorithm):
             num_groups=reading.bounded(NUM_GROUPS),
         )
         num_kept = max(len(rows.labels), NUM_KEPT) if self.keep_assignments else 0
-        history = ancestry.empty(
+        genealogy = ancestry.empty(
             num_kept,
             num_grid,
             num_classes,
@@ -270,7 +278,7 @@ class ParticleFilter(Algorithm):
             jnp.zeros_like(log_prior),
             jnp.zeros_like(log_prior),
             jnp.zeros(num_classes, log_prior.dtype),
-            history,
+            genealogy,
             past,
             zero,
             zero,
@@ -281,17 +289,17 @@ class ParticleFilter(Algorithm):
             jnp.asarray(reading.bounded(np.iinfo(np.int32).max), jnp.int32),
         )
 
+    @override
     def step(
         self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData
     ) -> tuple[FilterState, RowReport]:
-        """One row of data."""
         rows = data.rows
         label, x = (
             rows.labels[state.row],
             {site: value[state.row] for site, value in rows.values.items()},
         )
         row_key, past_key = random.split(rng_key)
-        # at all points of the grid, so that they remain one branch
+        # One answer for all points of the grid, so that `lax.cond` is not batched.
         is_narrow = jnp.max(state.groups.widest) < NARROW
         one = lambda groups, seating, weights, key: filter_row(
             reading.rules, groups, is_narrow, (seating, weights, state.class_count), x, label, key
@@ -302,7 +310,9 @@ class ParticleFilter(Algorithm):
         increment = total - state.rounding  # Kahan's sum
         log_evidence = state.log_evidence + increment
         past = (
-            jax.tree.map(lambda leaf, new: leaf.at[state.seen].set(new), state.past, Rows(x, label))
+            jax.tree.map(
+                lambda leaf, new: leaf.at[state.seen].set(new), state.past, PartitionRows(x, label)
+            )
             if self.rejuvenate
             else state.past
         )
@@ -311,8 +321,8 @@ class ParticleFilter(Algorithm):
             log_evidence=log_evidence,
             rounding=(log_evidence - state.log_evidence) - increment,
             class_count=state.class_count.at[label].add(jnp.where(label >= 0, 1, 0)),
-            history=ancestry.record(
-                state.history,
+            genealogy=ancestry.record(
+                state.genealogy,
                 state.seen,
                 chosen.parent,
                 _code(reading, groups, chosen.choice, label),
@@ -330,27 +340,22 @@ class ParticleFilter(Algorithm):
             redrawn = lambda i, at: self._redrawn(random.fold_in(past_key, i), at, reading)
             state = jax.lax.fori_loop(0, self.rejuvenate, redrawn, state)
         best = jnp.argmax(state.log_points())
-        return state, self._report(
-            state, jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen)), label
-        )
-
-    def _report(self, state: FilterState, best: tuple[Groups, Any], label: Array) -> RowReport:
-        groups, chosen = best
+        groups, chosen = jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen))
         table = jnp.where(groups.slot.shape[0] > 1, label, 0)
         log_weight = groups.log_weight[table]
         num_groups = jnp.sum(
             groups.count[table][groups.slot[table]] > 0, axis=(-2, -1), dtype=log_weight.dtype
         )
         expected = jnp.sum(jnp.where(log_weight > -jnp.inf, jnp.exp(log_weight) * num_groups, 0))
-        return RowReport(
+        return state, RowReport(
             effective_size(log_weight),
             chosen.resampled,
             expected,
-            logsumexp(state.log_prior + state.log_evidence),
+            jax.nn.logsumexp(state.log_prior + state.log_evidence),
         )
 
     def _redrawn(self, rng_key: Array, state: FilterState, reading: FilterReading) -> FilterState:
-        """A past row, chosen at random, has its group drawn anew in every particle."""
+        """Redraws the group of a past row, chosen at random, in every particle."""
         which_key, draw_key = random.split(rng_key)
         i = random.randint(which_key, (), 0, state.seen)
         label, x = (
@@ -358,7 +363,7 @@ class ParticleFilter(Algorithm):
             {site: value[i] for site, value in state.past.values.items()},
         )
         num_classes, num_groups = reading.partition.num_classes, state.groups.slot.shape[-1]
-        own, group = state.history.code[i] % num_classes, state.history.code[i] // num_classes
+        own, group = state.genealogy.code[i] % num_classes, state.genealogy.code[i] // num_classes
         choice = group if state.groups.slot.shape[1] > 1 else own * num_groups + group
         known = state.class_count.at[label].add(jnp.where(label >= 0, -1, 0))
         one = lambda groups, seating, weights, choice, key: redraw(
@@ -367,31 +372,36 @@ class ParticleFilter(Algorithm):
         groups, choice = _over_grid(
             one, draw_key, state.groups, state.seating, state.class_weights, choice
         )
-        code = state.history.code.at[i].set(_code(reading, groups, choice, label))
-        return state._replace(groups=groups, history=state.history._replace(code=code))
+        code = state.genealogy.code.at[i].set(_code(reading, groups, choice, label))
+        return state._replace(groups=groups, genealogy=state.genealogy._replace(code=code))
 
+    @override
     def finished(self, state: FilterState) -> Array:
-        """When every row was seen."""
         return state.row >= state.num_rows
 
+    @override
     def needs_host(self, state: FilterState) -> Array:
-        """Whether the next row may find no room, or its class is the first that is not known."""
         return jnp.stack(list(self._wants(state).values())).any() & ~self.finished(state)
 
+    @override
     def on_host(
         self, states: Sequence[FilterState], reading: FilterReading, data: FilterData
     ) -> Sequence[FilterState]:
-        """One filter for all classes where there was one for each; or twice the room where there is
-        none.
-
-        Table and groups double together: replicates are stacked, and one may lack the former where
-        another lacks the latter.
-        """
         each = [self._wants(state) for state in states]
         if any(wants["join"] for wants in each):
             return [_joined(state, reading) for state in states]
-        if any(wants["history"] for wants in each):
-            return [self._with_room(state, 2 * len(state.history.code)) for state in states]
+        if any(wants["genealogy"] for wants in each):
+            # Tables that are not kept have no rows, and get none.
+            double = lambda leaf: jnp.concatenate([leaf, jnp.zeros_like(leaf)])
+            return [
+                state._replace(
+                    genealogy=state.genealogy._replace(
+                        parent=double(state.genealogy.parent), code=double(state.genealogy.code)
+                    ),
+                    past=jax.tree.map(double, state.past),
+                )
+                for state in states
+            ]
         groups = states[0].groups
         num_rows, num_groups = (
             2 * groups.count.shape[-1],
@@ -403,11 +413,11 @@ class ParticleFilter(Algorithm):
     def updated(
         self, state: FilterState, reading: FilterReading, data: FilterData, before: FilterData
     ) -> FilterState:
-        """The same filter before the first row of other data."""
+        """Returns the same filter before the first row of other data."""
         if not self.finished(state):
             raise ValueError(
-                f"update: the filter has taken {int(state.row)} of {int(state.num_rows)} rows; let "
-                "it go on first, by `extend(1_000_000)`."
+                f"update: the filter has taken {int(state.row)} of {int(state.num_rows)} rows; "
+                "finish the run first, by `extend(1_000_000)`."
             )
         return state._replace(
             row=jnp.zeros_like(state.row),
@@ -416,8 +426,9 @@ class ParticleFilter(Algorithm):
         )
 
     def _wants(self, state: FilterState) -> dict[str, Array]:
-        """What the next row may lack: it opens or changes a group in each particle at most, and
-        so do the rows redrawn after it, twice.
+        """Whether the next row may need a larger table, more groups, more rows or a joint filter.
+
+        A row changes at most one group of each particle, and each row redrawn after it two.
         """
         groups, num_changes = state.groups, 1 + 2 * self.rejuvenate
         return {
@@ -425,23 +436,20 @@ class ParticleFilter(Algorithm):
             > groups.count.shape[-1],
             "groups": (jnp.max(groups.widest) + 1 + self.rejuvenate > groups.slot.shape[-1])
             & (groups.slot.shape[-1] < state.most_groups),
-            "history": jnp.asarray(self.keep_assignments) & (state.seen >= len(state.history.code)),
+            "genealogy": jnp.asarray(self.keep_assignments)
+            & (state.seen >= len(state.genealogy.code)),
             "join": (state.next_label < 0) & (groups.slot.shape[1] > 1),
         }
 
-    def _with_room(self, state: FilterState, num_rows: int) -> FilterState:
-        pad = lambda leaf: jnp.concatenate(
-            [leaf, jnp.zeros((num_rows - len(leaf), *leaf.shape[1:]), leaf.dtype)]
-        )
-        past = jax.tree.map(pad, state.past) if self.rejuvenate else state.past
-        return state._replace(history=ancestry.with_room(state.history, num_rows), past=past)
-
-    # What the filter says of other rows: `state` is one of `Driver.states`, `reading` is
-    # `Driver.reading`.
+    # Predictions. `state` is one of `Driver.states`, `reading` is `Driver.reading`.
 
     def log_classes(self, state: FilterState, reading: FilterReading, program: Program) -> Array:
-        """log p(class, row | rows seen) of each row of a program's data, [row, class]; its
-        labels play no part.
+        """Returns log p(class, row | rows seen) of each row of a program, [row, class].
+
+        Args:
+            state: The state of the filter.
+            reading: Its reading.
+            program: The model with new rows; their labels are not used.
         """
         data = reading.data(program)
         return log_classes(reading.rules, state, data.rows)[: int(data.num_rows)]
@@ -449,20 +457,28 @@ class ParticleFilter(Algorithm):
     def mean_rows(
         self, state: FilterState, reading: FilterReading, program: Program
     ) -> dict[str, Array]:
-        """Expected value of every entry given those that its row shows, and its label where it has
-        one, {site: [row, column]}; in columns of codes the probability of each, [row, column,
-        code].
+        """Returns the mean of every entry given the observed ones, {site: [row, column]}; for codes
+        the probability of each, [row, column, code].
+
+        Args:
+            state: The state of the filter.
+            reading: Its reading.
+            program: The model with new rows; a known label is used.
         """
         data = reading.data(program)
-        return jax.tree.map(
-            lambda leaf: leaf[: int(data.num_rows)], mean_rows(reading.rules, state, data.rows)
-        )
+        cut = lambda leaf: leaf[: int(data.num_rows)]
+        return jax.tree.map(cut, mean_rows(reading.rules, state, data.rows))
 
     def draw_rows(
         self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program
     ) -> tuple[Array, dict[str, Array]]:
-        """A class and a whole row for each row of a program's data, given what that shows
-        (nothing, where all is missing).
+        """Draws a class and a complete row for each row of a program, given its observed entries.
+
+        Args:
+            rng_key: For the draws.
+            state: The state of the filter.
+            reading: Its reading.
+            program: The model with new rows; a row may be missing as a whole.
         """
         place_key, row_key = random.split(rng_key)
         data = reading.data(program)
@@ -470,8 +486,7 @@ class ParticleFilter(Algorithm):
         cut = lambda leaf: leaf[: int(data.num_rows)]
         return cut(cls), jax.tree.map(cut, new_rows(reading.rules, state, place, row_key))
 
-    # What the tree holds.
-
+    @override
     def draw(
         self,
         rng_key: Array,
@@ -480,9 +495,6 @@ class ParticleFilter(Algorithm):
         data: FilterData,
         num_draws: int,
     ) -> dict[str, Array]:
-        """Partitions of the rows, classes where they are latent, shares of the classes and
-        latent scalars, jointly.
-        """
         found = reading.partition
         joint = state.groups.slot.shape[1] < found.num_classes
         point, particle, shares = jax.device_get(drawn_particles(rng_key, state, num_draws, joint))
@@ -492,31 +504,21 @@ class ParticleFilter(Algorithm):
         if found.shares:
             drawn[found.shares] = shares
         if self.keep_assignments:
-            cls, drawn[found.z] = ancestry.drawn(state.history, state.seen, point, particle)
+            cls, drawn[found.z] = ancestry.drawn(state.genealogy, state.seen, point, particle)
             if joint:
-                drawn[
-                    found.labels
-                    if found.labels in found.few.latent
-                    else f"{found.labels}_unobserved"
-                ] = cls
+                name = found.labels
+                drawn[name if name in found.few.latent else f"{name}_unobserved"] = cls
         return drawn
 
+    @override
     def results(self, state: FilterState, reading: FilterReading, data: FilterData) -> Results:
-        """The weighted particles as they are, the grid, how many ancestors the particles share
-        at each row, and the evidence.
-        """
-        slot, count, log_weight = (
-            np.asarray(part)
-            for part in (state.groups.slot, state.groups.count, state.groups.log_weight)
+        slot, count, log_weight = jax.device_get(
+            (state.groups.slot, state.groups.count, state.groups.log_weight)
         )
-        point, table = (
-            np.arange(len(slot)).reshape(-1, 1, 1, 1, 1),
-            np.arange(slot.shape[1]).reshape(-1, 1, 1, 1),
-        )
-        particles = {
-            "log_weight": log_weight,
-            "num_groups": (count[point, table, slot] > 0).sum(-1),
-        }
+        point = np.arange(len(slot)).reshape(-1, 1, 1, 1, 1)
+        table = np.arange(slot.shape[1]).reshape(-1, 1, 1, 1)
+        num_groups = (count[point, table, slot] > 0).sum(-1)
+        particles = {"log_weight": log_weight, "num_groups": num_groups}
         dims = {
             "log_weight": ("point", "filter", "particle"),
             "num_groups": ("point", "filter", "particle", "class"),
@@ -526,19 +528,17 @@ class ParticleFilter(Algorithm):
         if self.keep_assignments:
             seen = int(state.seen)
             cls, group, ancestor = (
-                np.asarray(part)[:seen] for part in ancestry.partitions(state.history, state.seen)
+                np.asarray(part)[:seen] for part in ancestry.partitions(state.genealogy, state.seen)
             )
             order = lambda part: np.moveaxis(part, 0, -1)
             particles |= {"class_of_row": order(cls), "group_of_row": order(group)}
             dims |= dict.fromkeys(("class_of_row", "group_of_row"), ("point", "particle", "row"))
             best = int(np.argmax(log_weight_of_point))
             # [row, particle]
-            live = (log_weight[best] > -np.inf)[ancestry.filters(cls, state.groups.slot.shape[1])]
-            each = [
-                len(np.unique(of_row[is_live]))
-                for of_row, is_live in zip(ancestor[:, best], live, strict=True)
-            ]
-            groups["ancestry"] = {"unique_ancestors": np.array(each)}
+            live = (log_weight[best] > -np.inf)[ancestry.filters(cls, slot.shape[1])]
+            pairs = zip(ancestor[:, best], live, strict=True)
+            counts = [len(np.unique(of_row[is_live])) for of_row, is_live in pairs]
+            groups["ancestry"] = {"unique_ancestors": np.array(counts)}
             dims["unique_ancestors"] = ("row",)
         if state.points:
             groups["grid"] = {
@@ -551,14 +551,15 @@ class ParticleFilter(Algorithm):
 
 
 def _joined(state: FilterState, reading: FilterReading) -> FilterState:
-    """One filter of joint particles, from the filters of the classes."""
     keys = random.split(random.fold_in(state.rng_key, state.seen), len(state.log_prior))
     groups, link = join_each(reading.rules, state.groups, keys)
-    return state._replace(groups=groups, history=ancestry.joined(state.history, link, state.seen))
+    return state._replace(
+        groups=groups, genealogy=ancestry.joined(state.genealogy, link, state.seen)
+    )
 
 
 def _over_grid(function: Any, rng_key: Array, *leaves: Any) -> Any:
-    """`function(*leaves, key)` at every point of the grid; a single point pays for no batch."""
+    """`function(*leaves, key)` at every point of the grid; a single point is not batched."""
     num_grid = len(jax.tree.leaves(leaves)[0])
     if num_grid > 1:
         return jax.vmap(function)(*leaves, random.split(rng_key, num_grid))
@@ -567,7 +568,6 @@ def _over_grid(function: Any, rng_key: Array, *leaves: Any) -> Any:
 
 
 def _code(reading: FilterReading, groups: Groups, choice: Array, label: Array) -> Array:
-    """Class and group of a row in one number."""
     num_classes, num_groups = reading.partition.num_classes, groups.slot.shape[-1]
     if groups.slot.shape[1] > 1 or num_classes == 1:
         return (choice * num_classes + label).astype(jnp.int32)

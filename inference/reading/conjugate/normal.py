@@ -1,40 +1,42 @@
-"""The conjugate pairs of a normal likelihood: see `inference.reading.conjugate.table` for their
+"""The conjugate pairs of a normal likelihood: see `inference.reading.conjugate.pairs` for their
 methods.
 
-NormalInverseGamma: x ~ Normal(loc, var), loc | var ~ Normal(m, var / kappa), var ~ InverseGamma(a,
-b). A row of weight w moves
+NormalInverseGamma: x ~ Normal(loc, var), loc | var ~ Normal(m, var / kappa) and
+var ~ InverseGamma(a, b). A row of weight w, at the distance d = x - m, changes these numbers to
 
-    kappa' = kappa + w,   m' = m + (w / kappa') d,   a' = a + w / 2,   b' = b + (w / 2) (kappa / kappa') d^2,    d = x - m,   (1)
+    kappa' = kappa + w,    m' = m + (w / kappa') d,
+    a' = a + w / 2,        b' = b + (w / 2) (kappa / kappa') d^2,                             (1)
 
-and w = -1 undoes w = 1. Nothing here subtracts two large sums, so that data far from 0 keep their
-spread in float32. The predictive is a Student t of 2 a degrees of freedom; with s^2 = 2 b (kappa +
-1) / kappa
+and w = -1 undoes w = 1. No step subtracts two large sums, so that data far from 0 keep their
+variance in float32. The predictive distribution is a Student t of 2 a degrees of freedom. With
+s^2 = 2 b (kappa + 1) / kappa
 
-    log p(x) = log Gamma(a + 1/2) - log Gamma(a) - log(pi s^2) / 2 - (a + 1/2) log(1 + d^2 / s^2).                            (2)
+    log p(x) = log Gamma(a + 1/2) - log Gamma(a) - log(pi s^2) / 2
+               - (a + 1/2) log(1 + d^2 / s^2).                                                (2)
 
-NormalWishart, NormalInverseWishart: the same for rows of D features that depend on each other. With
-2 a -> nu, the degrees of the Wishart distribution, and 2 b -> rate [D, D], the inverse of its scale
-matrix (the scale matrix of the inverse Wishart distribution of the covariance), (1) moves nu by w
-and rate by w (kappa / kappa') d d^T, and (2) is a t of nu - D + 1 degrees.
+NormalWishart and NormalInverseWishart are the same for rows of D correlated features. In place of
+2 a stands nu, the degrees of freedom of the Wishart distribution; in place of 2 b stands
+rate [D, D], the inverse of its scale matrix, which is the scale matrix of the inverse Wishart
+distribution of the covariance. (1) changes nu by w and rate by w (kappa / kappa') d d^T. (2) is a
+multivariate t of nu - D + 1 degrees of freedom.
 
-What rounding leaves in float32 (eps = 6e-8; float64 has 1e-16 in its place and none of this
-matters):
+Rounding errors in float32 (eps = 6e-8), for columns with a standard deviation of 1:
 
-- only adding: m is off by up to eps |m| sqrt(n), 3e-3 at m = 1e3, n = 1e4 and a spread of 1, which
-  moves log p(x) by less than 0.01. Beyond |m| = 1e4 spreads the steps d / n of a large group are
-  below the last digit of m: centre such a column first.
-- removing and adding: 1e5 pairs of a group of 100 moved b = 50 by 0.02 at m = 0, by 0.4 at m = 1e3,
-  and nothing else.
-- removing an outlier of k spreads leaves an error of eps k^2 in b: at k = 1e4 the b of the prior is
-  gone, even negative.
-- emptying a group divides the error of m by the kappa of the prior (0.4 at m = 1e3, n = 100, kappa
-  = 0.1).
+- Adding rows: m is off by up to eps |m| sqrt(n), which is 3e-3 at m = 1e3 and n = 1e4 and changes
+  log p(x) by less than 0.01. Beyond |m| = 1e4 the steps d / n of a large group are below the last
+  digit of m: centre such a column first.
+- Removing and adding: 1e5 such pairs in a group of 100 changed b = 50 by 0.02 at m = 0, and by 0.4
+  at m = 1e3.
+- Removing an outlier at k standard deviations leaves an error of eps k^2 in b: at k = 1e4 the b of
+  the prior is lost, and may be negative.
+- Removing all rows of a group divides the error of m by the kappa of the prior: 0.4 at m = 1e3,
+  n = 100 and kappa = 0.1.
 
-So a sampler that removes starts an emptied group from the prior, and reads every group afresh from
-its rows once a sweep.
+So a sampler that removes rows resets an emptied group to the prior, and computes every group anew
+from its rows once a sweep.
 
-Cost for R groups and C columns: `add` and `score` R C logarithms at most; with D features `add` R C
-D^2, `cache` R C D^3, `score` R C D^2.
+Cost for R groups and C columns: O(R C) for `add` and `score`. With D features O(R C D^2) for `add`
+and `score`, and O(R C D^3) for `cache`.
 """
 
 import math
@@ -52,9 +54,9 @@ from inference.reading.conjugate.pairs import (
     Columns,
     ConjugatePair,
     arguments,
-    fill,
     fill_row,
     gamma_divergence,
+    log_rising,
     refuse_first,
 )
 
@@ -67,22 +69,20 @@ __all__ = [
     "WishartHyper",
     "half_log_det",
     "inverse_root",
-    "log_rising",
-    "stirling_error",
 ]
 
 
 class NormalHyper(NamedTuple):
-    """Hyper-parameters of a column, all [..., columns]."""
+    """Hyper-parameters of a normal column, all [..., columns]."""
 
-    loc: Array
-    kappa: Array  # rows that the prior of loc is worth
+    loc: Array  # m
+    kappa: Array  # the number of rows that the prior of loc counts for
     concentration: Array  # a
     rate: Array  # b
 
 
 class WishartHyper(NamedTuple):
-    """Hyper-parameters of D features that depend on each other."""
+    """Hyper-parameters of D correlated features."""
 
     loc: Array  # [..., columns, D]
     kappa: Array  # [..., columns]
@@ -91,7 +91,7 @@ class WishartHyper(NamedTuple):
 
 
 class StudentCache(NamedTuple):
-    """log p(x) = base - power log(1 + |root (x - loc)|^2)."""
+    """The constants of log p(x) = base - power log(1 + |root (x - loc)|^2)."""
 
     loc: Array
     root: Array
@@ -103,16 +103,17 @@ class StudentCache(NamedTuple):
 class NormalInverseGamma(Columns):
     """Normal columns of unknown mean and variance.
 
-    The statistics are sums of squares about 0: columns whose mean is many of their spreads away
-    lose digits by `posterior`, not by `add`.
+    The statistics are squares about 0. So `posterior` loses digits where the mean of a column is
+    many standard deviations from 0; `add` does not.
     """
 
     priors: tuple[str, ...] = ("InverseGamma", "Normal")
     likelihood: str = "Normal"
     hyper: Any = NormalHyper
 
+    @override
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> NormalHyper:
-        """`values` are (variance, loc); kappa = variance / (scale of loc's prior)^2."""
+        """`values` are (variance, loc)."""
         inverse_gamma, normal = priors
         variance, value = jnp.broadcast_arrays(*values)
         loc, scale = arguments(normal, ("loc", "scale"), value)
@@ -120,8 +121,8 @@ class NormalInverseGamma(Columns):
             loc, variance / scale**2, *arguments(inverse_gamma, ("concentration", "rate"), variance)
         )
 
+    @override
     def add(self, hyper: NormalHyper, x: Array, weight: float | Array = 1.0) -> NormalHyper:
-        """By (1)."""
         delta, seen = self._gap(x, hyper.loc)
         weight = weight * seen
         kappa = hyper.kappa + weight
@@ -130,14 +131,14 @@ class NormalInverseGamma(Columns):
             hyper.loc + weight / kappa * delta, kappa, hyper.concentration + weight / 2, rate
         )
 
+    @override
     def cache(self, hyper: NormalHyper) -> StudentCache:
-        """The constants of (2)."""
         square = 2 * hyper.rate * (1 + 1 / hyper.kappa)
         base = log_rising(hyper.concentration, 0.5) - jnp.log(math.pi * square) / 2
         return StudentCache(hyper.loc, 1 / jnp.sqrt(square), hyper.concentration + 0.5, base)
 
+    @override
     def scores(self, cache: StudentCache, x: Array) -> Array:
-        """By (2), one logarithm for each group and column."""
         delta, seen = self._gap(x, cache.loc)
         return seen * (cache.base - cache.power * jnp.log1p((cache.root * delta) ** 2))
 
@@ -169,12 +170,12 @@ class NormalInverseGamma(Columns):
         variance, loc = self.draw(group_key, hyper)
         return loc + jnp.sqrt(variance) * random.normal(row_key, loc.shape, loc.dtype)
 
+    @override
     def mean_row(self, hyper: NormalHyper) -> Array:
-        """Centre of the Student t, its mean where a > 1/2."""
         return hyper.loc
 
+    @override
     def refuse(self, site: str, x: np.ndarray, hyper: NormalHyper | None = None) -> None:
-        """Infinite values, and what is too large to be squared."""
         refuse_first(
             site,
             x,
@@ -229,8 +230,8 @@ class NormalInverseGamma(Columns):
         return jnp.sum(of_loc + of_variance)
 
     def _gap(self, x: Array, loc: Array) -> tuple[Array, Array]:
-        """x - loc, 0 where missing; and what is seen."""
-        x, seen = fill(x, loc)
+        """x - loc, 0 where missing; and 1 where observed, 0 where missing."""
+        x, seen = fill_row(jnp.broadcast_to(x, loc.shape), loc.dtype)
         return seen * (x - loc), seen
 
 
@@ -241,18 +242,17 @@ class NormalWishart(ConjugatePair):
     priors: tuple[str, ...] = ("Wishart", "MultivariateNormal")
     likelihood: str = "MultivariateNormal"
 
+    @override
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> WishartHyper:
-        """`values` are (precision, loc); kappa is the ratio of the precision of loc's prior to
-        the precision.
-        """
+        """`values` are (precision, loc)."""
         (wishart, normal), (precision, value) = priors, values
         (root,) = arguments(normal, ("scale_tril",), precision)
-        # D / trace(precision covariance)
+        # D / trace(precision C), for C = precision^-1 / kappa the covariance of the prior of loc
         kappa = value.shape[-1] / jnp.sum(root * (precision @ root), axis=(-2, -1))
         return self._hyper(wishart, "rate_matrix", normal, kappa, precision, value)
 
+    @override
     def add(self, hyper: WishartHyper, x: Array, weight: float | Array = 1.0) -> WishartHyper:
-        """By (1)."""
         delta, seen = self._gap(x, hyper.loc)
         weight = weight * seen
         kappa = hyper.kappa + weight
@@ -260,19 +260,20 @@ class NormalWishart(ConjugatePair):
         rate = hyper.rate + growth * delta[..., :, None] * delta[..., None, :]
         return WishartHyper(hyper.loc + step * delta, kappa, hyper.concentration + weight, rate)
 
+    @override
     def cache(self, hyper: WishartHyper) -> StudentCache:
-        """The constants of (2), with the inverse of a Cholesky factor."""
         size = hyper.loc.shape[-1]
         root = inverse_root(hyper.rate * (1 + 1 / hyper.kappa)[..., None, None])
         freedom = hyper.concentration - size + 1
         base = log_rising(freedom / 2, size / 2) - size / 2 * math.log(math.pi) + half_log_det(root)
         return StudentCache(hyper.loc, root, (hyper.concentration + 1) / 2, base)
 
+    @override
     def scores(self, cache: StudentCache, x: Array) -> Array:
-        """By (2), one product of a matrix and a vector for each group and column."""
         delta, seen = self._gap(x, cache.loc)
         return seen * (
-            cache.base - cache.power * jnp.log1p(jnp.sum(_times(cache.root, delta) ** 2, axis=-1))
+            cache.base
+            - cache.power * jnp.log1p(jnp.sum(jnp.matvec(cache.root, delta) ** 2, axis=-1))
         )
 
     @override
@@ -307,16 +308,14 @@ class NormalWishart(ConjugatePair):
     def draw_row(self, rng_key: Array, hyper: WishartHyper) -> Array:
         group_key, row_key = random.split(rng_key)
         _, root, loc = _draw_wishart(group_key, hyper)
-        return loc + _times(root.mT, random.normal(row_key, loc.shape, loc.dtype))
+        return loc + jnp.matvec(root.mT, random.normal(row_key, loc.shape, loc.dtype))
 
+    @override
     def mean_row(self, hyper: WishartHyper) -> Array:
-        """Centre of the multivariate t, its mean where nu > D."""
         return hyper.loc
 
+    @override
     def refuse(self, site: str, x: np.ndarray, hyper: WishartHyper | None = None) -> None:
-        """Infinite values, what is too large to be squared, and rows that miss some features but
-        not all.
-        """
         refuse_first(
             site,
             x,
@@ -329,12 +328,13 @@ class NormalWishart(ConjugatePair):
             place = f"row {row}" if x.shape[1] == 1 else f"row {row}, column {column}"
             raise ValueError(
                 f"site {site!r}: {place} misses {num_missing[row, column]} of {size} features and "
-                "MultivariateNormal couples them; "
-                f"use normal_inverse_chi2, or drop the row."
+                "MultivariateNormal couples them; use normal_inverse_chi2, or drop the row."
             )
 
     def precision_and_loc(self, values: tuple[Array, ...]) -> tuple[Array, Array]:
-        """The parameters of the rows, whichever of the precision and its inverse the model has."""
+        """Returns the precision matrix and loc, whether `values` have the precision or the
+        covariance.
+        """
         precision, loc = values
         return precision, loc
 
@@ -348,9 +348,7 @@ class NormalWishart(ConjugatePair):
         return WishartHyper(loc, kappa, *arguments(wishart, ("concentration",), kappa), rate)
 
     def _gap(self, x: Array, loc: Array) -> tuple[Array, Array]:
-        """x - loc, 0 in a row that is missing, NaN in one that is partly missing; and what is
-        seen.
-        """
+        """x - loc, 0 in a missing row, NaN in a partly missing one; and 1 where observed."""
         x = jnp.broadcast_to(jnp.asarray(x, loc.dtype), loc.shape)
         missing = jnp.isnan(x).all(-1)
         return jnp.where(missing[..., None], 0, x - loc), (~missing).astype(loc.dtype)
@@ -362,25 +360,25 @@ class NormalInverseWishart(NormalWishart):
 
     priors: tuple[str, ...] = ("InverseWishart", "MultivariateNormal")
 
+    @override
     def read(self, priors: tuple[Distribution, ...], values: tuple[Array, ...]) -> WishartHyper:
-        """`values` are (covariance, loc); kappa is the ratio of the covariance to the covariance
-        of loc's prior.
-        """
+        """`values` are (covariance, loc)."""
         (wishart, normal), (covariance, value) = priors, values
         (root,) = arguments(normal, ("scale_tril",), covariance)
         kappa = jnp.trace(covariance, axis1=-2, axis2=-1) / jnp.sum(root**2, axis=(-2, -1))
         return self._hyper(wishart, "scale_matrix", normal, kappa, covariance, value)
 
+    @override
     def log_prior(self, hyper: WishartHyper, values: tuple[Array, ...]) -> Array:
-        """`values` are (covariance, loc); the Jacobian of the inverse is |precision|^(D + 1)."""
+        # The Jacobian of the inverse is |precision|^(D + 1).
         covariance, value = values
         root = inverse_root(covariance)
         return super().log_prior(hyper, (root.mT @ root, value)) + 2 * (
             value.shape[-1] + 1
         ) * half_log_det(root)
 
+    @override
     def precision_and_loc(self, values: tuple[Array, ...]) -> tuple[Array, Array]:
-        """The inverse of the covariance, and loc."""
         covariance, loc = values
         return jnp.linalg.inv(covariance), loc
 
@@ -391,7 +389,7 @@ class NormalInverseWishart(NormalWishart):
 
 
 def _draw_wishart(rng_key: Array, hyper: WishartHyper) -> tuple[Array, Array, Array]:
-    """Precision by Bartlett's decomposition, a root G of the covariance G^T G, and loc."""
+    """The precision by Bartlett's decomposition, a root G of the covariance G^T G, and loc."""
     diagonal_key, below_key, loc_key = random.split(rng_key, 3)
     (*batch, size), dtype = hyper.loc.shape, hyper.loc.dtype
     index = jnp.arange(size)
@@ -405,16 +403,12 @@ def _draw_wishart(rng_key: Array, hyper: WishartHyper) -> tuple[Array, Array, Ar
     rate_root = jnp.linalg.cholesky(hyper.rate)
     half = solve_triangular(rate_root, triangle, trans="T", lower=True)
     root = solve_triangular(triangle, rate_root.mT, lower=True)
-    noise = _times(root.mT, random.normal(loc_key, hyper.loc.shape, dtype))
+    noise = jnp.matvec(root.mT, random.normal(loc_key, hyper.loc.shape, dtype))
     return half @ half.mT, root, hyper.loc + noise / jnp.sqrt(hyper.kappa)[..., None]
 
 
-def _times(matrix: Array, vector: Array) -> Array:
-    return jnp.einsum("...ij,...j->...i", matrix, vector)
-
-
 def inverse_root(matrix: Array) -> Array:
-    """Inverse of the Cholesky factor."""
+    """Returns the inverse of the Cholesky factor of a matrix."""
     root = jnp.linalg.cholesky(matrix)
     return solve_triangular(
         root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True
@@ -422,35 +416,12 @@ def inverse_root(matrix: Array) -> Array:
 
 
 def half_log_det(root: Array) -> Array:
-    """Half the log determinant of a matrix, from its Cholesky factor or the inverse of that."""
+    """Returns half the log determinant of a matrix from its Cholesky factor; from the inverse
+    factor, minus that.
+    """
     return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)
 
 
-def log_rising(a: Array, x: float | Array) -> Array:
-    """log Gamma(a + x) - log Gamma(a) by Stirling's formula: in float32 the difference itself is
-    off by .06 at a = 1e5.
-    """
-    return (
-        (a + x - 0.5) * jnp.log1p(x / a)
-        + x * (jnp.log(a) - 1)
-        + stirling_error(a + x)
-        - stirling_error(a)
-    )
-
-
-def stirling_error(z: Array) -> Array:
-    """log Gamma(z) less Stirling's (z - 1/2) log z - z + log(2 pi) / 2: its series at z + 8, and
-    the eight factors between.
-    """
-    inverse = 1 / (z + 8)
-    square = inverse**2
-    series = inverse * (
-        1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))
-    )
-    ratio = math.prod(((z + 8) / (z + i) for i in range(1, 8)), start=1 + 8 / z)
-    return series + (z - 0.5) * jnp.log1p(8 / z) + jnp.log(ratio) - 8
-
-
 def _is_large(x: np.ndarray) -> np.ndarray:
-    """A sum of many squares must be a number still."""
-    return np.abs(x) > 1e-4 * np.sqrt(np.finfo(x.dtype).max)  # NaN is not
+    """Whether a sum of squares would overflow; not where a value is NaN."""
+    return np.abs(x) > 1e-4 * np.sqrt(np.finfo(x.dtype).max)

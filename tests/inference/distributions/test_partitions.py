@@ -429,3 +429,27 @@ def test_in_single_precision_and_with_strict_types():
         crp = CRP(float(A), 5, np.array(LABELS), 2, max_groups=2)
         assert jax.jit(lambda key: crp.sample(key, (3,)))(random.key(0)).dtype == jnp.int32
         np.testing.assert_allclose(np.exp(jax.jit(crp.log_prob)(every)), chances, rtol=1e-5)
+
+
+NEGATIVE = Fraction(-1, 5)  # a concentration above minus the discount
+
+
+def test_a_discount_allows_a_negative_concentration():
+    every = everything(5)
+    for labels in (None, LABELS):
+        found = PitmanYor(float(NEGATIVE), float(D), 5, labels and jnp.array(labels), 2)
+        chance = lambda z, labels=labels: float(rule(z, labels or [0] * 5, a=NEGATIVE, d=D))
+        np.testing.assert_allclose(
+            np.exp(jax.jit(found.log_prob)(every)), [*map(chance, every.tolist())], rtol=1e-12
+        )
+    sizes = jnp.array([[0, 0, 0], [2, 1, 0]])
+    wanted = [[1, 0, 0], [float(p) / 2.8 for p in (2 - D, 1 - D, NEGATIVE + 2 * D)]]
+    np.testing.assert_allclose(np.exp(found.log_seating(sizes)), wanted, rtol=1e-12)
+    slope = jax.grad(lambda a: PitmanYor(a, float(D), 5).log_prob(np.array([0, 0, 1, 0, 2])))
+    assert np.isfinite(slope(float(NEGATIVE)))
+    assert np.isfinite(slope(0.0))
+
+
+def test_a_concentration_below_minus_the_discount_is_refused():
+    with pytest.raises(ValueError, match="invalid concentration parameter: found -0.5, wanted"):
+        PitmanYor(-0.5, 0.4, 3, validate_args=True)

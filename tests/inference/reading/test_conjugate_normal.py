@@ -13,7 +13,8 @@ import scipy.stats
 from jax import lax, random
 from jax.scipy.special import gammaln
 
-from inference.reading.conjugate.normal import NormalHyper, WishartHyper, log_rising
+from inference.reading.conjugate.normal import NormalHyper, WishartHyper
+from inference.reading.conjugate.pairs import log_rising
 from inference.reading.conjugate.table import (
     NormalInverseGamma,
     NormalInverseWishart,

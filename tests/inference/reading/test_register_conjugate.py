@@ -25,8 +25,7 @@ from inference import (
 )
 from inference.distributions import Missing
 from inference.reading.conjugate import table as conjugate
-from inference.reading.conjugate.derived import derived
-from inference.reading.conjugate.table import GammaHyper, GammaPoisson
+from inference.reading.conjugate.table import GammaHyper, GammaPoisson, derived
 from inference.reading.crp_mixture import read_partition
 from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import columns_of

@@ -163,8 +163,8 @@ TWINS = {
     "the order of the rows": (partial(Masked, 0.8, capacity=2), ONE_KIND),
 }
 MISSES = (
-    "site 'team': read as the partition, but .* misses .* one of its log_prob and log_seating "
-    "has and the other has not"
+    "site 'team': read as the partition, but .* misses .* only one of its log_prob and log_seating "
+    "has"
 )
 
 

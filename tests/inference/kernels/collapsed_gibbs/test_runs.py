@@ -7,6 +7,7 @@ from functools import cache, partial
 from itertools import count
 
 import arviz as az
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -414,3 +415,12 @@ def test_the_driver_refuses_them_too(name, message, unproved):
         Driver(kernel(), num_warmup=1, num_samples=1, **QUIET).run(
             0, **({"x": X, "y": Y} | REFUSED[name][0])
         )
+
+
+@pytest.mark.parametrize("component", [normal_inverse_chi2, beta_bernoulli])
+def test_it_runs_in_double_precision(component, unproved):
+    with jax.enable_x64(True):
+        model = partial(aclass, component=component, num_classes=2)
+        kernel = CollapsedGibbs(model, parameters=True)
+        tree = Driver(kernel, num_warmup=0, num_samples=2, **QUIET).run(0, X, Y)
+    assert tree.posterior["share"].dtype == np.float64

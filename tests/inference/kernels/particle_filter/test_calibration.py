@@ -16,7 +16,7 @@ from jax.scipy.special import betaln, gammaln
 
 from diagnostics.calibration import on_host, sbc
 from inference import Driver, ParticleFilter, Program
-from inference.kernels.particle_filter import candidates as _filtering
+from inference.kernels.particle_filter import particles
 from inference.reading.crp_mixture import Partition
 from zoo.aclass import aclass
 
@@ -82,7 +82,7 @@ def test_draws_of_the_filter_are_calibrated():
 def classes_not_counted(patch):
     """Each row has the class probabilities of the first."""
     patch.setattr(
-        _filtering,
+        particles,
         "log_class",
         lambda rules, weights, count: jnp.broadcast_to(
             jnp.log(weights / weights.sum()), count.shape

@@ -19,9 +19,9 @@ from scipy.special import logsumexp
 from inference import ParticleFilter, Program
 from inference.distributions import CRP, Missing
 from inference.kernels.particle_filter import ancestry as _ancestry
-from inference.kernels.particle_filter import candidates as _filtering
 from inference.kernels.particle_filter import kernel as particle_filter
-from inference.kernels.particle_filter.candidates import filter_row, join
+from inference.kernels.particle_filter import particles
+from inference.kernels.particle_filter.particles import filter_row, join
 from tests.inference import replicates
 from tests.inference.partitions import Mixture, bernoulli, poisson, total_variation
 from tests.inference.replicates import (
@@ -258,7 +258,7 @@ def classes_not_counted(patch):
 
 
 def classes_without_prior(patch):
-    patch.setattr(_filtering, "log_class", lambda rules, weights, count: jnp.zeros_like(count))
+    patch.setattr(particles, "log_class", lambda rules, weights, count: jnp.zeros_like(count))
 
 
 def labels_ignored(patch):
@@ -287,17 +287,19 @@ def joined_once(patch):
 def links_forgotten(patch):
     joined = _ancestry.joined
     order = lambda link: jnp.broadcast_to(jnp.arange(4, dtype=link.dtype), link.shape)
-    patch.setattr(_ancestry, "joined", lambda history, link, row: joined(history, order(link), row))
+    patch.setattr(
+        _ancestry, "joined", lambda genealogy, link, row: joined(genealogy, order(link), row)
+    )
 
 
 def redrawn_beside_itself(patch):
     """A row is not taken out of its group before its group is drawn anew."""
-    place = _filtering.place
+    place = particles.place
 
     def slip(rules, groups, table, chosen, x, update, change):
         return groups if change < 0 else place(rules, groups, table, chosen, x, update, change)
 
-    patch.setattr(_filtering, "place", slip)
+    patch.setattr(particles, "place", slip)
 
 
 def flat_grid(patch):

@@ -12,9 +12,9 @@ import pytest
 from inference import ParticleFilter
 from inference.distributions import CRP
 from inference.kernels.particle_filter import ancestry as _ancestry
-from inference.kernels.particle_filter import groups as _groups
 from inference.kernels.particle_filter import kernel as particle_filter
-from inference.kernels.particle_filter.candidates import filter_row
+from inference.kernels.particle_filter import particles
+from inference.kernels.particle_filter.particles import filter_row
 from inference.maths import resampling as _resampling
 from inference.reading.conjugate import counts as _conjugate_counts
 from inference.reading.conjugate.table import BetaBernoulli
@@ -298,7 +298,7 @@ def missing_is_zero(patch):
 
 def unknown_rows_do_not_count(patch):
     """A fully missing row leaves the sizes of the groups as they were."""
-    place = _groups.place
+    place = particles.place
 
     def slip(rules, groups, table, chosen, x, update, change):
         is_known = ~jnp.isnan(x["x"]).all()
@@ -312,7 +312,7 @@ def unknown_rows_do_not_count(patch):
             jnp.where(is_known, change, 0).astype(jnp.int32),
         )
 
-    patch.setattr(_groups, "place", slip)
+    patch.setattr(particles, "place", slip)
 
 
 def first_increment_left_out(patch):
@@ -332,7 +332,7 @@ def no_ancestors(patch):
     patch.setattr(
         _ancestry,
         "record",
-        lambda history, row, parent, code: record(history, row, own(parent), code),
+        lambda genealogy, row, parent, code: record(genealogy, row, own(parent), code),
     )
 
 

@@ -283,7 +283,7 @@ def ended_early(monkeypatch):
 def test_an_update_drops_no_rows_that_a_run_has_not_come_to(ended_early):
     this, taken = ended_early
     with pytest.raises(
-        ValueError, match=f"update: the filter has taken {taken} of 27 rows; let it go on first"
+        ValueError, match=f"update: the filter has taken {taken} of 27 rows; finish the run first"
     ):
         this.update(*MORE, **OPTIONS)
     check_same(this.extend(1_000_000), whole(num_chains=1)[1])

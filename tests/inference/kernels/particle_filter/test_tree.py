@@ -125,7 +125,7 @@ def ancestors(state, y):
     """
     parent, link, joined = (
         np.asarray(part)
-        for part in (state.history.parent[:, 0], state.history.link[0], state.history.joined)
+        for part in (state.genealogy.parent[:, 0], state.genealogy.link[0], state.genealogy.joined)
     )
     alive = [np.flatnonzero(each > -np.inf) for each in state.groups.log_weight[0]]
     counts = []
