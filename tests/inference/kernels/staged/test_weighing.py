@@ -14,8 +14,7 @@ from diagnostics import report
 from inference import Driver, MergedStages, Staged
 from inference.kernels.staged import kernel as staged
 from inference.kernels.staged import weighing as _weighing
-from inference.kernels.staged.weighing import Account, Evidence, Weighed, Weighing
-from inference.maths.summary import loss_of
+from inference.kernels.staged.weighing import Account, Evidence, Weighed, Weighing, loss_of
 from tests.inference.kernels.staged.test_peaks import TWO, line_of, pair, pair_evidence
 from tests.inference.kernels.staged.test_summary_losses import rows, square, square_evidence
 from tests.inference.stages import begun, forget
@@ -238,7 +237,7 @@ def test_an_update_by_rows_like_the_first_forgets_nothing():
 
 def in_one_place(self, rng_key, state, found, data, right=Weighing.by_all):
     """The planted bug: members have the names that they were given."""
-    return right(self, rng_key, state, _weighing.Named(found.clumps), data)
+    return right(self, rng_key, state, _weighing.LabelledMixture(found.mixture), data)
 
 
 @pytest.mark.slow
@@ -258,8 +257,8 @@ def test_members_without_names_are_weighed_in_all_places(bug, monkeypatch):
 )
 def test_members_have_names_where_a_first_stage_goes_from_the_prior(settings):
     state, _, _ = begun(Staged(pair, num_stages=1, num_live=40, **settings), TWO)
-    assert state.nest.reference.gives_names
-    assert not state.sampled.reference.gives_names
+    assert state.nest.reference.has_members
+    assert not state.proposal.reference.has_members
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from inference import DataTempering, Driver, Program
 from inference.kernels.tempering import kernel as data_tempering
 from inference.maths import tempering as _tempering
 from inference.maths.resampling import effective_size, systematic_parents
-from inference.maths.tempering import counted, founded, next_exponent, variance_of
+from inference.maths.tempering import after_step, new_families, next_exponent, variance_of
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import (
     DEVIATION,
@@ -89,12 +89,12 @@ def simulated(key, remembers, num_steps):
         weight = jax.nn.softmax(log_weight)
         parent = systematic_parents(parent_key, weight)
         log_z = log_z + jax.nn.logsumexp(log_weight) - np.log(NUM_PARTICLES)
-        return (level[parent], counted(families, weight, parent), log_z), None
+        return (level[parent], after_step(families, weight, parent), log_z), None
 
     start_key, key = random.split(key)
     start = (
         random.normal(start_key, (NUM_PARTICLES,)),
-        founded(NUM_PARTICLES, jnp.zeros(())),
+        new_families(NUM_PARTICLES, jnp.zeros(())),
         jnp.zeros(()),
     )
     (_, families, log_z), _ = jax.lax.scan(step, start, random.split(key, num_steps))
