@@ -72,7 +72,9 @@ def decode(code: Array, num_dims: int, bits: int) -> Array:
         raise ValueError(
             f"hilbert: found codes of {code.shape[-1]} words, wanted {num_words(num_dims, bits)}."
         )
-    each = _bits(code, WORD).reshape(*code.shape[:-1], -1)[..., : num_dims * bits]
+    each = _bits(code, WORD).reshape(*code.shape[:-1], WORD * code.shape[-1])[
+        ..., : num_dims * bits
+    ]
     each = jnp.swapaxes(each.reshape(*code.shape[:-1], bits, num_dims), -1, -2)
     axes = jnp.moveaxis(_number(each), -1, 0)
     axes = jnp.concatenate([axes[:1] ^ (axes[-1:] >> 1), axes[1:] ^ axes[:-1]])
@@ -134,8 +136,7 @@ def shifted(
     size, unused = jnp.stack(words, -1), WORD * code.shape[-1] - num_dims * bits
     zero = jnp.zeros(code.shape[:-1], jnp.uint32)
     if unused:  # add half a cell, then clear the bits below a cell
-        half = jnp.zeros_like(size).at[..., -1].set(1 << (unused - 1))
-        size = _added(size, half, zero)
+        size = _added(size, jnp.zeros_like(size).at[..., -1].set(1 << (unused - 1)), zero)
         size = size.at[..., -1].set(size[..., -1] >> unused << unused)
     else:
         size = _added(size, jnp.zeros_like(size), (rest >= 0.5).astype(jnp.uint32))
@@ -156,13 +157,13 @@ def _exchanged(axes: Array, axis: Array, level: Array) -> Array:
 
 def _bits(values: Array, count: int) -> Array:
     """The last `count` bits along a new last axis, the most significant first."""
-    places = jnp.arange(count - 1, -1, -1, dtype=jnp.uint32)
-    return (values[..., None] >> places) & 1
+    place = jax.lax.broadcasted_iota(jnp.uint32, (*values.shape, count), values.ndim)
+    return (values[..., None] >> (count - 1 - place)) & 1
 
 
 def _number(bits: Array) -> Array:
-    places = jnp.arange(bits.shape[-1] - 1, -1, -1, dtype=jnp.uint32)
-    return jnp.sum(bits << places, -1, dtype=jnp.uint32)
+    place = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
+    return jnp.sum(bits << (bits.shape[-1] - 1 - place), -1, dtype=jnp.uint32)
 
 
 def _added(first: Array, second: Array, carry: Array) -> Array:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lgamma
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +56,8 @@ __all__ = [
 ]
 
 
-class Mixture(Protocol):
-    """The parameters of a mixture, arrays alone; an absent component has log weight -inf."""
-
-    @property
-    def log_weight(self) -> Array:
-        """[component], normalised."""
+type Mixture = Any  # parameters of a mixture: arrays alone, of which log_weight is one
+type Summary = Any  # a family of mixtures, with the methods of `NormalSummary`
 
 
 class FitPoints(NamedTuple):
@@ -69,42 +65,6 @@ class FitPoints(NamedTuple):
 
     z: Float[Array, "point size"]
     score: Float[Array, "point size"] | None = None  # gradient of the log density
-
-
-class Summary(Protocol):
-    """A family of mixtures over unconstrained vectors [size]."""
-
-    @property
-    def usual_components(self) -> int:
-        """How many components a fit may have by default."""
-
-    @property
-    def uses_scores(self) -> bool:
-        """Whether a fit takes scores."""
-
-    def over(self, blocks: Sequence[int]) -> "Summary":
-        """The family over vectors of sites with these sizes."""
-
-    def empty(self, num_components: int) -> Any:
-        """A mixture whose components are all absent."""
-
-    def log_density(self, mixture: Any, z: Array) -> Array:
-        """The log density at one vector [size]."""
-
-    def draw(self, rng_key: Array, mixture: Any) -> Array:
-        """A vector from a mixture that has a component."""
-
-    def fitted(
-        self,
-        rng_key: Array,
-        points: FitPoints,
-        log_weight: Array,
-        num_components: int,
-        known: Any = None,
-    ) -> Any:
-        """The mixture of up to `num_components` that fits weighted points, or `known` if that fits
-        as well.
-        """
 
 
 class Defensive(NamedTuple):
@@ -229,7 +189,6 @@ class NormalSummary:
 
 
 def _log_each(mixture: NormalMixture, z: Array, degrees: float = np.inf) -> Array:
-    """[component]: log density of each component at one vector."""
     standard = jnp.einsum("jde,je->jd", mixture.whitening, z - mixture.mean)
     log_det = jnp.sum(jnp.log(jnp.diagonal(mixture.whitening, axis1=1, axis2=2)), -1)
     square, size = jnp.sum(standard**2, -1), len(z)
@@ -249,7 +208,6 @@ def _em(
     num_rounds: int = 40,
     least_gain: float = 1e-4,
 ) -> NormalMixture:
-    """EM for `count` components in `num_places` places, until a round gains little a point."""
     num_points, size = points.shape
     away = points - points.mean(0)
     total_covariance = away.T @ away / num_points
@@ -281,7 +239,6 @@ def _em(
 
 
 def _scatter(responsibility: Array, points: Array) -> tuple[Array, Array, Array]:
-    """Of each component: points, mean, and the sum of squares about the mean."""
     total = responsibility.sum(0)
     mean = responsibility.T @ points / jnp.maximum(total, 1)[:, None]
     away = points[None] - mean[:, None]
@@ -299,11 +256,10 @@ def score_matched(
     responsibility = jax.nn.softmax(each, axis=1) * is_known[:, None]
 
     def moments(y: Array) -> tuple[Array, Array]:
-        """Means, and covariances shrunk towards the common one."""
         total, mean, scatter = _scatter(responsibility, y)
         common = scatter.sum(0) / jnp.maximum(total.sum(), 1)
         covariance = (scatter + size * common) / (total + size)[:, None, None]
-        # for directions in which points do not differ
+        # shrunk to the common one, and lifted in directions in which points do not differ
         return mean, covariance + 1e-9 * covariance * jnp.eye(size)
 
     mean, covariance = moments(points)
@@ -318,8 +274,7 @@ def score_matched(
 
 def pushed_forward(mixture: NormalMixture, to: Callable[[Array], Array]) -> NormalMixture:
     """The distribution of `to(z)` for z of a mixture, by the derivative of `to` at each mean."""
-    derivative = jax.vmap(jax.jacfwd(to))(mixture.mean)
-    root = derivative @ jax.vmap(_inverse)(mixture.whitening)
+    root = jax.vmap(jax.jacfwd(to))(mixture.mean) @ jax.vmap(_inverse)(mixture.whitening)
     covariance = root @ jnp.swapaxes(root, 1, 2)
     mean = jax.vmap(to)(mixture.mean)
     return NormalMixture.of(mixture.log_weight, mean, jnp.linalg.cholesky(covariance))

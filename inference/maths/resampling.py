@@ -140,9 +140,9 @@ def resampled(rng_key: Array, log_weight: Array, num_draws: int) -> np.ndarray:
         log_weight: of the points, up to a constant.
         num_draws: how many indices.
     """
-    log_weight = np.asarray(log_weight, float)
+    known = np.asarray(log_weight, float)
     start_key, order_key = random.split(rng_key)
-    weight = np.exp(log_weight - np.logaddexp.reduce(log_weight))
+    weight = np.exp(known - np.logaddexp.reduce(known))
     index = systematic(weight, float(random.uniform(start_key)), num_draws)
     return np.asarray(random.permutation(order_key, index))
 

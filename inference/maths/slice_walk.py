@@ -35,7 +35,6 @@ from jaxtyping import Array, Float, Int
 
 __all__ = [
     "Limit",
-    "ModePoints",
     "Particles",
     "Walk",
     "deviations_by_mode",
@@ -117,7 +116,6 @@ def walk(
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
 
     def offered(state: Walk) -> tuple[Array, Array]:
-        """Whether each particle gets an offer, and which."""
         if offers is None or not len(offers):
             return jnp.zeros(num_particles, bool), state.at.z
         is_waiting = state.step < -1
@@ -184,16 +182,6 @@ def walk(
     return end._replace(at=end.at._replace(label=label))
 
 
-class ModePoints(NamedTuple):
-    """The points of the mode that each particle is in, from which directions are made."""
-
-    points: Float[Array, "point size"]  # mode by mode
-    first: Int[Array, " particle"]  # where its mode begins
-    count: Int[Array, " particle"]  # points of its mode
-    own: Int[Array, " particle"]  # the place of its start in the mode
-    deviation: Float[Array, "particle size"]  # standard deviations of the mode
-
-
 def means_by_mode(
     z: Float[Array, "point size"], mode: Int[Array, " point"], num_modes: int
 ) -> Float[Array, "mode size"]:
@@ -210,19 +198,35 @@ def deviations_by_mode(
     return jnp.sqrt(means_by_mode(away**2, mode, num_modes))
 
 
-def direction(rng_key: Array, around: ModePoints) -> Float[Array, "particle size"]:
-    """Random directions, as long as the standard deviation of the mode along them."""
+def direction(
+    rng_key: Array,
+    points: Float[Array, "point size"],
+    first: Int[Array, " particle"],
+    count: Int[Array, " particle"],
+    own: Int[Array, " particle"],
+    deviation: Float[Array, "particle size"],
+) -> Float[Array, "particle size"]:
+    """Random directions, as long as the standard deviation of the mode along them.
+
+    Args:
+        rng_key: a JAX key.
+        points: from which differences are taken, mode by mode.
+        first: where the mode of each particle begins.
+        count: points of its mode.
+        own: the place in the mode of the point that it starts from.
+        deviation: standard deviations of its mode.
+    """
     normal_key, uniform_key = random.split(rng_key)
-    (num_particles, size), dtype = around.deviation.shape, around.deviation.dtype
+    (num_particles, size), dtype = deviation.shape, deviation.dtype
     # all at once, since each call is code that takes long to compile
     uniform = random.uniform(uniform_key, (5 + size, num_particles), dtype)
-    normal = around.deviation * random.normal(normal_key, (num_particles, size), dtype)
-    is_pair = (uniform[0] < 0.5) & (around.count > 2)
+    normal = deviation * random.normal(normal_key, (num_particles, size), dtype)
+    is_pair = (uniform[0] < 0.5) & (count > 2)
     # two points of the mode that are not the start
-    others = jnp.maximum(around.count - 1, 1)
+    others = jnp.maximum(count - 1, 1)
     one = (uniform[1] * others).astype(jnp.int32)
     other = (one + 1 + (uniform[2] * (others - 1)).astype(jnp.int32)) % others
-    at = lambda place: around.points[around.first + (around.own + 1 + place) % around.count]
+    at = lambda place: points[first + (own + 1 + place) % count]
     whole = jnp.where(is_pair[:, None], (at(one) - at(other)) / np.sqrt(2), normal)
     # the coordinates that change: a given one, and others, so that small numbers of them are as
     # frequent as large ones

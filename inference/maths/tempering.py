@@ -31,7 +31,6 @@ from jaxtyping import Array, Float, Int
 from inference.maths.resampling import effective_size
 from inference.maths.slice_walk import (
     Limit,
-    ModePoints,
     Particles,
     deviations_by_mode,
     direction,
@@ -156,7 +155,14 @@ def slice_moves(
     start = jax.tree.map(lambda leaf: leaf[parent], before)
     one_mode = jnp.zeros(count, jnp.int32)
     deviation = deviations_by_mode(start.z, one_mode, 1)[one_mode]
-    points = ModePoints(before.z, one_mode, one_mode + count, parent, deviation)
+    turn = partial(
+        direction,
+        points=before.z,
+        first=one_mode,
+        count=one_mode + count,
+        own=parent,
+        deviation=deviation,
+    )
     no_limit = Limit(jnp.full_like(before.log_likelihood, -jnp.inf), jnp.zeros_like(before.label))
     tiny = jnp.finfo(dtype).tiny
     distance = lambda z: jnp.mean(((z - start.z) / jnp.maximum(deviation, tiny)) ** 2)
@@ -172,7 +178,7 @@ def slice_moves(
     def one_pass(carry: tuple[Particles, MoveReport]) -> tuple[Particles, MoveReport]:
         at, report = carry
         num_steps = jnp.maximum(report.num_steps, least)
-        pass_key, turn = random.fold_in(rng_key, report.passes), partial(direction, around=points)
+        pass_key = random.fold_in(rng_key, report.passes)
         new = walk(pass_key, densities, at, no_limit, turn, num_steps, 4.0)
         return new.at, MoveReport(
             distance(at.z) / jnp.maximum(distance(new.at.z), tiny),

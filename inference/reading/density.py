@@ -187,7 +187,6 @@ class Split:
 
 
 def _refuse(program: Program) -> None:
-    """Raises StructureError where a program is not prior times likelihood over a vector."""
     for name in program.latent:
         if program.sites[name].is_discrete:
             raise StructureError(
@@ -230,11 +229,6 @@ class Reference(NamedTuple):
 
     location: Array | np.ndarray  # [member, feature]
     variance: Array | np.ndarray  # [feature], about the location
-
-    @property
-    def has_members(self) -> bool:
-        """Whether there are exchangeable members."""
-        return len(self.location) > 0
 
 
 # an empty one rather than None, so that states of all stages have the same structure
@@ -344,7 +338,6 @@ class Exchangeable:
         return any(is_finite) and bool(found[self.plate] < root_epsilon())
 
     def _terms(self, program: Program, values: dict[str, Array]) -> Array:
-        """The log prior, then each term of the log likelihood."""
         terms = program.log_probs(values)
         prior = sum(jnp.sum(terms.pop(name)) for name in self.split.program.latent if name in terms)
         return jnp.concatenate([jnp.reshape(each, -1) for each in (prior, *terms.values())])
@@ -363,7 +356,7 @@ def relabel(
     exchange: Exchangeable | None, z: Float[Array, "point size"], reference: Reference
 ) -> Float[Array, "point size"]:
     """The canonical copies of vectors; the vectors themselves where no members change places."""
-    if exchange is None or not reference.has_members:
+    if exchange is None or not len(reference.location):
         return z
     return _relabel(exchange, z, reference)
 
@@ -405,7 +398,7 @@ def canonical_densities(
         reference: what makes vectors canonical.
         densities: a function of a vector that returns its log prior and log likelihood.
     """
-    if exchange is None or not reference.has_members:
+    if exchange is None or not len(reference.location):
         return densities
 
     def of_all_copies(z: Array) -> tuple[Array, Array]:
@@ -418,6 +411,6 @@ def canonical_densities(
 
 def canonical_draw(exchange: Exchangeable | None, reference: Reference, draw: Callable) -> Callable:
     """Draws from the prior of `canonical_densities`, by relabelling those of `draw`."""
-    if exchange is None or not reference.has_members:
+    if exchange is None or not len(reference.location):
         return draw
     return lambda rng_key: exchange.relabelled(draw(rng_key), reference)

@@ -288,5 +288,4 @@ def _of_row(values: Any) -> tuple[Any, ...] | None:
 
 
 def _another(size: int) -> int:
-    """Another number of rows: half as many, or two for one."""
     return 2 if size == 1 else size - size // 2

@@ -176,7 +176,9 @@ class ImportanceFinish(Algorithm):
             if 1 / square >= self.enough * self.num_draws and missed**2 <= square:
                 break
             z = jnp.concatenate([points, drawn])
-            weight = jnp.concatenate([point_weight, _truncated(log_weight)])
+            # at most 1 / sqrt(number), lest a fit go to a single draw (Ionides 2008)
+            truncated = jnp.minimum(log_weight - log_total, -0.5 * np.log(self.num_draws))
+            weight = jnp.concatenate([point_weight, truncated])
         return state._replace(
             z=drawn,
             log_weight=log_weight,
@@ -238,7 +240,6 @@ class ImportanceFinish(Algorithm):
 
 
 def _mapped(function: Callable, arrays: Any) -> Any:
-    """A function of each entry along the first axis, many at a time."""
     mapped = lambda arrays: jax.lax.map(function, arrays, batch_size=1000)
     return compiled(mapped, arrays)(arrays)
 
@@ -256,14 +257,6 @@ def _missed(log_share: Array, log_each: Array) -> Array:
     largest = jnp.argsort(-log_each)
     num_draws = jnp.cumsum(jnp.exp(log_share - log_each)[largest])
     return jnp.sum(jnp.exp(log_share)[largest], where=num_draws < 1)
-
-
-def _truncated(log_weight: Array) -> Array:
-    """Normalised log weights, at most 1 / sqrt(number), lest a fit go to a single draw (Ionides
-    2008).
-    """
-    log_share = log_weight - logsumexp(log_weight)
-    return jnp.minimum(log_share, -0.5 * np.log(len(log_share)))
 
 
 def _drawn(

@@ -38,7 +38,6 @@ from inference.maths.slice_walk import (
 
 __all__ = [
     "Death",
-    "Modes",
     "covariance_roots",
     "insertion_rank",
     "lowest",
@@ -92,8 +91,7 @@ def parents_of(
     """
     survivors = death.count - death.dying
     is_dying = jnp.zeros(len(z), bool).at[death.chosen].set(True)
-    coordinate = principal_coordinate(z, mode, len(survivors))
-    order = jnp.lexsort((coordinate, is_dying, mode))
+    order = jnp.lexsort((principal_coordinate(z, mode, len(survivors)), is_dying, mode))
     births = jnp.zeros_like(survivors).at[birth_mode].add(1)
     before = (jnp.cumsum(births) - births)[birth_mode]
     number = jnp.arange(len(birth_mode), dtype=birth_mode.dtype) - before
@@ -144,14 +142,6 @@ def principal_coordinate(
     return jnp.sum(y * axis[mode], 1)
 
 
-class Modes(NamedTuple):
-    """Modes after a split."""
-
-    mode: Int[Array, " point"]
-    origin: Int[Array, " mode"]  # the mode that each was a part of
-    num_modes: Array
-
-
 def covariance_roots(
     z: Float[Array, "point size"], mode: Int[Array, " point"], num_modes: int
 ) -> Float[Array, "mode size size"]:
@@ -173,8 +163,10 @@ def split_modes(
     roots: Float[Array, "mode size size"],
     num_modes: Array,
     least: int,
-) -> Modes:
+) -> tuple[Int[Array, " point"], Int[Array, " mode"], Array]:
     """Each mode split into its connected components.
+
+    Returned are the mode of each point, the mode that each mode was a part of, and their number.
 
     Args:
         z: the live points.
@@ -206,14 +198,13 @@ def split_modes(
     origin = jnp.arange(most, dtype=jnp.int32)
     origin = origin.at[jnp.where(is_new, new, most)].set(mode, mode="drop")
     new_mode = jnp.where(best[mode] > smallest, new[component], mode)
-    return Modes(new_mode, origin, num_modes + jnp.sum(is_new, dtype=num_modes.dtype))
+    return new_mode, origin, num_modes + jnp.sum(is_new, dtype=num_modes.dtype)
 
 
 def _square_distances(z: Array, mode: Array, roots: Array) -> Array:
     """[point, point], whitened by the mode; infinite between modes and of a point to itself."""
     eye = jnp.broadcast_to(jnp.eye(z.shape[-1], dtype=z.dtype), roots.shape)
-    whitening = solve_triangular(roots, eye, lower=True)
-    y = jnp.einsum("nij,nj->ni", whitening[mode], z)
+    y = jnp.einsum("nij,nj->ni", solve_triangular(roots, eye, lower=True)[mode], z)
     y = y - y.mean(0, keepdims=True)
     square = jnp.sum(y**2, -1)
     distance = square[:, None] + square[None, :] - 2 * y @ y.T
@@ -222,7 +213,6 @@ def _square_distances(z: Array, mode: Array, roots: Array) -> Array:
 
 
 def _mutual_neighbours(square: Array, num_neighbours: int) -> Array:
-    """[point, point]: whether each is among the nearest neighbours of the other."""
     next_one = lambda _, reach: jnp.min(jnp.where(square > reach[:, None], square, jnp.inf), axis=1)
     start = jnp.full(len(square), -jnp.inf, square.dtype)
     reach = jax.lax.fori_loop(0, num_neighbours, next_one, start)

@@ -38,7 +38,6 @@ from inference.kernels.nested.state import (
 )
 from inference.maths.slice_walk import (
     Limit,
-    ModePoints,
     Particles,
     Walk,
     deviations_by_mode,
@@ -194,7 +193,7 @@ class Nesting:
             longer=lengthened(state.longer, halfway, self.sampler.memory),
         )
         state = state._replace(offers=self.used(state, born.num_offered))
-        if self.sampler.track_modes or state.reference.has_members:
+        if self.sampler.track_modes or len(state.reference.location):
             is_time = state.num_steps % (max(1, self.sampler.num_live // batch // 2)) == 0
             search = partial(self._with_modes, densities)
             state = jax.lax.cond(is_time, search, lambda _, state: state, mode_key, state)
@@ -245,10 +244,15 @@ class Nesting:
         own = jnp.argsort(death.order)[parent] - death.first[mode]
         start = jax.tree.map(lambda leaf: leaf[parent], state.live)
         deviation = deviations_by_mode(state.live.z, state.mode, len(death.count))[mode]
-        around = ModePoints(
-            state.live.z[death.order], death.first[mode], death.count[mode], own, deviation
+        turn = partial(
+            direction,
+            points=state.live.z[death.order],
+            first=death.first[mode],
+            count=death.count[mode],
+            own=own,
+            deviation=deviation,
         )
-        turn, num_steps = partial(direction, around=around), self._num_steps(state)
+        num_steps = self._num_steps(state)
         offers = state.offers.z, state.offers.num_used, self._num_offers(state)
         born = walk(walk_key, densities, start, limit, turn, num_steps, 4.0, *offers)
         scale = jnp.maximum(deviation, jnp.finfo(deviation.dtype).tiny)
@@ -259,10 +263,9 @@ class Nesting:
     def _with_modes(self, densities: Callable, rng_key: Array, state: Nest) -> Nest:
         """Exchangeable members relabelled, and then modes split."""
         live, offers = state.live, state.offers
-        if state.reference.has_members:
-            assert self.exchange is not None
-            one = lambda z: self.exchange.relabelled(z, state.reference)
-            both = jax.vmap(one)(jnp.concatenate([live.z, offers.z]))
+        if self.exchange is not None and len(state.reference.location):
+            both = jnp.concatenate([live.z, offers.z])
+            both = relabel(self.exchange, both, state.reference)
             z, offer = both[: len(live.z)], both[len(live.z) :]
             # the prior of the unconstrained numbers, whose Jacobian depends on the labels
             log_prior = jax.vmap(lambda z: densities(z)[0])(z)
@@ -274,14 +277,14 @@ class Nesting:
         if not self.sampler.track_modes:
             return state
         roots = covariance_roots(state.live.z, state.mode, len(state.volumes.log_volume))
-        modes = split_modes(state.live.z, state.mode, roots, state.num_modes, self._least)
-        volumes = share_volumes(
-            rng_key, state.volumes, modes.mode, modes.origin, state.ancestor[-1]
+        mode, origin, num_modes = split_modes(
+            state.live.z, state.mode, roots, state.num_modes, self._least
         )
+        volumes = share_volumes(rng_key, state.volumes, mode, origin, state.ancestor[-1])
         own = jnp.arange(self.sampler.num_live, dtype=jnp.int32)[None]
         return state._replace(
-            mode=modes.mode,
-            num_modes=modes.num_modes,
+            mode=mode,
+            num_modes=num_modes,
             volumes=volumes,
             ancestor=jnp.concatenate([own, state.ancestor[:-1]]),
         )
@@ -308,8 +311,7 @@ class Nesting:
     def used(self, state: Nest, count: Array) -> Offers:
         """The offers after `count` more were used; worn when half of them are."""
         num_used = state.offers.num_used + count
-        is_half = 2 * num_used > len(state.offers.z)
-        are_worn = is_half & (self._num_offers(state) > 0)
+        are_worn = (2 * num_used > len(state.offers.z)) & (self._num_offers(state) > 0)
         return state.offers._replace(num_used=num_used, are_worn=are_worn)
 
     def _num_offers(self, state: Nest) -> Array:

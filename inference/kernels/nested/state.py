@@ -142,7 +142,8 @@ def all_points(state: Nest) -> tuple[Array, Array, Array, Array]:
     log_likelihood = np.concatenate([dead.log_likelihood, nest.live.log_likelihood])
     log_weight = np.concatenate([dead.log_volume, log_each[nest.mode]]) + log_likelihood
     z, mode = np.concatenate([dead.z, nest.live.z]), np.concatenate([dead.mode, nest.mode])
-    return tuple(map(jnp.asarray, (z, log_weight, log_likelihood, mode)))
+    z, log_weight, log_likelihood, mode = map(jnp.asarray, (z, log_weight, log_likelihood, mode))
+    return z, log_weight, log_likelihood, mode
 
 
 def information_of(state: Nest) -> Array:

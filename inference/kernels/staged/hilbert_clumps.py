@@ -111,7 +111,14 @@ class HilbertClumps:
         code = self._moved(mixture.centre[which], jnp.clip(away, -0.5, 0.5))
         parts = enumerate(zip(self._words, self.blocks, strict=True))
         cells = [hilbert.decode(code[i, :words], size, self.bits) for i, (words, size) in parts]
-        return self._within(cell_key, jnp.concatenate(cells), spread.dtype)
+        cells, last = jnp.concatenate(cells), jnp.uint32((1 << self.bits) - 1)
+        tiny = float(jnp.finfo(spread.dtype).tiny)
+        within = random.uniform(cell_key, cells.shape, spread.dtype, minval=tiny)
+        # from the nearer face of the cube, so that z keeps its digits and is finite
+        is_upper = cells > last // 2
+        u = hilbert.cell_points(jnp.where(is_upper, last - cells, cells), self.bits, within)
+        z = jnp.log(u) - jnp.log1p(-u)
+        return jnp.where(is_upper, -z, z)
 
     def fitted(
         self,
@@ -151,21 +158,8 @@ class HilbertClumps:
         )
         return self._stacked([move(i, *sizes) for i, sizes in parts])
 
-    def _within(self, rng_key: Array, cells: Array, dtype: jnp.dtype) -> Array:
-        """z of a random point in each cell.
-
-        It is computed from the nearer face of the cube, so that it keeps its digits and is finite.
-        """
-        last = jnp.uint32((1 << self.bits) - 1)
-        is_upper = cells > last // 2
-        within = random.uniform(rng_key, cells.shape, dtype, minval=float(jnp.finfo(dtype).tiny))
-        u = hilbert.cell_points(jnp.where(is_upper, last - cells, cells), self.bits, within)
-        z = jnp.log(u) - jnp.log1p(-u)
-        return jnp.where(is_upper, -z, z)
-
     @partial(jax.jit, static_argnums=(0, 3))
     def _em(self, codes: Array, count: Array, num_places: int) -> HilbertMixture:
-        """EM for `count` components in `num_places` places, of points in random order."""
         place, nodes = jnp.arange(num_places), codes[: max(256, num_places)]
         square = hilbert.difference(nodes[:, None], nodes[None]) ** 2
         unit = jnp.maximum(jnp.mean(square, (0, 1)), jnp.finfo(square.dtype).tiny)
@@ -205,7 +199,6 @@ class HilbertClumps:
 
 
 def _log_each(away: Array, spread: Array) -> Array:
-    """Log density [..., component] over codes, at differences [..., component, block]."""
     standard = jnp.minimum(jnp.abs(away) / spread, 1e9)  # has a finite square
     return jnp.sum(-0.5 * standard**2 - log_circle_mass(spread), -1)
 
@@ -263,8 +256,7 @@ def contracted(square: Float[Array, "node node"], count: Array) -> Array:
         lighter = jnp.minimum(weight[:, None], weight[None])
         change = jnp.where(lighter > 0, unlike * lighter, jnp.inf)  # of those that are left
         pair = jnp.stack(jnp.unravel_index(jnp.argmin(change), change.shape))
-        first_goes = weight[pair[0]] < weight[pair[1]]
-        goes, stays = jnp.where(first_goes, pair, pair[::-1])
+        goes, stays = jnp.where(weight[pair[0]] < weight[pair[1]], pair, pair[::-1])
         weight = weight.at[stays].add(weight[goes]).at[goes].set(0.0)
         return weight, left.at[num_nodes - 1 - turn].set(goes)
 

@@ -196,9 +196,11 @@ class Staged(Algorithm):
         check_whole(1, num_stages=num_stages, num_clumps=num_clumps)
         is_share = is_between(background, 0, 1)
         check_setting(is_share, "a number between 0 and 1", background=background)
-        is_count = is_whole(num_walkers) and (num_walkers == 0 or num_walkers >= 20)
+        is_count = num_walkers is None or (
+            is_whole(num_walkers) and (num_walkers == 0 or num_walkers >= 20)
+        )
         wanted = "None, 0, or an integer, at least 20"
-        check_setting(num_walkers is None or is_count, wanted, num_walkers=num_walkers)
+        check_setting(is_count, wanted, num_walkers=num_walkers)
         is_positive = is_number(most_lost) and most_lost > 0
         check_setting(is_positive, "a number above 0", most_lost=most_lost)
         self.num_stages, self.num_clumps = int(num_stages), int(num_clumps)
@@ -357,7 +359,6 @@ class Staged(Algorithm):
         found: Mixture,
         before: Account,
     ) -> Stage:
-        """A stage of these rows from what the stages before have found."""
         none = unweighed(reading.nesting.split.dtype)
         state = state._replace(mixture=found, before=before, rows=state.rows[:0], weighed=none)
         return self._started(state, rows, reading, data, Begin(LabelledMixture(found)))
@@ -399,7 +400,7 @@ class Staged(Algorithm):
             search.start.drawing,
             (state.mixture, proposal),
             search.start.nested_densities(arrays, proposal),
-            not len(state.mixture.log_weight) and not proposal.reference.has_members,
+            not len(state.mixture.log_weight) and not len(proposal.reference.location),
         )
         nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
         return state._replace(nest=nest, proposal=proposal, stage=state.stage + 1)
@@ -407,7 +408,6 @@ class Staged(Algorithm):
     def _summarised(
         self, state: Stage, reading: StagedReading, data: StageData
     ) -> tuple[Mixture, Account]:
-        """The mixture that summarises a stage, and the account of the stage."""
         points, log_weight, spent = stage_points(state, reading, data)
         found = reading.search.family.fitted(
             key_of(state, 1), points, log_weight, self.num_clumps, state.proposal.mixture
@@ -517,7 +517,6 @@ def row_evaluations(state: Stage) -> Array:
 
 
 def _stage_evidence(state: Stage, reading: StagedReading) -> tuple[Array, Array]:
-    """The log-evidence of a stage, and its error."""
     log_evidence, error = evidence(state.nest)
     points = reading.nesting.points(state.nest)
     return log_evidence, jnp.hypot(error, forgotten(reading.search.start, state.mixture, *points))

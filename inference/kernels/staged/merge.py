@@ -183,7 +183,6 @@ class MergedStages(Staged):
         )
 
     def _next_stage(self, state: Stage, reading: StagedReading, data: StageData) -> Stage:
-        """The weighting of a replicate that is at its end."""
         return super()._next_stage(state, reading, data) if self.needs_host(state) else state
 
     def _next_weighed(
@@ -227,7 +226,6 @@ class MergedStages(Staged):
 
 
 def _part(number: int, part: Any) -> Part:
-    """The run of a driver; a `Part` as it is."""
     if isinstance(part, Part):
         return part
     kernel = getattr(part, "kernel", None)

@@ -22,7 +22,7 @@ gradients of batch and match; for walks, walkers x dimensions x about 10 evaluat
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,6 @@ from inference.maths.tempering import next_exponent, slice_moves, tempered
 __all__ = [
     "GRADIENT",
     "LEAST",
-    "Climb",
-    "Peaks",
     "batch_and_match",
     "combined",
     "distinct",
@@ -59,22 +57,16 @@ LEAST = 20  # walkers that climb in any case
 LEVEL = 0.5  # nats within which peaks are equally high
 
 
-class Peaks(NamedTuple):
-    """Where walkers have climbed to."""
-
-    z: Float[Array, "walker size"]
-    height: np.ndarray  # [walker]: log density
-    evaluations: int
-
-
 def find_peaks(
     start: Float[Array, "walker size"],
     target: Callable,
     arrays: Any,
     least: int = LEAST,
     often: int = 5,
-) -> Peaks:
+) -> tuple[Float[Array, "walker size"], np.ndarray, int]:
     """Climbs by L-BFGS, until the highest peak has been found often enough.
+
+    Returned are where the walkers are, their log densities, and evaluations.
 
     Args:
         start: where walkers begin, one after the other.
@@ -99,7 +91,7 @@ def find_peaks(
         z, height = [*z, walker], [*height, top]
         if len(z) >= least and np.sum(np.array(height) > max(height) - LEVEL) >= often:
             break
-    return Peaks(jnp.asarray(np.array(z), start.dtype), np.array(height), evaluations)
+    return jnp.asarray(np.array(z), start.dtype), np.array(height), evaluations
 
 
 @partial(jax.jit, static_argnames="target")
@@ -107,16 +99,22 @@ def _value_and_score(z: Array, arrays: Any, target: Callable) -> tuple[Array, Ar
     return jax.value_and_grad(lambda z: sum(target(arrays)(z)))(z)
 
 
-def distinct(found: Peaks, deviation: Float[Array, " size"], most: int) -> Peaks:
-    """The highest peaks that are different.
+def distinct(
+    peaks: Float[Array, "peak size"],
+    height: np.ndarray,
+    deviation: Float[Array, " size"],
+    most: int,
+) -> tuple[Float[Array, "peak size"], np.ndarray]:
+    """The highest peaks that are different, and their heights.
 
     Args:
-        found: peaks, some of them the same.
+        peaks: some of them the same.
+        height: their log densities.
         deviation: standard deviations of the starts; peaks within a twentieth of them are the same.
         most: how many are kept.
     """
     kept: list[int] = []
-    z, height, reach = np.asarray(found.z), found.height, 0.05 * np.asarray(deviation)
+    z, reach = np.asarray(peaks), 0.05 * np.asarray(deviation)
     is_same = lambda one, other: (
         abs(height[one] - height[other]) < LEVEL and bool(np.all(np.abs(z[one] - z[other]) < reach))
     )
@@ -124,7 +122,7 @@ def distinct(found: Peaks, deviation: Float[Array, " size"], most: int) -> Peaks
         is_new = np.isfinite(height[number]) and len(kept) < most
         if is_new and not any(is_same(number, other) for other in kept):
             kept.append(int(number))
-    return found._replace(z=found.z[np.array(kept, int)], height=height[kept])
+    return peaks[np.array(kept, int)], height[kept]
 
 
 @partial(jax.jit, static_argnames="target")
@@ -157,18 +155,13 @@ def worthwhile(approximations: list[NormalMixture], height: np.ndarray) -> list[
     return [each for each, enough in zip(approximations, is_enough, strict=True) if enough]
 
 
-class Climb(NamedTuple):
-    """Where batch and match ended."""
-
-    component: NormalMixture  # of one component
-    log_evidence: float  # by its draws; -inf where none has a density
-    evaluations: int
-
-
 def batch_and_match(
     rng_key: Array, start: NormalMixture, target: Callable, arrays: Any, num_points: int
-) -> Climb:
+) -> tuple[NormalMixture, float, int]:
     """Batch and match from a Normal, as long as a round raises the bound by a tenth of a nat.
+
+    Returned are a mixture of one component, its log-evidence by its draws (-inf where none has a
+    density), and evaluations.
 
     Args:
         rng_key: a JAX key.
@@ -177,23 +170,22 @@ def batch_and_match(
         arrays: see `target`.
         num_points: draws of a round.
     """
-    best, component, bound, spent = Climb(start, -np.inf, 0), start, -np.inf, 0
+    best, log_evidence, component, bound, spent = start, -np.inf, start, -np.inf, 0
     for key in random.split(rng_key, 15):
         z, score, log_weight = _scored_draws(key, component, arrays, target, num_points)
         spent += GRADIENT * num_points
         if not float(log_weight.mean()) > bound + 0.1:
             break
         bound = float(log_weight.mean())
-        best = Climb(component, float(logsumexp(log_weight) - np.log(num_points)), spent)
+        best, log_evidence = component, float(logsumexp(log_weight) - np.log(num_points))
         component = score_matched(component, z, score)
-    return best._replace(evaluations=spent)
+    return best, log_evidence, spent
 
 
 @partial(jax.jit, static_argnames=("target", "num_points"))
 def _scored_draws(
     rng_key: Array, component: NormalMixture, arrays: Any, target: Callable, num_points: int
 ) -> tuple[Array, Array, Array]:
-    """Draws, their scores, and their log weights."""
     family = NormalSummary(component.mean.shape[1])
     z = jax.vmap(lambda key: family.draw(key, component))(random.split(rng_key, num_points))
     value, score = with_scores(z, arrays, target)
@@ -230,27 +222,29 @@ def is_within(z: Float[Array, " size"], component: NormalMixture) -> bool:
     return bool(away @ away < 2.0**2 * (len(away) + 5))
 
 
-def combined(found: list[Climb], num_places: int) -> NormalMixture:
+def combined(
+    found: list[NormalMixture], log_evidence: list[float], num_places: int
+) -> NormalMixture:
     """A mixture of up to `num_places` Normals in proportion to their evidence.
 
     Normals are left out that hold less than e^-7 of the evidence, or whose centre has nearly the
     same density under a heavier one.
     """
-    family = NormalSummary(found[0].component.mean.shape[1])
-    log_share = np.array([each.log_evidence for each in found])
+    family = NormalSummary(found[0].mean.shape[1])
+    log_share = np.array(log_evidence)
     if not np.isfinite(log_share).any():
         return family.empty(num_places)
     log_share = log_share - np.logaddexp.reduce(log_share)
     kept: list[int] = []
     for number in np.argsort(-log_share):
-        own = found[number].component
-        others = [found[other].component for other in kept]
+        own = found[number]
+        others = [found[other] for other in kept]
         at_centre = [float(family.log_density(each, own.mean[0])) for each in (own, *others)]
         if log_share[number] > -7 and max(at_centre[1:], default=-np.inf) < at_centre[0] - 0.7:
             kept.append(int(number))
     kept = kept[:num_places]
     rest = family.empty(num_places - len(kept))
-    parts = [found[number].component for number in kept]
+    parts = [found[number] for number in kept]
     whole = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts, rest)
     weight = jnp.asarray(log_share[kept] - np.logaddexp.reduce(log_share[kept]))
     return whole._replace(log_weight=jnp.concatenate([weight, rest.log_weight]))

@@ -33,7 +33,6 @@ from jaxtyping import Array, Float
 from inference.kernels.nested.nesting import Nesting
 from inference.kernels.staged.peaks import (
     GRADIENT,
-    Climb,
     batch_and_match,
     combined,
     distinct,
@@ -72,7 +71,6 @@ __all__ = [
     "Search",
     "StageArrays",
     "Start",
-    "Trial",
     "component_means",
 ]
 
@@ -194,19 +192,6 @@ class Candidate(NamedTuple):
     left: float = np.inf  # nats to the posterior, of the best candidate so far
 
 
-class Trial(NamedTuple):
-    """What draws from a candidate say of it."""
-
-    left: float  # Kullback-Leibler divergence to the posterior; the largest weight counts little
-    information: float  # nats, of the stage
-    heaviest: Float[Array, "draw size"]  # draws of the largest weights
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether little information is left, or a small part of that of the stage."""
-        return self.left <= max(LITTLE, PART * self.information)
-
-
 @dataclass(frozen=True)
 class Search:
     """The search for a proposal.
@@ -266,22 +251,29 @@ class Search:
                 continue
             proposal, evaluations, peaks, _ = candidate
             begin = begin if peaks is None else begin._replace(peaks=peaks)
-            trial = self.trial(try_key, arrays, proposal)
-            spent, left = spent + evaluations + TRIED, min(left, trial.left)
-            if trial.is_accepted:
+            nats, is_accepted, heaviest = self.trial(try_key, arrays, proposal)
+            spent, left = spent + evaluations + TRIED, min(left, nats)
+            if is_accepted:
                 peaks = component_means(proposal) if begin.peaks is None else begin.peaks
-                if trial.left < 0.3:
+                if nats < 0.3:
                     return Candidate(proposal, spent, peaks, left)
                 finer, evaluations = self._refined(fit_key, arrays, proposal)
-                is_better = self.trial(last_key, arrays, finer).left < trial.left
+                is_better = self.trial(last_key, arrays, finer)[0] < nats
                 best = finer if is_better else proposal
                 return Candidate(best, spent + evaluations + TRIED, peaks, left)
-            near = proposal if trial.left < NEAR else self.nothing
-            begin = begin._replace(near=near, heaviest=trial.heaviest)
+            near = proposal if nats < NEAR else self.nothing
+            begin = begin._replace(near=near, heaviest=heaviest)
         return Candidate(self.nothing, spent, begin.peaks, left)
 
-    def trial(self, rng_key: Array, arrays: StageArrays, proposal: LabelledMixture) -> Trial:
-        """What draws from a proposal, with pi_s in its background, say of it."""
+    def trial(
+        self, rng_key: Array, arrays: StageArrays, proposal: LabelledMixture
+    ) -> tuple[float, bool, Float[Array, "draw size"]]:
+        """What draws from a proposal, with pi_s in its background, say of it.
+
+        Returned are the Kullback-Leibler divergence to the posterior in nats, which depends less on
+        the largest weight than an effective sample size does; whether the proposal is accepted; and
+        the draws of the largest weights.
+        """
         z = self.nesting.draws(rng_key, TRIED, self.start.drawing, (arrays.mixture, proposal))
         weighed = map(np.asarray, _weighed(self.start, z, arrays, proposal))
         log_weight, log_likelihood = weighed
@@ -289,17 +281,17 @@ class Search:
         heaviest = np.argsort(-log_weight)[: min(5, np.isfinite(log_weight).sum())]
         # an infinite likelihood is refused by nested sampling
         if not len(heaviest) or log_weight[heaviest[0]] == np.inf:
-            return Trial(np.inf, 0.0, z[heaviest])
+            return np.inf, False, z[heaviest]
         log_total = np.logaddexp.reduce(log_weight)
         weight = np.exp(log_weight - log_total)
         mean = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0))
         information = float(mean - log_total + np.log(TRIED))
-        return Trial(float(divergence(jnp.asarray(log_weight))), information, z[heaviest])
+        nats = float(divergence(jnp.asarray(log_weight)))
+        return nats, nats <= max(LITTLE, PART * information), z[heaviest]
 
     def _refined(
         self, rng_key: Array, arrays: StageArrays, proposal: LabelledMixture
     ) -> tuple[LabelledMixture, float]:
-        """A mixture fitted to weighted draws from another, and evaluations."""
         draw_key, fit_key = random.split(rng_key)
         parts = [self.weighted_draws(key, arrays, proposal) for key in random.split(draw_key, 4)]
         z, log_weight = map(jnp.concatenate, zip(*parts, strict=True))
@@ -327,19 +319,19 @@ class Search:
         if not len(start):
             return None  # nested sampling refuses such a prior
         if begin.peaks is None:
-            found = find_peaks(start, self.start, arrays)
+            z, height, spent = find_peaks(start, self.start, arrays)
         else:  # the highest peak of few rows need not be near that of more
             first = jnp.concatenate([begin.peaks, start[: begin.most_fresh]])
-            found = find_peaks(first, self.start, arrays, least=len(begin.peaks) + FRESH)
+            least = len(begin.peaks) + FRESH
+            z, height, spent = find_peaks(first, self.start, arrays, least=least)
         # in the first stage members are not labelled yet
         is_labelled = self.start.exchange is None or len(arrays.mixture.log_weight)
-        z = found.z if is_labelled else relabel_alike(self.start.exchange, found.z)
-        highest = distinct(found._replace(z=z), start.std(0), MOST_PEAKS)
-        normals = [laplace(peak, start, arrays, self.start) for peak in highest.z]
-        matched = self._matched(climb_key, arrays, worthwhile(normals, highest.height))
-        spent = found.evaluations + GRADIENT * len(normals) * self.start.split.size
-        peaks = highest.z if len(highest.z) else None
-        return Candidate(matched.proposal, matched.evaluations + spent, peaks)
+        z = z if is_labelled else relabel_alike(self.start.exchange, z)
+        peaks, height = distinct(z, height, start.std(0), MOST_PEAKS)
+        normals = [laplace(peak, start, arrays, self.start) for peak in peaks]
+        matched = self._matched(climb_key, arrays, worthwhile(normals, height))
+        spent += matched.evaluations + GRADIENT * len(normals) * self.start.split.size
+        return Candidate(matched.proposal, spent, peaks if len(peaks) else None)
 
     def near_heaviest(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate | None:
         """`near_peaks` with walkers from the heaviest draws; they may find a peak within another."""
@@ -366,17 +358,17 @@ class Search:
     ) -> Candidate:
         """Batch and match from Normals, but those whose mean is within one that was found."""
         own_key, rng_key = random.split(rng_key)
-        climbs: list[Climb] = []
+        found, log_evidence, spent = [], [], 0
         for number, start in enumerate(starts):
-            if not any(is_within(start.mean[0], climb.component) for climb in climbs):
+            if not any(is_within(start.mean[0], other) for other in found):
                 key = random.fold_in(rng_key, number)
-                climbs.append(batch_and_match(key, start, self.start, arrays, self.usual))
-        mixture = (
-            combined(climbs, self.num_clumps) if climbs else self.family.empty(self.num_clumps)
-        )
+                normal, own, cost = batch_and_match(key, start, self.start, arrays, self.usual)
+                found, log_evidence, spent = [*found, normal], [*log_evidence, own], spent + cost
+        none = self.family.empty(self.num_clumps)
+        mixture = combined(found, log_evidence, self.num_clumps) if found else none
         is_labelled = len(arrays.mixture.log_weight) or not np.isfinite(mixture.log_weight).any()
         proposal = LabelledMixture(mixture) if is_labelled else self.labelled(own_key, mixture)
-        return Candidate(proposal, float(sum(climb.evaluations for climb in climbs)))
+        return Candidate(proposal, float(spent))
 
     # What candidates are made of.
 
@@ -429,13 +421,11 @@ class Search:
 def _weighed(
     start: Start, z: Array, arrays: StageArrays, proposal: LabelledMixture
 ) -> tuple[Array, Array]:
-    """Log importance weights of draws [draw, size], and their log likelihoods."""
     densities, nested = start.densities(arrays), start.nested_densities(arrays, proposal)
     return jax.lax.map(lambda z: (nested(z)[1], densities(z)[1]), z, batch_size=50)
 
 
 def _components(mixture: Mixture) -> list[NormalMixture]:
-    """The components that are not absent, each as a mixture, the heaviest first."""
     log_weight = np.asarray(mixture.log_weight)
     present = [place for place in np.argsort(-log_weight) if np.isfinite(log_weight[place])]
     one = lambda place: jax.tree.map(lambda leaf: leaf[place][None], mixture)

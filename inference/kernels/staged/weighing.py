@@ -255,7 +255,6 @@ class Weighing:
         return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
 
     def _arrays(self, rows: Array, data: StageData) -> StageArrays:
-        """A stage of rows from the prior."""
         return StageArrays(self.search.nothing.mixture, self.search.rows.cut(data, rows))
 
     def begin_again(self, found: LabelledMixture, weighed: Weighed) -> Begin:
@@ -297,7 +296,6 @@ def forgotten(
 
 @partial(jax.jit, static_argnums=0)
 def _background_share(start: Start, mixture: Mixture, z: Array, log_weight: Array) -> Array:
-    """The share of weighted points that come from the background."""
     of_mixture = (1 - start.defensive.background) * jnp.exp(-_log_ratio(start, mixture, z))
     return weighted_mean(log_weight, 1 - of_mixture)
 

@@ -191,7 +191,6 @@ class DataTempering(Algorithm):
     def _begun(
         self, state: Tempered, reading: TemperingReading, data: StageData, rows: Array
     ) -> Tempered:
-        """A stage of these rows, at exponent 0."""
         cut = reading.rows.cut(data, rows)
         program = reading.split.program.with_arguments(**cut)
         log_own = once(jax.vmap(lambda z: reading.terms(z, program)[1].sum()), state.z)(state.z)
@@ -332,6 +331,5 @@ class DataTempering(Algorithm):
 
 
 def _drawn(reading: TemperingReading, rng_key: Array) -> tuple[Array, Array]:
-    """A draw from the prior, and the logarithm of its density."""
     z = reading.split.draw(rng_key)
     return z, reading.terms(z, reading.split.program)[0]

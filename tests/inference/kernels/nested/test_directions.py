@@ -12,7 +12,7 @@ from jax import random
 from diagnostics import report
 from inference import Driver, NestedSampler
 from inference.kernels.nested import nesting as _nesting
-from inference.maths.slice_walk import ModePoints, deviations_by_mode, direction
+from inference.maths.slice_walk import deviations_by_mode, direction
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -22,14 +22,9 @@ Z = np.random.default_rng(0).normal(size=(COUNT, SIZE)) * [1.0, 2.0, 0.1, 5.0]
 
 def drawn(own, z=Z, spread=0.0, count=COUNT):
     fill = lambda value: jnp.full(LANES, value, jnp.int32)
-    around = ModePoints(
-        jnp.asarray(z),
-        fill(0),
-        fill(count),
-        fill(own),
-        jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE)),
-    )
-    return np.asarray(direction(random.key(0), around))
+    deviation = jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE))
+    given = jnp.asarray(z), fill(0), fill(count), fill(own), deviation
+    return np.asarray(direction(random.key(0), *given))
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])

@@ -65,7 +65,7 @@ def test_no_new_ones_are_drawn_where_walks_are_cheaper():
 def test_offers_are_named_as_the_live_points():
     data = np.random.default_rng(0).normal(size=(20, 2))
     kernel, reading, state = begun(family(3, num_classes=0), (data,))
-    assert state.reference.has_members
+    assert len(state.reference.location)
     for each in (state, *kernel.on_host([used(reading, state, 400)], reading, {})):
         np.testing.assert_allclose(
             each.offers.z, relabel(reading.exchange, each.offers.z, state.reference)

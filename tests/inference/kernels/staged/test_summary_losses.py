@@ -296,7 +296,7 @@ def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there
     monkeypatch.setattr(_search, "find_peaks", climb)
     tree, seen = rated(num_walkers=None)
     assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
-    first, *more = [len(each.z) for each in walkers]
+    first, *more = [len(z) for z, _, _ in walkers]
     assert first == _exploration.LEAST
     assert set(more) == {1 + _search.FRESH}
     assert tree.attrs["num_stages"] < len(seen)
@@ -312,7 +312,8 @@ def test_nor_are_rows_of_which_what_was_found_is_not_believed(bug, monkeypatch):
 
     The planted bug: the search is taken for one that has failed.
     """
-    monkeypatch.setattr(_search.Trial, "is_accepted", property(lambda self: False))
+    monkeypatch.setattr(_search, "LITTLE", -1.0)
+    monkeypatch.setattr(_search, "PART", 0.0)
     if bug:
         monkeypatch.setattr(staged, "FAR", 0.0)
     tree, seen = rated(num_walkers=None)
