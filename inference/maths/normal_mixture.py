@@ -35,7 +35,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from inference.maths.resampling import systematic
@@ -147,7 +146,7 @@ class NormalSummary:
 
         def of_first(count: int, z: Array) -> Array:
             first = jax.tree.map(lambda leaf: leaf[:count], mixture)
-            return logsumexp(first.log_weight + _log_each(first, z, self.degrees))
+            return jax.nn.logsumexp(first.log_weight + _log_each(first, z, self.degrees))
 
         branches = [partial(of_first, count) for count in sizes]
         return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), last), branches, z)
@@ -226,10 +225,9 @@ def _em(
     def improved(state: tuple) -> tuple:
         number, mixture, before, _ = state
         each = jax.vmap(lambda z: mixture.log_weight + _log_each(mixture, z))(points)
-        log_density = logsumexp(each, axis=1, keepdims=True)
+        log_density = jax.nn.logsumexp(each, axis=1, keepdims=True)
         mean = log_density.mean()
-        new = fitted(jnp.exp(each - log_density))
-        return number + 1, new, mean, jnp.abs(mean - before)
+        return number + 1, fitted(jnp.exp(each - log_density)), mean, jnp.abs(mean - before)
 
     goes_on = lambda state: (state[0] < num_rounds) & ~(state[3] < least_gain)
     infinity = jnp.array(jnp.inf, points.dtype)
@@ -364,7 +362,7 @@ def importance_shares(log_weight: Float[Array, " draw"]) -> tuple[Array, Array]:
         log_weight: of the draws, up to a constant; NaN counts as a weight of 0.
     """
     log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
-    total = logsumexp(log_weight)
+    total = jax.nn.logsumexp(log_weight)
     share = jnp.where(jnp.isfinite(total), jnp.exp(log_weight - total), jnp.nan)
     return share, jnp.where(share > 0, jnp.log(share * len(share)), 0.0)
 

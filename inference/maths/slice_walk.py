@@ -25,6 +25,7 @@ orders points of equal likelihood.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -35,12 +36,14 @@ from jaxtyping import Array, Float, Int
 
 __all__ = [
     "Limit",
+    "MoveReport",
     "Particles",
     "Walk",
     "deviations_by_mode",
     "direction",
     "is_above",
     "means_by_mode",
+    "slice_moves",
     "walk",
 ]
 
@@ -236,3 +239,82 @@ def direction(
     is_changed |= jnp.arange(size) == given[:, None]
     root = jnp.sqrt(is_changed.sum(1, keepdims=True).astype(dtype))
     return jnp.where(is_changed, whole, 0.0) / root
+
+
+# Moves of particles that were resampled.
+
+
+class MoveReport(NamedTuple):
+    """The cost of the moves of a step, and how far they went."""
+
+    halfway: Array  # mean square distance after half of the steps, over that after all
+    num_steps: Array  # of each walk
+    evaluations: Array
+    num_nan: Array
+    passes: Array
+
+
+def slice_moves(
+    rng_key: Array,
+    before: Particles,
+    parent: Int[Array, " particle"],
+    densities: Callable,
+    *,
+    num_sweeps: float,
+    memory: float,
+) -> tuple[Particles, MoveReport]:
+    """Resampled particles after slice-sampling walks that leave the first density invariant.
+
+    A pass takes as many steps as all passes before it together. Directions are differences of the
+    particles before resampling, without the parent.
+
+    Args:
+        rng_key: a JAX key.
+        before: the particles before resampling.
+        parent: the particle that each is a copy of.
+        densities: a function of a vector that returns the log density that walks leave invariant,
+            and the log likelihood.
+        num_sweeps: sweeps of the coordinates at least.
+        memory: the correlation with its start that a walk may keep; it goes on, for up to 5 more
+            passes, while it keeps more.
+    """
+    (count, size), dtype = before.z.shape, before.z.dtype
+    start = jax.tree.map(lambda leaf: leaf[parent], before)
+    one_mode = jnp.zeros(count, jnp.int32)
+    deviation = deviations_by_mode(start.z, one_mode, 1)[one_mode]
+    turn = partial(
+        direction,
+        points=before.z,
+        first=one_mode,
+        count=one_mode + count,
+        own=parent,
+        deviation=deviation,
+    )
+    no_limit = Limit(jnp.full_like(before.log_likelihood, -jnp.inf), jnp.zeros_like(before.label))
+    tiny = jnp.finfo(dtype).tiny
+    distance = lambda z: jnp.mean(((z - start.z) / jnp.maximum(deviation, tiny)) ** 2)
+    least = max(1, round(num_sweeps * size / 2))
+
+    def goes_on(carry: tuple[Particles, MoveReport]) -> Array:
+        # with a correlation c left after all steps, the square distance after half of them is
+        # 1 / (1 + sqrt(c)) of that after all
+        _, report = carry
+        kept = jnp.clip(1 / report.halfway - 1, 0, 1)
+        return (report.passes < 2) | ((kept > np.sqrt(memory)) & (report.passes < 7))
+
+    def one_pass(carry: tuple[Particles, MoveReport]) -> tuple[Particles, MoveReport]:
+        at, report = carry
+        num_steps = jnp.maximum(report.num_steps, least)
+        pass_key = random.fold_in(rng_key, report.passes)
+        new = walk(pass_key, densities, at, no_limit, turn, num_steps, 4.0)
+        return new.at, MoveReport(
+            distance(at.z) / jnp.maximum(distance(new.at.z), tiny),
+            report.num_steps + num_steps,
+            report.evaluations + new.num_evaluations,
+            report.num_nan + new.num_nan,
+            report.passes + 1,
+        )
+
+    zero = jnp.zeros((), jnp.int32)
+    first = start, MoveReport(jnp.zeros((), dtype), zero, zero, zero, zero)
+    return jax.lax.while_loop(goes_on, one_pass, first)

@@ -2,7 +2,6 @@
 
 kernel              `NestedSampler`
 nesting             the start, the steps and the offers of nested sampling on a model
-state               live points, dead points, simulated prior volumes and the evidence
-live_points         which die, which are copied, insertion ranks, separate modes
+state               live points and their modes, who dies and who is copied, prior volumes
 importance_finish   `ImportanceFinish`
 """

@@ -31,7 +31,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from inference.kernels.nested.kernel import NestedSampler
@@ -157,7 +156,7 @@ class ImportanceFinish(Algorithm):
         draw = canonical_draw(*labels, split.draw)
         densities = canonical_densities(*labels, split.densities)
         points, point_weight = reading.points(state.nest)
-        point_weight = point_weight - logsumexp(point_weight)
+        point_weight = point_weight - jax.nn.logsumexp(point_weight)
         z, weight = points, point_weight
         of_points = _mapped(densities, points)
         log_density = lambda mixture, point: proposal.log_density(mixture, *point)
@@ -170,7 +169,7 @@ class ImportanceFinish(Algorithm):
             keys = random.split(draw_key, self.num_draws)
             drawn, log_weight, log_likelihood = _mapped(one_draw, keys)
             log_proposal = _mapped(partial(log_density, mixture), (points, of_points[0]))
-            log_total = logsumexp(log_weight)
+            log_total = jax.nn.logsumexp(log_weight)
             missed = _missed(point_weight, sum(of_points) - log_proposal - log_total)
             square = jnp.sum(jnp.exp(log_weight - log_total) ** 2)
             if 1 / square >= self.enough * self.num_draws and missed**2 <= square:
@@ -219,7 +218,7 @@ class ImportanceFinish(Algorithm):
             attrs = nested.attrs | before | {"log_evidence_se": jnp.nan, "ess": jnp.nan}
             return nested._replace(groups={"particles": points}, attrs=attrs)
         log_weight = state.log_weight - np.log(self.num_draws)
-        log_evidence = logsumexp(log_weight)
+        log_evidence = jax.nn.logsumexp(log_weight)
         num_points = state.nest.num_dead + self.sampler.settings.num_live
         ratio, share = jnp.exp(state.log_weight - log_evidence), jnp.exp(log_weight - log_evidence)
         mean = jnp.sum(jnp.where(share > 0, share * state.log_likelihood, 0.0))

@@ -3,10 +3,10 @@
     evidence  =  sum over dead points of  likelihood x (prior volume of the point's shell)
 
 `num_live` points are drawn from the prior. A step removes the lowest of them, a batch at a time. In
-their place come copies of surviving points (`live_points`), each of which walks by slice sampling
+their place come copies of surviving points (`state`), each of which walks by slice sampling
 through the prior above the likelihood of the last point that died (`inference.maths.slice_walk`).
 Independent draws from the prior (`nesting`) take their place as long as they cost fewer evaluations
-than a walk. Twice in an e-fold of prior volume separate modes are looked for (`live_points`); each
+than a walk. Twice in an e-fold of prior volume separate modes are looked for (`state`); each
 has points and a volume of its own from then on. Modes that are copies of each other by label
 switching are one, because live points are relabelled (`inference.reading.density`). Prior volumes
 are simulated (`state`), and the spread of the simulated evidences is the error of the log-evidence.
@@ -84,11 +84,15 @@ class NestedSampler(Algorithm):
     ):
         check_whole(20, num_live=num_live)
         batch = max(1, num_live // 10) if batch is None else batch
-        is_size = is_whole(batch) and 1 <= batch <= num_live // 2
-        check_setting(is_size, f"an integer from 1 to num_live / 2 = {num_live // 2}", batch=batch)
+        check_setting(
+            is_whole(batch) and 1 <= batch <= num_live // 2,
+            f"an integer from 1 to num_live / 2 = {num_live // 2}",
+            batch=batch,
+        )
         check_setting(is_between(num_sweeps, 0, np.inf), "a number above 0", num_sweeps=num_sweeps)
-        is_share = is_number(memory) and 0 < memory <= 1
-        check_setting(is_share, "a number above 0, up to 1", memory=memory)
+        check_setting(
+            is_number(memory) and 0 < memory <= 1, "a number above 0, up to 1", memory=memory
+        )
         check_setting(is_between(tolerance, 0, 1), "a number between 0 and 1", tolerance=tolerance)
         self.model = model
         self.settings = Settings(
@@ -157,15 +161,11 @@ class NestedSampler(Algorithm):
 
         The error of the log-evidence is NaN before the end, because the likelihood may still rise.
         """
-        return self.found(state, reading, self.finished(state))
-
-    def found(self, state: Nest, reading: Nesting, is_over: Array) -> Results:
-        """The results of a state; the log-evidence has an error where `is_over`."""
         z, log_weight, log_likelihood, mode = all_points(state)
         log_evidence, error = evidence(state)
         attrs = {
             "log_evidence": log_evidence,
-            "log_evidence_se": jnp.where(is_over, error, jnp.nan),
+            "log_evidence_se": jnp.where(self.finished(state), error, jnp.nan),
             "information": information_of(state),
             "num_live": self.settings.num_live,
             "num_modes": state.num_modes,

@@ -14,26 +14,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
-from inference.kernels.nested.live_points import (
-    Death,
-    covariance_roots,
-    insertion_rank,
-    lowest,
-    parents_of,
-    split_modes,
-)
 from inference.kernels.nested.state import (
     Dead,
+    Death,
     Nest,
     Offers,
     all_points,
+    covariance_roots,
     initial_state,
+    insertion_rank,
+    lowest,
+    parents_of,
     remaining,
     share_volumes,
     shrink_volumes,
+    split_modes,
     with_room,
 )
 from inference.maths.slice_walk import (
@@ -130,8 +127,7 @@ class Nesting:
         # some more than live points, since some may be infinite
         offers, taken = self._offers(draw_key, drawing, given), int(1.1 * num_live) + 1
         drawn = np.asarray(offers.z[:taken])
-        is_finite = np.isfinite(drawn).all(1)
-        z = jnp.asarray(drawn[np.argsort(~is_finite, kind="stable")[:num_live]])
+        z = jnp.asarray(drawn[np.argsort(~np.isfinite(drawn).all(1), kind="stable")[:num_live]])
         offers = offers._replace(num_used=offers.num_used + taken)
         log_prior, log_likelihood = once(jax.vmap(densities), z)(z)
         self.split.check_start(z, log_likelihood)
@@ -200,7 +196,7 @@ class Nesting:
         log_left = remaining(state, slice(1))[0]
         return state, Shrinkage(
             ranks,
-            logsumexp(state.volumes.log_volume[:, 0]),
+            jax.nn.logsumexp(state.volumes.log_volume[:, 0]),
             jnp.logaddexp(state.volumes.log_evidence[0], log_left),
             lost.log_likelihood.max(),
             state.num_modes,
@@ -322,8 +318,7 @@ class Nesting:
         offers of a birth fail with probability e^-4.
         """
         num_steps = self._num_steps(state)
-        log_volume = state.volumes.log_volume[0, 0]
-        is_cheap = log_volume > -jnp.log(num_steps.astype(state.live.z.dtype))
+        is_cheap = state.volumes.log_volume[0, 0] > -jnp.log(num_steps.astype(state.live.z.dtype))
         return jnp.where((state.num_modes == 1) & is_cheap, 4 * num_steps, 0)
 
     # The host.

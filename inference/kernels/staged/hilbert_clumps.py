@@ -36,15 +36,13 @@ components x words, and the cube of the points that are contracted.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.nn import log_sigmoid, log_softmax
-from jax.scipy.special import erf, erfinv, logsumexp
+from jax.scipy.special import erf, erfinv
 from jaxtyping import Array, Float, UInt32
 
 from inference.maths import hilbert
@@ -99,7 +97,7 @@ class HilbertClumps:
         """The log density at one vector."""
         away = hilbert.difference(self.codes(z)[None], mixture.centre)
         each = mixture.log_weight + _log_each(away, mixture.spread)
-        return logsumexp(each) + log_uniform_codes(z)
+        return jax.nn.logsumexp(each) + log_uniform_codes(z)
 
     def draw(self, rng_key: Array, mixture: HilbertMixture) -> Array:
         """A vector from a mixture that has a component."""
@@ -136,7 +134,7 @@ class HilbertClumps:
     @partial(jax.jit, static_argnums=0)
     def codes(self, z: Array) -> Array:
         """Codes [..., block, word] of vectors [..., size]."""
-        ends = list(accumulate(self.blocks))[:-1]
+        ends = np.cumsum(self.blocks)[:-1]
         parts = jnp.split(hilbert.cells_of(jax.nn.sigmoid(z), self.bits), ends, axis=-1)
         return self._stacked([hilbert.encode(part, self.bits) for part in parts])
 
@@ -174,7 +172,7 @@ class HilbertClumps:
         def improved(_, mixture: HilbertMixture) -> HilbertMixture:
             away = hilbert.difference(codes[:, None], mixture.centre[None])
             log_joint = mixture.log_weight[None] + _log_each(away, mixture.spread[None])
-            return self._improved(codes, log_softmax(log_joint, 1), mixture.centre, count)
+            return self._improved(codes, jax.nn.log_softmax(log_joint, 1), mixture.centre, count)
 
         return jax.lax.fori_loop(0, 40, improved, start)
 
@@ -191,11 +189,11 @@ class HilbertClumps:
         centre = self._moved(centre, jnp.einsum("nj,njk->jk", responsibility, away) / divisor)
         away = hilbert.difference(codes[:, None], centre[None])  # from the new centres
         log_each = log_responsibility[..., None] + 2 * jnp.log(jnp.abs(away))
-        root = jnp.exp(0.5 * (logsumexp(log_each, 0) - jnp.log(divisor)))
+        root = jnp.exp(0.5 * (jax.nn.logsumexp(log_each, 0) - jnp.log(divisor)))
         cell = np.array([2.0 ** -(size * self.bits) for size in self.blocks])
         least_root = CELLS * np.maximum(cell, jnp.finfo(away.dtype).tiny).astype(away.dtype)
         spread = spread_on_circle(jnp.maximum(root, least_root))
-        return HilbertMixture(log_weight - logsumexp(log_weight), centre, spread)
+        return HilbertMixture(log_weight - jax.nn.logsumexp(log_weight), centre, spread)
 
 
 def _log_each(away: Array, spread: Array) -> Array:
@@ -205,7 +203,7 @@ def _log_each(away: Array, spread: Array) -> Array:
 
 def log_uniform_codes(z: Array) -> Array:
     """Log density [...] at z [..., size] of the distribution that is uniform over codes."""
-    return jnp.sum(log_sigmoid(z) + log_sigmoid(-z), -1)
+    return jnp.sum(jax.nn.log_sigmoid(z) + jax.nn.log_sigmoid(-z), -1)
 
 
 def log_circle_mass(spread: Array) -> Array:

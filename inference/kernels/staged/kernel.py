@@ -194,15 +194,16 @@ class Staged(Algorithm):
         self.summary, self._family = summary, SUMMARIES.get(summary, summary)
         num_clumps = self._family.usual_components if num_clumps is None else num_clumps
         check_whole(1, num_stages=num_stages, num_clumps=num_clumps)
-        is_share = is_between(background, 0, 1)
-        check_setting(is_share, "a number between 0 and 1", background=background)
+        check_setting(
+            is_between(background, 0, 1), "a number between 0 and 1", background=background
+        )
         is_count = num_walkers is None or (
             is_whole(num_walkers) and (num_walkers == 0 or num_walkers >= 20)
         )
-        wanted = "None, 0, or an integer, at least 20"
-        check_setting(is_count, wanted, num_walkers=num_walkers)
-        is_positive = is_number(most_lost) and most_lost > 0
-        check_setting(is_positive, "a number above 0", most_lost=most_lost)
+        check_setting(is_count, "None, 0, or an integer, at least 20", num_walkers=num_walkers)
+        check_setting(
+            is_number(most_lost) and most_lost > 0, "a number above 0", most_lost=most_lost
+        )
         self.num_stages, self.num_clumps = int(num_stages), int(num_clumps)
         self.num_walkers = None if num_walkers is None else int(num_walkers)
         self.background, self.most_lost = background, most_lost
@@ -428,7 +429,7 @@ class Staged(Algorithm):
         The number of stages includes those that were begun again.
         """
         is_finished = self.finished(state)
-        found = self.sampler.found(state.nest, reading.nesting, is_finished)
+        found = self.sampler.results(state.nest, reading.nesting, {})
         log_evidence, error = _stage_evidence(state, reading)
         weighed, num_rows = state.weighed, state.num_rows
         corrected, nested = state.before.corrected, state.before.nested
@@ -501,8 +502,7 @@ def account_of(
     z, log_weight = reading.search.weighted_draws(rng_key, arrays, LabelledMixture(found))
     log_evidence, error = _stage_evidence(state, reading)
     correction = background_correction(reading.search.start, found, z, log_weight)
-    lost = loss_of(log_weight, state.num_rows)
-    own = Evidence(log_evidence + correction, error**2, lost)
+    own = Evidence(log_evidence + correction, error**2, loss_of(log_weight, state.num_rows))
     evaluations = row_evaluations(state) - state.before.num_evaluations
     evaluations = evaluations + float((spent + len(z)) * len(state.rows))
     return Account(own, own, information_of(state.nest), evaluations)

@@ -28,14 +28,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 from inference.maths.normal_mixture import NormalMixture, NormalSummary, Summary, score_matched
-from inference.maths.resampling import systematic_parents
-from inference.maths.slice_walk import Particles
-from inference.maths.tempering import next_exponent, slice_moves, tempered
+from inference.maths.resampling import next_exponent, systematic_parents, tempered
+from inference.maths.slice_walk import Particles, slice_moves
 
 __all__ = [
     "GRADIENT",
@@ -177,7 +175,7 @@ def batch_and_match(
         if not float(log_weight.mean()) > bound + 0.1:
             break
         bound = float(log_weight.mean())
-        best, log_evidence = component, float(logsumexp(log_weight) - np.log(num_points))
+        best, log_evidence = component, float(jax.nn.logsumexp(log_weight) - np.log(num_points))
         component = score_matched(component, z, score)
     return best, log_evidence, spent
 
@@ -271,7 +269,7 @@ def walk_outwards(
     parent_key, walk_key = random.split(rng_key)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     power = tempered(log_weight, next_exponent(log_weight, jnp.zeros((), z.dtype), 0.5))
-    parent = systematic_parents(parent_key, jnp.exp(power - logsumexp(power)))
+    parent = systematic_parents(parent_key, jnp.exp(power - jax.nn.logsumexp(power)))
     densities = lambda z: (sum(target(arrays)(z)), jnp.zeros((), z.dtype))
     log_density, zero = jax.vmap(densities)(z)
     start = Particles(z, log_density, zero, zero)

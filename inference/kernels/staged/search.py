@@ -258,8 +258,7 @@ class Search:
                 if nats < 0.3:
                     return Candidate(proposal, spent, peaks, left)
                 finer, evaluations = self._refined(fit_key, arrays, proposal)
-                is_better = self.trial(last_key, arrays, finer)[0] < nats
-                best = finer if is_better else proposal
+                best = finer if (self.trial(last_key, arrays, finer)[0] < nats) else proposal
                 return Candidate(best, spent + evaluations + TRIED, peaks, left)
             near = proposal if nats < NEAR else self.nothing
             begin = begin._replace(near=near, heaviest=heaviest)
@@ -275,8 +274,7 @@ class Search:
         the draws of the largest weights.
         """
         z = self.nesting.draws(rng_key, TRIED, self.start.drawing, (arrays.mixture, proposal))
-        weighed = map(np.asarray, _weighed(self.start, z, arrays, proposal))
-        log_weight, log_likelihood = weighed
+        log_weight, log_likelihood = map(np.asarray, _weighed(self.start, z, arrays, proposal))
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
         heaviest = np.argsort(-log_weight)[: min(5, np.isfinite(log_weight).sum())]
         # an infinite likelihood is refused by nested sampling

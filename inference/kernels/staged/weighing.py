@@ -32,7 +32,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from inference.kernels.staged.search import (
@@ -128,8 +127,7 @@ class Evidence(NamedTuple):
 
     def then(self, later: "Evidence") -> "Evidence":
         """With later stages."""
-        added = jax.tree.map(jnp.add, self, later)
-        return added._replace(lost=self.lost.then(later.lost))
+        return jax.tree.map(jnp.add, self, later)._replace(lost=self.lost.then(later.lost))
 
     def error(self, num_rows: Array, of_stage: Array) -> Array:
         """The error for `num_rows` rows, with that of the stage that is not finished."""
@@ -166,8 +164,7 @@ class Account(NamedTuple):
     def then(self, later: "Account") -> "Account":
         """With later stages."""
         corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
-        added = jax.tree.map(jnp.add, self, later)
-        return added._replace(corrected=corrected, nested=nested)
+        return jax.tree.map(jnp.add, self, later)._replace(corrected=corrected, nested=nested)
 
     def mended(self, weighed: Weighed) -> "Account":
         """The account after another mixture has replaced what nested sampling has found.
@@ -215,10 +212,9 @@ class Weighing:
         """
         search, rows = self.search, self.so_far(state, data)
         arrays = self._arrays(rows, data)
-        num_draws = max(DRAWS, search.usual)
-        z, log_weight = search.weighted_draws(rng_key, arrays, found, num_draws)
+        z, log_weight = search.weighted_draws(rng_key, arrays, found, max(DRAWS, search.usual))
         log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
-        log_evidence = logsumexp(log_weight) - np.log(len(z))
+        log_evidence = jax.nn.logsumexp(log_weight) - np.log(len(z))
         lost = loss_of(log_weight, state.num_rows)
         # the square, because few draws see little of the tails
         variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2

@@ -8,7 +8,7 @@ every particle walks by slice sampling until it has forgotten its start. The mea
 steps multiply to the evidence. A walk takes all rows so far, so that the answer is exact in the
 limit of many particles. (`Staged` takes the rows of its stage alone, and what its summary of the
 others has lost is lost.) The error of the log-evidence is estimated from the genealogy
-(`inference.maths.tempering`).
+(`inference.maths.resampling`).
 
 `Driver(DataTempering(model, num_stages=10)).run(key, x, y)` deals the rows out at random;
 `driver.update(x, y)` is one more stage, at any later time. All rows so far are in the state, so
@@ -34,20 +34,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
-from inference.maths.resampling import effective_size, systematic_parents
-from inference.maths.slice_walk import Particles
-from inference.maths.tempering import (
+from inference.maths.resampling import (
     Families,
     after_step,
+    effective_size,
     new_families,
     next_exponent,
-    slice_moves,
+    systematic_parents,
     tempered,
     variance_of,
 )
+from inference.maths.slice_walk import Particles, slice_moves
 from inference.program.compiling import compiled, once
 from inference.program.program import Program
 from inference.reading.density import Split
@@ -150,8 +149,9 @@ class DataTempering(Algorithm):
         check_whole(20, num_particles=num_particles)
         check_setting(is_between(threshold, 0, 1), "a number between 0 and 1", threshold=threshold)
         check_setting(is_between(num_sweeps, 0, np.inf), "a number above 0", num_sweeps=num_sweeps)
-        is_share = is_number(memory) and 0 < memory <= 1
-        check_setting(is_share, "a number above 0, up to 1", memory=memory)
+        check_setting(
+            is_number(memory) and 0 < memory <= 1, "a number above 0, up to 1", memory=memory
+        )
         self.model, self.num_stages, self.num_particles = model, int(num_stages), int(num_particles)
         self.threshold, self.num_sweeps, self.memory = threshold, num_sweeps, memory
 
@@ -222,7 +222,7 @@ class DataTempering(Algorithm):
         parent_key, walk_key = random.split(rng_key)
         exponent = next_exponent(state.log_own, state.exponent, self.threshold)
         log_weight = self._log_weight(state, exponent)
-        log_total = logsumexp(log_weight)
+        log_total = jax.nn.logsumexp(log_weight)
         weight = jnp.exp(log_weight - log_total)
         parent = systematic_parents(parent_key, weight)
         log_invariant = state.log_before + tempered(state.log_own, exponent)

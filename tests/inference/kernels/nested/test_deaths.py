@@ -7,9 +7,9 @@ import pytest
 from jax import random
 from scipy.stats import beta, kstest
 
-from inference.kernels.nested import live_points as _nested_lineage
+from inference.kernels.nested import state as _nested_lineage
 from inference.kernels.nested import state as _nested_volumes
-from inference.kernels.nested.live_points import Death, parents_of, principal_coordinate
+from inference.kernels.nested.state import Death, parents_of, principal_coordinate
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 

@@ -16,8 +16,8 @@ from numpyro.handlers import scope
 
 from diagnostics import insertion_rank_test, report
 from inference import Driver, NestedSampler, Program, StructureError
-from inference.kernels.nested import live_points as _nested_modes
 from inference.kernels.nested import nesting as _nesting
+from inference.kernels.nested import state as _nested_modes
 from inference.kernels.nested import state as _nested_volumes
 from inference.maths import slice_walk as _nested_moves
 from inference.maths.slice_walk import Limit

@@ -10,8 +10,8 @@ from jax import random
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import kstest, norm, truncnorm
 
-from inference.kernels.nested import live_points as _nested_modes
-from inference.kernels.nested.live_points import covariance_roots, split_modes
+from inference.kernels.nested import state as _nested_modes
+from inference.kernels.nested.state import covariance_roots, split_modes
 from inference.maths import slice_walk as _nested_moves
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

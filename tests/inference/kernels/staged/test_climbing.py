@@ -56,7 +56,7 @@ def test_a_climb_ends_at_the_normal(mean, scale):
 def test_a_climb_that_follows_no_slopes_does_not_end_there(monkeypatch):
     """The planted bug: moments alone, which are those of the start."""
     monkeypatch.setattr(_climbing, "score_matched", lambda clumps, z, slope: clumps)
-    found, log_evidence, _ = batch_and_match(
+    _, log_evidence, _ = batch_and_match(
         random.key(0), at(np.full(SIZE, 30.0), 0.1), normal, MASS, 60
     )
     assert log_evidence < MASS - 100

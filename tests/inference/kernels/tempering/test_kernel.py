@@ -13,9 +13,15 @@ from jax import random
 from diagnostics import report
 from inference import DataTempering, Driver, Program
 from inference.kernels.tempering import kernel as data_tempering
-from inference.maths import tempering as _tempering
-from inference.maths.resampling import effective_size, systematic_parents
-from inference.maths.tempering import after_step, new_families, next_exponent, variance_of
+from inference.maths import resampling as _tempering
+from inference.maths.resampling import (
+    after_step,
+    effective_size,
+    new_families,
+    next_exponent,
+    systematic_parents,
+    variance_of,
+)
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import (
     DEVIATION,
