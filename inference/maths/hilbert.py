@@ -88,7 +88,7 @@ def decode(code: Array, num_dims: int, bits: int) -> Array:
 
 
 def cells_of(points: Array, bits: int) -> Array:
-    """Cells of points of [0, 1)^D; points outside count as on the faces, NaN as in the last cell."""
+    """Cells of points of [0, 1)^D; others count as on the faces, NaN as in the last cell."""
     most = jnp.asarray(2.0**bits, points.dtype)
     last = jnp.asarray((1 << bits) - 1, jnp.uint32)
     scaled = jnp.floor(jnp.clip(points, 0, 1) * most)

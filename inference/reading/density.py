@@ -159,7 +159,7 @@ class Split:
         log_likelihood: Float[Array, " point"] | np.ndarray,
         where: str = "draws from the prior",
     ) -> None:
-        """Raises ValueError unless points are finite, and likelihoods finite and somewhere positive.
+        """Raises ValueError unless points and likelihoods are finite and some likelihood positive.
 
         Args:
             z: the points that an algorithm starts from.

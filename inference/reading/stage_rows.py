@@ -126,7 +126,7 @@ class StageRows:
         return StageData(padded, jnp.asarray(count, jnp.int32))
 
     def dealt(self, rng_key: Array, num_stages: int, data: StageData) -> tuple[Array, Array]:
-        """Random rows for each stage: places of the first stage, [row], and later ones, [stage, row].
+        """Random places for each stage: of the first, [row], and of later ones, [stage, row].
 
         The first stage takes the remainder.
         """
@@ -136,7 +136,7 @@ class StageRows:
         return order[:first], order[first:].reshape(num_stages - 1, each)
 
     def cut(self, data: StageData, rows: Int[Array, " row"]) -> dict[str, Array]:
-        """The arguments by row, for some rows; by NumPy, which compiles nothing for their number."""
+        """The arguments by row, for some rows; by NumPy, so that nothing is compiled."""
         index = np.asarray(rows)
         return {name: jnp.asarray(np.asarray(each)[index]) for name, each in data.columns.items()}
 

@@ -3,14 +3,14 @@
     q(z)  =  (1 - background) mixture(z)  +  background prior(z)
     evidence  =  mean over draws from q of  w,      w(z)  =  prior(z) likelihood(z) / q(z)
 
-Nested sampling runs as it would alone. Then, on the host, a mixture is fitted to its weighted points
-(`inference.maths.normal_mixture`), and its components get Student's t tails, because a posterior
-near the bound of a parameter has heavier tails than a Normal. The draws are independent, so that the
-error of the evidence falls with the root of their number; that of nested sampling falls with the
-root of the live points. While the effective sample size is too small, a mixture with up to twice as
-many components is fitted to the points and the weighted draws together, and draws are made anew;
-only the last draws count. Where members are exchangeable, the mixture covers canonical vectors
-alone, and other draws have weight 0 (`inference.reading.density`).
+Nested sampling runs as it would alone. Then, on the host, a mixture is fitted to its weighted
+points (`inference.maths.normal_mixture`), and its components get Student's t tails, because a
+posterior near the bound of a parameter has heavier tails than a Normal. The draws are independent,
+so that the error of the evidence falls with the root of their number; that of nested sampling falls
+with the root of the live points. While the effective sample size is too small, a mixture with up to
+twice as many components is fitted to the points and the weighted draws together, and draws are made
+anew; only the last draws count. Where members are exchangeable, the mixture covers canonical
+vectors alone, and other draws have weight 0 (`inference.reading.density`).
 
 Draws do not know of a mode that no component is near to, but points of the nested sampling do. The
 share of the posterior that they show to be missed is in the claimed error, and leads to another

@@ -332,10 +332,9 @@ class Nesting:
             given: the arrays of `drawing`, of each replicate.
         """
         if any(state.offers.are_worn for state in states):
-            pairs = zip(states, given, strict=True)
             return [
                 self._with_offers(state, drawing, arrays) if state.offers.are_worn else state
-                for state, arrays in pairs
+                for state, arrays in zip(states, given, strict=True)
             ]
         return [self._with_more_room(state) for state in states]
 

@@ -1,24 +1,24 @@
 """The paper's summary of a stage: a mixture over codes of Hilbert curves.
 
     u = 1 / (1 + exp(-z)),      h_k = the code of block k of u, a place on a circle of length 1
-    q(z)  =  sum_j a_j product_k exp(-(h_k - h_jk)^2 / (2 s_jk^2)) / z_jk   x   product_i u_i (1 - u_i)
+    q(z)  =  sum_j a_j product_k exp(-(h_k - h_jk)^2 / (2 s_jk^2)) / z_jk  product_i u_i (1 - u_i)
 
 A block is a latent site. Differences of codes are taken on the circle, from -1/2 to 1/2, and z_jk =
-s_jk sqrt(2 pi) erf(1 / (s_jk sqrt 8)). The curve preserves volume, so that the second product is the
-whole Jacobian. A component costs two numbers a block, whatever the dimension of the block. But what
-is near in z may be far in code: a round cloud becomes pieces of many lengths.
+s_jk sqrt(2 pi) erf(1 / (s_jk sqrt 8)). The curve preserves volume, so that the second product is
+the whole Jacobian. A component costs two numbers a block, whatever the dimension of the block. But
+what is near in z may be far in code: a round cloud becomes pieces of many lengths.
 
-The mixture is fitted by EM as in the paper, with the spread s the root of a mean square about the new
-centre. On a circle the spread of largest likelihood solves E[h^2] = (mean square), where the mean
-square alone would be too narrow for a wide component. Spreads are at least 8 cells of the curve,
-since for narrower ones the sum over cells is not the integral, and at most 10, next to uniform. A
-component of less than a hundredth of the points is dropped (with more than fifty components, of less
-than half an even share). EM begins as in the paper, with one component on each of some points,
-which are contracted to as many as are wanted; the last is as wide as the circle, for points that
-are torn off. The number of components is chosen by cross-validation.
+The mixture is fitted by EM as in the paper, with the spread s the root of a mean square about the
+new centre. On a circle the spread of largest likelihood solves E[h^2] = (mean square), where the
+mean square alone would be too narrow for a wide component. Spreads are at least 8 cells of the
+curve, since for narrower ones the sum over cells is not the integral, and at most 10, next to
+uniform. A component of less than a hundredth of the points is dropped (with more than fifty
+components, of less than half an even share). EM begins as in the paper, with one component on each
+of some points, which are contracted to as many as are wanted; the last is as wide as the circle,
+for points that are torn off. The number of components is chosen by cross-validation.
 
-`contracted` reduces a graph of nodes with Gaussian affinities exp(-square_ij / 2 s^2). Two nodes are
-alike by the cosine between their affinities to all nodes. The pair is combined for which (1 -
+`contracted` reduces a graph of nodes with Gaussian affinities exp(-square_ij / 2 s^2). Two nodes
+are alike by the cosine between their affinities to all nodes. The pair is combined for which (1 -
 cosine) x (weight of the lighter node) is smallest; the lighter node goes, and leaves its weight to
 the other, until few enough are left. (The paper combines nodes whose affinities are "similar
 enough"; this needs no threshold, and an outlier keeps no component for itself.) The scale s is such

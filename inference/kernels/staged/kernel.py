@@ -10,33 +10,33 @@ likelihood of a row is computed only where earlier rows leave something to find 
 
 A stage first searches for a proposal q_s near its posterior (`search`). Nested sampling of
 (likelihood pi_s / q_s) from q_s, with a fifth of pi_s in q_s, is as exact as from pi_s, with less
-information and a smaller error; most new points are then independent draws. Where draws show that no
-mixture is near, nested sampling starts from pi_s.
+information and a smaller error; most new points are then independent draws. Where draws show that
+no mixture is near, nested sampling starts from pi_s.
 
 What a mixture cannot represent is lost to later stages. Weighted draws measure the loss in nats
 (`weighing.Loss`): it is in the error of the evidence, as `summary_error`, and `summary_loss` is the
 mean over the mixtures, which `diagnostics.report` judges. The posterior of few rows is often not a
 mixture. Where the loss would be above `most_lost`, a stage takes as many rows more as it has.
 Whenever the rows of a run have doubled, and at its end, draws are weighted by all of them
-(`weighing`). The `log_evidence` of several stages is by these weights, `nested_log_evidence` the sum
-over the stages (with `nested_summary_error` in its error), and `nats_left` the divergence from the
-mixture to the posterior of all rows. Where that is large, the mixture is mended, or the run begins
-again with the rows so far as its first stage. The weights do not see a mode that no component is
-near to, so the first stage must have enough rows to show the modes.
+(`weighing`). The `log_evidence` of several stages is by these weights, `nested_log_evidence` the
+sum over the stages (with `nested_summary_error` in its error), and `nats_left` the divergence from
+the mixture to the posterior of all rows. Where that is large, the mixture is mended, or the run
+begins again with the rows so far as its first stage. The weights do not see a mode that no
+component is near to, so the first stage must have enough rows to show the modes.
 
 `Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random;
 `driver.update(x, y)` is one more stage, at any later time. The rest is as in `NestedSampler`.
 
-The paper has exploration by several states, exploitation of what was fitted, clumps on Hilbert codes
-(`summary="code"`) and EM. It learns many model orders together; here each order is learned by itself
+The paper has exploration by several states, exploitation of what was fitted, clumps on Hilbert
+codes (`summary="code"`) and EM. Unlike in the paper, each model order is learned by itself
 (`inference.orders`).
 
 Center (2009), "Learning complex classification models from large data sets". Cost: each stage as
-`NestedSampler` on its rows, with the information that is left to it; for q_s some gradients for each
-dimension, in the first stage some hundred for each walker, and again where a stage takes more rows;
-between stages a gradient for each point and a fit of the mixture; four draws for each dimension, at
-least 200, by all rows, some three times in a run; and a stage of all rows so far where a run begins
-again.
+`NestedSampler` on its rows, with the information that is left to it; for q_s some gradients for
+each dimension, in the first stage some hundred for each walker, and again where a stage takes more
+rows; between stages a gradient for each point and a fit of the mixture; four draws for each
+dimension, at least 200, by all rows, some three times in a run; and a stage of all rows so far
+where a run begins again.
 """
 
 from collections.abc import Sequence

@@ -21,9 +21,9 @@ vector is relabelled for each.
     driver.update(x, y)                                   # further stages, as of `Staged`
 
 A driver can be pickled. Center (2009), "Learning complex classification models from large data
-sets", on several processors. Cost: a stage of `Staged` with (workers x components x size^2) in place
-of the rows; a gradient of a worker's rows for each of its points; and four draws for each dimension,
-at least 200, by all rows.
+sets", on several processors. Cost: a stage of `Staged` with (workers x components x size^2) in
+place of the rows; a gradient of a worker's rows for each of its points; and four draws for each
+dimension, at least 200, by all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,8 +59,8 @@ __all__ = ["MergedStages", "Part", "Product"]
 class Product(Start):
     """The first worker's posterior, and the product of the others over the prior.
 
-    A mixture of workers is a `LabelledMixture` whose arrays are stacked; other mixtures are those of
-    stages of rows.
+    A mixture of workers is a `LabelledMixture` whose arrays are stacked; other mixtures are those
+    of stages of rows.
     """
 
     def densities(self, arrays: StageArrays) -> Callable:
@@ -215,8 +215,8 @@ class MergedStages(Staged):
         mixture = reading.search.family.fitted(fit_key, points, log_weight, self.num_clumps)
         account = account_of(lost_key, state, own, mixture, data, spent)
         before = state.before.then(account)
-        # the weighted evidence is that of all rows of the worker; the correction and the loss of the
-        # last mixture are in its account
+        # the weighted evidence is that of all rows of the worker; the correction and the loss of
+        # the last mixture are in its account
         if state.weighed.is_there:
             correction = account.nested.log_evidence - evidence(state.nest)[0]
             log_evidence = state.weighed.log_evidence + correction

@@ -332,7 +332,7 @@ class Search:
         return Candidate(matched.proposal, spent, peaks if len(peaks) else None)
 
     def near_heaviest(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate | None:
-        """`near_peaks` with walkers from the heaviest draws; they may find a peak within another."""
+        """`near_peaks` with walkers from the heaviest draws, which may show another peak."""
         if begin.heaviest is None or begin.peaks is None:
             return None
         known = jnp.concatenate([begin.peaks, begin.heaviest])

@@ -9,11 +9,11 @@ for all that was found are weighted by the prior and all rows so far:
 
 That is the evidence whatever the mixtures have lost, and the spread of the weights gives the
 Kullback-Leibler divergence from q to the posterior. Where it is large and stages are to come, they
-start from Normals that batch and match finds from the components of q with all rows so far, if these
-have a small divergence. Otherwise the run begins again, with all rows so far as one stage from the
-prior; walkers climb from the components of q, and a few from anywhere. Where stages are not
-explored, nested sampling draws from q then, unless q is far off. The weights do not see a mode that
-no component is near to.
+start from Normals that batch and match finds from the components of q with all rows so far, if
+these have a small divergence. Otherwise the run begins again, with all rows so far as one stage
+from the prior; walkers climb from the components of q, and a few from anywhere. Where stages are
+not explored, nested sampling draws from q then, unless q is far off. The weights do not see a mode
+that no component is near to.
 
 The rows of a run before an update are gone, so that an update is not weighted. Instead, where the
 rows of an update lead to where the components have less density than the prior in their background,
@@ -71,8 +71,8 @@ class Loss(NamedTuple):
 
     The log-evidence of later rows is off by the log of the mean of q / p over the final posterior.
     Over draws from p the mean of log q / p is minus the divergence from q to p. The final posterior
-    of N rows has n / N of the variance of that of n rows, and relative to it a term of any degree in
-    z counts by at most 1 - n / N.
+    of N rows has n / N of the variance of that of n rows, and relative to it a term of any degree
+    in z counts by at most 1 - n / N.
 
     The errors of successive mixtures are correlated, because the rows that they have in common lead
     all of them away from the final z to the same side. Linear log ratios of m rows and of n > m

@@ -2,13 +2,13 @@
 
     pi(z)  ~  prior(z) x p(rows of earlier stages | z) x p(rows of this stage | z) ^ e
 
-In every stage e goes from 0 to 1. A step raises e as far as the importance weights of the particles,
-p(rows of this stage | z) ^ (step of e), leave a given effective sample size. Then it resamples, and
-every particle walks by slice sampling until it has forgotten its start. The mean weights of all
-steps multiply to the evidence. A walk takes all rows so far, so that the answer is exact in the
-limit of many particles. (`Staged` takes the rows of its stage alone, and what its summary of the
-others has lost is lost.) The error of the log-evidence is estimated from the genealogy
-(`inference.maths.resampling`).
+In every stage e goes from 0 to 1. A step raises e as far as the importance weights of the
+particles, p(rows of this stage | z) ^ (step of e), leave a given effective sample size. Then it
+resamples, and every particle walks by slice sampling until it has forgotten its start. The mean
+weights of all steps multiply to the evidence. A walk takes all rows so far, so that the answer is
+exact in the limit of many particles. (`Staged` takes the rows of its stage alone, and what its
+summary of the others has lost is lost.) The error of the log-evidence is estimated from the
+genealogy (`inference.maths.resampling`).
 
 `Driver(DataTempering(model, num_stages=10)).run(key, x, y)` deals the rows out at random;
 `driver.update(x, y)` is one more stage, at any later time. All rows so far are in the state, so
