@@ -210,16 +210,16 @@ class ImportanceFinish(Algorithm):
         results of the sampler, without an error.
         """
         nested = self.sampler.results(state.nest, reading, data)
-        of_nested = ("log_evidence", "log_evidence_se")
-        before = {f"nested_{name}": nested.attrs[name] for name in of_nested}
+        before = {
+            f"nested_{name}": nested.attrs[name] for name in ("log_evidence", "log_evidence_se")
+        }
         if not state.num_rounds:
-            points = {**nested.groups["particles"]}
-            del points["mode"]
+            every = nested.groups["particles"].items()
+            points = {name: value for name, value in every if name != "mode"}
             attrs = nested.attrs | before | {"log_evidence_se": jnp.nan, "ess": jnp.nan}
             return nested._replace(groups={"particles": points}, attrs=attrs)
         log_weight = state.log_weight - np.log(self.num_draws)
         log_evidence = jax.nn.logsumexp(log_weight)
-        num_points = state.nest.num_dead + self.sampler.settings.num_live
         ratio, share = jnp.exp(state.log_weight - log_evidence), jnp.exp(log_weight - log_evidence)
         mean = jnp.sum(jnp.where(share > 0, share * state.log_likelihood, 0.0))
         attrs = before | {
@@ -229,7 +229,7 @@ class ImportanceFinish(Algorithm):
             "missed": state.missed,
             "information": mean - log_evidence,
             "num_evaluations": nested.attrs["num_evaluations"]
-            + num_points
+            + len(nested.groups["particles"]["log_weight"])
             + state.num_rounds * self.num_draws,
             "num_rounds": state.num_rounds,
         }

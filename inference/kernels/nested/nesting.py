@@ -315,7 +315,7 @@ class Nesting:
 
         Offers are made while they lie above the limit more often than once in the steps of a walk.
         With several modes there are none, because the mode of a draw would not be known. All
-        offers of a birth fail with probability e^-4.
+        offers of a birth fail with probability e^-4 at most.
         """
         num_steps = self._num_steps(state)
         is_cheap = state.volumes.log_volume[0, 0] > -jnp.log(num_steps.astype(state.live.z.dtype))

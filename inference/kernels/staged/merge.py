@@ -201,8 +201,8 @@ class MergedStages(Staged):
         weighed, spent = reading.weighing.by_all(key_of(state, 4), state, found, data)
         if not weighed.lost.nats[0] < NEAR:
             weighed = weighed._replace(variance=jnp.full_like(weighed.variance, jnp.inf))
-        total = state.before.num_evaluations + float(spent)
-        account = state.before._replace(num_evaluations=total)
+        account = state.before
+        account = account._replace(num_evaluations=account.num_evaluations + float(spent))
         return state._replace(num_weighed=state.num_rows, weighed=weighed, before=account)
 
     def _learned(

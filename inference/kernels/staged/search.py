@@ -92,7 +92,7 @@ class LabelledMixture(NamedTuple):
 
     @property
     def log_weight(self) -> Array:
-        """Of the components; has no entry where there is no mixture."""
+        """[component], normalised; empty where there is no mixture."""
         return self.mixture.log_weight
 
 

@@ -71,8 +71,8 @@ class Loss(NamedTuple):
 
     The log-evidence of later rows is off by the log of the mean of q / p over the final posterior.
     Over draws from p the mean of log q / p is minus the divergence from q to p. The final posterior
-    of N rows has n / N of the variance of that of n rows, and relative to it a term of any degree
-    in z counts by at most 1 - n / N.
+    of N rows has n / N of the variance of p, which has learned from n rows. Averaged over it, a
+    term of degree k in z counts by (1 - n / N)^k, which is at most 1 - n / N.
 
     The errors of successive mixtures are correlated, because the rows that they have in common lead
     all of them away from the final z to the same side. Linear log ratios of m rows and of n > m
@@ -286,14 +286,9 @@ def forgotten(
     # no rows are forgotten by workers, which are weighted by all rows, and in a first stage
     if isinstance(mixture, LabelledMixture) or not len(mixture.log_weight):
         return jnp.zeros((), start.split.dtype)
-    share = _background_share(start, mixture, z, log_weight)
-    return jnp.where(share < 0.5, -jnp.log1p(-share), jnp.inf)
-
-
-@partial(jax.jit, static_argnums=0)
-def _background_share(start: Start, mixture: Mixture, z: Array, log_weight: Array) -> Array:
     of_mixture = (1 - start.defensive.background) * jnp.exp(-_log_ratio(start, mixture, z))
-    return weighted_mean(log_weight, 1 - of_mixture)
+    share = weighted_mean(log_weight, 1 - of_mixture)  # of the points from the background
+    return jnp.where(share < 0.5, -jnp.log1p(-share), jnp.inf)
 
 
 def background_correction(

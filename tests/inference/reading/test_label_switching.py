@@ -1,5 +1,5 @@
-"""Members without names: which plates have such, told from the model; vectors with other places are
-the same; and what nested sampling makes of them.
+"""Label switching: which plates have exchangeable members, copies of a vector, and what nested
+sampling makes of them.
 """
 
 from functools import cache
@@ -93,7 +93,7 @@ def test_columns_of_the_same_mean_and_spread_have_names(bug, monkeypatch):
 
 
 def test_rows_that_give_members_names_are_no_more_of_the_same():
-    """Of columns that are the same, means might change places."""
+    """The means of equal columns may change places."""
 
     def columns(x):
         with numpyro.plate("column", 2):

@@ -408,7 +408,7 @@ def test_a_likelihood_without_bound_is_given_up():
 
 @pytest.mark.slow
 def test_fewer_live_points_than_a_mode_needs_are_one_mode():
-    """Of 30 latent numbers a mode of its own would need 60 points; there are 20."""
+    """In 30 dimensions a mode of its own would need 60 points; there are 20."""
 
     def wide(y=0.0):
         x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([30]).to_event(1))

@@ -142,7 +142,7 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
 
 
 def test_lanes_walk_where_no_offers_are_left():
-    """Of ten offers, the first five of which others have had: five lanes take one each, the
+    """Ten offers, the first five of which are used: five lanes take one each, the
     others walk away from where they were.
     """
     count, offers = 8, jnp.arange(10.0, 20.0)[:, None]

@@ -22,7 +22,7 @@ def begun(model=line, args=(X, Y), num_live=60):
 
 
 def used(reading, state, count):
-    """Of its offers so many more."""
+    """The state after so many more of its offers were used."""
     return state._replace(
         offers=reading.used(state, jnp.asarray(count, jnp.int32) - state.offers.num_used)
     )

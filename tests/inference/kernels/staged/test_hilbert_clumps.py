@@ -15,7 +15,7 @@ from jax import random
 from jax.scipy.special import erf
 from scipy import optimize, stats
 
-from inference import Program
+from inference import Program, Staged
 from inference.kernels.staged import hilbert_clumps as _code_clumps
 from inference.kernels.staged.hilbert_clumps import HilbertClumps, HilbertMixture, spread_on_circle
 from inference.maths import hilbert
@@ -23,7 +23,7 @@ from inference.maths import normal_mixture as _normal_mixture
 from inference.maths.normal_mixture import FitPoints
 from inference.reading.density import Split
 from tests.inference.kernels.staged.test_kernel import driver_of
-from tests.inference.nests import line_evidence
+from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -299,6 +299,16 @@ def test_blocks_are_the_latent_sites_in_the_order_of_the_vector():
 
 # whatever it costs, for else all rows would be one stage
 CODE = {"summary": "code", "most_lost": np.inf}
+
+
+def test_the_summary_may_be_an_object():
+    """The string stands for the usual one; another has fewer bits."""
+    named, own = Staged(line, summary="code"), Staged(line, summary=HilbertClumps(bits=10))
+    assert named.num_clumps == own.num_clumps == 64
+    families = [each.read(Program(line, X, Y))[0].search.family for each in (named, own)]
+    assert families == [HilbertClumps((2,)), HilbertClumps((2,), bits=10)]
+    with pytest.raises(ValueError, match="summary: found 'codes', wanted 'state' or 'code'"):
+        Staged(line, summary="codes")
 
 
 @pytest.mark.slow

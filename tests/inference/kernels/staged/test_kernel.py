@@ -36,7 +36,7 @@ ROOT = np.array([[[0.5, 0.0], [0.3, 0.2]], [[0.1, 0.0], [0.0, 1.0]]])
 
 
 def sampled(size, seed=0):
-    """Of two Normals, of shares .3 and .7; and the exact log density."""
+    """Draws of two Normals with shares .3 and .7, and their exact log density."""
     rng = np.random.default_rng(seed)
     which = rng.choice(2, size, p=[0.3, 0.7])
     z = LOC[which] + np.einsum("nij,nj->ni", ROOT[which], rng.normal(size=(size, 2)))

@@ -154,7 +154,7 @@ def test_the_end_is_weighed_by_all_rows(bug, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_where_workers_disagree_no_error_is_claimed(bug, monkeypatch):
-    """Of outliers one of them has all. The planted bug: as if draws could tell."""
+    """One worker has all outliers. The planted bug: the error of the weights is claimed."""
     if bug:
         monkeypatch.setattr(merged_stages, "NEAR", np.inf)
     x = heavy(12, 15.0, 400)
@@ -227,7 +227,7 @@ def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
 
 
 def test_what_is_drawn_has_its_own_density(monkeypatch):
-    """Of the first worker, wherever its clumps reach: the mean over draws of a Normal density over
+    """The first worker's draws, wherever its components reach: the mean over draws of a Normal density over
     theirs is 1. Its clusters overlap with their copies.
     """
     kernel = MergedStages([fake(model=pair), fake(model=pair)])

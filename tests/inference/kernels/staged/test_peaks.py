@@ -53,7 +53,7 @@ def test_walkers_come_to_the_peaks_nearby():
 
 
 def test_walkers_stay_when_the_highest_peak_has_been_found_often():
-    """Of a hundred; where the highest is found by few, all climb."""
+    """There are a hundred; where the highest peak is found by few, all climb."""
     start = lambda often: jnp.asarray(CENTRES[[0] * often + [1] * (100 - often)] + 0.1)
     assert len(find_peaks(start(20), hills, CENTRES)[0]) == _exploration.LEAST
     assert len(find_peaks(start(4), hills, CENTRES)[0]) == 100
@@ -129,7 +129,7 @@ def search_of(kernel, *args):
 
 
 def evidence(model=line, data=(X, Y), **settings):
-    """Of one stage: how far it is from the exact one, where there is one, and the claimed error."""
+    """The log-evidence of one stage, and its claimed error."""
     kernel = Staged(model, **({"num_stages": 1, "num_live": 100, "num_walkers": 100} | settings))
     attrs = Driver(kernel, num_samples=1, progress_bar=False).run(0, *data).attrs
     return attrs["log_evidence"], attrs["log_evidence_se"]
@@ -409,7 +409,7 @@ def test_what_clumps_cannot_say_is_not_gone_over(little, places, monkeypatch):
 
 
 def test_nats_that_are_left():
-    """Of draws of a Normal for one that is beside it, these are half the squared distance."""
+    """The divergence of two Normals of variance 1 is half their squared distance."""
     np.testing.assert_allclose(divergence(jnp.zeros(10)), 0, atol=1e-12)
     np.testing.assert_allclose(divergence(jnp.array([0.0, 0.0, -jnp.inf, -800.0])), np.log(2))
     assert np.isnan(divergence(jnp.full(3, -jnp.inf)))

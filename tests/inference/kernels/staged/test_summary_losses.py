@@ -50,7 +50,7 @@ def test_a_loss_is_the_divergence_and_its_spread(bug):
 
 
 def one_loss(off, num_rows):
-    """Of a Normal whose mean is off by so many deviations."""
+    """The loss by a Normal whose mean is off by so many deviations."""
     times, root = np.array([1.0, num_rows]), np.sqrt(num_rows)
     return Loss(
         *map(jnp.array, (0.5 * off**2 * times, off**2 * times, [off / root, off * root], 1.0))
@@ -210,7 +210,7 @@ def test_what_workers_lose_is_claimed_of_what_they_have_together():
 
 
 def rate(y):
-    """Of few rows its posterior is far from Normal."""
+    """With few rows its posterior is far from Normal."""
     rate = numpyro.sample("rate", dist.HalfCauchy(1.0))
     with numpyro.plate("row", len(y)):
         numpyro.sample("y", dist.Exponential(rate), obs=y)
@@ -347,7 +347,7 @@ LEVELS = np.random.default_rng(0).normal(1.0, 1.0, size=20)
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_background_is_no_loss(bug, monkeypatch):
-    """Of a posterior far narrower than the prior a next stage has what the background leaves: half,
+    """After a posterior far narrower than the prior a next stage has what the background leaves: half,
     in each of nine. The planted bug: as if it were all.
     """
     if bug:

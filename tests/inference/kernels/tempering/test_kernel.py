@@ -111,7 +111,7 @@ def simulated(key, remembers, num_steps):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("remembers", [False, True], ids=["forgetful", "remembering"])
 def test_the_error_is_told_from_families(remembers, bug, monkeypatch):
-    """Of particles that forget all, and that forget nothing.
+    """Particles that forget everything, and that forget nothing.
 
     A planted bug loses the families before; the other has none.
     """
@@ -210,7 +210,7 @@ def log_evidence_is_right(tree):
 
 
 def moments_are_right(tree):
-    """Of all replicates together."""
+    """All replicates together."""
     drawn = tree["posterior"]["weight"].values.reshape(-1, 2)
     return (np.abs(drawn.mean(0) - MEAN) < 0.2 * DEVIATION).all() and np.allclose(
         drawn.std(0), DEVIATION, rtol=0.12
