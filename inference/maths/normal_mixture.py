@@ -82,8 +82,11 @@ class Defensive(NamedTuple):
     def draw(self, rng_key: Array, mixture: Mixture, draw_prior: Callable) -> Array:
         """A vector from the mixture or, by `draw_prior(key)`, from the prior."""
         which_key, draw_key = random.split(rng_key)
-        is_background = random.bernoulli(which_key, self.background)
-        return jnp.where(is_background, draw_prior(draw_key), self.summary.draw(draw_key, mixture))
+        return jnp.where(
+            random.bernoulli(which_key, self.background),
+            draw_prior(draw_key),
+            self.summary.draw(draw_key, mixture),
+        )
 
 
 # Normal mixtures.
@@ -134,9 +137,11 @@ class NormalSummary:
 
     def empty(self, num_components: int) -> NormalMixture:
         """A mixture whose components are all absent."""
-        eye = jnp.broadcast_to(jnp.eye(self.size), (num_components, self.size, self.size))
-        mean = jnp.zeros((num_components, self.size))
-        return NormalMixture(jnp.full(num_components, -jnp.inf), mean, eye)
+        return NormalMixture(
+            jnp.full(num_components, -jnp.inf),
+            jnp.zeros((num_components, self.size)),
+            jnp.broadcast_to(jnp.eye(self.size), (num_components, self.size, self.size)),
+        )
 
     def log_density(self, mixture: NormalMixture, z: Float[Array, " size"]) -> Array:
         """The log density at one vector; absent components at the end cost nothing."""
@@ -183,8 +188,15 @@ class NormalSummary:
         ways = (by_moments,) if points.score is None else (by_moments, by_scores)
         counts = powers_of_two(num_components)
         fits = [partial(way, count=count) for count in counts for way in ways]
-        num_points = int(np.clip(250 * num_components, 2000, 4000))
-        return cross_validated(rng_key, points, log_weight, fits, self, known, num_points)
+        return cross_validated(
+            rng_key,
+            points,
+            log_weight,
+            fits,
+            self,
+            known,
+            int(np.clip(250 * num_components, 2000, 4000)),
+        )
 
 
 def _log_each(mixture: NormalMixture, z: Array, degrees: float = np.inf) -> Array:
@@ -219,8 +231,11 @@ def _em(
         responsibility = jnp.where(is_kept, responsibility, 0.0)
         total, mean, scatter = _scatter(responsibility, points)
         common = scatter.sum(0) / num_points + 1e-6 * total_covariance
-        root = jnp.linalg.cholesky((scatter + size * common) / (total + size)[:, None, None])
-        return NormalMixture.of(jnp.log(total) - jnp.log(total.sum()), mean, root)
+        return NormalMixture.of(
+            jnp.log(total) - jnp.log(total.sum()),
+            mean,
+            jnp.linalg.cholesky((scatter + size * common) / (total + size)[:, None, None]),
+        )
 
     def improved(state: tuple) -> tuple:
         number, mixture, before, _ = state
@@ -274,8 +289,9 @@ def pushed_forward(mixture: NormalMixture, to: Callable[[Array], Array]) -> Norm
     """The distribution of `to(z)` for z of a mixture, by the derivative of `to` at each mean."""
     root = jax.vmap(jax.jacfwd(to))(mixture.mean) @ jax.vmap(_inverse)(mixture.whitening)
     covariance = root @ jnp.swapaxes(root, 1, 2)
-    mean = jax.vmap(to)(mixture.mean)
-    return NormalMixture.of(mixture.log_weight, mean, jnp.linalg.cholesky(covariance))
+    return NormalMixture.of(
+        mixture.log_weight, jax.vmap(to)(mixture.mean), jnp.linalg.cholesky(covariance)
+    )
 
 
 def _nearest_centre(

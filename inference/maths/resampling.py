@@ -167,8 +167,9 @@ def resampled(rng_key: Array, log_weight: Array, num_draws: int) -> np.ndarray:
     """
     known = np.asarray(log_weight, float)
     start_key, order_key = random.split(rng_key)
-    weight = np.exp(known - np.logaddexp.reduce(known))
-    index = systematic(weight, float(random.uniform(start_key)), num_draws)
+    index = systematic(
+        np.exp(known - np.logaddexp.reduce(known)), float(random.uniform(start_key)), num_draws
+    )
     return np.asarray(random.permutation(order_key, index))
 
 
@@ -183,8 +184,12 @@ def _below_half(parents):
         stay = lambda *_: jnp.arange(num_particles, dtype=jnp.int32)
         drawn = jax.lax.cond(uneven, parents, stay, parent_key, jnp.exp(total))
         even = jnp.full_like(total, -jnp.log(jnp.asarray(num_particles, total.dtype)))
-        choice = drawn_choices(choice_key, log_weight[drawn])
-        return Chosen(drawn, choice, jnp.where(uneven, even, total), uneven)
+        return Chosen(
+            drawn,
+            drawn_choices(choice_key, log_weight[drawn]),
+            jnp.where(uneven, even, total),
+            uneven,
+        )
 
     return scheme
 
@@ -257,8 +262,12 @@ def after_step(
     families: Families, weight: Float[Array, " particle"], parent: Int[Array, " particle"]
 ) -> Families:
     """The families after a step with normalised weights, and its resampling."""
-    added = families.added.at[families.family].add(weight - 1 / len(weight))
-    old = Families(families.family[parent], added, families.variance, families.age + 1)
+    old = Families(
+        families.family[parent],
+        families.added.at[families.family].add(weight - 1 / len(weight)),
+        families.variance,
+        families.age + 1,
+    )
     return jax.tree.map(
         lambda old_leaf, leaf: jnp.where(old.age < GENERATIONS, old_leaf, leaf),
         old,

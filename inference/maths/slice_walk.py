@@ -179,8 +179,9 @@ def walk(
         count,
     )
     end = jax.lax.while_loop(lambda state: jnp.any(state.step < num_steps), one_round, state)
-    is_equal = end.at.log_likelihood == limit.log_likelihood
-    least_label = jnp.where(is_equal, limit.label, jnp.zeros_like(limit.label))
+    least_label = jnp.where(
+        end.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label)
+    )
     label = least_label + (1 - least_label) * random.uniform(label_key, (num_particles,), dtype)
     return end._replace(at=end.at._replace(label=label))
 
@@ -305,8 +306,9 @@ def slice_moves(
     def one_pass(carry: tuple[Particles, MoveReport]) -> tuple[Particles, MoveReport]:
         at, report = carry
         num_steps = jnp.maximum(report.num_steps, least)
-        pass_key = random.fold_in(rng_key, report.passes)
-        new = walk(pass_key, densities, at, no_limit, turn, num_steps, 4.0)
+        new = walk(
+            random.fold_in(rng_key, report.passes), densities, at, no_limit, turn, num_steps, 4.0
+        )
         return new.at, MoveReport(
             distance(at.z) / jnp.maximum(distance(new.at.z), tiny),
             report.num_steps + num_steps,

@@ -133,10 +133,11 @@ class Split:
             z = self.draw(key)
             log_prior, log_likelihood = self.densities(z)
             log_joint = self.program.log_density_unconstrained(self.unconstrained(z))
-            missed = gap(log_prior + log_likelihood, log_joint, 10 + jnp.abs(log_joint))
             return {
                 f"sites {list(self.program.latent)}": jnp.where(
-                    jnp.isfinite(log_joint), missed, 0.0
+                    jnp.isfinite(log_joint),
+                    gap(log_prior + log_likelihood, log_joint, 10 + jnp.abs(log_joint)),
+                    0.0,
                 )
             }, jnp.isnan(log_likelihood)
 
@@ -289,8 +290,11 @@ class Exchangeable:
     def relabelled(self, z: Float[Array, " size"], reference: Reference) -> Array:
         """The canonical copy of a vector: each member matched to one of the reference."""
         order = self._matching(z, reference)
-        stays = (order == jnp.arange(self.count)).all() | ~jnp.isfinite(z).all()
-        return jnp.where(stays, z, self.permuted(z, order))
+        return jnp.where(
+            (order == jnp.arange(self.count)).all() | ~jnp.isfinite(z).all(),
+            z,
+            self.permuted(z, order),
+        )
 
     def is_canonical(self, z: Float[Array, " size"], reference: Reference) -> Array:
         """Whether a vector is the canonical one of its copies."""
@@ -327,8 +331,9 @@ class Exchangeable:
 
         def gaps(rng_key: Array) -> tuple[dict[str, Array], Array]:
             draw_key, order_key = random.split(rng_key)
-            z = random.normal(draw_key, (self.split.size,), self.split.dtype)
-            values = self.split.values(z)
+            values = self.split.values(
+                random.normal(draw_key, (self.split.size,), self.split.dtype)
+            )
             before, after = terms_of(values), terms_of(self.shuffled(order_key, values))
             is_number = ~(jnp.isnan(before) & jnp.isnan(after))
             missed = gap(jnp.where(is_number, before, 0), jnp.where(is_number, after, 0))

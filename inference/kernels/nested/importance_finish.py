@@ -161,13 +161,16 @@ class ImportanceFinish(Algorithm):
         of_points = _mapped(densities, points)
         log_density = lambda mixture, point: proposal.log_density(mixture, *point)
         for number in range(1, self.num_rounds + 1):
-            key = random.fold_in(random.wrap_key_data(state.rng_key), number)
-            fit_key, draw_key = random.split(key)
-            num_clumps = self.num_clumps * 2 ** (number - 1)
-            mixture = family.fitted(fit_key, FitPoints(z), weight, num_clumps)
-            one_draw = partial(_drawn, draw, densities, proposal, mixture)
-            keys = random.split(draw_key, self.num_draws)
-            drawn, log_weight, log_likelihood = _mapped(one_draw, keys)
+            fit_key, draw_key = random.split(
+                random.fold_in(random.wrap_key_data(state.rng_key), number)
+            )
+            mixture = family.fitted(
+                fit_key, FitPoints(z), weight, self.num_clumps * 2 ** (number - 1)
+            )
+            drawn, log_weight, log_likelihood = _mapped(
+                partial(_drawn, draw, densities, proposal, mixture),
+                random.split(draw_key, self.num_draws),
+            )
             log_proposal = _mapped(partial(log_density, mixture), (points, of_points[0]))
             log_total = jax.nn.logsumexp(log_weight)
             missed = _missed(point_weight, sum(of_points) - log_proposal - log_total)
@@ -200,8 +203,12 @@ class ImportanceFinish(Algorithm):
         """
         if not state.num_rounds:
             return self.sampler.draw(rng_key, state.nest, reading, data, num_draws)
-        chosen = state.z[resampled(rng_key, state.log_weight, num_draws)]
-        return site_values(random.fold_in(rng_key, 1), reading.split, reading.exchange, chosen)
+        return site_values(
+            random.fold_in(rng_key, 1),
+            reading.split,
+            reading.exchange,
+            state.z[resampled(rng_key, state.log_weight, num_draws)],
+        )
 
     def results(self, state: Finish, reading: Nesting, data: dict[str, Array]) -> Results:
         """The evidence by importance sampling and by nested sampling, and the weighted draws.
@@ -233,8 +240,11 @@ class ImportanceFinish(Algorithm):
             + state.num_rounds * self.num_draws,
             "num_rounds": state.num_rounds,
         }
-        values = site_values(random.key(0), reading.split, reading.exchange, state.z)
-        found = particles(values, log_weight=log_weight, log_likelihood=state.log_likelihood)
+        found = particles(
+            site_values(random.key(0), reading.split, reading.exchange, state.z),
+            log_weight=log_weight,
+            log_likelihood=state.log_likelihood,
+        )
         return found._replace(attrs=nested.attrs | attrs)
 
 

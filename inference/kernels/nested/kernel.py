@@ -153,8 +153,12 @@ class NestedSampler(Algorithm):
     ) -> dict[str, Array]:
         """Points in proportion to their weights, by systematic resampling, in random order."""
         z, log_weight, _, _ = all_points(state)
-        chosen = jnp.asarray(np.asarray(z)[resampled(rng_key, log_weight, num_draws)])
-        return site_values(random.fold_in(rng_key, 1), reading.split, reading.exchange, chosen)
+        return site_values(
+            random.fold_in(rng_key, 1),
+            reading.split,
+            reading.exchange,
+            jnp.asarray(np.asarray(z)[resampled(rng_key, log_weight, num_draws)]),
+        )
 
     def results(self, state: Nest, reading: Nesting, data: dict[str, Array]) -> Results:
         """The evidence, and all points with their weights.
@@ -171,6 +175,10 @@ class NestedSampler(Algorithm):
             "num_modes": state.num_modes,
             "num_evaluations": state.num_evaluations,
         }
-        values = site_values(random.key(0), reading.split, reading.exchange, z)
-        found = particles(values, log_weight=log_weight, log_likelihood=log_likelihood, mode=mode)
+        found = particles(
+            site_values(random.key(0), reading.split, reading.exchange, z),
+            log_weight=log_weight,
+            log_likelihood=log_likelihood,
+            mode=mode,
+        )
         return found._replace(attrs=attrs)

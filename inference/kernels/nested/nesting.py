@@ -139,8 +139,9 @@ class Nesting:
         def begun(
             label_key: Array, z: Array, log_prior: Array, log_likelihood: Array, offers: Offers
         ) -> Nest:
-            label = random.uniform(label_key, (num_live,), z.dtype)
-            live = Particles(z, log_prior, log_likelihood, label)
+            live = Particles(
+                z, log_prior, log_likelihood, random.uniform(label_key, (num_live,), z.dtype)
+            )
             return initial_state(live, offers, reference(z), num_modes, FIRST_FOLDS * num_live)
 
         found = (label_key, z, log_prior, log_likelihood, offers)
@@ -165,8 +166,12 @@ class Nesting:
         """
         batch = self.sampler.batch
         volume_key, birth_key, mode_key = random.split(rng_key, 3)
-        count = jnp.zeros(len(state.volumes.log_volume), jnp.int32).at[state.mode].add(1)
-        death = lowest(state.live, state.mode, count, batch)
+        death = lowest(
+            state.live,
+            state.mode,
+            jnp.zeros(len(state.volumes.log_volume), jnp.int32).at[state.mode].add(1),
+            batch,
+        )
         lost = jax.tree.map(lambda leaf: leaf[death.chosen], state.live)
         lost_mode = state.mode[death.chosen]
         places = lost_mode, death.rank, death.count[lost_mode]
@@ -190,9 +195,13 @@ class Nesting:
         )
         state = state._replace(offers=self.used(state, born.num_offered))
         if self.sampler.track_modes or len(state.reference.location):
-            is_time = state.num_steps % (max(1, self.sampler.num_live // batch // 2)) == 0
-            search = partial(self._with_modes, densities)
-            state = jax.lax.cond(is_time, search, lambda _, state: state, mode_key, state)
+            state = jax.lax.cond(
+                state.num_steps % (max(1, self.sampler.num_live // batch // 2)) == 0,
+                partial(self._with_modes, densities),
+                lambda _, state: state,
+                mode_key,
+                state,
+            )
         log_left = remaining(state, slice(1))[0]
         return state, Shrinkage(
             ranks,
@@ -272,9 +281,12 @@ class Nesting:
             )
         if not self.sampler.track_modes:
             return state
-        roots = covariance_roots(state.live.z, state.mode, len(state.volumes.log_volume))
         mode, origin, num_modes = split_modes(
-            state.live.z, state.mode, roots, state.num_modes, self._least
+            state.live.z,
+            state.mode,
+            covariance_roots(state.live.z, state.mode, len(state.volumes.log_volume)),
+            state.num_modes,
+            self._least,
         )
         volumes = share_volumes(rng_key, state.volumes, mode, origin, state.ancestor[-1])
         own = jnp.arange(self.sampler.num_live, dtype=jnp.int32)[None]
@@ -301,14 +313,20 @@ class Nesting:
 
     def _offers(self, rng_key: Array, drawing: Callable, given: Any) -> Offers:
         own_key, next_key = random.split(rng_key)
-        z = self.draws(own_key, max(BLOCK, 10 * self.sampler.num_live), drawing, given)
-        return Offers(z, jnp.zeros((), jnp.int32), jnp.zeros((), bool), random.key_data(next_key))
+        return Offers(
+            self.draws(own_key, max(BLOCK, 10 * self.sampler.num_live), drawing, given),
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((), bool),
+            random.key_data(next_key),
+        )
 
     def used(self, state: Nest, count: Array) -> Offers:
         """The offers after `count` more were used; worn when half of them are."""
         num_used = state.offers.num_used + count
-        are_worn = (2 * num_used > len(state.offers.z)) & (self._num_offers(state) > 0)
-        return state.offers._replace(num_used=num_used, are_worn=are_worn)
+        return state.offers._replace(
+            num_used=num_used,
+            are_worn=(2 * num_used > len(state.offers.z)) & (self._num_offers(state) > 0),
+        )
 
     def _num_offers(self, state: Nest) -> Array:
         """How many offers a birth gets before it walks.

@@ -194,8 +194,10 @@ def particles(values: dict[str, Array], **beside: Array) -> Results:
 
 def whole_prior(most_modes: int, num_histories: int) -> Volumes:
     """The volumes at the start: the whole prior in the first of up to `most_modes` modes."""
-    log_volume = jnp.full((most_modes, 1 + num_histories), -jnp.inf).at[0].set(0.0)
-    return Volumes(log_volume, jnp.full(1 + num_histories, -jnp.inf))
+    return Volumes(
+        jnp.full((most_modes, 1 + num_histories), -jnp.inf).at[0].set(0.0),
+        jnp.full(1 + num_histories, -jnp.inf),
+    )
 
 
 def shrink_volumes(
@@ -296,8 +298,14 @@ def lowest(
     order = jnp.lexsort((live.label, live.log_likelihood, mode))
     first = jnp.cumsum(count) - count
     chosen = jnp.lexsort((live.label, live.log_likelihood))[:batch]
-    rank = jnp.argsort(order)[chosen] - first[mode[chosen]]
-    return Death(order, first, count, jnp.zeros_like(count).at[mode[chosen]].add(1), chosen, rank)
+    return Death(
+        order,
+        first,
+        count,
+        jnp.zeros_like(count).at[mode[chosen]].add(1),
+        chosen,
+        jnp.argsort(order)[chosen] - first[mode[chosen]],
+    )
 
 
 def parents_of(
@@ -441,15 +449,18 @@ def _square_distances(z: Array, mode: Array, roots: Array) -> Array:
     y = jnp.einsum("nij,nj->ni", jax.scipy.linalg.solve_triangular(roots, eye, lower=True)[mode], z)
     y = y - y.mean(0, keepdims=True)
     square = jnp.sum(y**2, -1)
-    distance = square[:, None] + square[None, :] - 2 * y @ y.T
-    is_other = (mode[:, None] == mode[None, :]) & ~jnp.eye(len(z), dtype=bool)
-    return jnp.where(is_other, distance, jnp.inf)
+    return jnp.where(
+        (mode[:, None] == mode[None, :]) & ~jnp.eye(len(z), dtype=bool),
+        square[:, None] + square[None, :] - 2 * y @ y.T,
+        jnp.inf,
+    )
 
 
 def _mutual_neighbours(square: Array, num_neighbours: int) -> Array:
     next_one = lambda _, reach: jnp.min(jnp.where(square > reach[:, None], square, jnp.inf), axis=1)
-    start = jnp.full(len(square), -jnp.inf, square.dtype)
-    reach = jax.lax.fori_loop(0, num_neighbours, next_one, start)
+    reach = jax.lax.fori_loop(
+        0, num_neighbours, next_one, jnp.full(len(square), -jnp.inf, square.dtype)
+    )
     near = (square <= reach[:, None]) & jnp.isfinite(square)
     return near & near.T
 

@@ -90,8 +90,11 @@ class HilbertClumps:
     def empty(self, num_components: int) -> HilbertMixture:
         """A mixture whose components are all absent."""
         shape = (num_components, len(self.blocks))
-        centre = jnp.zeros((*shape, max(self._words)), jnp.uint32)
-        return HilbertMixture(jnp.full(num_components, -jnp.inf), centre, jnp.ones(shape))
+        return HilbertMixture(
+            jnp.full(num_components, -jnp.inf),
+            jnp.zeros((*shape, max(self._words)), jnp.uint32),
+            jnp.ones(shape),
+        )
 
     def log_density(self, mixture: HilbertMixture, z: Float[Array, " size"]) -> Array:
         """The log density at one vector."""
@@ -110,8 +113,9 @@ class HilbertClumps:
         parts = enumerate(zip(self._words, self.blocks, strict=True))
         cells = [hilbert.decode(code[i, :words], size, self.bits) for i, (words, size) in parts]
         cells, last = jnp.concatenate(cells), jnp.uint32((1 << self.bits) - 1)
-        tiny = float(jnp.finfo(spread.dtype).tiny)
-        within = random.uniform(cell_key, cells.shape, spread.dtype, minval=tiny)
+        within = random.uniform(
+            cell_key, cells.shape, spread.dtype, minval=float(jnp.finfo(spread.dtype).tiny)
+        )
         # from the nearer face of the cube, so that z keeps its digits and is finite
         is_upper = cells > last // 2
         u = hilbert.cell_points(jnp.where(is_upper, last - cells, cells), self.bits, within)
@@ -134,8 +138,9 @@ class HilbertClumps:
     @partial(jax.jit, static_argnums=0)
     def codes(self, z: Array) -> Array:
         """Codes [..., block, word] of vectors [..., size]."""
-        ends = np.cumsum(self.blocks)[:-1]
-        parts = jnp.split(hilbert.cells_of(jax.nn.sigmoid(z), self.bits), ends, axis=-1)
+        parts = jnp.split(
+            hilbert.cells_of(jax.nn.sigmoid(z), self.bits), np.cumsum(self.blocks)[:-1], axis=-1
+        )
         return self._stacked([hilbert.encode(part, self.bits) for part in parts])
 
     @property
@@ -192,8 +197,11 @@ class HilbertClumps:
         root = jnp.exp(0.5 * (jax.nn.logsumexp(log_each, 0) - jnp.log(divisor)))
         cell = np.array([2.0 ** -(size * self.bits) for size in self.blocks])
         least_root = CELLS * np.maximum(cell, jnp.finfo(away.dtype).tiny).astype(away.dtype)
-        spread = spread_on_circle(jnp.maximum(root, least_root))
-        return HilbertMixture(log_weight - jax.nn.logsumexp(log_weight), centre, spread)
+        return HilbertMixture(
+            log_weight - jax.nn.logsumexp(log_weight),
+            centre,
+            spread_on_circle(jnp.maximum(root, least_root)),
+        )
 
 
 def _log_each(away: Array, spread: Array) -> Array:

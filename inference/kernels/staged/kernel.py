@@ -213,8 +213,11 @@ class Staged(Algorithm):
         rows = StageRows.of(program, self.num_stages)
         nesting = Nesting.of(self.sampler.settings, program)
         rows.prove()
-        defensive = Defensive(self._family.over(nesting.split.blocks), self.background)
-        start = self._start(nesting.split, defensive, nesting.exchange)
+        start = self._start(
+            nesting.split,
+            Defensive(self._family.over(nesting.split.blocks), self.background),
+            nesting.exchange,
+        )
         search = Search(start, nesting, rows, self.num_clumps, self.num_walkers)
         reading = StagedReading(nesting, rows, search, Weighing(search, self.most_lost))
         return reading, rows.data(program)
@@ -295,8 +298,9 @@ class Staged(Algorithm):
         if state.weighed.is_there:
             found = reading.search.labelled(key_of(state, 3), found).mixture
             total = total._replace(corrected=state.weighed.evidence)
-        rows = jnp.arange(int(data.num_rows), dtype=jnp.int32)
-        state = self._next_from(state, rows, reading, data, found, total)
+        state = self._next_from(
+            state, jnp.arange(int(data.num_rows), dtype=jnp.int32), reading, data, found, total
+        )
         return state._replace(num_weighed=state.num_rows)
 
     # The next stage.
@@ -310,8 +314,9 @@ class Staged(Algorithm):
             more = _taking_more(state, before.num_evaluations)
             return self._started(*more, reading, data, Begin(LabelledMixture(found)))
         if reading.weighing.is_due(state):
-            labelled = reading.search.labelled(key_of(state, 3), found)
-            return self._next_weighed(state, reading, data, labelled, before)
+            return self._next_weighed(
+                state, reading, data, reading.search.labelled(key_of(state, 3), found), before
+            )
         return self._next_from(*taken(state, 1), reading, data, found, before)
 
     def _next_weighed(
@@ -348,8 +353,10 @@ class Staged(Algorithm):
             before = before._replace(corrected=weighed.evidence)
             return self._next_from(*taken(state, 1), reading, data, found.mixture, before)
         of_nest = row_evaluations(state) - state.before.num_evaluations
-        account = state.before._replace(num_evaluations=before.num_evaluations - of_nest)
-        return state._replace(weighed=weighed, before=account)
+        return state._replace(
+            weighed=weighed,
+            before=state.before._replace(num_evaluations=before.num_evaluations - of_nest),
+        )
 
     def _next_from(
         self,
@@ -360,8 +367,12 @@ class Staged(Algorithm):
         found: Mixture,
         before: Account,
     ) -> Stage:
-        none = unweighed(reading.nesting.split.dtype)
-        state = state._replace(mixture=found, before=before, rows=state.rows[:0], weighed=none)
+        state = state._replace(
+            mixture=found,
+            before=before,
+            rows=state.rows[:0],
+            weighed=unweighed(reading.nesting.split.dtype),
+        )
         return self._started(state, rows, reading, data, Begin(LabelledMixture(found)))
 
     def _is_too_much(self, lost: Loss) -> bool:
@@ -394,8 +405,12 @@ class Staged(Algorithm):
                 has_few = self._is_too_much(loss_of(log_weight, state.num_rows))
             if has_few:
                 total = state.before.num_evaluations + spent * len(rows)
-                again = Begin(LabelledMixture(state.mixture), peaks)
-                return self._started(*_taking_more(state, total), reading, data, again)
+                return self._started(
+                    *_taking_more(state, total),
+                    reading,
+                    data,
+                    Begin(LabelledMixture(state.mixture), peaks),
+                )
         nest = reading.nesting.started(
             start_key,
             search.start.drawing,
@@ -475,8 +490,9 @@ def stage_points(
 ) -> tuple[FitPoints, Array, int]:
     """The points of a stage that a mixture is fitted to, their log weights, and evaluations."""
     z, log_weight = reading.nesting.points(state.nest)
-    arrays = StageArrays(state.mixture, reading.rows.cut(data, state.rows))
-    points, spent = reading.search.fit_points(z, arrays)
+    points, spent = reading.search.fit_points(
+        z, StageArrays(state.mixture, reading.rows.cut(data, state.rows))
+    )
     return points, log_weight, spent
 
 
@@ -498,8 +514,11 @@ def account_of(
         data: the rows.
         spent: evaluations of all rows of the stage, for the points of the mixture.
     """
-    arrays = StageArrays(state.mixture, reading.rows.cut(data, state.rows))
-    z, log_weight = reading.search.weighted_draws(rng_key, arrays, LabelledMixture(found))
+    z, log_weight = reading.search.weighted_draws(
+        rng_key,
+        StageArrays(state.mixture, reading.rows.cut(data, state.rows)),
+        LabelledMixture(found),
+    )
     log_evidence, error = _stage_evidence(state, reading)
     correction = background_correction(reading.search.start, found, z, log_weight)
     own = Evidence(log_evidence + correction, error**2, loss_of(log_weight, state.num_rows))

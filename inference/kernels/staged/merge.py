@@ -219,8 +219,9 @@ class MergedStages(Staged):
         # the last mixture are in its account
         if state.weighed.is_there:
             correction = account.nested.log_evidence - evidence(state.nest)[0]
-            log_evidence = state.weighed.log_evidence + correction
-            corrected = Evidence(log_evidence, state.weighed.variance, account.nested.lost)
+            corrected = Evidence(
+                state.weighed.log_evidence + correction, state.weighed.variance, account.nested.lost
+            )
             before = before._replace(corrected=corrected)
         return reading.search.labelled(label_key, mixture), before
 

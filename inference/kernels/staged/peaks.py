@@ -272,6 +272,12 @@ def walk_outwards(
     parent = systematic_parents(parent_key, jnp.exp(power - jax.nn.logsumexp(power)))
     densities = lambda z: (sum(target(arrays)(z)), jnp.zeros((), z.dtype))
     log_density, zero = jax.vmap(densities)(z)
-    start = Particles(z, log_density, zero, zero)
-    at, report = slice_moves(walk_key, start, parent, densities, num_sweeps=2.0, memory=0.25)
+    at, report = slice_moves(
+        walk_key,
+        Particles(z, log_density, zero, zero),
+        parent,
+        densities,
+        num_sweeps=2.0,
+        memory=0.25,
+    )
     return at.z, report.evaluations

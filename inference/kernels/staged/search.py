@@ -319,9 +319,12 @@ class Search:
         if begin.peaks is None:
             z, height, spent = find_peaks(start, self.start, arrays)
         else:  # the highest peak of few rows need not be near that of more
-            first = jnp.concatenate([begin.peaks, start[: begin.most_fresh]])
-            least = len(begin.peaks) + FRESH
-            z, height, spent = find_peaks(first, self.start, arrays, least=least)
+            z, height, spent = find_peaks(
+                jnp.concatenate([begin.peaks, start[: begin.most_fresh]]),
+                self.start,
+                arrays,
+                least=len(begin.peaks) + FRESH,
+            )
         # in the first stage members are not labelled yet
         is_labelled = self.start.exchange is None or len(arrays.mixture.log_weight)
         z = z if is_labelled else relabel_alike(self.start.exchange, z)
@@ -345,8 +348,9 @@ class Search:
             return None
         draw_key, walk_key, fit_key = random.split(rng_key, 3)
         z, log_weight = self.weighted_draws(draw_key, arrays, near)
-        canonical = arrays._replace(reference=near.reference)
-        z, evaluations = walk_outwards(walk_key, z, log_weight, canonical, self.start)
+        z, evaluations = walk_outwards(
+            walk_key, z, log_weight, arrays._replace(reference=near.reference), self.start
+        )
         points, spent = self.fit_points(z, arrays)
         fitted = self.family.fitted(fit_key, points, jnp.zeros(len(z)), self.num_clumps)
         return Candidate(near._replace(mixture=fitted), float(evaluations) + spent + 2 * len(z))
@@ -359,8 +363,9 @@ class Search:
         found, log_evidence, spent = [], [], 0
         for number, start in enumerate(starts):
             if not any(is_within(start.mean[0], other) for other in found):
-                key = random.fold_in(rng_key, number)
-                normal, own, cost = batch_and_match(key, start, self.start, arrays, self.usual)
+                normal, own, cost = batch_and_match(
+                    random.fold_in(rng_key, number), start, self.start, arrays, self.usual
+                )
                 found, log_evidence, spent = [*found, normal], [*log_evidence, own], spent + cost
         none = self.family.empty(self.num_clumps)
         mixture = combined(found, log_evidence, self.num_clumps) if found else none
@@ -396,9 +401,14 @@ class Search:
             found: the mixture.
             num_draws: how many draws; 0 for the usual number.
         """
-        canonical = arrays._replace(reference=found.reference)
-        size = num_draws or self.usual
-        return weighted_draws(rng_key, self.family, found.mixture, canonical, self.start, size)
+        return weighted_draws(
+            rng_key,
+            self.family,
+            found.mixture,
+            arrays._replace(reference=found.reference),
+            self.start,
+            num_draws or self.usual,
+        )
 
     def fit_points(
         self, z: Float[Array, "point size"], arrays: StageArrays

@@ -109,8 +109,12 @@ def loss_of(log_weight: Float[Array, " draw"], num_rows: Array) -> Loss:
     nats = jnp.sum(share * log_ratio)
     variance, rows = jnp.sum(share * (log_ratio - nats) ** 2), num_rows.astype(nats.dtype)
     times = jnp.stack([jnp.ones_like(nats), rows])
-    deviation = jnp.sqrt(variance) * jnp.stack([1 / jnp.sqrt(rows), jnp.sqrt(rows)])
-    return Loss(nats * times, variance * times, deviation, times[0])
+    return Loss(
+        nats * times,
+        variance * times,
+        jnp.sqrt(variance) * jnp.stack([1 / jnp.sqrt(rows), jnp.sqrt(rows)]),
+        times[0],
+    )
 
 
 def no_loss(dtype: Any) -> Loss:
@@ -174,8 +178,9 @@ class Account(NamedTuple):
         log_evidence, variance, lost = weighed.evidence
         zero = jnp.zeros_like(variance)
         lost = lost._replace(variance=lost.variance + jnp.stack([variance, zero]))
-        nested = Evidence(log_evidence, zero, lost)
-        return self._replace(nested=nested, information=jnp.zeros_like(self.information))
+        return self._replace(
+            nested=Evidence(log_evidence, zero, lost), information=jnp.zeros_like(self.information)
+        )
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ class Weighing:
             data: the rows.
         """
         search, rows = self.search, self.so_far(state, data)
-        arrays = self._arrays(rows, data)
+        arrays = StageArrays(search.nothing.mixture, search.rows.cut(data, rows))
         z, log_weight = search.weighted_draws(rng_key, arrays, found, max(DRAWS, search.usual))
         log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
         log_evidence = jax.nn.logsumexp(log_weight) - np.log(len(z))
@@ -238,7 +243,8 @@ class Weighing:
             return found, weighed, 0
         climb_key, weigh_key = random.split(rng_key)
         rows = self.so_far(state, data)
-        near = search.near_components(climb_key, self._arrays(rows, data), Begin(found))
+        arrays = StageArrays(search.nothing.mixture, search.rows.cut(data, rows))
+        near = search.near_components(climb_key, arrays, Begin(found))
         assert near is not None  # there are components
         again, spent = self.by_all(weigh_key, state, near.proposal, data)
         spent += round(near.evaluations) * len(rows)
@@ -249,9 +255,6 @@ class Weighing:
         begun = len(state.later) - int(state.num_left)
         first = np.setdiff1d(np.arange(int(data.num_rows)), np.asarray(state.later))
         return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
-
-    def _arrays(self, rows: Array, data: StageData) -> StageArrays:
-        return StageArrays(self.search.nothing.mixture, self.search.rows.cut(data, rows))
 
     def begin_again(self, found: LabelledMixture, weighed: Weighed) -> Begin:
         """How the search begins where all rows so far become the first stage."""

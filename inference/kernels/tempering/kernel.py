@@ -225,8 +225,12 @@ class DataTempering(Algorithm):
         log_total = jax.nn.logsumexp(log_weight)
         weight = jnp.exp(log_weight - log_total)
         parent = systematic_parents(parent_key, weight)
-        log_invariant = state.log_before + tempered(state.log_own, exponent)
-        start = Particles(state.z, log_invariant, state.log_own, jnp.zeros_like(state.log_own))
+        start = Particles(
+            state.z,
+            state.log_before + tempered(state.log_own, exponent),
+            state.log_own,
+            jnp.zeros_like(state.log_own),
+        )
         densities = self._densities(state, reading, exponent)
         settings = {"num_sweeps": self.num_sweeps, "memory": self.memory}
         at, moves = slice_moves(walk_key, start, parent, densities, **settings)
@@ -252,8 +256,11 @@ class DataTempering(Algorithm):
     def _powers(self, state: Tempered, exponent: Array) -> Array:
         """[place]: the power of each row in the density that walks leave invariant."""
         place = jnp.arange(len(next(iter(state.table.values()))))
-        of_own = jnp.where(place < state.num_rows, exponent, jnp.zeros_like(exponent))
-        return jnp.where(place < state.num_before, jnp.ones_like(exponent), of_own)
+        return jnp.where(
+            place < state.num_before,
+            jnp.ones_like(exponent),
+            jnp.where(place < state.num_rows, exponent, jnp.zeros_like(exponent)),
+        )
 
     def _densities(self, state: Tempered, reading: TemperingReading, exponent: Array) -> Callable:
         """A function of a vector: the log density that walks leave invariant, and `log_own`."""
