@@ -108,7 +108,6 @@ class Split:
         return log_prior, {name: term for name, term in terms.items() if name not in program.latent}
 
     def _constrained(self, program: Program, z: Array) -> tuple[dict[str, Array], Array]:
-        """The latent sites at a vector, and the log Jacobian of the transform."""
         free, log_jacobian = self.unconstrained(z), jnp.zeros((), z.dtype)
         transformed = lambda message: (
             biject_to(message["fn"].support)(free[message["name"]])

@@ -147,14 +147,14 @@ class HilbertClumps:
     def _words(self) -> list[int]:
         return [hilbert.num_words(size, self.bits) for size in self.blocks]
 
-    def _stacked(self, codes: list[Array]) -> Array:
-        """[..., block, word] of codes [..., word], padded to the longest."""
+    def _stacked(self, codes: list[Array]) -> UInt32[Array, "*batch block word"]:
         most = max(self._words)
         pad = lambda code: [(0, 0)] * (code.ndim - 1) + [(0, most - code.shape[-1])]
         return jnp.stack([jnp.pad(code, pad(code)) for code in codes], -2)
 
-    def _moved(self, code: Array, step: Array) -> Array:
-        """Codes [..., block, word] after steps [..., block] on the circles."""
+    def _moved(
+        self, code: UInt32[Array, "*batch block word"], step: Float[Array, "*batch block"]
+    ) -> UInt32[Array, "*batch block word"]:
         parts = enumerate(zip(self._words, self.blocks, strict=True))
         move = lambda i, words, size: hilbert.shifted(
             code[..., i, :words], step[..., i], size, self.bits

@@ -208,7 +208,6 @@ class MergedStages(Staged):
     def _learned(
         self, rng_key: Array, part: Part, reading: StagedReading
     ) -> tuple[LabelledMixture, Account]:
-        """The mixture of one worker, and the account of its stages."""
         fit_key, lost_key, label_key = random.split(rng_key, 3)
         _, state, own, data = part
         points, log_weight, spent = stage_points(state, own, data)

@@ -314,7 +314,7 @@ def weighted_mean(log_weight: Float[Array, " draw"], values: Float[Array, " draw
 
 @partial(jax.jit, static_argnums=0)
 def _log_ratio(start: Start, found: Mixture, z: Array) -> Array:
-    """[draw]: log of the mixture with the prior in the background, over the mixture."""
+    """[draw]: log density of the mixture with the prior in the background, over the mixture's."""
 
     def one(z: Array) -> Array:
         with_background = start.defensive.log_density(found, z, start.split.densities(z)[0])

@@ -253,8 +253,7 @@ class DataTempering(Algorithm):
     def _log_weight(self, state: Tempered, exponent: Array) -> Array:
         return tempered(state.log_own, exponent - state.exponent)
 
-    def _powers(self, state: Tempered, exponent: Array) -> Array:
-        """[place]: the power of each row in the density that walks leave invariant."""
+    def _powers(self, state: Tempered, exponent: Array) -> Float[Array, " row"]:
         place = jnp.arange(len(next(iter(state.table.values()))))
         return jnp.where(
             place < state.num_before,
