@@ -343,14 +343,10 @@ def test_before_the_last_stage_has_finished_no_error_is_claimed():
         ]
         assert np.isnan(claimed[0])
         assert np.isnan(claimed[1]) == (num_stages == 3)
-    with pytest.raises(
-        ValueError, match="stages of replicates, or turns in them, end at different steps"
-    ):
+    with pytest.raises(ValueError, match="stages of replicates end at different steps"):
         kernel.on_host([over(state), state], reading, data)
     ended = over(state)._replace(num_left=jnp.zeros((), jnp.int32))
-    with pytest.raises(
-        ValueError, match="stages of replicates, or turns in them, end at different steps"
-    ):
+    with pytest.raises(ValueError, match="stages of replicates end at different steps"):
         kernel.on_host([over(state), ended], reading, data)
 
 
