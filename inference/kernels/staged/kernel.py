@@ -20,9 +20,9 @@ mixture. Where the loss would be above `most_lost`, a stage takes as many rows m
 Whenever the rows of a run have doubled, and at its end, draws are weighted by all of them
 (`weighing`). The `log_evidence` of several stages is by these weights, `nested_log_evidence` the
 sum over the stages (with `nested_summary_error` in its error), and `nats_left` the divergence from
-the mixture to the posterior of all rows. Where that is large, the mixture is mended, or the run
-begins again with the rows so far as its first stage. The weights do not see a mode that no
-component is near to, so the first stage must have enough rows to show the modes.
+the mixture to the posterior of all rows. Where that is large, Normals by batch and match replace
+the mixture, or the run begins again with the rows so far as its first stage. The weights do not see
+a mode that no component is near to, so the first stage must have enough rows to show the modes.
 
 `Driver(Staged(model, num_stages=20)).run(key, x, y)` deals the rows out at random;
 `driver.update(x, y)` is one more stage, at any later time. The rest is as in `NestedSampler`.
@@ -329,15 +329,15 @@ class Staged(Algorithm):
     ) -> Stage:
         """The next stage, or the end, after weighting by all rows so far.
 
-        Where the weights are not fine, and cannot be mended, all rows so far are the first stage
-        again.
+        Where the divergence is large, and remains so after a refit of the mixture, all rows so far
+        are the first stage again.
         """
         weighing = reading.weighing
         weighed, spent = weighing.by_all(key_of(state, 4), state, found, data)
         if state.num_left > 0 and not weighing.is_fine(weighed):
-            mended, weighed, more = weighing.mended(key_of(state, 5), state, found, weighed, data)
-            before, spent = before if mended is found else before.mended(weighed), spent + more
-            found = mended
+            refit, weighed, more = weighing.refitted(key_of(state, 5), state, found, weighed, data)
+            before, spent = before if refit is found else before.refitted(weighed), spent + more
+            found = refit
         before = before._replace(num_evaluations=before.num_evaluations + float(spent))
         if not weighing.is_fine(weighed):
             rows, zeros = weighing.so_far(state, data), jax.tree.map(jnp.zeros_like, state.before)

@@ -161,8 +161,8 @@ class Account(NamedTuple):
     """Evidence and cost of finished stages; accounts of workers are added leaf by leaf."""
 
     corrected: Evidence  # by importance weights, where anything was weighted
-    nested: Evidence  # by nested sampling alone, since the last mend
-    information: Array  # in nats, since the last mend
+    nested: Evidence  # by nested sampling alone, since the last refit
+    information: Array  # in nats, since the last refit
     num_evaluations: Array  # of one row each
 
     def then(self, later: "Account") -> "Account":
@@ -170,7 +170,7 @@ class Account(NamedTuple):
         corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
         return jax.tree.map(jnp.add, self, later)._replace(corrected=corrected, nested=nested)
 
-    def mended(self, weighed: Weighed) -> "Account":
+    def refitted(self, weighed: Weighed) -> "Account":
         """The account after another mixture has replaced what nested sampling has found.
 
         The sum goes on from the weighted evidence, whose error is not one of live points.
@@ -226,7 +226,7 @@ class Weighing:
         correction = background_correction(search.start, found.mixture, z, log_weight)
         return Weighed(log_evidence, correction, variance, lost), len(z) * len(rows)
 
-    def mended(
+    def refitted(
         self, rng_key: Array, state: Any, found: LabelledMixture, weighed: Weighed, data: StageData
     ) -> tuple[LabelledMixture, Weighed, int]:
         """Normals by batch and match with all rows so far, if they are fine; and evaluations.

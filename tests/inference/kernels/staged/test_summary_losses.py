@@ -270,7 +270,7 @@ def from_what_was_found(self, state, reading, data):
 def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much(bug, monkeypatch):
     if bug:
         monkeypatch.setattr(Staged, "_next_stage", from_what_was_found)
-    # weights of all rows would mend what is wrong
+    # else the mixture would be fitted again to all rows
     monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
     tree, seen = rated()
     assert (
