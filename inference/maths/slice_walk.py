@@ -1,121 +1,88 @@
-"""Moves of nested sampling: a walk of slice samplings that leaves the prior above a limit of the
-likelihood as it is.
+"""Slice sampling of many particles at once, above a limit of the likelihood.
 
-Each lane goes from its own point along directions of its own, straight ones or those of another
-chart. An interval of fixed width is laid at random over the point, a place in it is drawn, and
-where that is not in the slice (prior above its height, likelihood above the limit) the interval is
-cut there. Lanes do not wait for each other: one that has found its place goes on to its next
-direction at once, so a round is one evaluation of every lane.
+A walk leaves the prior above the limit invariant. Each particle goes along random directions. On
+the line through the particle, an interval of fixed width is placed at random over it, and a point
+of the interval is drawn. Where that point is not in the slice (prior above the slice's height,
+likelihood above the limit), the interval is shrunk to it. The particles do not wait for each other:
+one that has found its next point goes on to its next direction at once, so that a round evaluates
+every particle once. Before it walks, a particle may be offered independent draws from the prior,
+and takes the first one above the limit. While the limit is low that is cheaper than a walk.
 
-Before it walks a lane may be offered draws of the prior itself. The first above the limit is what
-it wants, with no memory of where it began; while the limit is low that is cheaper than a walk. Each
-draw is offered once; where there are none left, a lane walks.
+A direction is the difference of two points of the particle's mode, or a Normal vector with the
+standard deviation of each coordinate in the mode. Differences follow a mode that is narrow along an
+oblique direction; Normal vectors also reach where differences of few points do not. A random subset
+of the coordinates is kept, from one to all, because steps in few coordinates go further where
+contours are neither round nor oblique, such as those of a mixture.
 
-Neal (2003), "Slice sampling", without stepping out; Skilling (2006) for the label that orders
-points of equal likelihood.
+The start of a walk is never one of the two points. If it were, the walk would be uniform along the
+line through the other point, although volume grows with the distance from that point: it would end
+too near to it, where the likelihood is too high. (With such differences alone, the log-evidence of
+a Normal in 32 dimensions was 5 nats too large with 100 live points, with insertion ranks that
+looked uniform.)
 
-Directions of a walk: as long as the mode is wide along them, and without the point that the walk
-begins at.
-
-A direction is the difference of two live points of the mode, or a Normal vector with the standard
-deviation of each latent number in the mode. Differences follow a mode that is narrow in an oblique
-direction; Normal vectors reach where the differences of few points do not. Either is cut to a
-random part of the latent numbers, from a single one to all: where contours are neither round nor
-oblique, as those of a mixture, steps in a few numbers go further.
-
-The origin of a walk is never one of the two points. On the line through its own place and another
-point a walk would be spread evenly, where volume grows with the distance to that point: it would
-end too near to it, where the likelihood is too high. (With all differences alike, the evidence of a
-Normal of 32 numbers came out 5 nats too large with 100 live points and 17 with 50, at a claimed
-error of 1 and with ranks of insertion that looked even.)
+Neal (2003), "Slice sampling", without stepping out; Skilling (2006) for the random label that
+orders points of equal likelihood.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import random
+from jaxtyping import Array, Float, Int
 
 __all__ = [
-    "STRAIGHT",
-    "Around",
-    "Chart",
-    "Ended",
     "Limit",
-    "Points",
+    "MoveReport",
+    "Particles",
     "Walk",
-    "centre_of",
+    "deviations_by_mode",
     "direction",
     "is_above",
-    "spread_of",
+    "means_by_mode",
+    "slice_moves",
     "walk",
 ]
 
 
-class Points(NamedTuple):
-    """Points with what is known of them; every field has the same first axis."""
+class Particles(NamedTuple):
+    """Points and what is known of them."""
 
-    z: Array  # [point, size]
-    log_prior: Array
-    log_likelihood: Array
-    label: Array  # from 0 to 1: orders points of equal likelihood
+    z: Float[Array, "particle size"]
+    log_prior: Float[Array, " particle"]
+    log_likelihood: Float[Array, " particle"]
+    label: Float[Array, " particle"]  # from 0 to 1: orders points of equal likelihood
 
 
 class Limit(NamedTuple):
-    """What a point must be above, for each lane."""
+    """What the likelihood of each particle must be above."""
 
-    log_likelihood: Array
-    label: Array
-
-
-class Chart(NamedTuple):
-    """Lines through points, which may bend: a step along one keeps volume in coordinates of the
-    chart's own.
-    """
-
-    # points [lane, size] that are steps [lane] from others, along directions
-    at: Callable[[Array, Array, Array], Array]
-    # of points [lane, size]: log of the volume of z that a volume in the chart comes to
-    log_stretch: Callable[[Array], Array]
-
-
-STRAIGHT = Chart(
-    lambda z, along, step: z + step[:, None] * along, lambda z: jnp.zeros(len(z), z.dtype)
-)
-
-
-class Ended(NamedTuple):
-    """Where the lanes have come to, and what it took."""
-
-    at: Points
-    halfway: Array  # [lane, size]: after half of the steps
-    num_evaluations: Array
-    num_offered: Array
-    # vectors that are no number, of those in the slice: none is gone to, as if the likelihood were
-    # 0
-    num_nan: Array
+    log_likelihood: Float[Array, " particle"]
+    label: Float[Array, " particle"]
 
 
 class Walk(NamedTuple):
-    """Where the lanes are."""
+    """Where the particles are, and what it took; the loop's own variables at the end."""
 
-    at: Points
-    halfway: Array  # [lane, size]: z after half of the steps
-    along: Array  # [lane, size], or what the chart takes for it: the direction
-    place: Array  # steps that are done; below -1 while there are offers left
-    low: Array
-    high: Array
-    height: Array  # of the slice, under the log prior in the chart
+    at: Particles
+    halfway: Float[Array, "particle size"]  # z after half of the steps
     num_evaluations: Array
     num_offered: Array
+    # points in the slice whose likelihood is NaN, or whose prior is; they count as likelihood 0
     num_nan: Array
+    direction: Float[Array, "particle size"]
+    step: Int[Array, " particle"]  # steps done; below -1 while there are offers left
+    low: Float[Array, " particle"]
+    high: Float[Array, " particle"]
+    height: Float[Array, " particle"]  # of the slice, under the log prior
     round: Array
 
 
 def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
-    """Likelihood first, then label; NaN is above nothing."""
+    """Whether points are above a limit: by likelihood, then by label; NaN is above nothing."""
     return (log_likelihood > limit.log_likelihood) | (
         (log_likelihood == limit.log_likelihood) & (label > limit.label)
     )
@@ -124,153 +91,232 @@ def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
 def walk(
     rng_key: Array,
     densities: Callable,
-    start: Points,
+    start: Particles,
     limit: Limit,
-    turn: Callable,
+    draw_direction: Callable,
     num_steps: int | Array,
     width: float,
-    chart: Chart = STRAIGHT,
-    offers: Array | None = None,
+    offers: Float[Array, "offer size"] | None = None,
     first: int | Array = 0,
     num_offers: int | Array = 0,
-) -> Ended:
-    """Each lane `num_steps` steps along directions [lane, size] that `turn(key)` draws, whose
-    length is the unit of `width`. A lane that finds one of up to `num_offers` of `offers` [offer,
-    size], from the `first` on, above the limit takes it instead, all at once and with nothing
-    halfway.
+) -> Walk:
+    """Slice sampling of each particle for some steps, or an offer above the limit in its place.
+
+    Args:
+        rng_key: a JAX key.
+        densities: a function of a vector that returns its log prior and log likelihood.
+        start: the particles.
+        limit: what their likelihoods must stay above.
+        draw_direction: a function of a key that returns directions [particle, size].
+        num_steps: slice-sampling steps of each particle.
+        width: of the interval, in units of the length of the direction.
+        offers: draws from the prior; each is offered to one particle.
+        first: where the offers begin that were not taken yet.
+        num_offers: the most offers to a particle; then it walks.
     """
-    num_lanes, dtype = len(start.z), start.z.dtype
+    num_particles, dtype = len(start.z), start.z.dtype
     loop_key, label_key = random.split(rng_key)
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
 
-    def opened(uniform: Array, log_prior: Array) -> tuple[Array, Array, Array]:
-        low = -width * uniform[0]
-        return low, low + width, log_prior + jnp.log(uniform[1])
-
     def offered(state: Walk) -> tuple[Array, Array]:
-        """Whether each lane is offered something, and what."""
         if offers is None or not len(offers):
-            return jnp.zeros(num_lanes, bool), state.at.z
-        is_waiting = state.place < -1
-        next_one = first + state.num_offered + jnp.cumsum(is_waiting) - 1
-        return is_waiting & (next_one < len(offers)), offers[jnp.minimum(next_one, len(offers) - 1)]
+            return jnp.zeros(num_particles, bool), state.at.z
+        is_waiting = state.step < -1
+        number = first + state.num_offered + jnp.cumsum(is_waiting) - 1
+        return is_waiting & (number < len(offers)), offers[jnp.minimum(number, len(offers) - 1)]
 
-    def round_of_all(state: Walk) -> Walk:
-        key, turn_key = random.split(random.fold_in(loop_key, state.round))
-        uniform = random.uniform(key, (3, num_lanes), dtype, minval=jnp.finfo(dtype).tiny)
-        is_active, (is_offer, offer) = state.place < num_steps, offered(state)
-        step = state.low + (state.high - state.low) * uniform[2]
-        z = jnp.where(is_offer[:, None], offer, chart.at(state.at.z, state.along, step))
+    def one_round(state: Walk) -> Walk:
+        key, direction_key = random.split(random.fold_in(loop_key, state.round))
+        uniform = random.uniform(key, (3, num_particles), dtype, minval=jnp.finfo(dtype).tiny)
+        is_active, (is_offer, offer) = state.step < num_steps, offered(state)
+        away = state.low + (state.high - state.low) * uniform[2]
+        z = jnp.where(is_offer[:, None], offer, state.at.z + away[:, None] * state.direction)
         log_prior, log_likelihood = jax.vmap(densities)(z)
-        in_slice = jnp.where(
-            is_offer, jnp.isfinite(log_prior), log_prior + chart.log_stretch(z) >= state.height
-        )
+        in_slice = jnp.where(is_offer, jnp.isfinite(log_prior), log_prior >= state.height)
         label = jnp.where(is_offer, uniform[2], state.at.label)
         found = in_slice & is_above(log_likelihood, label, limit) & is_active
-        at = Points(
+        at = Particles(
             jnp.where(found[:, None], z, state.at.z),
             jnp.where(found, log_prior, state.at.log_prior),
             jnp.where(found, log_likelihood, state.at.log_likelihood),
             state.at.label,
         )
-        low, high = jnp.where(step < 0, step, state.low), jnp.where(step < 0, state.high, step)
+        low, high = jnp.where(away < 0, away, state.low), jnp.where(away < 0, state.high, away)
         goes_on, taken = found | (is_active & ~is_offer & (high - low < least)), found & is_offer
-        new_low, new_high, new_height = opened(uniform[:2], at.log_prior + chart.log_stretch(at.z))
-        place = jnp.where(is_offer, state.place, jnp.maximum(state.place, -1))
-        place = jnp.where(taken, num_steps, place + (goes_on | is_offer).astype(place.dtype))
+        new_low = -width * uniform[0]
+        step = jnp.where(is_offer, state.step, jnp.maximum(state.step, -1))
+        step = jnp.where(taken, num_steps, step + (goes_on | is_offer).astype(step.dtype))
+        is_first_half = (step <= num_steps // 2) | taken
+        is_nan = jnp.isnan(log_prior) | in_slice & jnp.isnan(log_likelihood)
         return Walk(
             at,
-            jnp.where(((place <= num_steps // 2) | taken)[:, None], at.z, state.halfway),
-            jnp.where(goes_on[:, None], turn(turn_key), state.along),
-            place,
-            jnp.where(goes_on, new_low, low),
-            jnp.where(goes_on, new_high, high),
-            jnp.where(goes_on, new_height, state.height),
+            jnp.where(is_first_half[:, None], at.z, state.halfway),
             state.num_evaluations + jnp.sum(is_active, dtype=jnp.int32),
             state.num_offered + jnp.sum(is_offer, dtype=jnp.int32),
-            state.num_nan
-            + jnp.sum(
-                is_active & (jnp.isnan(log_prior) | in_slice & jnp.isnan(log_likelihood)),
-                dtype=jnp.int32,
-            ),
+            state.num_nan + jnp.sum(is_active & is_nan, dtype=jnp.int32),
+            jnp.where(goes_on[:, None], draw_direction(direction_key), state.direction),
+            step,
+            jnp.where(goes_on, new_low, low),
+            jnp.where(goes_on, new_low + width, high),
+            jnp.where(goes_on, at.log_prior + jnp.log(uniform[1]), state.height),
             state.round + 1,
         )
 
-    # The first round finds the start itself, and opens the first interval: so the loop alone has
-    # code for directions.
-    zero = jnp.zeros(num_lanes, dtype)
-    before = jnp.full(num_lanes, -1, jnp.int32) - num_offers
-    counts = 4 * (jnp.zeros((), jnp.int32),)
-    along = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(turn, rng_key)
-    )
+    # The first round finds the start itself and opens the first interval, so that the code for
+    # directions is compiled once.
+    count, zeros = jnp.zeros((), jnp.int32), jnp.zeros(num_particles, dtype)
     state = Walk(
-        start, start.z, along, before, zero, zero, jnp.full(num_lanes, -jnp.inf, dtype), *counts
+        start,
+        start.z,
+        count,
+        count,
+        count,
+        jnp.zeros_like(start.z),
+        jnp.full(num_particles, -1, jnp.int32) - num_offers,
+        zeros,
+        zeros,
+        jnp.full(num_particles, -jnp.inf, dtype),
+        count,
     )
-    state = jax.lax.while_loop(lambda state: jnp.any(state.place < num_steps), round_of_all, state)
-    lowest = jnp.where(
-        state.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label)
+    end = jax.lax.while_loop(lambda state: jnp.any(state.step < num_steps), one_round, state)
+    least_label = jnp.where(
+        end.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label)
     )
-    label = lowest + (1 - lowest) * random.uniform(label_key, (num_lanes,), dtype)
-    return Ended(
-        state.at._replace(label=label),
-        state.halfway,
-        state.num_evaluations,
-        state.num_offered,
-        state.num_nan,
-    )
+    label = least_label + (1 - least_label) * random.uniform(label_key, (num_particles,), dtype)
+    return end._replace(at=end.at._replace(label=label))
 
 
-class Around(NamedTuple):
-    """What each lane sees: the live points of its mode."""
-
-    points: Array  # [point, size], mode by mode
-    first: Array  # [lane]: where its mode begins
-    count: Array  # [lane]: points of its mode
-    own: Array  # [lane]: the place of its origin in the mode
-    spread: Array  # [lane, size]: standard deviations of the mode
-
-
-def centre_of(z: Array, mode: Array, num_modes: int) -> Array:
-    """Means [mode, size] of the points of each mode."""
+def means_by_mode(
+    z: Float[Array, "point size"], mode: Int[Array, " point"], num_modes: int
+) -> Float[Array, "mode size"]:
+    """The mean of the points of each mode."""
     count = jnp.zeros((num_modes, 1), z.dtype).at[mode].add(1)
     return jnp.zeros((num_modes, z.shape[1]), z.dtype).at[mode].add(z) / jnp.maximum(count, 1)
 
 
-def spread_of(z: Array, mode: Array, num_modes: int) -> Array:
-    """Standard deviations [mode, size] of the points of each mode."""
-    away = z - centre_of(z, mode, num_modes)[mode]
-    return jnp.sqrt(centre_of(away**2, mode, num_modes))
+def deviations_by_mode(
+    z: Float[Array, "point size"], mode: Int[Array, " point"], num_modes: int
+) -> Float[Array, "mode size"]:
+    """The standard deviations of the points of each mode."""
+    away = z - means_by_mode(z, mode, num_modes)[mode]
+    return jnp.sqrt(means_by_mode(away**2, mode, num_modes))
 
 
-def direction(rng_key: Array, around: Around) -> Array:
-    """[lane, size], as long as the standard deviation of the mode along it."""
+def direction(
+    rng_key: Array,
+    points: Float[Array, "point size"],
+    first: Int[Array, " particle"],
+    count: Int[Array, " particle"],
+    own: Int[Array, " particle"],
+    deviation: Float[Array, "particle size"],
+) -> Float[Array, "particle size"]:
+    """Random directions, as long as the standard deviation of the mode along them.
+
+    Args:
+        rng_key: a JAX key.
+        points: from which differences are taken, mode by mode.
+        first: where the mode of each particle begins.
+        count: points of its mode.
+        own: the place in the mode of the point that it starts from.
+        deviation: standard deviations of its mode.
+    """
     normal_key, uniform_key = random.split(rng_key)
-    (num_lanes, size), dtype = around.spread.shape, around.spread.dtype
-    # at once: each call is code that takes long to compile
-    share = random.uniform(uniform_key, (5 + size, num_lanes), dtype)
-    normal = around.spread * random.normal(normal_key, (num_lanes, size), dtype)
-    is_pair = (share[0] < 0.5) & (around.count > 2)
-    whole = jnp.where(is_pair[:, None], _difference(share[1:3], around) / np.sqrt(2), normal)
-    part = _part(share[3:], size)
-    return jnp.where(part, whole, 0.0) / jnp.sqrt(part.sum(1, keepdims=True).astype(dtype))
+    (num_particles, size), dtype = deviation.shape, deviation.dtype
+    # all at once, since each call is code that takes long to compile
+    uniform = random.uniform(uniform_key, (5 + size, num_particles), dtype)
+    normal = deviation * random.normal(normal_key, (num_particles, size), dtype)
+    is_pair = (uniform[0] < 0.5) & (count > 2)
+    # two points of the mode that are not the start
+    others = jnp.maximum(count - 1, 1)
+    one = (uniform[1] * others).astype(jnp.int32)
+    other = (one + 1 + (uniform[2] * (others - 1)).astype(jnp.int32)) % others
+    at = lambda place: points[first + (own + 1 + place) % count]
+    whole = jnp.where(is_pair[:, None], (at(one) - at(other)) / np.sqrt(2), normal)
+    # the coordinates that change: a given one, and others, so that small numbers of them are as
+    # frequent as large ones
+    number = jnp.exp(uniform[3] * np.log(size))
+    given = (uniform[4] * size).astype(jnp.int32)
+    is_changed = uniform[5:].T * size < number[:, None]
+    is_changed |= jnp.arange(size) == given[:, None]
+    root = jnp.sqrt(is_changed.sum(1, keepdims=True).astype(dtype))
+    return jnp.where(is_changed, whole, 0.0) / root
 
 
-def _difference(share: Array, around: Around) -> Array:
-    """The difference of two points of the mode that are not the origin, chosen by numbers [2,
-    lane] from 0 to 1.
+# Moves of particles that were resampled.
+
+
+class MoveReport(NamedTuple):
+    """The cost of the moves of a step, and how far they went."""
+
+    halfway: Array  # mean square distance after half of the steps, over that after all
+    num_steps: Array  # of each walk
+    evaluations: Array
+    num_nan: Array
+    passes: Array
+
+
+def slice_moves(
+    rng_key: Array,
+    before: Particles,
+    parent: Int[Array, " particle"],
+    densities: Callable,
+    *,
+    num_sweeps: float,
+    memory: float,
+) -> tuple[Particles, MoveReport]:
+    """Resampled particles after slice-sampling walks that leave the first density invariant.
+
+    A pass takes as many steps as all passes before it together. Directions are differences of the
+    particles before resampling, without the parent.
+
+    Args:
+        rng_key: a JAX key.
+        before: the particles before resampling.
+        parent: the particle that each is a copy of.
+        densities: a function of a vector that returns the log density that walks leave invariant,
+            and the log likelihood.
+        num_sweeps: sweeps of the coordinates at least.
+        memory: the correlation with its start that a walk may keep; it goes on, for up to 5 more
+            passes, while it keeps more.
     """
-    others = jnp.maximum(around.count - 1, 1)
-    one = (share[0] * others).astype(jnp.int32)
-    other = (one + 1 + (share[1] * (others - 1)).astype(jnp.int32)) % others
-    at = lambda place: around.points[around.first + (around.own + 1 + place) % around.count]
-    return at(one) - at(other)
+    (count, size), dtype = before.z.shape, before.z.dtype
+    start = jax.tree.map(lambda leaf: leaf[parent], before)
+    one_mode = jnp.zeros(count, jnp.int32)
+    deviation = deviations_by_mode(start.z, one_mode, 1)[one_mode]
+    turn = partial(
+        direction,
+        points=before.z,
+        first=one_mode,
+        count=one_mode + count,
+        own=parent,
+        deviation=deviation,
+    )
+    no_limit = Limit(jnp.full_like(before.log_likelihood, -jnp.inf), jnp.zeros_like(before.label))
+    tiny = jnp.finfo(dtype).tiny
+    distance = lambda z: jnp.mean(((z - start.z) / jnp.maximum(deviation, tiny)) ** 2)
+    least = max(1, round(num_sweeps * size / 2))
 
+    def goes_on(carry: tuple[Particles, MoveReport]) -> Array:
+        # with a correlation c left after all steps, the square distance after half of them is
+        # 1 / (1 + sqrt(c)) of that after all
+        _, report = carry
+        kept = jnp.clip(1 / report.halfway - 1, 0, 1)
+        return (report.passes < 2) | ((kept > np.sqrt(memory)) & (report.passes < 7))
 
-def _part(share: Array, size: int) -> Array:
-    """Which latent numbers change [lane, size]: one that is given, and others, so that their number
-    is as often small as large; by numbers [2 + size, lane] from 0 to 1.
-    """
-    number = jnp.exp(share[0] * np.log(size))
-    one = (share[1] * size).astype(jnp.int32)
-    return (share[2:].T * size < number[:, None]) | (jnp.arange(size) == one[:, None])
+    def one_pass(carry: tuple[Particles, MoveReport]) -> tuple[Particles, MoveReport]:
+        at, report = carry
+        num_steps = jnp.maximum(report.num_steps, least)
+        new = walk(
+            random.fold_in(rng_key, report.passes), densities, at, no_limit, turn, num_steps, 4.0
+        )
+        return new.at, MoveReport(
+            distance(at.z) / jnp.maximum(distance(new.at.z), tiny),
+            report.num_steps + num_steps,
+            report.evaluations + new.num_evaluations,
+            report.num_nan + new.num_nan,
+            report.passes + 1,
+        )
+
+    zero = jnp.zeros((), jnp.int32)
+    first = start, MoveReport(jnp.zeros((), dtype), zero, zero, zero, zero)
+    return jax.lax.while_loop(goes_on, one_pass, first)

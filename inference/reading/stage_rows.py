@@ -1,10 +1,9 @@
-"""Rows that are dealt out to stages, and what has no such rows: what kernels have in common that
-learn a stage at a time.
+"""The rows of a model, dealt out to the stages of a kernel that learns a stage at a time.
 
 A stage knows its rows by their places in the data of the program. All observed sites are in one
-plate, the rows; arguments with an entry for each row are cut to those of a stage, and the size of
-the plate must follow from them. That is proved, and so is that what a row says does not depend on
-rows beside it, which may be of other stages.
+plate, the rows. The arguments with an entry for each row are cut to those of a stage, and the size
+of the plate must follow from them. It is proved that the likelihood of a row does not depend on the
+rows beside it, which may belong to other stages.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import random
+from jaxtyping import Array, Int
 
 from inference.program.compiling import data_hash, model_hash
 from inference.program.program import Program, num_entries
@@ -32,30 +32,31 @@ __all__ = [
     "taken",
 ]
 
-FEW = 64  # rows, of which it is proved that they are independent
-
 
 def row_terms(split: Split, row_axis: int, z: Array, program: Program) -> tuple[Array, Array]:
-    """log prior, and the log likelihood of each row of a program; rows have this axis of the
-    batch dimensions.
+    """Log prior, and the log likelihood of each row of a program.
+
+    Args:
+        split: prior and likelihood of the model.
+        row_axis: of the rows, among the batch dimensions.
+        z: a vector [size].
+        program: the model with some rows.
     """
     log_prior, rest = split.terms(z, program)
-    terms = {
-        name: jnp.moveaxis(term, row_axis, 0)
-        for name, term in rest.items()
-        if name in program.observed
-    }
-    log_prior = log_prior + sum(jnp.sum(term) for name, term in rest.items() if name not in terms)
-    return log_prior, jnp.asarray(
-        sum(term.reshape(len(term), -1).sum(1) for term in terms.values()), log_prior.dtype
+    terms = [
+        jnp.moveaxis(term, row_axis, 0) for name, term in rest.items() if name in program.observed
+    ]
+    log_prior = log_prior + sum(
+        jnp.sum(term) for name, term in rest.items() if name not in program.observed
     )
+    by_row = sum(term.reshape(len(term), -1).sum(1) for term in terms)
+    return log_prior, jnp.asarray(by_row, log_prior.dtype)
 
 
 class StageData(NamedTuple):
     """The rows of a run or an update."""
 
-    # the arguments by row, padded to a power of two, so that updates of similar size share compiled
-    # code
+    # the arguments by row, padded to a power of two, so that updates share compiled code
     columns: dict[str, Array]
     num_rows: Array
 
@@ -64,124 +65,109 @@ class StageData(NamedTuple):
 class StageRows:
     """The rows of a model that are dealt out to stages."""
 
-    program: Program  # with the rows of the run, by which more rows are compared
+    program: Program  # with the rows of the run, to which more rows are compared
     names: tuple[str, ...]  # of the arguments that have an entry for each row
     axis: int  # of the rows, among batch dimensions
 
     @classmethod
     def of(cls, program: Program, num_stages: int) -> "StageRows":
-        """Reads the rows and proves that they are independent; refuses fewer of them than
-        stages.
-        """
+        """The rows of a program; fewer of them than stages are refused."""
         if program.factors:
             raise StructureError(
                 f"site {program.factors[0]!r}: a factor is none of the rows that are dealt out to "
                 "stages. Observe it by row."
             )
         by_row = _by_row(program)
-        if _length(by_row) < num_stages:
+        if (num_rows := len(next(iter(by_row.values())))) < num_stages:
             raise ValueError(
-                f"num_stages: found {num_stages} for {_length(by_row)} rows; wanted a row or more "
+                f"num_stages: found {num_stages} for {num_rows} rows; wanted a row or more "
                 "for each stage."
             )
         return cls(program, tuple(by_row), program.plates[row_dim(program)].dim or -1)
 
-    def prove(self) -> None:
-        """At draws from the prior: some rows alone, in another order, have the terms that they
-        have among all.
+    def prove(self, most_rows: int = 64) -> None:
+        """Raises StructureError unless rows are independent given the latent sites.
+
+        At draws from the prior, some rows alone, in another order, must have the terms that they
+        have among all rows.
         """
         program, num_rows = self.program, len(self.program.arguments[self.names[0]])
-        places = np.linspace(0, num_rows - 1, min(FEW, num_rows - num_rows // 2)).astype(int)[::-1]
-        few = program.on_rows(places, self.names)
-        split = Split(few)
+        count = min(most_rows, num_rows - num_rows // 2)
+        places = np.linspace(0, num_rows - 1, count).astype(int)[::-1]
+        split = Split(program.on_rows(places, self.names))
 
         def gaps(key: Array) -> dict[str, Array]:
             z = split.draw(key)
             log_prior, terms = row_terms(split, self.axis, z, program)
-            same_prior, same_terms = row_terms(split, self.axis, z, few)
-            among_all, alone = (
-                jnp.append(terms[places], log_prior),
-                jnp.append(same_terms, same_prior),
-            )
-            either = ~(jnp.isnan(among_all) & jnp.isnan(alone))  # is a number
-            missed = gap(
-                jnp.where(either, alone, 0),
-                jnp.where(either, among_all, 0),
-                10 + jnp.abs(among_all),
-            )
+            alone_prior, alone_terms = row_terms(split, self.axis, z, split.program)
+            among_all = jnp.append(terms[places], log_prior)
+            alone = jnp.append(alone_terms, alone_prior)
+            is_number = ~(jnp.isnan(among_all) & jnp.isnan(alone))
+            zero_or = lambda values: jnp.where(is_number, values, 0)
+            missed = gap(zero_or(alone), zero_or(among_all), 10 + jnp.abs(among_all))
             return {f"sites {list(program.observed)}": missed}
 
         refusal = lambda sites, _: (
             f"{sites}: the log probability of a row, or of the latent sites, is another one where "
-            "other rows are beside it; wanted "
-            "rows that are independent given the latent sites. Compute what all rows have in "
-            "common before, and give it to the "
-            f"model as an argument."
+            "other rows are beside it; wanted rows that are independent given the latent sites. "
+            "Compute what all rows have in common before, and give it to the model as an argument."
         )
         prove(lambda: gaps, random_settings(random.key(2), num=NUM_PROOFS), refusal, tolerance=1e-4)
 
     def data(self, program: Program) -> StageData:
         """All rows of a program."""
         columns = {name: np.asarray(program.arguments[name]) for name in self.names}
-        count = _length(columns)
+        count = len(next(iter(columns.values())))
         room = (1 << (count - 1).bit_length()) - count
         pad = lambda column: jnp.asarray(
             np.concatenate([column, np.zeros((room, *column.shape[1:]), column.dtype)])
         )
-        return StageData(
-            {name: pad(column) for name, column in columns.items()}, jnp.asarray(count, jnp.int32)
-        )
+        padded = {name: pad(column) for name, column in columns.items()}
+        return StageData(padded, jnp.asarray(count, jnp.int32))
 
     def dealt(self, rng_key: Array, num_stages: int, data: StageData) -> tuple[Array, Array]:
-        """Places of the rows of the first stage, which takes the remainder, and of those to
-        come, [stage, row].
+        """Random places for each stage: of the first, [row], and of later ones, [stage, row].
+
+        The first stage takes the remainder.
         """
         order = random.permutation(rng_key, int(data.num_rows)).astype(jnp.int32)
         each = len(order) // num_stages
         first = len(order) - each * (num_stages - 1)
         return order[:first], order[first:].reshape(num_stages - 1, each)
 
-    def own(self, data: StageData, rows: Array) -> Program:
-        """The model on some of the rows; on the host, where nothing is compiled for their
-        number.
-        """
-        cut = {
-            name: jnp.asarray(np.asarray(column)[np.asarray(rows)])
-            for name, column in data.columns.items()
-        }
-        return self.program.with_arguments(**cut)
+    def cut(self, data: StageData, rows: Int[Array, " row"]) -> dict[str, Array]:
+        """The arguments by row, for some rows; by NumPy, so that nothing is compiled."""
+        index = np.asarray(rows)
+        return {name: jnp.asarray(np.asarray(each)[index]) for name, each in data.columns.items()}
 
     def check_alike(self, program: Program, asked: str = "update") -> None:
-        """Refuses all but more rows of the same model, in words that name `asked`."""
+        """Refuses all but more rows of the same model, in words that begin with `asked`."""
         mine, found = self.program.arguments, program.arguments
-        rows, rest = set(self.names), {name for name in {*mine, *found} if name not in self.names}
-        differ = sorted(
-            name
-            for name in rest
-            if name not in mine or name not in found or not _is_same(mine[name], found[name])
-        )
-        differ += sorted(
-            name
-            for name in rows
-            if name not in found or _of_row(found[name]) != _of_row(mine[name])
-        )
-        if differ:
+
+        def is_alike(name: str) -> bool:
+            if name not in found or name not in mine:
+                return False
+            if name in self.names:
+                return _of_row(found[name]) == _of_row(mine[name])
+            return _is_same(mine[name], found[name])
+
+        if differ := [name for name in sorted({*mine, *found}) if not is_alike(name)]:
             raise ValueError(
                 f"{asked}: more rows of the same model are wanted, but argument {differ[0]!r} is "
                 "another one."
             )
-        sizes = {name: len(found[name]) for name in sorted(rows)}
+        sizes = {name: len(found[name]) for name in sorted(self.names)}
         if empty := [name for name, size in sizes.items() if not size]:
             raise ValueError(f"{asked}: argument {empty[0]!r} has no rows; wanted one or more.")
         if len(set(sizes.values())) > 1:
             raise ValueError(f"{asked}: arguments have {sizes} rows; wanted as many in each.")
-        alike = {
+        comparable = {
             name: value
             for name, value in found.items()
-            if name in rows or _has_content(mine[name], value)
+            if name in self.names or _has_content(mine[name], value)
         }
-        # as by a function among the arguments
-        if model_hash(self.program.with_arguments(**alike)) != model_hash(program):
+        # the model may differ by a function among the arguments
+        if model_hash(self.program.with_arguments(**comparable)) != model_hash(program):
             raise ValueError(
                 f"{asked}: more rows of the same model are wanted, and this is another one."
             )
@@ -189,30 +175,25 @@ class StageRows:
 
 
 def taken(state: Any, count: int) -> tuple[Any, Array]:
-    """The state without so many of the stages that were dealt, or all that are left; and their
-    rows.
-    """
+    """The state without the next `count` stages, or all that are left, and the rows of these."""
     number, first = min(count, int(state.num_left)), len(state.later) - int(state.num_left)
-    return state._replace(num_left=state.num_left - number), state.later[
-        first : first + number
-    ].reshape(-1)
+    rows = state.later[first : first + number].reshape(-1)
+    return state._replace(num_left=state.num_left - number), rows
 
 
 def check_at_end(is_over: Any) -> None:
-    """Refuses to begin a stage for a replicate that is not at the end of one: another that is
-    stacked with it may be.
+    """Refuses to begin a stage of a replicate that is not at the end of one.
+
+    Another replicate that is stacked with it may be at its end.
     """
     if not is_over:
         raise ValueError(
-            "chain_method: stages of replicates, or turns in them, end at different steps; use "
-            "'sequential'."
+            "chain_method: stages of replicates end at different steps; use 'sequential'."
         )
 
 
 def check_finished(state: Any, is_finished: Array) -> None:
-    """What a stage has not come to yet are rows of the program before, so that all must have
-    finished before an update.
-    """
+    """Refuses an update before the end, whose stages to come have rows of the program before."""
     if not is_finished:
         raise ValueError(
             f"update: the run stands in stage {int(state.stage) + 1} of "
@@ -222,10 +203,8 @@ def check_finished(state: Any, is_finished: Array) -> None:
 
 
 def row_dim(program: Program) -> str:
-    """The plate that all observed sites are in; where there are several, the last whose size
-    follows from arguments.
-    """
-    plates = [site.plates for name, site in program.sites.items() if name in program.observed]
+    """The plate of all observed sites; of several, the last whose size follows from arguments."""
+    plates = [program.sites[name].plates for name in program.observed]
     common = (
         [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
     )
@@ -241,42 +220,38 @@ def row_dim(program: Program) -> str:
 
 def _follows(program: Program, plate: str) -> bool:
     try:
-        return _recounted(program, plate).plates[plate].size == _another(program.plates[plate].size)
+        recounted = _recounted(program, plate)
     except StructureError:
-        return False  # of this plate; where it holds of all, `_by_row` says so
-
-
-def _with_entries(program: Program, plate: str) -> dict[str, Any]:
-    """The arguments that have an entry for each member of a plate."""
-    return program.by_row(program.plates[plate].size, lists=True)
+        return False  # `_by_row` raises it again where it holds for all plates
+    return recounted.plates[plate].size == _another(program.plates[plate].size)
 
 
 def _recounted(program: Program, plate: str) -> Program:
-    """With another number of such entries."""
-    by_row, size = _with_entries(program, plate), program.plates[plate].size
+    """The program with another number of entries of a plate."""
+    size = program.plates[plate].size
+    by_row = program.by_row(size, lists=True)
     cut = program.on_rows(np.arange(_another(size)) % size, by_row)
     try:
         cut.plates  # noqa: B018 (the model is run)
     except (TypeError, ValueError, IndexError) as error:
         raise StructureError(
             f"arguments {sorted(by_row)}: each has {size} entries, as many as there are rows, and "
-            f"of {_another(size)} the model "
-            f"makes an error: {error} Where one of them is no column of the rows, give it another "
-            "shape, or bind it by partial."
+            f"with {_another(size)} the model raises: {error} Where one of them is no column of "
+            "the rows, give it another shape, or bind it by partial."
         ) from error
     return cut
 
 
 def _by_row(program: Program) -> dict[str, Any]:
-    """The arguments that have an entry for each row; refused where the number of rows does not
-    follow from them, or a latent site has a part for each row, of which every stage would have its
-    own.
+    """The arguments that have an entry for each row.
+
+    Refused are numbers of rows that do not follow from them, and latent sites with a part for each
+    row.
     """
     plate = row_dim(program)
-    by_row, cut = _with_entries(program, plate), _recounted(program, plate)
     num_rows = program.plates[plate].size
-    another = _another(num_rows)
-    if not by_row or cut.plates[plate].size != another:
+    by_row, cut = program.by_row(num_rows, lists=True), _recounted(program, plate)
+    if not by_row or cut.plates[plate].size != _another(num_rows):
         raise StructureError(
             f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; "
             "wanted the number of rows taken from them."
@@ -285,39 +260,32 @@ def _by_row(program: Program) -> dict[str, Any]:
         if cut.sites[name].shape != program.sites[name].shape:
             raise StructureError(
                 f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, "
-                f"{cut.sites[name].shape} with "
-                f"{another}; wanted latent sites that all rows have in common. Integrate it out of "
-                "the model."
+                f"{cut.sites[name].shape} with {_another(num_rows)}; wanted latent sites that all "
+                "rows have in common. Integrate it out of the model."
             )
     return by_row
 
 
 def _is_same(mine: Any, found: Any) -> bool:
-    """As far as an argument has content; of functions only names are known."""
+    """Whether two arguments have the same content; of functions only names are compared."""
     is_number = isinstance(mine, Number) and isinstance(found, Number)
     return (is_number and mine == found) or data_hash(mine) == data_hash(found)
 
 
 def _has_content(mine: Any, found: Any) -> bool:
-    """Whether `_is_same` knows all of them: arrays and numbers, in forms that are equal."""
+    """Whether `_is_same` compares all of an argument: arrays and numbers, in equal structures."""
     is_known = lambda leaf: hasattr(leaf, "__array__") or isinstance(leaf, Number)
-    return jax.tree.structure(mine) == jax.tree.structure(found) and all(
-        map(is_known, jax.tree.leaves(found))
-    )
+    is_equal = jax.tree.structure(mine) == jax.tree.structure(found)
+    return is_equal and all(map(is_known, jax.tree.leaves(found)))
 
 
 def _of_row(values: Any) -> tuple[Any, ...] | None:
-    """The shape of a row, and whether it is of flags: as numbers, earlier flags would be others."""
+    """The shape of a row, and whether it is boolean: as numbers it would be another column."""
     if num_entries(values) is None:
         return None
     values = values if isinstance(values, Array) else np.asarray(values)
     return values.shape[1:], values.dtype == bool
 
 
-def _length(by_row: dict[str, Any]) -> int:
-    return len(next(iter(by_row.values())))
-
-
 def _another(size: int) -> int:
-    """Half as many, or one row twice."""
     return 2 if size == 1 else size - size // 2

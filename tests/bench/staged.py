@@ -190,11 +190,7 @@ METHODS = {
     "stages": staged(),
     "stages, whatever is lost": staged(most_lost=np.inf),
     "stages, not explored": staged(num_walkers=0),
-    "stages, not explored, two turns": staged(num_walkers=0, num_iterations=2),
     "stages, clumps in code space, whatever is lost": staged(summary="code", most_lost=np.inf),
-    "stages, clumps in code space, two turns": staged(
-        summary="code", most_lost=np.inf, num_iterations=2
-    ),
     f"{WORKERS} workers, merged": apart,
     "data tempering (IBIS)": driven(
         lambda stages, points: DataTempering(MODEL, num_stages=stages, num_particles=2 * points)

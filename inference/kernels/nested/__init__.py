@@ -1,11 +1,7 @@
 """Nested sampling of any model with continuous latent sites, and a finish by importance sampling.
 
 kernel              `NestedSampler`
-nesting             a sampler at work on a model: the start, a step, draws that births are offered
-state               live points, dead ones, and what is known of them
-deaths              who dies, who is copied, insertion ranks
-volumes             simulated prior volumes, the evidence and its error
-modes               which live points hang together
-relabel             label switching: members that may change places are named alike
+nesting             the start, the steps and the offers of nested sampling on a model
+state               live points and their modes, who dies and who is copied, prior volumes
 importance_finish   `ImportanceFinish`
 """

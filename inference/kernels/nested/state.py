@@ -1,86 +1,151 @@
-"""Where a nested sampling stands: live points, dead ones, and what is known of them."""
+"""The state of nested sampling: live points and their modes, dead points, prior volumes.
+
+When the lowest of n points of a mode dies, the prior volume of the mode shrinks by t ~ Beta(n, 1),
+log t = - Exponential / n. When a mode splits, its parts share its volume as Exponential weights of
+its points do. For independent points that is a Dirichlet with the numbers of points. But points are
+copies of others, and stay in the part of their parent when the parts came apart before that was
+noticed. So all descendants of one point, some e-folds ago, have one weight. Several simulated
+histories draw all of these, and the standard deviation of their evidences is the error of the
+log-evidence, the uncertain shares of the modes included.
+
+The first column of the volumes is not simulated: a volume shrinks by 1 - 1 / n, and is shared in
+proportion to the points. That makes the evidence of each mode, and so their sum, unbiased. (The
+mean of t, n / (n + 1), does not: likelihoods rise where volumes fall by chance.)
+
+The lowest points of all modes die, so that all modes have one limit. Then points of one region
+remain draws from the prior above the limit however they are assigned to modes, each mode with its
+share of the volume: it does no harm when walks cross from one mode to another, or when a connected
+mode was split. (With a limit for each mode, the mode with the lower limit would wander into the
+region of the other.)
+
+The point that dies is replaced by a copy of a survivor, which then walks. Until a separation of
+modes is noticed, copies stay in the mode of their parent. So parents are not left to chance: they
+are taken evenly along the principal axis of the mode, so that parts at its two ends keep their
+numbers of points. On average each survivor is copied equally often.
+
+Modes are connected components of the graph of mutual nearest neighbours, in coordinates in which
+each mode has unit covariance. A split is final: the parts share the volume as they share the
+points, and new points of a mode are copies of its own points from then on, so that the evidence of
+separated modes cannot drift.
+
+Skilling (2006), "Nested sampling for general Bayesian computation"; Walter (2017), "Point
+process-based Monte Carlo estimation". Cost of a step: histories x (deaths^2 + modes), live points x
+size x 8, and two sorts; of a search for modes: live points^2 x (size + neighbours).
+"""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import random
+from jaxtyping import Array, Float, Int
 
-from inference.kernels.nested.volumes import Volumes, started
-from inference.maths.slice_walk import Points
-from inference.reading.exchangeable import Reference
+from inference.maths.slice_walk import (
+    Limit,
+    Particles,
+    deviations_by_mode,
+    is_above,
+    means_by_mode,
+)
+from inference.reading.density import Reference
 from inference.run.protocol import Results
 
 __all__ = [
     "Dead",
+    "Death",
     "Nest",
     "Offers",
-    "begun_with",
+    "Volumes",
+    "all_points",
+    "covariance_roots",
+    "evidence",
     "information_of",
+    "initial_state",
+    "insertion_rank",
+    "lowest",
+    "parents_of",
     "particles",
-    "points_of",
+    "principal_coordinate",
+    "remaining",
+    "share_volumes",
+    "shrink_volumes",
+    "split_modes",
+    "whole_prior",
     "with_room",
 ]
 
-NUM_HISTORIES = 200
-# looks back to the ancestors of live points: modes hang together for long after the last walk went
-# from one to the other
-GENERATIONS = 12
+
+class Volumes(NamedTuple):
+    """Prior volumes and the evidence of the dead: expected, then of each simulated history."""
+
+    log_volume: Float[Array, "mode column"]  # -inf for a mode that does not exist
+    log_evidence: Float[Array, " column"]
 
 
 class Dead(NamedTuple):
-    """Points that have died, in their order; room for more."""
+    """Dead points in the order of their deaths, and room for more."""
 
-    z: Array
-    log_likelihood: Array
-    log_volume: Array  # the prior volume that each stands for
-    mode: Array
+    z: Float[Array, "dead size"]
+    log_likelihood: Float[Array, " dead"]
+    log_volume: Float[Array, " dead"]  # of the shell that each stands for
+    mode: Int[Array, " dead"]
 
 
 class Offers(NamedTuple):
-    """Draws from where nested sampling starts, for births to take.
+    """Independent draws from what nested sampling starts from, which births may take.
 
-    The host makes them, for the code that draws takes long to compile.
+    The host makes them, because code that draws from a prior takes long to compile.
     """
 
-    z: Array  # [offer, size]
+    z: Float[Array, "offer size"]
     num_used: Array
     are_worn: Array  # whether new ones are wanted
-    rng_key: Array  # by which these are drawn
+    rng_key: Array  # of the new ones
 
 
 class Nest(NamedTuple):
-    """Where a run stands."""
+    """The state of a run."""
 
-    live: Points
-    mode: Array  # [live]
-    # [generation, live]: the live point that each is a copy of a copy of, one look ago, two, ...
-    ancestor: Array
+    live: Particles
+    mode: Int[Array, " live"]
+    # the live point that each descends from, as of one search for modes ago, two, ...
+    ancestor: Int[Array, "generation live"]
     num_modes: Array
     volumes: Volumes
     dead: Dead
     num_dead: Array
     num_steps: Array
     num_evaluations: Array
-    longer: Array  # logarithm of how many times as long as at first walks are
+    longer: Array  # log of the length of walks, relative to the first ones
     offers: Offers
-    reference: Reference  # what members without names are named after
+    reference: Reference  # by which exchangeable members are labelled
 
 
-def begun_with(
-    live: Points, offers: Offers, reference: Reference, num_modes: int, room: int
+def initial_state(
+    live: Particles, offers: Offers, reference: Reference, num_modes: int, room: int
 ) -> Nest:
-    """Live points in one mode of up to `num_modes`, nothing dead, and room for those that die."""
+    """Live points in one mode, and no dead ones.
+
+    Args:
+        live: the live points.
+        offers: draws for births.
+        reference: by which exchangeable members are labelled.
+        num_modes: the most modes.
+        room: for dead points.
+    """
     (num_live, size), dtype = live.z.shape, live.z.dtype
     zero, nothing = jnp.zeros((), jnp.int32), jnp.zeros(0, dtype)
     dead = Dead(jnp.zeros((0, size), dtype), nothing, nothing, jnp.zeros(0, jnp.int32))
+    # 12 searches back to an ancestor, because modes stay connected in the graph for long after the
+    # last walk went from one to the other
+    ancestor = jnp.broadcast_to(jnp.arange(num_live, dtype=jnp.int32), (12, num_live))
     return Nest(
         live=live,
         mode=jnp.zeros(num_live, jnp.int32),
-        ancestor=jnp.broadcast_to(jnp.arange(num_live, dtype=jnp.int32), (GENERATIONS, num_live)),
+        ancestor=ancestor,
         num_modes=zero + 1,
-        volumes=started(num_modes, NUM_HISTORIES),
+        volumes=whole_prior(num_modes, num_histories=200),
         dead=with_room(dead, room),
         num_dead=zero,
         num_steps=zero,
@@ -92,41 +157,322 @@ def begun_with(
 
 
 def with_room(dead: Dead, room: int) -> Dead:
-    """Room for as many dead in all."""
-    more = lambda leaf: jnp.concatenate(
-        [leaf, jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)]
-    )
-    return jax.tree.map(more, dead)
+    """Dead points with room for `room` in all."""
+    more = lambda leaf: jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)
+    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, more(leaf)]), dead)
 
 
-def points_of(state: Nest) -> tuple[Array, Array, Array, Array]:
+def all_points(state: Nest) -> tuple[Array, Array, Array, Array]:
     """All points, dead and live: z, log weight, log likelihood, mode."""
     nest, kept = jax.device_get(state), int(state.num_dead)
     count = np.bincount(nest.mode, minlength=len(nest.volumes.log_volume))
     log_each = nest.volumes.log_volume[:, 0] - np.log(np.maximum(count, 1))
     dead = jax.tree.map(lambda leaf: leaf[:kept], nest.dead)
     log_likelihood = np.concatenate([dead.log_likelihood, nest.live.log_likelihood])
-    log_volume = np.concatenate([dead.log_volume, log_each[nest.mode]])
+    log_weight = np.concatenate([dead.log_volume, log_each[nest.mode]]) + log_likelihood
     z, mode = np.concatenate([dead.z, nest.live.z]), np.concatenate([dead.mode, nest.mode])
-    return (
-        jnp.asarray(z),
-        jnp.asarray(log_volume + log_likelihood),
-        jnp.asarray(log_likelihood),
-        jnp.asarray(mode),
-    )
+    z, log_weight, log_likelihood, mode = map(jnp.asarray, (z, log_weight, log_likelihood, mode))
+    return z, log_weight, log_likelihood, mode
 
 
 def information_of(state: Nest) -> Array:
-    """Nats that the posterior is away from the prior; on the host, where nothing is to be
-    compiled.
-    """
-    _, log_weight, log_likelihood, _ = map(np.asarray, points_of(state))
+    """Kullback-Leibler divergence from the prior to the posterior, in nats; by NumPy."""
+    _, log_weight, log_likelihood, _ = map(np.asarray, all_points(state))
     total = np.logaddexp.reduce(log_weight)
     weight = np.exp(log_weight - total)
     return jnp.asarray(np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - total)
 
 
-def particles(named: dict[str, Array], **beside: Array) -> Results:
-    """The group `particles` of the tree: what is known of each weighted point, and its sites."""
-    named = {name.replace("/", "."): value for name, value in named.items()}
-    return Results({"particles": beside | named}, {}, dict.fromkeys(beside | named, ("particle",)))
+def particles(values: dict[str, Array], **beside: Array) -> Results:
+    """The group `particles` of the tree: sites of weighted points, and what else is known."""
+    variables = beside | {name.replace("/", "."): value for name, value in values.items()}
+    return Results({"particles": variables}, {}, dict.fromkeys(variables, ("particle",)))
+
+
+# Prior volumes.
+
+
+def whole_prior(most_modes: int, num_histories: int) -> Volumes:
+    """The volumes at the start: the whole prior in the first of up to `most_modes` modes."""
+    return Volumes(
+        jnp.full((most_modes, 1 + num_histories), -jnp.inf).at[0].set(0.0),
+        jnp.full(1 + num_histories, -jnp.inf),
+    )
+
+
+def shrink_volumes(
+    rng_key: Array,
+    volumes: Volumes,
+    log_likelihood: Float[Array, " death"],
+    mode: Int[Array, " death"],
+    rank: Int[Array, " death"],
+    count: Int[Array, " death"],
+) -> tuple[Float[Array, " death"], Volumes]:
+    """The expected log volume of the shell of each death, and the volumes after the deaths.
+
+    Args:
+        rng_key: a JAX key.
+        volumes: those before.
+        log_likelihood: of the points that die.
+        mode: of the points that die.
+        rank: of the points that die in their modes; 0 for the lowest.
+        count: points of their modes.
+    """
+    dtype = volumes.log_volume.dtype
+    alive = (count - rank)[:, None].astype(dtype)
+    drawn = random.exponential(rng_key, (len(mode), volumes.log_volume.shape[1] - 1), dtype) / alive
+    expected = jnp.minimum(-jnp.log1p(-1 / alive), 100.0)  # not infinite where the last point dies
+    drop = jnp.concatenate([expected, drawn], axis=1)
+    is_same = mode[:, None] == mode[None, :]
+    before = (is_same & (rank[None, :] < rank[:, None])).astype(dtype) @ drop
+    log_shell = volumes.log_volume[mode] - before + jnp.log(-jnp.expm1(-drop))
+    log_evidence = jax.nn.logsumexp(log_shell + log_likelihood[:, None], axis=0)
+    total = jnp.zeros_like(volumes.log_volume).at[mode].add(drop)
+    log_evidence = jnp.logaddexp(volumes.log_evidence, log_evidence)
+    return log_shell[:, 0], Volumes(volumes.log_volume - total, log_evidence)
+
+
+def share_volumes(
+    rng_key: Array,
+    volumes: Volumes,
+    mode: Int[Array, " live"],
+    origin: Int[Array, " mode"],
+    ancestor: Int[Array, " live"],
+) -> Volumes:
+    """The volumes after modes were split.
+
+    Args:
+        rng_key: a JAX key.
+        volumes: those before.
+        mode: of the live points after the split.
+        origin: the mode that each mode was a part of.
+        ancestor: the point that each live point descends from.
+    """
+    log_volume = volumes.log_volume
+    shape = len(mode), log_volume.shape[1] - 1
+    drawn = random.exponential(rng_key, shape, log_volume.dtype)[ancestor]
+    each = jnp.concatenate([jnp.ones_like(drawn[:, :1]), drawn], axis=1)
+    part = jnp.zeros_like(log_volume).at[mode].add(each)
+    whole = jnp.zeros_like(log_volume).at[origin].add(part)[origin]
+    shared = log_volume[origin] + (jnp.log(part) - jnp.log(whole))
+    return volumes._replace(log_volume=jnp.where(part < whole, shared, log_volume))
+
+
+def remaining(state: Nest, columns: slice = slice(None)) -> Float[Array, " column"]:
+    """The log-evidence that the live points stand for, by columns of the volumes."""
+    log_volume = state.volumes.log_volume[:, columns]
+    count = jnp.zeros(len(log_volume), jnp.int32).at[state.mode].add(1)
+    log_each = log_volume - jnp.log(jnp.maximum(count, 1).astype(log_volume.dtype))[:, None]
+    return jax.nn.logsumexp(log_each[state.mode] + state.live.log_likelihood[:, None], axis=0)
+
+
+@jax.jit
+def evidence(state: Nest) -> tuple[Array, Array]:
+    """The log-evidence with all live points, and its standard error.
+
+    The evidence is unbiased, so that half of the variance of its logarithm is added to the latter.
+    """
+    each = jnp.logaddexp(state.volumes.log_evidence, remaining(state))
+    error = jnp.std(each[1:])
+    return each[0] + error**2 / 2, error
+
+
+# Deaths and births.
+
+
+class Death(NamedTuple):
+    """Who dies, and the live points sorted by mode and likelihood."""
+
+    order: Int[Array, " live"]  # live points, mode by mode, the lowest first
+    first: Int[Array, " mode"]  # where a mode begins in this order
+    count: Int[Array, " mode"]  # live points
+    dying: Int[Array, " mode"]  # deaths
+    chosen: Int[Array, " batch"]  # the live points that die
+    rank: Int[Array, " batch"]  # their ranks in their modes
+
+
+def lowest(
+    live: Particles, mode: Int[Array, " live"], count: Int[Array, " mode"], batch: int
+) -> Death:
+    """The `batch` lowest live points, which die; `count` says how many points modes have."""
+    order = jnp.lexsort((live.label, live.log_likelihood, mode))
+    first = jnp.cumsum(count) - count
+    chosen = jnp.lexsort((live.label, live.log_likelihood))[:batch]
+    return Death(
+        order,
+        first,
+        count,
+        jnp.zeros_like(count).at[mode[chosen]].add(1),
+        chosen,
+        jnp.argsort(order)[chosen] - first[mode[chosen]],
+    )
+
+
+def parents_of(
+    rng_key: Array,
+    z: Float[Array, "live size"],
+    mode: Int[Array, " live"],
+    death: Death,
+    birth_mode: Int[Array, " birth"],
+) -> Int[Array, " birth"]:
+    """The survivor that each birth is a copy of.
+
+    Args:
+        rng_key: a JAX key.
+        z: the live points.
+        mode: of the live points.
+        death: who dies.
+        birth_mode: the mode of each birth, in rising order.
+    """
+    survivors = death.count - death.dying
+    is_dying = jnp.zeros(len(z), bool).at[death.chosen].set(True)
+    order = jnp.lexsort((principal_coordinate(z, mode, len(survivors)), is_dying, mode))
+    births = jnp.zeros_like(survivors).at[birth_mode].add(1)
+    before = (jnp.cumsum(births) - births)[birth_mode]
+    number = jnp.arange(len(birth_mode), dtype=birth_mode.dtype) - before
+    offset = random.uniform(rng_key, survivors.shape, z.dtype)[birth_mode]
+    share = (number.astype(z.dtype) + offset) / births[birth_mode].astype(z.dtype)
+    pick = (share * survivors[birth_mode].astype(z.dtype)).astype(jnp.int32)
+    return order[death.first[birth_mode] + jnp.minimum(pick, survivors[birth_mode] - 1)]
+
+
+def insertion_rank(
+    rng_key: Array,
+    live: Particles,
+    mode: Int[Array, " live"],
+    death: Death,
+    born: Particles,
+    birth_mode: Int[Array, " birth"],
+) -> Int[Array, " birth"]:
+    """The rank of each birth among the survivors of its mode, scaled to all live points."""
+    num_live, dtype = len(mode), born.z.dtype
+    survives = jnp.ones(num_live, bool).at[death.chosen].set(False)
+    limit = Limit(born.log_likelihood[:, None], born.label[:, None])
+    is_lower = ~is_above(live.log_likelihood[None], live.label[None], limit)
+    below = jnp.sum(is_lower & survives[None] & (mode[None] == birth_mode[:, None]), axis=1)
+    places = ((death.count - death.dying)[birth_mode] + 1).astype(dtype)
+    share = (below.astype(dtype) + random.uniform(rng_key, below.shape, dtype)) / places
+    return jnp.minimum(jnp.floor(share * num_live), num_live - 1).astype(jnp.int32)
+
+
+def principal_coordinate(
+    z: Float[Array, "point size"], mode: Int[Array, " point"], num_modes: int
+) -> Float[Array, " point"]:
+    """Points along the first principal axis of their mode, with coordinates scaled to variance 1.
+
+    The axis is found by the power method, from the point that is farthest from the mean.
+    """
+    tiny = jnp.finfo(z.dtype).tiny
+    deviation = jnp.maximum(deviations_by_mode(z, mode, num_modes), tiny)[mode]
+    y = (z - means_by_mode(z, mode, num_modes)[mode]) / deviation
+    sums = lambda values: jnp.zeros((num_modes, *values.shape[1:]), z.dtype).at[mode].add(values)
+
+    def multiplied(_: int, axis: Array) -> Array:
+        new = sums(y * jnp.sum(y * axis[mode], 1, keepdims=True))
+        return new / jnp.maximum(jnp.linalg.norm(new, axis=1, keepdims=True), tiny)
+
+    square = jnp.sum(y**2, 1)
+    is_farthest = square >= jnp.zeros(num_modes, z.dtype).at[mode].max(square)[mode]
+    axis = jax.lax.fori_loop(0, 8, multiplied, sums(jnp.where(is_farthest[:, None], y, 0.0)))
+    return jnp.sum(y * axis[mode], 1)
+
+
+# Modes.
+
+NEIGHBOURS = 7
+# neighbours in one dimension: among 7 of 200 such points there are two gaps by chance
+ON_A_LINE = 15
+
+
+def covariance_roots(
+    z: Float[Array, "point size"], mode: Int[Array, " point"], num_modes: int
+) -> Float[Array, "mode size size"]:
+    """Cholesky factors of the covariance of each mode, shrunk to the common one for few points."""
+    size = z.shape[-1]
+    member = (mode[None, :] == jnp.arange(num_modes)[:, None]).astype(z.dtype)
+    count = jnp.maximum(member.sum(1), 1)[:, None]
+    away = z - (member @ z / count)[mode]
+    products = (away[:, :, None] * away[:, None, :]).reshape(len(z), -1)
+    sums = (member @ products).reshape(num_modes, size, size)
+    pooled = sums.sum(0) / len(z)
+    pooled = pooled + 1e-8 * jnp.diag(jnp.diagonal(pooled) + jnp.finfo(z.dtype).tiny)
+    return jnp.linalg.cholesky((sums + 1.0 * size * pooled[None]) / (count + 1.0 * size)[..., None])
+
+
+def split_modes(
+    z: Float[Array, "point size"],
+    mode: Int[Array, " point"],
+    roots: Float[Array, "mode size size"],
+    num_modes: Array,
+    least: int,
+) -> tuple[Int[Array, " point"], Int[Array, " mode"], Array]:
+    """Each mode split into its connected components.
+
+    Returned are the mode of each point, the mode that each mode was a part of, and their number.
+
+    Args:
+        z: the live points.
+        mode: of the points.
+        roots: Cholesky factors of the covariance of each mode; as many as modes may become.
+        num_modes: modes so far.
+        least: points of the smallest component that becomes a mode; points of smaller ones join
+            the component of the nearest other point.
+    """
+    num_points, most = len(z), len(roots)
+    points = jnp.arange(num_points, dtype=jnp.int32)
+    square = _square_distances(z, mode, roots)
+    num_neighbours = NEIGHBOURS if z.shape[1] > 1 else ON_A_LINE
+    component = _components(_mutual_neighbours(square, num_neighbours))
+    size = jnp.zeros(num_points, jnp.int32).at[component].add(1)
+    is_large = size[component] >= least
+    nearest = jnp.argmin(jnp.where(is_large[None, :], square, jnp.inf), axis=1)
+    component = jnp.where(is_large, component, component[nearest])
+    size = jnp.zeros(num_points, jnp.int32).at[component].add(1)
+    is_first = (component == points) & is_large
+    smallest = jnp.iinfo(jnp.int32).min
+    # the largest component of a mode keeps its number, the first of them in a tie
+    order = jnp.where(is_first, size * num_points - points, smallest)
+    best = jnp.full(most, smallest).at[mode].max(order)
+    is_new = is_first & (order < best[mode])
+    number = num_modes - 1 + jnp.cumsum(is_new, dtype=jnp.int32)
+    is_new = is_new & (number < most)
+    new = jnp.where(is_new, number, mode).astype(mode.dtype)
+    origin = jnp.arange(most, dtype=jnp.int32)
+    origin = origin.at[jnp.where(is_new, new, most)].set(mode, mode="drop")
+    new_mode = jnp.where(best[mode] > smallest, new[component], mode)
+    return new_mode, origin, num_modes + jnp.sum(is_new, dtype=num_modes.dtype)
+
+
+def _square_distances(z: Array, mode: Array, roots: Array) -> Array:
+    """[point, point], whitened by the mode; infinite between modes and of a point to itself."""
+    eye = jnp.broadcast_to(jnp.eye(z.shape[-1], dtype=z.dtype), roots.shape)
+    y = jnp.einsum("nij,nj->ni", jax.scipy.linalg.solve_triangular(roots, eye, lower=True)[mode], z)
+    y = y - y.mean(0, keepdims=True)
+    square = jnp.sum(y**2, -1)
+    return jnp.where(
+        (mode[:, None] == mode[None, :]) & ~jnp.eye(len(z), dtype=bool),
+        square[:, None] + square[None, :] - 2 * y @ y.T,
+        jnp.inf,
+    )
+
+
+def _mutual_neighbours(square: Array, num_neighbours: int) -> Array:
+    next_one = lambda _, reach: jnp.min(jnp.where(square > reach[:, None], square, jnp.inf), axis=1)
+    reach = jax.lax.fori_loop(
+        0, num_neighbours, next_one, jnp.full(len(square), -jnp.inf, square.dtype)
+    )
+    near = (square <= reach[:, None]) & jnp.isfinite(square)
+    return near & near.T
+
+
+def _components(joined: Array) -> Array:
+    """[point]: the connected component, by the smallest number of its points."""
+    points = jnp.arange(len(joined), dtype=jnp.int32)
+
+    def spread(state):
+        least, _ = state
+        new = jnp.minimum(least, jnp.min(jnp.where(joined, least[None, :], len(joined)), axis=1))
+        new = new[new]
+        return new, jnp.any(new != least)
+
+    return jax.lax.while_loop(lambda state: state[1], spread, (points, jnp.array(True)))[0]

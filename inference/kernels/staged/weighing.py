@@ -1,24 +1,27 @@
-"""What has been found in stages, weighed by all rows of a run.
+"""Importance weighting by all rows so far, and the account of evidence and errors over stages.
 
-A summary says nothing of where its stage has found nothing, and later rows may lead there: where
-the model is wrong, such as for outliers, of which the first rows may have ten times as many as the
-rest, further than any draw of its posterior goes. So when rows are twice as many as when it was
-done last, and at the end, draws from what stands for all that has been found are weighed by the
-prior and all rows so far:
+A mixture between stages has no density where its stage has found nothing, and later rows may lead
+there: under a misspecified model, for instance, the first rows may have ten times as many outliers
+as the rest. So whenever the rows have doubled, and at the end, draws from the mixture q that stands
+for all that was found are weighted by the prior and all rows so far:
 
     w(z)  =  prior(z) p(all rows so far | z) / q(z),        evidence  =  mean of w over draws from q
 
-That is the evidence whatever summaries have lost, and how uneven weights are tells what is left
-from q to the posterior. Where that is much, and stages are to come, these start from what clumps of
-q come to along the slopes of all rows so far (`climbing`), if little is left from there. Else a run
-begins again, with all rows so far as one stage, from the prior; walkers climb from where q has its
-clumps, and a few from anywhere. Where stages are not explored, nested sampling goes over q itself
-then, unless that is far off. What no clump is near to no weight tells. Rows of a run before an
-update are gone: an update is not weighed. But its rows may lead to where clumps say less than the
-prior in their background, and what earlier rows said is forgotten there: how much of what a stage
-finds is there, its error has, and that is infinite where it is the half or more. Cost: draws x
-rows, some three times in a run; a climb takes some ten times as many, and a run that begins again
-some hundred times.
+That is the evidence whatever the mixtures have lost, and the spread of the weights gives the
+Kullback-Leibler divergence from q to the posterior. Where it is large and stages are to come, they
+start from Normals that batch and match finds from the components of q with all rows so far, if
+these have a small divergence. Otherwise the run begins again, with all rows so far as one stage
+from the prior; walkers climb from the components of q, and a few from anywhere. Where stages are
+not explored, nested sampling draws from q then, unless q is far off. The weights do not see a mode
+that no component is near to.
+
+The rows of a run before an update are gone, so that an update is not weighted. Instead, where the
+rows of an update lead to where the components have less density than the prior in their background,
+so that what earlier rows said is forgotten, the share of the posterior there is in the error of the
+stage. The error is infinite where that share is a half or more.
+
+Cost: draws x rows, some three times in a run; ten times as many for batch and match, and a hundred
+times as many for a run that begins again.
 """
 
 from dataclasses import dataclass
@@ -28,204 +31,293 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
-from jax.scipy.special import logsumexp
+from jax import random
+from jaxtyping import Array, Float
 
-from inference.kernels.nested.relabel import Named
-from inference.kernels.staged.search import FAR, FRESH, NEAR, Begin, Search, Start, centres
-from inference.maths.summary import Loss, Mixture, loss_of, mean_of, no_loss
+from inference.kernels.staged.search import (
+    FAR,
+    FRESH,
+    NEAR,
+    Begin,
+    LabelledMixture,
+    Search,
+    StageArrays,
+    Start,
+    component_means,
+)
+from inference.maths.normal_mixture import Mixture, importance_shares
 from inference.reading.stage_rows import StageData
 
-__all__ = ["Account", "Evidence", "Weighed", "Weighing", "forgotten", "lacking_of", "unweighed"]
+__all__ = [
+    "Account",
+    "Evidence",
+    "Loss",
+    "Weighed",
+    "Weighing",
+    "background_correction",
+    "forgotten",
+    "loss_of",
+    "no_loss",
+    "unweighed",
+    "weighted_mean",
+]
 
-MOST_LEFT = 0.5  # nats to the posterior, or what a summary may cost where that is more
-DRAWS = 200  # at least
-MOST_BEHIND = 0.5  # share of what a stage has found that its clumps say nothing of
+MOST_LEFT = 0.5  # nats to the posterior up to which weights are fine
+DRAWS = 200  # the fewest draws that are weighted
+
+
+class Loss(NamedTuple):
+    """What the log-evidence of later rows loses because mixtures q replace posteriors p.
+
+    The log-evidence of later rows is off by the log of the mean of q / p over the final posterior.
+    Over draws from p the mean of log q / p is minus the divergence from q to p. The final posterior
+    of N rows has n / N of the variance of p, which has learned from n rows. Averaged over it, a
+    term of degree k in z counts by (1 - n / N)^k, which is at most 1 - n / N.
+
+    The errors of successive mixtures are correlated, because the rows that they have in common lead
+    all of them away from the final z to the same side. Linear log ratios of m rows and of n > m
+    rows that lean to one side have the correlation (m / n)^.5 over draws from p, of which N rows
+    remove (m n)^.5 / N. The errors of separate workers, with no rows in common, are independent.
+
+    Each array has two entries: the quantity, and the quantity times the rows n of p; for
+    deviations, over the root of n and times the root of n.
+    """
+
+    nats: Float[Array, "2"]  # divergence
+    variance: Float[Array, "2"]  # of log q / p
+    deviation: Float[Array, "2"]  # its root
+    count: Array  # mixtures
+
+    def then(self, later: "Loss") -> "Loss":
+        """The loss by successive mixtures; losses of workers are added leaf by leaf instead."""
+        added = jax.tree.map(jnp.add, self, later)
+        return added._replace(variance=added.variance + 2 * self.deviation[1] * later.deviation)
+
+    def error(self, num_rows: Array) -> Array:
+        """The largest error of the log-evidence of `num_rows` rows that is to be expected.
+
+        Where evidences are unbiased, their logarithms are too small by half of the variance.
+        """
+        nats, variance = (each[0] - each[1] / num_rows.astype(each.dtype) for each in self[:2])
+        variance = jnp.maximum(variance, 0)
+        return jnp.sqrt(jnp.maximum(nats, 0.5 * variance) ** 2 + variance)
+
+
+def loss_of(log_weight: Float[Array, " draw"], num_rows: Array) -> Loss:
+    """The loss by one mixture, by the log weights p / q of its draws; NaN where all are 0."""
+    share, log_ratio = importance_shares(log_weight)
+    nats = jnp.sum(share * log_ratio)
+    variance, rows = jnp.sum(share * (log_ratio - nats) ** 2), num_rows.astype(nats.dtype)
+    times = jnp.stack([jnp.ones_like(nats), rows])
+    return Loss(
+        nats * times,
+        variance * times,
+        jnp.sqrt(variance) * jnp.stack([1 / jnp.sqrt(rows), jnp.sqrt(rows)]),
+        times[0],
+    )
+
+
+def no_loss(dtype: Any) -> Loss:
+    """The loss by no mixture."""
+    return Loss(*jnp.zeros((3, 2), dtype), jnp.zeros((), dtype))
 
 
 class Evidence(NamedTuple):
-    """Of stages that are over; those of separate rows add up leaf by leaf."""
+    """The evidence of finished stages; evidences of workers are added leaf by leaf."""
 
     log_evidence: Array
-    variance: Array  # of its error, but for what summaries have lost
-    lost: Loss  # by summaries
+    variance: Array  # of its error, without what mixtures have lost
+    lost: Loss
 
     def then(self, later: "Evidence") -> "Evidence":
-        """With stages after these."""
-        return Evidence(
-            self.log_evidence + later.log_evidence,
-            self.variance + later.variance,
-            self.lost.then(later.lost),
-        )
+        """With later stages."""
+        return jax.tree.map(jnp.add, self, later)._replace(lost=self.lost.then(later.lost))
 
     def error(self, num_rows: Array, of_stage: Array) -> Array:
-        """Claimed of so many rows, with the error of the stage that is not over."""
+        """The error for `num_rows` rows, with that of the stage that is not finished."""
         return jnp.sqrt(self.variance + self.lost.error(num_rows) ** 2 + of_stage**2)
 
 
 class Weighed(NamedTuple):
-    """What draws say, weighed by all rows so far."""
+    """What weighted draws say of the evidence of all rows so far."""
 
-    log_evidence: Array  # NaN: nothing has been weighed
-    # of the evidence of a stage that starts from what they are draws of, with the background
-    lacking: Array
+    log_evidence: Array  # NaN where nothing was weighted
+    correction: Array  # for the next stage, which starts with the prior in the background
     variance: Array  # of the error
-    lost: Loss  # by what they are draws of
+    lost: Loss  # by the mixture of the draws
 
     @property
     def is_there(self) -> Array:
-        """Whether anything has been weighed."""
+        """Whether anything was weighted."""
         return ~jnp.isnan(self.log_evidence)
 
     @property
     def evidence(self) -> Evidence:
-        """Of stages, for one that starts from what they are draws of."""
-        return Evidence(self.log_evidence + self.lacking, self.variance, self.lost)
+        """The evidence before a stage that starts from the mixture of the draws."""
+        return Evidence(self.log_evidence + self.correction, self.variance, self.lost)
 
 
 class Account(NamedTuple):
-    """Of stages that are over; those of separate rows add up leaf by leaf."""
+    """Evidence and cost of finished stages; accounts of workers are added leaf by leaf."""
 
-    corrected: Evidence  # by weights, where anything has been weighed
-    nested: Evidence  # of nested sampling alone, since it was mended
-    information: Array  # in nats, since then
+    corrected: Evidence  # by importance weights, where anything was weighted
+    nested: Evidence  # by nested sampling alone, since the last refit
+    information: Array  # in nats, since the last refit
     num_evaluations: Array  # of one row each
 
     def then(self, later: "Account") -> "Account":
-        """With stages after these."""
+        """With later stages."""
         corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
-        return Account(
-            corrected,
-            nested,
-            self.information + later.information,
-            self.num_evaluations + later.num_evaluations,
-        )
+        return jax.tree.map(jnp.add, self, later)._replace(corrected=corrected, nested=nested)
 
-    def weighed(self, by_all: Weighed) -> "Account":
-        """All rows of these stages have been weighed."""
-        return self._replace(corrected=by_all.evidence)
+    def refitted(self, weighed: Weighed) -> "Account":
+        """The account after another mixture has replaced what nested sampling has found.
 
-    def mended(self, by_all: Weighed) -> "Account":
-        """Something else stands for these stages than what nested sampling has found in them: the
-        sum goes on from what weights say, whose error is none of live points.
+        The sum goes on from the weighted evidence, whose error is not one of live points.
         """
-        log_evidence, variance, lost = by_all.evidence
-        lost = lost._replace(
-            variance=lost.variance + jnp.stack([variance, jnp.zeros_like(variance)])
+        log_evidence, variance, lost = weighed.evidence
+        zero = jnp.zeros_like(variance)
+        lost = lost._replace(variance=lost.variance + jnp.stack([variance, zero]))
+        return self._replace(
+            nested=Evidence(log_evidence, zero, lost), information=jnp.zeros_like(self.information)
         )
-        nested = Evidence(log_evidence, jnp.zeros_like(variance), lost)
-        return self._replace(nested=nested, information=jnp.zeros_like(self.information))
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """Weighs what has been found in stages, by all rows so far.
+    """Weights draws by all rows so far.
 
-    States have `rows`, `num_rows` and `num_weighed`, the rows by which all was last weighed.
+    Args:
+        search: of the stages.
+        most_lost: nats that a mixture may lose.
     """
 
     search: Search
     most_lost: float
 
     def is_due(self, state: Any) -> bool:
-        """Whether all is to be weighed: rows are twice as many, or no stage is left."""
-        more = state.num_rows > state.num_weighed
-        return bool(more & ((state.num_rows >= 2 * state.num_weighed) | (state.num_left == 0)))
+        """Whether the rows have doubled since the last weighting, or no stage is left."""
+        is_time = (state.num_rows >= 2 * state.num_weighed) | (state.num_left == 0)
+        return bool((state.num_rows > state.num_weighed) & is_time)
 
     def is_fine(self, weighed: Weighed) -> bool:
-        """Whether little is left; where nobody knows, it is not."""
+        """Whether the divergence is small; it is not where it is NaN."""
         return bool(weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost))
 
     def by_all(
-        self, rng_key: Array, state: Any, found: Named, data: StageData
+        self, rng_key: Array, state: Any, found: LabelledMixture, data: StageData
     ) -> tuple[Weighed, int]:
-        """Draws from what stands for all that has been found; and evaluations."""
-        search, rows = self.search, self.so_far(state, data)
-        own, num_draws = search.rows.own(data, rows), max(DRAWS, search.usual)
-        z, log_weight = search.drawn(rng_key, found, search.nothing.clumps, own, num_draws)
-        log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
-        log_evidence = logsumexp(log_weight) - np.log(len(z))
-        lost = loss_of(log_weight, state.num_rows)
-        # few draws see little of tails
-        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2
-        lacking = lacking_of(search.start, found.clumps, z, log_weight)
-        return Weighed(log_evidence, lacking, variance, lost), len(z) * len(rows)
+        """What draws say that are weighted by all rows so far, and evaluations.
 
-    def mended(
-        self, rng_key: Array, state: Any, found: Named, weighed: Weighed, data: StageData
-    ) -> tuple[Named, Weighed, int]:
-        """What clumps come to by all rows so far, and what its draws say, if that is enough;
-        else what was found; and evaluations.
+        Args:
+            rng_key: a JAX key.
+            state: at the end of a stage.
+            found: the mixture that stands for all that was found.
+            data: the rows.
+        """
+        search, rows = self.search, self.so_far(state, data)
+        arrays = StageArrays(search.nothing.mixture, search.rows.cut(data, rows))
+        z, log_weight = search.weighted_draws(rng_key, arrays, found, max(DRAWS, search.usual))
+        log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
+        log_evidence = jax.nn.logsumexp(log_weight) - np.log(len(z))
+        lost = loss_of(log_weight, state.num_rows)
+        # the square, because few draws see little of the tails
+        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2
+        correction = background_correction(search.start, found.mixture, z, log_weight)
+        return Weighed(log_evidence, correction, variance, lost), len(z) * len(rows)
+
+    def refitted(
+        self, rng_key: Array, state: Any, found: LabelledMixture, weighed: Weighed, data: StageData
+    ) -> tuple[LabelledMixture, Weighed, int]:
+        """Normals by batch and match with all rows so far, if they are fine; and evaluations.
+
+        Args:
+            rng_key: a JAX key.
+            state: at the end of a stage.
+            found: the mixture that is not fine, returned where the Normals are not either.
+            weighed: what its draws say.
+            data: the rows.
         """
         search = self.search
         if not search.size or not weighed.lost.nats[0] < FAR:
             return found, weighed, 0
         climb_key, weigh_key = random.split(rng_key)
         rows = self.so_far(state, data)
-        near = search.near_clumps(
-            climb_key, Begin(found), search.nothing.clumps, search.rows.own(data, rows)
-        )
-        assert near is not None  # there are clumps
-        again, spent = self.by_all(weigh_key, state, near.mixture, data)
+        arrays = StageArrays(search.nothing.mixture, search.rows.cut(data, rows))
+        near = search.near_components(climb_key, arrays, Begin(found))
+        assert near is not None  # there are components
+        again, spent = self.by_all(weigh_key, state, near.proposal, data)
         spent += round(near.evaluations) * len(rows)
-        return (near.mixture, again, spent) if self.is_fine(again) else (found, weighed, spent)
+        return (near.proposal, again, spent) if self.is_fine(again) else (found, weighed, spent)
 
     def so_far(self, state: Any, data: StageData) -> Array:
-        """Rows of all stages that have begun."""
+        """The places of the rows of all stages that have begun."""
         begun = len(state.later) - int(state.num_left)
         first = np.setdiff1d(np.arange(int(data.num_rows)), np.asarray(state.later))
         return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
 
-    def begin_again(self, found: Named, weighed: Weighed) -> Begin:
-        """With all rows so far: from where walkers climb, or what is gone over where there are
-        none.
-        """
+    def begin_again(self, found: LabelledMixture, weighed: Weighed) -> Begin:
+        """How the search begins where all rows so far become the first stage."""
         if not self.search.size:
-            return Begin(found, is_found=bool(weighed.lost.nats[0] < NEAR))
-        return Begin(self.search.nothing, centres(found), FRESH)
+            return Begin(found, is_final=bool(weighed.lost.nats[0] < NEAR))
+        return Begin(self.search.nothing, component_means(found), FRESH)
 
 
 def unweighed(dtype: Any) -> Weighed:
-    """Nothing has been weighed."""
-    nobody_knows = jnp.full((), jnp.nan, dtype)
-    return Weighed(nobody_knows, nobody_knows, nobody_knows, no_loss(nobody_knows.dtype))
+    """Where nothing was weighted."""
+    unknown = jnp.full((), jnp.nan, dtype)
+    return Weighed(unknown, unknown, unknown, no_loss(dtype))
 
 
-def forgotten(start: Start, clumps: Mixture, z: Array, log_weight: Array) -> Array:
-    """Nats by which the evidence of a stage may be off for those of its weighted points [point,
-    size] that lie in the background of what it starts from, where clumps say less than that:
-    earlier rows may exclude them. Infinite where that is the half of them or more.
+def forgotten(
+    start: Start,
+    mixture: Mixture,
+    z: Float[Array, "point size"],
+    log_weight: Float[Array, " point"],
+) -> Array:
+    """Nats that the evidence of a stage may be off, because earlier rows are forgotten.
+
+    They are where the mixture that the stage starts from has less density than its background:
+    earlier rows may exclude that region.
+
+    Args:
+        start: of the stage.
+        mixture: of the stages before.
+        z: points of the stage.
+        log_weight: of the points.
     """
-    # of workers, which all rows weigh; of a first stage
-    if isinstance(clumps, Named) or not len(clumps.log_weight):
+    # no rows are forgotten by workers, which are weighted by all rows, and in a first stage
+    if isinstance(mixture, LabelledMixture) or not len(mixture.log_weight):
         return jnp.zeros((), start.split.dtype)
-    behind = _share_behind(start, clumps, z, log_weight)
-    return jnp.where(behind < MOST_BEHIND, -jnp.log1p(-behind), jnp.inf)
+    of_mixture = (1 - start.defensive.background) * jnp.exp(-_log_ratio(start, mixture, z))
+    share = weighted_mean(log_weight, 1 - of_mixture)  # of the points from the background
+    return jnp.where(share < 0.5, -jnp.log1p(-share), jnp.inf)
+
+
+def background_correction(
+    start: Start,
+    found: Mixture,
+    z: Float[Array, "draw size"],
+    log_weight: Float[Array, " draw"],
+) -> Array:
+    """Correction of a log-evidence, because the next stage starts with the prior in the background.
+
+    It is the posterior mean of log(mixture / (mixture with background)), by weighted draws.
+    """
+    return weighted_mean(log_weight, -_log_ratio(start, found, z))
+
+
+def weighted_mean(log_weight: Float[Array, " draw"], values: Float[Array, " draw"]) -> Array:
+    """The mean of values, by log importance weights."""
+    return jnp.sum(importance_shares(log_weight)[0] * values)
 
 
 @partial(jax.jit, static_argnums=0)
-def _share_behind(start: Start, clumps: Mixture, z: Array, log_weight: Array) -> Array:
-    """The share of weighted points [point, size] that comes from the background."""
-    return mean_of(
-        log_weight, 1 - (1 - start.backed.background) * jnp.exp(-_log_share(start, clumps, z))
-    )
+def _log_ratio(start: Start, found: Mixture, z: Array) -> Array:
+    """[draw]: log density of the mixture with the prior in the background, over the mixture's."""
 
+    def one(z: Array) -> Array:
+        with_background = start.defensive.log_density(found, z, start.split.densities(z)[0])
+        return with_background - start.defensive.summary.log_density(found, z)
 
-def lacking_of(start: Start, found: Mixture, z: Array, log_weight: Array) -> Array:
-    """Correction of a log-evidence: the mean of log(clumps / (clumps + background)), for the
-    next stage starts from the latter.
-    """
-    return mean_of(log_weight, -_log_share(start, found, z))
-
-
-@partial(jax.jit, static_argnums=0)
-def _log_share(start: Start, found: Mixture, z: Array) -> Array:
-    """Log ratio of the density that the next stage starts from to that of its clumps, at each of
-    the vectors [point, size].
-    """
-    backed = start.backed
-    one = lambda z: (
-        backed.log_density(found, z, start.split.densities(z)[0])
-        - backed.summary.log_density(found, z)
-    )
     return jax.vmap(one)(z)

@@ -173,16 +173,16 @@ def test_points_lie_in_their_cells():
     np.testing.assert_array_equal(hilbert.cells_of(points[1:2], 32), [[2**31, 2**32 - 1]])
     cells = drawn(3, 8)
     np.testing.assert_array_equal(
-        hilbert.cells_of(hilbert.points_of(jnp.asarray(cells), 8), 8), cells
+        hilbert.cells_of(hilbert.cell_points(jnp.asarray(cells), 8), 8), cells
     )
 
 
 def test_near_on_the_curve_is_near_in_the_cube():
     """The distance in the cube is at most of the order of the D-th root of that on the curve."""
     codes = hilbert.encode(jnp.asarray(drawn(2, 16, 4000)), 16)
-    points = np.asarray(hilbert.points_of(hilbert.decode(codes, 2, 16), 16))
+    points = np.asarray(hilbert.cell_points(hilbert.decode(codes, 2, 16), 16))
     there = np.asarray(
-        hilbert.points_of(
+        hilbert.cell_points(
             hilbert.decode(hilbert.shifted(codes, jnp.full(4000, 1e-4), 2, 16), 2, 16), 16
         )
     )

@@ -31,7 +31,7 @@ def one_cluster(independence=2.0):
 
 
 def exact():
-    """Of one cluster: a Student's t at the mode of the log density, as wide as the curvature
+    """Evidence of one cluster: a Student's t at the mode of the log density, as wide as the curvature
     says, weighed by that density.
     """
     split = Split(Program(one_cluster(), X))
@@ -62,7 +62,7 @@ def test_the_evidence_of_a_correlated_cluster(name, bug):
 
 
 def test_correlations_are_found():
-    """Of the same rows, two clusters with correlations and without; and the correlation that is
+    """On the same rows, two clusters with correlations and without; and the correlation that is
     drawn.
     """
     found = {}

@@ -7,9 +7,9 @@ import pytest
 from jax import random
 from scipy.stats import beta, kstest
 
-from inference.kernels.nested import deaths as _nested_lineage
-from inference.kernels.nested import volumes as _nested_volumes
-from inference.kernels.nested.deaths import Death, along_axis, parents_of
+from inference.kernels.nested import state as _nested_lineage
+from inference.kernels.nested import state as _nested_volumes
+from inference.kernels.nested.state import Death, parents_of, principal_coordinate
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -74,7 +74,7 @@ def test_parts_that_have_come_apart_keep_their_numbers(bug, monkeypatch):
         noise = lambda z, mode, num_modes: random.normal(
             random.key(int(RNG.integers(2**30))), mode.shape
         )
-        monkeypatch.setattr(_nested_lineage, "along_axis", noise)
+        monkeypatch.setattr(_nested_lineage, "principal_coordinate", noise)
     taken, _ = parents()
     of_smaller = (taken[:, :10] < 30).sum(1)
     assert (of_smaller == 3).all() != bug
@@ -82,7 +82,7 @@ def test_parts_that_have_come_apart_keep_their_numbers(bug, monkeypatch):
 
 def test_the_axis_is_the_first_principal_one_of_each_mode():
     z, mode = two_parts()
-    found = np.asarray(along_axis(z, mode, 3))
+    found = np.asarray(principal_coordinate(z, mode, 3))
     for m in range(2):
         y = np.asarray(z)[np.asarray(mode) == m]
         y = (y - y.mean(0)) / y.std(0)
@@ -100,8 +100,8 @@ def test_points_of_one_descent_weigh_as_one(bug):
     """
     mode = jnp.repeat(jnp.array([0, 1]), 10)
     ancestor = jnp.arange(20) if bug else jnp.repeat(jnp.array([3, 7]), 10)
-    volumes = _nested_volumes.shared(
-        random.key(0), _nested_volumes.started(2, 2000), mode, jnp.zeros(2, int), ancestor
+    volumes = _nested_volumes.share_volumes(
+        random.key(0), _nested_volumes.whole_prior(2, 2000), mode, jnp.zeros(2, int), ancestor
     )
     share = np.exp(np.asarray(volumes.log_volume[0]))
     assert share[0] == pytest.approx(0.5)
@@ -115,7 +115,7 @@ def test_families_on_both_sides_say_nothing_of_the_share():
     history.
     """
     mode, ancestor = jnp.tile(jnp.array([0, 1, 1]), 6), jnp.repeat(jnp.arange(6), 3)
-    volumes = _nested_volumes.shared(
-        random.key(0), _nested_volumes.started(2, 50), mode, jnp.zeros(2, int), ancestor
+    volumes = _nested_volumes.share_volumes(
+        random.key(0), _nested_volumes.whole_prior(2, 50), mode, jnp.zeros(2, int), ancestor
     )
     np.testing.assert_allclose(np.exp(volumes.log_volume[0]), 1 / 3)

@@ -12,7 +12,7 @@ from jax import random
 from diagnostics import report
 from inference import Driver, NestedSampler
 from inference.kernels.nested import nesting as _nesting
-from inference.maths.slice_walk import Around, direction, spread_of
+from inference.maths.slice_walk import deviations_by_mode, direction
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -22,14 +22,9 @@ Z = np.random.default_rng(0).normal(size=(COUNT, SIZE)) * [1.0, 2.0, 0.1, 5.0]
 
 def drawn(own, z=Z, spread=0.0, count=COUNT):
     fill = lambda value: jnp.full(LANES, value, jnp.int32)
-    around = Around(
-        jnp.asarray(z),
-        fill(0),
-        fill(count),
-        fill(own),
-        jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE)),
-    )
-    return np.asarray(direction(random.key(0), around))
+    deviation = jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE))
+    given = jnp.asarray(z), fill(0), fill(count), fill(own), deviation
+    return np.asarray(direction(random.key(0), *given))
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
@@ -62,7 +57,7 @@ def test_pairs_are_even():
 
 
 def test_as_long_as_the_mode_is_wide_and_of_all_numbers_of_latent_numbers():
-    spread = np.asarray(spread_of(jnp.asarray(Z), jnp.zeros(COUNT, jnp.int32), 1))[0]
+    spread = np.asarray(deviations_by_mode(jnp.asarray(Z), jnp.zeros(COUNT, jnp.int32), 1))[0]
     np.testing.assert_allclose(spread, Z.std(0))
     taken = drawn(0, spread=spread)
     part = taken != 0
@@ -78,7 +73,7 @@ def test_two_points_have_no_difference_without_the_origin():
 
 def test_spreads_are_those_of_each_mode():
     mode = np.repeat([0, 2], [10, 20])
-    found = np.asarray(spread_of(jnp.asarray(Z), jnp.asarray(mode), 3))
+    found = np.asarray(deviations_by_mode(jnp.asarray(Z), jnp.asarray(mode), 3))
     np.testing.assert_allclose(found[[0, 2]], [Z[:10].std(0), Z[10:].std(0)])
     assert not found[1].any()
 

@@ -16,8 +16,7 @@ from scipy import stats
 from diagnostics import report
 from inference import Driver, ImportanceFinish, NestedSampler, Program, Staged
 from inference.kernels.nested import importance_finish
-from inference.maths.normal_mixture import Clumps, StateClumps
-from inference.maths.summary import Backed
+from inference.maths.normal_mixture import Defensive, NormalMixture, NormalSummary
 from inference.run.session import figures
 from tests.inference.kernels.staged.test_peaks import TWO, pair, pair_evidence
 from tests.inference.nests import X, Y, line, line_evidence, two_modes
@@ -61,7 +60,7 @@ def wrong(monkeypatch, bug):
         "no background": lambda self, clumps, z, log_prior: self.summary.log_density(clumps, z),
     }
     if bug != "right":
-        monkeypatch.setattr(Backed, "log_density", others[bug])
+        monkeypatch.setattr(Defensive, "log_density", others[bug])
 
 
 def is_exact(particles, attrs):
@@ -83,10 +82,10 @@ def is_exact(particles, attrs):
 def test_evidence_and_posterior_are_exact_whatever_the_clumps(bug, monkeypatch):
     """Here a single one, beside the posterior and too wide."""
     wrong(monkeypatch, bug)
-    clump = Clumps.of(
+    clump = NormalMixture.of(
         jnp.zeros(1), jnp.asarray(MEAN)[None] + 0.1, 1.5 * jnp.linalg.cholesky(COVARIANCE)[None]
     )
-    monkeypatch.setattr(StateClumps, "fitted", lambda *_: clump)
+    monkeypatch.setattr(NormalSummary, "fitted", lambda *_: clump)
     _, found = weighed(monkeypatch, finish(background=0.3), X, Y)
     assert is_exact(found.groups["particles"], found.attrs) == (bug == "right")
     np.testing.assert_allclose(
@@ -111,8 +110,10 @@ def test_clumps_are_fitted_again_to_the_weighted_draws(rounds, monkeypatch):
 
 
 def test_rounds_end_with_draws_that_are_effective_enough(monkeypatch):
-    clump = Clumps.of(jnp.zeros(1), jnp.asarray(MEAN)[None], jnp.linalg.cholesky(COVARIANCE)[None])
-    monkeypatch.setattr(StateClumps, "fitted", lambda *_: clump)
+    clump = NormalMixture.of(
+        jnp.zeros(1), jnp.asarray(MEAN)[None], jnp.linalg.cholesky(COVARIANCE)[None]
+    )
+    monkeypatch.setattr(NormalSummary, "fitted", lambda *_: clump)
     _, found = weighed(monkeypatch, finish(), X, Y)
     assert found.attrs["num_rounds"] == 1
 
@@ -179,15 +180,15 @@ def test_separated_modes_have_their_masses():
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_mode_that_no_clump_is_near_to_is_in_the_claimed_error(bug, monkeypatch):
-    """Clumps are fitted to one side.
+    """NormalMixture are fitted to one side.
 
     No draw knows of the other; the sampler has points there. The planted bug looks at draws alone.
     """
-    fitted = StateClumps.fitted
+    fitted = NormalSummary.fitted
     one_side = lambda self, key, told, log_weight, *rest: fitted(
         self, key, told, jnp.where(told.z[:, 0] > 0, log_weight, -jnp.inf), *rest
     )
-    monkeypatch.setattr(StateClumps, "fitted", one_side)
+    monkeypatch.setattr(NormalSummary, "fitted", one_side)
     if bug:
         monkeypatch.setattr(importance_finish, "_missed", lambda log_share, log_each: jnp.zeros(()))
     attrs = run(finish(two_modes, num_live=200, background=1e-4)).attrs
@@ -200,12 +201,12 @@ def test_clumps_with_tails_are_a_density_and_what_is_drawn():
     """The mean of a Normal density over theirs, at their draws, is 1; and a tenth of these lie
     beyond where Student's t has them.
     """
-    tailed = StateClumps(2, 3.0)
-    clumps = Clumps(jnp.zeros(1), jnp.ones((1, 2)), jnp.array([[[1.0, 0.0], [0.5, 2.0]]]))
+    tailed = NormalSummary(2, 3.0)
+    clumps = NormalMixture(jnp.zeros(1), jnp.ones((1, 2)), jnp.array([[[1.0, 0.0], [0.5, 2.0]]]))
     z = np.asarray(
         jax.jit(jax.vmap(lambda key: tailed.draw(key, clumps)))(random.split(random.key(0), 4000))
     )
-    log_ratio = lambda z: StateClumps(2).log_density(clumps, z) - tailed.log_density(clumps, z)
+    log_ratio = lambda z: NormalSummary(2).log_density(clumps, z) - tailed.log_density(clumps, z)
     ratio = np.exp(np.asarray(jax.jit(jax.vmap(log_ratio))(z)))
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(4000)
     beyond = np.abs(z[:, 0] - 1) > stats.t(3.0).ppf(0.95)
@@ -329,7 +330,9 @@ def test_the_evidence_of_members_without_names_is_that_of_all_places(bug, monkey
     """The planted bug: draws in one of two places have the density of that one."""
     if bug:
         monkeypatch.setattr(
-            importance_finish, "in_places", lambda exchange, reference, densities: densities
+            importance_finish,
+            "canonical_densities",
+            lambda exchange, reference, densities: densities,
         )
     attrs = run(finish(pair, num_clumps=1), TWO).attrs
     assert (abs(attrs["log_evidence"] - pair_evidence()) < 3.5 * attrs["log_evidence_se"]) != bug

@@ -3,6 +3,7 @@ refuse.
 """
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,9 @@ from numpyro.handlers import scope
 
 from diagnostics import insertion_rank_test, report
 from inference import Driver, NestedSampler, Program, StructureError
-from inference.kernels.nested import modes as _nested_modes
 from inference.kernels.nested import nesting as _nesting
-from inference.kernels.nested import volumes as _nested_volumes
+from inference.kernels.nested import state as _nested_modes
+from inference.kernels.nested import state as _nested_volumes
 from inference.maths import slice_walk as _nested_moves
 from inference.maths.slice_walk import Limit
 from tests.inference.nests import EXACT, X, Y, line, line_evidence, two_modes
@@ -255,18 +256,20 @@ def nests(num_live, num_runs, width, bug=None):
             volume_key, new_key = random.split(random.fold_in(key, t))
             worst = jnp.argmax(live)
             zero = jnp.zeros(1, jnp.int32)
-            shells = _nested_volumes.shrunk(
+            _, volumes = _nested_volumes.shrink_volumes(
                 volume_key, volumes, -live[worst][None] / width, zero, zero, zero + num_live
             )
-            volumes = shells.volumes
             if bug == "the mean of t":  # n / (n + 1) for 1 - 1 / n
                 up = jnp.log(num_live / (num_live + 1)) - jnp.log1p(-1 / num_live)
                 volumes = volumes._replace(log_volume=volumes.log_volume.at[:, 0].add(up))
             return live.at[worst].set(live[worst] * random.uniform(new_key)), volumes
 
-        live, volumes = jax.lax.fori_loop(0, steps, step, (live, _nested_volumes.started(1, 50)))
-        count = jnp.full(1, num_live)
-        log_evidence, error = _nested_volumes.evidence(volumes, -live / width, zeros, count)
+        live, volumes = jax.lax.fori_loop(
+            0, steps, step, (live, _nested_volumes.whole_prior(1, 50))
+        )
+        points = SimpleNamespace(log_likelihood=-live / width)
+        state = SimpleNamespace(volumes=volumes, mode=zeros, live=points)
+        log_evidence, error = _nested_volumes.evidence.__wrapped__(state)
         return log_evidence - jnp.log(exact), error, log_evidence - error**2 / 2 - jnp.log(exact)
 
     found = jax.jit(jax.vmap(one))(random.split(random.key(0), num_runs))
@@ -293,21 +296,25 @@ def test_the_mean_of_t_makes_the_evidence_too_large():
 def test_volumes_of_dead_and_live_points_add_up_to_the_prior(bug):
     """With the printed weight of a live point, X / (m + 1) for X / m, they do not."""
     mode, count = jnp.array([0, 0, 1, 1, 1]), jnp.array([4, 6])
-    volumes = _nested_volumes.started(2, 3)
-    volumes = _nested_volumes.shared(
+    volumes = _nested_volumes.whole_prior(2, 3)
+    volumes = _nested_volumes.share_volumes(
         random.key(0), volumes, jnp.repeat(jnp.arange(2), count), jnp.zeros(2, int), jnp.arange(10)
     )
     rank = jnp.array([0, 1, 0, 1, 2])
-    shells = _nested_volumes.shrunk(random.key(1), volumes, jnp.zeros(5), mode, rank, count[mode])
+    log_shell, volumes = _nested_volumes.shrink_volumes(
+        random.key(1), volumes, jnp.zeros(5), mode, rank, count[mode]
+    )
     live = jnp.repeat(jnp.arange(2), jnp.array([2, 3]))
-    left = _nested_volumes.remaining(
-        shells.volumes.log_volume, jnp.zeros(5), live, jnp.array([2, 3]) + bug
+    printed = jnp.log(jnp.array([2 / 3, 3 / 4]))[:, None] if bug else 0.0
+    state = SimpleNamespace(
+        volumes=volumes._replace(log_volume=volumes.log_volume + printed),
+        mode=live,
+        live=SimpleNamespace(log_likelihood=jnp.zeros(5)),
     )
-    total = np.exp(np.asarray(shells.volumes.log_evidence)) + np.exp(np.asarray(left))
+    left = _nested_volumes.remaining(state)
+    total = np.exp(np.asarray(volumes.log_evidence)) + np.exp(np.asarray(left))
     assert (np.abs(total - 1) < 1e-12).all() != bug
-    np.testing.assert_allclose(
-        np.exp(shells.log_volume).sum(), np.exp(shells.volumes.log_evidence[0])
-    )
+    np.testing.assert_allclose(np.exp(log_shell).sum(), np.exp(volumes.log_evidence[0]))
 
 
 # Refusals.
@@ -371,7 +378,7 @@ def parts(y=0.0):
         (masked, "site 'level': its prior is masked"),
         (not_a_number, "site 'y': its log probability is NaN"),
         (far_away, "'y'"),
-        (parts, "plate 'row': it shows a part of its rows"),
+        (parts, "plate 'row': it subsamples its rows"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -401,7 +408,7 @@ def test_a_likelihood_without_bound_is_given_up():
 
 @pytest.mark.slow
 def test_fewer_live_points_than_a_mode_needs_are_one_mode():
-    """Of 30 latent numbers a mode of its own would need 60 points; there are 20."""
+    """In 30 dimensions a mode of its own would need 60 points; there are 20."""
 
     def wide(y=0.0):
         x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([30]).to_event(1))

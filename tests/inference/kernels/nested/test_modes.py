@@ -10,8 +10,8 @@ from jax import random
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import kstest, norm, truncnorm
 
-from inference.kernels.nested import modes as _nested_modes
-from inference.kernels.nested.modes import parts_of, roots_of
+from inference.kernels.nested import state as _nested_modes
+from inference.kernels.nested.state import covariance_roots, split_modes
 from inference.maths import slice_walk as _nested_moves
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -26,38 +26,38 @@ def cloud(size, centre=0.0, width=1.0, dims=3):
 def looked(z, mode=None, most=6, least=10):
     mode = jnp.zeros(len(z), jnp.int32) if mode is None else jnp.asarray(mode, jnp.int32)
     return jax.jit(
-        lambda z, mode: parts_of(z, mode, roots_of(z, mode, most), mode.max() + 1, least)
+        lambda z, mode: split_modes(z, mode, covariance_roots(z, mode, most), mode.max() + 1, least)
     )(jnp.asarray(z), mode)
 
 
 def test_two_clouds_are_two_modes_and_one_is_one():
-    parts = looked(np.concatenate([cloud(60), cloud(30, 20.0, 0.2)]))
-    assert parts.num_modes == 2
+    mode, origin, num_modes = looked(np.concatenate([cloud(60), cloud(30, 20.0, 0.2)]))
+    assert num_modes == 2
     # the larger keeps its number
-    np.testing.assert_array_equal(parts.mode, np.repeat([0, 1], [60, 30]))
-    np.testing.assert_array_equal(parts.origin[:2], [0, 0])
-    assert looked(RNG.uniform(size=(200, 2))).num_modes == 1
+    np.testing.assert_array_equal(mode, np.repeat([0, 1], [60, 30]))
+    np.testing.assert_array_equal(origin[:2], [0, 0])
+    assert looked(RNG.uniform(size=(200, 2)))[2] == 1
 
 
 def test_few_points_go_with_the_nearest():
-    parts = looked(np.concatenate([cloud(60), cloud(5, 20.0)]))
-    assert parts.num_modes == 1
-    assert not np.any(parts.mode)
+    mode, _, num_modes = looked(np.concatenate([cloud(60), cloud(5, 20.0)]))
+    assert num_modes == 1
+    assert not np.any(mode)
 
 
 def test_each_mode_falls_apart_by_itself_and_where_there_is_no_place_it_does_not():
     z = np.concatenate([cloud(40), cloud(30, 20.0), cloud(40, -20.0), cloud(30, 40.0)])
     mode = np.repeat([0, 1], 70)
-    parts = looked(z, mode)
-    np.testing.assert_array_equal(parts.mode, np.repeat([0, 2, 1, 3], [40, 30, 40, 30]))
-    np.testing.assert_array_equal(parts.origin[:4], [0, 1, 0, 1])
-    assert looked(z, mode, most=3).num_modes == 3
+    found, origin, _ = looked(z, mode)
+    np.testing.assert_array_equal(found, np.repeat([0, 2, 1, 3], [40, 30, 40, 30]))
+    np.testing.assert_array_equal(origin[:4], [0, 1, 0, 1])
+    assert looked(z, mode, most=3)[2] == 3
 
 
 def test_components_are_those_of_scipy():
     joined = RNG.random((60, 60)) < 0.015
     joined = joined | joined.T
-    found = np.asarray(_nested_modes._connected(jnp.asarray(joined)))
+    found = np.asarray(_nested_modes._components(jnp.asarray(joined)))
     _, wanted = connected_components(joined)
     first = np.array([np.flatnonzero(wanted == label)[0] for label in wanted])
     np.testing.assert_array_equal(found, first)
@@ -68,7 +68,7 @@ def test_roots_are_those_of_the_covariance_of_each_mode():
         [cloud(4000) @ np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 3]]), cloud(4000, 5.0, 0.1)]
     )
     mode = np.repeat([0, 1], 4000)
-    roots = np.asarray(roots_of(jnp.asarray(z), jnp.asarray(mode), 2))
+    roots = np.asarray(covariance_roots(jnp.asarray(z), jnp.asarray(mode), 2))
     for m in range(2):
         np.testing.assert_allclose(
             roots[m] @ roots[m].T, np.cov(z[mode == m].T, ddof=0), rtol=0.02, atol=0.02
@@ -85,7 +85,7 @@ def walked(bug=""):
     z = jnp.asarray(z[z[:, 0] > 0.5][:count])
     densities = lambda z: (jnp.zeros(()) if bug else -0.5 * jnp.sum(z**2), z[0])
     log_prior, log_likelihood = jax.vmap(densities)(z)
-    start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
+    start = _nested_moves.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, dims))
     moved, _, evaluations, *_ = _nested_moves.walk(
@@ -125,13 +125,13 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
         )
     likelihood = lambda z: jnp.where(z < 1, z, jnp.where(z < 2, 1.0, z))
     densities = lambda z: (-0.5 * jnp.sum(z**2), likelihood(z[0]))
-    start = _nested_moves.Points(
+    start = _nested_moves.Particles(
         jnp.full((count, 1), 3.0), jnp.full(count, -4.5), jnp.full(count, 3.0), jnp.full(count, 0.9)
     )
     limit = _nested_moves.Limit(jnp.ones(count), jnp.full(count, 0.5))
     turn, offers = lambda key: jnp.ones((count, 1)), random.normal(random.key(1), (20 * count, 1))
-    given = (densities, start, limit, turn, 5, 3.0, _nested_moves.STRAIGHT, offers)
-    found, halfway, evaluations, offered, _ = _nested_moves.walk(random.key(0), *given, 0, 200)
+    given = (densities, start, limit, turn, 5, 3.0, offers)
+    found, halfway, evaluations, offered, *_ = _nested_moves.walk(random.key(0), *given, 0, 200)
     plateau, hill = norm.cdf(2) - norm.cdf(1), norm.sf(2)
     share = np.mean(np.asarray(found.z)[:, 0] < 2)
     assert (abs(share - 0.5 * plateau / (0.5 * plateau + hill)) < 0.02) != bool(bug)
@@ -142,18 +142,18 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
 
 
 def test_lanes_walk_where_no_offers_are_left():
-    """Of ten offers, the first five of which others have had: five lanes take one each, the
+    """Ten offers, the first five of which are used: five lanes take one each, the
     others walk away from where they were.
     """
     count, offers = 8, jnp.arange(10.0, 20.0)[:, None]
-    start = _nested_moves.Points(
+    start = _nested_moves.Particles(
         jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9)
     )
     limit = _nested_moves.Limit(jnp.full(count, -1.0), jnp.zeros(count))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
     turn = lambda key: jnp.ones((count, 1))
-    given = start, limit, turn, 3, 3.0, _nested_moves.STRAIGHT, offers, 5, 100
-    found, _, _, offered, _ = _nested_moves.walk(random.key(0), densities, *given)
+    given = start, limit, turn, 3, 3.0, offers, 5, 100
+    found, _, _, offered, *_ = _nested_moves.walk(random.key(0), densities, *given)
     assert offered == 5
     np.testing.assert_array_equal(found.z[:5, 0], [15, 16, 17, 18, 19])
     assert (np.abs(np.asarray(found.z)[5:, 0]) < 6).all()
@@ -163,7 +163,7 @@ def test_lanes_walk_where_no_offers_are_left():
 def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     """On a plateau at the limit every new label is above that of the limit, evenly."""
     count = 2000
-    start = _nested_moves.Points(
+    start = _nested_moves.Particles(
         jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9)
     )
     limit = _nested_moves.Limit(jnp.zeros(count), jnp.full(count, 0.6))
@@ -184,7 +184,7 @@ def test_vectors_where_the_likelihood_is_nan_are_counted_and_not_gone_to(power):
     z = -jnp.abs(random.normal(random.key(1), (count, 1)))
     likelihood = lambda z: jnp.where(z[0] > 1, jnp.nan, -jnp.sum(z**2))
     densities = lambda z: (-0.5 * jnp.sum(z**2) + (likelihood(z) if power else 0.0), likelihood(z))
-    start = _nested_moves.Points(z, *jax.vmap(densities)(z), jnp.full(count, 0.5))
+    start = _nested_moves.Particles(z, *jax.vmap(densities)(z), jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, -jnp.inf), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, 1))
     ended = _nested_moves.walk(random.key(0), densities, start, limit, turn, 8, 3.0)
@@ -202,7 +202,7 @@ def test_halfway_is_where_a_walk_of_half_the_steps_ends():
     z = jnp.asarray(RNG.normal(size=(count, 2)))
     densities = lambda z: (-0.5 * jnp.sum(z**2), -jnp.sum(z**2))
     log_prior, log_likelihood = jax.vmap(densities)(z)
-    start = _nested_moves.Points(z, log_prior, log_likelihood, jnp.full(count, 0.5))
+    start = _nested_moves.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = _nested_moves.Limit(jnp.full(count, -20.0), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, 2))
     walk = lambda num_steps: _nested_moves.walk(

@@ -8,7 +8,7 @@ from jax import random
 from inference import Driver, NestedSampler, Program
 from inference.kernels.nested import nesting as _nesting
 from inference.kernels.nested.nesting import BLOCK, Nesting
-from inference.kernels.nested.relabel import together
+from inference.reading.density import relabel
 from tests.inference.nests import X, Y, line
 from zoo.staged_learning import family
 
@@ -22,7 +22,7 @@ def begun(model=line, args=(X, Y), num_live=60):
 
 
 def used(reading, state, count):
-    """Of its offers so many more."""
+    """The state after so many more of its offers were used."""
     return state._replace(
         offers=reading.used(state, jnp.asarray(count, jnp.int32) - state.offers.num_used)
     )
@@ -65,10 +65,10 @@ def test_no_new_ones_are_drawn_where_walks_are_cheaper():
 def test_offers_are_named_as_the_live_points():
     data = np.random.default_rng(0).normal(size=(20, 2))
     kernel, reading, state = begun(family(3, num_classes=0), (data,))
-    assert state.reference.gives_names
+    assert len(state.reference.location)
     for each in (state, *kernel.on_host([used(reading, state, 400)], reading, {})):
         np.testing.assert_allclose(
-            each.offers.z, together(reading.exchange, each.offers.z, state.reference)
+            each.offers.z, relabel(reading.exchange, each.offers.z, state.reference)
         )
 
 

@@ -21,7 +21,7 @@ def squares(z):
 
 def by_all_pairs(square, count):
     """The same, with a dictionary of what is left."""
-    near = len(square) / (_contraction.FINER * count)
+    near = len(square) / (2 * count)
     of = lambda log_spread: np.exp(-0.5 * square / np.exp(log_spread))
     affinity = of(
         optimize.brentq(lambda log_spread: of(log_spread).sum(1).mean() - near, -60, 20, xtol=1e-12)

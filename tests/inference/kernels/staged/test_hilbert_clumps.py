@@ -1,4 +1,4 @@
-"""Clumps on Hilbert curves: a density whose integral is 1, draws of it, fits against scipy and
+"""NormalMixture on Hilbert curves: a density whose integral is 1, draws of it, fits against scipy and
 against the truth; stages that use them.
 """
 
@@ -15,50 +15,50 @@ from jax import random
 from jax.scipy.special import erf
 from scipy import optimize, stats
 
-from inference import Program
+from inference import Program, Staged
 from inference.kernels.staged import hilbert_clumps as _code_clumps
-from inference.kernels.staged.hilbert_clumps import CodeClumps, Codes, spread_of
+from inference.kernels.staged.hilbert_clumps import HilbertClumps, HilbertMixture, spread_on_circle
 from inference.maths import hilbert
-from inference.maths import summary as _summary
-from inference.maths.summary import Told
+from inference.maths import normal_mixture as _normal_mixture
+from inference.maths.normal_mixture import FitPoints
 from inference.reading.density import Split
 from tests.inference.kernels.staged.test_kernel import driver_of
-from tests.inference.nests import line_evidence
+from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, MEAN, X, Y, check_same
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 SIDES, BITS = (2, 1), 6
 BUGS = {
-    "normaliser": ("log_mass", lambda spread: jnp.zeros_like(spread)),
-    "circle": ("log_mass", lambda spread: jnp.log(spread) + 0.5 * np.log(2 * np.pi)),
-    "Jacobian": ("log_base", lambda z: jnp.zeros(z.shape[:-1])),
-    "variance": ("spread_of", lambda root: spread_of(root) ** 2),
-    "moments": ("spread_of", lambda root: root),
+    "normaliser": ("log_circle_mass", lambda spread: jnp.zeros_like(spread)),
+    "circle": ("log_circle_mass", lambda spread: jnp.log(spread) + 0.5 * np.log(2 * np.pi)),
+    "Jacobian": ("log_uniform_codes", lambda z: jnp.zeros(z.shape[:-1])),
+    "variance": ("spread_on_circle", lambda root: spread_on_circle(root) ** 2),
+    "moments": ("spread_on_circle", lambda root: root),
 }
 
 
 @pytest.fixture
 def planted(bug, monkeypatch):
     """One line of the module is another; no code compiled with one is used with the other."""
-    CodeClumps._em.clear_cache()
+    HilbertClumps._em.clear_cache()
     if bug:
         monkeypatch.setattr(_code_clumps, *BUGS[bug])
     yield bug
-    CodeClumps._em.clear_cache()
+    HilbertClumps._em.clear_cache()
 
 
 def with_bugs(*bugs):
     return pytest.mark.parametrize("bug", [None, *bugs], ids=["right", *bugs])
 
 
-def some(shape=CodeClumps(SIDES, BITS), spreads=((0.02, 0.3), (0.3, 0.2), (10.0, 0.15)), seed=0):  # noqa: B008
+def some(shape=HilbertClumps(SIDES, BITS), spreads=((0.02, 0.3), (0.3, 0.2), (10.0, 0.15)), seed=0):  # noqa: B008
     """Three clumps, narrow, wide and next to uniform, two of them across the place where the
     ends of the curve join.
     """
     rng = np.random.default_rng(seed)
     z = np.array([[-6.0] * sum(shape.blocks), *rng.normal(size=(2, sum(shape.blocks)))])
-    return Codes(
+    return HilbertMixture(
         jnp.log(jnp.array([0.3, 0.5, 0.2])), shape.codes(jnp.asarray(z)), jnp.array(spreads)
     )
 
@@ -75,7 +75,7 @@ def said(shape, clumps, z):
     return np.asarray(jax.jit(jax.vmap(lambda z: shape.log_density(clumps, z)))(jnp.asarray(z)))
 
 
-def log_base(z):
+def log_uniform_codes(z):
     return stats.logistic.logpdf(z).sum(-1)
 
 
@@ -86,7 +86,7 @@ def test_the_density_over_all_cells_sums_to_1(planted):
     measure of a cell is 1 / cells.
     """
     z = middles()
-    total = np.exp(said(CodeClumps(SIDES, BITS), some(), z) - log_base(z)).mean()
+    total = np.exp(said(HilbertClumps(SIDES, BITS), some(), z) - log_uniform_codes(z)).mean()
     assert (abs(total - 1) < 1e-3) == (not planted)
 
 
@@ -94,7 +94,7 @@ def test_the_density_over_all_cells_sums_to_1(planted):
 @with_bugs("normaliser", "circle", "Jacobian")
 def test_the_integral_over_z_is_1(planted):
     """By importance sampling from a wide distribution, with the bits that stages use."""
-    shape, wide = CodeClumps(SIDES), stats.t(3, scale=2)
+    shape, wide = HilbertClumps(SIDES), stats.t(3, scale=2)
     z = wide.rvs((200_000, 3), random_state=1)
     ratio = np.exp(said(shape, some(shape), z) - wide.logpdf(z).sum(1))
     error = ratio.std() / np.sqrt(len(z))
@@ -115,8 +115,13 @@ def test_draws_are_of_the_density(bug):
 
     The planted bug draws with the square of the spreads.
     """
-    shape, clumps, size, z = CodeClumps(SIDES, BITS), some(), 40_000, middles()
-    each = np.exp(said(shape, clumps, z) - log_base(z)).reshape((8, 8) * 3).sum((1, 3, 5)).ravel()
+    shape, clumps, size, z = HilbertClumps(SIDES, BITS), some(), 40_000, middles()
+    each = (
+        np.exp(said(shape, clumps, z) - log_uniform_codes(z))
+        .reshape((8, 8) * 3)
+        .sum((1, 3, 5))
+        .ravel()
+    )
     found = drawn(shape, clumps._replace(spread=clumps.spread**2) if bug else clumps, size)
     u = 1 / (1 + np.exp(-found))
     counts = np.histogramdd(u, [np.linspace(0, 1, 9)] * 3)[0].ravel()
@@ -132,10 +137,10 @@ def test_a_narrow_clump_keeps_its_digits():
     """Spreads of 1e-13 on a circle of 2^60 cells, and of 1e-30 on one of 2^120, further than
     1e-16 from 0.
     """
-    shape = CodeClumps((3, 6))
+    shape = HilbertClumps((3, 6))
     spread = np.array([1e-13, 1e-30])
     centre = shape.codes(random.normal(random.key(0), (1, 9)))
-    clumps = Codes(jnp.zeros(1), centre, jnp.asarray(spread)[None])
+    clumps = HilbertMixture(jnp.zeros(1), centre, jnp.asarray(spread)[None])
     away = (
         np.asarray(hilbert.difference(shape.codes(jnp.asarray(drawn(shape, clumps, 2000))), centre))
         / spread
@@ -148,9 +153,9 @@ def test_a_narrow_clump_keeps_its_digits():
 def test_draws_at_the_faces_of_the_cube_are_finite_in_either_precision():
     for is_double in (True, False):
         with jax.enable_x64(is_double):
-            shape = CodeClumps((1, 1))
+            shape = HilbertClumps((1, 1))
             z = jnp.array([[40.0, -40.0]])
-            clumps = Codes(jnp.zeros(1), shape.codes(z), jnp.full((1, 2), 1e-5))
+            clumps = HilbertMixture(jnp.zeros(1), shape.codes(z), jnp.full((1, 2), 1e-5))
             found = drawn(shape, clumps, 500)
             assert np.isfinite(found).all()
             assert (np.abs(found) > 9).all()
@@ -163,7 +168,7 @@ def test_draws_at_the_faces_of_the_cube_are_finite_in_either_precision():
 def test_the_spread_is_the_one_of_greatest_likelihood(planted):
     """Against scipy's optimiser, at root mean squares from narrow to next to uniform."""
     roots = np.array([1e-9, 1e-3, 0.05, 0.15, 0.22, 0.27])
-    found = np.asarray(_code_clumps.spread_of(jnp.asarray(roots)))
+    found = np.asarray(_code_clumps.spread_on_circle(jnp.asarray(roots)))
 
     def lost(log_spread, root):
         spread = np.exp(log_spread)
@@ -183,7 +188,7 @@ def test_the_spread_is_the_one_of_greatest_likelihood(planted):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_spread_is_about_the_new_centre(bug, monkeypatch):
     """The planted bug is the printed one: differences are from the centre before."""
-    shape, old = CodeClumps((2,)), []
+    shape, old = HilbertClumps((2,)), []
     codes = jax.jit(lambda key: shape.codes(0.02 * random.normal(key, (500, 2)) + 0.9))(
         random.key(0)
     )
@@ -199,7 +204,7 @@ def test_the_spread_is_about_the_new_centre(bug, monkeypatch):
         codes, centre
     )
     spread = jax.jit(
-        lambda codes, centre: _code_clumps.spread_of(
+        lambda codes, centre: _code_clumps.spread_on_circle(
             jnp.sqrt(jnp.mean(right(codes[:, None], centre[None]) ** 2, 0))
         )
     )
@@ -211,12 +216,12 @@ def test_the_limits_of_a_spread():
     """What is as far apart as uniform, or further, has the widest; a point alone a spread of
     some cells.
     """
-    np.testing.assert_allclose(spread_of(jnp.array([12**-0.5, 0.4])), _code_clumps.WIDEST)
-    shape = CodeClumps(SIDES)
+    np.testing.assert_allclose(spread_on_circle(jnp.array([12**-0.5, 0.4])), _code_clumps.WIDEST)
+    shape = HilbertClumps(SIDES)
     one = shape.codes(jnp.broadcast_to(jnp.array([0.3, -0.2, 1.0]), (100, 3)))
     clumps = shape._em(one, 1, 1)
     np.testing.assert_allclose(
-        clumps.spread[0], _code_clumps.CELLS * 2.0 ** (-_code_clumps.BITS * np.array(SIDES))
+        clumps.spread[0], _code_clumps.CELLS * 2.0 ** (-20 * np.array(SIDES))
     )
     np.testing.assert_array_equal(clumps.centre[0], one[0])
 
@@ -225,14 +230,14 @@ def test_the_limits_of_a_spread():
 @with_bugs("variance", "normaliser")
 def test_a_fit_says_of_new_points_what_the_truth_says(planted):
     """Cross-entropy within .04 nats, from points of three clumps, one of them wide."""
-    shape = CodeClumps(SIDES)
+    shape = HilbertClumps(SIDES)
     truth = some(shape, ((1e-4, 0.003), (0.05, 0.02), (10.0, 0.2)))
     z = drawn(shape, truth, 9000)
-    clumps = shape.fitted(random.key(0), Told(z[:5000]), np.zeros(5000), 8)
+    clumps = shape.fitted(random.key(0), FitPoints(z[:5000]), np.zeros(5000), 8)
     with pytest.MonkeyPatch.context() as patch:  # what was fitted is judged by the right density
         patch.setattr(
             _code_clumps,
-            "log_mass",
+            "log_circle_mass",
             lambda s: jnp.log(s) + 0.5 * np.log(2 * np.pi) + jnp.log(erf(0.5 / np.sqrt(2) / s)),
         )
         lost = (said(shape, truth, z[5000:]) - said(shape, clumps, z[5000:])).mean()
@@ -243,9 +248,9 @@ def test_a_fit_says_of_new_points_what_the_truth_says(planted):
 @pytest.mark.slow
 def test_weights_of_points_count():
     """And clumps move around the circle to where they belong."""
-    shape, rng = CodeClumps((1,)), np.random.default_rng(5)
+    shape, rng = HilbertClumps((1,)), np.random.default_rng(5)
     z = 0.1 * rng.normal(size=(2000, 1)) + np.repeat([-1.0, 2.0], 1000)[:, None]
-    clumps = shape.fitted(random.key(0), Told(z), np.repeat([0.0, np.log(3.0)], 1000), 8)
+    clumps = shape.fitted(random.key(0), FitPoints(z), np.repeat([0.0, np.log(3.0)], 1000), 8)
     found = drawn(shape, clumps, 4000)[:, 0]
     assert abs((found > 0.5).mean() - 0.75) < 0.03
     assert abs(np.median(found[found > 0.5]) - 2) < 0.02
@@ -272,7 +277,9 @@ def test_a_point_of_much_weight_is_not_on_both_sides(bug):
         jax.scipy.stats.norm.logpdf(z, kernel[0], kernel[1])
     )
     kernels: Any = Kernels(log_density)
-    _, width = _summary.chosen(random.key(0), Told(z), log_weight, fits, kernels)
+    _, width = _normal_mixture.cross_validated(
+        random.key(0), FitPoints(z), log_weight, fits, kernels
+    )
     assert (width == 0.3) != bug
 
 
@@ -292,6 +299,16 @@ def test_blocks_are_the_latent_sites_in_the_order_of_the_vector():
 
 # whatever it costs, for else all rows would be one stage
 CODE = {"summary": "code", "most_lost": np.inf}
+
+
+def test_the_summary_may_be_an_object():
+    """The string stands for the usual one; another has fewer bits."""
+    named, own = Staged(line, summary="code"), Staged(line, summary=HilbertClumps(bits=10))
+    assert named.num_clumps == own.num_clumps == 64
+    families = [each.read(Program(line, X, Y))[0].search.family for each in (named, own)]
+    assert families == [HilbertClumps((2,)), HilbertClumps((2,), bits=10)]
+    with pytest.raises(ValueError, match="summary: found 'codes', wanted 'state' or 'code'"):
+        Staged(line, summary="codes")
 
 
 @pytest.mark.slow

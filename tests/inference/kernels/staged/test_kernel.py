@@ -14,8 +14,7 @@ from jax import random
 from scipy import stats
 
 from inference import Driver, Program, Staged
-from inference.maths.normal_mixture import Clumps, StateClumps
-from inference.maths.summary import Told
+from inference.maths.normal_mixture import FitPoints, NormalMixture, NormalSummary
 from inference.reading.stage_rows import row_dim, row_terms
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import (
@@ -37,7 +36,7 @@ ROOT = np.array([[[0.5, 0.0], [0.3, 0.2]], [[0.1, 0.0], [0.0, 1.0]]])
 
 
 def sampled(size, seed=0):
-    """Of two Normals, of shares .3 and .7; and the exact log density."""
+    """Draws of two Normals with shares .3 and .7, and their exact log density."""
     rng = np.random.default_rng(seed)
     which = rng.choice(2, size, p=[0.3, 0.7])
     z = LOC[which] + np.einsum("nij,nj->ni", ROOT[which], rng.normal(size=(size, 2)))
@@ -49,15 +48,15 @@ def sampled(size, seed=0):
 
 
 def said(clumps, z):
-    return np.asarray(jax.jit(jax.vmap(lambda z: StateClumps(z.size).log_density(clumps, z)))(z))
+    return np.asarray(jax.jit(jax.vmap(lambda z: NormalSummary(z.size).log_density(clumps, z)))(z))
 
 
 def test_the_density_of_clumps_is_that_of_scipy():
-    clumps = Clumps.of(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
+    clumps = NormalMixture.of(jnp.log(jnp.array([0.3, 0.7])), jnp.asarray(LOC), jnp.asarray(ROOT))
     z, exact = sampled(50)
     np.testing.assert_allclose(said(clumps, z), exact)
     drawn = np.asarray(
-        jax.jit(jax.vmap(lambda key: StateClumps(2).draw(key, clumps)))(
+        jax.jit(jax.vmap(lambda key: NormalSummary(2).draw(key, clumps)))(
             random.split(random.key(0), 4000)
         )
     )
@@ -72,9 +71,9 @@ def test_clumps_say_of_new_points_what_the_truth_says(bug):
     The planted bug is the printed one: a variance where the root belongs.
     """
     z, _ = sampled(5000)
-    clumps = StateClumps(2).fitted(random.key(0), Told(z), np.zeros(5000), 4)
+    clumps = NormalSummary(2).fitted(random.key(0), FitPoints(z), np.zeros(5000), 4)
     if bug:
-        clumps = clumps._replace(inverse=jnp.swapaxes(clumps.inverse, 1, 2) @ clumps.inverse)
+        clumps = clumps._replace(inverse=jnp.swapaxes(clumps.whitening, 1, 2) @ clumps.whitening)
     new, exact = sampled(4000, 1)
     lost = exact.mean() - said(clumps, new).mean()
     assert (lost < 0.03) != bug
@@ -84,7 +83,9 @@ def test_clumps_say_of_new_points_what_the_truth_says(bug):
 def test_weights_of_points_count():
     rng = np.random.default_rng(0)
     z = np.concatenate([rng.normal(size=(1000, 1)), rng.normal(size=(1000, 1)) + 40])
-    clumps = StateClumps(1).fitted(random.key(0), Told(z), np.repeat([0.0, np.log(3.0)], 1000), 4)
+    clumps = NormalSummary(1).fitted(
+        random.key(0), FitPoints(z), np.repeat([0.0, np.log(3.0)], 1000), 4
+    )
     share = np.exp(np.asarray(clumps.log_weight)) @ (np.asarray(clumps.mean)[:, 0] > 20)
     assert abs(share - 0.75) < 0.01
 

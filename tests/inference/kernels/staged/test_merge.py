@@ -17,8 +17,9 @@ from diagnostics import report
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
 from inference.kernels.staged import merge as merged_stages
 from inference.kernels.staged.merge import Part, Product
+from inference.kernels.staged.search import StageArrays
 from inference.kernels.staged.weighing import DRAWS, Weighing
-from inference.maths.normal_mixture import Clumps
+from inference.maths.normal_mixture import NormalMixture
 from tests.inference import stages
 from tests.inference.kernels.staged.test_kernel import over
 from tests.inference.kernels.staged.test_peaks import TWO, pair, pair_evidence
@@ -69,7 +70,6 @@ def test_settings_are_those_of_the_first_part():
         "num_clumps": 3,
         "background": 0.1,
         "most_lost": 0.5,
-        "num_iterations": 2,
         "num_walkers": 0,
     }
     names = {*signature(NestedSampler).parameters, *signature(Staged).parameters} - {
@@ -85,15 +85,16 @@ def test_settings_are_those_of_the_first_part():
     } == of_nest | of_stages | {"num_live": 50}
 
 
-def with_prior_each(self, clumps, program, densities=Product.densities):
+def with_prior_each(self, arrays, densities=Product.densities):
     """A planted bug: the prior of every worker counts."""
-    if clumps.log_weight.ndim == 1:
-        return densities(self, clumps, program)
-    own = densities(self, clumps, program)
+    own, log_weight = densities(self, arrays), arrays.mixture.log_weight
+    if log_weight.ndim == 1:
+        return own
+    program = self.split.program.with_arguments(**arrays.rows)
 
     def too_often(z):
         first, rest = own(z)
-        return first, rest + (len(clumps.log_weight) - 1) * self.split.densities(z, program)[0]
+        return first, rest + (len(log_weight) - 1) * self.split.densities(z, program)[0]
 
     return too_often
 
@@ -153,7 +154,7 @@ def test_the_end_is_weighed_by_all_rows(bug, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_where_workers_disagree_no_error_is_claimed(bug, monkeypatch):
-    """Of outliers one of them has all. The planted bug: as if draws could tell."""
+    """One worker has all outliers. The planted bug: the error of the weights is claimed."""
     if bug:
         monkeypatch.setattr(merged_stages, "NEAR", np.inf)
     x = heavy(12, 15.0, 400)
@@ -204,7 +205,7 @@ def in_order(rows, ascending):
             Staged(pair, num_stages=1, num_live=100), num_samples=100, progress_bar=False
         )
         driver.run(seed, rows)
-        one, other = driver.states[0].sampled.clumps.mean[0]
+        one, other = driver.states[0].proposal.mixture.mean[0]
         if bool(one < other) == ascending:
             return driver
     raise AssertionError(f"no seed names them {'up' if ascending else 'down'}wards")
@@ -215,7 +216,7 @@ def in_order(rows, ascending):
 def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
     """The planted bug: a vector keeps the places that the first has given it."""
     if bug:
-        monkeypatch.setattr(merged_stages, "together", lambda exchange, z, reference: z)
+        monkeypatch.setattr(merged_stages, "relabel", lambda exchange, z, reference: z)
     parts = [in_order(TWO[0::2], True), in_order(TWO[1::2], False)]
     attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(5, TWO).attrs
     assert (
@@ -226,19 +227,21 @@ def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
 
 
 def test_what_is_drawn_has_its_own_density(monkeypatch):
-    """Of the first worker, wherever its clumps reach: the mean over draws of a Normal density over
+    """The first worker's draws, wherever its components reach: the mean over draws of a Normal density over
     theirs is 1. Its clusters overlap with their copies.
     """
-    kernel, program = MergedStages([fake(model=pair), fake(model=pair)]), Program(pair, TWO)
-    reading, _ = Staged.read(kernel, program)
+    kernel = MergedStages([fake(model=pair), fake(model=pair)])
+    reading, _ = Staged.read(kernel, Program(pair, TWO))
     search = reading.search
-    one = Clumps(*map(jnp.asarray, (np.zeros(1), np.array([[0.5, -0.5]]), np.eye(2)[None])))
+    one = NormalMixture(*map(jnp.asarray, (np.zeros(1), np.array([[0.5, -0.5]]), np.eye(2)[None])))
     both = jax.tree.map(
         lambda *leaves: jnp.asarray(np.stack(leaves)),
-        *[search.named(jax.random.key(number), one) for number in range(2)],
+        *[search.labelled(jax.random.key(number), one) for number in range(2)],
     )
-    z = reading.nesting.draws(jax.random.key(1), 2000, reading.start, (both, search.nothing))
-    log_prior, rest = jax.jit(jax.vmap(reading.start.rest(both, program, search.nothing)))(z)
+    start, rows = search.start, {"x": jnp.asarray(TWO)}
+    z = reading.nesting.draws(jax.random.key(1), 2000, start.drawing, (both, search.nothing))
+    densities = start.nested_densities(StageArrays(both, rows), search.nothing)
+    log_prior, rest = jax.jit(jax.vmap(densities))(z)
     ratio = np.exp(stats.norm.logpdf(z, 0, 0.7).sum(1) - np.asarray(log_prior))
     assert np.isfinite(rest).all()
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(len(z))

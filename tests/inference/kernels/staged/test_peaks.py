@@ -17,10 +17,15 @@ from scipy.special import gammaln, logsumexp
 from inference import Driver, Program, Staged
 from inference.kernels.staged import peaks as _exploration
 from inference.kernels.staged import search as _search
-from inference.kernels.staged.peaks import Peaks, apart, around, outwards, peaks, worthwhile
-from inference.kernels.staged.search import Begin, Search, Start, centres
-from inference.maths.normal_mixture import Clumps
-from inference.maths.summary import divergence
+from inference.kernels.staged.peaks import (
+    distinct,
+    find_peaks,
+    laplace,
+    walk_outwards,
+    worthwhile,
+)
+from inference.kernels.staged.search import Begin, Search, StageArrays, Start, component_means
+from inference.maths.normal_mixture import NormalMixture, divergence
 from inference.reading.stage_rows import StageRows
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import DEVIATION, X, Y, begun
@@ -41,34 +46,35 @@ CENTRES = np.array([[0.0, 0.0], [6.0, 0.0], [0.0, -9.0]])
 
 def test_walkers_come_to_the_peaks_nearby():
     start = jnp.asarray(CENTRES[[2, 0, 1, 1]] + 0.8 * RNG.normal(size=(4, 2)))
-    found = peaks(start, hills, CENTRES)
-    np.testing.assert_allclose(found.z, CENTRES[[2, 0, 1, 1]], atol=1e-4)
-    np.testing.assert_allclose(found.height, [-2, 0, -1, -1], atol=1e-8)
-    assert found.evaluations >= 3 * 4
+    z, height, evaluations = find_peaks(start, hills, CENTRES)
+    np.testing.assert_allclose(z, CENTRES[[2, 0, 1, 1]], atol=1e-4)
+    np.testing.assert_allclose(height, [-2, 0, -1, -1], atol=1e-8)
+    assert evaluations >= 3 * 4
 
 
 def test_walkers_stay_when_the_highest_peak_has_been_found_often():
-    """Of a hundred; where the highest is found by few, all climb."""
+    """There are a hundred; where the highest peak is found by few, all climb."""
     start = lambda often: jnp.asarray(CENTRES[[0] * often + [1] * (100 - often)] + 0.1)
-    assert len(peaks(start(20), hills, CENTRES).z) == _exploration.LEAST
-    assert len(peaks(start(4), hills, CENTRES).z) == 100
+    assert len(find_peaks(start(20), hills, CENTRES)[0]) == _exploration.LEAST
+    assert len(find_peaks(start(4), hills, CENTRES)[0]) == 100
 
 
 @pytest.mark.parametrize("value", [jnp.nan, -jnp.inf, jnp.inf])
 def test_a_density_that_is_no_number_ends_a_climb(value):
-    found = peaks(jnp.ones((3, 2)), lambda value: lambda z: (jnp.sum(z), value), value)
-    assert not np.isfinite(found.height).any()
-    assert found.evaluations < 100  # of 3 walkers
-    assert len(apart(found, jnp.ones(2), 8).z) == 0
+    target = lambda value: lambda z: (jnp.sum(z), value)
+    z, height, evaluations = find_peaks(jnp.ones((3, 2)), target, value)
+    assert not np.isfinite(height).any()
+    assert evaluations < 100  # of 3 walkers
+    assert len(distinct(z, height, jnp.ones(2), 8)[0]) == 0
 
 
 def test_peaks_that_are_the_same_are_one():
     """The same place and height; not where only one of the two is alike."""
     z = jnp.array([[1.0, 1.0], [1.001, 1.0], [-1.0, 1.0], [1.0, 1.0], [5.0, 5.0]])
-    kept = apart(Peaks(z, np.array([3.0, 3.01, 3.0, 1.0, -np.inf]), 0), jnp.ones(2), 8)
-    np.testing.assert_allclose(kept.z, [[1.001, 1.0], [-1.0, 1.0], [1.0, 1.0]])
-    np.testing.assert_allclose(kept.height, [3.01, 3.0, 1.0])
-    assert len(apart(Peaks(z, np.arange(5.0), 0), jnp.ones(2), 2).z) == 2
+    kept, height = distinct(z, np.array([3.0, 3.01, 3.0, 1.0, -np.inf]), jnp.ones(2), 8)
+    np.testing.assert_allclose(kept, [[1.001, 1.0], [-1.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_allclose(height, [3.01, 3.0, 1.0])
+    assert len(distinct(z, np.arange(5.0), jnp.ones(2), 2)[0]) == 2
 
 
 def test_a_clump_has_the_curvature_of_its_peak():
@@ -76,17 +82,19 @@ def test_a_clump_has_the_curvature_of_its_peak():
     precision = np.array([[4.0, 1.0], [1.0, 2.0]])
     densities_of = lambda precision: lambda z: (-0.5 * z @ precision @ z, jnp.zeros(()))
     start = jnp.asarray(100 * RNG.normal(size=(50, 2)))
-    found = around(jnp.zeros(2), start, precision, densities_of)
-    np.testing.assert_allclose(found.inverse[0].T @ found.inverse[0], precision, rtol=1e-9)
-    flat = around(jnp.zeros(2), start, 0 * precision, densities_of)
-    np.testing.assert_allclose(np.diag(flat.inverse[0]) ** -2, start.var(0), rtol=1e-6)
+    found = laplace(jnp.zeros(2), start, precision, densities_of)
+    np.testing.assert_allclose(found.whitening[0].T @ found.whitening[0], precision, rtol=1e-9)
+    flat = laplace(jnp.zeros(2), start, 0 * precision, densities_of)
+    np.testing.assert_allclose(np.diag(flat.whitening[0]) ** -2, start.var(0), rtol=1e-6)
 
 
 def test_peaks_that_are_narrow_and_low_are_not_worth_a_climb():
     """A wide one is that is as low: it may hold as much as a high one."""
-    clump = lambda scale: Clumps.of(jnp.zeros(1), jnp.zeros((1, 4)), scale * jnp.eye(4)[None])
+    clump = lambda scale: NormalMixture.of(
+        jnp.zeros(1), jnp.zeros((1, 4)), scale * jnp.eye(4)[None]
+    )
     kept = worthwhile([clump(1.0), clump(1.0), clump(1e6)], np.array([0.0, -40.0, -40.0]))
-    assert [float(each.inverse[0, 0, 0]) for each in kept] == [1.0, 1e-6]
+    assert [float(each.whitening[0, 0, 0]) for each in kept] == [1.0, 1e-6]
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
@@ -97,11 +105,11 @@ def test_walkers_that_go_outwards_come_to_what_is_not_normal(bug, monkeypatch):
     """
     if bug:
         stay = lambda key, at, parent, *given, **settings: (at, SimpleNamespace(evaluations=1000))
-        monkeypatch.setattr(_exploration, "moved", stay)
+        monkeypatch.setattr(_exploration, "slice_moves", stay)
     z = jnp.asarray(np.abs(0.5 * RNG.normal(size=(600, 1))))
     log_weight = -z[:, 0] - np.asarray(stats.halfnorm(scale=0.5).logpdf(z[:, 0]))
     density = lambda z: jnp.where(z[0] > 0, -z[0], -jnp.inf)
-    found, evaluations = outwards(
+    found, evaluations = walk_outwards(
         random.key(0), z, log_weight, None, lambda _: lambda z: (density(z), jnp.zeros(()))
     )
     assert (stats.kstest(np.asarray(found)[:, 0], "expon").pvalue > 1e-3) != bug
@@ -109,17 +117,19 @@ def test_walkers_that_go_outwards_come_to_what_is_not_normal(bug, monkeypatch):
 
 
 def search_of(kernel, *args):
-    """How a kernel looks for what a stage may go over, and the model with its data; the terms of
-    rows may depend on their number.
+    """How a kernel looks for what a stage may go over, and the arrays of its first stage; the
+    terms of rows may depend on their number.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StageRows, "prove", lambda self: None)
         reading, _ = kernel.read(Program(kernel.model, *args))
-    return reading.search, reading.rows.program
+    program = reading.rows.program
+    rows = {name: jnp.asarray(program.arguments[name]) for name in reading.rows.names}
+    return reading.search, StageArrays(reading.search.nothing.mixture, rows)
 
 
 def evidence(model=line, data=(X, Y), **settings):
-    """Of one stage: how far it is from the exact one, where there is one, and the claimed error."""
+    """The log-evidence of one stage, and its claimed error."""
     kernel = Staged(model, **({"num_stages": 1, "num_live": 100, "num_walkers": 100} | settings))
     attrs = Driver(kernel, num_samples=1, progress_bar=False).run(0, *data).attrs
     return attrs["log_evidence"], attrs["log_evidence_se"]
@@ -132,20 +142,20 @@ def test_what_is_missed_changes_no_evidence(bug, monkeypatch):
 
     The planted bug: the likelihood is left as it is, though what is drawn from is not the prior.
     """
-    joined = _search.joined
+    joined = _search.combined
     lost = lambda found, most: (clumps := joined(found, most))._replace(
         mean=clumps.mean + 3 * DEVIATION
     )
-    monkeypatch.setattr(_search, "joined", lost)
+    monkeypatch.setattr(_search, "combined", lost)
     monkeypatch.setattr(_search, "LITTLE", np.inf)
     if bug:
-        right = Start.rest
+        right = Start.nested_densities
 
-        def wrong(self, clumps, program, sampled):
-            both = right(self, clumps, program, sampled)
-            return lambda z: (both(z)[0], self.densities(clumps, program)(z)[1])
+        def wrong(self, arrays, proposal):
+            both = right(self, arrays, proposal)
+            return lambda z: (both(z)[0], self.densities(arrays)(z)[1])
 
-        monkeypatch.setattr(Start, "rest", wrong)
+        monkeypatch.setattr(Start, "nested_densities", wrong)
     found, error = evidence()
     assert (abs(found - line_evidence(X, Y)) < 3.5 * error) != bug
 
@@ -184,8 +194,8 @@ def test_both_of_two_modes_are_found(bug, monkeypatch):
         monkeypatch.setattr(_search, "MOST_PEAKS", 1)
     state, _, _ = begun(Staged(square, num_stages=1, num_live=40), SQUARES)
     weight, mean = (
-        np.exp(np.asarray(state.sampled.log_weight)),
-        np.asarray(state.sampled.clumps.mean)[:, 0],
+        np.exp(np.asarray(state.proposal.log_weight)),
+        np.asarray(state.proposal.mixture.mean)[:, 0],
     )
     # from where is drawn: .04 is what 200 draws tell
     assert (abs(weight[mean > 0].sum() - 0.5) < 0.15) != bug
@@ -206,33 +216,35 @@ def test_draws_of_a_peak_tell_of_a_better_one_within_it(bug, monkeypatch):
     monkeypatch.setattr(_search, "FRESH", 0)
     if bug:
         monkeypatch.setattr(Search, "near_heaviest", lambda self, *given: None)
-    search, program = search_of(Staged(spiked, num_stages=1, num_live=40), X[:, 0])
-    found = search.searched(
-        random.key(1), search.nothing.clumps, program, Begin(search.nothing, jnp.zeros((1, 2)))
+    search, arrays = search_of(Staged(spiked, num_stages=1, num_live=40), X[:, 0])
+    found = search.searched(random.key(1), arrays, Begin(search.nothing, jnp.zeros((1, 2))))
+    assert (
+        any(abs(mean - 0.6).max() < 0.05 for mean in np.asarray(component_means(found.proposal)))
+        != bug
     )
-    assert any(abs(mean - 0.6).max() < 0.05 for mean in np.asarray(centres(found.mixture))) != bug
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_what_is_found_of_few_rows_is_where_more_are_searched_from(bug, monkeypatch):
     """Beside some walkers from anywhere. The planted bug: nobody looks there."""
-    state, reading, _ = begun(Staged(line, num_stages=1, num_live=40), X, Y)
-    sampled, search, program = state.sampled, reading.search, reading.rows.program
-    found = search.searched(random.key(1), sampled.clumps, program, Begin(sampled))
-    np.testing.assert_allclose(found.peaks, centres(found.mixture), atol=0.2 * DEVIATION.min())
-    seen, right = [], _search.peaks
+    state, reading, data = begun(Staged(line, num_stages=1, num_live=40), X, Y)
+    search = reading.search
+    arrays = StageArrays(state.proposal.mixture, reading.rows.cut(data, state.rows))
+    found = search.searched(random.key(1), arrays, Begin(state.proposal))
+    np.testing.assert_allclose(
+        found.peaks, component_means(found.proposal), atol=0.2 * DEVIATION.min()
+    )
+    seen, right = [], _search.find_peaks
     climb = lambda start, *given, **least: (
         seen.append((start, right(start, *given, **least))) or seen[-1][1]
     )
-    monkeypatch.setattr(_search, "peaks", climb)
-    search.searched(
-        random.key(2), sampled.clumps, program, Begin(search.nothing, None if bug else found.peaks)
-    )
+    monkeypatch.setattr(_search, "find_peaks", climb)
+    search.searched(random.key(2), arrays, Begin(search.nothing, None if bug else found.peaks))
     start, climbed = seen[0]
     assert np.array_equal(start[: len(found.peaks)], found.peaks) != bug
     # the one peak was found often; else at least twenty climb
-    assert (len(climbed.z) == len(found.peaks) + _search.FRESH) != bug
+    assert (len(climbed[0]) == len(found.peaks) + _search.FRESH) != bug
 
 
 GRID = np.random.default_rng(6).permutation(
@@ -254,12 +266,9 @@ def test_where_more_rows_are_searched_walkers_go_on_until_the_highest_peak_has_b
     bug,
 ):
     """The planted bug: there are five, beside what fewer rows had."""
-    search, program = search_of(Staged(rugged, num_stages=1, num_live=40, num_walkers=400), X[:, 0])
+    search, arrays = search_of(Staged(rugged, num_stages=1, num_live=40, num_walkers=400), X[:, 0])
     known = Begin(search.nothing, jnp.asarray(GRID[:1]), most_fresh=_search.FRESH if bug else None)
-    highest = [
-        search.near_peaks(random.key(seed), known, search.nothing.clumps, program).peaks[0]
-        for seed in range(4)
-    ]
+    highest = [search.near_peaks(random.key(seed), arrays, known).peaks[0] for seed in range(4)]
     assert (abs(np.array(highest) - GRID[-1]).max() < 0.1) != bug
 
 
@@ -327,10 +336,10 @@ def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(
     if bug:
         monkeypatch.setattr(reading.nesting.exchange, "log_copies", 0.0)
     state = kernel.init(random.key(0), reading, data)
-    z = reading.nesting.draws(random.key(1), 2000, reading.start, (state.clumps, state.sampled))
-    log_weight, _ = _search._weighed(
-        reading.start, z, state.sampled, state.clumps, {"x": jnp.asarray(x)}
-    )
+    start, given = reading.search.start, (state.mixture, state.proposal)
+    z = reading.nesting.draws(random.key(1), 2000, start.drawing, given)
+    arrays = StageArrays(state.mixture, {"x": jnp.asarray(x)})
+    log_weight, _ = _search._weighed(start, z, arrays, state.proposal)
     found, weight = logsumexp(log_weight) - np.log(len(z)), np.exp(log_weight - np.max(log_weight))
     error = weight.std() / weight.mean() / np.sqrt(len(z))
     assert error < 0.05
@@ -347,15 +356,20 @@ def test_clumps_of_other_places_are_moved_to_those_of_the_heaviest(bug, monkeypa
     model, x = line_of(3)
     search, _ = search_of(Staged(model, num_stages=1), x)
     if bug:
-        monkeypatch.setattr(_search, "moved", lambda clumps, to: clumps)
+        monkeypatch.setattr(_search, "pushed_forward", lambda clumps, to: clumps)
     mean = jnp.array([[0.0, 9.0, 18.0], [19.0, 10.0, -1.0]])
     roots = jnp.stack([jnp.eye(3), jnp.array([[0.5, 0.0, 0.0], [0.4, 0.5, 0.0], [0.0, 0.0, 1.5]])])
-    named = search.named(random.key(0), Clumps.of(jnp.log(jnp.array([0.6, 0.4])), mean, roots))
-    alike = [bool(search.exchange.is_alike(each, named.reference)) for each in named.clumps.mean]
+    named = search.labelled(
+        random.key(0), NormalMixture.of(jnp.log(jnp.array([0.6, 0.4])), mean, roots)
+    )
+    alike = [
+        bool(search.start.exchange.is_canonical(each, named.reference))
+        for each in named.mixture.mean
+    ]
     assert all(alike) != bug
     if not bug:
-        np.testing.assert_allclose(named.clumps.mean[1], [-1, 10, 19], atol=1e-6)
-        spread = jnp.linalg.inv(named.clumps.inverse[1])
+        np.testing.assert_allclose(named.mixture.mean[1], [-1, 10, 19], atol=1e-6)
+        spread = jnp.linalg.inv(named.mixture.whitening[1])
         np.testing.assert_allclose(
             spread @ spread.T, (roots[1] @ roots[1].T)[::-1, ::-1], atol=1e-6
         )
@@ -390,12 +404,12 @@ def test_what_clumps_cannot_say_is_not_gone_over(little, places, monkeypatch):
     monkeypatch.setattr(_search, "PART", 0.0)
     kernel = Staged(line, num_stages=1, num_live=40, num_walkers=50)
     state, _, _ = begun(kernel, X, Y)
-    assert len(state.sampled.log_weight) == places
+    assert len(state.proposal.log_weight) == places
     assert int(state.nest.num_evaluations) > 500
 
 
 def test_nats_that_are_left():
-    """Of draws of a Normal for one that is beside it, these are half the squared distance."""
+    """The divergence of two Normals of variance 1 is half their squared distance."""
     np.testing.assert_allclose(divergence(jnp.zeros(10)), 0, atol=1e-12)
     np.testing.assert_allclose(divergence(jnp.array([0.0, 0.0, -jnp.inf, -800.0])), np.log(2))
     assert np.isnan(divergence(jnp.full(3, -jnp.inf)))

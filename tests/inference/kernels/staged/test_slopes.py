@@ -1,4 +1,4 @@
-"""Clumps that are fitted to slopes of a density, where points alone are too few; and the slopes
+"""NormalMixture that are fitted to slopes of a density, where points alone are too few; and the slopes
 themselves.
 """
 
@@ -12,8 +12,7 @@ from scipy import stats
 
 from inference import Driver, Program, Staged
 from inference.kernels.staged import kernel as staged
-from inference.maths.normal_mixture import StateClumps
-from inference.maths.summary import Told
+from inference.maths.normal_mixture import FitPoints, NormalSummary
 from tests.inference.kernels.staged.test_kernel import driver_of, over, said
 from tests.inference.nests import line
 from tests.inference.stages import MEAN, PRECISION, X, Y, begun
@@ -29,7 +28,7 @@ NORMAL = stats.multivariate_normal(np.arange(SIZE), LOADING @ LOADING.T + 0.1 * 
 def lost(told, num_clumps=1, of=NORMAL):
     """Nats that clumps fitted to some points lack at new ones."""
     new = of.rvs(2000, random_state=7)
-    clumps = StateClumps(told.z.shape[1]).fitted(
+    clumps = NormalSummary(told.z.shape[1]).fitted(
         random.key(0), told, np.zeros(len(told.z)), num_clumps
     )
     return (of.logpdf(new) - said(clumps, new)).mean()
@@ -43,8 +42,8 @@ def normal_points(count, seed=3):
 def test_a_normal_of_few_points_is_exact():
     """The planted bug: moments alone. From 120 points they are off by 20^2 / 480 nats and more."""
     z, slope = normal_points(120)
-    assert abs(lost(Told(z, slope))) < 1e-3
-    assert lost(Told(z)) > 0.5
+    assert abs(lost(FitPoints(z, slope))) < 1e-3
+    assert lost(FitPoints(z)) > 0.5
 
 
 class Two:
@@ -83,8 +82,8 @@ class Two:
 def test_each_clump_is_fitted_to_the_slopes_of_its_own():
     two = Two()
     z = two.rvs(800, random_state=1)
-    assert abs(lost(Told(z, two.slope(z)), 4, two)) < 0.02
-    assert lost(Told(z), 4, two) > 0.2
+    assert abs(lost(FitPoints(z, two.slope(z)), 4, two)) < 0.02
+    assert lost(FitPoints(z), 4, two) > 0.2
 
 
 @pytest.mark.parametrize(
@@ -99,18 +98,18 @@ def test_each_clump_is_fitted_to_the_slopes_of_its_own():
 )
 def test_slopes_that_say_nothing_are_not_believed(slope):
     z, right = normal_points(600)
-    assert abs(lost(Told(z, slope(right.shape))) - lost(Told(z))) < 1e-9
+    assert abs(lost(FitPoints(z, slope(right.shape))) - lost(FitPoints(z))) < 1e-9
 
 
 def test_points_without_a_slope_are_left_out():
     z, slope = normal_points(150)
     slope[::7] = np.inf
-    assert abs(lost(Told(z, slope))) < 1e-3
+    assert abs(lost(FitPoints(z, slope))) < 1e-3
 
 
 def slopes_of(*begun):
-    told, _, _ = staged.found_out(*begun)
-    return np.asarray(told.slope), np.asarray(told.z)
+    told, _, _ = staged.stage_points(*begun)
+    return np.asarray(told.score), np.asarray(told.z)
 
 
 def noisy(x, y, noise):
@@ -141,9 +140,9 @@ def test_slopes_of_a_stage_are_those_of_its_posterior():
 def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     """The planted bug: of the rows that are new."""
     kernel, seen = Staged(line, num_stages=1, num_live=40, num_walkers=0), []
-    found_out = staged.found_out
+    stage_points = staged.stage_points
     monkeypatch.setattr(
-        staged, "found_out", lambda *given: seen.append(found_out(*given)) or seen[-1]
+        staged, "stage_points", lambda *given: seen.append(stage_points(*given)) or seen[-1]
     )
     state, reading, old = begun(kernel, X[:50], Y[:50])
     _, new = reading.more(Program(line, X[40:], Y[40:]))
@@ -151,7 +150,7 @@ def test_a_stage_that_is_updated_has_slopes_of_its_own_rows(bug, monkeypatch):
     precision = np.diag([1.0, 0.25]) + X[:50].T @ X[:50] / 0.25
     told = seen[0][0]
     right = X[:50].T @ Y[:50] / 0.25 - np.asarray(told.z) @ precision
-    assert np.allclose(told.slope, right) != bug
+    assert np.allclose(told.score, right) != bug
 
 
 @pytest.mark.slow
@@ -185,11 +184,11 @@ def test_many_latent_numbers_lose_nothing_between_stages(bug, monkeypatch):
     slopes.
     """
     if bug:
-        fitted = StateClumps.fitted
+        fitted = NormalSummary.fitted
         monkeypatch.setattr(
-            StateClumps,
+            NormalSummary,
             "fitted",
-            lambda self, key, told, *rest: fitted(self, key, told._replace(slope=None), *rest),
+            lambda self, key, told, *rest: fitted(self, key, told._replace(score=None), *rest),
         )
     x = np.random.default_rng(2).normal(size=(400, SIZE))
     # else what loses much takes all rows at once

@@ -15,14 +15,14 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, MergedStages, Program, Staged
-from inference.kernels.nested.relabel import Named
 from inference.kernels.staged import kernel as staged
 from inference.kernels.staged import peaks as _exploration
 from inference.kernels.staged import search as _search
 from inference.kernels.staged import weighing as _weighing
 from inference.kernels.staged.merge import Part
-from inference.maths.normal_mixture import StateClumps
-from inference.maths.summary import Loss, loss_of
+from inference.kernels.staged.search import LabelledMixture
+from inference.kernels.staged.weighing import Loss, loss_of
+from inference.maths.normal_mixture import NormalSummary
 from tests.inference.kernels.staged.test_kernel import over
 from tests.inference.stages import begun
 
@@ -50,7 +50,7 @@ def test_a_loss_is_the_divergence_and_its_spread(bug):
 
 
 def one_loss(off, num_rows):
-    """Of a Normal whose mean is off by so many deviations."""
+    """The loss by a Normal whose mean is off by so many deviations."""
     times, root = np.array([1.0, num_rows]), np.sqrt(num_rows)
     return Loss(
         *map(jnp.array, (0.5 * off**2 * times, off**2 * times, [off / root, off * root], 1.0))
@@ -210,7 +210,7 @@ def test_what_workers_lose_is_claimed_of_what_they_have_together():
 
 
 def rate(y):
-    """Of few rows its posterior is far from Normal."""
+    """With few rows its posterior is far from Normal."""
     rate = numpyro.sample("rate", dist.HalfCauchy(1.0))
     with numpyro.plate("row", len(y)):
         numpyro.sample("y", dist.Exponential(rate), obs=y)
@@ -243,8 +243,8 @@ def rated(**settings):
             | settings
         ),
     )
-    seen, search = [], kernel._started_with
-    kernel._started_with = lambda state, more, *given: (
+    seen, search = [], kernel._started
+    kernel._started = lambda state, more, *given: (
         seen.append(np.concatenate([state.rows, more])) or search(state, more, *given)
     )
     return Driver(kernel, num_samples=100, progress_bar=False).run(0, TIMES), seen
@@ -252,15 +252,15 @@ def rated(**settings):
 
 def from_what_was_found(self, state, reading, data):
     """The planted bug: rows are gone over again from what they have told already."""
-    found, account = self._handed_on(state, reading, data)
+    found, account = self._summarised(state, reading, data)
     before = state.before.then(account)
-    if state.num_left > 0 and self._costs_too_much(account.nested.lost):
-        again = state._replace(clumps=found, before=account)
-        return self._started_with(
-            *staged._with_more(again, before.num_evaluations),
+    if state.num_left > 0 and self._is_too_much(account.nested.lost):
+        again = state._replace(mixture=found, before=account)
+        return self._started(
+            *staged._taking_more(again, before.num_evaluations),
             reading,
             data,
-            staged.Begin(Named(found)),
+            staged.Begin(LabelledMixture(found)),
         )
     return self._next_from(*staged.taken(state, 1), reading, data, found, before)
 
@@ -269,8 +269,8 @@ def from_what_was_found(self, state, reading, data):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_a_stage_begins_again_with_more_rows_where_a_summary_would_cost_too_much(bug, monkeypatch):
     if bug:
-        monkeypatch.setattr(Staged, "_next_dealt", from_what_was_found)
-    # weights of all rows would mend what is wrong
+        monkeypatch.setattr(Staged, "_next_stage", from_what_was_found)
+    # else the mixture would be fitted again to all rows
     monkeypatch.setattr(_weighing, "MOST_LEFT", np.inf)
     tree, seen = rated()
     assert (
@@ -291,17 +291,17 @@ def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there
     """Walkers climb again from the peaks that they have come to before, here from one, and a few
     from anywhere.
     """
-    walkers, peaks = [], _search.peaks
+    walkers, peaks = [], _search.find_peaks
     climb = lambda *given, **least: walkers.append(peaks(*given, **least)) or walkers[-1]
-    monkeypatch.setattr(_search, "peaks", climb)
+    monkeypatch.setattr(_search, "find_peaks", climb)
     tree, seen = rated(num_walkers=None)
     assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
-    first, *more = [len(each.z) for each in walkers]
+    first, *more = [len(z) for z, _, _ in walkers]
     assert first == _exploration.LEAST
     assert set(more) == {1 + _search.FRESH}
     assert tree.attrs["num_stages"] < len(seen)
     assert abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]
-    # what was looked for is counted
+    # what was looked for is after_step
     assert tree.attrs["num_row_evaluations"] > sum(20 * len(rows) for rows in seen)
 
 
@@ -312,7 +312,8 @@ def test_nor_are_rows_of_which_what_was_found_is_not_believed(bug, monkeypatch):
 
     The planted bug: the search is taken for one that has failed.
     """
-    monkeypatch.setattr(_search.Tried, "is_believed", property(lambda self: False))
+    monkeypatch.setattr(_search, "LITTLE", -1.0)
+    monkeypatch.setattr(_search, "PART", 0.0)
     if bug:
         monkeypatch.setattr(staged, "FAR", 0.0)
     tree, seen = rated(num_walkers=None)
@@ -346,11 +347,11 @@ LEVELS = np.random.default_rng(0).normal(1.0, 1.0, size=20)
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_background_is_no_loss(bug, monkeypatch):
-    """Of a posterior far narrower than the prior a next stage has what the background leaves: half,
+    """After a posterior far narrower than the prior a next stage has what the background leaves: half,
     in each of nine. The planted bug: as if it were all.
     """
     if bug:
-        monkeypatch.setattr(_weighing, "mean_of", lambda log_weight, each: jnp.zeros(()))
+        monkeypatch.setattr(_weighing, "weighted_mean", lambda log_weight, each: jnp.zeros(()))
     kernel = Staged(
         level, num_stages=10, num_live=100, background=0.5, num_walkers=0, most_lost=np.inf
     )
@@ -367,9 +368,9 @@ def test_slopes_reach_the_summaries_of_workers(monkeypatch):
         state, *read = begun(kernel, LEVELS[10 * seed :][:10], seed=seed)
         parts.append(Part(kernel, over(state), *read))
     merged = MergedStages(parts)
-    fitted = StateClumps.fitted
+    fitted = NormalSummary.fitted
     monkeypatch.setattr(
-        StateClumps,
+        NormalSummary,
         "fitted",
         lambda self, key, told, *given: seen.append(told.slope) or fitted(self, key, told, *given),
     )
@@ -387,7 +388,7 @@ def test_rows_may_be_arrays_of_jax():
 
     kernel = Staged(uniform, num_stages=2, num_live=40, num_walkers=0)
     state, reading, data = begun(kernel, jnp.asarray(TIMES))
-    assert isinstance(reading.rows.own(data, state.rows).arguments["y"], jax.Array)
+    assert isinstance(reading.rows.cut(data, state.rows)["y"], jax.Array)
 
 
 def test_an_update_without_rows_is_refused():

@@ -14,8 +14,7 @@ from diagnostics import report
 from inference import Driver, MergedStages, Staged
 from inference.kernels.staged import kernel as staged
 from inference.kernels.staged import weighing as _weighing
-from inference.kernels.staged.weighing import Account, Evidence, Weighed, Weighing
-from inference.maths.summary import loss_of
+from inference.kernels.staged.weighing import Account, Evidence, Weighed, Weighing, loss_of
 from tests.inference.kernels.staged.test_peaks import TWO, line_of, pair, pair_evidence
 from tests.inference.kernels.staged.test_summary_losses import rows, square, square_evidence
 from tests.inference.stages import begun, forget
@@ -69,7 +68,7 @@ def test_where_rows_lead_away_from_the_first_a_run_begins_again(x, bug, monkeypa
 
 
 @pytest.mark.slow
-def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
+def test_where_stages_are_to_come_what_was_found_is_fitted_again(monkeypatch):
     """For fewer likelihoods than where a run begins again."""
     anew, begin_again = [], Weighing.begin_again
     monkeypatch.setattr(
@@ -80,7 +79,7 @@ def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
     assert abs(error) < min(3.5 * attrs["log_evidence_se"], 0.5)
     assert not anew
     monkeypatch.setattr(
-        Weighing, "mended", lambda self, key, state, found, weighed, data: (found, weighed, 0)
+        Weighing, "refitted", lambda self, key, state, found, weighed, data: (found, weighed, 0)
     )
     error, longer = error_of(x, 1, num_stages=20)
     assert abs(error) < min(3.5 * longer["log_evidence_se"], 0.5)
@@ -90,25 +89,25 @@ def test_where_stages_are_to_come_what_was_found_is_mended(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
-def test_where_it_was_mended_the_sum_goes_on_from_what_weights_say(bug, monkeypatch):
+def test_where_it_was_fitted_again_the_sum_goes_on_from_what_weights_say(bug, monkeypatch):
     """The planted bug: from what nested sampling said of stages for which something else stands
     now.
     """
     if bug:
-        monkeypatch.setattr(Account, "mended", lambda self, by_all: self)
+        monkeypatch.setattr(Account, "refitted", lambda self, by_all: self)
     error, attrs = error_of(heavy(4, 15.0, 400), 1, num_stages=20)
     off = attrs["nested_log_evidence"] - attrs["log_evidence"] + error
     assert (abs(off) < 3.5 * attrs["nested_log_evidence_se"]) != bug
 
 
-def test_what_was_mended_has_no_error_of_live_points():
+def test_what_was_fitted_again_has_no_error_of_live_points():
     """That of weights is among what summaries lose; information, which live points are judged
     by, begins anew.
     """
     one, rows = jnp.ones(()), jnp.array(100.0)
     lost = loss_of(jnp.array([0.0, 0.5, -0.3, 0.2]), jnp.array(50))
     own = Evidence(7 * one, 2 * one, lost)
-    found = Account(own, own, 9 * one, one).mended(Weighed(-3 * one, 0.5 * one, 0.04 * one, lost))
+    found = Account(own, own, 9 * one, one).refitted(Weighed(-3 * one, 0.5 * one, 0.04 * one, lost))
     assert float(found.nested.log_evidence) == -2.5
     assert (float(found.nested.variance), float(found.information)) == (0, 0)
     assert found.corrected is own
@@ -238,7 +237,7 @@ def test_an_update_by_rows_like_the_first_forgets_nothing():
 
 def in_one_place(self, rng_key, state, found, data, right=Weighing.by_all):
     """The planted bug: members have the names that they were given."""
-    return right(self, rng_key, state, _weighing.Named(found.clumps), data)
+    return right(self, rng_key, state, _weighing.LabelledMixture(found.mixture), data)
 
 
 @pytest.mark.slow
@@ -258,8 +257,8 @@ def test_members_without_names_are_weighed_in_all_places(bug, monkeypatch):
 )
 def test_members_have_names_where_a_first_stage_goes_from_the_prior(settings):
     state, _, _ = begun(Staged(pair, num_stages=1, num_live=40, **settings), TWO)
-    assert state.nest.reference.gives_names
-    assert not state.sampled.reference.gives_names
+    assert len(state.nest.reference.location)
+    assert not len(state.proposal.reference.location)
 
 
 @pytest.mark.slow

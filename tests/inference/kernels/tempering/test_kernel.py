@@ -13,9 +13,15 @@ from jax import random
 from diagnostics import report
 from inference import DataTempering, Driver, Program
 from inference.kernels.tempering import kernel as data_tempering
-from inference.maths import tempering as _tempering
-from inference.maths.resampling import effective_size, systematic_parents
-from inference.maths.tempering import counted, founded, next_exponent, variance_of
+from inference.maths import resampling as _tempering
+from inference.maths.resampling import (
+    after_step,
+    effective_size,
+    new_families,
+    next_exponent,
+    systematic_parents,
+    variance_of,
+)
 from tests.inference.nests import line, line_evidence
 from tests.inference.stages import (
     DEVIATION,
@@ -89,12 +95,12 @@ def simulated(key, remembers, num_steps):
         weight = jax.nn.softmax(log_weight)
         parent = systematic_parents(parent_key, weight)
         log_z = log_z + jax.nn.logsumexp(log_weight) - np.log(NUM_PARTICLES)
-        return (level[parent], counted(families, weight, parent), log_z), None
+        return (level[parent], after_step(families, weight, parent), log_z), None
 
     start_key, key = random.split(key)
     start = (
         random.normal(start_key, (NUM_PARTICLES,)),
-        founded(NUM_PARTICLES, jnp.zeros(())),
+        new_families(NUM_PARTICLES, jnp.zeros(())),
         jnp.zeros(()),
     )
     (_, families, log_z), _ = jax.lax.scan(step, start, random.split(key, num_steps))
@@ -105,7 +111,7 @@ def simulated(key, remembers, num_steps):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 @pytest.mark.parametrize("remembers", [False, True], ids=["forgetful", "remembering"])
 def test_the_error_is_told_from_families(remembers, bug, monkeypatch):
-    """Of particles that forget all, and that forget nothing.
+    """Particles that forget everything, and that forget nothing.
 
     A planted bug loses the families before; the other has none.
     """
@@ -204,7 +210,7 @@ def log_evidence_is_right(tree):
 
 
 def moments_are_right(tree):
-    """Of all replicates together."""
+    """All replicates together."""
     drawn = tree["posterior"]["weight"].values.reshape(-1, 2)
     return (np.abs(drawn.mean(0) - MEAN) < 0.2 * DEVIATION).all() and np.allclose(
         drawn.std(0), DEVIATION, rtol=0.12
@@ -337,14 +343,10 @@ def test_before_the_last_stage_has_finished_no_error_is_claimed():
         ]
         assert np.isnan(claimed[0])
         assert np.isnan(claimed[1]) == (num_stages == 3)
-    with pytest.raises(
-        ValueError, match="stages of replicates, or turns in them, end at different steps"
-    ):
+    with pytest.raises(ValueError, match="stages of replicates end at different steps"):
         kernel.on_host([over(state), state], reading, data)
     ended = over(state)._replace(num_left=jnp.zeros((), jnp.int32))
-    with pytest.raises(
-        ValueError, match="stages of replicates, or turns in them, end at different steps"
-    ):
+    with pytest.raises(ValueError, match="stages of replicates end at different steps"):
         kernel.on_host([over(state), ended], reading, data)
 
 

@@ -1,5 +1,5 @@
-"""Members without names: which plates have such, told from the model; vectors with other places are
-the same; and what nested sampling makes of them.
+"""Label switching: which plates have exchangeable members, copies of a vector, and what nested
+sampling makes of them.
 """
 
 from functools import cache
@@ -15,11 +15,14 @@ import pytest
 from jax import random
 
 from inference import Driver, NestedSampler, Program, Staged, StructureError
-from inference.kernels.nested.relabel import drawn_in_places, in_places
-from inference.maths.normal_mixture import Clumps, StateClumps
-from inference.maths.summary import Backed
-from inference.reading.density import Split
-from inference.reading.exchangeable import Exchangeable, exchangeable
+from inference.maths.normal_mixture import Defensive, NormalMixture, NormalSummary
+from inference.reading.density import (
+    Exchangeable,
+    Split,
+    canonical_densities,
+    canonical_draw,
+    exchangeable,
+)
 from tests.inference.stages import begun
 from zoo.staged_learning import family, full
 
@@ -90,7 +93,7 @@ def test_columns_of_the_same_mean_and_spread_have_names(bug, monkeypatch):
 
 
 def test_rows_that_give_members_names_are_no_more_of_the_same():
-    """Of columns that are the same, means might change places."""
+    """The means of equal columns may change places."""
 
     def columns(x):
         with numpyro.plate("column", 2):
@@ -145,7 +148,7 @@ def test_a_vector_and_the_same_with_other_places_are_alike(options, bug, monkeyp
     order = np.array([2, 0, 3, 1])
     split = exchange.split
     told = jax.jit(lambda z: (split.densities(z)[1], split.values(z)["beta"]))
-    draw, placed = jax.jit(split.draw), jax.jit(lambda z, order: exchange.placed(z, order))
+    draw, placed = jax.jit(split.draw), jax.jit(lambda z, order: exchange.permuted(z, order))
     for key in random.split(random.key(0), 5):
         z = draw(key)
         moved = placed(z, order)
@@ -166,8 +169,8 @@ def test_places_are_found_again():
         + 0.02 * random.normal(random.key(3), (30, exchange.split.size))
     )
     reference = jax.jit(jax.vmap(exchange.features))(near[:1])
-    reference = jax.jit(exchange.first_reference)(near)._replace(place=reference[0])
-    again = jax.jit(lambda z, order: exchange.alike(exchange.placed(z, order), reference))
+    reference = jax.jit(exchange.first_reference)(near)._replace(location=reference[0])
+    again = jax.jit(lambda z, order: exchange.relabelled(exchange.permuted(z, order), reference))
     for number, order in enumerate(RNG.permuted(np.tile(np.arange(ORDER), (10, 1)), axis=1)):
         np.testing.assert_allclose(again(near[number], order), near[number], atol=1e-6)
 
@@ -183,9 +186,9 @@ def test_a_vector_that_is_not_finite_stays_so_and_no_member_is_lost(value):
     z = np.array(draw(random.key(3)))
     z[0] = value
     # eager, NumPyro would refuse z
-    assert sorted(jax.jit(exchange._order)(z, reference).tolist()) == [0, 1, 2]
+    assert sorted(jax.jit(exchange._matching)(z, reference).tolist()) == [0, 1, 2]
     np.testing.assert_array_equal(
-        jnp.isfinite(jax.jit(exchange.alike)(z, reference)).all(), np.isfinite(value)
+        jnp.isfinite(jax.jit(exchange.relabelled)(z, reference)).all(), np.isfinite(value)
     )
 
 
@@ -193,7 +196,9 @@ def in_turn(self, z, reference):
     """A planted bug: members go to the nearest place that is left in the order in which they
     come, so that copies differ.
     """
-    left = jnp.sum((self.features(z)[:, None] - reference.place[None]) ** 2 / reference.spread, -1)
+    left = jnp.sum(
+        (self.features(z)[:, None] - reference.location[None]) ** 2 / reference.variance, -1
+    )
     order = jnp.zeros(self.count, jnp.int32)
     for member in range(self.count):
         place = jnp.argmin(left[member])
@@ -208,7 +213,7 @@ def test_all_copies_come_to_one_of_them(bug, monkeypatch):
     exchange = found()
     assert exchange is not None
     if bug:
-        monkeypatch.setattr(Exchangeable, "_order", in_turn)
+        monkeypatch.setattr(Exchangeable, "_matching", in_turn)
     draw = jax.jit(exchange.split.draw)
     vectors = np.stack([draw(key) for key in random.split(random.key(2), 30)])
     reference, is_right = jax.jit(exchange.first_reference)(vectors), []
@@ -216,9 +221,10 @@ def test_all_copies_come_to_one_of_them(bug, monkeypatch):
 
     @jax.jit
     def of_copies(z):
-        copies = jax.vmap(exchange.placed, (None, 0))(z, orders)
+        copies = jax.vmap(exchange.permuted, (None, 0))(z, orders)
         return copies, *(
-            jax.vmap(of, (0, None))(copies, reference) for of in (exchange.alike, exchange.is_alike)
+            jax.vmap(of, (0, None))(copies, reference)
+            for of in (exchange.relabelled, exchange.is_canonical)
         )
 
     for z in vectors[1:8]:
@@ -286,10 +292,10 @@ def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
     """
     exchange = of_nodes(heights())
     assert exchange is not None
-    split, named = exchange.split, Backed(StateClumps(exchange.split.size), 0.5)
+    split, named = exchange.split, Defensive(NormalSummary(exchange.split.size), 0.5)
     own = jax.jit(split.draw)
     mean = np.asarray(own(random.key(5)))
-    clumps = Clumps(*map(jnp.asarray, (np.zeros(1), mean[None], np.eye(split.size)[None])))
+    clumps = NormalMixture(*map(jnp.asarray, (np.zeros(1), mean[None], np.eye(split.size)[None])))
     reference = jax.jit(exchange.first_reference)(
         np.stack([mean, *(own(key) for key in random.split(random.key(2), 20))])
     )
@@ -298,9 +304,9 @@ def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
     draw = (
         split.draw
         if bug == "draws of all copies"
-        else drawn_in_places(exchange, reference, split.draw)
+        else canonical_draw(exchange, reference, split.draw)
     )
-    densities = in_places(exchange, reference, split.densities)
+    densities = canonical_densities(exchange, reference, split.densities)
 
     def weight(rng_key):
         z = named.draw(rng_key, clumps, draw)
@@ -347,7 +353,7 @@ def test_draws_are_from_all_places_though_live_points_are_in_one(rename):
 def test_the_setting_is_taken():
     """And a plate whose members have names leaves the sampler as it was."""
     state, _, _ = begun(NestedSampler(bumps, num_live=30, rename=False), BUMPS)
-    assert not state.reference.gives_names
+    assert not len(state.reference.location)
     state, reading, _ = begun(NestedSampler(bumps, num_live=30), BUMPS)
-    assert state.reference.gives_names
+    assert len(state.reference.location)
     assert isinstance(reading.exchange, Exchangeable)
