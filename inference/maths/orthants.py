@@ -53,10 +53,8 @@ def cubature_points(num_signs: int, num: int, first: Any = 0) -> CubaturePoints:
         return CubaturePoints(jnp.asarray(at, float), jnp.log(jnp.asarray(weights / 2, float)))
     roots = np.roots([1.0, *(0.0,) * (dimensions - 1), -1.0, -1.0])  # of x^(d+1) = x + 1
     step = max(roots[abs(roots.imag) < 1e-9].real) ** -np.arange(1.0, dimensions + 1)
-    index = jnp.asarray(first + np.arange(num), float)[:, None]
-    at = index * jnp.asarray(step, float)[None]
-    log_weight = jnp.full(num, -np.log(num), float)
-    return CubaturePoints(1 - jnp.abs(2 * ((at + 0.5) % 1) - 1), log_weight)
+    at = jnp.asarray(first + np.arange(num), float)[:, None] * jnp.asarray(step, float)[None]
+    return CubaturePoints(1 - jnp.abs(2 * ((at + 0.5) % 1) - 1), jnp.full(num, -np.log(num), float))
 
 
 def log_orthant(
@@ -70,12 +68,14 @@ def log_orthant(
     root = jnp.linalg.cholesky(covariance)[..., None]
     loc, signs, drawn = loc[..., None], signs[..., None], []
     side = jnp.where(signs == 0, 1, signs).astype(dtype)
-    shape = (*loc.shape[:-2], len(points.at))
-    total = jnp.broadcast_to(points.log_weight.astype(dtype), shape)
+    total = jnp.broadcast_to(points.log_weight.astype(dtype), (*loc.shape[:-2], len(points.at)))
     for j in range(loc.shape[-2]):
         given = (root[..., j, i, :] * e for i, e in enumerate(drawn))
-        score = loc[..., j, :] + sum(given, start=jnp.zeros((), dtype))
-        ratio = side[..., j, :] * score / root[..., j, j, :]
+        ratio = (
+            side[..., j, :]
+            * (loc[..., j, :] + sum(given, start=jnp.zeros((), dtype)))
+            / root[..., j, j, :]
+        )
         is_free = signs[..., j, :] == 0
         log_p = jnp.where(is_free, 0, log_ndtr(ratio))
         total = total + log_p

@@ -114,8 +114,9 @@ class FactorMixture:
         """The data of a program by row; refuses infinite features."""
         x = np.asarray(program.observed_values[self.linked.site], np.float64)
         refuse_infinite(self.linked.site, x)
-        values = _constants(self.few, self.linked)
-        upper = self.given.rows(_given_scores(program, self.linked, values))
+        upper = self.given.rows(
+            _given_scores(program, self.linked, _constants(self.few, self.linked))
+        )
         return FactorRows(x, upper.signs, upper.design)
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> LinearPrior:
@@ -235,11 +236,19 @@ def _linked(few: Program, z: str) -> Linked:
         f"{WAY_OUT}",
     )
     loadings, centre, noise, shown = found.values()
-    beta = _behind(few, loadings, "Gamma", (num_factors,))
     share = _behind(few, shown, "Beta", few.sites[shown].shape) if shown else None
     for name in filter(None, (centre, noise)):
         _behind(few, name, "", ())
-    return Linked(site, scores[0], loadings, beta, centre, noise, shown, share)
+    return Linked(
+        site,
+        scores[0],
+        loadings,
+        _behind(few, loadings, "Gamma", (num_factors,)),
+        centre,
+        noise,
+        shown,
+        share,
+    )
 
 
 def _behind(few: Program, name: str, family: str, shape: tuple[int, ...]) -> str | None:
@@ -290,10 +299,12 @@ class GivenScores:
     def __call__(self, scores: Any, **arguments: Any) -> Any:
         """Runs the model at these factors."""
         held = {name: jnp.asarray(self.values[name]) for name in self.linked.latent}
-        substituted = handlers.substitute(self.model, data=held)
-        conditioned = handlers.condition(substituted, {self.linked.scores: jnp.asarray(scores)})
-        hidden = [self.linked.site, *self.linked.latent]
-        return handlers.block(conditioned, hide=hidden)(**arguments)
+        conditioned = handlers.condition(
+            handlers.substitute(self.model, data=held), {self.linked.scores: jnp.asarray(scores)}
+        )
+        return handlers.block(conditioned, hide=[self.linked.site, *self.linked.latent])(
+            **arguments
+        )
 
 
 def _given_scores(program: Program, linked: Linked, values: Mapping[str, Any]) -> Program:
@@ -325,8 +336,9 @@ def _compared(
 ) -> tuple[dict[str, Array], LinearPrior]:
     """The gaps at the second start, given the numbers of the priors at the first; and these."""
     prior = found.prior_at(program, program.constrain(first))
-    values = at_magnitude(program, second, size)
-    return _gaps(found, program, prior, jnp.asarray(x, float), values), prior
+    return _gaps(
+        found, program, prior, jnp.asarray(x, float), at_magnitude(program, second, size)
+    ), prior
 
 
 def _gaps(
@@ -350,14 +362,20 @@ def _gaps(
         shown_site: xlogy(shown, share) + xlog1py(1 - shown, -share),
         share_site: beta.logpdf(share, *prior.counts) if prior.counts else jnp.zeros(()),
     }
-    whole = jnp.concatenate([values[loadings].T, centre[:, None]], 1)
-    moments = known_loadings(whole, noise, jnp.pad(shown, ((0, 0), (0, 1)), constant_values=1.0))
+    moments = known_loadings(
+        jnp.concatenate([values[loadings].T, centre[:, None]], 1),
+        noise,
+        jnp.pad(shown, ((0, 0), (0, 1)), constant_values=1.0),
+    )
     seen, z = ~jnp.isnan(x), values[found.given.z]
     const, matrix, slope = row_forms(moments, jnp.where(seen, x, 0), seen.astype(float))
     u = jnp.pad(values[scores], ((0, 0), (0, 1)), constant_values=1.0)
     linear = moments.shown[z] * slope * u
     square = u[:, :, None] * moments.both[z] * matrix * u[:, None] / 2
     size = jnp.abs(const) + jnp.abs(linear).sum(1) + jnp.abs(square).sum((1, 2))
-    value = const + linear.sum(1) - square.sum((1, 2))
     gaps = {name: gap(jnp.sum(own), jnp.sum(each[name])) for name, own in read.items() if name}
-    return gaps | {site: gap_of_sums(value, row_sums(each[site], len(x)), size)}
+    return gaps | {
+        site: gap_of_sums(
+            const + linear.sum(1) - square.sum((1, 2)), row_sums(each[site], len(x)), size
+        )
+    }

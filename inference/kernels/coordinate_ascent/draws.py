@@ -171,9 +171,9 @@ def draw_normal(normal: tuple[Array, Array], rng_key: Array) -> tuple[Array, Arr
     """
     mean, root = normal[0], jnp.linalg.cholesky(normal[1])
     noise = random.normal(rng_key, mean.shape, mean.dtype)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
-    value = mean + jnp.einsum("...ij,...j->...i", root, noise)
-    return value, jnp.sum(norm.logpdf(noise)) - log_det
+    return mean + jnp.einsum("...ij,...j->...i", root, noise), jnp.sum(
+        norm.logpdf(noise)
+    ) - jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
 
 
 def draw_blocks(
@@ -229,8 +229,9 @@ def _filled(
         experts = said.answers[:, own].swapaxes(0, 1)  # [place, class, entry]
         if chunk.missing.shape[-1]:
             score = score_of(said, chunk, score)[jnp.arange(len(own)), :, own]
-            signs = chunk.signs * class_masks(chunk.signs[0]).others[None]
-            pushed = soft_labels(score, signs[:, : score.shape[1]])[0]
+            pushed = soft_labels(
+                score, (chunk.signs * class_masks(chunk.signs[0]).others[None])[:, : score.shape[1]]
+            )[0]
             soft, value, log_q = draw_incomplete(key, said, chunk, score, pushed, experts, own)
         else:
             loc = jnp.einsum("pci,pi->pc", experts, chunk.entries)
@@ -238,8 +239,7 @@ def _filled(
             value = jnp.zeros(chunk.missing.shape, u.dtype)
         return soft, value, jnp.where(chunk.row < len(z), log_q, 0)
 
-    keys = random.split(rng_key, len(bucket.row))
-    soft, value, log_q = lax.map(one, (keys, bucket, score))
+    soft, value, log_q = lax.map(one, (random.split(rng_key, len(bucket.row)), bucket, score))
     u = u.at[bucket.row[..., None], bucket.missing].add(value, mode="drop")
     return u, t.at[bucket.row].set(soft, mode="drop"), jnp.sum(log_q)
 
@@ -292,9 +292,12 @@ def draw_incomplete(
         "pij,pj->pi", form[own], chunk.entries
     )
     is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
-    both = is_hole[:, :, None] & is_hole[:, None]
     pairs = form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]]
-    precision = jnp.where(both, pairs, jnp.eye(is_hole.shape[1], dtype=slope.dtype)[None])
+    precision = jnp.where(
+        is_hole[:, :, None] & is_hole[:, None],
+        pairs,
+        jnp.eye(is_hole.shape[1], dtype=slope.dtype)[None],
+    )
     c, w_m = (
         jnp.where(is_hole, jnp.take_along_axis(part, chunk.missing, 1), 0) for part in (slope, w)
     )
@@ -302,14 +305,23 @@ def draw_incomplete(
     at_zero = jnp.sum(w * chunk.entries, 1)
     last = masks.last[None]
     loc = last * (at_zero + jnp.sum(by_c * by_w, 1))[:, None] + masks.others[None] * others
-    scale = jnp.sqrt(1 + last * jnp.sum(by_w**2, 1)[:, None])
-    soft, log_q = draw_soft_labels(soft_key, loc, scale, chunk.signs)
+    soft, log_q = draw_soft_labels(
+        soft_key, loc, jnp.sqrt(1 + last * jnp.sum(by_w**2, 1)[:, None]), chunk.signs
+    )
     root = jnp.linalg.cholesky(precision + outer(w_m))
-    weighted = c + (soft @ masks.last - at_zero)[:, None] * w_m
     noise = jnp.where(is_hole, random.normal(hole_key, c.shape, c.dtype), 0)
-    entries = _solved(root, _solved(root, weighted) + noise, transposed=True)
-    log_det = jnp.log(jnp.diagonal(root, axis1=1, axis2=2)).sum(1)
-    return soft, entries, log_q + jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1) + log_det
+    entries = _solved(
+        root,
+        _solved(root, c + (soft @ masks.last - at_zero)[:, None] * w_m) + noise,
+        transposed=True,
+    )
+    return (
+        soft,
+        entries,
+        log_q
+        + jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1)
+        + jnp.log(jnp.diagonal(root, axis1=1, axis2=2)).sum(1),
+    )
 
 
 def _solved(root: Array, vector: Array, transposed: bool = False) -> Array:
@@ -339,8 +351,7 @@ def draw_free_labels(
         t: The soft labels that have a sign.
     """
     assert found.experts is not None
-    weights = with_class_axis(values[found.experts.weights], 3)
-    loc = jnp.sum(weights[:, group] * entries[None], -1)
+    loc = jnp.sum(with_class_axis(values[found.experts.weights], 3)[:, group] * entries[None], -1)
     drawn = loc + random.normal(rng_key, loc.shape, loc.dtype)
     is_free = signs.T == 0
     t = jnp.where(is_free, drawn, t.T)

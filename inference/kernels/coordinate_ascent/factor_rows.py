@@ -160,14 +160,20 @@ def factor_posterior(
     lost = jnp.where(sign == 0, 0, truncated.lost)
     covariance = given.covariance - outer(given.pull) * (lost / given.variance)[..., None, None]
     whole = jnp.concatenate([mean, jnp.ones_like(mean[..., :1])], -1)
-    second = outer(whole).at[..., :-1, :-1].add(covariance)
     score = jnp.einsum("nhi,chi->nch", whole, message.answers)
     others = soft_labels(score, (chunk.signs * (1 - given.last))[..., None])[0]
     t = others + given.last[..., None] * (given.loc + moved)[:, None]
     tie = jnp.pad(given.pull * (1 - lost)[..., None], ((0, 0), (0, 0), (0, 1)))
     products = t[..., None] * whole[:, None] + given.last[..., None, None] * tie[:, None]
     bound = jax.nn.logsumexp(given.log_joint, axis=1)
-    return FactorPosterior(given.log_joint - bound[:, None], whole, second, products, score, bound)
+    return FactorPosterior(
+        given.log_joint - bound[:, None],
+        whole,
+        outer(whole).at[..., :-1, :-1].add(covariance),
+        products,
+        score,
+        bound,
+    )
 
 
 def loading_sums(
@@ -185,10 +191,11 @@ def loading_sums(
         rho: The responsibilities; 0 in an empty place.
     """
     size = found.mean.shape[-1]
-    shown = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, found.mean)
     each = jnp.einsum("nh,hij,nhij->nij", rho, moments.both, found.second).reshape(-1, size * size)
     both = (chunk.seen.T @ each).reshape(-1, size, size)
-    return LinearSums(both, (chunk.seen * chunk.x).T @ shown)
+    return LinearSums(
+        both, (chunk.seen * chunk.x).T @ jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, found.mean)
+    )
 
 
 def shown_sums(
@@ -201,8 +208,9 @@ def shown_sums(
     u' [group, entry, entry] and of slope * E u. Arguments are those of `loading_sums`.
     """
     _, matrix, slope = row_forms(moments, chunk.x, chunk.seen)
-    first = jnp.einsum("nh,ni,nhi->hi", rho, slope, found.mean)
-    return jnp.einsum("nh,nij,nhij->hij", rho, matrix, found.second), first
+    return jnp.einsum("nh,nij,nhij->hij", rho, matrix, found.second), jnp.einsum(
+        "nh,ni,nhi->hi", rho, slope, found.mean
+    )
 
 
 def sum_chunks(
@@ -227,10 +235,13 @@ def sum_chunks(
         rho = jnp.exp(found.log_rho) * chunk.weight[:, None]
         second = rho[..., None, None] * found.second
         asked = jnp.einsum("nc,nhij->chij", (chunk.signs != 0).astype(rho.dtype), second)
-        products = jnp.einsum("nh,nchi->chi", rho, found.products)
-        parts = (second.sum(0), asked, products, jnp.zeros((0, rho.shape[1]), rho.dtype))
-        bound = jnp.sum(found.bound * chunk.weight)
-        sums = SufficientSums(*(part[None] for part in parts), bound)
+        parts = (
+            second.sum(0),
+            asked,
+            jnp.einsum("nh,nchi->chi", rho, found.products),
+            jnp.zeros((0, rho.shape[1]), rho.dtype),
+        )
+        sums = SufficientSums(*(part[None] for part in parts), jnp.sum(found.bound * chunk.weight))
         return (sums, summary(moments, chunk, found, rho)), found.score
 
     first = jax.eval_shape(visit, *jax.tree.map(lambda leaf: leaf[0], (chunks, score)))[0]

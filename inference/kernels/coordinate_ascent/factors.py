@@ -125,9 +125,10 @@ class FactorAscent:
                 "other columns."
             )
         x, seen = np.nan_to_num(rows.features), ~np.isnan(rows.features)
-        chunks = _chunks(rows, found, size + 1)
         sums = (seen.sum(0), (x**2).sum(0))
-        data = FactorData(chunks, *(jnp.asarray(part, float) for part in sums))
+        data = FactorData(
+            _chunks(rows, found, size + 1), *(jnp.asarray(part, float) for part in sums)
+        )
         prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
         return cls(found, prior, rows, Shape(size, size + 1, rows.design, ())), data
 
@@ -149,12 +150,18 @@ class FactorAscent:
         or_one = lambda part, rate: jnp.where(jnp.isinf(rate), part, 1.0)
         known = lambda pair: (or_one(pair[0], pair[1]), or_one(pair[1], pair[1]))
         size = prior.loc.shape[1]
-        covariance = jnp.broadcast_to(jnp.eye(size), (*prior.loc.shape, size))
         shown = jnp.full((len(prior.share), size), 0.9 if linked.shown else 1.0)
         shown = shown.at[:, -1].set(float(linked.centre is not None))
-        linear = Linear(prior.loc, covariance, known(prior.beta), known(prior.noise), shown)
-        factors = factors_of(self.found.given, self.shape, sums)
-        return factors, linear_posterior(prior, linear, linear_sums, data.count, data.squares)
+        linear = Linear(
+            prior.loc,
+            jnp.broadcast_to(jnp.eye(size), (*prior.loc.shape, size)),
+            known(prior.beta),
+            known(prior.noise),
+            shown,
+        )
+        return factors_of(self.found.given, self.shape, sums), linear_posterior(
+            prior, linear, linear_sums, data.count, data.squares
+        )
 
     def moved(self, rng_key: Array, state: FactorState, data: FactorData) -> FactorState:
         """A step, which needs no random numbers; the bound is that of the q it started from."""
@@ -171,13 +178,20 @@ class FactorAscent:
     def _swept(self, state: FactorState, data: FactorData, summary: Any) -> tuple[Any, FactorState]:
         """The sums of `summary`, and q after an update of groups and experts."""
         given, linear = self.found.given, state.linear
-        message = factor_message(self.found, self.shape, state.factors)
-        moments = loading_moments(linear)
-        (sums, own), score = sum_chunks(message, moments, data.chunks, state.score, summary)
+        (sums, own), score = sum_chunks(
+            factor_message(self.found, self.shape, state.factors),
+            loading_moments(linear),
+            data.chunks,
+            state.score,
+            summary,
+        )
         elbo = sums.bound - divergence(given, state.factors) - linear_divergence(self.prior, linear)
-        factors = factors_of(given, self.shape, sums, state.factors)
-        size = sums.moments[0, :, -1, -1]
-        return own, state._replace(factors=factors, score=score, size=size, elbo=elbo)
+        return own, state._replace(
+            factors=factors_of(given, self.shape, sums, state.factors),
+            score=score,
+            size=sums.moments[0, :, -1, -1],
+            elbo=elbo,
+        )
 
     def predict(self, state: FactorState, program: Program) -> Prediction:
         """What q says of the rows of a program, as if they had not been fitted."""
@@ -204,8 +218,9 @@ class FactorAscent:
             values, log_q = values | linear | rows, log_q + of_linear + of_rows
             if found.given.experts:
                 scores, z = values[found.linked.scores], values[found.given.z]
-                u = jnp.concatenate([scores, jnp.ones_like(scores[:, :1])], 1)
-                entries = u[:, jnp.array(self.shape.design)]
+                entries = jnp.concatenate([scores, jnp.ones_like(scores[:, :1])], 1)[
+                    :, jnp.array(self.shape.design)
+                ]
                 values[found.given.experts.soft], of_free = draw_free_labels(
                     keys[3], found.given, values, z, entries, signs, soft
                 )
@@ -252,13 +267,16 @@ def _start_sums(
     """
     seen = ~np.isnan(rows.features)
     x = np.where(seen, rows.features, 0)
-    centred = np.where(seen, x - x.sum(0) / np.maximum(seen.sum(0), 1), 0)
-    scores = _components(centred, found.num_factors, rng)
+    scores = _components(
+        np.where(seen, x - x.sum(0) / np.maximum(seen.sum(0), 1), 0), found.num_factors, rng
+    )
     num_groups, size = found.given.num_own, found.num_factors + 1
-    group = by_size(STARTS[init](scores, num_groups, rng), num_groups)
     u = np.concatenate([scores, np.ones((len(x), 1))], 1)
     variance = 0.1 * np.diag([*np.ones(size - 1), 0.0])  # of the factors of a row
-    second, rho = u[:, :, None] * u[:, None] + variance, np.eye(num_groups)[group]
+    second, rho = (
+        u[:, :, None] * u[:, None] + variance,
+        np.eye(num_groups)[by_size(STARTS[init](scores, num_groups, rng), num_groups)],
+    )
     has_sign = (rows.signs != 0).astype(float)
     sums = (
         np.einsum("nh,nij->hij", rho, second),
@@ -291,8 +309,9 @@ def _draw_linear(found: FactorMixture, prior: LinearPrior, linear: Linear, rng_k
     if linked.centre:
         values[linked.centre] = own[:, -1]
     else:  # the last entry is no site, and independent of the others
-        scale = jnp.sqrt(linear.covariance[:, -1, -1])
-        log_q = log_q - jnp.sum(norm.logpdf(own[:, -1], linear.mean[:, -1], scale))
+        log_q = log_q - jnp.sum(
+            norm.logpdf(own[:, -1], linear.mean[:, -1], jnp.sqrt(linear.covariance[:, -1, -1]))
+        )
     gammas = ((linked.beta, linear.beta), (linked.noise, linear.noise))
     for key, (name, pair) in zip(keys[1:3], gammas, strict=True):
         if name:
@@ -319,13 +338,19 @@ def _draw_rows(
     z = random.categorical(group_key, log_rho)
     at = jnp.arange(len(z))
     mean, covariance, pull, loc, variance = (leaf[at, z] for leaf in given[1:-1])
-    locs = jnp.where(given.last > 0, loc[:, None], score[at, :, z])
     scales = jnp.where(given.last > 0, jnp.sqrt(variance)[:, None], 1)
-    soft, of_labels = draw_soft_labels(soft_key, locs, scales, signs)
+    soft, of_labels = draw_soft_labels(
+        soft_key, jnp.where(given.last > 0, loc[:, None], score[at, :, z]), scales, signs
+    )
     is_tied = given.last.sum(1)
-    away = is_tied * (jnp.sum(given.last * soft, 1) - loc) / variance
     covariance = covariance - outer(pull) * (is_tied / variance)[:, None, None]
-    scores, of_scores = draw_normal((mean + pull * away[:, None], covariance), score_key)
+    scores, of_scores = draw_normal(
+        (
+            mean + pull * (is_tied * (jnp.sum(given.last * soft, 1) - loc) / variance)[:, None],
+            covariance,
+        ),
+        score_key,
+    )
     z_site, scores_site = found.given.z, found.linked.scores
     values = {z_site: z.astype(found.few.sites[z_site].dtype), scores_site: scores}
     return values, soft, jnp.sum(log_rho[at, z]) + jnp.sum(of_labels) + of_scores
@@ -361,17 +386,19 @@ def _predict(
         given = group_conditional(message, moments, unlabelled, no_labels)
         placed = factor_posterior(message, moments, unlabelled, no_labels)
         rho, size = jnp.exp(placed.log_rho), shape.num_entries
-        first = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, placed.mean)
         second = jnp.einsum("nh,hij,nhij->nij", rho, moments.both, placed.second)
-        mean = first @ moments.mean.T
+        mean = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, placed.mean) @ moments.mean.T
         square = second.reshape(-1, size * size) @ moments.second.reshape(-1, size * size).T
         log_side = jnp.zeros_like(placed.log_rho)
         if (weights := factors.weights) is not None:
             of_row = lambda *row: log_label(weights, row[0], shape.design, *row[1:])
             log_side = jax.vmap(of_row)(chunk.signs, placed.mean, given.covariance)
-        log_probability = jax.nn.logsumexp(placed.log_rho + log_side, axis=1)
-        deviation = jnp.sqrt(noise[None] + square - mean**2)
-        return Prediction(placed.log_rho, log_probability, mean, deviation)
+        return Prediction(
+            placed.log_rho,
+            jax.nn.logsumexp(placed.log_rho + log_side, axis=1),
+            mean,
+            jnp.sqrt(noise[None] + square - mean**2),
+        )
 
     chunks = _chunks(rows, found, shape.num_entries)
     parts = compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks)

@@ -132,11 +132,17 @@ class MixtureAscent:
         found = read_assignment(program)
         rows = found.rows(program)
         statistics, log_base = statistics_of(found, rows)
-        num_tasks = int(np.prod(program.sites[found.sticks].shape[:-1]))
         dtype = dtype or str(jnp.result_type(float))
         buckets = lay_out(rows, statistics, dtype, shuffled=batch_size is not None)
-        shape = shape_of(found, rows)
-        reading = cls(found, rows, statistics, shape, num_tasks, batch_size, forgetting)
+        reading = cls(
+            found,
+            rows,
+            statistics,
+            shape_of(found, rows),
+            int(np.prod(program.sites[found.sticks].shape[:-1])),
+            batch_size,
+            forgetting,
+        )
         return reading, AscentData(buckets, jnp.asarray(log_base.sum(), float))
 
     def start(self, rng: np.random.Generator, init: str, data: AscentData) -> AscentState:
@@ -149,10 +155,17 @@ class MixtureAscent:
             self.found, self.shape, sums, None, log_share, is_held=True
         )
         factors = compiled(update, sums, log_share)(sums, log_share)
-        scores = tuple(map(self._first_scores, data.buckets))
         average, infinite = sums if self.batch_size else None, jnp.asarray(jnp.inf, float)
         size, step = self._size(sums, factors), jnp.zeros((), jnp.int32)
-        return AscentState(factors, scores, size, -infinite, infinite, average, step)
+        return AscentState(
+            factors,
+            tuple(map(self._first_scores, data.buckets)),
+            size,
+            -infinite,
+            infinite,
+            average,
+            step,
+        )
 
     def _first_scores(self, bucket: RowBucket) -> Array:
         # None in rows without holes, and none for the last class.
@@ -182,8 +195,9 @@ class MixtureAscent:
         if state.average is not None:
             rate = (state.step + 1).astype(elbo.dtype) ** -self.forgetting
             total = average = state.average.times(1 - rate).plus(total.times(rate))
-        is_held = state.step < NUM_HELD
-        factors = factors_of(self.found, self.shape, total, state.factors, is_held=is_held)
+        factors = factors_of(
+            self.found, self.shape, total, state.factors, is_held=state.step < NUM_HELD
+        )
         size, gain = self._size(total, factors), elbo - state.elbo
         return AscentState(factors, scores, size, elbo, gain, average, state.step + 1)
 
@@ -198,8 +212,9 @@ class MixtureAscent:
             return sum_rows(message, bucket, score, num_rows)
         size = min(max(round(num_chunks * self.batch_size / num_rows), 1), num_chunks)
         at = random.permutation(rng_key, num_chunks)[:size]
-        batch = jax.tree.map(lambda leaf: leaf[at], bucket)
-        sums, own = sum_rows(message, batch, score[at], num_rows)
+        sums, own = sum_rows(
+            message, jax.tree.map(lambda leaf: leaf[at], bucket), score[at], num_rows
+        )
         return sums.times(num_chunks / size), score.at[at].set(own)
 
     def predict(self, state: AscentState, program: Program) -> Prediction:
@@ -210,8 +225,12 @@ class MixtureAscent:
         self, rng_key: Array, state: AscentState, data: AscentData, num_draws: int
     ) -> dict[str, Array]:
         """Independent draws from q of all sites [draw, ...]; `log_q` is their density."""
-        message = message_of(self.found, self.shape, state.factors)
-        parts = (message, state.factors, data.buckets, state.score)
+        parts = (
+            message_of(self.found, self.shape, state.factors),
+            state.factors,
+            data.buckets,
+            state.score,
+        )
         return draw_mixture(rng_key, self.found, self.rows, *parts, num_draws)
 
     def parameters(self, state: AscentState) -> dict[str, dict[str, Array]]:
@@ -266,8 +285,9 @@ class CoordinateAscent(Algorithm):
         check_setting(init in starts, f"one of {starts}", init=init)
         check_whole(1, restarts=restarts)
         check_setting(tolerance >= 0, "a number, at least 0", tolerance=tolerance)
-        dtypes = (None, "float32", "float64")
-        check_setting(dtype in dtypes, "'float32', 'float64' or None", dtype=dtype)
+        check_setting(
+            dtype in (None, "float32", "float64"), "'float32', 'float64' or None", dtype=dtype
+        )
         is_size = batch_size is None or (is_whole(batch_size) and batch_size >= 1)
         check_setting(is_size, "an integer, at least 1, or None", batch_size=batch_size)
         check_setting(0.5 < forgetting <= 1, "a number above 0.5, at most 1", forgetting=forgetting)

@@ -119,9 +119,13 @@ class Shape(NamedTuple):
 def shape_of(found: Assignment, rows: MixtureRows) -> Shape:
     """The layout of the entries of these rows."""
     of = lambda block, hyper: block.family.expected(jax.tree.map(jnp.asarray, hyper)).shape[1:]
-    sizes = tuple(map(of, found.columns, found.prior.columns))
     width = rows.features.shape[1]
-    return Shape(width, width + 1 + rows.extras.shape[1], rows.design, sizes)
+    return Shape(
+        width,
+        width + 1 + rows.extras.shape[1],
+        rows.design,
+        tuple(map(of, found.columns, found.prior.columns)),
+    )
 
 
 def statistics_of(found: Assignment, rows: MixtureRows) -> tuple[np.ndarray, np.ndarray]:
@@ -129,8 +133,9 @@ def statistics_of(found: Assignment, rows: MixtureRows) -> tuple[np.ndarray, np.
     num_rows = len(rows.features)
     parts, base = [np.zeros((num_rows, 0))], np.zeros(num_rows)
     for block, x, hyper in zip(found.columns, rows.columns, found.prior.columns, strict=True):
-        statistics = block.family.statistics(jnp.asarray(x, float), hyper)
-        parts.append(np.asarray(statistics).reshape(num_rows, -1))
+        parts.append(
+            np.asarray(block.family.statistics(jnp.asarray(x, float), hyper)).reshape(num_rows, -1)
+        )
         base += np.asarray(block.family.log_base(jnp.asarray(x, float)))
     return np.concatenate(parts, 1), base
 
@@ -145,8 +150,9 @@ def group_messages(found: Assignment, shape: Shape, factors: Factors) -> Message
         block.family.expected(hyper)
         for block, hyper in zip(found.columns, factors.columns, strict=True)
     ]
-    const = jnp.zeros(found.num_groups, factors.sticks[0].dtype)
-    return _message(const, shape, form, each, factors.weights)
+    return _message(
+        jnp.zeros(found.num_groups, factors.sticks[0].dtype), shape, form, each, factors.weights
+    )
 
 
 def group_messages_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
@@ -154,13 +160,15 @@ def group_messages_at(found: Assignment, shape: Shape, values: Mapping[str, Arra
     form = weights = None
     parameters = {block.site: values_by_group(found, block, values) for block in found.blocks}
     if found.features:
-        own = parameters[found.features.site]
-        form = gate_natural(*found.features.family.precision_and_loc(own))
+        form = gate_natural(
+            *found.features.family.precision_and_loc(parameters[found.features.site])
+        )
     each = [block.family.natural(parameters[block.site]) for block in found.columns]
     if found.experts:
         weights = known_weights(with_class_axis(values[found.experts.weights], 3))
-    const = jnp.zeros(found.num_groups, values[found.sticks].dtype)
-    return _message(const, shape, form, each, weights)
+    return _message(
+        jnp.zeros(found.num_groups, values[found.sticks].dtype), shape, form, each, weights
+    )
 
 
 def _message(
@@ -174,21 +182,26 @@ def _message(
     flat = [jnp.zeros((0, num), dtype), *(eta.reshape(num, -1).T for eta in columns)]
     mean, covariance = weights or known_weights(jnp.zeros((0, num, len(shape.design)), dtype))
     place = _place(shape, dtype)
-    spread = place.T @ covariance @ place
-    return Message(const, matrix, mean @ place, spread, jnp.concatenate(flat))
+    return Message(const, matrix, mean @ place, place.T @ covariance @ place, jnp.concatenate(flat))
 
 
 def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
     """What the factors say of a row of each task's groups [task, ...]."""
-    log_weights = expected_log_weights(factors.sticks)
-    return spread(group_messages(found, shape, factors), log_weights, share_of(factors.upper))
+    return spread(
+        group_messages(found, shape, factors),
+        expected_log_weights(factors.sticks),
+        share_of(factors.upper),
+    )
 
 
 def message_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
     """What groups with known parameters say of a row of each task's groups [task, ...]."""
     V = jnp.atleast_2d(values[found.sticks])
-    log_weights = log_sticks(jnp.log(V), jnp.log1p(-V))
-    return spread(group_messages_at(found, shape, values), log_weights, found.share_at(values))
+    return spread(
+        group_messages_at(found, shape, values),
+        log_sticks(jnp.log(V), jnp.log1p(-V)),
+        found.share_at(values),
+    )
 
 
 def _place(shape: Shape, dtype: Any) -> Array:
@@ -286,8 +299,7 @@ def expected_log_weights(sticks: Pair) -> Array:
 
 def sticks_given(count: Float[Array, "*batch group"], concentration: Float[Array, "..."]) -> Pair:
     """The Beta posterior of each V, given the number of rows of each group and alpha, or its mean."""
-    after = jnp.cumsum(count[..., ::-1], -1)[..., ::-1]
-    return 1 + count[..., :-1], concentration + after[..., 1:]
+    return 1 + count[..., :-1], concentration + jnp.cumsum(count[..., ::-1], -1)[..., ::-1][..., 1:]
 
 
 def concentration_given(prior: Pair, log_left: Array, is_seen: Any = True) -> Pair:
@@ -310,8 +322,9 @@ def sticks_of(
     def turn(_, at):
         (a, b), _ = at
         sticks = sticks_given(count, jnp.where(jnp.isinf(b), a, a / b))
-        log_left = digamma(sticks[1]) - digamma(sticks[0] + sticks[1])
-        return concentration_given(prior, log_left), sticks
+        return concentration_given(
+            prior, digamma(sticks[1]) - digamma(sticks[0] + sticks[1])
+        ), sticks
 
     start = (tuple(concentration), sticks_given(count, jnp.ones_like(count[..., :1])))
     return lax.fori_loop(0, NUM_ROUNDS, turn, start)
@@ -341,13 +354,16 @@ def factors_of(
     prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, sums.bound.dtype), found.prior)
     upper, one = None, shape.num_features
     if before is not None and before.upper is not None:
-        agrees = agreement(group_messages(found, shape, before), sums, one)
-        upper = _upper(prior.upper, before.upper, agrees)
+        upper = _upper(
+            prior.upper, before.upper, agreement(group_messages(found, shape, before), sums, one)
+        )
     elif log_share is not None:
         upper = _upper_at(prior.upper, log_share, prior.upper)
-    start = prior if before is None else before
-    count = sums.moments[:, :, one, one]
-    concentration, sticks = sticks_of(prior.concentration, count, start.concentration)
+    concentration, sticks = sticks_of(
+        prior.concentration,
+        sums.moments[:, :, one, one],
+        (prior if before is None else before).concentration,
+    )
     sums = gathered(sums, share_of(upper))
     columns, features = blocks_of(found, shape, prior, sums)
     weights, common = _experts(prior, shape, sums, before, is_held)
@@ -368,8 +384,9 @@ def blocks_of(
         )
     )
     width = shape.num_features + 1
-    moments = sums.moments[:, :width, :width]
-    return blocks, gate_posterior(prior.features, moments) if found.features else None
+    return blocks, gate_posterior(
+        prior.features, sums.moments[:, :width, :width]
+    ) if found.features else None
 
 
 def expert_sums(shape: Shape, sums: SufficientSums) -> tuple[Array, Array]:
@@ -392,11 +409,13 @@ def _experts(
 
     def turn(_, at):
         weights = weights_posterior(at[1], moments, products)
-        hold = partial(jnp.where, is_held)
-        return weights, jax.tree.map(hold, at[1], common_posterior(own, weights))
+        return weights, jax.tree.map(
+            partial(jnp.where, is_held), at[1], common_posterior(own, weights)
+        )
 
-    start = (weights_posterior(common, moments, products), common)
-    return lax.fori_loop(0, NUM_ROUNDS, turn, start)
+    return lax.fori_loop(
+        0, NUM_ROUNDS, turn, (weights_posterior(common, moments, products), common)
+    )
 
 
 def divergence(found: Assignment, factors: Factors) -> Array:
@@ -406,8 +425,9 @@ def divergence(found: Assignment, factors: Factors) -> Array:
     if factors.upper is not None:
         concentration, sticks, log_share = factors.upper
         total = total + _stick_divergence(prior.upper, concentration, sticks)
-        log_ratio = log_share - expected_log_weights(sticks)[None, None]
-        total = total + jnp.sum(jnp.exp(log_share) * log_ratio)
+        total = total + jnp.sum(
+            jnp.exp(log_share) * (log_share - expected_log_weights(sticks)[None, None])
+        )
     for block, hyper, own in zip(found.columns, factors.columns, prior.columns, strict=True):
         total = total + block.family.divergence(hyper, own)
     if factors.features is not None:
@@ -420,9 +440,12 @@ def divergence(found: Assignment, factors: Factors) -> Array:
 
 def _stick_divergence(prior: Pair, concentration: Pair, sticks: Pair) -> Array:
     (mean, mean_log), (c1, c0) = gamma_means(concentration), sticks
-    log_left = digamma(c0) - digamma(c1 + c0)
     one = jnp.ones_like(c1)
-    total = jnp.sum(beta_divergence(sticks, (one, one)) - mean_log - (mean - 1) * log_left)
+    total = jnp.sum(
+        beta_divergence(sticks, (one, one))
+        - mean_log
+        - (mean - 1) * (digamma(c0) - digamma(c1 + c0))
+    )
     return total + gamma_divergence(concentration, prior)
 
 

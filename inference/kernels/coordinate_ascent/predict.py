@@ -48,9 +48,14 @@ class Prediction(NamedTuple):
 
 def predict_rows(found: Assignment, factors: Factors, rows: MixtureRows) -> Prediction:
     """The predictions of rows, as if they had not been fitted."""
-    numbers = (rows.features, rows.extras, rows.signs, rows.columns)
     dtype = factors.sticks[0].dtype
-    given = jax.tree.map(lambda part: jnp.asarray(part, dtype), numbers), jnp.asarray(rows.task)
+    given = (
+        jax.tree.map(
+            lambda part: jnp.asarray(part, dtype),
+            (rows.features, rows.extras, rows.signs, rows.columns),
+        ),
+        jnp.asarray(rows.task),
+    )
     # Correlated scores cost more.
     is_joint = np.isnan(rows.features).any(1) & (rows.signs.shape[1] > 1)
     places = [at for at in (np.flatnonzero(~is_joint), np.flatnonzero(is_joint)) if len(at)]
@@ -95,8 +100,9 @@ def _predicted(
         rho = jnp.exp(log_group)
         whole = jnp.where(jnp.isnan(x), rho @ mean, x) if mean.shape[1] else mean[0]
         variance = rho @ (jnp.diagonal(covariance, axis1=1, axis2=2) + (mean - whole[None]) ** 2)
-        deviation = jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0))
-        return Prediction(log_group, log_probability, whole, deviation)
+        return Prediction(
+            log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0))
+        )
 
     return compiled(lambda given: lax.map(of_row, given, batch_size=AT_ONCE), given)(given)
 
@@ -159,16 +165,22 @@ def log_label(
         is_joint: Whether scores may be correlated.
     """
     rest = entries.shape[1] - covariance.shape[1]
-    padded = jnp.pad(covariance, ((0, 0), (0, rest), (0, rest)))
     at = jnp.array(design)
-    seen, spread = entries[:, at], padded[:, at][:, :, at]
+    seen, spread = (
+        entries[:, at],
+        jnp.pad(covariance, ((0, 0), (0, rest), (0, rest)))[:, at][:, :, at],
+    )
     score = jnp.einsum("ckj,kj->kc", weights.mean, seen)
     own = 1 + jnp.einsum("ckij,kij->kc", weights.covariance, spread + outer(seen))
     signs = jnp.broadcast_to(signs[None], score.shape)
     if is_joint and score.shape[1] > 1:
         shared = jnp.einsum("cki,kij,dkj->kcd", weights.mean, spread, weights.mean)
-        identity = jnp.eye(score.shape[1], dtype=score.dtype)[None]
         points = cubature_points(score.shape[1], NUM_POINTS.get(score.shape[1], 256))
-        return log_orthant(score, shared + own[:, None] * identity, signs, points)
+        return log_orthant(
+            score,
+            shared + own[:, None] * jnp.eye(score.shape[1], dtype=score.dtype)[None],
+            signs,
+            points,
+        )
     variance = own + jnp.einsum("cki,kij,ckj->kc", weights.mean, spread, weights.mean)
     return jnp.sum(jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance))), 1)

@@ -97,8 +97,9 @@ def lay_out(
     """The buckets of rows, in the order of the rows or shuffled, the same way each time."""
     is_missing = np.isnan(rows.features)
     count = is_missing.sum(1)
-    ones = np.ones((len(count), 1))
-    entries = np.concatenate([np.where(is_missing, 0, rows.features), ones, rows.extras], 1)
+    entries = np.concatenate(
+        [np.where(is_missing, 0, rows.features), np.ones((len(count), 1)), rows.extras], 1
+    )
     order = np.argsort(~is_missing, axis=1, kind="stable")  # missing entries first
     kinds = np.unique(np.column_stack([rows.task, rows.signs != 0]), axis=0, return_inverse=True)[
         1
@@ -290,13 +291,16 @@ def complete_posterior(message: Message, chunk: RowBucket) -> CompletePosterior:
     u, masks, signs = chunk.entries.T, class_masks(chunk.signs[0]), chunk.signs.T[:, None]
     products = jnp.concatenate([u[i : i + 1] * u[i:] for i in range(len(u))])
     first, second = np.triu_indices(len(u))
-    halves = jnp.where(first == second, -0.5, -1.0).astype(u.dtype)
-    form = (_form(message, masks)[:, first, second] * halves[None]) @ products
+    form = (
+        _form(message, masks)[:, first, second]
+        * jnp.where(first == second, -0.5, -1.0).astype(u.dtype)[None]
+    ) @ products
     log_joint = message.const[:, None] + form + message.columns.T @ chunk.statistics.T
     loc, is_cut = jnp.einsum("cki,ip->ckp", message.answers, u), masks.all[:, None, None]
     cut = one_sided(signs * loc)
-    soft = is_cut * (loc + signs * cut.shift)
-    return CompletePosterior(log_joint + jnp.sum(is_cut * cut.log_mass, 0), soft, products)
+    return CompletePosterior(
+        log_joint + jnp.sum(is_cut * cut.log_mass, 0), is_cut * (loc + signs * cut.shift), products
+    )
 
 
 def _visit_complete(
@@ -311,8 +315,9 @@ def _visit_complete(
     moments = (rho @ found.products.T)[:, pair]
     asked = class_masks(chunk.signs[0]).all[:, None, None, None] * moments[None]
     products = jnp.einsum("ckp,pi->cki", found.soft * rho[None], chunk.entries)
-    bound = jnp.sum(weight * total)
-    return SufficientSums(moments, asked, products, chunk.statistics.T @ rho.T, bound), score
+    return SufficientSums(
+        moments, asked, products, chunk.statistics.T @ rho.T, jnp.sum(weight * total)
+    ), score
 
 
 # Rows with holes, groups last.
@@ -384,8 +389,11 @@ def incomplete_given_soft(
     log_joint = log_joint + holes.gain + is_tied * cut.log_mass
     total = jax.nn.logsumexp(log_joint, axis=1)
     mean = holes.mean + holes.pull * (sign * cut.shift / scale)[:, None]  # 0 beyond the holes
-    rows = jnp.arange(len(u))[:, None]
-    entries = jnp.broadcast_to(u[:, :, None], form.shape).at[rows, chunk.missing].add(mean)
+    entries = (
+        jnp.broadcast_to(u[:, :, None], form.shape)
+        .at[jnp.arange(len(u))[:, None], chunk.missing]
+        .add(mean)
+    )
     blocks, _, width, block, _ = holes.covariance.shape
     g = holes.pull.reshape(blocks, block, width, groups).swapaxes(1, 2)
     lost = (cut.lost / scale**2).reshape(blocks, 1, 1, block, groups)
@@ -428,20 +436,27 @@ def _holes_of_block(
     )
     both = (is_hole.T[:, None] & is_hole.T[None])[..., None]
     own = matrix.reshape(size * size, groups)[_pairs(missing, size)]
-    identity = jnp.eye(width, dtype=own.dtype)[:, :, None, None]
-    covariance, log_det = inverse(jnp.where(both, own, identity), is_unrolled)
+    covariance, log_det = inverse(
+        jnp.where(both, own, jnp.eye(width, dtype=own.dtype)[:, :, None, None]), is_unrolled
+    )
     solved = lambda vectors: jnp.einsum("abpk,pbk->pak", covariance, vectors)
     c = of_holes(slope)
     mean = solved(c)
     constant = (num_missing.astype(own.dtype) * math.log(2 * math.pi))[:, None]
-    gain = (jnp.sum(c * mean, 1) - log_det + constant) / 2
     if experts is None:
         w = pull = jnp.zeros_like(mean)
     else:
         w = of_holes(jnp.broadcast_to(experts[None], slope.shape))
         pull = solved(w)
     score, variance = jnp.sum(w * mean, 1), jnp.sum(w * pull, 1)
-    return _Holes(mean, jnp.where(both, covariance, 0), gain, pull, score, variance)
+    return _Holes(
+        mean,
+        jnp.where(both, covariance, 0),
+        (jnp.sum(c * mean, 1) - log_det + constant) / 2,
+        pull,
+        score,
+        variance,
+    )
 
 
 def _pairs(missing: Array, size: int) -> Array:
@@ -469,8 +484,9 @@ def _swept(matrix: Array) -> tuple[Array, Array]:
         pivot = lax.dynamic_index_in_dim(column, j, 0, keepdims=False)
         unit = (jnp.arange(size) == j).astype(matrix.dtype).reshape(size, *(1,) * (matrix.ndim - 2))
         column = column - unit
-        rest = matrix - column[:, None] * (column / pivot[None])[None]
-        return rest - 2 * unit[:, None] * unit[None], log_det + jnp.log(pivot)
+        return (matrix - column[:, None] * (column / pivot[None])[None]) - 2 * unit[:, None] * unit[
+            None
+        ], log_det + jnp.log(pivot)
 
     negative, log_det = lax.fori_loop(
         0, size, sweep, (matrix, jnp.zeros(matrix.shape[2:], matrix.dtype))
@@ -493,8 +509,9 @@ def _eliminated(matrix: Array) -> tuple[Array, Array]:
     for pivot, step in zip(reversed(pivots), reversed(steps), strict=True):
         y = lax.optimization_barrier(jnp.sum(found * step[None], 1))
         top = jnp.concatenate([(1 / pivot + jnp.sum(step * y, 0))[None], -y])
-        below = jnp.concatenate([-y[:, None], found], 1)
-        found = lax.optimization_barrier(jnp.concatenate([top[None], below]))
+        found = lax.optimization_barrier(
+            jnp.concatenate([top[None], jnp.concatenate([-y[:, None], found], 1)])
+        )
     return found, sum(map(jnp.log, pivots), start=jnp.zeros(matrix.shape[2:], matrix.dtype))
 
 
@@ -520,6 +537,11 @@ def _visit_incomplete(
     moments = jnp.einsum("pik,pjk->kij", weighted, found.entries) + spread.T.reshape(-1, size, size)
     tie = jnp.zeros((size, rho.shape[1]), rho.dtype).at[chunk.missing].add(rho[:, None] * found.tie)
     products = jnp.einsum("pck,pik->cki", soft, weighted) + masks.last[:, None, None] * tie.T[None]
-    asked = masks.all[:, None, None, None] * moments[None]
     bound = jnp.sum(weight * found.norm)
-    return SufficientSums(moments, asked, products, chunk.statistics.T @ rho, bound), score
+    return SufficientSums(
+        moments,
+        masks.all[:, None, None, None] * moments[None],
+        products,
+        chunk.statistics.T @ rho,
+        bound,
+    ), score

@@ -52,8 +52,7 @@ def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 def by_size(group: np.ndarray, num_groups: int) -> np.ndarray:
     """The same groups relabelled, the largest first."""
-    count = np.bincount(group, minlength=num_groups)
-    return np.argsort(np.argsort(-count, kind="stable"))[group]
+    return np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
 
 
 def start_sums(
@@ -140,8 +139,11 @@ def _own_groups(
 ) -> tuple[np.ndarray, np.ndarray]:
     num_tasks, num_own, num_groups = shape
     share, found = np.full(shape, 1 / num_groups), np.zeros_like(group)
-    count = np.bincount(group, minlength=num_groups)[:, None]
-    centres = np.eye(num_groups)[group].T @ points / np.maximum(count, 1)
+    centres = (
+        np.eye(num_groups)[group].T
+        @ points
+        / np.maximum(np.bincount(group, minlength=num_groups)[:, None], 1)
+    )
     for j in range(num_tasks):
         own = np.flatnonzero(task == j)
         kept = np.argsort(-np.bincount(group[own], minlength=num_groups), kind="stable")[:num_own]

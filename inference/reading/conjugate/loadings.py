@@ -97,8 +97,9 @@ def loading_moments(linear: Linear) -> LoadingMoments:
     """The means of (1) under q."""
     shown, identity = linear.shown, jnp.eye(linear.shown.shape[1], dtype=linear.shown.dtype)[None]
     both = outer(shown) * (1 - identity) + shown[:, :, None] * identity  # b is its own square
-    second = linear.covariance + outer(linear.mean)
-    return LoadingMoments(linear.mean, second, *gamma_means(linear.noise), shown, both)
+    return LoadingMoments(
+        linear.mean, linear.covariance + outer(linear.mean), *gamma_means(linear.noise), shown, both
+    )
 
 
 def known_loadings(
@@ -145,16 +146,31 @@ def linear_posterior(
 
     def turn(_, at: Linear) -> Linear:
         noise, weight = gamma_means(at.noise)[0], _weight(prior, gamma_means(at.beta)[0])
-        identity = jnp.eye(weight.shape[1], dtype=weight.dtype)[None]
-        precision = noise[:, None, None] * sums.moments + weight[:, :, None] * identity
+        precision = (
+            noise[:, None, None] * sums.moments
+            + weight[:, :, None] * jnp.eye(weight.shape[1], dtype=weight.dtype)[None]
+        )
         covariance = inverse_of(jnp.linalg.cholesky(precision))
-        weighted = noise[:, None] * sums.products + weight * prior.loc
-        mean = jnp.einsum("pij,pj->pi", covariance, weighted)
-        away = (_variance(covariance) + (mean - prior.loc) ** 2)[:, :-1]
+        mean = jnp.einsum(
+            "pij,pj->pi", covariance, noise[:, None] * sums.products + weight * prior.loc
+        )
         second = jnp.einsum("pij,pij->p", covariance + outer(mean), sums.moments)
-        rest = squares - 2 * jnp.sum(mean * sums.products, 1) + second
-        beta = _after(prior.beta, len(mean) / 2, away.sum(0) / 2)
-        return Linear(mean, covariance, beta, _after(prior.noise, count / 2, rest / 2), at.shown)
+        beta = _after(
+            prior.beta,
+            len(mean) / 2,
+            (_variance(covariance) + (mean - prior.loc) ** 2)[:, :-1].sum(0) / 2,
+        )
+        return Linear(
+            mean,
+            covariance,
+            beta,
+            _after(
+                prior.noise,
+                count / 2,
+                (squares - 2 * jnp.sum(mean * sums.products, 1) + second) / 2,
+            ),
+            at.shown,
+        )
 
     return jax.lax.fori_loop(0, NUM_ROUNDS, turn, before)
 
@@ -177,8 +193,9 @@ def shown_posterior(
 
     def turn(k: Array, shown: Array) -> Array:
         with_others = jnp.einsum("hj,hj->h", moments[:, k], shown) - moments[:, k, k] * shown[:, k]
-        gain = products[:, k] - moments[:, k, k] / 2 - with_others
-        return shown.at[:, k].set(jax.nn.sigmoid(log_odds[:, k] + gain))
+        return shown.at[:, k].set(
+            jax.nn.sigmoid(log_odds[:, k] + (products[:, k] - moments[:, k, k] / 2 - with_others))
+        )
 
     return jax.lax.fori_loop(0, prior.share.shape[1], turn, before)
 
@@ -203,8 +220,9 @@ def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
 
 def _weight(prior: LinearPrior, beta: Array) -> Array:
     """E of the prior precision of each entry [feature, entry]."""
-    betas = jnp.broadcast_to(beta, (len(prior.centre), len(beta)))
-    return jnp.concatenate([betas, prior.centre[:, None]], 1)
+    return jnp.concatenate(
+        [jnp.broadcast_to(beta, (len(prior.centre), len(beta))), prior.centre[:, None]], 1
+    )
 
 
 def _after(prior: Pair, concentration: Array | float, rate: Array) -> Pair:

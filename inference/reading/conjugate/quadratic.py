@@ -91,17 +91,20 @@ def gate_expected(hyper: WishartHyper) -> Form:
 def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
     """E of the precision and of its log determinant; `root` is the Cholesky factor of the rate."""
     nu, size = hyper.concentration, hyper.loc.shape[-1]
-    halves = (nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2
-    log_det = digamma(halves).sum(-1) + size * math.log(2) - 2 * half_log_det(root)
+    log_det = (
+        digamma((nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2).sum(-1)
+        + size * math.log(2)
+        - 2 * half_log_det(root)
+    )
     return nu[:, None, None] * inverse_of(root), log_det
 
 
 def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
-    corner = jnp.zeros_like(square)[:, None, None]
-    above = jnp.concatenate([precision, -weighted[:, :, None]], 2)
-    below = jnp.concatenate([-weighted[:, None, :], corner], 2)
+    below = jnp.concatenate([-weighted[:, None, :], jnp.zeros_like(square)[:, None, None]], 2)
     const = (log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2
-    return Form(const, jnp.concatenate([above, below], 1))
+    return Form(
+        const, jnp.concatenate([jnp.concatenate([precision, -weighted[:, :, None]], 2), below], 1)
+    )
 
 
 def gate_posterior(prior: WishartHyper, moments: Float[Array, "group entry entry"]) -> WishartHyper:
@@ -122,13 +125,21 @@ def gate_divergence(hyper: WishartHyper, prior: WishartHyper) -> Array:
     log_z = lambda nu, root: (
         nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * half_log_det(root)
     )
-    trace = jnp.einsum("kij,kij->k", prior.rate, precision)
     wishart = (
-        (nu - nu0) / 2 * log_det - (nu * size - trace) / 2 - log_z(nu, root) + log_z(nu0, root0)
+        (nu - nu0) / 2 * log_det
+        - (nu * size - jnp.einsum("kij,kij->k", prior.rate, precision)) / 2
+        - log_z(nu, root)
+        + log_z(nu0, root0)
     )
     delta, ratio = hyper.loc - prior.loc, prior.kappa / hyper.kappa
-    distance = jnp.einsum("ki,kij,kj->k", delta, precision, delta)
-    return jnp.sum(wishart + (size * (ratio - 1 - jnp.log(ratio)) + prior.kappa * distance) / 2)
+    return jnp.sum(
+        wishart
+        + (
+            size * (ratio - 1 - jnp.log(ratio))
+            + prior.kappa * jnp.einsum("ki,kij,kj->k", delta, precision, delta)
+        )
+        / 2
+    )
 
 
 # Probit experts. All arrays begin with the class whose soft label an expert predicts.
@@ -193,8 +204,14 @@ def weights_log_density(
     """log q(w) of `weights_posterior`, whose covariance is not computed."""
     root, weighted = _weights_root(common, moments, products)
     loc = solve_triangular(root, weighted[..., None], lower=True)[..., 0]
-    gap = jnp.einsum("ckij,cki->ckj", root, w) - loc
-    return half_log_det(root) - (jnp.sum(gap**2, -1) + w.shape[-1] * math.log(2 * math.pi)) / 2
+    return (
+        half_log_det(root)
+        - (
+            jnp.sum((jnp.einsum("ckij,cki->ckj", root, w) - loc) ** 2, -1)
+            + w.shape[-1] * math.log(2 * math.pi)
+        )
+        / 2
+    )
 
 
 def common_posterior(
@@ -211,19 +228,23 @@ def common_posterior(
     seen = is_seen[..., None].astype(weights.mean.dtype)
     num, is_free, is_known = seen.sum(1), jnp.isfinite(prior.gamma), jnp.isinf(prior.rate)
     gamma, gamma0 = prior.gamma + num, jnp.where(is_free, prior.gamma, 0)
-    total = (seen * weights.mean).sum(1)
-    mean = (gamma0 * prior.loc + total) / jnp.where(is_free, gamma, 1)
+    mean = (gamma0 * prior.loc + (seen * weights.mean).sum(1)) / jnp.where(is_free, gamma, 1)
     loc = jnp.where(is_free, mean, prior.loc)
-    from_prior = jnp.where(is_free, gamma0 * (loc - prior.loc) ** 2, 0)
-    rate = prior.rate + ((seen * _squares(weights, loc)).sum(1) + from_prior) / 2
+    rate = (
+        prior.rate
+        + (
+            (seen * _squares(weights, loc)).sum(1)
+            + jnp.where(is_free, gamma0 * (loc - prior.loc) ** 2, 0)
+        )
+        / 2
+    )
     concentration = jnp.where(is_known, prior.concentration, prior.concentration + num / 2)
     return Common(loc, gamma, concentration, rate)
 
 
 def _squares(weights: Weights, loc: Array) -> Array:
     """E (w - loc)^2 [class, group, weight]."""
-    variance = jnp.diagonal(weights.covariance, axis1=-2, axis2=-1)
-    return variance + (weights.mean - loc[:, None]) ** 2
+    return jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
 
 
 def weights_term(common: Common, weights: Weights) -> Array:
@@ -239,8 +260,9 @@ def weights_term(common: Common, weights: Weights) -> Array:
 def common_divergence(common: Common, prior: Common) -> Array:
     """KL(q(zeta, lambda) | prior), summed."""
     is_free = jnp.isfinite(prior.gamma)
-    gamma0 = jnp.where(is_free, prior.gamma, 0)
     ratio = jnp.where(is_free, prior.gamma, 1) / jnp.where(is_free, common.gamma, 1)
-    distance = gamma0 * precision_of(common) * (common.loc - prior.loc) ** 2
+    distance = (
+        jnp.where(is_free, prior.gamma, 0) * precision_of(common) * (common.loc - prior.loc) ** 2
+    )
     of_zeta = jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2
     return jnp.sum(of_zeta + gamma_divergence(common[2:], prior[2:]))

@@ -95,8 +95,9 @@ def read_assignment(program: Program) -> Assignment:
     )
     of_rows = {z, upper.site if upper else z, holes}
     columns, features = _blocks(few, z, of_rows, holes)
-    experts = _experts(few, z, of_rows)
-    found = Assignment(few, z, sticks, concentration, upper, columns, features, holes, experts)
+    found = Assignment(
+        few, z, sticks, concentration, upper, columns, features, holes, _experts(few, z, of_rows)
+    )
     for name in (*few.latent, *few.observed, *few.factors):
         require(
             name in found.known,
@@ -217,12 +218,13 @@ def _blocks(
 
 def _block(few: Program, of_rows: set[str | None], site: str) -> ConjugateBlock:
     groups = sorted(few.parents[site] - of_rows, key=few.latent.index)
-    kinds = {name: few.sites[name].family for name in groups}
     hint = (
         "Labels need soft labels, Normal sites of variance 1, of which they are the signs. "
         f"{WAY_OUT}"
     )
-    priors, family = pair_of(site, kinds, few.sites[site].family, hint)
+    priors, family = pair_of(
+        site, {name: few.sites[name].family for name in groups}, few.sites[site].family, hint
+    )
     require(
         isinstance(family, Columns | NormalWishart),
         f"site {site!r}: its pair in the table has no mean-field posterior; wanted the methods "
@@ -383,8 +385,9 @@ def _role(found: Assignment, site: str) -> str:
     roles = {}
     for block in found.blocks:
         priors = ", ".join(map(repr, block.priors))
-        role = f"{priors} -> {block.family.likelihood} of {found.z!r}"
-        roles |= dict.fromkeys((block.site, *block.priors), role)
+        roles |= dict.fromkeys(
+            (block.site, *block.priors), f"{priors} -> {block.family.likelihood} of {found.z!r}"
+        )
     for level in found.levels:
         roles[level.site] = "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1"
         roles[level.sticks] = "Beta(1, alpha)"
@@ -414,8 +417,11 @@ def gaps(
         # Half of the soft labels have the sign that the label wants; others may have the wrong one.
         soft = values[found.experts.soft]
         signs = jnp.asarray(rows.signs.T, soft.dtype).reshape(soft.shape)
-        right = jnp.where(signs == 0, soft, signs * jnp.abs(soft))
-        values[found.experts.soft] = jnp.where(jnp.arange(soft.shape[-1]) % 2 == 0, right, soft)
+        values[found.experts.soft] = jnp.where(
+            jnp.arange(soft.shape[-1]) % 2 == 0,
+            jnp.where(signs == 0, soft, signs * jnp.abs(soft)),
+            soft,
+        )
     labels = found.experts[:2] if found.experts else ()
     by_row = {block.site for block in found.blocks} | {level.site for level in found.levels}
     each = program.log_probs(values)
@@ -440,8 +446,9 @@ def gaps(
         form = gate_natural(*found.features.family.precision_and_loc(parameters))
         x, const = u[:, : rows.features.shape[1] + 1], form.const[group]
         terms = x[:, :, None] * form.matrix[group] * x[:, None] / 2
-        size = jnp.abs(const) + jnp.abs(terms).sum((1, 2))
-        read[found.features.site] = SizedTerm(const - terms.sum((1, 2)), size)
+        read[found.features.site] = SizedTerm(
+            const - terms.sum((1, 2)), jnp.abs(const) + jnp.abs(terms).sum((1, 2))
+        )
         read |= _of_priors(found.features, prior.features, parameters, model)
     if found.experts and prior.experts:
         read |= _of_experts(found.experts, rows, prior.experts, values, u, group)
@@ -466,10 +473,11 @@ def _of_level(level: StickLevel, prior: Any, values: Any, row: Any) -> dict[str,
     """The terms of a level; `row` says which row of the sticks draws each index."""
     V, name = values[level.sticks], level.concentration
     alpha = values[name] if name else prior[0]
-    weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
     of_sticks = jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))
     read = {
-        level.site: SizedTerm(weights[row, values[level.site]]),
+        level.site: SizedTerm(
+            jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))[row, values[level.site]]
+        ),
         level.sticks: SizedTerm(of_sticks),
     }
     return read | ({name: SizedTerm(_log_gamma(alpha, *prior))} if name else {})
@@ -480,8 +488,9 @@ def _entries(found: Assignment, rows: MixtureRows, values: Any) -> Array:
     features = jnp.asarray(rows.features, float)
     if found.holes:
         features = features.at[tuple(rows.holes.T)].set(values[found.holes])
-    one = jnp.ones((len(features), 1))
-    return jnp.concatenate([features, one, jnp.asarray(rows.extras, float)], 1)
+    return jnp.concatenate(
+        [features, jnp.ones((len(features), 1)), jnp.asarray(rows.extras, float)], 1
+    )
 
 
 def _of_priors(
@@ -510,8 +519,7 @@ def _of_experts(
         weights: SizedTerm(jnp.sum(_log_normal(w, centre[:, None], common[:, None]))),
     }
     if precision:
-        of_precision = _log_gamma(common, prior.concentration, prior.rate)
-        read[precision] = SizedTerm(jnp.sum(of_precision))
+        read[precision] = SizedTerm(jnp.sum(_log_gamma(common, prior.concentration, prior.rate)))
     if loc:
         read[loc] = SizedTerm(jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common)))
     return read

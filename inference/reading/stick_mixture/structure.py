@@ -198,8 +198,9 @@ class Assignment:
         """
         if self.upper is None:
             return None
-        dtype = values[self.sticks].dtype
-        return jax.nn.one_hot(values[self.upper.site], self.num_groups, dtype=dtype)
+        return jax.nn.one_hot(
+            values[self.upper.site], self.num_groups, dtype=values[self.sticks].dtype
+        )
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> Prior:
         """The numbers of the priors, as the model has them at these values of the latent sites."""
@@ -208,13 +209,18 @@ class Assignment:
 
         def concentration(level: StickLevel) -> tuple[Array, ...]:
             name = level.concentration
-            known = (jnp.ravel(fn(level.sticks).concentration0)[0], jnp.inf)
-            pair = (fn(name).concentration, fn(name).rate) if name else known
+            pair = (
+                (fn(name).concentration, fn(name).rate)
+                if name
+                else (jnp.ravel(fn(level.sticks).concentration0)[0], jnp.inf)
+            )
             return tuple(jnp.asarray(number, float) for number in pair)
 
         def hyper(block: ConjugateBlock) -> Any:
-            fns = tuple(fn(name) for name in block.priors)
-            found = block.family.read(fns, tuple(values[name] for name in block.priors))
+            found = block.family.read(
+                tuple(fn(name) for name in block.priors),
+                tuple(values[name] for name in block.priors),
+            )
             return jax.tree.map(lambda leaf: self.by_column(leaf, block), found)
 
         return Prior(
@@ -251,8 +257,9 @@ def _experts_prior(experts: Experts, fn: Any, values: Mapping[str, Array]) -> Co
     of_site = lambda number, name: jnp.broadcast_to(number, values[name].shape)
     common = lambda number: with_class_axis(of_site(number, weights), 3)[:, 0]
     of = lambda number, name: with_class_axis(of_site(number, name), 2)
-    known = common(fn(weights).scale) ** -2
-    value = with_class_axis(values[precision], 2) if precision else known
+    value = (
+        with_class_axis(values[precision], 2) if precision else (common(fn(weights).scale) ** -2)
+    )
     return Common(
         of(fn(loc).loc, loc) if loc else common(fn(weights).loc),
         of(fn(loc).scale, loc) ** -2 / value if loc else infinite,
@@ -300,9 +307,16 @@ def _rows_of(found: Assignment, program: Program) -> MixtureRows:
     found = _with_holes(found, program)
     start = found.start(program, 0)
     code = once(lambda start: _coded(found, program, program.constrain(start)), start)
-    holes = _places(found, features, jax.device_get(code(start)))
     whole = tuple(map(np.concatenate, zip(*blocks, strict=True)))
-    return MixtureRows(features, holes, whole, extras, parts[0].design, signs, task)
+    return MixtureRows(
+        features,
+        _places(found, features, jax.device_get(code(start))),
+        whole,
+        extras,
+        parts[0].design,
+        signs,
+        task,
+    )
 
 
 def _with_holes(found: Assignment, program: Program) -> Assignment:
@@ -319,13 +333,20 @@ def _rows_at_once(found: Assignment, program: Program) -> MixtureRows:
     num_rows = program.sites[found.z].shape[0]
     nothing = np.zeros((num_rows, 0))
     features = seen.get("features", nothing)
-    holes = _places(found, features, seen["coded"])
     task = _tasks(found, seen) if "sticks" in seen else np.zeros(num_rows, np.int32)
     extras, design, signs = nothing, (), nothing
     if found.experts:
         extras, design = _design(found.experts, seen, features.shape[1])
         signs = _signs(found.experts, seen)
-    return MixtureRows(features, holes, tuple(seen["columns"]), extras, design, signs, task)
+    return MixtureRows(
+        features,
+        _places(found, features, seen["coded"]),
+        tuple(seen["columns"]),
+        extras,
+        design,
+        signs,
+        task,
+    )
 
 
 def _look(
@@ -377,8 +398,9 @@ def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
     """The task of each row: the row of sticks whose weights are the probabilities of its group."""
     weights = np.exp(log_sticks(np.log(seen["sticks"]), np.log1p(-seen["sticks"])))
     first = np.argsort(weights[:, 0])
-    between = (weights[first[1:], 0] + weights[first[:-1], 0]) / 2
-    task = first[np.searchsorted(between, seen["weights"][:, 0])].astype(np.int32)
+    task = first[
+        np.searchsorted((weights[first[1:], 0] + weights[first[:-1], 0]) / 2, seen["weights"][:, 0])
+    ].astype(np.int32)
     row = np.argmax(abs(weights[task] - seen["weights"]).max(1))
     require(
         np.allclose(weights[task], seen["weights"], atol=1e-5),
@@ -402,11 +424,15 @@ def _seen_by_experts(
 
     def loc(unit: Array) -> Array:
         trace = at({**fill, experts.weights: jnp.broadcast_to(unit, weights.shape)})
-        fn = unwrap(trace[experts.soft]["fn"])
-        return with_class_axis(jnp.broadcast_to(fn.loc, values[experts.soft].shape), 2)
+        return with_class_axis(
+            jnp.broadcast_to(unwrap(trace[experts.soft]["fn"]).loc, values[experts.soft].shape), 2
+        )
 
-    nothing = jnp.zeros((values[found.z].shape[0], 0))
-    filled = at(fill)[found.features.site]["value"] if found.features else nothing
+    filled = (
+        at(fill)[found.features.site]["value"]
+        if found.features
+        else jnp.zeros((values[found.z].shape[0], 0))
+    )
     return filled, jax.lax.map(loc, jnp.eye(weights.shape[-1], dtype=weights.dtype))
 
 
@@ -439,8 +465,9 @@ def _design(
             )
             design.append(num_features + 1 + len(extras))
             extras.append(first[0])
-    nothing = np.zeros((seen["design"][0].shape[-1], 0))
-    return np.stack(extras, 1) if extras else nothing, tuple(design)
+    return np.stack(extras, 1) if extras else np.zeros((seen["design"][0].shape[-1], 0)), tuple(
+        design
+    )
 
 
 def _equal(one: np.ndarray, other: Any) -> np.ndarray:
@@ -464,8 +491,9 @@ def _tried_labels(experts: Experts, at: Any, values: Mapping[str, Array]) -> dic
     try_case = lambda case: is_possible(jnp.broadcast_to(case[:, None], (answers, shape[-1])))
     tried = jax.lax.map(try_case, cases)
     start = cases[jnp.argmax(tried, 0)].T
-    flip = 1 - 2 * jnp.eye(answers, dtype=dtype)
-    changed = jax.lax.map(lambda signs: is_possible(start * signs[:, None]), flip)
+    changed = jax.lax.map(
+        lambda signs: is_possible(start * signs[:, None]), 1 - 2 * jnp.eye(answers, dtype=dtype)
+    )
     return {"tried": tried, "start": start, "changed": changed}
 
 
