@@ -266,7 +266,7 @@ def _behind(few: Program, name: str, family: str, shape: tuple[int, ...]) -> str
 
 
 def _refuse_other_children(few: Program, linked: Linked) -> None:
-    """Only the features may depend on the loadings and the sites beside them."""
+    # Only the features may depend on the loadings and the sites beside them.
     for name, parents in few.parents.items():
         allowed = name in (linked.site, *linked.latent) or few.sites[name].kind == "deterministic"
         shared = sorted(parents & set(linked.latent))
@@ -278,7 +278,6 @@ def _refuse_other_children(few: Program, linked: Linked) -> None:
 
 
 def _constants(few: Program, linked: Linked) -> dict[str, np.ndarray]:
-    """Some values of the sites between factors and features."""
     found = {}
     for name in linked.latent:
         site = few.sites[name]
@@ -316,7 +315,6 @@ def _given_scores(program: Program, linked: Linked, values: Mapping[str, Any]) -
 
 
 def _proved(found: FactorMixture, program: Program) -> LinearPrior:
-    """The numbers of the priors, once every identity holds on the rows of a program."""
     x = found.rows(program).features
     refusal = lambda site, missed: (
         f"site {site!r} ({program.sites[site].family}): read as part of Normal features that are "
@@ -334,7 +332,7 @@ def _proved(found: FactorMixture, program: Program) -> LinearPrior:
 def _compared(
     found: FactorMixture, program: Program, x: np.ndarray, first: Any, second: Any, size: Magnitude
 ) -> tuple[dict[str, Array], LinearPrior]:
-    """The gaps at the second start, given the numbers of the priors at the first; and these."""
+    # The gaps at the second start, given the numbers of the priors at the first; and these.
     prior = found.prior_at(program, program.constrain(first))
     return _gaps(
         found, program, prior, jnp.asarray(x, float), at_magnitude(program, second, size)
@@ -344,9 +342,6 @@ def _compared(
 def _gaps(
     found: FactorMixture, program: Program, prior: LinearPrior, x: Array, values: dict[str, Array]
 ) -> dict[str, Array]:
-    """How far each site's log probability in the model is from what was read; for the features in
-    the worst row.
-    """
     linked, each = found.linked, program.log_probs(values)
     site, scores, loadings, beta_site, centre_site, noise_site, shown_site, share_site = linked
     at = lambda name, known: values[name] if name else known

@@ -145,7 +145,7 @@ class FactorAscent:
     def _started(
         self, sums: SufficientSums, linear_sums: LinearSums, data: FactorData
     ) -> tuple[Factors, Linear]:
-        """The loadings start with noise and precisions of 1 where they are not known."""
+        # The loadings start with noise and precisions of 1 where they are not known.
         linked, prior = self.found.linked, self.prior
         or_one = lambda part, rate: jnp.where(jnp.isinf(rate), part, 1.0)
         known = lambda pair: (or_one(pair[0], pair[1]), or_one(pair[1], pair[1]))
@@ -176,7 +176,6 @@ class FactorAscent:
         return state._replace(linear=linear, elbo=elbo, gain=elbo - before)
 
     def _swept(self, state: FactorState, data: FactorData, summary: Any) -> tuple[Any, FactorState]:
-        """The sums of `summary`, and q after an update of groups and experts."""
         given, linear = self.found.given, state.linear
         (sums, own), score = sum_chunks(
             factor_message(self.found, self.shape, state.factors),
@@ -291,7 +290,7 @@ def _start_sums(
 
 
 def _components(x: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
-    """Principal component scores of variance 1; noise where there are fewer components."""
+    # Principal component scores of variance 1; noise where there are fewer components.
     left, values, _ = np.linalg.svd(x, full_matrices=False)
     kept = values[:num] > 1e-8 * max(values[0], 1e-300)
     scores = rng.normal(size=(len(x), num))
@@ -380,7 +379,7 @@ def _predict(
     noise = jnp.where(is_known, 1 / concentration, jnp.where(is_known, 1, noise_rate) / free)
 
     def of_chunk(chunk: FactorChunks) -> Prediction:
-        """Mean and deviation of all features, those that are seen as well."""
+        # Mean and deviation of all features, those that are seen as well.
         unlabelled = chunk._replace(signs=chunk.signs[:, :0])
         no_labels = jnp.zeros((*unlabelled.signs.shape, len(const)), const.dtype)
         given = group_conditional(message, moments, unlabelled, no_labels)

@@ -205,7 +205,7 @@ def message_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> 
 
 
 def _place(shape: Shape, dtype: Any) -> Array:
-    """[weight, entry]: 1 where the weight multiplies the entry."""
+    # [weight, entry]: 1 where the weight multiplies the entry.
     return jnp.eye(shape.num_entries, dtype=dtype)[jnp.array(shape.design, int)]
 
 
@@ -398,7 +398,6 @@ def expert_sums(shape: Shape, sums: SufficientSums) -> tuple[Array, Array]:
 def _experts(
     prior: Prior, shape: Shape, sums: SufficientSums, before: Factors | None, is_held: Any
 ) -> tuple[Weights | None, Common | None]:
-    """q(w) and q(zeta, lambda), each given the other in turn."""
     own = prior.experts
     if own is None:
         return None, None

@@ -125,7 +125,7 @@ def lay_out(
 
 
 def _places(groups: list[np.ndarray], longest: int, num_rows: int) -> np.ndarray:
-    """Row numbers [chunk, place], each chunk of one group."""
+    # Row numbers [chunk, place], each chunk of one group.
     size = max(map(len, groups))
     # Code for chunks of the longest size takes long to compile: not for fewer than 500 rows.
     longest = longest if size >= 500 else max(longest // 2, 1)
@@ -460,7 +460,7 @@ def _holes_of_block(
 
 
 def _pairs(missing: Array, size: int) -> Array:
-    """Where each pair of missing entries is in a flattened matrix [hole, hole, place]."""
+    # Where each pair of missing entries is in a flattened matrix [hole, hole, place].
     return missing.T[:, None] * size + missing.T[None]
 
 

@@ -219,7 +219,7 @@ def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
 
 
 def _weight(prior: LinearPrior, beta: Array) -> Array:
-    """E of the prior precision of each entry [feature, entry]."""
+    # E of the prior precision of each entry [feature, entry].
     return jnp.concatenate(
         [jnp.broadcast_to(beta, (len(prior.centre), len(beta))), prior.centre[:, None]], 1
     )

@@ -243,7 +243,7 @@ def common_posterior(
 
 
 def _squares(weights: Weights, loc: Array) -> Array:
-    """E (w - loc)^2 [class, group, weight]."""
+    # E (w - loc)^2 [class, group, weight].
     return jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
 
 

@@ -160,7 +160,6 @@ def _level(few: Program, site: str) -> StickLevel:
 
 
 def _upper(few: Program, z: str) -> StickLevel | None:
-    """The level of the shared groups that the groups of tasks are under."""
     found = [name for name in _indices(few) if name != z]
     if not found:
         return None
@@ -194,7 +193,6 @@ def _holes(few: Program) -> str | None:
 def _blocks(
     few: Program, z: str, of_rows: set[str | None], holes: str | None
 ) -> tuple[tuple[ConjugateBlock, ...], ConjugateBlock | None]:
-    """The blocks of columns, and the one of the features."""
     found = [_block(few, of_rows, name) for name in few.observed if z in few.parents[name]]
     features = [block for block in found if isinstance(block.family, NormalWishart)]
     require(
@@ -270,7 +268,7 @@ def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:
 
 
 def _refuse_other_children(found: Assignment) -> None:
-    """Only the sites of its own block may depend on a parameter."""
+    # Only the sites of its own block may depend on a parameter.
     few = found.few
     allowed: dict[str | None, set[str | None]] = {}
     for block in found.blocks:
@@ -290,7 +288,7 @@ def _refuse_other_children(found: Assignment) -> None:
 
 
 def _refuse_shared(found: Assignment) -> None:
-    """Each group, column and weight must have parameters of its own."""
+    # Each group, column and weight must have parameters of its own.
     few, wanted = found.few, {}
     shape_of = lambda name: few.sites[name].shape
     for block in found.columns:
@@ -339,7 +337,6 @@ def many_rows(program: Program, z: str, size: int) -> Program:
 
 
 def _proved_prior(found: Assignment, program: Program) -> Prior:
-    """The numbers of the priors, once every identity holds on the rows of a program."""
     rows = found.rows(program)
 
     def refusal(site: str, missed: float) -> str:
@@ -367,7 +364,7 @@ def _compared(
     second: Any,
     size: Magnitude,
 ) -> tuple[dict[str, Array], Prior]:
-    """The gaps at the second start, given the numbers of the priors at the first; and these."""
+    # The gaps at the second start, given the numbers of the priors at the first; and these.
     prior = found.prior_at(program, program.constrain(first))
     return gaps(found, program, rows, prior, at_magnitude(program, second, size)), prior
 
@@ -470,7 +467,7 @@ def row_sums(term: Array, num_rows: int) -> Array:
 
 
 def _of_level(level: StickLevel, prior: Any, values: Any, row: Any) -> dict[str, SizedTerm]:
-    """The terms of a level; `row` says which row of the sticks draws each index."""
+    # The terms of a level; `row` says which row of the sticks draws each index.
     V, name = values[level.sticks], level.concentration
     alpha = values[name] if name else prior[0]
     of_sticks = jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))
@@ -484,7 +481,7 @@ def _of_level(level: StickLevel, prior: Any, values: Any, row: Any) -> dict[str,
 
 
 def _entries(found: Assignment, rows: MixtureRows, values: Any) -> Array:
-    """u = (features, 1, extras) of each row, with missing entries at `values`."""
+    # u = (features, 1, extras) of each row, with missing entries at `values`.
     features = jnp.asarray(rows.features, float)
     if found.holes:
         features = features.at[tuple(rows.holes.T)].set(values[found.holes])

@@ -291,7 +291,7 @@ def with_class_axis(value: Array, ndim: int) -> Array:
 
 
 def _rows_of(found: Assignment, program: Program) -> MixtureRows:
-    """Reads many rows in parts, because a reading makes several copies of them."""
+    # Reads many rows in parts, because a reading makes several copies of them.
     num_rows = program.sites[found.z].shape[0]
     if num_rows <= AT_ONCE:
         return _rows_at_once(found, program)
@@ -320,7 +320,7 @@ def _rows_of(found: Assignment, program: Program) -> MixtureRows:
 
 
 def _with_holes(found: Assignment, program: Program) -> Assignment:
-    """The assignment as it is on the rows of a program, of which none or some may have holes."""
+    # The assignment as it is on the rows of a program, of which none or some may have holes.
     holes = (name for name in program.latent if program.sites[name].family == "ImproperUniform")
     return replace(found, holes=next(holes, None))
 
@@ -352,7 +352,6 @@ def _rows_at_once(found: Assignment, program: Program) -> MixtureRows:
 def _look(
     found: Assignment, program: Program, values: dict[str, Array], other: dict[str, Array]
 ) -> dict[str, Any]:
-    """What the model shows at several values of its latent sites."""
     at = lambda changes: program.trace({**values, **changes})
     seen: dict[str, Any] = {"coded": _coded(found, program, values)}
     holes = found.holes
@@ -373,7 +372,7 @@ def _look(
 
 
 def _coded(found: Assignment, program: Program, values: dict[str, Array]) -> Array | None:
-    """The features, with the number of each missing entry in its place."""
+    # The features, with the number of each missing entry in its place.
     if not found.holes or not found.features:
         return None
     numbers = jnp.arange(len(values[found.holes]), dtype=values[found.holes].dtype)
@@ -381,7 +380,6 @@ def _coded(found: Assignment, program: Program, values: dict[str, Array]) -> Arr
 
 
 def _places(found: Assignment, features: np.ndarray, coded: np.ndarray | None) -> np.ndarray:
-    """Where each missing entry is."""
     if coded is None:
         return np.zeros((0, 2), int)
     places = np.argwhere(np.isnan(features))
@@ -471,7 +469,7 @@ def _design(
 
 
 def _equal(one: np.ndarray, other: Any) -> np.ndarray:
-    """Equality up to rounding, in any units."""
+    # Equality up to rounding, in any units.
     # Whole numbers are features too.
     return np.isclose(one, other, rtol=100 * np.finfo(np.result_type(one, np.float32)).eps, atol=0)
 
