@@ -307,8 +307,11 @@ class GivenScores:
 
 
 def _given_scores(program: Program, linked: Linked, values: Mapping[str, Any]) -> Program:
-    scores = np.random.default_rng(0).normal(size=program.sites[linked.scores].shape)
-    return Program(GivenScores(program.model, linked, values), scores, **program.arguments)
+    return Program(
+        GivenScores(program.model, linked, values),
+        np.random.default_rng(0).normal(size=program.sites[linked.scores].shape),
+        **program.arguments,
+    )
 
 
 # The proof.

@@ -158,7 +158,6 @@ def factor_posterior(
     moved = sign * truncated.shift * scale
     mean = given.mean + given.pull * (moved / given.variance)[..., None]
     lost = jnp.where(sign == 0, 0, truncated.lost)
-    covariance = given.covariance - outer(given.pull) * (lost / given.variance)[..., None, None]
     whole = jnp.concatenate([mean, jnp.ones_like(mean[..., :1])], -1)
     score = jnp.einsum("nhi,chi->nch", whole, message.answers)
     others = soft_labels(score, (chunk.signs * (1 - given.last))[..., None])[0]
@@ -169,7 +168,9 @@ def factor_posterior(
     return FactorPosterior(
         given.log_joint - bound[:, None],
         whole,
-        outer(whole).at[..., :-1, :-1].add(covariance),
+        outer(whole)
+        .at[..., :-1, :-1]
+        .add(given.covariance - outer(given.pull) * (lost / given.variance)[..., None, None]),
         products,
         score,
         bound,
@@ -192,9 +193,9 @@ def loading_sums(
     """
     size = found.mean.shape[-1]
     each = jnp.einsum("nh,hij,nhij->nij", rho, moments.both, found.second).reshape(-1, size * size)
-    both = (chunk.seen.T @ each).reshape(-1, size, size)
     return LinearSums(
-        both, (chunk.seen * chunk.x).T @ jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, found.mean)
+        (chunk.seen.T @ each).reshape(-1, size, size),
+        (chunk.seen * chunk.x).T @ jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, found.mean),
     )
 
 
@@ -245,10 +246,11 @@ def sum_chunks(
         return (sums, summary(moments, chunk, found, rho)), found.score
 
     first = jax.eval_shape(visit, *jax.tree.map(lambda leaf: leaf[0], (chunks, score)))[0]
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
 
     def add(total: Any, part: tuple[FactorChunks, Array]) -> tuple[Any, Array]:
         sums, score = visit(*part)
         return jax.tree.map(jnp.add, total, sums), score
 
-    return lax.scan(add, zero, (chunks, score))
+    return lax.scan(
+        add, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first), (chunks, score)
+    )

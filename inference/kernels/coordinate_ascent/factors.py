@@ -129,8 +129,12 @@ class FactorAscent:
         data = FactorData(
             _chunks(rows, found, size + 1), *(jnp.asarray(part, float) for part in sums)
         )
-        prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
-        return cls(found, prior, rows, Shape(size, size + 1, rows.design, ())), data
+        return cls(
+            found,
+            jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior),
+            rows,
+            Shape(size, size + 1, rows.design, ()),
+        ), data
 
     def start(self, rng: np.random.Generator, init: str, data: FactorData) -> FactorState:
         """q after the updates that groups and principal components imply."""
@@ -138,9 +142,15 @@ class FactorAscent:
         given = (sums, linear_sums, data)
         factors, linear = compiled(self._started, *given)(*given)
         signs = data.chunks.signs[..., None]
-        score = jnp.broadcast_to(signs, (*signs.shape[:-1], self.found.given.num_own))
         infinite = jnp.asarray(jnp.inf, float)
-        return FactorState(factors, linear, score, sums.moments[0, :, -1, -1], -infinite, infinite)
+        return FactorState(
+            factors,
+            linear,
+            jnp.broadcast_to(signs, (*signs.shape[:-1], self.found.given.num_own)),
+            sums.moments[0, :, -1, -1],
+            -infinite,
+            infinite,
+        )
 
     def _started(
         self, sums: SufficientSums, linear_sums: LinearSums, data: FactorData
@@ -171,9 +181,12 @@ class FactorAscent:
             shown = shown_posterior(self.prior, state.linear.shown, moments, products)
             state, elbo = state._replace(linear=state.linear._replace(shown=shown)), state.elbo
         sums, state = self._swept(state, data, loading_sums)
-        linear = linear_posterior(self.prior, state.linear, sums, data.count, data.squares)
         elbo = state.elbo if elbo is None else elbo
-        return state._replace(linear=linear, elbo=elbo, gain=elbo - before)
+        return state._replace(
+            linear=linear_posterior(self.prior, state.linear, sums, data.count, data.squares),
+            elbo=elbo,
+            gain=elbo - before,
+        )
 
     def _swept(self, state: FactorState, data: FactorData, summary: Any) -> tuple[Any, FactorState]:
         given, linear = self.found.given, state.linear

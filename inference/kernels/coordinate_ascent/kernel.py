@@ -133,7 +133,6 @@ class MixtureAscent:
         rows = found.rows(program)
         statistics, log_base = statistics_of(found, rows)
         dtype = dtype or str(jnp.result_type(float))
-        buckets = lay_out(rows, statistics, dtype, shuffled=batch_size is not None)
         reading = cls(
             found,
             rows,
@@ -143,7 +142,10 @@ class MixtureAscent:
             batch_size,
             forgetting,
         )
-        return reading, AscentData(buckets, jnp.asarray(log_base.sum(), float))
+        return reading, AscentData(
+            lay_out(rows, statistics, dtype, shuffled=batch_size is not None),
+            jnp.asarray(log_base.sum(), float),
+        )
 
     def start(self, rng: np.random.Generator, init: str, data: AscentData) -> AscentState:
         """q after the updates that the groups of a start imply."""
@@ -311,8 +313,10 @@ class CoordinateAscent(Algorithm):
             return starts[0]
         turn = lambda data: lambda i, at: reading.moved(random.fold_in(rng_key, i), at, data)
         advance = lambda state, data: jax.lax.fori_loop(0, NUM_TRIAL, turn(data), state)
-        ends = [compiled(advance, start, data)(start, data) for start in starts]
-        return max(ends, key=lambda state: float(state.elbo))
+        return max(
+            [compiled(advance, start, data)(start, data) for start in starts],
+            key=lambda state: float(state.elbo),
+        )
 
     def step(
         self, rng_key: Array, state: Any, reading: Ascent, data: Any

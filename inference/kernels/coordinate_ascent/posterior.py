@@ -163,11 +163,14 @@ def group_messages_at(found: Assignment, shape: Shape, values: Mapping[str, Arra
         form = gate_natural(
             *found.features.family.precision_and_loc(parameters[found.features.site])
         )
-    each = [block.family.natural(parameters[block.site]) for block in found.columns]
     if found.experts:
         weights = known_weights(with_class_axis(values[found.experts.weights], 3))
     return _message(
-        jnp.zeros(found.num_groups, values[found.sticks].dtype), shape, form, each, weights
+        jnp.zeros(found.num_groups, values[found.sticks].dtype),
+        shape,
+        form,
+        [block.family.natural(parameters[block.site]) for block in found.columns],
+        weights,
     )
 
 
@@ -179,10 +182,15 @@ def _message(
     if form is not None:
         const, width = const + form.const, shape.num_features + 1
         matrix = matrix.at[:, :width, :width].set(form.matrix)
-    flat = [jnp.zeros((0, num), dtype), *(eta.reshape(num, -1).T for eta in columns)]
     mean, covariance = weights or known_weights(jnp.zeros((0, num, len(shape.design)), dtype))
     place = _place(shape, dtype)
-    return Message(const, matrix, mean @ place, place.T @ covariance @ place, jnp.concatenate(flat))
+    return Message(
+        const,
+        matrix,
+        mean @ place,
+        place.T @ covariance @ place,
+        jnp.concatenate([jnp.zeros((0, num), dtype), *(eta.reshape(num, -1).T for eta in columns)]),
+    )
 
 
 def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
@@ -277,8 +285,11 @@ def agreement(message: Message, sums: SufficientSums, one: int) -> Float[Array, 
 
 def _upper(prior: Pair, before: Upper, agrees: Array) -> Upper:
     def turn(_, at: Upper) -> Upper:
-        log_share = jax.nn.log_softmax(agrees + expected_log_weights(at.sticks)[None, None])
-        return _upper_at(prior, log_share, at.concentration)
+        return _upper_at(
+            prior,
+            jax.nn.log_softmax(agrees + expected_log_weights(at.sticks)[None, None]),
+            at.concentration,
+        )
 
     return lax.fori_loop(0, NUM_ROUNDS, turn, before)
 
@@ -326,8 +337,12 @@ def sticks_of(
             prior, digamma(sticks[1]) - digamma(sticks[0] + sticks[1])
         ), sticks
 
-    start = (tuple(concentration), sticks_given(count, jnp.ones_like(count[..., :1])))
-    return lax.fori_loop(0, NUM_ROUNDS, turn, start)
+    return lax.fori_loop(
+        0,
+        NUM_ROUNDS,
+        turn,
+        (tuple(concentration), sticks_given(count, jnp.ones_like(count[..., :1]))),
+    )
 
 
 # All factors.

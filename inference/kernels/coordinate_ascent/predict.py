@@ -175,12 +175,11 @@ def log_label(
     signs = jnp.broadcast_to(signs[None], score.shape)
     if is_joint and score.shape[1] > 1:
         shared = jnp.einsum("cki,kij,dkj->kcd", weights.mean, spread, weights.mean)
-        points = cubature_points(score.shape[1], NUM_POINTS.get(score.shape[1], 256))
         return log_orthant(
             score,
             shared + own[:, None] * jnp.eye(score.shape[1], dtype=score.dtype)[None],
             signs,
-            points,
+            cubature_points(score.shape[1], NUM_POINTS.get(score.shape[1], 256)),
         )
     variance = own + jnp.einsum("cki,kij,ckj->kc", weights.mean, spread, weights.mean)
     return jnp.sum(jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance))), 1)

@@ -217,14 +217,17 @@ def sum_rows(
     """
     visit = _visit_incomplete if bucket.missing.shape[-1] else _visit_complete
     like = (message.matrix, message.covariance, message.answers, message.columns)
-    zero = SufficientSums(*map(jnp.zeros_like, like), jnp.zeros((), message.const.dtype))
 
     def add(total: SufficientSums, part: tuple[RowBucket, Array]) -> tuple[SufficientSums, Array]:
         chunk, weight = part[0], (part[0].row < num_rows).astype(message.const.dtype)
         sums, score = visit(message_to(message, chunk.task), *part, weight)
         return total.plus_task(sums, chunk.task), score
 
-    return lax.scan(add, zero, (bucket, score))
+    return lax.scan(
+        add,
+        SufficientSums(*map(jnp.zeros_like, like), jnp.zeros((), message.const.dtype)),
+        (bucket, score),
+    )
 
 
 class ClassMasks(NamedTuple):
@@ -271,8 +274,11 @@ def score_of(
     """The locations of soft labels that are factors of their own; the optimum in rows that miss
     nothing.
     """
-    at_entries = jnp.einsum("pi,cki->pck", chunk.entries, message.answers[: score.shape[1]])
-    return jnp.where((chunk.num_missing == 0)[:, None, None], at_entries, score)
+    return jnp.where(
+        (chunk.num_missing == 0)[:, None, None],
+        jnp.einsum("pi,cki->pck", chunk.entries, message.answers[: score.shape[1]]),
+        score,
+    )
 
 
 # Rows without holes, places last.
@@ -313,10 +319,12 @@ def _visit_complete(
     pair, (first, second) = np.zeros((size, size), int), np.triu_indices(size)
     pair[first, second] = pair[second, first] = np.arange(len(first))
     moments = (rho @ found.products.T)[:, pair]
-    asked = class_masks(chunk.signs[0]).all[:, None, None, None] * moments[None]
-    products = jnp.einsum("ckp,pi->cki", found.soft * rho[None], chunk.entries)
     return SufficientSums(
-        moments, asked, products, chunk.statistics.T @ rho.T, jnp.sum(weight * total)
+        moments,
+        class_masks(chunk.signs[0]).all[:, None, None, None] * moments[None],
+        jnp.einsum("ckp,pi->cki", found.soft * rho[None], chunk.entries),
+        chunk.statistics.T @ rho.T,
+        jnp.sum(weight * total),
     ), score
 
 
@@ -537,11 +545,10 @@ def _visit_incomplete(
     moments = jnp.einsum("pik,pjk->kij", weighted, found.entries) + spread.T.reshape(-1, size, size)
     tie = jnp.zeros((size, rho.shape[1]), rho.dtype).at[chunk.missing].add(rho[:, None] * found.tie)
     products = jnp.einsum("pck,pik->cki", soft, weighted) + masks.last[:, None, None] * tie.T[None]
-    bound = jnp.sum(weight * found.norm)
     return SufficientSums(
         moments,
         masks.all[:, None, None, None] * moments[None],
         products,
         chunk.statistics.T @ rho,
-        bound,
+        jnp.sum(weight * found.norm),
     ), score

@@ -156,5 +156,6 @@ def _own_groups(
 def column_means(features: np.ndarray) -> np.ndarray:
     """The features, with column means in the place of missing ones."""
     is_seen = ~np.isnan(features)
-    mean = np.where(is_seen, features, 0).sum(0) / np.maximum(is_seen.sum(0), 1)
-    return np.where(is_seen, features, mean)
+    return np.where(
+        is_seen, features, np.where(is_seen, features, 0).sum(0) / np.maximum(is_seen.sum(0), 1)
+    )

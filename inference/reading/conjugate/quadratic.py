@@ -84,8 +84,12 @@ def gate_expected(hyper: WishartHyper) -> Form:
     """The mean of `gate_natural` under q."""
     precision, log_det = _wishart_means(hyper, jnp.linalg.cholesky(hyper.rate))
     weighted = jnp.einsum("kij,kj->ki", precision, hyper.loc)
-    square = jnp.sum(weighted * hyper.loc, -1) + hyper.loc.shape[-1] / hyper.kappa
-    return _form(precision, weighted, square, log_det)
+    return _form(
+        precision,
+        weighted,
+        jnp.sum(weighted * hyper.loc, -1) + hyper.loc.shape[-1] / hyper.kappa,
+        log_det,
+    )
 
 
 def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
@@ -101,9 +105,9 @@ def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
 
 def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
     below = jnp.concatenate([-weighted[:, None, :], jnp.zeros_like(square)[:, None, None]], 2)
-    const = (log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2
     return Form(
-        const, jnp.concatenate([jnp.concatenate([precision, -weighted[:, :, None]], 2), below], 1)
+        (log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2,
+        jnp.concatenate([jnp.concatenate([precision, -weighted[:, :, None]], 2), below], 1),
     )
 
 
@@ -238,8 +242,9 @@ def common_posterior(
         )
         / 2
     )
-    concentration = jnp.where(is_known, prior.concentration, prior.concentration + num / 2)
-    return Common(loc, gamma, concentration, rate)
+    return Common(
+        loc, gamma, jnp.where(is_known, prior.concentration, prior.concentration + num / 2), rate
+    )
 
 
 def _squares(weights: Weights, loc: Array) -> Array:

@@ -329,8 +329,11 @@ def many_rows(program: Program, z: str, size: int) -> Program:
     num_rows = program.sites[z].shape[0]
     if num_rows <= max(size, FEW):
         return program
-    rows = np.union1d(program.few_rows(num_rows, FEW), evenly(num_rows, size))
-    return program.on_rows(rows, program.by_row(num_rows), z)
+    return program.on_rows(
+        np.union1d(program.few_rows(num_rows, FEW), evenly(num_rows, size)),
+        program.by_row(num_rows),
+        z,
+    )
 
 
 # The proof.
@@ -352,8 +355,12 @@ def _proved_prior(found: Assignment, program: Program) -> Prior:
     identities = lambda some: partial(
         _compared, found, some, rows if some is program else found.rows(some)
     )
-    settings = further(partial(found.start, program), rows.features, *rows.columns)
-    return prove(identities, settings, refusal, program)[0]
+    return prove(
+        identities,
+        further(partial(found.start, program), rows.features, *rows.columns),
+        refusal,
+        program,
+    )[0]
 
 
 def _compared(

@@ -307,11 +307,10 @@ def _rows_of(found: Assignment, program: Program) -> MixtureRows:
     found = _with_holes(found, program)
     start = found.start(program, 0)
     code = once(lambda start: _coded(found, program, program.constrain(start)), start)
-    whole = tuple(map(np.concatenate, zip(*blocks, strict=True)))
     return MixtureRows(
         features,
         _places(found, features, jax.device_get(code(start))),
-        whole,
+        tuple(map(np.concatenate, zip(*blocks, strict=True))),
         extras,
         parts[0].design,
         signs,
