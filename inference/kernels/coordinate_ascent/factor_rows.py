@@ -48,8 +48,6 @@ __all__ = [
     "sum_chunks",
 ]
 
-MOST_NUMBERS = 2_000_000  # of a chunk: groups x entries^2 for each row
-
 
 class FactorChunks(NamedTuple):
     """Rows [chunk, place, ...]."""
@@ -84,11 +82,13 @@ class FactorPosterior(NamedTuple):
 
 
 def factor_chunks(
-    x: Float[Array, "row feature"], signs: Float[Array, "row class"], num_numbers: int
+    x: Float[Array, "row feature"], signs: Float[Array, "row class"], num_groups: int, size: int
 ) -> FactorChunks:
-    """The rows in chunks of at most `MOST_NUMBERS`, when each row takes `num_numbers`."""
+    """The rows in chunks of at most 2 000 000 numbers: groups times the square of the number of
+    entries for each row.
+    """
     num_rows = len(x)
-    num_chunks = -(-num_rows // max(1, min(num_rows, MOST_NUMBERS // num_numbers)))
+    num_chunks = -(-num_rows // max(1, min(num_rows, 2_000_000 // (num_groups * size**2))))
     row = jnp.arange(num_chunks * -(-num_rows // num_chunks)).reshape(num_chunks, -1)
     at, seen = jnp.minimum(row, num_rows - 1), ~jnp.isnan(x)
     filled, weight = jnp.where(seen, x, 0), (row < num_rows).astype(x.dtype)
@@ -191,11 +191,13 @@ def loading_sums(
         found: q of the rows.
         rho: The responsibilities; 0 in an empty place.
     """
-    size = found.mean.shape[-1]
-    each = jnp.einsum("nh,hij,nhij->nij", rho, moments.both, found.second).reshape(-1, size * size)
+    shown = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, found.mean)
+    both = jnp.einsum("nh,hij,nhij->nij", rho, moments.both, found.second)
     return LinearSums(
-        (chunk.seen.T @ each).reshape(-1, size, size),
-        (chunk.seen * chunk.x).T @ jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, found.mean),
+        jnp.einsum("np,nij->pij", chunk.seen, both),
+        (chunk.seen * chunk.x).T @ shown,
+        chunk.weight @ chunk.seen,
+        chunk.weight @ chunk.x**2,
     )
 
 

@@ -72,15 +72,7 @@ from inference.reading.conjugate.loadings import (
 from inference.reading.conjugate.quadratic import gate_natural, outer
 from inference.reading.factor_mixture import FactorMixture, FactorRows, read_factors
 
-__all__ = ["FactorAscent", "FactorData", "FactorState", "factor_message"]
-
-
-class FactorData(NamedTuple):
-    """The rows as a step reads them."""
-
-    chunks: FactorChunks
-    count: Array  # number of seen entries of each feature
-    squares: Array  # sum of their squares
+__all__ = ["FactorAscent", "FactorState", "factor_message"]
 
 
 class FactorState(NamedTuple):
@@ -93,8 +85,6 @@ class FactorState(NamedTuple):
     elbo: Array  # of the last step
     gain: Array  # over the step before
 
-    may_end = True  # from the first step on
-
 
 @dataclass(frozen=True, eq=False)
 class FactorAscent:
@@ -103,13 +93,13 @@ class FactorAscent:
     attributes: ClassVar = {"route": "factors"}
     found: FactorMixture
     prior: LinearPrior
-    rows: FactorRows  # as they came: a start reads them, steps read `FactorData`
+    rows: FactorRows  # as they came: a start reads them, steps read `FactorChunks`
     shape: Shape
 
     @classmethod
     def read(
         cls, program: Program, dtype: str | None, batch_size: int | None, forgetting: float
-    ) -> "tuple[FactorAscent, FactorData]":
+    ) -> "tuple[FactorAscent, FactorChunks]":
         """The mixture, proved, and the rows in chunks; refuses settings that it does not have."""
         for name, value in (("batch_size", batch_size), ("dtype", dtype)):
             if value is not None:
@@ -124,24 +114,15 @@ class FactorAscent:
                 f"site {found.given.experts}: experts see more than factors and a bias; wanted no "
                 "other columns."
             )
-        x, seen = np.nan_to_num(rows.features), ~np.isnan(rows.features)
-        sums = (seen.sum(0), (x**2).sum(0))
-        data = FactorData(
-            _chunks(rows, found, size + 1), *(jnp.asarray(part, float) for part in sums)
-        )
-        return cls(
-            found,
-            jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior),
-            rows,
-            Shape(size, size + 1, rows.design, ()),
-        ), data
+        prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
+        reading = cls(found, prior, rows, Shape(size, size + 1, rows.design, ()))
+        return reading, _chunks(rows, found)
 
-    def start(self, rng: np.random.Generator, init: str, data: FactorData) -> FactorState:
+    def start(self, rng: np.random.Generator, init: str, data: FactorChunks) -> FactorState:
         """q after the updates that groups and principal components imply."""
         sums, linear_sums = _start_sums(self.found, self.rows, init, rng)
-        given = (sums, linear_sums, data)
-        factors, linear = compiled(self._started, *given)(*given)
-        signs = data.chunks.signs[..., None]
+        factors, linear = compiled(self._started, sums, linear_sums)(sums, linear_sums)
+        signs = data.signs[..., None]
         infinite = jnp.asarray(jnp.inf, float)
         return FactorState(
             factors,
@@ -152,9 +133,7 @@ class FactorAscent:
             infinite,
         )
 
-    def _started(
-        self, sums: SufficientSums, linear_sums: LinearSums, data: FactorData
-    ) -> tuple[Factors, Linear]:
+    def _started(self, sums: SufficientSums, linear_sums: LinearSums) -> tuple[Factors, Linear]:
         # The loadings start with noise and precisions of 1 where they are not known.
         linked, prior = self.found.linked, self.prior
         or_one = lambda part, rate: jnp.where(jnp.isinf(rate), part, 1.0)
@@ -169,11 +148,10 @@ class FactorAscent:
             known(prior.noise),
             shown,
         )
-        return factors_of(self.found.given, self.shape, sums), linear_posterior(
-            prior, linear, linear_sums, data.count, data.squares
-        )
+        factors = factors_of(self.found.given, self.shape, sums)
+        return factors, linear_posterior(prior, linear, linear_sums)
 
-    def moved(self, rng_key: Array, state: FactorState, data: FactorData) -> FactorState:
+    def moved(self, rng_key: Array, state: FactorState, data: FactorChunks) -> FactorState:
         """A step, which needs no random numbers; the bound is that of the q it started from."""
         before, elbo = state.elbo, None
         if self.found.linked.shown:
@@ -183,17 +161,19 @@ class FactorAscent:
         sums, state = self._swept(state, data, loading_sums)
         elbo = state.elbo if elbo is None else elbo
         return state._replace(
-            linear=linear_posterior(self.prior, state.linear, sums, data.count, data.squares),
+            linear=linear_posterior(self.prior, state.linear, sums),
             elbo=elbo,
             gain=elbo - before,
         )
 
-    def _swept(self, state: FactorState, data: FactorData, summary: Any) -> tuple[Any, FactorState]:
+    def _swept(
+        self, state: FactorState, data: FactorChunks, summary: Any
+    ) -> tuple[Any, FactorState]:
         given, linear = self.found.given, state.linear
         (sums, own), score = sum_chunks(
             factor_message(self.found, self.shape, state.factors),
             loading_moments(linear),
-            data.chunks,
+            data,
             state.score,
             summary,
         )
@@ -210,17 +190,17 @@ class FactorAscent:
         return _predict(self.found, self.shape, state, self.found.rows(program))
 
     def draw(
-        self, rng_key: Array, state: FactorState, data: FactorData, num_draws: int
+        self, rng_key: Array, state: FactorState, data: FactorChunks, num_draws: int
     ) -> dict[str, Array]:
         """Independent draws from q of all sites [draw, ...]; `log_q` is their density."""
-        found, chunks = self.found, data.chunks
+        found = self.found
         message = factor_message(found, self.shape, state.factors)
         moments = loading_moments(state.linear)
         in_group = lambda part: group_conditional(message, moments, *part)
-        parts = (chunks, state.score)
+        parts = (data, state.score)
         given = compiled(lambda parts: lax.map(in_group, parts), parts)(parts)
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(self.rows.features)]
-        given, signs, score = jax.tree.map(flat, (given, chunks.signs, state.score))
+        given, signs, score = jax.tree.map(flat, (given, data.signs, state.score))
 
         def one(key: Array) -> dict[str, Array]:
             keys = random.split(key, 4)
@@ -263,9 +243,9 @@ def factor_message(found: FactorMixture, shape: Shape, factors: Factors) -> Mess
     return message_to(message_of(found.given, shape, factors), jnp.array(0))
 
 
-def _chunks(rows: FactorRows, found: FactorMixture, size: int) -> FactorChunks:
-    numbers = (jnp.asarray(part, float) for part in (rows.features, rows.signs))
-    return factor_chunks(*numbers, found.given.num_own * size**2)
+def _chunks(rows: FactorRows, found: FactorMixture) -> FactorChunks:
+    x, signs = jnp.asarray(rows.features, float), jnp.asarray(rows.signs, float)
+    return factor_chunks(x, signs, found.given.num_own, found.num_factors + 1)
 
 
 # The start.
@@ -289,17 +269,17 @@ def _start_sums(
         u[:, :, None] * u[:, None] + variance,
         np.eye(num_groups)[by_size(STARTS[init](scores, num_groups, rng), num_groups)],
     )
-    has_sign = (rows.signs != 0).astype(float)
     sums = (
         np.einsum("nh,nij->hij", rho, second),
-        np.einsum("nc,nh,nij->chij", has_sign, rho, second, optimize=True),
+        np.einsum("nc,nh,nij->chij", (rows.signs != 0).astype(float), rho, second, optimize=True),
         np.einsum("nc,nh,ni->chi", rows.signs, rho, u, optimize=True),
         np.zeros((0, num_groups)),
     )
     shown = np.array([*np.ones(size - 1), float(found.linked.centre is not None)])
     moments = np.tensordot(seen.astype(float), second * np.outer(shown, shown), ((0,), (0,)))
     own = SufficientSums(*(jnp.asarray(part, float)[None] for part in sums), jnp.zeros((), float))
-    return own, LinearSums(jnp.asarray(moments, float), jnp.asarray(x.T @ (u * shown), float))
+    linear = (moments, x.T @ (u * shown), seen.sum(0), (x**2).sum(0))
+    return own, LinearSums(*(jnp.asarray(part, float) for part in linear))
 
 
 def _components(x: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
@@ -412,7 +392,7 @@ def _predict(
             jnp.sqrt(noise[None] + square - mean**2),
         )
 
-    chunks = _chunks(rows, found, shape.num_entries)
+    chunks = _chunks(rows, found)
     parts = compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks)
     flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(rows.features)]
     whole = jax.tree.map(flat, parts)

@@ -79,7 +79,6 @@ from inference.run.settings import check_setting, check_whole, is_whole
 __all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent", "MixtureAscent"]
 
 NUM_HELD = 40  # sweeps before q(zeta, lambda) is updated
-NUM_TRIAL = 10  # sweeps after which the best of several starts is chosen
 NO_NUMBER = (
     "the bound is no number. Features whose mean is many times their standard deviation leave no "
     "digits: standardise them, or compute in double precision (`numpyro.enable_x64()`)."
@@ -100,15 +99,9 @@ class AscentState(NamedTuple):
     score: tuple[Array, ...]  # of each bucket [chunk, place, class, group]
     size: Array  # expected number of rows of each group
     elbo: Array  # of the last step
-    gain: Array  # over the step before
+    gain: Array  # over the step before; infinite with batches and while q(zeta, lambda) is held
     average: SufficientSums | None  # the running average, with batches
     step: Array  # number of steps
-
-    @property
-    def may_end(self) -> Array | bool:
-        """Whether a small gain ends the run: not with batches, nor while q(zeta, lambda) is held."""
-        is_free = self.factors.common is None or self.step > NUM_HELD + 1
-        return is_free if self.average is None else False
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +125,6 @@ class MixtureAscent:
         found = read_assignment(program)
         rows = found.rows(program)
         statistics, log_base = statistics_of(found, rows)
-        dtype = dtype or str(jnp.result_type(float))
         reading = cls(
             found,
             rows,
@@ -143,7 +135,12 @@ class MixtureAscent:
             forgetting,
         )
         return reading, AscentData(
-            lay_out(rows, statistics, dtype, shuffled=batch_size is not None),
+            lay_out(
+                rows,
+                statistics,
+                dtype or str(jnp.result_type(float)),
+                shuffled=batch_size is not None,
+            ),
             jnp.asarray(log_base.sum(), float),
         )
 
@@ -200,8 +197,10 @@ class MixtureAscent:
         factors = factors_of(
             self.found, self.shape, total, state.factors, is_held=state.step < NUM_HELD
         )
-        size, gain = self._size(total, factors), elbo - state.elbo
-        return AscentState(factors, scores, size, elbo, gain, average, state.step + 1)
+        is_free = average is None and (factors.common is None or state.step > NUM_HELD)
+        gain = jnp.where(is_free, elbo - state.elbo, jnp.inf)
+        size, step = self._size(total, factors), state.step + 1
+        return AscentState(factors, scores, size, elbo, gain, average, step)
 
     def _visited(
         self, rng_key: Array, message: Message, bucket: RowBucket, score: Array
@@ -227,13 +226,16 @@ class MixtureAscent:
         self, rng_key: Array, state: AscentState, data: AscentData, num_draws: int
     ) -> dict[str, Array]:
         """Independent draws from q of all sites [draw, ...]; `log_q` is their density."""
-        parts = (
+        return draw_mixture(
+            rng_key,
+            self.found,
+            self.rows,
             message_of(self.found, self.shape, state.factors),
             state.factors,
             data.buckets,
             state.score,
+            num_draws,
         )
-        return draw_mixture(rng_key, self.found, self.rows, *parts, num_draws)
 
     def parameters(self, state: AscentState) -> dict[str, dict[str, Array]]:
         """The parameters of q by site, but for the rows."""
@@ -312,7 +314,7 @@ class CoordinateAscent(Algorithm):
         if self.restarts == 1:
             return starts[0]
         turn = lambda data: lambda i, at: reading.moved(random.fold_in(rng_key, i), at, data)
-        advance = lambda state, data: jax.lax.fori_loop(0, NUM_TRIAL, turn(data), state)
+        advance = lambda state, data: jax.lax.fori_loop(0, 10, turn(data), state)
         return max(
             [compiled(advance, start, data)(start, data) for start in starts],
             key=lambda state: float(state.elbo),
@@ -327,7 +329,7 @@ class CoordinateAscent(Algorithm):
 
     def finished(self, state: Any) -> Array:
         """Whether a sweep gained less than the tolerance; never with batches."""
-        return state.may_end & (state.gain < self.tolerance * jnp.abs(state.elbo))
+        return state.gain < self.tolerance * jnp.abs(state.elbo)
 
     def needs_host(self, state: Any) -> Array:
         """Whether the bound is no number."""

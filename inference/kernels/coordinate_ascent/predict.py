@@ -10,7 +10,7 @@ they have under q(w) and that Student t. The scores of several classes are corre
 depend on the same missing features (`inference.maths.orthants`).
 
 Cost of a row: K P^3 for K groups; with C > 2 classes and missing features K C^2 more for each of
-`NUM_POINTS` points.
+256 points, 16 for C = 3.
 """
 
 from typing import Any, NamedTuple
@@ -32,9 +32,6 @@ from inference.reading.conjugate.quadratic import Weights, outer
 from inference.reading.stick_mixture.structure import Assignment, MixtureRows
 
 __all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
-
-AT_ONCE = 64  # rows
-NUM_POINTS = {2: 16}  # by the number of correlated scores; 256 for more of them
 
 
 class Prediction(NamedTuple):
@@ -104,7 +101,7 @@ def _predicted(
             log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0))
         )
 
-    return compiled(lambda given: lax.map(of_row, given, batch_size=AT_ONCE), given)(given)
+    return compiled(lambda given: lax.map(of_row, given, batch_size=64), given)(given)
 
 
 def log_weights(factors: Factors) -> Float[Array, "task group"]:
@@ -179,7 +176,7 @@ def log_label(
             score,
             shared + own[:, None] * jnp.eye(score.shape[1], dtype=score.dtype)[None],
             signs,
-            cubature_points(score.shape[1], NUM_POINTS.get(score.shape[1], 256)),
+            cubature_points(score.shape[1], 16 if score.shape[1] == 2 else 256),
         )
     variance = own + jnp.einsum("cki,kij,ckj->kc", weights.mean, spread, weights.mean)
     return jnp.sum(jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance))), 1)

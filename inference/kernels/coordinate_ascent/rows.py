@@ -109,8 +109,8 @@ def lay_out(
         chosen = np.flatnonzero((count > narrower) & (count <= width))
         chosen = np.random.default_rng(0).permutation(chosen) if shuffled else chosen
         narrower = width
-        groups = [chosen[kinds[chosen] == kind] for kind in np.unique(kinds[chosen])]
-        row = _places(groups, LONGEST_CHUNK["incomplete" if width else "complete"], len(count))
+        longest = LONGEST_CHUNK["incomplete" if width else "complete"]
+        row = _places(chosen, kinds[chosen], longest, len(count))
         # An empty place has the data of some row, and weight 0.
         at = np.minimum(row, len(count) - 1)
         missing = np.where(np.arange(width) < count[at][..., None], order[at, :width], 0)
@@ -124,13 +124,14 @@ def lay_out(
     return tuple(found)
 
 
-def _places(groups: list[np.ndarray], longest: int, num_rows: int) -> np.ndarray:
-    # Row numbers [chunk, place], each chunk of one group.
-    size = max(map(len, groups))
+def _places(chosen: np.ndarray, kinds: np.ndarray, longest: int, num_rows: int) -> np.ndarray:
+    # Row numbers [chunk, place], each chunk of one kind.
+    size = int(np.bincount(kinds).max())
     # Code for chunks of the longest size takes long to compile: not for fewer than 500 rows.
     longest = longest if size >= 500 else max(longest // 2, 1)
     size = size if size <= BLOCK else min(longest, size + -size % BLOCK)
-    padded = [np.pad(group, (0, -len(group) % size), constant_values=num_rows) for group in groups]
+    pad = lambda own: np.pad(own, (0, -len(own) % size), constant_values=num_rows)
+    padded = [pad(chosen[kinds == kind]) for kind in np.unique(kinds)]
     return np.concatenate(padded).reshape(-1, size)
 
 
@@ -260,8 +261,9 @@ def form_of(message: Message, masks: ClassMasks) -> Array:
     """Q + C of rows with holes, and w w' of the soft labels that are factors of their own [group,
     entry, entry].
     """
-    tied = jnp.einsum("c,cki,ckj->kij", masks.others, message.answers, message.answers)
-    return _form(message, masks) + tied
+    return _form(message, masks) + jnp.einsum(
+        "c,cki,ckj->kij", masks.others, message.answers, message.answers
+    )
 
 
 def _form(message: Message, masks: ClassMasks) -> Array:

@@ -49,8 +49,6 @@ __all__ = [
     "shown_posterior",
 ]
 
-NUM_ROUNDS = 2  # updates of loadings, their precision and the noise, each given the others
-
 Pair = tuple[Array, Array]
 
 
@@ -91,6 +89,8 @@ class LinearSums(NamedTuple):
 
     moments: Array  # E (b * u) (b * u)' [feature, entry, entry]
     products: Array  # x E (b * u) [feature, entry]
+    count: Array  # of 1 [feature]
+    squares: Array  # of x^2 [feature]
 
 
 def loading_moments(linear: Linear) -> LoadingMoments:
@@ -127,22 +127,8 @@ def row_forms(
     return const, matrix, (weight * x) @ moments.mean
 
 
-def linear_posterior(
-    prior: LinearPrior,
-    before: Linear,
-    sums: LinearSums,
-    count: Float[Array, " feature"],
-    squares: Float[Array, " feature"],
-) -> Linear:
-    """Updates q of the loadings, their precisions and the noise, each given the others.
-
-    Args:
-        prior: The numbers of the priors.
-        before: q before the update.
-        sums: The sums over rows.
-        count: The number of rows in which each feature is seen.
-        squares: The sum of x^2 over those rows.
-    """
+def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Linear:
+    """Updates q of the loadings, their precisions and the noise, each given the others, twice."""
 
     def turn(_, at: Linear) -> Linear:
         noise, weight = gamma_means(at.noise)[0], _weight(prior, gamma_means(at.beta)[0])
@@ -167,12 +153,12 @@ def linear_posterior(
             _after(
                 prior.noise,
                 count / 2,
-                (squares - 2 * jnp.sum(mean * sums.products, 1) + second) / 2,
+                (sums.squares - 2 * jnp.sum(mean * sums.products, 1) + second) / 2,
             ),
             at.shown,
         )
 
-    return jax.lax.fori_loop(0, NUM_ROUNDS, turn, before)
+    return jax.lax.fori_loop(0, 2, turn, before)
 
 
 def shown_posterior(

@@ -107,8 +107,8 @@ def read_assignment(program: Program) -> Assignment:
         )
     _refuse_other_children(found)
     _refuse_shared(found)
-    size = MOST // numbers_of_a_row(few, features.site if features else None)
-    compared = many_rows(program, z, size)
+    numbers = numbers_of_a_row(few, features.site if features else None)
+    compared = many_rows(program, z, MOST // numbers)
     found = replace(found, prior=_proved_prior(found, compared))
     for others in (few, program):
         if others is not compared:
@@ -289,20 +289,23 @@ def _refuse_other_children(found: Assignment) -> None:
 
 def _refuse_shared(found: Assignment) -> None:
     # Each group, column and weight must have parameters of its own.
-    few, wanted = found.few, {}
+    few, num_groups = found.few, found.num_groups
     shape_of = lambda name: few.sites[name].shape
-    for block in found.columns:
-        sizes = (found.num_groups, *shape_of(block.site)[1:])
-        for name in block.priors:
-            wanted[name] = (*sizes, *shape_of(name)[-1:][: event_dim(few, name)])
+    wanted: dict[str, tuple[int, ...]] = {
+        name: (num_groups, *shape_of(block.site)[1:], *shape_of(name)[-1:][: event_dim(few, name)])
+        for block in found.columns
+        for name in block.priors
+    }
     if found.features:
         width = shape_of(found.features.site)[1:]
-        for name in found.features.priors:
-            wanted[name] = (found.num_groups, *width * (1 + (event_dim(few, name) == 2)))
+        wanted |= {
+            name: (num_groups, *width * max(event_dim(few, name), 1))
+            for name in found.features.priors
+        }
     if found.experts:
         soft, _, weights, loc, precision = found.experts
         classes, of_weights = shape_of(soft)[:-1], shape_of(weights)[-1:]
-        wanted[weights] = (*classes, found.num_groups, *of_weights)
+        wanted[weights] = (*classes, num_groups, *of_weights)
         wanted |= {name: (*classes, *of_weights) for name in (loc, precision) if name}
     for name, shape in wanted.items():
         require(
@@ -386,20 +389,19 @@ def prove_for(others: Program, found: Assignment) -> None:
 
 
 def _role(found: Assignment, site: str) -> str:
-    roles = {}
     for block in found.blocks:
-        priors = ", ".join(map(repr, block.priors))
-        roles |= dict.fromkeys(
-            (block.site, *block.priors), f"{priors} -> {block.family.likelihood} of {found.z!r}"
-        )
-    for level in found.levels:
-        roles[level.site] = "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1"
-        roles[level.sticks] = "Beta(1, alpha)"
-    if found.experts:
-        soft, label, weights, _, _ = found.experts
-        roles[soft] = f"Normal(w[{found.z}] . features, 1)"
-        roles[label] = f"the signs of {soft!r}"
-        roles[weights] = "Normal(zeta, 1 / sqrt(lambda)), the same for every group"
+        if site in (block.site, *block.priors):
+            priors = ", ".join(map(repr, block.priors))
+            return f"{priors} -> {block.family.likelihood} of {found.z!r}"
+    soft, label, weights = (found.experts or 3 * ("",))[:3]
+    weighed = "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1"
+    roles = {
+        soft: f"Normal(w[{found.z}] . features, 1)",
+        label: f"the signs of {soft!r}",
+        weights: "Normal(zeta, 1 / sqrt(lambda)), the same for every group",
+        **{level.site: weighed for level in found.levels},
+        **{level.sticks: "Beta(1, alpha)" for level in found.levels},
+    }
     return roles.get(site, "its prior")
 
 
@@ -426,13 +428,9 @@ def gaps(
             jnp.where(signs == 0, soft, signs * jnp.abs(soft)),
             soft,
         )
-    labels = found.experts[:2] if found.experts else ()
-    by_row = {block.site for block in found.blocks} | {level.site for level in found.levels}
+    by_row = {part.site for part in (*found.blocks, *found.levels)} | {*(found.experts or ())[:2]}
     each = program.log_probs(values)
-    model = {
-        name: own if name in by_row or name in labels else jnp.sum(own)
-        for name, own in each.items()
-    }
+    model = {name: own if name in by_row else jnp.sum(own) for name, own in each.items()}
     group = found.group_of_rows(values, rows.task)
     read = _of_level(found.lower, prior.concentration, values, rows.task)
     if found.upper:
@@ -444,7 +442,11 @@ def gaps(
         model[block.site] = row_sums(model[block.site], len(group))
         read[block.site] = SizedTerm(value, jnp.abs(terms).sum((1, 2)))
         read |= _of_priors(block, hyper, parameters, model)
-    u = _entries(found, rows, values)
+    features, extras = jnp.asarray(rows.features, float), jnp.asarray(rows.extras, float)
+    if found.holes:
+        features = features.at[tuple(rows.holes.T)].set(values[found.holes])
+        model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), SizedTerm(jnp.zeros(()))
+    u = jnp.concatenate([features, jnp.ones((len(features), 1)), extras], 1)
     if found.features:
         parameters = values_by_group(found, found.features, values)
         form = gate_natural(*found.features.family.precision_and_loc(parameters))
@@ -456,8 +458,6 @@ def gaps(
         read |= _of_priors(found.features, prior.features, parameters, model)
     if found.experts and prior.experts:
         read |= _of_experts(found.experts, rows, prior.experts, values, u, group)
-    if found.holes:
-        model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), SizedTerm(jnp.zeros(()))
     return {name: gap_of_sums(own.value, model[name], own.size) for name, own in read.items()}
 
 
@@ -477,24 +477,12 @@ def _of_level(level: StickLevel, prior: Any, values: Any, row: Any) -> dict[str,
     # The terms of a level; `row` says which row of the sticks draws each index.
     V, name = values[level.sticks], level.concentration
     alpha = values[name] if name else prior[0]
-    of_sticks = jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))
+    log_weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
     read = {
-        level.site: SizedTerm(
-            jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))[row, values[level.site]]
-        ),
-        level.sticks: SizedTerm(of_sticks),
+        level.site: SizedTerm(log_weights[row, values[level.site]]),
+        level.sticks: SizedTerm(jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))),
     }
     return read | ({name: SizedTerm(_log_gamma(alpha, *prior))} if name else {})
-
-
-def _entries(found: Assignment, rows: MixtureRows, values: Any) -> Array:
-    # u = (features, 1, extras) of each row, with missing entries at `values`.
-    features = jnp.asarray(rows.features, float)
-    if found.holes:
-        features = features.at[tuple(rows.holes.T)].set(values[found.holes])
-    return jnp.concatenate(
-        [features, jnp.ones((len(features), 1)), jnp.asarray(rows.extras, float)], 1
-    )
 
 
 def _of_priors(

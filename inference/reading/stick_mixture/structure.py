@@ -4,6 +4,7 @@ priors, its data by row.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -172,8 +173,7 @@ class Assignment:
     @property
     def of_rows(self) -> set[str]:
         """The latent sites that have values for each row."""
-        soft = self.experts.soft if self.experts else None
-        return {name for name in (self.z, self.holes, soft) if name}
+        return {name for name in (self.z, self.holes, *(self.experts or ())[:1]) if name}
 
     @property
     def by_number(self) -> set[str]:
@@ -196,11 +196,8 @@ class Assignment:
         """One-hot shared group of each group of a task [task, own group, group]; None without a
         level above.
         """
-        if self.upper is None:
-            return None
-        return jax.nn.one_hot(
-            values[self.upper.site], self.num_groups, dtype=values[self.sticks].dtype
-        )
+        one_hot = partial(jax.nn.one_hot, dtype=values[self.sticks].dtype)
+        return one_hot(values[self.upper.site], self.num_groups) if self.upper else None
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> Prior:
         """The numbers of the priors, as the model has them at these values of the latent sites."""
@@ -208,12 +205,9 @@ class Assignment:
         fn = lambda name: unwrap(trace[name]["fn"])
 
         def concentration(level: StickLevel) -> tuple[Array, ...]:
-            name = level.concentration
-            pair = (
-                (fn(name).concentration, fn(name).rate)
-                if name
-                else (jnp.ravel(fn(level.sticks).concentration0)[0], jnp.inf)
-            )
+            pair = (jnp.ravel(fn(level.sticks).concentration0)[0], jnp.inf)
+            if level.concentration:
+                pair = (fn(level.concentration).concentration, fn(level.concentration).rate)
             return tuple(jnp.asarray(number, float) for number in pair)
 
         def hyper(block: ConjugateBlock) -> Any:
@@ -305,11 +299,10 @@ def _rows_of(found: Assignment, program: Program) -> MixtureRows:
     features, _, blocks, extras, _, signs, task = zip(*parts, strict=True)
     features, extras, signs, task = map(np.concatenate, (features, extras, signs, task))
     found = _with_holes(found, program)
-    start = found.start(program, 0)
-    code = once(lambda start: _coded(found, program, program.constrain(start)), start)
+    start, code = found.start(program, 0), lambda at: _coded(found, program, program.constrain(at))
     return MixtureRows(
         features,
-        _places(found, features, jax.device_get(code(start))),
+        _places(found, features, jax.device_get(once(code, start)(start))),
         tuple(map(np.concatenate, zip(*blocks, strict=True))),
         extras,
         parts[0].design,
@@ -398,10 +391,10 @@ def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
     task = first[
         np.searchsorted((weights[first[1:], 0] + weights[first[:-1], 0]) / 2, seen["weights"][:, 0])
     ].astype(np.int32)
-    row = np.argmax(abs(weights[task] - seen["weights"]).max(1))
+    missed = abs(weights[task] - seen["weights"]).max(1)
     require(
         np.allclose(weights[task], seen["weights"], atol=1e-5),
-        f"site {found.z!r}: the probabilities of row {row} are the stick-breaking weights of "
+        f"site {found.z!r}: the probabilities of row {np.argmax(missed)} are the stick-breaking weights of "
         f"no row of {found.sticks!r}; wanted V_h prod_(l<h) (1 - V_l), the last stick 1. "
         "Use SVI with an autoguide for this model.",
     )
@@ -421,9 +414,8 @@ def _seen_by_experts(
 
     def loc(unit: Array) -> Array:
         trace = at({**fill, experts.weights: jnp.broadcast_to(unit, weights.shape)})
-        return with_class_axis(
-            jnp.broadcast_to(unwrap(trace[experts.soft]["fn"]).loc, values[experts.soft].shape), 2
-        )
+        loc = unwrap(trace[experts.soft]["fn"]).loc
+        return with_class_axis(jnp.broadcast_to(loc, values[experts.soft].shape), 2)
 
     filled = (
         at(fill)[found.features.site]["value"]
