@@ -81,7 +81,7 @@ class AssignmentSweep(Route):
     def __init__(self, program: Program):
         self.found = read_assignment(program)
         self.rows = self.found.rows(program)
-        self.shape = shape_of(self.found, self.rows)
+        self.shape = shape_of(self.rows)
         self.statistics, _ = statistics_of(self.found, self.rows)
         self.not_identified = tuple(sorted(self.found.by_number))
         self.buckets = lay_out(self.rows, self.statistics, str(jnp.result_type(float)))

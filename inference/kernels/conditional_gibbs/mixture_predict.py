@@ -73,7 +73,7 @@ class AssignmentDraws:
         groups.
         """
         found, rows = self.found, self.found.rows(program)
-        shape, (statistics, _) = shape_of(found, rows), statistics_of(found, rows)
+        shape, (statistics, _) = shape_of(rows), statistics_of(found, rows)
         dtype = str(jnp.result_type(float))
         buckets = lay_out(rows._replace(signs=0 * rows.signs), statistics, dtype)
         each = {

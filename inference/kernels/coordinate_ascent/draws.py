@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from jax.scipy.stats import beta, gamma, norm
 from jaxtyping import Float, Int
@@ -78,8 +79,8 @@ def draw_mixture(
     log_rho = jnp.zeros((num_rows, message.const.shape[1]), dtype)
     for bucket, score in zip(buckets, scores, strict=True):
         log_rho = log_rho.at[bucket.row].set(log_rho_of(message, bucket, score), mode="drop")
-    known = (jnp.nan_to_num(rows.features), jnp.ones((num_rows, 1)), rows.extras)
-    entries = jnp.concatenate([jnp.asarray(part, dtype) for part in known], 1)
+    known = (np.nan_to_num(rows.features), np.ones((num_rows, 1)), rows.extras)
+    entries = jnp.asarray(np.concatenate(known, 1), dtype)
     signs = jnp.asarray(rows.signs, dtype)
 
     def one(key: Array) -> dict[str, Array]:

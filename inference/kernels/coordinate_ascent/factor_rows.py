@@ -125,8 +125,9 @@ def group_conditional(
     linear = moments.shown[None] * slope[:, None] + jnp.einsum("nch,chi->nhi", soft, answers)
     root = jnp.linalg.cholesky(quadratic[..., :-1, :-1])
     pushed = linear[..., :-1] - quadratic[..., :-1, -1]
-    identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
-    covariance = cho_solve((root, True), identity)
+    covariance = cho_solve(
+        (root, True), jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
+    )
     mean = jnp.einsum("nhij,nhj->nhi", covariance, pushed)
     log_det = 2 * jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)
     w = jnp.einsum("nc,chi->nhi", last, answers)

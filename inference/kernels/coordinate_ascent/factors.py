@@ -114,8 +114,12 @@ class FactorAscent:
                 f"site {found.given.experts}: experts see more than factors and a bias; wanted no "
                 "other columns."
             )
-        prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
-        reading = cls(found, prior, rows, Shape(size, size + 1, rows.design, ()))
+        reading = cls(
+            found,
+            jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior),
+            rows,
+            Shape(size, size + 1, rows.design),
+        )
         return reading, _chunks(rows, found)
 
     def start(self, rng: np.random.Generator, init: str, data: FactorChunks) -> FactorState:
@@ -393,9 +397,8 @@ def _predict(
         )
 
     chunks = _chunks(rows, found)
-    parts = compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks)
     flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(rows.features)]
-    whole = jax.tree.map(flat, parts)
+    whole = jax.tree.map(flat, compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks))
     seen = jnp.asarray(~np.isnan(rows.features))
     mean = jnp.where(seen, jnp.nan_to_num(jnp.asarray(rows.features, float)), whole.mean)
     return whole._replace(mean=mean, deviation=jnp.where(seen, 0, whole.deviation))

@@ -129,7 +129,7 @@ class MixtureAscent:
             found,
             rows,
             statistics,
-            shape_of(found, rows),
+            shape_of(rows),
             int(np.prod(program.sites[found.sticks].shape[:-1])),
             batch_size,
             forgetting,
@@ -187,8 +187,8 @@ class MixtureAscent:
             for i, part in enumerate(zip(data.buckets, state.score, strict=True))
         ]
         each, scores = zip(*visited, strict=True)
-        each = jax.tree.map(lambda leaf: leaf.astype(message.const.dtype), each)
-        total = reduce(SufficientSums.plus, each)
+        cast = lambda leaf: leaf.astype(message.const.dtype)
+        total = reduce(SufficientSums.plus, jax.tree.map(cast, each))
         elbo = total.bound + data.log_base - divergence(self.found, state.factors)
         average = None
         if state.average is not None:
@@ -198,9 +198,16 @@ class MixtureAscent:
             self.found, self.shape, total, state.factors, is_held=state.step < NUM_HELD
         )
         is_free = average is None and (factors.common is None or state.step > NUM_HELD)
-        gain = jnp.where(is_free, elbo - state.elbo, jnp.inf)
         size, step = self._size(total, factors), state.step + 1
-        return AscentState(factors, scores, size, elbo, gain, average, step)
+        return AscentState(
+            factors,
+            scores,
+            size,
+            elbo,
+            jnp.where(is_free, elbo - state.elbo, jnp.inf),
+            average,
+            step,
+        )
 
     def _visited(
         self, rng_key: Array, message: Message, bucket: RowBucket, score: Array

@@ -113,19 +113,12 @@ class Shape(NamedTuple):
     num_features: int
     num_entries: int
     design: tuple[int, ...]  # which entry each weight of an expert multiplies
-    columns: tuple[tuple[int, ...], ...]  # (columns, statistics) of each block
 
 
-def shape_of(found: Assignment, rows: MixtureRows) -> Shape:
+def shape_of(rows: MixtureRows) -> Shape:
     """The layout of the entries of these rows."""
-    of = lambda block, hyper: block.family.expected(jax.tree.map(jnp.asarray, hyper)).shape[1:]
     width = rows.features.shape[1]
-    return Shape(
-        width,
-        width + 1 + rows.extras.shape[1],
-        rows.design,
-        tuple(map(of, found.columns, found.prior.columns)),
-    )
+    return Shape(width, width + 1 + rows.extras.shape[1], rows.design)
 
 
 def statistics_of(found: Assignment, rows: MixtureRows) -> tuple[np.ndarray, np.ndarray]:
@@ -391,11 +384,15 @@ def blocks_of(
     """The hyper-parameters of the columns and of the features, from sums over the rows of each
     group.
     """
-    ends = np.cumsum([np.prod(size) for size in shape.columns], dtype=int)[:-1].tolist()
+    sizes = [  # (columns, statistics) of each block
+        jax.eval_shape(block.family.expected, hyper).shape[1:]
+        for block, hyper in zip(found.columns, found.prior.columns, strict=True)
+    ]
+    ends = np.cumsum([np.prod(size) for size in sizes], dtype=int)[:-1].tolist()
     blocks = tuple(
         block.family.posterior(hyper, own.T.reshape(-1, *size))
         for block, hyper, size, own in zip(
-            found.columns, prior.columns, shape.columns, jnp.split(sums.columns, ends), strict=False
+            found.columns, prior.columns, sizes, jnp.split(sums.columns, ends), strict=False
         )
     )
     width = shape.num_features + 1

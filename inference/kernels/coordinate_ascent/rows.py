@@ -109,8 +109,9 @@ def lay_out(
         chosen = np.flatnonzero((count > narrower) & (count <= width))
         chosen = np.random.default_rng(0).permutation(chosen) if shuffled else chosen
         narrower = width
-        longest = LONGEST_CHUNK["incomplete" if width else "complete"]
-        row = _places(chosen, kinds[chosen], longest, len(count))
+        row = _places(
+            chosen, kinds[chosen], LONGEST_CHUNK["incomplete" if width else "complete"], len(count)
+        )
         # An empty place has the data of some row, and weight 0.
         at = np.minimum(row, len(count) - 1)
         missing = np.where(np.arange(width) < count[at][..., None], order[at, :width], 0)
@@ -131,8 +132,9 @@ def _places(chosen: np.ndarray, kinds: np.ndarray, longest: int, num_rows: int) 
     longest = longest if size >= 500 else max(longest // 2, 1)
     size = size if size <= BLOCK else min(longest, size + -size % BLOCK)
     pad = lambda own: np.pad(own, (0, -len(own) % size), constant_values=num_rows)
-    padded = [pad(chosen[kinds == kind]) for kind in np.unique(kinds)]
-    return np.concatenate(padded).reshape(-1, size)
+    return np.concatenate([pad(chosen[kinds == kind]) for kind in np.unique(kinds)]).reshape(
+        -1, size
+    )
 
 
 def _widths(count: np.ndarray, size: int, most: int = 20, most_buckets: int = 5) -> tuple[int, ...]:
@@ -421,10 +423,12 @@ def _holes(chunk: RowBucket, matrix: Array, slope: Array, experts: Array | None)
     # `BLOCK` rows at a time stay in the cache.
     rows, block = len(chunk.missing), math.gcd(len(chunk.missing), BLOCK)
     split = lambda leaf: leaf.reshape(rows // block, block, *leaf.shape[1:])
-    parts = jax.tree.map(split, (chunk.missing, chunk.num_missing, slope))
     # Unrolled code for more than 24 holes would be long.
     is_unrolled = rows >= LONGEST_CHUNK["incomplete"] and chunk.missing.shape[1] <= 24
-    found = lax.map(lambda part: _holes_of_block(*part, matrix, experts, is_unrolled), parts)
+    found = lax.map(
+        lambda part: _holes_of_block(*part, matrix, experts, is_unrolled),
+        jax.tree.map(split, (chunk.missing, chunk.num_missing, slope)),
+    )
     joined = jax.tree.map(
         lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), found._replace(covariance=None)
     )
@@ -542,8 +546,11 @@ def _visit_incomplete(
     pair = jax.vmap(lambda missing: _pairs(missing, size))(
         chunk.missing.reshape(-1, block, chunk.missing.shape[1])
     )
-    weighed = found.covariance * rho.reshape(-1, 1, 1, block, rho.shape[1])
-    spread = jnp.zeros((size * size, rho.shape[1]), rho.dtype).at[pair].add(weighed)
+    spread = (
+        jnp.zeros((size * size, rho.shape[1]), rho.dtype)
+        .at[pair]
+        .add(found.covariance * rho.reshape(-1, 1, 1, block, rho.shape[1]))
+    )
     moments = jnp.einsum("pik,pjk->kij", weighted, found.entries) + spread.T.reshape(-1, size, size)
     tie = jnp.zeros((size, rho.shape[1]), rho.dtype).at[chunk.missing].add(rho[:, None] * found.tie)
     products = jnp.einsum("pck,pik->cki", soft, weighted) + masks.last[:, None, None] * tie.T[None]

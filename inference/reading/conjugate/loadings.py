@@ -152,7 +152,7 @@ def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Li
             beta,
             _after(
                 prior.noise,
-                count / 2,
+                sums.count / 2,
                 (sums.squares - 2 * jnp.sum(mean * sums.products, 1) + second) / 2,
             ),
             at.shown,

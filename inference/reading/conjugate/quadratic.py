@@ -64,8 +64,9 @@ def outer(vectors: Array) -> Array:
 
 def inverse_of(root: Array) -> Array:
     """The inverse of root root', for a lower triangular root."""
-    identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
-    half = solve_triangular(root, identity, lower=True)
+    half = solve_triangular(
+        root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True
+    )
     return half.mT @ half
 
 

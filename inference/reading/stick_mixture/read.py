@@ -490,8 +490,11 @@ def _of_priors(
 ) -> dict[str, SizedTerm]:
     *others, last = block.priors
     model[last] = sum((model[name] for name in others), start=model[last])
-    term = block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)
-    return {last: SizedTerm(jnp.sum(term))}
+    return {
+        last: SizedTerm(
+            jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters))
+        )
+    }
 
 
 def _of_experts(
