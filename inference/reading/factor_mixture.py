@@ -57,12 +57,13 @@ from inference.reading.stick_mixture.read import (
 )
 from inference.reading.stick_mixture.structure import (
     Assignment,
+    MixtureRows,
     random_start,
     refuse_infinite,
     require,
 )
 
-__all__ = ["FactorMixture", "FactorRows", "GivenScores", "Linked", "has_factors", "read_factors"]
+__all__ = ["FactorMixture", "GivenScores", "Linked", "has_factors", "read_factors"]
 
 
 class Linked(NamedTuple):
@@ -81,14 +82,6 @@ class Linked(NamedTuple):
     def latent(self) -> tuple[str, ...]:
         """The latent sites but for the scores."""
         return tuple(name for name in self[2:] if name)
-
-
-class FactorRows(NamedTuple):
-    """The data by row."""
-
-    features: np.ndarray  # [row, feature], NaN where missing
-    signs: np.ndarray  # of the soft labels [row, class]; 0 where the label leaves the sign open
-    design: tuple[int, ...]  # which entry of u = (factors, 1) each weight of an expert multiplies
 
 
 @dataclass(frozen=True)
@@ -110,14 +103,14 @@ class FactorMixture:
         shown = {self.linked.shown: 2} if self.linked.shown else {}
         return random_start(program, seed, {self.given.z: self.given.num_own} | shown)
 
-    def rows(self, program: Program) -> FactorRows:
-        """The data of a program by row; refuses infinite features."""
+    def rows(self, program: Program) -> MixtureRows:
+        """The data of a program by row, with entries u = (factors, 1); refuses infinite features."""
         x = np.asarray(program.observed_values[self.linked.site], np.float64)
         refuse_infinite(self.linked.site, x)
         upper = self.given.rows(
             _given_scores(program, self.linked, _constants(self.few, self.linked))
         )
-        return FactorRows(x, upper.signs, upper.design)
+        return upper._replace(features=x)
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> LinearPrior:
         """The numbers of the priors, as the model has them at these values of the latent sites."""
@@ -252,7 +245,7 @@ def _linked(few: Program, z: str) -> Linked:
 
 
 def _behind(few: Program, name: str, family: str, shape: tuple[int, ...]) -> str | None:
-    """The only parent of a site, of this family and shape and without parents, if it has one."""
+    # The only parent of a site, of this family and shape and without parents, if it has one.
     parents = sorted(few.parents[name])
     kinds = {
         (few.sites[each].family, few.sites[each].shape, *few.parents[each]) for each in parents

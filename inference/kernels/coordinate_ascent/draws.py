@@ -221,7 +221,7 @@ def draw_common(
 def _filled(
     rng_key: Array, message: Message, bucket: RowBucket, score: Array, z: Array, u: Array, t: Array
 ) -> tuple[Array, Array, Array]:
-    """Draws missing entries into u and soft labels into t, for the rows of a bucket."""
+    # Draws missing entries into u and soft labels into t, for the rows of a bucket.
 
     def one(part: tuple[Array, RowBucket, Array]) -> tuple[Array, Array, Array]:
         key, chunk, score = part

@@ -70,7 +70,8 @@ from inference.reading.conjugate.loadings import (
     shown_posterior,
 )
 from inference.reading.conjugate.quadratic import gate_natural, outer
-from inference.reading.factor_mixture import FactorMixture, FactorRows, read_factors
+from inference.reading.factor_mixture import FactorMixture, read_factors
+from inference.reading.stick_mixture.structure import MixtureRows
 
 __all__ = ["FactorAscent", "FactorState", "factor_message"]
 
@@ -93,7 +94,7 @@ class FactorAscent:
     attributes: ClassVar = {"route": "factors"}
     found: FactorMixture
     prior: LinearPrior
-    rows: FactorRows  # as they came: a start reads them, steps read `FactorChunks`
+    rows: MixtureRows  # as they came: a start reads them, steps read `FactorChunks`
     shape: Shape
 
     @classmethod
@@ -238,8 +239,8 @@ class FactorAscent:
             linked.noise: gamma(linear.noise),
             linked.shown: {"probs": linear.shown[:, :-1]},
         }
-        own = {site: parameters for site, parameters in named.items() if site}
-        return parameters_of(self.found.given, state.factors) | own
+        named = parameters_of(self.found.given, state.factors) | named
+        return {site: parameters for site, parameters in named.items() if site}
 
 
 def factor_message(found: FactorMixture, shape: Shape, factors: Factors) -> Message:
@@ -247,7 +248,7 @@ def factor_message(found: FactorMixture, shape: Shape, factors: Factors) -> Mess
     return message_to(message_of(found.given, shape, factors), jnp.array(0))
 
 
-def _chunks(rows: FactorRows, found: FactorMixture) -> FactorChunks:
+def _chunks(rows: MixtureRows, found: FactorMixture) -> FactorChunks:
     x, signs = jnp.asarray(rows.features, float), jnp.asarray(rows.signs, float)
     return factor_chunks(x, signs, found.given.num_own, found.num_factors + 1)
 
@@ -256,11 +257,10 @@ def _chunks(rows: FactorRows, found: FactorMixture) -> FactorChunks:
 
 
 def _start_sums(
-    found: FactorMixture, rows: FactorRows, init: str, rng: np.random.Generator
+    found: FactorMixture, rows: MixtureRows, init: str, rng: np.random.Generator
 ) -> tuple[SufficientSums, LinearSums]:
-    """The sums over rows that components and groups imply, with the mean of a feature for a missing
-    one, and a sign for a soft label.
-    """
+    # The sums over rows that components and groups imply, with the mean of a feature for a missing
+    # one, and a sign for a soft label.
     seen = ~np.isnan(rows.features)
     x = np.where(seen, rows.features, 0)
     scores = _components(
@@ -328,7 +328,7 @@ def _draw_linear(found: FactorMixture, prior: LinearPrior, linear: Linear, rng_k
 def _draw_rows(
     found: FactorMixture, given: GroupConditional, signs: Array, score: Array, rng_key: Array
 ) -> tuple[dict[str, Array], Array, Array]:
-    """Groups and factors; soft labels that have a sign [row, class]; and the log density."""
+    # Groups and factors; soft labels that have a sign [row, class]; and the log density.
     group_key, soft_key, score_key = random.split(rng_key, 3)
     log_rho = jax.nn.log_softmax(given.log_joint, axis=1)
     z = random.categorical(group_key, log_rho)
@@ -356,7 +356,7 @@ def _draw_rows(
 
 
 def _predict(
-    found: FactorMixture, shape: Shape, state: FactorState, rows: FactorRows
+    found: FactorMixture, shape: Shape, state: FactorState, rows: MixtureRows
 ) -> Prediction:
     factors, linear, moments = state.factors, state.linear, loading_moments(state.linear)
     # The predictive of the factors has a covariance; a scale where it has none.

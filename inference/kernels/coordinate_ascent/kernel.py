@@ -212,9 +212,8 @@ class MixtureAscent:
     def _visited(
         self, rng_key: Array, message: Message, bucket: RowBucket, score: Array
     ) -> tuple[SufficientSums, Array]:
-        """The sums over the rows of a bucket, by all its chunks or by some that stand for all; and
-        the new scores.
-        """
+        # The sums over the rows of a bucket, by all its chunks or by some that stand for all; and
+        # the new scores.
         num_rows, num_chunks = len(self.rows.features), len(bucket.row)
         if self.batch_size is None:
             return sum_rows(message, bucket, score, num_rows)

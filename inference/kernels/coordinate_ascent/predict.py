@@ -45,10 +45,9 @@ class Prediction(NamedTuple):
 
 def predict_rows(found: Assignment, factors: Factors, rows: MixtureRows) -> Prediction:
     """The predictions of rows, as if they had not been fitted."""
-    dtype = factors.sticks[0].dtype
     given = (
         jax.tree.map(
-            lambda part: jnp.asarray(part, dtype),
+            lambda part: jnp.asarray(part, factors.sticks[0].dtype),
             (rows.features, rows.extras, rows.signs, rows.columns),
         ),
         jnp.asarray(rows.task),
@@ -114,9 +113,8 @@ def log_weights(factors: Factors) -> Float[Array, "task group"]:
 
 
 def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:
-    """The log density of what a row shows, and the mean and covariance of all its features given
-    that, for each group.
-    """
+    # The log density of what a row shows, and the mean and covariance of all its features given
+    # that, for each group.
     loc, kappa, nu, rate = hyper
     freedom, seen = nu + 1 - len(x), ~jnp.isnan(x)
     scale = rate * ((kappa + 1) / (kappa * freedom))[:, None, None]

@@ -138,9 +138,8 @@ def _places(chosen: np.ndarray, kinds: np.ndarray, longest: int, num_rows: int) 
 
 
 def _widths(count: np.ndarray, size: int, most: int = 20, most_buckets: int = 5) -> tuple[int, ...]:
-    """The largest number of missing entries of each bucket, chosen among at most `most` numbers by
-    the cost of a sweep; `size` is that of u.
-    """
+    # The largest number of missing entries of each bucket, chosen among at most `most` numbers by
+    # the cost of a sweep; `size` is that of u.
     sizes, how_many = np.unique(count, return_counts=True)
     ends = np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).round().astype(int))
     how_many = np.add.reduceat(how_many, np.concatenate([[0], ends[:-1] + 1]))
@@ -400,11 +399,10 @@ def incomplete_given_soft(
     cut = one_sided(sign * loc / scale)
     log_joint = log_joint + holes.gain + is_tied * cut.log_mass
     total = jax.nn.logsumexp(log_joint, axis=1)
-    mean = holes.mean + holes.pull * (sign * cut.shift / scale)[:, None]  # 0 beyond the holes
     entries = (
         jnp.broadcast_to(u[:, :, None], form.shape)
         .at[jnp.arange(len(u))[:, None], chunk.missing]
-        .add(mean)
+        .add(holes.mean + holes.pull * (sign * cut.shift / scale)[:, None])  # 0 beyond the holes
     )
     blocks, _, width, block, _ = holes.covariance.shape
     g = holes.pull.reshape(blocks, block, width, groups).swapaxes(1, 2)

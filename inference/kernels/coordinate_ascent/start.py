@@ -83,8 +83,9 @@ def start_sums(
         moments[j, h], columns[j, :, h] = v.T @ v, statistics[own].sum(0)
         asked[j, :, h] = np.einsum("nc,ni,nj->cij", signs != 0, v, v, optimize=True)
         products[j, :, h] = signs.T @ v
-    parts = (moments, asked, products, columns, 0.0)
-    return SufficientSums(*(jnp.asarray(part, float) for part in parts)), share
+    return SufficientSums(
+        *(jnp.asarray(part, float) for part in (moments, asked, products, columns, 0.0))
+    ), share
 
 
 def start_groups(
@@ -123,9 +124,8 @@ def start_groups(
 def _one_group(
     points: np.ndarray, task: np.ndarray, shape: tuple[int, int, int], rng: np.random.Generator
 ) -> np.ndarray:
-    """The share that puts the first group of each task under a shared group of its own; where
-    there are too few, similar tasks under one.
-    """
+    # The share that puts the first group of each task under a shared group of its own; where there
+    # are too few, similar tasks under one.
     of_task = np.arange(shape[0])
     if shape[0] > shape[2]:
         of_task = kmeans(np.stack([points[task == j].mean(0) for j in of_task]), shape[2], rng)

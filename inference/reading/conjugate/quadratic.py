@@ -94,7 +94,7 @@ def gate_expected(hyper: WishartHyper) -> Form:
 
 
 def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
-    """E of the precision and of its log determinant; `root` is the Cholesky factor of the rate."""
+    # E of the precision and of its log determinant; `root` is the Cholesky factor of the rate.
     nu, size = hyper.concentration, hyper.loc.shape[-1]
     log_det = (
         digamma((nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2).sum(-1)
@@ -182,7 +182,7 @@ def precision_of(common: Common) -> Array:
 
 
 def _weights_root(common: Common, moments: Array, products: Array) -> tuple[Array, Array]:
-    """The Cholesky factor of the precision of q(w), and the precision times the mean."""
+    # The Cholesky factor of the precision of q(w), and the precision times the mean.
     precision = precision_of(common)
     identity = jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
     root = jnp.linalg.cholesky(moments + precision[:, None, :, None] * identity)

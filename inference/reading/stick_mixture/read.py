@@ -32,7 +32,7 @@ all rows, at most `MOST` numbers each.
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,7 @@ __all__ = [
 
 FEW = 12  # rows that tell sites apart, and on which the priors must be those of all rows
 MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
+SizedTerm = tuple[Array, Any]  # a log probability, and the size of the terms that it is a sum of
 WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
 
 
@@ -440,32 +441,26 @@ def gaps(
         terms = block.family.statistics(x, hyper) * block.family.natural(parameters)[group]
         value = terms.sum((1, 2)) + block.family.log_base(x)
         model[block.site] = row_sums(model[block.site], len(group))
-        read[block.site] = SizedTerm(value, jnp.abs(terms).sum((1, 2)))
+        read[block.site] = (value, jnp.abs(terms).sum((1, 2)))
         read |= _of_priors(block, hyper, parameters, model)
     features, extras = jnp.asarray(rows.features, float), jnp.asarray(rows.extras, float)
     if found.holes:
         features = features.at[tuple(rows.holes.T)].set(values[found.holes])
-        model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), SizedTerm(jnp.zeros(()))
+        model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), (jnp.zeros(()), 0.0)
     u = jnp.concatenate([features, jnp.ones((len(features), 1)), extras], 1)
     if found.features:
         parameters = values_by_group(found, found.features, values)
         form = gate_natural(*found.features.family.precision_and_loc(parameters))
         x, const = u[:, : rows.features.shape[1] + 1], form.const[group]
         terms = x[:, :, None] * form.matrix[group] * x[:, None] / 2
-        read[found.features.site] = SizedTerm(
-            const - terms.sum((1, 2)), jnp.abs(const) + jnp.abs(terms).sum((1, 2))
+        read[found.features.site] = (
+            const - terms.sum((1, 2)),
+            jnp.abs(const) + jnp.abs(terms).sum((1, 2)),
         )
         read |= _of_priors(found.features, prior.features, parameters, model)
     if found.experts and prior.experts:
         read |= _of_experts(found.experts, rows, prior.experts, values, u, group)
-    return {name: gap_of_sums(own.value, model[name], own.size) for name, own in read.items()}
-
-
-class SizedTerm(NamedTuple):
-    """A log probability, and the size of the terms that it is a sum of."""
-
-    value: Array
-    size: Any = 0.0  # [row], or one for all
+    return {name: gap_of_sums(own, model[name], size) for name, (own, size) in read.items()}
 
 
 def row_sums(term: Array, num_rows: int) -> Array:
@@ -479,10 +474,10 @@ def _of_level(level: StickLevel, prior: Any, values: Any, row: Any) -> dict[str,
     alpha = values[name] if name else prior[0]
     log_weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
     read = {
-        level.site: SizedTerm(log_weights[row, values[level.site]]),
-        level.sticks: SizedTerm(jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))),
+        level.site: (log_weights[row, values[level.site]], 0.0),
+        level.sticks: (jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha)), 0.0),
     }
-    return read | ({name: SizedTerm(_log_gamma(alpha, *prior))} if name else {})
+    return read | ({name: (_log_gamma(alpha, *prior), 0.0)} if name else {})
 
 
 def _of_priors(
@@ -490,11 +485,8 @@ def _of_priors(
 ) -> dict[str, SizedTerm]:
     *others, last = block.priors
     model[last] = sum((model[name] for name in others), start=model[last])
-    return {
-        last: SizedTerm(
-            jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters))
-        )
-    }
+    term = block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)
+    return {last: (jnp.sum(term), 0.0)}
 
 
 def _of_experts(
@@ -508,16 +500,15 @@ def _of_experts(
     common = with_class_axis(values[precision], 2) if precision else prior.concentration
     centre = with_class_axis(values[loc], 2) if loc else prior.loc
     size = jnp.abs(terms).sum(-1) * (1 + jnp.abs(t - score))
-    read = {
-        soft: SizedTerm(_log_normal(t, score, jnp.ones_like(t)), size),
-        label: SizedTerm(jnp.where(is_wrong, -jnp.inf, 0.0)),
-        weights: SizedTerm(jnp.sum(_log_normal(w, centre[:, None], common[:, None]))),
+    of_loc = jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common))
+    of_precision = jnp.sum(_log_gamma(common, prior.concentration, prior.rate))
+    return {
+        soft: (_log_normal(t, score, jnp.ones_like(t)), size),
+        label: (jnp.where(is_wrong, -jnp.inf, 0.0), 0.0),
+        weights: (jnp.sum(_log_normal(w, centre[:, None], common[:, None])), 0.0),
+        **({loc: (of_loc, 0.0)} if loc else {}),
+        **({precision: (of_precision, 0.0)} if precision else {}),
     }
-    if precision:
-        read[precision] = SizedTerm(jnp.sum(_log_gamma(common, prior.concentration, prior.rate)))
-    if loc:
-        read[loc] = SizedTerm(jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common)))
-    return read
 
 
 def _log_normal(x: Array, loc: Any, precision: Any) -> Array:

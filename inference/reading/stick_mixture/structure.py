@@ -184,8 +184,8 @@ class Assignment:
 
     def start(self, program: Program, seed: int) -> dict[str, np.ndarray]:
         """Random unconstrained values of the latent sites of a program."""
-        upper = {self.upper.site: self.num_groups} if self.upper else {}
-        return random_start(program, seed, {self.z: self.num_own} | upper)
+        pairs = zip(self.levels, (self.num_own, self.num_groups), strict=False)
+        return random_start(program, seed, {level.site: num for level, num in pairs})
 
     def group_of_rows(self, values: Mapping[str, Array], task: Any) -> Array:
         """The group whose parameters each row has, given the task of each."""
@@ -385,7 +385,7 @@ def _places(found: Assignment, features: np.ndarray, coded: np.ndarray | None) -
 
 
 def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
-    """The task of each row: the row of sticks whose weights are the probabilities of its group."""
+    # The task of each row: the row of sticks whose weights are the probabilities of its group.
     weights = np.exp(log_sticks(np.log(seen["sticks"]), np.log1p(-seen["sticks"])))
     first = np.argsort(weights[:, 0])
     task = first[
@@ -407,9 +407,8 @@ def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
 def _seen_by_experts(
     found: Assignment, experts: Experts, at: Any, values: Mapping[str, Array], fill: dict
 ) -> tuple[Array, Array]:
-    """The features with their missing entries filled in; and the loc of the soft labels when each
-    weight alone is 1 [weight, class, row].
-    """
+    # The features with their missing entries filled in; and the loc of the soft labels when each
+    # weight alone is 1 [weight, class, row].
     weights = values[experts.weights]
 
     def loc(unit: Array) -> Array:
@@ -428,7 +427,7 @@ def _seen_by_experts(
 def _design(
     experts: Experts, seen: Mapping[str, Any], num_features: int
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Data columns beside the features and the one, and the place of each weight among them all."""
+    # Data columns beside the features and the one, and the place of each weight among them all.
     extras, design = [], []
     for j, (first, second) in enumerate(zip(*seen["design"], strict=True)):
         require(
@@ -466,9 +465,8 @@ def _equal(one: np.ndarray, other: Any) -> np.ndarray:
 
 
 def _tried_labels(experts: Experts, at: Any, values: Mapping[str, Array]) -> dict[str, Array]:
-    """Which labels are possible when one soft label alone is positive, or none; and, starting from
-    a possible case, when the sign of one soft label changes.
-    """
+    # Which labels are possible when one soft label alone is positive, or none; and, starting from a
+    # possible case, when the sign of one soft label changes.
     shape, dtype = values[experts.soft].shape, values[experts.soft].dtype
     answers = (len(shape) > 1 and shape[0]) or 1
 
