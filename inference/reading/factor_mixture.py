@@ -21,7 +21,6 @@ Cost: that of reading a mixture, and a few more evaluations of the model on all 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -35,31 +34,26 @@ from numpyro.distributions import biject_to
 from inference.program.program import Program
 from inference.program.sites import unwrap
 from inference.reading.conjugate.loadings import LinearPrior, known_loadings, row_forms
-from inference.reading.proof import (
-    Magnitude,
-    at_magnitude,
-    further,
-    gap,
-    gap_of_sums,
-    prove,
-    prove_numbers,
-)
+from inference.reading.proof import gap, gap_of_sums
 from inference.reading.stick_mixture.read import (
     FEW,
     MOST,
-    WAY_OUT,
     assignment_site,
     many_rows,
     numbers_of_a_row,
+    prove_for,
+    proved_prior,
     read_assignment,
     row_sums,
     some_rows,
 )
 from inference.reading.stick_mixture.structure import (
+    WAY_OUT,
     Assignment,
     MixtureRows,
     random_start,
     refuse_infinite,
+    refuse_other_children,
     require,
 )
 
@@ -168,7 +162,8 @@ def read_factors(program: Program) -> FactorMixture:
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     linked = _linked(few, z)
-    _refuse_other_children(few, linked)
+    parts = {linked.site, *linked.latent}
+    refuse_other_children(few, {name: parts for name in linked.latent})
     given = read_assignment(_given_scores(program, linked, _constants(few, linked)))
     others = [block.site for block in given.columns] + [level.site for level in given.levels[1:]]
     require(
@@ -178,14 +173,17 @@ def read_factors(program: Program) -> FactorMixture:
     )
     found = FactorMixture(few, linked, given)
     compared = many_rows(program, z, MOST // numbers_of_a_row(few, linked.scores))
-    found = replace(found, prior=_proved(found, compared))
-    refusal = lambda site, _: (
-        f"site {site!r}: the numbers of the priors of its loadings follow the rows; wanted numbers "
-        "that hold for any rows. Compute them outside of the model, and give them as arguments."
+    refusal = lambda site, missed: (
+        f"site {site!r} ({compared.sites[site].family}): read as part of Normal features that are "
+        f"sums of the factors {linked.scores!r} that the group of the row shows, but the log "
+        f"probability of the model misses that by {missed:.2g} (relative), in some row or at some "
+        "value. Look for a parameter that is transformed, scaled, clipped, shared or masked. "
+        f"{WAY_OUT}"
     )
+    found = replace(found, prior=proved_prior(found, compared, _gaps, refusal))
     for other in (few, program):
         if other is not compared:
-            prove_numbers(linked.site, found.prior, found.prior_at, found.start, other, refusal)
+            prove_for(other, found, linked.site, "loadings")
     return found
 
 
@@ -258,25 +256,14 @@ def _behind(few: Program, name: str, family: str, shape: tuple[int, ...]) -> str
     return parents[0] if parents else None
 
 
-def _refuse_other_children(few: Program, linked: Linked) -> None:
-    # Only the features may depend on the loadings and the sites beside them.
-    for name, parents in few.parents.items():
-        allowed = name in (linked.site, *linked.latent) or few.sites[name].kind == "deterministic"
-        shared = sorted(parents & set(linked.latent))
-        require(
-            allowed or not shared,
-            f"site {name!r} ({few.sites[name].family}): it depends on {shared}, which was read "
-            f"as part of the loadings of {linked.site!r}. {WAY_OUT}",
-        )
-
-
 def _constants(few: Program, linked: Linked) -> dict[str, np.ndarray]:
     found = {}
     for name in linked.latent:
         site = few.sites[name]
         zeros = jnp.zeros(site.shape)
-        value = zeros if site.is_discrete else biject_to(site.support)(zeros)
-        found[name] = np.asarray(value, site.dtype)
+        found[name] = np.asarray(
+            zeros if site.is_discrete else biject_to(site.support)(zeros), site.dtype
+        )
     return found
 
 
@@ -310,35 +297,15 @@ def _given_scores(program: Program, linked: Linked, values: Mapping[str, Any]) -
 # The proof.
 
 
-def _proved(found: FactorMixture, program: Program) -> LinearPrior:
-    x = found.rows(program).features
-    refusal = lambda site, missed: (
-        f"site {site!r} ({program.sites[site].family}): read as part of Normal features that are "
-        f"sums of the factors {found.linked.scores!r} that the group of the row shows, but the log "
-        f"probability of the model misses that by {missed:.2g} (relative), in some row or at some "
-        "value. Look for a parameter that is transformed, scaled, clipped, shared or masked. "
-        f"{WAY_OUT}"
-    )
-    identities = lambda some: partial(
-        _compared, found, some, x if some is program else found.rows(some).features
-    )
-    return prove(identities, further(partial(found.start, program), x), refusal, program)[0]
-
-
-def _compared(
-    found: FactorMixture, program: Program, x: np.ndarray, first: Any, second: Any, size: Magnitude
-) -> tuple[dict[str, Array], LinearPrior]:
-    # The gaps at the second start, given the numbers of the priors at the first; and these.
-    prior = found.prior_at(program, program.constrain(first))
-    return _gaps(
-        found, program, prior, jnp.asarray(x, float), at_magnitude(program, second, size)
-    ), prior
-
-
 def _gaps(
-    found: FactorMixture, program: Program, prior: LinearPrior, x: Array, values: dict[str, Array]
+    found: FactorMixture,
+    program: Program,
+    rows: MixtureRows,
+    prior: LinearPrior,
+    values: dict[str, Array],
 ) -> dict[str, Array]:
     linked, each = found.linked, program.log_probs(values)
+    x = jnp.asarray(rows.features, float)
     site, scores, loadings, beta_site, centre_site, noise_site, shown_site, share_site = linked
     at = lambda name, known: values[name] if name else known
     precision, noise = at(beta_site, prior.beta[0]), at(noise_site, prior.noise[0])

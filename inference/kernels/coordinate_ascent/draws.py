@@ -79,8 +79,10 @@ def draw_mixture(
     log_rho = jnp.zeros((num_rows, message.const.shape[1]), dtype)
     for bucket, score in zip(buckets, scores, strict=True):
         log_rho = log_rho.at[bucket.row].set(log_rho_of(message, bucket, score), mode="drop")
-    known = (np.nan_to_num(rows.features), np.ones((num_rows, 1)), rows.extras)
-    entries = jnp.asarray(np.concatenate(known, 1), dtype)
+    entries = jnp.asarray(
+        np.concatenate((np.nan_to_num(rows.features), np.ones((num_rows, 1)), rows.extras), 1),
+        dtype,
+    )
     signs = jnp.asarray(rows.signs, dtype)
 
     def one(key: Array) -> dict[str, Array]:

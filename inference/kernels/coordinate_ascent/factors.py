@@ -334,9 +334,11 @@ def _draw_rows(
     z = random.categorical(group_key, log_rho)
     at = jnp.arange(len(z))
     mean, covariance, pull, loc, variance = (leaf[at, z] for leaf in given[1:-1])
-    scales = jnp.where(given.last > 0, jnp.sqrt(variance)[:, None], 1)
     soft, of_labels = draw_soft_labels(
-        soft_key, jnp.where(given.last > 0, loc[:, None], score[at, :, z]), scales, signs
+        soft_key,
+        jnp.where(given.last > 0, loc[:, None], score[at, :, z]),
+        jnp.where(given.last > 0, jnp.sqrt(variance)[:, None], 1),
+        signs,
     )
     is_tied = given.last.sum(1)
     covariance = covariance - outer(pull) * (is_tied / variance)[:, None, None]
@@ -387,8 +389,9 @@ def _predict(
         square = second.reshape(-1, size * size) @ moments.second.reshape(-1, size * size).T
         log_side = jnp.zeros_like(placed.log_rho)
         if (weights := factors.weights) is not None:
-            of_row = lambda *row: log_label(weights, row[0], shape.design, *row[1:])
-            log_side = jax.vmap(of_row)(chunk.signs, placed.mean, given.covariance)
+            log_side = jax.vmap(lambda *row: log_label(weights, row[0], shape.design, *row[1:]))(
+                chunk.signs, placed.mean, given.covariance
+            )
         return Prediction(
             placed.log_rho,
             jax.nn.logsumexp(placed.log_rho + log_side, axis=1),
@@ -397,8 +400,10 @@ def _predict(
         )
 
     chunks = _chunks(rows, found)
-    flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(rows.features)]
-    whole = jax.tree.map(flat, compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks))
+    whole = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(rows.features)],
+        compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks),
+    )
     seen = jnp.asarray(~np.isnan(rows.features))
     mean = jnp.where(seen, jnp.nan_to_num(jnp.asarray(rows.features, float)), whole.mean)
     return whole._replace(mean=mean, deviation=jnp.where(seen, 0, whole.deviation))

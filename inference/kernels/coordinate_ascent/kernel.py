@@ -187,8 +187,9 @@ class MixtureAscent:
             for i, part in enumerate(zip(data.buckets, state.score, strict=True))
         ]
         each, scores = zip(*visited, strict=True)
-        cast = lambda leaf: leaf.astype(message.const.dtype)
-        total = reduce(SufficientSums.plus, jax.tree.map(cast, each))
+        total = reduce(
+            SufficientSums.plus, jax.tree.map(lambda leaf: leaf.astype(message.const.dtype), each)
+        )
         elbo = total.bound + data.log_base - divergence(self.found, state.factors)
         average = None
         if state.average is not None:
@@ -197,14 +198,17 @@ class MixtureAscent:
         factors = factors_of(
             self.found, self.shape, total, state.factors, is_held=state.step < NUM_HELD
         )
-        is_free = average is None and (factors.common is None or state.step > NUM_HELD)
         size, step = self._size(total, factors), state.step + 1
         return AscentState(
             factors,
             scores,
             size,
             elbo,
-            jnp.where(is_free, elbo - state.elbo, jnp.inf),
+            jnp.where(
+                average is None and (factors.common is None or state.step > NUM_HELD),
+                elbo - state.elbo,
+                jnp.inf,
+            ),
             average,
             step,
         )
@@ -298,8 +302,11 @@ class CoordinateAscent(Algorithm):
         check_setting(
             dtype in (None, "float32", "float64"), "'float32', 'float64' or None", dtype=dtype
         )
-        is_size = batch_size is None or (is_whole(batch_size) and batch_size >= 1)
-        check_setting(is_size, "an integer, at least 1, or None", batch_size=batch_size)
+        check_setting(
+            batch_size is None or (is_whole(batch_size) and batch_size >= 1),
+            "an integer, at least 1, or None",
+            batch_size=batch_size,
+        )
         check_setting(0.5 < forgetting <= 1, "a number above 0.5, at most 1", forgetting=forgetting)
         self.model, self.init_by, self.restarts, self.tolerance = model, init, restarts, tolerance
         self.dtype, self.batch_size, self.forgetting = dtype, batch_size, forgetting

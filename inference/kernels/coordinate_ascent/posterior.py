@@ -138,13 +138,16 @@ def statistics_of(found: Assignment, rows: MixtureRows) -> tuple[np.ndarray, np.
 
 def group_messages(found: Assignment, shape: Shape, factors: Factors) -> Message:
     """What the factors say of a row of each group, the weight of the group left out."""
-    form = None if factors.features is None else gate_expected(factors.features)
     each = [
         block.family.expected(hyper)
         for block, hyper in zip(found.columns, factors.columns, strict=True)
     ]
     return _message(
-        jnp.zeros(found.num_groups, factors.sticks[0].dtype), shape, form, each, factors.weights
+        jnp.zeros(found.num_groups, factors.sticks[0].dtype),
+        shape,
+        None if factors.features is None else gate_expected(factors.features),
+        each,
+        factors.weights,
     )
 
 
@@ -231,8 +234,9 @@ def spread(
         share: The probability of each shared group; None where tasks do not share groups.
     """
     if share is None:
-        broadcast = lambda leaf: jnp.broadcast_to(leaf, (len(log_weights), *leaf.shape))
-        each = jax.tree.map(broadcast, message)
+        each = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (len(log_weights), *leaf.shape)), message
+        )
     else:
         answers = jnp.einsum("jhs,csa->jcha", share, message.answers)
         each = Message(

@@ -6,7 +6,7 @@ import numpy as np
 from inference.kernels.coordinate_ascent.rows import SufficientSums
 from inference.reading.stick_mixture.structure import Assignment, MixtureRows
 
-__all__ = ["STARTS", "at_random", "by_size", "column_means", "kmeans", "start_groups", "start_sums"]
+__all__ = ["STARTS", "by_size", "column_means", "kmeans", "start_groups", "start_sums"]
 
 
 def kmeans(
@@ -37,12 +37,10 @@ def kmeans(
     return _nearest(points, centres)
 
 
-def at_random(points: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.ndarray:
-    """The group of each row, drawn uniformly."""
-    return rng.integers(0, num_groups, len(points))
-
-
-STARTS = {"kmeans": kmeans, "random": at_random}
+STARTS = {
+    "kmeans": kmeans,
+    "random": lambda points, num_groups, rng: rng.integers(0, num_groups, len(points)),
+}
 TOGETHER = "task"  # the start where all rows of a task are in one group
 
 

@@ -144,7 +144,8 @@ def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Li
         beta = _after(
             prior.beta,
             len(mean) / 2,
-            (_variance(covariance) + (mean - prior.loc) ** 2)[:, :-1].sum(0) / 2,
+            (jnp.diagonal(covariance, axis1=-2, axis2=-1) + (mean - prior.loc) ** 2)[:, :-1].sum(0)
+            / 2,
         )
         return Linear(
             mean,
@@ -191,7 +192,7 @@ def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
     beta, log_beta = gamma_means(linear.beta)
     log_betas = jnp.broadcast_to(log_beta, (len(linear.mean), len(log_beta)))
     log_weight = jnp.concatenate([log_betas, jnp.log(prior.centre)[:, None]], 1)
-    away = _variance(linear.covariance) + (linear.mean - prior.loc) ** 2
+    away = jnp.diagonal(linear.covariance, axis1=-2, axis2=-1) + (linear.mean - prior.loc) ** 2
     quadratic = jnp.sum(_weight(prior, beta) * away - log_weight - 1) / 2
     q, share = linear.shown[:, :-1], prior.share
     of_shown = xlogy(q, q) + xlogy(1 - q, 1 - q) - xlogy(q, share) - xlogy(1 - q, 1 - share)
@@ -214,7 +215,3 @@ def _weight(prior: LinearPrior, beta: Array) -> Array:
 def _after(prior: Pair, concentration: Array | float, rate: Array) -> Pair:
     a, b = prior
     return jnp.where(jnp.isinf(b), a, a + concentration), b + rate
-
-
-def _variance(covariance: Array) -> Array:
-    return jnp.diagonal(covariance, axis1=-2, axis2=-1)

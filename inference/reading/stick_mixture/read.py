@@ -30,6 +30,7 @@ all rows, at most `MOST` numbers each.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -55,6 +56,7 @@ from inference.reading.proof import (
     prove_numbers,
 )
 from inference.reading.stick_mixture.structure import (
+    WAY_OUT,
     Assignment,
     ConjugateBlock,
     Experts,
@@ -62,6 +64,7 @@ from inference.reading.stick_mixture.structure import (
     Prior,
     StickLevel,
     event_dim,
+    refuse_other_children,
     require,
     values_by_group,
     with_class_axis,
@@ -72,6 +75,8 @@ __all__ = [
     "gaps",
     "many_rows",
     "numbers_of_a_row",
+    "prove_for",
+    "proved_prior",
     "read_assignment",
     "row_sums",
     "some_rows",
@@ -80,7 +85,6 @@ __all__ = [
 FEW = 12  # rows that tell sites apart, and on which the priors must be those of all rows
 MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
 SizedTerm = tuple[Array, Any]  # a log probability, and the size of the terms that it is a sum of
-WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
 
 
 def read_assignment(program: Program) -> Assignment:
@@ -106,14 +110,16 @@ def read_assignment(program: Program) -> Assignment:
             "the mixture reads it; wanted sticks, parameters of groups, rows that depend on "
             f"{z!r}, and soft labels. {WAY_OUT}",
         )
-    _refuse_other_children(found)
+    _refuse_parameters_elsewhere(found)
     _refuse_shared(found)
     numbers = numbers_of_a_row(few, features.site if features else None)
     compared = many_rows(program, z, MOST // numbers)
-    found = replace(found, prior=_proved_prior(found, compared))
+    found = replace(
+        found, prior=proved_prior(found, compared, gaps, partial(_refusal, found, compared))
+    )
     for others in (few, program):
         if others is not compared:
-            prove_for(others, found)
+            prove_for(others, found, z, "groups")
     return found
 
 
@@ -268,10 +274,9 @@ def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:
     return Experts(soft, labels[0], weights[0], loc, precision)
 
 
-def _refuse_other_children(found: Assignment) -> None:
+def _refuse_parameters_elsewhere(found: Assignment) -> None:
     # Only the sites of its own block may depend on a parameter.
-    few = found.few
-    allowed: dict[str | None, set[str | None]] = {}
+    allowed: dict[Any, set] = {}
     for block in found.blocks:
         allowed |= {name: {block.site, *block.priors} for name in block.priors}
     for level in found.levels:
@@ -279,13 +284,7 @@ def _refuse_other_children(found: Assignment) -> None:
     if found.experts:
         soft, label, weights, loc, precision = found.experts
         allowed |= {soft: {label}, weights: {soft}, loc: {weights}, precision: {weights, loc}}
-    for name, parents in few.parents.items():
-        for parent in parents & set(allowed):
-            require(
-                name in allowed[parent] or few.sites[name].kind == "deterministic",
-                f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which was "
-                f"read as part of {sorted(filter(None, allowed[parent]))}. {WAY_OUT}",
-            )
+    refuse_other_children(found.few, allowed)
 
 
 def _refuse_shared(found: Assignment) -> None:
@@ -343,50 +342,53 @@ def many_rows(program: Program, z: str, size: int) -> Program:
 # The proof.
 
 
-def _proved_prior(found: Assignment, program: Program) -> Prior:
+def proved_prior(found: Any, program: Program, gaps: Callable, refusal: Callable) -> Any:
+    """The numbers of the priors of a reading, once every identity holds on the rows of a program.
+
+    Args:
+        found: An `Assignment`, or another reading with `rows`, `start` and `prior_at`.
+        program: The model with its data.
+        gaps: Of the reading, a program, its rows, the numbers of the priors and values of the
+            sites: how far each site is from what was read.
+        refusal: The message, by site and gap.
+    """
     rows = found.rows(program)
 
-    def refusal(site: str, missed: float) -> str:
-        first = "First look at the numbers of the priors, for a log probability is not finite. "
-        return (
-            f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the "
-            f"log probability of the model misses that by {missed:.2g} (relative), in some row or "
-            f"at some value. {first if math.isinf(missed) else ''}Look for a parameter that is "
-            "transformed, scaled, clipped, shared, masked, or indexed by something else than "
-            f"{found.z!r}. Use SVI with an autoguide for this model, or put a conjugate site there."
-        )
+    def compared(some: Program, rows: Any, first: Any, second: Any, size: Magnitude) -> Any:
+        # The numbers of the priors are those at the first start, the gaps those at the second.
+        prior = found.prior_at(some, some.constrain(first))
+        return gaps(found, some, rows, prior, at_magnitude(some, second, size)), prior
 
-    identities = lambda some: partial(
-        _compared, found, some, rows if some is program else found.rows(some)
+    identities = lambda some: partial(compared, some, rows if some is program else found.rows(some))
+    settings = further(partial(found.start, program), rows.features, *rows.columns)
+    return prove(identities, settings, refusal, program)[0]
+
+
+def _refusal(found: Assignment, program: Program, site: str, missed: float) -> str:
+    first = "First look at the numbers of the priors, for a log probability is not finite. "
+    return (
+        f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the "
+        f"log probability of the model misses that by {missed:.2g} (relative), in some row or "
+        f"at some value. {first if math.isinf(missed) else ''}Look for a parameter that is "
+        "transformed, scaled, clipped, shared, masked, or indexed by something else than "
+        f"{found.z!r}. Use SVI with an autoguide for this model, or put a conjugate site there."
     )
-    return prove(
-        identities,
-        further(partial(found.start, program), rows.features, *rows.columns),
-        refusal,
-        program,
-    )[0]
 
 
-def _compared(
-    found: Assignment,
-    program: Program,
-    rows: MixtureRows,
-    first: Any,
-    second: Any,
-    size: Magnitude,
-) -> tuple[dict[str, Array], Prior]:
-    # The gaps at the second start, given the numbers of the priors at the first; and these.
-    prior = found.prior_at(program, program.constrain(first))
-    return gaps(found, program, rows, prior, at_magnitude(program, second, size)), prior
+def prove_for(others: Program, found: Any, site: str, part: str) -> None:
+    """Raises StructureError where the numbers of a prior differ on the rows of another program.
 
-
-def prove_for(others: Program, found: Assignment) -> None:
-    """Raises StructureError where the numbers of a prior differ on the rows of another program."""
+    Args:
+        others: The other program.
+        found: The reading with the numbers of its priors.
+        site: The site that the error names.
+        part: What has the priors.
+    """
     refusal = lambda site, _: (
-        f"site {site!r}: the numbers of the priors of its groups follow the rows; wanted numbers "
+        f"site {site!r}: the numbers of the priors of its {part} follow the rows; wanted numbers "
         "that hold for any rows. Compute them outside of the model, and give them as arguments."
     )
-    prove_numbers(found.z, found.prior, found.prior_at, found.start, others, refusal)
+    prove_numbers(site, found.prior, found.prior_at, found.start, others, refusal)
 
 
 def _role(found: Assignment, site: str) -> str:
@@ -485,8 +487,9 @@ def _of_priors(
 ) -> dict[str, SizedTerm]:
     *others, last = block.priors
     model[last] = sum((model[name] for name in others), start=model[last])
-    term = block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)
-    return {last: (jnp.sum(term), 0.0)}
+    return {
+        last: (jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)), 0.0)
+    }
 
 
 def _of_experts(

@@ -21,6 +21,7 @@ from inference.reading.conjugate.quadratic import Common
 from inference.reading.crp_mixture import columns
 
 __all__ = [
+    "WAY_OUT",
     "Assignment",
     "ConjugateBlock",
     "Experts",
@@ -30,18 +31,31 @@ __all__ = [
     "event_dim",
     "random_start",
     "refuse_infinite",
+    "refuse_other_children",
     "require",
     "values_by_group",
     "with_class_axis",
 ]
 
 AT_ONCE = 200_000  # rows
+WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
 
 
 def require(is_met: Any, message: str) -> None:
     """Raises StructureError with this message unless a condition is met."""
     if not is_met:
         raise StructureError(message)
+
+
+def refuse_other_children(few: Program, allowed: Mapping[str, set]) -> None:
+    """Raises StructureError where a site depends on a parameter that allows other children only."""
+    for name, parents in few.parents.items():
+        for parent in sorted(parents & set(allowed)):
+            require(
+                name in allowed[parent] or few.sites[name].kind == "deterministic",
+                f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which was "
+                f"read as part of {sorted(filter(None, allowed[parent]))}. {WAY_OUT}",
+            )
 
 
 def random_start(program: Program, seed: int, indices: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -120,7 +120,7 @@ REFUSALS = {
     ),
     "side": (
         features_with(side=True),
-        "site 'side' .Normal.: it depends on .'A'., which was read as part of the loadings",
+        "site 'side' .Normal.: it depends on 'A', which was read as part of .'A'",
     ),
     "shared choice": (
         features_with(shared=True),
