@@ -1,7 +1,7 @@
 """Orthant probabilities: the probability that correlated Normal numbers have given signs.
 
-    P(s_1 t_1 > 0, ..., s_c t_c > 0) for t ~ Normal(loc, L L') is the mean over uniform u_1 ... u_(c-1)
-    of the product of
+    P(s_1 t_1 > 0, ..., s_c t_c > 0) for t ~ Normal(loc, L L') is the mean over uniform u_1 ...
+    u_(c-1) of the product of
 
     p_j = Phi(s_j (loc_j + sum_(i<j) L_ji e_i) / L_jj),    s_j e_j = -Phi^-1(u_j p_j).          (1)
 

@@ -94,11 +94,10 @@ class FactorMixture:
 
     def start(self, program: Program, seed: int) -> dict[str, np.ndarray]:
         """Random unconstrained values of the latent sites of a program."""
-        shown = {self.linked.shown: 2} if self.linked.shown else {}
-        return random_start(program, seed, {self.given.z: self.given.num_own} | shown)
+        return random_start(program, seed, {self.given.z: self.given.num_own, self.linked.shown: 2})
 
     def rows(self, program: Program) -> MixtureRows:
-        """The data of a program by row, with entries u = (factors, 1); refuses infinite features."""
+        """The data of a program by row, entries u = (factors, 1); refuses infinite features."""
         x = np.asarray(program.observed_values[self.linked.site], np.float64)
         refuse_infinite(self.linked.site, x)
         upper = self.given.rows(
@@ -123,7 +122,6 @@ class FactorMixture:
             for name in ("scale", "loc")
         )
         num_factors, num_features = scale.shape
-        noise_scale = number(linked.site, "scale", *program.sites[linked.site].shape)[0]
         centre_loc, centre = jnp.zeros(num_features, scale.dtype), jnp.ones_like(scale[0])
         if linked.centre:
             centre_loc = number(linked.centre, "loc", num_features)
@@ -139,7 +137,10 @@ class FactorMixture:
             jnp.concatenate([loc.T, centre_loc[:, None]], 1),
             centre,
             gamma_of(linked.beta, scale[:, 0] ** -2),
-            gamma_of(linked.noise, noise_scale**-2),
+            gamma_of(
+                linked.noise,
+                number(linked.site, "scale", *program.sites[linked.site].shape)[0] ** -2,
+            ),
             share,
             counts,
         )
@@ -162,8 +163,7 @@ def read_factors(program: Program) -> FactorMixture:
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     linked = _linked(few, z)
-    parts = {linked.site, *linked.latent}
-    refuse_other_children(few, {name: parts for name in linked.latent})
+    refuse_other_children(few, {name: {linked.site, *linked.latent} for name in linked.latent})
     given = read_assignment(_given_scores(program, linked, _constants(few, linked)))
     others = [block.site for block in given.columns] + [level.site for level in given.levels[1:]]
     require(
@@ -330,10 +330,10 @@ def _gaps(
     u = jnp.pad(values[scores], ((0, 0), (0, 1)), constant_values=1.0)
     linear = moments.shown[z] * slope * u
     square = u[:, :, None] * moments.both[z] * matrix * u[:, None] / 2
-    size = jnp.abs(const) + jnp.abs(linear).sum(1) + jnp.abs(square).sum((1, 2))
     gaps = {name: gap(jnp.sum(own), jnp.sum(each[name])) for name, own in read.items() if name}
-    return gaps | {
-        site: gap_of_sums(
-            const + linear.sum(1) - square.sum((1, 2)), row_sums(each[site], len(x)), size
-        )
-    }
+    gaps[site] = gap_of_sums(
+        const + linear.sum(1) - square.sum((1, 2)),
+        row_sums(each[site], len(x)),
+        jnp.abs(const) + jnp.abs(linear).sum(1) + jnp.abs(square).sum((1, 2)),
+    )
+    return gaps

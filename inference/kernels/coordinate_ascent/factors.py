@@ -12,8 +12,8 @@ each of the two needs sums over rows that hold the other one fixed.
 
 A prediction integrates the missing entries of a row out. The factors of a group are taken as Normal
 with the mean and covariance of their predictive, a Student t. The loadings come in by their means
-and covariances under q, as in a sweep. An expert's score has the mean and variance that it has under
-q(w) and those factors.
+and covariances under q, as in a sweep. The score of an expert has the mean and variance that it has
+under q(w) and those factors.
 
 Cost of a step over n rows with P features, K factors and H groups: 2 n (P K^2 + H K^3) + P K^3; of
 a prediction of a row: P K^2 + H K^3.

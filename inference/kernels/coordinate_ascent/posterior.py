@@ -306,7 +306,7 @@ def expected_log_weights(sticks: Pair) -> Array:
 
 
 def sticks_given(count: Float[Array, "*batch group"], concentration: Float[Array, "..."]) -> Pair:
-    """The Beta posterior of each V, given the number of rows of each group and alpha, or its mean."""
+    """The Beta posterior of each V, given the number of rows of each group and alpha or E alpha."""
     return 1 + count[..., :-1], concentration + jnp.cumsum(count[..., ::-1], -1)[..., ::-1][..., 1:]
 
 
@@ -419,8 +419,8 @@ def _experts(
         return None, None
     moments, products = expert_sums(shape, sums)
     # At a start q(zeta, lambda) is the prior with a larger variance, which leaves the weights free.
-    wide = own._replace(rate=WIDE * own.rate)
-    common = wide if before is None or before.common is None else before.common
+    known = None if before is None else before.common
+    common = known or own._replace(rate=WIDE * own.rate)
 
     def turn(_, at):
         weights = weights_posterior(at[1], moments, products)
@@ -456,23 +456,20 @@ def divergence(found: Assignment, factors: Factors) -> Array:
 def _stick_divergence(prior: Pair, concentration: Pair, sticks: Pair) -> Array:
     (mean, mean_log), (c1, c0) = gamma_means(concentration), sticks
     one = jnp.ones_like(c1)
-    total = jnp.sum(
-        beta_divergence(sticks, (one, one))
-        - mean_log
-        - (mean - 1) * (digamma(c0) - digamma(c1 + c0))
-    )
-    return total + gamma_divergence(concentration, prior)
+    log_left = digamma(c0) - digamma(c1 + c0)
+    of_sticks = beta_divergence(sticks, (one, one)) - mean_log - (mean - 1) * log_left
+    return jnp.sum(of_sticks) + gamma_divergence(concentration, prior)
 
 
 def parameters_of(found: Assignment, factors: Factors) -> dict[str, dict[str, Array]]:
     """The parameters of the factors by site."""
-    one_row = len(found.few.sites[found.sticks].shape) == 1
-    lower = (factors.concentration, [part[0] if one_row else part for part in factors.sticks])
+    shape = found.few.sites[found.sticks].shape
+    lower = (factors.concentration, [part.reshape(shape) for part in factors.sticks])
     named: dict[str | None, dict[str, Array]] = {}
     if found.upper and factors.upper:
         named[found.upper.site] = {"probs": jnp.exp(factors.upper.log_share)}
-    upper = factors.upper[:2] if factors.upper else lower
-    for level, ((a, b), (c1, c0)) in zip(found.levels, (lower, upper), strict=False):
+    each = (lower, factors.upper[:2] if factors.upper else lower)
+    for level, ((a, b), (c1, c0)) in zip(found.levels, each, strict=False):
         named[level.concentration] = {"concentration": a, "rate": b}
         named[level.sticks] = {"concentration1": c1, "concentration0": c0}
     for block, hyper in zip(found.blocks, (*factors.columns, factors.features), strict=False):

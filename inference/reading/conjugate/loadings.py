@@ -53,7 +53,7 @@ Pair = tuple[Array, Array]
 
 
 class LinearPrior(NamedTuple):
-    """The numbers of the priors. A Gamma is (concentration, rate); a known number (it, infinity)."""
+    """The numbers of the priors: a Gamma is (concentration, rate), a known one (it, infinity)."""
 
     loc: Array  # of the loadings and the centre [feature, entry]
     centre: Array  # precision of the centre [feature]
@@ -131,7 +131,7 @@ def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Li
     """Updates q of the loadings, their precisions and the noise, each given the others, twice."""
 
     def turn(_, at: Linear) -> Linear:
-        noise, weight = gamma_means(at.noise)[0], _weight(prior, gamma_means(at.beta)[0])
+        noise, weight = gamma_means(at.noise)[0], _entries(gamma_means(at.beta)[0], prior.centre)
         precision = (
             noise[:, None, None] * sums.moments
             + weight[:, :, None] * jnp.eye(weight.shape[1], dtype=weight.dtype)[None]
@@ -190,10 +190,9 @@ def shown_posterior(
 def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
     """KL(q | prior), which the evidence bound subtracts."""
     beta, log_beta = gamma_means(linear.beta)
-    log_betas = jnp.broadcast_to(log_beta, (len(linear.mean), len(log_beta)))
-    log_weight = jnp.concatenate([log_betas, jnp.log(prior.centre)[:, None]], 1)
+    log_weight = _entries(log_beta, jnp.log(prior.centre))
     away = jnp.diagonal(linear.covariance, axis1=-2, axis2=-1) + (linear.mean - prior.loc) ** 2
-    quadratic = jnp.sum(_weight(prior, beta) * away - log_weight - 1) / 2
+    quadratic = jnp.sum(_entries(beta, prior.centre) * away - log_weight - 1) / 2
     q, share = linear.shown[:, :-1], prior.share
     of_shown = xlogy(q, q) + xlogy(1 - q, 1 - q) - xlogy(q, share) - xlogy(1 - q, 1 - share)
     return (
@@ -205,11 +204,10 @@ def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
     )
 
 
-def _weight(prior: LinearPrior, beta: Array) -> Array:
-    # E of the prior precision of each entry [feature, entry].
-    return jnp.concatenate(
-        [jnp.broadcast_to(beta, (len(prior.centre), len(beta))), prior.centre[:, None]], 1
-    )
+def _entries(of_factor: Array, of_centre: Array) -> Array:
+    # [feature, entry] from numbers of each factor and of the centre of each feature.
+    factors = jnp.broadcast_to(of_factor, (len(of_centre), len(of_factor)))
+    return jnp.concatenate([factors, of_centre[:, None]], 1)
 
 
 def _after(prior: Pair, concentration: Array | float, rate: Array) -> Pair:

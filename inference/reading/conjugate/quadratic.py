@@ -105,11 +105,9 @@ def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
 
 
 def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
-    below = jnp.concatenate([-weighted[:, None, :], jnp.zeros_like(square)[:, None, None]], 2)
-    return Form(
-        (log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2,
-        jnp.concatenate([jnp.concatenate([precision, -weighted[:, :, None]], 2), below], 1),
-    )
+    column, corner = -weighted[:, :, None], jnp.zeros_like(square)[:, None, None]
+    const = (log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2
+    return Form(const, jnp.block([[precision, column], [column.mT, corner]]))
 
 
 def gate_posterior(prior: WishartHyper, moments: Float[Array, "group entry entry"]) -> WishartHyper:

@@ -112,8 +112,9 @@ def read_assignment(program: Program) -> Assignment:
         )
     _refuse_parameters_elsewhere(found)
     _refuse_shared(found)
-    numbers = numbers_of_a_row(few, features.site if features else None)
-    compared = many_rows(program, z, MOST // numbers)
+    compared = many_rows(
+        program, z, MOST // numbers_of_a_row(few, features.site if features else None)
+    )
     found = replace(
         found, prior=proved_prior(found, compared, gaps, partial(_refusal, found, compared))
     )

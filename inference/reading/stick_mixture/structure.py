@@ -58,7 +58,7 @@ def refuse_other_children(few: Program, allowed: Mapping[str, set]) -> None:
             )
 
 
-def random_start(program: Program, seed: int, indices: Mapping[str, int]) -> dict[str, np.ndarray]:
+def random_start(program: Program, seed: int, indices: Mapping[Any, int]) -> dict[str, np.ndarray]:
     """Random unconstrained values of the latent sites of a program, drawn by NumPy, because JAX
     would compile code for them.
 
@@ -408,8 +408,8 @@ def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
     missed = abs(weights[task] - seen["weights"]).max(1)
     require(
         np.allclose(weights[task], seen["weights"], atol=1e-5),
-        f"site {found.z!r}: the probabilities of row {np.argmax(missed)} are the stick-breaking weights of "
-        f"no row of {found.sticks!r}; wanted V_h prod_(l<h) (1 - V_l), the last stick 1. "
+        f"site {found.z!r}: the probabilities of row {np.argmax(missed)} are the stick-breaking "
+        f"weights of no row of {found.sticks!r}; wanted V_h prod_(l<h) (1 - V_l), the last stick 1. "
         "Use SVI with an autoguide for this model.",
     )
     return task
