@@ -162,8 +162,8 @@ def factor_posterior(
     whole = jnp.concatenate([mean, jnp.ones_like(mean[..., :1])], -1)
     score = jnp.einsum("nhi,chi->nch", whole, message.answers)
     others = soft_labels(score, (chunk.signs * (1 - given.last))[..., None])[0]
-    t = others + given.last[..., None] * (given.loc + moved)[:, None]
     tie = jnp.pad(given.pull * (1 - lost)[..., None], ((0, 0), (0, 0), (0, 1)))
+    t = others + given.last[..., None] * (given.loc + moved)[:, None]
     products = t[..., None] * whole[:, None] + given.last[..., None, None] * tie[:, None]
     bound = jax.nn.logsumexp(given.log_joint, axis=1)
     return FactorPosterior(

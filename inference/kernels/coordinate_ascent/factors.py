@@ -153,8 +153,9 @@ class FactorAscent:
             known(prior.noise),
             shown,
         )
-        factors = factors_of(self.found.given, self.shape, sums)
-        return factors, linear_posterior(prior, linear, linear_sums)
+        return factors_of(self.found.given, self.shape, sums), linear_posterior(
+            prior, linear, linear_sums
+        )
 
     def moved(self, rng_key: Array, state: FactorState, data: FactorChunks) -> FactorState:
         """A step, which needs no random numbers; the bound is that of the q it started from."""
@@ -373,9 +374,13 @@ def _predict(
     message = Message(const, form.matrix, nothing[..., 0], nothing, nothing[:, :, 0, 0])
     # The mean of each feature's noise; rate / concentration where it has no mean.
     concentration, noise_rate = linear.noise
-    free = jnp.where(concentration > 1, concentration - 1, concentration)
     is_known = jnp.isinf(noise_rate)
-    noise = jnp.where(is_known, 1 / concentration, jnp.where(is_known, 1, noise_rate) / free)
+    noise = jnp.where(
+        is_known,
+        1 / concentration,
+        jnp.where(is_known, 1, noise_rate)
+        / jnp.where(concentration > 1, concentration - 1, concentration),
+    )
 
     def of_chunk(chunk: FactorChunks) -> Prediction:
         # Mean and deviation of all features, those that are seen as well.
@@ -384,9 +389,8 @@ def _predict(
         given = group_conditional(message, moments, unlabelled, no_labels)
         placed = factor_posterior(message, moments, unlabelled, no_labels)
         rho, size = jnp.exp(placed.log_rho), shape.num_entries
-        second = jnp.einsum("nh,hij,nhij->nij", rho, moments.both, placed.second)
         mean = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, placed.mean) @ moments.mean.T
-        square = second.reshape(-1, size * size) @ moments.second.reshape(-1, size * size).T
+        square = jnp.einsum("nh,hij,nhij,pij->np", rho, moments.both, placed.second, moments.second)
         log_side = jnp.zeros_like(placed.log_rho)
         if (weights := factors.weights) is not None:
             log_side = jax.vmap(lambda *row: log_label(weights, row[0], shape.design, *row[1:]))(

@@ -456,8 +456,11 @@ def divergence(found: Assignment, factors: Factors) -> Array:
 def _stick_divergence(prior: Pair, concentration: Pair, sticks: Pair) -> Array:
     (mean, mean_log), (c1, c0) = gamma_means(concentration), sticks
     one = jnp.ones_like(c1)
-    log_left = digamma(c0) - digamma(c1 + c0)
-    of_sticks = beta_divergence(sticks, (one, one)) - mean_log - (mean - 1) * log_left
+    of_sticks = (
+        beta_divergence(sticks, (one, one))
+        - mean_log
+        - (mean - 1) * (digamma(c0) - digamma(c1 + c0))
+    )
     return jnp.sum(of_sticks) + gamma_divergence(concentration, prior)
 
 

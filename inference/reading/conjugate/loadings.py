@@ -190,9 +190,11 @@ def shown_posterior(
 def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
     """KL(q | prior), which the evidence bound subtracts."""
     beta, log_beta = gamma_means(linear.beta)
-    log_weight = _entries(log_beta, jnp.log(prior.centre))
     away = jnp.diagonal(linear.covariance, axis1=-2, axis2=-1) + (linear.mean - prior.loc) ** 2
-    quadratic = jnp.sum(_entries(beta, prior.centre) * away - log_weight - 1) / 2
+    quadratic = (
+        jnp.sum(_entries(beta, prior.centre) * away - _entries(log_beta, jnp.log(prior.centre)) - 1)
+        / 2
+    )
     q, share = linear.shown[:, :-1], prior.share
     of_shown = xlogy(q, q) + xlogy(1 - q, 1 - q) - xlogy(q, share) - xlogy(1 - q, 1 - share)
     return (

@@ -182,8 +182,11 @@ def precision_of(common: Common) -> Array:
 def _weights_root(common: Common, moments: Array, products: Array) -> tuple[Array, Array]:
     # The Cholesky factor of the precision of q(w), and the precision times the mean.
     precision = precision_of(common)
-    identity = jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
-    root = jnp.linalg.cholesky(moments + precision[:, None, :, None] * identity)
+    root = jnp.linalg.cholesky(
+        moments
+        + precision[:, None, :, None]
+        * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
+    )
     return root, products + (precision * common.loc)[:, None]
 
 
@@ -268,5 +271,7 @@ def common_divergence(common: Common, prior: Common) -> Array:
     distance = (
         jnp.where(is_free, prior.gamma, 0) * precision_of(common) * (common.loc - prior.loc) ** 2
     )
-    of_zeta = jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2
-    return jnp.sum(of_zeta + gamma_divergence(common[2:], prior[2:]))
+    return jnp.sum(
+        (jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2)
+        + gamma_divergence(common[2:], prior[2:])
+    )

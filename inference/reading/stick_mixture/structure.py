@@ -210,8 +210,13 @@ class Assignment:
         """One-hot shared group of each group of a task [task, own group, group]; None without a
         level above.
         """
-        one_hot = partial(jax.nn.one_hot, dtype=values[self.sticks].dtype)
-        return one_hot(values[self.upper.site], self.num_groups) if self.upper else None
+        return (
+            partial(jax.nn.one_hot, dtype=values[self.sticks].dtype)(
+                values[self.upper.site], self.num_groups
+            )
+            if self.upper
+            else None
+        )
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> Prior:
         """The numbers of the priors, as the model has them at these values of the latent sites."""
@@ -244,8 +249,12 @@ class Assignment:
         ...], with an axis of columns put in where there is none.
         """
         first = block.priors[0]
-        num_axes = len(self.few.sites[first].shape) - event_dim(self.few, first)
-        return leaf if block == self.features or num_axes > 1 else leaf[:, None]
+        return (
+            leaf
+            if block == self.features
+            or (len(self.few.sites[first].shape) - event_dim(self.few, first)) > 1
+            else leaf[:, None]
+        )
 
     def rows(self, program: Program) -> MixtureRows:
         """The data of a program by row; refuses values that a family cannot have."""
@@ -427,8 +436,9 @@ def _seen_by_experts(
 
     def loc(unit: Array) -> Array:
         trace = at({**fill, experts.weights: jnp.broadcast_to(unit, weights.shape)})
-        loc = unwrap(trace[experts.soft]["fn"]).loc
-        return with_class_axis(jnp.broadcast_to(loc, values[experts.soft].shape), 2)
+        return with_class_axis(
+            jnp.broadcast_to(unwrap(trace[experts.soft]["fn"]).loc, values[experts.soft].shape), 2
+        )
 
     filled = (
         at(fill)[found.features.site]["value"]
