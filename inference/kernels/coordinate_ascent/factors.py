@@ -388,7 +388,7 @@ def _predict(
         no_labels = jnp.zeros((*unlabelled.signs.shape, len(const)), const.dtype)
         given = group_conditional(message, moments, unlabelled, no_labels)
         placed = factor_posterior(message, moments, unlabelled, no_labels)
-        rho, size = jnp.exp(placed.log_rho), shape.num_entries
+        rho = jnp.exp(placed.log_rho)
         mean = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, placed.mean) @ moments.mean.T
         square = jnp.einsum("nh,hij,nhij,pij->np", rho, moments.both, placed.second, moments.second)
         log_side = jnp.zeros_like(placed.log_rho)

@@ -210,13 +210,8 @@ class Assignment:
         """One-hot shared group of each group of a task [task, own group, group]; None without a
         level above.
         """
-        return (
-            partial(jax.nn.one_hot, dtype=values[self.sticks].dtype)(
-                values[self.upper.site], self.num_groups
-            )
-            if self.upper
-            else None
-        )
+        one_hot = partial(jax.nn.one_hot, dtype=values[self.sticks].dtype)
+        return one_hot(values[self.upper.site], self.num_groups) if self.upper else None
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> Prior:
         """The numbers of the priors, as the model has them at these values of the latent sites."""
@@ -418,8 +413,8 @@ def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
     require(
         np.allclose(weights[task], seen["weights"], atol=1e-5),
         f"site {found.z!r}: the probabilities of row {np.argmax(missed)} are the stick-breaking "
-        f"weights of no row of {found.sticks!r}; wanted V_h prod_(l<h) (1 - V_l), the last stick 1. "
-        "Use SVI with an autoguide for this model.",
+        f"weights of no row of {found.sticks!r}; wanted V_h prod_(l<h) (1 - V_l), the last stick "
+        "1. Use SVI with an autoguide for this model.",
     )
     return task
 
