@@ -20,8 +20,11 @@ def kmeans(
         rng: A random generator.
         most_rows: The number of rows that the centres are found from.
     """
-    is_large = len(points) > most_rows
-    some = points[rng.choice(len(points), most_rows, replace=False)] if is_large else points
+    some = (
+        points[rng.choice(len(points), most_rows, replace=False)]
+        if len(points) > most_rows
+        else points
+    )
     centres = some[rng.integers(len(some))][None]
     distance = np.full(len(some), np.inf)
     while len(centres) < num_groups:
