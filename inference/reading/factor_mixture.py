@@ -1,31 +1,26 @@
-"""Reading a mixture among common factors: groups see the factors of a row, and features are sums of
-those.
+"""Finds a mixture among common factors in a model, and proves it: groups see the factors of a row,
+and features are noisy sums of those factors.
 
-    structure = read_factors(program)             # which sites play which part; or an error that
-                                                  names the site
-    structure.given                               # the mixture as if factors were data, as
-                                                  `inference.reading.stick_mixture.read` reads it
-    structure.prior                               # the numbers of the priors of what is between
-                                                  factors and features
-    rows = structure.rows(program)                # the data, one entry a row
+    found = read_factors(program)     # a `FactorMixture`: which site plays which part
+    found.given                       # the mixture as if factors were data, an `Assignment`
+    found.prior                       # the numbers of the priors between factors and features
+    found.rows(program)               # the data by row
 
-    z[i], groups, soft labels and labels   a truncated mixture, factors s[i] in the place of
-                                           features
+    z, groups, soft labels, labels    a truncated mixture with the factors s[i] as its features
     features     x[i, p] ~ Normal(c[p] + sum_k s[i, k] b[z[i], k] A[k, p], 1 / psi[p]), NaN where
                  missing
-    A, c, b, psi as `inference.reading.conjugate.loadings` has them; there may be no c and no b;
-    priors conjugate, or numbers that are known
+    A, c, b, psi as `inference.reading.conjugate.loadings` has them. There may be no c and no b.
+                 Priors are conjugate, or known numbers.
 
-Given the factors everything above the features is a mixture of what would be data, and is read and
-proved as such, by the same code. The rest is read by types, shapes and dependencies, and proved by
-comparing each site's log probability with the model's own at random values, in each row.
+Given the factors everything above the features is a mixture with known data, and is read and proved
+by the same code. The rest is read by types, shapes and dependencies, and proved by comparing each
+site's log probability with the model's own at random values, row by row.
 
-Cost: that of reading a mixture, and a few evaluations more of the model on all rows, or on many.
+Cost: that of reading a mixture, and a few more evaluations of the model on all rows, or on many.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -37,31 +32,32 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from inference.program.program import Program
-from inference.program.sites import StructureError, unwrap
-from inference.reading.conjugate.loadings import LinearPrior, of_rows, told_at
-from inference.reading.proof import (
-    Magnitude,
-    at_magnitude,
-    further,
-    gap,
-    gap_of_sums,
-    prove,
-    prove_numbers,
-)
+from inference.program.sites import unwrap
+from inference.reading.conjugate.loadings import LinearPrior, known_loadings, row_forms
+from inference.reading.proof import gap, gap_of_sums
 from inference.reading.stick_mixture.read import (
     FEW,
     MOST,
-    WAY_OUT,
     assignment_site,
     many_rows,
     numbers_of_a_row,
+    prove_for,
+    proved_prior,
     read_assignment,
     row_sums,
     some_rows,
 )
-from inference.reading.stick_mixture.structure import Assignment
+from inference.reading.stick_mixture.structure import (
+    WAY_OUT,
+    Assignment,
+    MixtureRows,
+    random_start,
+    refuse_infinite,
+    refuse_other_children,
+    require,
+)
 
-__all__ = ["FactorMixture", "FactorRows", "GivenScores", "Linked", "has_factors", "read_factors"]
+__all__ = ["FactorMixture", "GivenScores", "Linked", "has_factors", "read_factors"]
 
 
 class Linked(NamedTuple):
@@ -78,22 +74,13 @@ class Linked(NamedTuple):
 
     @property
     def latent(self) -> tuple[str, ...]:
-        """But for the scores."""
+        """The latent sites but for the scores."""
         return tuple(name for name in self[2:] if name)
-
-
-class FactorRows(NamedTuple):
-    """The data."""
-
-    features: np.ndarray  # [row, feature], NaN where missing
-    # [row, class]: the side of 0 on which a soft label lies; 0 where the label does not tell
-    signs: np.ndarray
-    design: tuple[int, ...]  # which entry of u = (factors, 1) each weight of an expert is for
 
 
 @dataclass(frozen=True)
 class FactorMixture:
-    """Who is who among the sites."""
+    """Which site plays which part in the mixture."""
 
     few: Program  # the model on a few of its rows
     linked: Linked
@@ -102,276 +89,194 @@ class FactorMixture:
 
     @property
     def num_factors(self) -> int:
-        """Columns of the scores."""
+        """The number of factors of a row."""
         return self.few.sites[self.linked.scores].shape[1]
 
     def start(self, program: Program, seed: int) -> dict[str, np.ndarray]:
-        """Values at random, unconstrained."""
-        rng, found = np.random.default_rng(seed), {}
-        for name in program.latent:
-            site = program.sites[name]
-            if name in (self.given.z, self.linked.shown):
-                found[name] = rng.integers(
-                    0, self.given.num_own if name == self.given.z else 2, site.shape
-                ).astype(site.dtype)
-            else:
-                found[name] = rng.uniform(
-                    -1.0, 1.0, biject_to(site.support).inverse_shape(site.shape)
-                ).astype(site.dtype)
-        return found
+        """Random unconstrained values of the latent sites of a program."""
+        return random_start(program, seed, {self.given.z: self.given.num_own, self.linked.shown: 2})
 
-    def rows(self, program: Program) -> FactorRows:
-        """The data by row, refused where they are infinite."""
+    def rows(self, program: Program) -> MixtureRows:
+        """The data of a program by row, entries u = (factors, 1); refuses infinite features."""
         x = np.asarray(program.observed_values[self.linked.site], np.float64)
-        if np.isinf(x).any():
-            row, column = np.argwhere(np.isinf(x))[0]
-            raise ValueError(
-                f"site {self.linked.site!r}: row {row}, column {column} is infinite; wanted "
-                "numbers, NaN where missing."
-            )
+        refuse_infinite(self.linked.site, x)
         upper = self.given.rows(
             _given_scores(program, self.linked, _constants(self.few, self.linked))
         )
-        return FactorRows(x, upper.signs, upper.design)
+        return upper._replace(features=x)
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> LinearPrior:
-        """The numbers of the priors at values of the latent sites, on which they must not
-        depend.
-        """
+        """The numbers of the priors, as the model has them at these values of the latent sites."""
         trace, linked = program.trace(values), self.linked
-        fn = lambda name: unwrap(trace[name]["fn"])
-        spread = lambda number, shape: jnp.broadcast_to(number, shape)
-        num_factors, num_features = values[linked.loadings].shape
 
-        def gamma_of(name: str | None, known: Array, size: int) -> tuple[Array, Array]:
-            pair = (
-                (fn(name).concentration, fn(name).rate)
-                if name
-                else (known, jnp.full((), jnp.inf, known.dtype))
-            )
-            return spread(pair[0], (size,)), spread(pair[1], (size,))
+        def number(site: str, name: str, *shape: int) -> Array:
+            return jnp.broadcast_to(getattr(unwrap(trace[site]["fn"]), name), shape)
 
-        a = fn(linked.loadings)
-        scale = spread(a.scale, (num_factors, num_features))
-        centre = fn(linked.centre) if linked.centre else None
-        loc = (
-            spread(centre.loc, (num_features,)) if centre else jnp.zeros(num_features, scale.dtype)
+        def gamma_of(site: str | None, known: Array) -> tuple[Array, Array]:
+            if site is None:
+                return known, jnp.full_like(known, jnp.inf)
+            return number(site, "concentration", len(known)), number(site, "rate", len(known))
+
+        scale, loc = (
+            number(linked.loadings, name, *values[linked.loadings].shape)
+            for name in ("scale", "loc")
         )
-        of_centre = (
-            spread(centre.scale, (num_features,)) ** -2
-            if centre
-            else jnp.ones(num_features, scale.dtype)
-        )
-        shape = (self.given.num_own, num_factors)
-        counts, share = None, jnp.ones(shape, scale.dtype)
-        if linked.shown:
-            counts = (
-                (
-                    spread(fn(linked.share).concentration1, shape),
-                    spread(fn(linked.share).concentration0, shape),
-                )
-                if linked.share
-                else None
-            )
-            share = (
-                counts[0] / (counts[0] + counts[1])
-                if counts
-                else spread(fn(linked.shown).probs, shape)
-            )
-        precision = spread(fn(linked.site).scale, program.sites[linked.site].shape)[0] ** -2
-        locs = jnp.concatenate([spread(a.loc, scale.shape).T, loc[:, None]], 1)
-        of_loadings = gamma_of(linked.beta, scale[:, 0] ** -2, num_factors)
+        num_factors, num_features = scale.shape
+        centre_loc, centre = jnp.zeros(num_features, scale.dtype), jnp.ones_like(scale[0])
+        if linked.centre:
+            centre_loc = number(linked.centre, "loc", num_features)
+            centre = number(linked.centre, "scale", num_features) ** -2
+        shape, counts = (self.given.num_own, num_factors), None
+        share = jnp.ones(shape, scale.dtype)
+        if linked.share:
+            c1, c0 = (number(linked.share, f"concentration{i}", *shape) for i in (1, 0))
+            counts, share = (c1, c0), c1 / (c0 + c1)
+        elif linked.shown:
+            share = number(linked.shown, "probs", *shape)
         return LinearPrior(
-            locs,
-            of_centre,
-            of_loadings,
-            gamma_of(linked.noise, precision, num_features),
+            jnp.concatenate([loc.T, centre_loc[:, None]], 1),
+            centre,
+            gamma_of(linked.beta, scale[:, 0] ** -2),
+            gamma_of(
+                linked.noise,
+                number(linked.site, "scale", *program.sites[linked.site].shape)[0] ** -2,
+            ),
             share,
             counts,
         )
 
 
 def has_factors(program: Program) -> bool:
-    """Whether rows have latent normal vectors of their own; only then is there something for
-    `read_factors`.
-    """
+    """Whether rows have latent Normal vectors of their own, so that `read_factors` applies."""
     return bool(_scores(program))
 
 
 def _scores(program: Program) -> list[str]:
-    rows = next(
-        (
-            site.plates
-            for site in program.sites.values()
-            if site.kind == "latent" and site.family.startswith("Categorical")
-        ),
-        None,
-    )
-    is_vector = lambda site: (
-        site.kind == "latent" and site.family == "MultivariateNormal" and len(site.shape) == 2
-    )
-    return [name for name, site in program.sites.items() if is_vector(site) and site.plates == rows]
+    sites = [site for site in program.sites.values() if site.kind == "latent"]
+    rows = next((site.plates for site in sites if site.family.startswith("Categorical")), None)
+    is_vector = lambda site: site.family == "MultivariateNormal" and len(site.shape) == 2
+    return [site.name for site in sites if is_vector(site) and site.plates == rows]
 
 
 def read_factors(program: Program) -> FactorMixture:
-    """Reads and proves; raises StructureError, by the name of the site, where a part is not what
-    it looks like.
-    """
+    """Reads the mixture of a model and proves it; a StructureError names the site that differs."""
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     linked = _linked(few, z)
-    _refuse_other_children(few, linked)
-    values = _constants(few, linked)
-    given = read_assignment(_given_scores(program, linked, values))
-    _refuse_other_parts(given, linked)
+    refuse_other_children(few, {name: {linked.site, *linked.latent} for name in linked.latent})
+    given = read_assignment(_given_scores(program, linked, _constants(few, linked)))
+    others = [block.site for block in given.columns] + [level.site for level in given.levels[1:]]
+    require(
+        given.features and not others,
+        f"site {(others or [linked.scores])[0]!r}: beside factors only they and labels may depend "
+        f"on groups. {WAY_OUT}",
+    )
     found = FactorMixture(few, linked, given)
     compared = many_rows(program, z, MOST // numbers_of_a_row(few, linked.scores))
-    found = replace(found, prior=_proved(found, compared))
-    for others in (few, program):
-        if others is not compared:
-            _prove_for(others, found)
-    return found
-
-
-def _prove_for(others: Program, found: FactorMixture) -> None:
-    refusal = lambda site, _: (
-        f"site {site!r}: the numbers of the priors of its loadings follow the rows; wanted numbers "
-        "that hold for any rows. Compute "
-        f"them outside of the model, and give them as arguments."
+    refusal = lambda site, missed: (
+        f"site {site!r} ({compared.sites[site].family}): read as part of Normal features that are "
+        f"sums of the factors {linked.scores!r} that the group of the row shows, but the log "
+        f"probability of the model misses that by {missed:.2g} (relative), in some row or at some "
+        "value. Look for a parameter that is transformed, scaled, clipped, shared or masked. "
+        f"{WAY_OUT}"
     )
-    prove_numbers(found.linked.site, found.prior, found.prior_at, found.start, others, refusal)
+    found = replace(found, prior=proved_prior(found, compared, _gaps, refusal))
+    for other in (few, program):
+        if other is not compared:
+            prove_for(other, found, linked.site, "loadings")
+    return found
 
 
 def _linked(few: Program, z: str) -> Linked:
     scores = _scores(few)
-    if len(scores) != 1:
-        raise StructureError(
-            f"sites {scores}: several vectors of factors for each row; wanted one. {WAY_OUT}"
-        )
-    below = [
-        name
-        for name in few.observed
-        if scores[0] in few.parents[name] and few.sites[name].family == "Normal"
-    ]
-    if len(below) != 1 or len(few.sites[below[0]].shape) != 2:
-        raise StructureError(
-            f"site {scores[0]!r}: Normal sites {below} are computed from it; wanted one of "
-            f"features, [row, feature]. {WAY_OUT}"
-        )
+    require(
+        len(scores) == 1,
+        f"sites {scores}: several vectors of factors for each row; wanted one. {WAY_OUT}",
+    )
+    depends = lambda name: scores[0] in few.parents[name] and few.sites[name].family == "Normal"
+    below = [name for name in few.observed if depends(name)]
+    require(
+        [len(few.sites[name].shape) for name in below] == [2],
+        f"site {scores[0]!r}: Normal sites {below} are computed from it; wanted one of features, "
+        f"[row, feature]. {WAY_OUT}",
+    )
     site = below[0]
     num_features, num_factors = few.sites[site].shape[1], few.sites[scores[0]].shape[1]
-    parents, found = (
-        few.parents[site] - {scores[0], z},
-        dict.fromkeys(("loadings", "centre", "noise", "shown")),
-    )
+    parents = sorted(few.parents[site] - {scores[0], z})
     kinds = {
         ("Normal", (num_factors, num_features)): "loadings",
         ("Normal", (num_features,)): "centre",
         ("Gamma", (num_features,)): "noise",
     }
-    for name in sorted(parents):
+    found: dict[Any, Any] = dict.fromkeys(("loadings", "centre", "noise", "shown"))
+    for name in parents:
         own = few.sites[name]
-        is_shown = (
-            own.family == "BernoulliProbs" and len(own.shape) == 2 and own.shape[1] == num_factors
-        )
+        is_shown = own.family == "BernoulliProbs" and own.shape[1:] == (num_factors,)
         role = "shown" if is_shown else kinds.get((own.family, own.shape))
-        if role is None or found[role]:
-            raise StructureError(
-                f"site {site!r}: it is computed from {name!r} ({own.family}, of shape "
-                f"{own.shape}); wanted Normal loadings "
-                f"[{num_factors}, {num_features}], a Normal centre and a Gamma precision of each "
-                "feature, and a Bernoulli site for each "
-                f"group and factor. {WAY_OUT}"
-            )
-        found[role] = name
-    if not found["loadings"]:
-        raise StructureError(
-            f"site {site!r}: no Normal loadings [{num_factors}, {num_features}] among "
-            f"{sorted(parents)}. {WAY_OUT}"
+        require(
+            role and not found[role],
+            f"site {site!r}: it is computed from {name!r} ({own.family}, of shape {own.shape}); "
+            f"wanted Normal loadings [{num_factors}, {num_features}], a Normal centre and a Gamma "
+            "precision of each feature, and a Bernoulli site for each group and factor. "
+            f"{WAY_OUT}",
         )
-    beta = _behind(few, found["loadings"], "Gamma", (num_factors,))
-    share = (
-        _behind(few, found["shown"], "Beta", few.sites[found["shown"]].shape)
-        if found["shown"]
-        else None
+        found[role] = name
+    require(
+        found["loadings"],
+        f"site {site!r}: no Normal loadings [{num_factors}, {num_features}] among {parents}. "
+        f"{WAY_OUT}",
     )
-    for name in (found["centre"], found["noise"]):
-        if name:
-            _behind(few, name, "", ())
+    loadings, centre, noise, shown = found.values()
+    share = _behind(few, shown, "Beta", few.sites[shown].shape) if shown else None
+    for name in filter(None, (centre, noise)):
+        _behind(few, name, "", ())
     return Linked(
         site,
         scores[0],
-        found["loadings"],
-        beta,
-        found["centre"],
-        found["noise"],
-        found["shown"],
+        loadings,
+        _behind(few, loadings, "Gamma", (num_factors,)),
+        centre,
+        noise,
+        shown,
         share,
     )
 
 
 def _behind(few: Program, name: str, family: str, shape: tuple[int, ...]) -> str | None:
-    """The parent of a site, if it has one."""
+    # The only parent of a site, of this family and shape and without parents, if it has one.
     parents = sorted(few.parents[name])
-    right = [
-        parent
-        for parent in parents
-        if (few.sites[parent].family, few.sites[parent].shape) == (family, shape)
-    ]
-    if parents != right or len(parents) > 1 or any(few.parents[parent] for parent in parents):
-        wanted = f"numbers, or one {family} site of shape {shape}" if family else "numbers"
-        raise StructureError(
-            f"site {name!r}: its prior is computed from {parents}; wanted {wanted}. {WAY_OUT}"
-        )
+    kinds = {
+        (few.sites[each].family, few.sites[each].shape, *few.parents[each]) for each in parents
+    }
+    wanted = f"numbers, or one {family} site of shape {shape}" if family else "numbers"
+    require(
+        len(parents) < 2 and kinds <= {(family, shape)},
+        f"site {name!r}: its prior is computed from {parents}; wanted {wanted}. {WAY_OUT}",
+    )
     return parents[0] if parents else None
 
 
-def _refuse_other_children(few: Program, linked: Linked) -> None:
-    """Loadings and what belongs to them must tell of nothing but the features."""
-    for name, parents in few.parents.items():
-        allowed = name in (linked.site, *linked.latent) or few.sites[name].kind == "deterministic"
-        shared = sorted(parents & set(linked.latent))
-        if shared and not allowed:
-            raise StructureError(
-                f"site {name!r} ({few.sites[name].family}): it depends on {shared}, which was read "
-                "as part of the loadings of "
-                f"{linked.site!r}. {WAY_OUT}"
-            )
-
-
-def _refuse_other_parts(given: Assignment, linked: Linked) -> None:
-    site = next((block.site for block in given.columns), given.upper.site if given.upper else None)
-    if site or given.features is None:
-        raise StructureError(
-            f"site {site or linked.scores!r}: beside factors only they and labels may depend on "
-            f"groups. {WAY_OUT}"
-        )
-
-
 def _constants(few: Program, linked: Linked) -> dict[str, np.ndarray]:
-    """Some values of what is between factors and features."""
     found = {}
     for name in linked.latent:
         site = few.sites[name]
-        value = (
-            np.zeros(site.shape)
-            if site.is_discrete
-            else biject_to(site.support)(jnp.zeros(site.shape))
+        zeros = jnp.zeros(site.shape)
+        found[name] = np.asarray(
+            zeros if site.is_discrete else biject_to(site.support)(zeros), site.dtype
         )
-        found[name] = np.asarray(value, site.dtype)
     return found
 
 
 @dataclass(frozen=True)
 class GivenScores:
-    """A model as if the factors of a row were data, without the features and what makes them."""
+    """A model as if the factors of a row were data, without the features and the sites between."""
 
     model: Callable
     linked: Linked
-    values: Mapping[str, Any]  # of the sites that are left out, which then say nothing
+    values: Mapping[str, Any]  # of the sites that are left out
 
     def __call__(self, scores: Any, **arguments: Any) -> Any:
-        """Runs it."""
+        """Runs the model at these factors."""
         held = {name: jnp.asarray(self.values[name]) for name in self.linked.latent}
         conditioned = handlers.condition(
             handlers.substitute(self.model, data=held), {self.linked.scores: jnp.asarray(scores)}
@@ -382,96 +287,53 @@ class GivenScores:
 
 
 def _given_scores(program: Program, linked: Linked, values: Mapping[str, Any]) -> Program:
-    shape = program.sites[linked.scores].shape
     return Program(
         GivenScores(program.model, linked, values),
-        np.random.default_rng(0).normal(size=shape),
+        np.random.default_rng(0).normal(size=program.sites[linked.scores].shape),
         **program.arguments,
     )
 
 
-def _proved(found: FactorMixture, program: Program) -> LinearPrior:
-    """The numbers of the priors; raises StructureError, by the name of the site, where a part is
-    not what it looks like on the rows of `program`.
-    """
-    x = found.rows(program).features
-    refusal = lambda site, missed: (
-        f"site {site!r} ({program.sites[site].family}): read as part of Normal features that are "
-        "sums of the factors "
-        f"{found.linked.scores!r} that the group of the row shows, but the log probability of the "
-        "model misses that by "
-        f"{missed:.2g} (relative), in some row or at some value. Look for a parameter that is "
-        "transformed, scaled, clipped, shared or "
-        f"masked. {WAY_OUT}"
-    )
-    identities = lambda some: partial(
-        _compared, found, some, x if some is program else found.rows(some).features
-    )
-    return prove(identities, further(partial(found.start, program), x), refusal, program)[0]
-
-
-def _compared(
-    found: FactorMixture, program: Program, x: np.ndarray, first: Any, second: Any, size: Magnitude
-) -> tuple[dict[str, Array], LinearPrior]:
-    """The gaps at the second start, by the numbers of the priors at the first; and these."""
-    prior = found.prior_at(program, program.constrain(first))
-    return _gaps(
-        found, program, prior, jnp.asarray(x, float), at_magnitude(program, second, size)
-    ), prior
+# The proof.
 
 
 def _gaps(
-    found: FactorMixture, program: Program, prior: LinearPrior, x: Array, values: dict[str, Array]
-) -> dict[str, Array]:
-    """Of each site how far what was read is from the model; of the features in the worst row."""
-    linked, each = found.linked, program.log_probs(values)
-    number = lambda name, pair: values[name] if name else pair[0]
-    precision, noise = number(linked.beta, prior.beta), number(linked.noise, prior.noise)
-    centre = values[linked.centre] if linked.centre else jnp.zeros(x.shape[1])
-    loc = prior.loc.T
-    read = {
-        linked.loadings: jnp.sum(
-            norm.logpdf(values[linked.loadings], loc[:-1], 1 / jnp.sqrt(precision)[:, None])
-        )
-    }
-    for name, pair in ((linked.beta, prior.beta), (linked.noise, prior.noise)):
-        if name:
-            read[name] = jnp.sum(gamma.logpdf(values[name], pair[0], scale=1 / pair[1]))
-    if linked.centre:
-        read[linked.centre] = jnp.sum(norm.logpdf(centre, loc[-1], 1 / jnp.sqrt(prior.centre)))
-    if linked.share and prior.counts:
-        read[linked.share] = jnp.sum(beta.logpdf(values[linked.share], *prior.counts))
-    if linked.shown:
-        shown, share = (
-            values[linked.shown].astype(float),
-            values[linked.share] if linked.share else prior.share,
-        )
-        read[linked.shown] = jnp.sum(xlogy(shown, share) + xlog1py(1 - shown, -share))
-    value, size = _of_features(found, prior, x, centre, noise, values)
-    gaps = {name: gap(value, jnp.sum(each[name])) for name, value in read.items()}
-    return gaps | {linked.site: gap_of_sums(value, row_sums(each[linked.site], len(x)), size)}
-
-
-def _of_features(
     found: FactorMixture,
+    program: Program,
+    rows: MixtureRows,
     prior: LinearPrior,
-    x: Array,
-    centre: Array,
-    noise: Array,
     values: dict[str, Array],
-) -> tuple[Array, Array]:
-    """Log probability of what each row shows, and how large the terms are that it is a sum of."""
-    linked = found.linked
-    shown = values[linked.shown].astype(float) if linked.shown else jnp.ones_like(prior.share)
-    loadings = jnp.concatenate([values[linked.loadings].T, centre[:, None]], 1)
-    told = told_at(loadings, noise, jnp.concatenate([shown, jnp.ones((len(shown), 1))], 1))
-    seen = ~jnp.isnan(x)
-    const, matrix, slope = of_rows(told, jnp.where(seen, x, 0), seen.astype(float))
-    z, scores = values[found.given.z], values[linked.scores]
-    u = jnp.concatenate([scores, jnp.ones((len(scores), 1))], 1)
-    linear, square = (
-        told.shown[z] * slope * u,
-        u[:, :, None] * told.both[z] * matrix * u[:, None] / 2,
+) -> dict[str, Array]:
+    linked, each = found.linked, program.log_probs(values)
+    x = jnp.asarray(rows.features, float)
+    site, scores, loadings, beta_site, centre_site, noise_site, shown_site, share_site = linked
+    at = lambda name, known: values[name] if name else known
+    precision, noise = at(beta_site, prior.beta[0]), at(noise_site, prior.noise[0])
+    centre, share = at(centre_site, jnp.zeros(x.shape[1])), at(share_site, prior.share)
+    shown = at(shown_site, jnp.ones_like(prior.share)).astype(float)
+    loc, scale = prior.loc.T, 1 / jnp.sqrt(precision)[:, None]
+    read = {
+        loadings: norm.logpdf(values[loadings], loc[:-1], scale),
+        centre_site: norm.logpdf(centre, loc[-1], 1 / jnp.sqrt(prior.centre)),
+        beta_site: gamma.logpdf(precision, prior.beta[0], scale=1 / prior.beta[1]),
+        noise_site: gamma.logpdf(noise, prior.noise[0], scale=1 / prior.noise[1]),
+        shown_site: xlogy(shown, share) + xlog1py(1 - shown, -share),
+        share_site: beta.logpdf(share, *prior.counts) if prior.counts else jnp.zeros(()),
+    }
+    moments = known_loadings(
+        jnp.concatenate([values[loadings].T, centre[:, None]], 1),
+        noise,
+        jnp.pad(shown, ((0, 0), (0, 1)), constant_values=1.0),
     )
-    size = jnp.abs(const) + jnp.abs(linear).sum(1) + jnp.abs(square).sum((1, 2))
-    return const + linear.sum(1) - square.sum((1, 2)), size
+    seen, z = ~jnp.isnan(x), values[found.given.z]
+    const, matrix, slope = row_forms(moments, jnp.where(seen, x, 0), seen.astype(float))
+    u = jnp.pad(values[scores], ((0, 0), (0, 1)), constant_values=1.0)
+    linear = moments.shown[z] * slope * u
+    square = u[:, :, None] * moments.both[z] * matrix * u[:, None] / 2
+    gaps = {name: gap(jnp.sum(own), jnp.sum(each[name])) for name, own in read.items() if name}
+    gaps[site] = gap_of_sums(
+        const + linear.sum(1) - square.sum((1, 2)),
+        row_sums(each[site], len(x)),
+        jnp.abs(const) + jnp.abs(linear).sum(1) + jnp.abs(square).sum((1, 2)),
+    )
+    return gaps

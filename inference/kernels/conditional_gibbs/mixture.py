@@ -41,30 +41,30 @@ from inference.kernels.conditional_gibbs.mixture_splits import (
     split_or_merged,
 )
 from inference.kernels.conditional_gibbs.route import Route
-from inference.kernels.coordinate_ascent.draws import cut, draw_incomplete, draw_weights
+from inference.kernels.coordinate_ascent.draws import cut, draw_incomplete, draw_normal
 from inference.kernels.coordinate_ascent.posterior import (
+    expert_sums,
     gathered,
     message_at,
-    seen_by_experts,
     shape_of,
     statistics_of,
 )
 from inference.kernels.coordinate_ascent.rows import (
-    Bucket,
     Message,
-    Sums,
-    asked,
+    RowBucket,
+    SufficientSums,
+    class_masks,
+    complete_posterior,
+    incomplete_given_soft,
     lay_out,
     message_to,
-    place_complete,
-    place_given,
 )
 from inference.kernels.coordinate_ascent.start import column_means, start_groups
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.reading.conjugate.quadratic import weights_posterior
 from inference.reading.stick_mixture.read import gaps, read_assignment
-from inference.reading.stick_mixture.structure import by_class
+from inference.reading.stick_mixture.structure import with_class_axis
 
 __all__ = ["AssignmentSweep"]
 
@@ -81,7 +81,7 @@ class AssignmentSweep(Route):
     def __init__(self, program: Program):
         self.found = read_assignment(program)
         self.rows = self.found.rows(program)
-        self.shape = shape_of(self.found, self.rows)
+        self.shape = shape_of(self.rows)
         self.statistics, _ = statistics_of(self.found, self.rows)
         self.not_identified = tuple(sorted(self.found.by_number))
         self.buckets = lay_out(self.rows, self.statistics, str(jnp.result_type(float)))
@@ -112,12 +112,12 @@ class AssignmentSweep(Route):
             name: jnp.asarray(value, found.few.sites[name].dtype) for name, value in values.items()
         }
 
-    def data(self, program: Program) -> tuple[Bucket, ...]:
+    def data(self, program: Program) -> tuple[RowBucket, ...]:
         """The rows of the program that was read."""
         return self.buckets
 
     def draw(
-        self, rng_key: Array, program: Program, values: dict[str, Any], data: tuple[Bucket, ...]
+        self, rng_key: Array, program: Program, values: dict[str, Any], data: tuple[RowBucket, ...]
     ) -> tuple[dict[str, Any], list[Array], Program]:
         """All sites after a sweep, how far the model then is from what was read, and the model."""
         split_key, weight_key, group_key, row_key = random.split(rng_key, 4)
@@ -132,7 +132,7 @@ class AssignmentSweep(Route):
         values = values | self._rows_given(row_key, values, self.message(values), data)
         return values, [self.residual(values)], program
 
-    def _regrouped(self, rng_key: Array, values: Values, data: tuple[Bucket, ...]) -> Array:
+    def _regrouped(self, rng_key: Array, values: Values, data: tuple[RowBucket, ...]) -> Array:
         """The groups of the rows after some of them have split or merged."""
         rows = self._seen(values, data)
         largest = jnp.argmax(jnp.bincount(values[self.found.z], length=self.found.num_groups))
@@ -145,7 +145,7 @@ class AssignmentSweep(Route):
 
         return lax.fori_loop(0, NUM_SPLITS, turn, values[self.found.z])
 
-    def _seen(self, values: Values, data: tuple[Bucket, ...]) -> SeenRows:
+    def _seen(self, values: Values, data: tuple[RowBucket, ...]) -> SeenRows:
         """The rows of all buckets side by side."""
         filled = self._filled(values)
         by_row = lambda width: jnp.zeros((len(self.rows.task), width))
@@ -170,13 +170,15 @@ class AssignmentSweep(Route):
             jnp.asarray(self.rows.task),
         )
 
-    def _weights_given(self, rng_key: Array, values: Values, sums: Sums) -> dict[str, Array]:
+    def _weights_given(
+        self, rng_key: Array, values: Values, sums: SufficientSums
+    ) -> dict[str, Array]:
         """Of the experts, which were integrated out: what they have in common is as it was."""
         experts, common = self.found.experts, common_at(self.found, self.prior, values)
         assert experts is not None
         assert common is not None
-        w, _ = draw_weights(
-            weights_posterior(common, *seen_by_experts(self.shape, gathered(sums, None))), rng_key
+        w, _ = draw_normal(
+            weights_posterior(common, *expert_sums(self.shape, gathered(sums, None))), rng_key
         )
         return {experts.weights: w.reshape(values[experts.weights].shape)}
 
@@ -200,12 +202,12 @@ class AssignmentSweep(Route):
         """What the groups of each task say of its rows."""
         return message_at(self.found, self.shape, values)
 
-    def sums(self, values: Values, data: tuple[Bucket, ...]) -> Sums:
+    def sums(self, values: Values, data: tuple[RowBucket, ...]) -> SufficientSums:
         """Over the rows of each group of a task."""
         z, filled, soft = values[self.found.z], self._filled(values), self._soft(values)
         num_rows, groups = len(z), jnp.arange(self.found.num_own, dtype=z.dtype)
 
-        def add(total: Sums, chunk: Bucket) -> tuple[Sums, None]:
+        def add(total: SufficientSums, chunk: RowBucket) -> tuple[SufficientSums, None]:
             at = jnp.minimum(chunk.row, num_rows - 1)
             is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
             u = _with(
@@ -214,10 +216,13 @@ class AssignmentSweep(Route):
             is_own = ((z[at][:, None] == groups[None]) & (chunk.row < num_rows)[:, None]).astype(
                 u.dtype
             )
-            moments, is_asked = jnp.einsum("pk,pi,pj->kij", is_own, u, u), asked(chunk.signs[0]).all
+            moments, is_asked = (
+                jnp.einsum("pk,pi,pj->kij", is_own, u, u),
+                class_masks(chunk.signs[0]).all,
+            )
             products = jnp.einsum("pk,pc,pi->cki", is_own, soft[at] * is_asked[None], u)
             of_asked = is_asked[:, None, None, None] * moments[None]
-            own = Sums(
+            own = SufficientSums(
                 moments, of_asked, products, chunk.statistics.T @ is_own, jnp.zeros((), u.dtype)
             )
             return total.plus_task(own, chunk.task), None
@@ -227,7 +232,7 @@ class AssignmentSweep(Route):
             total, _ = lax.scan(add, total, bucket)
         return total
 
-    def _no_rows(self) -> Sums:
+    def _no_rows(self) -> SufficientSums:
         tasks, groups, size, classes = (
             self.num_tasks,
             self.found.num_own,
@@ -236,7 +241,7 @@ class AssignmentSweep(Route):
         )
         zeros = lambda *shape: jnp.zeros((tasks, *shape))
         columns = zeros(self.statistics.shape[1], groups)
-        return Sums(
+        return SufficientSums(
             zeros(groups, size, size),
             zeros(classes, groups, size, size),
             zeros(classes, groups, size),
@@ -256,19 +261,19 @@ class AssignmentSweep(Route):
     def _soft(self, values: Values) -> Array:
         """Soft labels [row, class]."""
         return (
-            by_class(values[self.found.experts.soft], 2).T
+            with_class_axis(values[self.found.experts.soft], 2).T
             if self.found.experts
             else jnp.zeros((len(self.rows.task), 0))
         )
 
     def _rows_given(
-        self, rng_key: Array, values: Values, message: Message, data: tuple[Bucket, ...]
+        self, rng_key: Array, values: Values, message: Message, data: tuple[RowBucket, ...]
     ) -> dict[str, Array]:
         """Groups, missing entries and soft labels of all rows."""
         found, before = self.found, self._soft(values)
         z, filled, soft = values[found.z], jnp.zeros(self.rows.features.shape), before
 
-        def one(part: tuple[Array, Bucket]) -> tuple[Array, Array, Array]:
+        def one(part: tuple[Array, RowBucket]) -> tuple[Array, Array, Array]:
             key, chunk = part
             return _drawn(
                 key,
@@ -292,13 +297,13 @@ class AssignmentSweep(Route):
         return drawn
 
 
-def _with(chunk: Bucket, value: Array) -> Array:
+def _with(chunk: RowBucket, value: Array) -> Array:
     """Entries of the rows, the missing ones filled."""
     return chunk.entries.at[jnp.arange(len(value))[:, None], chunk.missing].add(value)
 
 
 def _drawn(
-    rng_key: Array, said: Message, chunk: Bucket, before: Array
+    rng_key: Array, said: Message, chunk: RowBucket, before: Array
 ) -> tuple[Array, Array, Array]:
     """Group, missing entries and soft labels of the rows of a chunk; `before` [place, class] are
     the soft labels as they were.
@@ -306,13 +311,13 @@ def _drawn(
     group_key, hole_key, soft_key = random.split(rng_key, 3)
     if chunk.missing.shape[1]:
         num = max(before.shape[1] - 1, 0)
-        others = (before * asked(chunk.signs[0]).others[None])[:, :num]
+        others = (before * class_masks(chunk.signs[0]).others[None])[:, :num]
         known = jnp.broadcast_to(others[:, :, None], (*others.shape, len(said.const)))
         group = random.categorical(
-            group_key, place_given(said, chunk, known, jnp.zeros_like(known)).log_rho
+            group_key, incomplete_given_soft(said, chunk, known, jnp.zeros_like(known)).log_rho
         )
     else:
-        group = random.categorical(group_key, place_complete(said, chunk).log_joint.T)
+        group = random.categorical(group_key, complete_posterior(said, chunk).log_joint.T)
     experts, value = (
         said.answers[:, group].swapaxes(0, 1),
         jnp.zeros(chunk.missing.shape, said.const.dtype),

@@ -12,21 +12,21 @@ from jax import Array, lax, random
 from jax.scipy.special import betaln
 from numpyro.distributions.util import clamp_probs
 
-from inference.kernels.coordinate_ascent.draws import draw_blocks, draw_common, draw_weights
+from inference.kernels.coordinate_ascent.draws import draw_blocks, draw_common, draw_normal
 from inference.kernels.coordinate_ascent.posterior import (
     Shape,
     agreement,
     blocks_of,
     concentration_given,
+    expert_sums,
     gathered,
-    said_at,
-    seen_by_experts,
+    group_messages_at,
     sticks_given,
 )
-from inference.kernels.coordinate_ascent.rows import Sums
+from inference.kernels.coordinate_ascent.rows import SufficientSums
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import common_posterior, known_weights, weights_posterior
-from inference.reading.stick_mixture.structure import Assignment, Level, Prior, by_class
+from inference.reading.stick_mixture.structure import Assignment, Prior, StickLevel, with_class_axis
 
 __all__ = ["are_alike", "draw_groups_given", "draw_sticks", "reordered"]
 
@@ -36,7 +36,12 @@ Values = Mapping[str, Array]
 
 
 def draw_groups_given(
-    rng_key: Array, found: Assignment, shape: Shape, prior: Prior, values: Values, sums: Sums
+    rng_key: Array,
+    found: Assignment,
+    shape: Shape,
+    prior: Prior,
+    values: Values,
+    sums: SufficientSums,
 ) -> dict[str, Array]:
     """New values of all sites that are not of rows, from sums over the rows of each group of a
     task; the number of a group may change, and so the groups of rows have to be drawn next.
@@ -63,12 +68,12 @@ def draw_groups_given(
     keys = random.split(block_key, 1 + len(found.columns))
     new |= draw_blocks(found, *blocks_of(found, shape, prior, sums), iter(keys))[0]
     if found.experts:
-        before = by_class(values[found.experts.weights], 3)[:, by_group]
+        before = with_class_axis(values[found.experts.weights], 3)[:, by_group]
         new |= _experts(expert_keys, found, shape, prior, before, sums)
     return new
 
 
-def _concentration(level: Level, prior: Any, values: Values) -> Array:
+def _concentration(level: StickLevel, prior: Any, values: Values) -> Array:
     return values[level.concentration] if level.concentration else prior[0]
 
 
@@ -151,14 +156,14 @@ def are_alike(found: Assignment) -> bool:
     )
 
 
-def _in_order(sums: Sums, order: Array) -> Sums:
-    """Sums over the rows of each group of a task, the groups of each task in this order."""
+def _in_order(sums: SufficientSums, order: Array) -> SufficientSums:
+    """SufficientSums over the rows of each group of a task, the groups of each task in this order."""
 
     def moved(part: Array, axis: int) -> Array:
         index = order.reshape(len(order), *(1,) * (axis - 1), -1, *(1,) * (part.ndim - axis - 1))
         return jnp.take_along_axis(part, index, axis)
 
-    return Sums(
+    return SufficientSums(
         moved(sums.moments, 1),
         moved(sums.asked, 2),
         moved(sums.products, 2),
@@ -168,7 +173,7 @@ def _in_order(sums: Sums, order: Array) -> Sums:
 
 
 def _of_level(
-    rng_key: Array, level: Level, prior: Any, values: Values, count: Array
+    rng_key: Array, level: StickLevel, prior: Any, values: Values, count: Array
 ) -> dict[str, Array]:
     V, concentration = draw_sticks(rng_key, prior, count, _concentration(level, prior, values))
     new = {level.sticks: V.reshape(values[level.sticks].shape)}
@@ -179,7 +184,12 @@ def _of_level(
 
 
 def _shared(
-    rng_key: Array, found: Assignment, shape: Shape, prior: Prior, values: Values, sums: Sums
+    rng_key: Array,
+    found: Assignment,
+    shape: Shape,
+    prior: Prior,
+    values: Values,
+    sums: SufficientSums,
 ) -> tuple[dict[str, Array], Array]:
     """The shared group of each group of a task, and the sticks of these; and the order that they
     now have.
@@ -188,7 +198,7 @@ def _shared(
     assert level is not None
     index_key, order_key, stick_key = random.split(rng_key, 3)
     U = values[level.sticks]
-    agrees = agreement(said_at(found, shape, values), sums, shape.num_features)
+    agrees = agreement(group_messages_at(found, shape, values), sums, shape.num_features)
     index = random.categorical(
         index_key, agrees + log_sticks(jnp.log(U), jnp.log1p(-U))[None, None]
     )
@@ -204,7 +214,7 @@ def _shared(
 
 
 def _experts(
-    keys: Any, found: Assignment, shape: Shape, prior: Prior, before: Array, sums: Sums
+    keys: Any, found: Assignment, shape: Shape, prior: Prior, before: Array, sums: SufficientSums
 ) -> dict[str, Array]:
     """What they have in common, given the weights as they were of those whose rows have labels;
     then all weights.
@@ -215,5 +225,5 @@ def _experts(
     is_told = sums.asked[:, :, shape.num_features, shape.num_features] > 0
     common = common_posterior(prior.experts, known_weights(before), is_told)
     new, known, _ = draw_common(found, common, keys[:2])
-    w, _ = draw_weights(weights_posterior(known, *seen_by_experts(shape, sums)), keys[2])
+    w, _ = draw_normal(weights_posterior(known, *expert_sums(shape, sums)), keys[2])
     return new | {experts.weights: w.reshape(found.few.sites[experts.weights].shape)}

@@ -27,14 +27,14 @@ from jax.scipy.special import log_ndtr
 
 from inference.kernels.coordinate_ascent.posterior import Shape, message_at, shape_of, statistics_of
 from inference.kernels.coordinate_ascent.rows import (
-    Bucket,
     Message,
+    RowBucket,
+    complete_posterior,
+    incomplete_given_soft,
     lay_out,
     message_to,
-    place_complete,
-    place_given,
 )
-from inference.maths.orthants import Points, log_orthant, points_of
+from inference.maths.orthants import CubaturePoints, cubature_points, log_orthant
 from inference.program.compiling import compiled
 from inference.program.program import Program
 from inference.reading.stick_mixture.structure import Assignment
@@ -73,7 +73,7 @@ class AssignmentDraws:
         groups.
         """
         found, rows = self.found, self.found.rows(program)
-        shape, (statistics, _) = shape_of(found, rows), statistics_of(found, rows)
+        shape, (statistics, _) = shape_of(rows), statistics_of(found, rows)
         dtype = str(jnp.result_type(float))
         buckets = lay_out(rows._replace(signs=0 * rows.signs), statistics, dtype)
         each = {
@@ -101,7 +101,7 @@ def _over_draws(
     found: Assignment,
     shape: Shape,
     draws: Mapping[str, Array],
-    buckets: tuple[Bucket, ...],
+    buckets: tuple[RowBucket, ...],
     features: Array,
     signs: Array,
 ) -> _Sums:
@@ -114,7 +114,7 @@ def _over_draws(
     def add(total: _Sums, draw: tuple[Array, Mapping[str, Array]]) -> tuple[_Sums, None]:
         number, values = draw
         points = (
-            points_of(signs.shape[1], NUM_POINTS, NUM_POINTS * number)
+            cubature_points(signs.shape[1], NUM_POINTS, NUM_POINTS * number)
             if signs.shape[1] > 1
             else None
         )
@@ -131,7 +131,11 @@ def _over_draws(
 
 
 def _at_draw(
-    message: Message, buckets: tuple[Bucket, ...], found: _Sums, signs: Array, points: Points | None
+    message: Message,
+    buckets: tuple[RowBucket, ...],
+    found: _Sums,
+    signs: Array,
+    points: CubaturePoints | None,
 ) -> _Sums:
     own = lambda chunk: _of_chunk(
         message_to(message, chunk.task),
@@ -151,19 +155,19 @@ def _at_draw(
 
 
 def _of_chunk(
-    said: Message, chunk: Bucket, signs: Array, points: Points | None
+    said: Message, chunk: RowBucket, signs: Array, points: CubaturePoints | None
 ) -> tuple[Array, Array, Array]:
     """Log probability of the label given what is seen; of each hole the mean and the mean
     square, 0 beyond the holes.
     """
     if not chunk.missing.shape[1]:
-        log_rho = jax.nn.log_softmax(place_complete(said, chunk).log_joint.T)
+        log_rho = jax.nn.log_softmax(complete_posterior(said, chunk).log_joint.T)
         mean = jnp.zeros(chunk.missing.shape, log_rho.dtype)
         score = jnp.einsum("cki,pi->pkc", said.answers, chunk.entries)
         log_side = jnp.sum(_log_side(score, jnp.ones_like(score), signs), -1)
         return jax.nn.logsumexp(log_rho + log_side, 1), mean, mean
     none = jnp.zeros((len(chunk.row), 0, len(said.const)), said.const.dtype)
-    place = place_given(said, chunk, none, none)
+    place = incomplete_given_soft(said, chunk, none, none)
     rho = jnp.exp(place.log_rho)
     blocks, holes, _, block, groups = place.covariance.shape
     covariance = jnp.moveaxis(place.covariance, 0, 2).reshape(holes, holes, blocks * block, groups)

@@ -30,13 +30,18 @@ from inference.kernels.coordinate_ascent.posterior import (
     Shape,
     agreement,
     blocks_of,
-    said_at,
-    seen_by_experts,
+    expert_sums,
+    group_messages_at,
     sticks_given,
 )
-from inference.kernels.coordinate_ascent.rows import Message, Sums
+from inference.kernels.coordinate_ascent.rows import Message, SufficientSums
 from inference.reading.conjugate.quadratic import Common, precision_of, weights_log_density
-from inference.reading.stick_mixture.structure import Assignment, Prior, by_class, values_by_group
+from inference.reading.stick_mixture.structure import (
+    Assignment,
+    Prior,
+    values_by_group,
+    with_class_axis,
+)
 
 __all__ = ["Parted", "SeenRows", "common_at", "log_marginal_at", "split_or_merged"]
 
@@ -52,12 +57,12 @@ class SeenRows(NamedTuple):
     is_asked: Array  # 0 and 1 [row, class]
     task: Array
 
-    def sums(self, row: Array) -> Sums:
+    def sums(self, row: Array) -> SufficientSums:
         """Of one row, as one group."""
         u, is_asked = self.entries[row], self.is_asked[row]
         moments = (u[:, None] * u[None])[None]
         products = ((is_asked * self.soft[row])[:, None] * u[None])[:, None]
-        return Sums(
+        return SufficientSums(
             moments,
             is_asked[:, None, None, None] * moments[None],
             products,
@@ -71,7 +76,7 @@ class Parted(NamedTuple):
 
     is_second: Array  # [row]
     count: Array  # rows of each [2]
-    sums: Sums  # of each [2, ...]
+    sums: SufficientSums  # of each [2, ...]
     log_marginal: Array  # of each [2]
     log_choice: Array  # log probability of the choices so far
 
@@ -83,7 +88,7 @@ def split_or_merged(
     values: Values,
     z: Array,
     rows: SeenRows,
-    log_marginal: Callable[[Sums], Array],
+    log_marginal: Callable[[SufficientSums], Array],
 ) -> Array:
     """The group of each row after one move from `z`.
 
@@ -136,7 +141,7 @@ def _log_ways(is_free: Array, is_split: Array) -> Array:
 def _parted(
     rng_key: Array,
     rows: SeenRows,
-    log_marginal: Callable[[Sums], Array],
+    log_marginal: Callable[[SufficientSums], Array],
     pair: Array,
     is_theirs: Array,
     told: Array,
@@ -185,12 +190,12 @@ def _log_prior(found: Assignment, prior: Prior, values: Values, task: Array, z: 
 
 def log_marginal_at(
     found: Assignment, shape: Shape, prior: Prior, values: Values, group: Array
-) -> Callable[[Sums], Array]:
+) -> Callable[[SufficientSums], Array]:
     """log m of the sums over the rows of a group, up to a number for each row; phi are the
     parameters of `group`, any one that has rows.
     """
     one = lambda leaf: leaf[group][None]
-    const, matrix, answers, covariance, columns = said_at(found, shape, values)
+    const, matrix, answers, covariance, columns = group_messages_at(found, shape, values)
     said = Message(
         one(const),
         one(matrix),
@@ -204,7 +209,7 @@ def log_marginal_at(
     blocks = [*found.columns, *([found.features] if found.features else [])]
     phi = [jax.tree.map(one, values_by_group(found, block, values)) for block in found.columns]
     phi += [tuple(one(values[name]) for name in found.features.priors)] if found.features else []
-    w = by_class(values[found.experts.weights], 3)[:, group] if found.experts else None
+    w = with_class_axis(values[found.experts.weights], 3)[:, group] if found.experts else None
     common = common_at(found, prior, values)
 
     def of_blocks(of_columns: Any, of_features: Any) -> Any:
@@ -221,12 +226,12 @@ def log_marginal_at(
             norm.logpdf(w, common.loc, 1 / jnp.sqrt(precision_of(common)))
         )
 
-    def log_marginal(sums: Sums) -> Array:
+    def log_marginal(sums: SufficientSums) -> Array:
         each = jax.tree.map(lambda leaf: leaf[None], sums)
         log_after = of_blocks(*blocks_of(found, shape, own, sums))
         if w is not None and common is not None:
             log_after = log_after + jnp.sum(
-                weights_log_density(common, *seen_by_experts(shape, sums), w[:, None])
+                weights_log_density(common, *expert_sums(shape, sums), w[:, None])
             )
         return agreement(said, each, shape.num_features).sum() + log_before - log_after
 
@@ -239,10 +244,10 @@ def common_at(found: Assignment, prior: Prior, values: Values) -> Common | None:
         return None
     _, _, _, loc, precision = found.experts
     infinite = jnp.full_like(prior.experts.loc, jnp.inf)
-    zeta = by_class(values[loc], 2) if loc else prior.experts.loc
+    zeta = with_class_axis(values[loc], 2) if loc else prior.experts.loc
     return Common(
         zeta,
         infinite,
-        by_class(values[precision], 2) if precision else precision_of(prior.experts),
+        with_class_axis(values[precision], 2) if precision else precision_of(prior.experts),
         infinite,
     )

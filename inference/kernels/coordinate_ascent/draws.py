@@ -1,5 +1,5 @@
-"""Independent draws from the mean-field posterior of a mixture, every latent site of the model,
-with their density under it.
+"""Independent draws of every latent site from the mean-field posterior of a mixture, with their log
+density.
 """
 
 from collections.abc import Iterator
@@ -7,60 +7,83 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from jax.scipy.stats import beta, gamma, norm
+from jaxtyping import Float, Int
 
 from inference.distributions.truncated_normal import TruncatedNormal
-from inference.kernels.coordinate_ascent.posterior import Factors, Upper
+from inference.kernels.coordinate_ascent.posterior import Factors
 from inference.kernels.coordinate_ascent.rows import (
-    Bucket,
     Message,
-    asked,
+    RowBucket,
+    class_masks,
+    complete_posterior,
     form_of,
+    incomplete_posterior,
     message_to,
-    place_complete,
-    place_rows,
     score_of,
     soft_labels,
 )
 from inference.program.compiling import compiled
-from inference.reading.conjugate.quadratic import Common, Weights
-from inference.reading.stick_mixture.structure import Assignment, Level, Rows, by_class
+from inference.reading.conjugate.quadratic import Common, outer
+from inference.reading.stick_mixture.structure import (
+    Assignment,
+    MixtureRows,
+    StickLevel,
+    with_class_axis,
+)
 
 __all__ = [
     "cut",
     "draw_blocks",
     "draw_common",
+    "draw_free_labels",
+    "draw_gamma",
     "draw_groups",
     "draw_incomplete",
     "draw_mixture",
-    "draw_weights",
+    "draw_normal",
+    "draw_soft_labels",
     "log_rho_of",
 ]
+
+Drawn = tuple[dict[str, Array], Array]  # values by site, and their log density
 
 
 def draw_mixture(
     rng_key: Array,
     found: Assignment,
-    rows: Rows,
+    rows: MixtureRows,
     message: Message,
     factors: Factors,
-    buckets: tuple[Bucket, ...],
+    buckets: tuple[RowBucket, ...],
     scores: tuple[Array, ...],
     num_draws: int,
 ) -> dict[str, Array]:
-    """[draw, ...] of each site, and `log_q`; of rows what `rows` says, worked out once more, one
-    group of each.
+    """Draws of all sites [draw, ...], and `log_q`.
+
+    Args:
+        rng_key: A random key.
+        found: The mixture.
+        rows: The data by row.
+        message: What q says of rows.
+        factors: The factors of q, but for the rows.
+        buckets: The rows as a sweep has them.
+        scores: Locations of the soft labels that are factors of their own, of each bucket.
+        num_draws: The number of draws.
     """
     num_rows, dtype = len(rows.features), message.const.dtype
-    buckets = jax.tree.map(
-        lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf,
-        buckets,
-    )
-    scores = tuple(score.astype(dtype) for score in scores)
+    cast = lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+    buckets, scores = jax.tree.map(cast, (buckets, scores))
     log_rho = jnp.zeros((num_rows, message.const.shape[1]), dtype)
     for bucket, score in zip(buckets, scores, strict=True):
         log_rho = log_rho.at[bucket.row].set(log_rho_of(message, bucket, score), mode="drop")
+    entries = jnp.asarray(
+        np.concatenate((np.nan_to_num(rows.features), np.ones((num_rows, 1)), rows.extras), 1),
+        dtype,
+    )
+    signs = jnp.asarray(rows.signs, dtype)
 
     def one(key: Array) -> dict[str, Array]:
         keys = random.split(key, 3 + len(buckets))
@@ -68,24 +91,16 @@ def draw_mixture(
         z = random.categorical(keys[1], log_rho)
         values[found.z] = z.astype(found.few.sites[found.z].dtype)
         log_q = log_q + jnp.sum(jnp.take_along_axis(log_rho, z[:, None], 1))
-        ones = jnp.ones((num_rows, 1), dtype)
-        u = jnp.concatenate(
-            [
-                jnp.nan_to_num(jnp.asarray(rows.features, dtype)),
-                ones,
-                jnp.asarray(rows.extras, dtype),
-            ],
-            1,
-        )
-        t = jnp.zeros((num_rows, rows.signs.shape[1]), dtype)
+        u, t = entries, jnp.zeros_like(signs)
         for key, bucket, score in zip(keys[3:], buckets, scores, strict=True):
             u, t, of_rows = _filled(key, message, bucket, score, z, u, t)
             log_q = log_q + of_rows
         if found.holes:
             values[found.holes] = u[tuple(jnp.asarray(rows.holes).T)]
         if found.experts:
-            values[found.experts.soft], of_labels = _soft_labels(
-                keys[2], found, rows, values, u, t.T
+            group = found.group_of_rows(values, jnp.asarray(rows.task))
+            values[found.experts.soft], of_labels = draw_free_labels(
+                keys[2], found, values, group, u[:, jnp.array(rows.design)], signs, t
             )
             log_q = log_q + of_labels
         return values | {"log_q": log_q}
@@ -94,222 +109,221 @@ def draw_mixture(
     return compiled(lambda keys: lax.map(one, keys), each)(each)
 
 
-def log_rho_of(message: Message, bucket: Bucket, score: Array) -> Array:
-    """log q(z) of the rows of a bucket [chunk, place, group]."""
+def log_rho_of(
+    message: Message, bucket: RowBucket, score: Float[Array, "chunk place class group"]
+) -> Float[Array, "chunk place group"]:
+    """log q(z) of the rows of a bucket."""
 
-    def one(part: tuple[Bucket, Array]) -> Array:
+    def one(part: tuple[RowBucket, Array]) -> Array:
         chunk, score = part
         own = message_to(message, chunk.task)
         if chunk.missing.shape[-1]:
-            return place_rows(own, chunk, score).log_rho
-        return jax.nn.log_softmax(place_complete(own, chunk).log_joint, axis=0).T
+            return incomplete_posterior(own, chunk, score).log_rho
+        return jax.nn.log_softmax(complete_posterior(own, chunk).log_joint, axis=0).T
 
     return lax.map(one, (bucket, score))
 
 
-def draw_groups(
-    found: Assignment, factors: Factors, rng_key: Array
-) -> tuple[dict[str, Array], Array]:
-    """All sites that are not of rows, and their log density."""
+# The sites that are not of rows.
+
+
+def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> Drawn:
+    """A draw of all sites that are not of rows, and its log density."""
     keys = iter(random.split(rng_key, 9 + len(factors.columns)))
-    values, log_q = {}, jnp.zeros((), factors.sticks[0].dtype)
-    if found.concentration:
-        a, b = factors.concentration
-        alpha = random.gamma(next(keys), a) / b
-        values[found.concentration], log_q = alpha, log_q + gamma.logpdf(alpha, a, scale=1 / b)
-    V = random.beta(next(keys), *factors.sticks)
-    log_q = log_q + jnp.sum(beta.logpdf(V, *factors.sticks))
-    values[found.sticks] = V if len(found.few.sites[found.sticks].shape) == 2 else V[0]
+    own = [next(keys) for _ in range(2 if found.concentration else 1)]
+    values, log_q = _level(found, found.lower, factors.concentration, factors.sticks, own)
     if found.upper and factors.upper:
-        own, of_upper = _upper(found.upper, factors.upper, [next(keys) for _ in range(3)])
-        values[found.upper.site] = own.pop(found.upper.site).astype(
-            found.few.sites[found.upper.site].dtype
-        )
-        values, log_q = values | own, log_q + of_upper
-    own, of_blocks = draw_blocks(found, factors.columns, factors.features, keys)
-    values, log_q = values | own, log_q + of_blocks
+        concentration, sticks, log_share = factors.upper
+        *own, key = (next(keys) for _ in range(3))
+        above, of_above = _level(found, found.upper, concentration, sticks, own)
+        chosen = random.categorical(key, log_share)
+        values |= above | {found.upper.site: chosen.astype(found.few.sites[found.upper.site].dtype)}
+        log_q = log_q + of_above + jnp.sum(jnp.take_along_axis(log_share, chosen[..., None], -1))
+    blocks, of_blocks = draw_blocks(found, factors.columns, factors.features, keys)
+    values, log_q = values | blocks, log_q + of_blocks
     if found.experts and factors.weights and factors.common:
-        own, of_weights = _experts(found, factors, [next(keys) for _ in range(3)])
-        values, log_q = values | own, log_q + of_weights
+        *own, key = (next(keys) for _ in range(3))
+        common, _, of_common = draw_common(found, factors.common, own)
+        w, of_weights = draw_normal(factors.weights, key)
+        site = found.experts.weights
+        values |= common | {site: w.reshape(found.few.sites[site].shape)}
+        log_q = log_q + of_common + of_weights
     return values, log_q
+
+
+def _level(
+    found: Assignment, level: StickLevel, concentration: Any, sticks: Any, keys: list[Array]
+) -> Drawn:
+    values, log_q = {}, jnp.zeros((), sticks[0].dtype)
+    if level.concentration:
+        values[level.concentration], log_q = draw_gamma(keys[0], concentration)
+    V = random.beta(keys[-1], *sticks)
+    values[level.sticks] = V.reshape(found.few.sites[level.sticks].shape)
+    return values, log_q + jnp.sum(beta.logpdf(V, *sticks))
+
+
+def draw_gamma(rng_key: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    """A draw from Gammas (concentration, rate), and its log density, summed."""
+    value = random.gamma(rng_key, pair[0]) / pair[1]
+    return value, jnp.sum(gamma.logpdf(value, pair[0], scale=1 / pair[1]))
+
+
+def draw_normal(normal: tuple[Array, Array], rng_key: Array) -> tuple[Array, Array]:
+    """A draw from Normals (mean [..., entry], covariance [..., entry, entry]), and its log density,
+    summed.
+    """
+    mean, root = normal[0], jnp.linalg.cholesky(normal[1])
+    noise = random.normal(rng_key, mean.shape, mean.dtype)
+    return mean + jnp.einsum("...ij,...j->...i", root, noise), jnp.sum(
+        norm.logpdf(noise)
+    ) - jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
 
 
 def draw_blocks(
     found: Assignment, columns: tuple[Any, ...], features: Any, keys: Iterator[Array]
-) -> tuple[dict[str, Array], Array]:
-    """Parameters of the columns and of the features from their hyper-parameters, and their log
-    density.
+) -> Drawn:
+    """A draw of the parameters of columns and features, and its log density.
+
+    Args:
+        found: The mixture.
+        columns: The hyper-parameters of each block of columns.
+        features: Those of the features, or None.
+        keys: Random keys, one for each block.
     """
     values, log_q = {}, jnp.zeros(())
-    for block, hyper in [
-        *zip(found.columns, columns, strict=True),
-        *([(found.features, features)] if found.features else []),
-    ]:
+    for block, hyper in zip(found.blocks, (*columns, features), strict=False):
         drawn = block.family.draw(next(keys), hyper)
-        values |= {
-            name: value.reshape(found.few.sites[name].shape)
-            for name, value in zip(block.priors, drawn, strict=True)
-        }
+        for name, value in zip(block.priors, drawn, strict=True):
+            values[name] = value.reshape(found.few.sites[name].shape)
         log_q = log_q + jnp.sum(block.family.log_prior(hyper, drawn))
     return values, log_q
-
-
-def _upper(level: Level, upper: Upper, keys: Any) -> tuple[dict[str, Array], Array]:
-    """The level above the tasks."""
-    values, log_q = {}, jnp.zeros((), upper.log_share.dtype)
-    if level.concentration:
-        a, b = upper.concentration
-        values[level.concentration] = random.gamma(keys[0], a) / b
-        log_q = log_q + gamma.logpdf(values[level.concentration], a, scale=1 / b)
-    values[level.sticks] = random.beta(keys[1], *upper.sticks)
-    log_q = log_q + jnp.sum(beta.logpdf(values[level.sticks], *upper.sticks))
-    chosen = random.categorical(keys[2], upper.log_share)
-    values[level.site] = chosen
-    return values, log_q + jnp.sum(jnp.take_along_axis(upper.log_share, chosen[..., None], -1))
-
-
-def _experts(found: Assignment, factors: Factors, keys: Any) -> tuple[dict[str, Array], Array]:
-    experts, weights, common = found.experts, factors.weights, factors.common
-    assert experts is not None
-    assert weights is not None
-    assert common is not None
-    values, _, log_q = draw_common(found, common, keys[:2])
-    w, of_weights = draw_weights(weights, keys[2])
-    return values | {
-        experts.weights: w.reshape(found.few.sites[experts.weights].shape)
-    }, log_q + of_weights
 
 
 def draw_common(
     found: Assignment, common: Common, keys: Any
 ) -> tuple[dict[str, Array], Common, Array]:
-    """What experts have in common: its sites, the same as numbers that are known, and their log
-    density.
-    """
-    experts = found.experts
-    assert experts is not None
-    values, log_q, shape_of = (
-        {},
-        jnp.zeros((), common.loc.dtype),
-        lambda name: found.few.sites[name].shape,
-    )
+    """A draw of zeta and lambda: their sites, the same as known numbers, and the log density."""
+    values, log_q = {}, jnp.zeros((), common.loc.dtype)
+    _, _, _, loc_site, precision_site = found.experts or 5 * (None,)
     precision, loc, infinite = common.concentration, common.loc, jnp.full_like(common.loc, jnp.inf)
-    if experts.precision:
-        precision = random.gamma(keys[0], common.concentration) / common.rate
-        values[experts.precision] = precision.reshape(shape_of(experts.precision))
-        log_q = log_q + jnp.sum(
-            gamma.logpdf(precision, common.concentration, scale=1 / common.rate)
-        )
-    if experts.loc:
+    if precision_site:
+        precision, log_q = draw_gamma(keys[0], (common.concentration, common.rate))
+        values[precision_site] = precision.reshape(found.few.sites[precision_site].shape)
+    if loc_site:
         scale = 1 / jnp.sqrt(common.gamma * precision)
         loc = common.loc + scale * random.normal(keys[1], scale.shape, scale.dtype)
-        values[experts.loc] = loc.reshape(shape_of(experts.loc))
+        values[loc_site] = loc.reshape(found.few.sites[loc_site].shape)
         log_q = log_q + jnp.sum(norm.logpdf(loc, common.loc, scale))
     return values, Common(loc, infinite, precision, infinite), log_q
 
 
-def draw_weights(weights: Weights, rng_key: Array) -> tuple[Array, Array]:
-    """Weights [class, group, weight], and their log density."""
-    noise, root = (
-        random.normal(rng_key, weights.mean.shape, weights.mean.dtype),
-        jnp.linalg.cholesky(weights.covariance),
-    )
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
-    return weights.mean + jnp.einsum("ckij,ckj->cki", root, noise), jnp.sum(
-        norm.logpdf(noise)
-    ) - log_det
+# The sites of rows.
 
 
 def _filled(
-    rng_key: Array, message: Message, bucket: Bucket, score: Array, z: Array, u: Array, t: Array
+    rng_key: Array, message: Message, bucket: RowBucket, score: Array, z: Array, u: Array, t: Array
 ) -> tuple[Array, Array, Array]:
-    """Missing entries, and soft labels that are asked for, of the rows of a bucket, their groups
-    given: put into u and t.
-    """
+    # Draws missing entries into u and soft labels into t, for the rows of a bucket.
 
-    def one(part: tuple[Array, Bucket, Array]) -> tuple[Array, Array, Array]:
+    def one(part: tuple[Array, RowBucket, Array]) -> tuple[Array, Array, Array]:
         key, chunk, score = part
         own = z[jnp.minimum(chunk.row, len(z) - 1)]
         said = message_to(message, chunk.task)
         experts = said.answers[:, own].swapaxes(0, 1)  # [place, class, entry]
         if chunk.missing.shape[-1]:
-            others = score_of(said, chunk, score)[jnp.arange(len(own)), :, own]
+            score = score_of(said, chunk, score)[jnp.arange(len(own)), :, own]
             pushed = soft_labels(
-                others, (chunk.signs * asked(chunk.signs[0]).others[None])[:, : others.shape[1]]
+                score, (chunk.signs * class_masks(chunk.signs[0]).others[None])[:, : score.shape[1]]
             )[0]
-            soft, value, log_q = draw_incomplete(key, said, chunk, others, pushed, experts, own)
+            soft, value, log_q = draw_incomplete(key, said, chunk, score, pushed, experts, own)
         else:
             loc = jnp.einsum("pci,pi->pc", experts, chunk.entries)
-            soft, log_q = _drawn(key, cut(loc, jnp.ones_like(loc), chunk.signs), chunk.signs)
+            soft, log_q = draw_soft_labels(key, loc, jnp.ones_like(loc), chunk.signs)
             value = jnp.zeros(chunk.missing.shape, u.dtype)
         return soft, value, jnp.where(chunk.row < len(z), log_q, 0)
 
-    keys = random.split(rng_key, len(bucket.row))
-    soft, value, log_q = lax.map(one, (keys, bucket, score))
+    soft, value, log_q = lax.map(one, (random.split(rng_key, len(bucket.row)), bucket, score))
     u = u.at[bucket.row[..., None], bucket.missing].add(value, mode="drop")
     return u, t.at[bucket.row].set(soft, mode="drop"), jnp.sum(log_q)
 
 
 def cut(loc: Array, scale: Array, signs: Array) -> TruncatedNormal:
-    """Soft labels on the side of 0 that the signs say, anywhere where they are 0."""
+    """Normals truncated to the side of 0 of their sign; not truncated where it is 0."""
     low, high = (
         jnp.where(signs * side < 0, 0.0, side * jnp.inf).astype(loc.dtype) for side in (-1, 1)
     )
     return TruncatedNormal(loc, scale, low, high)
 
 
-def _drawn(rng_key: Array, soft: TruncatedNormal, signs: Array) -> tuple[Array, Array]:
-    """Soft labels [place, class] and their log density; 0 where nothing is asked."""
-    is_asked, value = signs != 0, soft.sample(rng_key)
-    return jnp.where(is_asked, value, 0), jnp.sum(jnp.where(is_asked, soft.log_prob(value), 0), 1)
+def draw_soft_labels(
+    rng_key: Array,
+    loc: Float[Array, "row class"],
+    scale: Float[Array, "row class"],
+    signs: Float[Array, "row class"],
+) -> tuple[Array, Array]:
+    """Soft labels [row, class] with these signs, 0 where a sign is 0, and the log density [row]."""
+    is_cut, soft = signs != 0, cut(loc, scale, signs)
+    value = soft.sample(rng_key)
+    return jnp.where(is_cut, value, 0), jnp.sum(jnp.where(is_cut, soft.log_prob(value), 0), 1)
 
 
 def draw_incomplete(
     rng_key: Array,
     said: Message,
-    chunk: Bucket,
-    score: Array,
-    pushed: Array,
-    experts: Array,
-    own: Array,
+    chunk: RowBucket,
+    score: Float[Array, "place class"],
+    pushed: Float[Array, "place class"],
+    experts: Float[Array, "place class entry"],
+    own: Int[Array, " place"],
 ) -> tuple[Array, Array, Array]:
-    """Soft labels, missing entries and their log density, of rows whose groups are `own`; first the
-    former, then the latter given the last one of those. The others have the locations `score`; and
-    `pushed`, all [place, class], is what entries see of them.
+    """Soft labels, missing entries given the last soft label, and their log density [place].
+
+    Args:
+        rng_key: A random key.
+        said: What is said of the rows.
+        chunk: Rows with holes.
+        score: Locations of the soft labels but the last.
+        pushed: The means of these, which the missing entries see.
+        experts: The weights of the group of each row.
+        own: The group of each row.
     """
     soft_key, hole_key = random.split(rng_key)
-    of, rest = asked(chunk.signs[0]), ((0, 0), (0, experts.shape[1] - score.shape[1]))
+    masks, rest = class_masks(chunk.signs[0]), ((0, 0), (0, experts.shape[1] - score.shape[1]))
     others, pushed = jnp.pad(score, rest), jnp.pad(pushed, rest)
-    form, w = form_of(said, of), jnp.einsum("c,pci->pi", of.last, experts)
+    form, w = form_of(said, masks), jnp.einsum("c,pci->pi", masks.last, experts)
     slope = jnp.einsum("pc,pci->pi", pushed, experts) - jnp.einsum(
         "pij,pj->pi", form[own], chunk.entries
     )
     is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
-    both, identity = (
-        is_hole[:, :, None] & is_hole[:, None],
-        jnp.eye(is_hole.shape[1], dtype=slope.dtype)[None],
-    )
+    pairs = form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]]
     precision = jnp.where(
-        both, form[own[:, None, None], chunk.missing[:, :, None], chunk.missing[:, None]], identity
+        is_hole[:, :, None] & is_hole[:, None],
+        pairs,
+        jnp.eye(is_hole.shape[1], dtype=slope.dtype)[None],
     )
     c, w_m = (
         jnp.where(is_hole, jnp.take_along_axis(part, chunk.missing, 1), 0) for part in (slope, w)
     )
     by_c, by_w = (_solved(jnp.linalg.cholesky(precision), part) for part in (c, w_m))
     at_zero = jnp.sum(w * chunk.entries, 1)
-    loc = of.last[None] * (at_zero + jnp.sum(by_c * by_w, 1))[:, None] + of.others[None] * others
-    scale = jnp.sqrt(1 + of.last[None] * jnp.sum(by_w**2, 1)[:, None])
-    soft, log_q = _drawn(soft_key, cut(loc, scale, chunk.signs), chunk.signs)
-    root = jnp.linalg.cholesky(precision + w_m[:, :, None] * w_m[:, None])
-    mean = _solved(
-        root, _solved(root, c + (soft @ of.last - at_zero)[:, None] * w_m), transposed=True
+    last = masks.last[None]
+    loc = last * (at_zero + jnp.sum(by_c * by_w, 1))[:, None] + masks.others[None] * others
+    soft, log_q = draw_soft_labels(
+        soft_key, loc, jnp.sqrt(1 + last * jnp.sum(by_w**2, 1)[:, None]), chunk.signs
     )
+    root = jnp.linalg.cholesky(precision + outer(w_m))
     noise = jnp.where(is_hole, random.normal(hole_key, c.shape, c.dtype), 0)
-    log_det = jnp.log(jnp.diagonal(root, axis1=1, axis2=2)).sum(1)
+    entries = _solved(
+        root,
+        _solved(root, c + (soft @ masks.last - at_zero)[:, None] * w_m) + noise,
+        transposed=True,
+    )
     return (
         soft,
-        mean + _solved(root, noise, transposed=True),
-        log_q + jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1) + log_det,
+        entries,
+        log_q
+        + jnp.sum(jnp.where(is_hole, norm.logpdf(noise), 0), 1)
+        + jnp.log(jnp.diagonal(root, axis1=1, axis2=2)).sum(1),
     )
 
 
@@ -319,22 +333,30 @@ def _solved(root: Array, vector: Array, transposed: bool = False) -> Array:
     )[..., 0]
 
 
-def _soft_labels(
-    rng_key: Array, found: Assignment, rows: Rows, values: Any, u: Array, t: Array
+def draw_free_labels(
+    rng_key: Array,
+    found: Assignment,
+    values: dict[str, Array],
+    group: Int[Array, " row"],
+    entries: Float[Array, "row weight"],
+    signs: Float[Array, "row class"],
+    t: Float[Array, "row class"],
 ) -> tuple[Array, Array]:
-    """Soft labels that a label tells of are drawn, t [class, row]; of the others the model
-    itself says what they are given all else.
+    """The values of the soft labels' site, and the log density of those that are drawn here.
+
+    Args:
+        rng_key: A random key.
+        found: The mixture.
+        values: Values of the other sites.
+        group: The group of each row.
+        entries: What the weights of a row multiply.
+        signs: The signs of the soft labels; labels without a sign follow the model itself.
+        t: The soft labels that have a sign.
     """
-    experts = found.experts
-    assert experts is not None
-    is_free = jnp.asarray(rows.signs.T == 0)
-    weights = by_class(values[experts.weights], 3)
-    loc = jnp.sum(
-        weights[:, found.group_of_rows(values, jnp.asarray(rows.task))]
-        * u[:, jnp.array(rows.design)][None],
-        -1,
-    )
+    assert found.experts is not None
+    loc = jnp.sum(with_class_axis(values[found.experts.weights], 3)[:, group] * entries[None], -1)
     drawn = loc + random.normal(rng_key, loc.shape, loc.dtype)
-    t = jnp.where(is_free, drawn, t)
-    shape = values[found.z].shape if len(found.few.sites[experts.soft].shape) == 1 else t.shape
-    return t.reshape(shape), jnp.sum(jnp.where(is_free, norm.logpdf(drawn - loc), 0))
+    is_free = signs.T == 0
+    t = jnp.where(is_free, drawn, t.T)
+    soft = t if len(found.few.sites[found.experts.soft].shape) == 2 else t[0]
+    return soft, jnp.sum(jnp.where(is_free, norm.logpdf(drawn - loc), 0))

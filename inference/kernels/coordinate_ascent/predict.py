@@ -1,16 +1,16 @@
-"""What the mean-field posterior of a mixture says of other rows, their missing entries and the
-posterior integrated out.
+"""Predictions of the group, the missing entries and the label of rows that were not fitted, with
+the posterior of the parameters integrated out.
 
 A row's group is h with probability proportional to E pi_h times the predictive density of what the
-row shows: of normal features, with (loc m, kappa, nu, rate R) of a normal-Wishart factor of width
-P, a Student t of nu + 1 - P degrees of freedom, centre m_o and scale (kappa + 1) / (kappa (nu + 1 -
-P)) R_oo. Given the group the missing features are a Student t again; only what a probit expert then
-says is approximate: scores are taken for normal, with the means and covariances that they have
-under q(w) and that Student t. Those of several classes depend on each other where features are
-missing that both depend on (`inference.maths.orthants`).
+row shows. For Normal features with a Normal-Wishart factor (loc m, kappa, nu, rate R) of width P
+that is a Student t of nu + 1 - P degrees of freedom with centre m_o and scale (kappa + 1) / (kappa
+(nu + 1 - P)) R_oo. Given the group the missing features are a Student t again. Only what a probit
+expert then says is approximate: scores are taken as Normal, with the means and covariances that
+they have under q(w) and that Student t. The scores of several classes are correlated where they
+depend on the same missing features (`inference.maths.orthants`).
 
 Cost of a row: K P^3 for K groups; with C > 2 classes and missing features K C^2 more for each of
-some points, `NUM_POINTS`.
+256 points, 16 for C = 3.
 """
 
 from typing import Any, NamedTuple
@@ -21,50 +21,47 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import gammaln, log_ndtr
+from jaxtyping import Float
 
 from inference.kernels.coordinate_ascent.posterior import Factors
-from inference.maths.orthants import log_orthant, points_of
+from inference.maths.orthants import cubature_points, log_orthant
 from inference.program.compiling import compiled
 from inference.reading.conjugate.normal import WishartHyper
 from inference.reading.conjugate.pairs import log_sticks
-from inference.reading.conjugate.quadratic import Weights
-from inference.reading.stick_mixture.structure import Assignment, Rows
+from inference.reading.conjugate.quadratic import Weights, outer
+from inference.reading.stick_mixture.structure import Assignment, MixtureRows
 
 __all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
 
-AT_ONCE = 64  # rows
-NUM_POINTS = {2: 16}  # by the number of scores that depend on each other
-MOST_POINTS = 256  # of three scores and more
-
 
 class Prediction(NamedTuple):
-    """Of each row; its label plays no part but in its own probability."""
+    """The prediction of each row. Its label only counts in the probability of that label."""
 
     log_group: Array  # log probability of each group [row, group]
     log_label: Array  # of the label that the row has, 0 where it has none [row]
-    mean: Array  # of the features, those that are seen as they are [row, feature]
+    mean: Array  # of the features, the value where seen [row, feature]
     deviation: Array  # standard deviation, 0 where seen [row, feature]
 
 
-def predict_rows(found: Assignment, factors: Factors, rows: Rows) -> Prediction:
-    """Of rows other than those that were fitted, or the same ones as if they were new."""
-    given = jax.tree.map(
-        lambda part: jnp.asarray(part, factors.sticks[0].dtype),
-        (rows.features, rows.extras, rows.signs, rows.columns),
+def predict_rows(found: Assignment, factors: Factors, rows: MixtureRows) -> Prediction:
+    """The predictions of rows, as if they had not been fitted."""
+    given = (
+        jax.tree.map(
+            lambda part: jnp.asarray(part, factors.sticks[0].dtype),
+            (rows.features, rows.extras, rows.signs, rows.columns),
+        ),
+        jnp.asarray(rows.task),
     )
-    given, has_holes = (
-        (given, jnp.asarray(rows.task)),
-        np.isnan(rows.features).any(1) & (rows.signs.shape[1] > 1),
-    )
-    # scores that depend on each other cost more
-    places = [at for at in (np.flatnonzero(~has_holes), np.flatnonzero(has_holes)) if len(at)]
+    # Correlated scores cost more.
+    is_joint = np.isnan(rows.features).any(1) & (rows.signs.shape[1] > 1)
+    places = [at for at in (np.flatnonzero(~is_joint), np.flatnonzero(is_joint)) if len(at)]
     parts = [
         _predicted(
             found,
             factors,
             rows.design,
             jax.tree.map(lambda leaf, at=at: leaf[at], given),
-            has_holes[at[0]],
+            is_joint[at[0]],
         )
         for at in places
     ]
@@ -83,10 +80,8 @@ def _predicted(
         log_group = log_weight[task]
         for block, hyper, values in zip(found.columns, factors.columns, columns, strict=True):
             log_group = log_group + jnp.sum(block.family.log_predictive(hyper, values), -1)
-        mean, covariance = (
-            jnp.zeros((len(log_group), 0), dtype),
-            jnp.zeros((len(log_group), 0, 0), dtype),
-        )
+        mean = jnp.zeros((len(log_group), 0), dtype)
+        covariance = jnp.zeros((len(log_group), 0, 0), dtype)
         if factors.features is not None:
             log_density, mean, covariance = _student(factors.features, x)
             log_group = log_group + log_density
@@ -105,77 +100,81 @@ def _predicted(
             log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0))
         )
 
-    return compiled(lambda given: lax.map(of_row, given, batch_size=AT_ONCE), given)(given)
+    return compiled(lambda given: lax.map(of_row, given, batch_size=64), given)(given)
 
 
-def log_weights(factors: Factors) -> Array:
-    """How probable each group is in each task [task, group], the posterior integrated out."""
+def log_weights(factors: Factors) -> Float[Array, "task group"]:
+    """The log probability of each group in each task, the sticks integrated out."""
     c1, c0 = factors.sticks
     log_weight = log_sticks(jnp.log(c1 / (c0 + c1)), jnp.log(c0 / (c0 + c1)))
-    return (
-        log_weight
-        if factors.upper is None
-        else jax.nn.logsumexp(log_weight[..., None] + factors.upper.log_share, 1)
-    )
+    if factors.upper is None:
+        return log_weight
+    return jax.nn.logsumexp(log_weight[..., None] + factors.upper.log_share, 1)
 
 
 def _student(hyper: WishartHyper, x: Array) -> tuple[Array, Array, Array]:
-    """Of each group: log density of what a row shows, and mean and covariance of all its
-    features given that.
-    """
+    # The log density of what a row shows, and the mean and covariance of all its features given
+    # that, for each group.
     loc, kappa, nu, rate = hyper
-    freedom = nu + 1 - len(x)
+    freedom, seen = nu + 1 - len(x), ~jnp.isnan(x)
     scale = rate * ((kappa + 1) / (kappa * freedom))[:, None, None]
-    seen = ~jnp.isnan(x)
-    both, num_seen = seen[:, None] & seen[None], jnp.sum(seen).astype(x.dtype)
+    both, num_seen = outer(seen), jnp.sum(seen).astype(x.dtype)
     root = jnp.linalg.cholesky(jnp.where(both[None], scale, jnp.eye(len(x), dtype=x.dtype)[None]))
     gap = jnp.where(seen[None], x[None] - loc, 0)
     distance = jnp.sum(solve_triangular(root, gap[..., None], lower=True)[..., 0] ** 2, -1)
-    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=1, axis2=2)), -1)
     log_density = (
         gammaln((freedom + num_seen) / 2)
         - gammaln(freedom / 2)
         - num_seen / 2 * jnp.log(freedom * jnp.pi)
-        - log_det / 2
+        - jnp.sum(jnp.log(jnp.diagonal(root, axis1=1, axis2=2)), -1)
+        - (freedom + num_seen) / 2 * jnp.log1p(distance / freedom)
     )
-    log_density = log_density - (freedom + num_seen) / 2 * jnp.log1p(distance / freedom)
     across = jnp.where(seen[None, :, None] & ~seen[None, None], scale, 0)  # [group, seen, missing]
     slope = cho_solve((root, True), across)
     mean = jnp.where(seen[None], x[None], loc + jnp.einsum("ksm,ks->km", slope, gap))
-    rest = jnp.where((~seen[:, None] & ~seen[None])[None], scale - across.mT @ slope, 0)
-    # of a Student t: scale times degrees / (degrees - 2)
-    spread = (freedom + distance) / (freedom + num_seen - 2)
-    return log_density, mean, rest * spread[:, None, None]
+    rest = jnp.where(outer(~seen)[None], scale - across.mT @ slope, 0)
+    # The covariance of a Student t is scale times degrees / (degrees - 2).
+    return (
+        log_density,
+        mean,
+        rest * ((freedom + distance) / (freedom + num_seen - 2))[:, None, None],
+    )
 
 
 def log_label(
     weights: Weights,
-    signs: Array,
+    signs: Float[Array, " class"],
     design: tuple[int, ...],
-    entries: Array,
-    covariance: Array,
+    entries: Float[Array, "group entry"],
+    covariance: Float[Array, "group uncertain uncertain"],
     is_joint: bool = True,
-) -> Array:
-    """Log probability that the soft labels lie on these sides of 0 [group]; not `is_joint`: they
-    share no entry that is uncertain.
+) -> Float[Array, " group"]:
+    """The log probability that the soft labels of a row have these signs.
+
+    Args:
+        weights: q(w).
+        signs: The signs; 0 where any.
+        design: Which entry each weight multiplies.
+        entries: The means of the entries in each group.
+        covariance: The covariance of the first entries; others are certain.
+        is_joint: Whether scores may be correlated.
     """
-    size, width = entries.shape[1], covariance.shape[1]
-    padded = (
-        jnp.zeros((len(entries), size, size), entries.dtype).at[:, :width, :width].set(covariance)
-    )
+    rest = entries.shape[1] - covariance.shape[1]
     at = jnp.array(design)
-    seen, spread = entries[:, at], padded[:, at][:, :, at]
+    seen, spread = (
+        entries[:, at],
+        jnp.pad(covariance, ((0, 0), (0, rest), (0, rest)))[:, at][:, :, at],
+    )
     score = jnp.einsum("ckj,kj->kc", weights.mean, seen)
-    own = 1 + jnp.einsum("ckij,kij->kc", weights.covariance, spread + _outer(seen))
+    own = 1 + jnp.einsum("ckij,kij->kc", weights.covariance, spread + outer(seen))
     signs = jnp.broadcast_to(signs[None], score.shape)
     if is_joint and score.shape[1] > 1:
         shared = jnp.einsum("cki,kij,dkj->kcd", weights.mean, spread, weights.mean)
-        identity = jnp.eye(score.shape[1], dtype=score.dtype)[None]
-        points = points_of(score.shape[1], NUM_POINTS.get(score.shape[1], MOST_POINTS))
-        return log_orthant(score, shared + own[:, None] * identity, signs, points)
+        return log_orthant(
+            score,
+            shared + own[:, None] * jnp.eye(score.shape[1], dtype=score.dtype)[None],
+            signs,
+            cubature_points(score.shape[1], 16 if score.shape[1] == 2 else 256),
+        )
     variance = own + jnp.einsum("cki,kij,ckj->kc", weights.mean, spread, weights.mean)
     return jnp.sum(jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance))), 1)
-
-
-def _outer(vectors: Array) -> Array:
-    return vectors[:, :, None] * vectors[:, None]

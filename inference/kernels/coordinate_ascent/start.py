@@ -1,24 +1,28 @@
-"""Where coordinate ascent starts: every row in one group, by k-means, at random, the largest
-group first, or by its task.
-"""
+"""The groups of the rows before the first sweep: by k-means, at random, or by task."""
 
 import jax.numpy as jnp
 import numpy as np
 
-from inference.kernels.coordinate_ascent.rows import Sums
-from inference.reading.stick_mixture.structure import Assignment, Rows
+from inference.kernels.coordinate_ascent.rows import SufficientSums
+from inference.reading.stick_mixture.structure import Assignment, MixtureRows
 
-__all__ = ["STARTS", "at_random", "column_means", "kmeans", "start_groups", "start_sums"]
-
-NUM_ROUNDS = 10
-MOST_ROWS = 20_000  # that k-means looks at
+__all__ = ["STARTS", "by_size", "column_means", "kmeans", "start_groups", "start_sums"]
 
 
-def kmeans(points: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.ndarray:
-    """Lloyd's algorithm from k-means++ centres: the group of each row."""
+def kmeans(
+    points: np.ndarray, num_groups: int, rng: np.random.Generator, most_rows: int = 20_000
+) -> np.ndarray:
+    """The group of each row, by Lloyd's algorithm from k-means++ centres.
+
+    Args:
+        points: The rows [row, column].
+        num_groups: The number of groups.
+        rng: A random generator.
+        most_rows: The number of rows that the centres are found from.
+    """
     some = (
-        points[rng.choice(len(points), MOST_ROWS, replace=False)]
-        if len(points) > MOST_ROWS
+        points[rng.choice(len(points), most_rows, replace=False)]
+        if len(points) > most_rows
         else points
     )
     centres = some[rng.integers(len(some))][None]
@@ -27,126 +31,118 @@ def kmeans(points: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.
         distance = np.minimum(distance, ((some - centres[-1]) ** 2).sum(1))
         share = distance / distance.sum() if distance.sum() > 0 else None
         centres = np.vstack([centres, some[rng.choice(len(some), p=share)]])
-    for _ in range(NUM_ROUNDS):
+    for _ in range(10):
         own = _nearest(some, centres)
-        count = np.bincount(own, minlength=num_groups)
+        count = np.bincount(own, minlength=num_groups)[:, None]
         total = np.stack([np.bincount(own, column, num_groups) for column in some.T], 1)
-        centres = np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], centres)
+        centres = np.where(count > 0, total / np.maximum(count, 1), centres)
     return _nearest(points, centres)
 
 
-def at_random(points: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.ndarray:
-    """Each row anywhere."""
-    return rng.integers(0, num_groups, len(points))
-
-
-STARTS = {"kmeans": kmeans, "random": at_random}
-TOGETHER = "task"  # the start where all rows of a task are together
+STARTS = {
+    "kmeans": kmeans,
+    "random": lambda points, num_groups, rng: rng.integers(0, num_groups, len(points)),
+}
+TOGETHER = "task"  # the start where all rows of a task are in one group
 
 
 def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
 
 
+def by_size(group: np.ndarray, num_groups: int) -> np.ndarray:
+    """The same groups relabelled, the largest first."""
+    return np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
+
+
 def start_sums(
-    rows: Rows,
+    rows: MixtureRows,
     statistics: np.ndarray,
     found: Assignment,
     num_tasks: int,
     init: str,
     rng: np.random.Generator,
-) -> tuple[Sums, np.ndarray | None]:
-    """The sums over rows that their groups imply, of each task; and the shared group that each
-    group of a task is under [task, own, group].
+) -> tuple[SufficientSums, np.ndarray | None]:
+    """The sums over the rows of each task's groups; and where tasks share groups, the share [task,
+    own, group].
 
-    Groups are sought among the rows of all tasks. A task's own are the largest of those that its
-    rows are in, as many as it may have, the largest first; rows of others go to the nearest. A
-    missing feature is taken for the mean of its column, a soft label for its sign.
+    A missing feature is taken for the mean of its column, a soft label for its sign. Arguments are
+    those of `start_groups`.
     """
     group, share = start_groups(rows, statistics, found, num_tasks, init, rng)
     filled = column_means(rows.features)
     u = np.concatenate([filled, np.ones((len(filled), 1)), rows.extras], 1)
-    num_classes, size = rows.signs.shape[1], u.shape[1]
-    shape = (num_tasks, num_classes, found.num_own, size)
-    moments, columns = (
-        np.zeros((num_tasks, found.num_own, size, size)),
-        np.zeros((num_tasks, statistics.shape[1], found.num_own)),
-    )
-    of_asked, products = np.zeros((*shape, size)), np.zeros(shape)
+    num_classes, size, num_own = rows.signs.shape[1], u.shape[1], found.num_own
+    moments = np.zeros((num_tasks, num_own, size, size))
+    columns = np.zeros((num_tasks, statistics.shape[1], num_own))
+    asked = np.zeros((num_tasks, num_classes, num_own, size, size))
+    products = np.zeros((num_tasks, num_classes, num_own, size))
     for j, h in np.unique(np.stack([rows.task, group]), axis=1).T:
         own = np.flatnonzero((group == h) & (rows.task == j))
-        moments[j, h], columns[j, :, h] = u[own].T @ u[own], statistics[own].sum(0)
-        for c, signs in enumerate(rows.signs[own].T):
-            asked = u[own][signs != 0]
-            of_asked[j, c, h], products[j, c, h] = asked.T @ asked, signs @ u[own]
-    return Sums(
-        *(jnp.asarray(part, float) for part in (moments, of_asked, products, columns, 0.0))
+        v, signs = u[own], rows.signs[own]
+        moments[j, h], columns[j, :, h] = v.T @ v, statistics[own].sum(0)
+        asked[j, :, h] = np.einsum("nc,ni,nj->cij", signs != 0, v, v, optimize=True)
+        products[j, :, h] = signs.T @ v
+    return SufficientSums(
+        *(jnp.asarray(part, float) for part in (moments, asked, products, columns, 0.0))
     ), share
 
 
 def start_groups(
-    rows: Rows,
+    rows: MixtureRows,
     statistics: np.ndarray,
     found: Assignment,
     num_tasks: int,
     init: str,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The group of each row within its task; and the shared group that each group of a task is
-    under.
+    """The group of each row within its task; and where tasks share groups, the share [task, own,
+    group].
+
+    Groups are found among the rows of all tasks. A task's own groups are the largest of those that
+    its rows are in, as many as it may have, the largest first; other rows go to the nearest.
+
+    Args:
+        rows: The data by row.
+        statistics: The sufficient statistics of the columns [row, statistic].
+        found: The mixture.
+        num_tasks: The number of tasks.
+        init: A name in `STARTS`, or `TOGETHER`.
+        rng: A random generator.
     """
-    num_groups = found.num_groups
-    filled = column_means(rows.features)
-    points = np.concatenate([filled, statistics], 1)
+    points = np.concatenate([column_means(rows.features), statistics], 1)
     scale = points.std(0)
     points = (points - points.mean(0)) / np.where(scale > 0, scale, 1)
+    shape = (num_tasks, found.num_own, found.num_groups)
     if init == TOGETHER:
-        return _together(
-            points, rows.task, (num_tasks, found.num_own, num_groups), bool(found.upper), rng
-        )
-    group = STARTS[init](points, num_groups, rng)
-    group = np.argsort(np.argsort(-np.bincount(group, minlength=num_groups), kind="stable"))[group]
-    return (
-        _ranked(points, group, rows.task, (num_tasks, found.num_own, found.num_groups))
-        if found.upper
-        else (group, None)
-    )
+        share = _one_group(points, rows.task, shape, rng) if found.upper else None
+        return np.zeros(len(points), int), share
+    group = by_size(STARTS[init](points, found.num_groups, rng), found.num_groups)
+    return _own_groups(points, group, rows.task, shape) if found.upper else (group, None)
 
 
-def _together(
-    points: np.ndarray,
-    task: np.ndarray,
-    shape: tuple[int, int, int],
-    is_shared: bool,
-    rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """All rows of a task in its first group, under a shared group of its own; where there are
-    fewer of these, tasks alike are under one.
-    """
-    num_tasks, _, num_groups = shape
-    if not is_shared:
-        return np.zeros(len(points), int), None
-    of_task = np.arange(num_tasks)
-    if num_tasks > num_groups:
-        of_task = kmeans(np.stack([points[task == j].mean(0) for j in of_task]), num_groups, rng)
-    share = np.full(shape, 1 / num_groups)
-    share[:, 0] = np.eye(num_groups)[of_task]
-    return np.zeros(len(points), int), share
+def _one_group(
+    points: np.ndarray, task: np.ndarray, shape: tuple[int, int, int], rng: np.random.Generator
+) -> np.ndarray:
+    # The share that puts the first group of each task under a shared group of its own; where there
+    # are too few, similar tasks under one.
+    of_task = np.arange(shape[0])
+    if shape[0] > shape[2]:
+        of_task = kmeans(np.stack([points[task == j].mean(0) for j in of_task]), shape[2], rng)
+    share = np.full(shape, 1 / shape[2])
+    share[:, 0] = np.eye(shape[2])[of_task]
+    return share
 
 
-def _ranked(
+def _own_groups(
     points: np.ndarray, group: np.ndarray, task: np.ndarray, shape: tuple[int, int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each row's group within its task; and which of all groups those of a task
-    are.
-    """
     num_tasks, num_own, num_groups = shape
     share, found = np.full(shape, 1 / num_groups), np.zeros_like(group)
-    centres = np.stack(
-        [
-            points[group == g].mean(0) if (group == g).any() else np.zeros(points.shape[1])
-            for g in range(num_groups)
-        ]
+    centres = (
+        np.eye(num_groups)[group].T
+        @ points
+        / np.maximum(np.bincount(group, minlength=num_groups)[:, None], 1)
     )
     for j in range(num_tasks):
         own = np.flatnonzero(task == j)
@@ -158,7 +154,8 @@ def _ranked(
 
 
 def column_means(features: np.ndarray) -> np.ndarray:
-    """The features, means in the place of missing ones."""
+    """The features, with column means in the place of missing ones."""
     is_seen = ~np.isnan(features)
-    mean = np.where(is_seen, features, 0).sum(0) / np.maximum(is_seen.sum(0), 1)
-    return np.where(is_seen, features, mean)
+    return np.where(
+        is_seen, features, np.where(is_seen, features, 0).sum(0) / np.maximum(is_seen.sum(0), 1)
+    )

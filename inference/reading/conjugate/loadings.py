@@ -1,23 +1,25 @@
-"""Features that are sums of factors which the row's group shows: what they say of a row's factors,
-and what rows say of the loadings.
+"""Factor analysis within a mixture: features that are noisy sums of the factors of a row.
 
-    x[i, p] ~ Normal(L[p] . (b[h] * u), 1 / psi[p])   where seen,   u = (s[i], 1),   L[p] = (loadings, centre),   h the group of row i
+    x[i, p] ~ Normal(L[p] . (b[h] * u), 1 / psi[p])   where seen,   u = (s[i], 1),
+    L[p] = (loadings, centre),   h the group of row i
 
-`b` is 0 or 1 for each factor, and 1 for the centre. A row's features are a quadratic form in u, as
-the blocks of `inference.reading.conjugate.quadratic`:
+`b` is 0 or 1: whether a group shows a factor; it is 1 for the centre. The features of a row are a
+quadratic form in u, as the blocks of `inference.reading.conjugate.quadratic` are:
 
-    log p(x_i | u, h) = const_i + (shown_h * slope_i) . u - u' (both_h * matrix_i) u / 2,                                       (1)
+    log p(x_i | u, h) = const_i + (shown_h * slope_i) . u - u' (both_h * matrix_i) u / 2        (1)
 
-`matrix` and `slope` sums over the features that are seen, `shown` and `both` b and b b', * element
-by element. Under q = prod_p q(L_p) prod q(b) q(psi) q(beta) each is a product of means. Entries of
-q(L_p) are normal and depend on each other, for they are told apart by the same rows; and q(b, pi)
-is joint, where each b has a pi of its own: pi is then as if it had been summed out. The other joint
-factor, q(b, L), is out of reach: loadings are those of all groups.
+`matrix` and `slope` are sums over the features that are seen, `shown` and `both` are b and b b',
+and * is element by element. Under q = prod_p q(L_p) prod q(b) q(psi) q(beta) each is a product of
+means. q(L_p) is a joint Normal of all entries of L_p, because the same rows identify them. q(b, pi)
+is joint where each b has a pi of its own, so pi is integrated out. q(b, L) is not joint, because
+all groups share the loadings.
 
-    loadings  A[k, p] ~ Normal(loc, 1 / beta[k]),  beta ~ Gamma, or known       psi ~ Gamma for each feature, or known
-    centre    c[p] ~ Normal(loc, scale), or there is none                       b ~ Bernoulli(pi), pi ~ Beta, or known, or all are 1
+    loadings  A[k, p] ~ Normal(loc, 1 / beta[k]),  beta ~ Gamma, or known
+    centre    c[p] ~ Normal(loc, scale), or there is none
+    noise     psi[p] ~ Gamma, or known
+    shown     b ~ Bernoulli(pi), pi ~ Beta, or known; or all b are 1
 
-Cost for n rows, P features, K factors: n P K^2 for (1) and for the sums, P K^3 an update of the
+Cost for n rows, P features, K factors: n P K^2 for (1) and for the sums, P K^3 for an update of the
 loadings.
 """
 
@@ -28,42 +30,41 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import xlogy
+from jaxtyping import Float
 
 from inference.reading.conjugate.normal import half_log_det
 from inference.reading.conjugate.pairs import gamma_divergence, gamma_means
-from inference.reading.conjugate.quadratic import inverse_of
+from inference.reading.conjugate.quadratic import inverse_of, outer
 
 __all__ = [
     "Linear",
     "LinearPrior",
     "LinearSums",
-    "Told",
-    "of_rows",
-    "posterior",
+    "LoadingMoments",
+    "known_loadings",
+    "linear_divergence",
+    "linear_posterior",
+    "loading_moments",
+    "row_forms",
     "shown_posterior",
-    "surprise",
-    "told",
-    "told_at",
 ]
-
-NUM_ROUNDS = 2  # of loadings, their precision and the noise, which wait for each other
 
 Pair = tuple[Array, Array]
 
 
 class LinearPrior(NamedTuple):
-    """Numbers of the priors. Of a Gamma (concentration, rate); of a known number (it, infinity)."""
+    """The numbers of the priors: a Gamma is (concentration, rate), a known one (it, infinity)."""
 
     loc: Array  # of the loadings and the centre [feature, entry]
     centre: Array  # precision of the centre [feature]
     beta: Pair  # [factor]
     noise: Pair  # [feature]
-    share: Array  # how probable it is that a group shows a factor [group, factor]
-    counts: Pair | None  # of a Beta behind it, [group, factor]
+    share: Array  # probability that a group shows a factor [group, factor]
+    counts: Pair | None  # of a Beta prior of that probability [group, factor]
 
 
 class Linear(NamedTuple):
-    """q of the loadings and all that belongs to them."""
+    """q of the loadings, the centre, their precisions, the noise and the factors shown."""
 
     mean: Array  # [feature, entry]
     covariance: Array  # [feature, entry, entry]
@@ -72,8 +73,8 @@ class Linear(NamedTuple):
     shown: Array  # E b [group, entry]
 
 
-class Told(NamedTuple):
-    """Means of what (1) is made of."""
+class LoadingMoments(NamedTuple):
+    """The means that (1) is made of."""
 
     mean: Array  # E L [feature, entry]
     second: Array  # E L L' [feature, entry, entry]
@@ -84,46 +85,53 @@ class Told(NamedTuple):
 
 
 class LinearSums(NamedTuple):
-    """Over rows, of each seen feature."""
+    """Sums over the rows in which a feature is seen."""
 
     moments: Array  # E (b * u) (b * u)' [feature, entry, entry]
     products: Array  # x E (b * u) [feature, entry]
+    count: Array  # of 1 [feature]
+    squares: Array  # of x^2 [feature]
 
 
-def told(linear: Linear) -> Told:
-    """Under q."""
-    noise, log_noise = gamma_means(linear.noise)
-    second = linear.covariance + _outer(linear.mean)
-    return Told(linear.mean, second, noise, log_noise, linear.shown, _both(linear.shown))
-
-
-def told_at(loadings: Array, noise: Array, shown: Array) -> Told:
-    """At known values."""
-    return Told(loadings, _outer(loadings), noise, jnp.log(noise), shown, _outer(shown))
-
-
-def of_rows(told: Told, x: Array, seen: Array) -> tuple[Array, Array, Array]:
-    """const [row], matrix [row, entry, entry] and slope [row, entry] of (1); x is 0 where `seen`
-    is 0.
-    """
-    weight, size = seen * told.noise[None], told.mean.shape[1]
-    const = (seen @ (told.log_noise - math.log(2 * math.pi)) - jnp.sum(weight * x**2, 1)) / 2
-    return (
-        const,
-        (weight @ told.second.reshape(-1, size * size)).reshape(-1, size, size),
-        (weight * x) @ told.mean,
+def loading_moments(linear: Linear) -> LoadingMoments:
+    """The means of (1) under q."""
+    shown, identity = linear.shown, jnp.eye(linear.shown.shape[1], dtype=linear.shown.dtype)[None]
+    both = outer(shown) * (1 - identity) + shown[:, :, None] * identity  # b is its own square
+    return LoadingMoments(
+        linear.mean, linear.covariance + outer(linear.mean), *gamma_means(linear.noise), shown, both
     )
 
 
-def posterior(
-    prior: LinearPrior, before: Linear, sums: LinearSums, count: Array, squares: Array
-) -> Linear:
-    """q of loadings, their precisions and the noise, in turns; `count` and `squares` are sums of 1
-    and x^2 over what is seen [feature].
+def known_loadings(
+    loadings: Float[Array, "feature entry"],
+    noise: Float[Array, " feature"],
+    shown: Float[Array, "group entry"],
+) -> LoadingMoments:
+    """The terms of (1) at known values."""
+    return LoadingMoments(loadings, outer(loadings), noise, jnp.log(noise), shown, outer(shown))
+
+
+def row_forms(
+    moments: LoadingMoments, x: Float[Array, "row feature"], seen: Float[Array, "row feature"]
+) -> tuple[Array, Array, Array]:
+    """const [row], matrix [row, entry, entry] and slope [row, entry] of (1).
+
+    Args:
+        moments: The means of the parameters.
+        x: The features, 0 where missing.
+        seen: 1 where a feature is seen, else 0.
     """
+    weight, size = seen * moments.noise[None], moments.mean.shape[1]
+    const = (seen @ (moments.log_noise - math.log(2 * math.pi)) - jnp.sum(weight * x**2, 1)) / 2
+    matrix = (weight @ moments.second.reshape(-1, size * size)).reshape(-1, size, size)
+    return const, matrix, (weight * x) @ moments.mean
+
+
+def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Linear:
+    """Updates q of the loadings, their precisions and the noise, each given the others, twice."""
 
     def turn(_, at: Linear) -> Linear:
-        noise, weight = gamma_means(at.noise)[0], _weight(prior, gamma_means(at.beta)[0])
+        noise, weight = gamma_means(at.noise)[0], _entries(gamma_means(at.beta)[0], prior.centre)
         precision = (
             noise[:, None, None] * sums.moments
             + weight[:, :, None] * jnp.eye(weight.shape[1], dtype=weight.dtype)[None]
@@ -132,78 +140,78 @@ def posterior(
         mean = jnp.einsum(
             "pij,pj->pi", covariance, noise[:, None] * sums.products + weight * prior.loc
         )
-        away = (_variance(covariance) + (mean - prior.loc) ** 2)[:, :-1]
-        beta = _after(prior.beta, len(mean) / 2, away.sum(0) / 2)
-        rest = (
-            squares
-            - 2 * jnp.sum(mean * sums.products, 1)
-            + jnp.einsum("pij,pij->p", covariance + _outer(mean), sums.moments)
+        second = jnp.einsum("pij,pij->p", covariance + outer(mean), sums.moments)
+        beta = _after(
+            prior.beta,
+            len(mean) / 2,
+            (jnp.diagonal(covariance, axis1=-2, axis2=-1) + (mean - prior.loc) ** 2)[:, :-1].sum(0)
+            / 2,
         )
-        return Linear(mean, covariance, beta, _after(prior.noise, count / 2, rest / 2), at.shown)
+        return Linear(
+            mean,
+            covariance,
+            beta,
+            _after(
+                prior.noise,
+                sums.count / 2,
+                (sums.squares - 2 * jnp.sum(mean * sums.products, 1) + second) / 2,
+            ),
+            at.shown,
+        )
 
-    return jax.lax.fori_loop(0, NUM_ROUNDS, turn, before)
+    return jax.lax.fori_loop(0, 2, turn, before)
 
 
-def shown_posterior(prior: LinearPrior, before: Array, moments: Array, products: Array) -> Array:
-    """E b of each factor in turn, from sums over the rows of a group of matrix * E u u' [group,
-    entry, entry] and slope * E u.
+def shown_posterior(
+    prior: LinearPrior,
+    before: Float[Array, "group entry"],
+    moments: Float[Array, "group entry entry"],
+    products: Float[Array, "group entry"],
+) -> Float[Array, "group entry"]:
+    """Updates E b of each factor in turn.
+
+    Args:
+        prior: The numbers of the priors.
+        before: E b before the update.
+        moments: Sums over the rows of a group of matrix * E u u'.
+        products: Sums over the rows of a group of slope * E u.
     """
     log_odds = jnp.log(prior.share) - jnp.log1p(-prior.share)
 
     def turn(k: Array, shown: Array) -> Array:
         with_others = jnp.einsum("hj,hj->h", moments[:, k], shown) - moments[:, k, k] * shown[:, k]
-        gain = products[:, k] - moments[:, k, k] / 2 - with_others
-        return shown.at[:, k].set(jax.nn.sigmoid(log_odds[:, k] + gain))
+        return shown.at[:, k].set(
+            jax.nn.sigmoid(log_odds[:, k] + (products[:, k] - moments[:, k, k] / 2 - with_others))
+        )
 
     return jax.lax.fori_loop(0, prior.share.shape[1], turn, before)
 
 
-def surprise(prior: LinearPrior, linear: Linear) -> Array:
-    """KL(q | prior): what it takes from the evidence bound."""
+def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
+    """KL(q | prior), which the evidence bound subtracts."""
     beta, log_beta = gamma_means(linear.beta)
-    log_weight = jnp.concatenate(
-        [
-            jnp.broadcast_to(log_beta, (len(linear.mean), len(log_beta))),
-            jnp.log(prior.centre)[:, None],
-        ],
-        1,
+    away = jnp.diagonal(linear.covariance, axis1=-2, axis2=-1) + (linear.mean - prior.loc) ** 2
+    quadratic = (
+        jnp.sum(_entries(beta, prior.centre) * away - _entries(log_beta, jnp.log(prior.centre)) - 1)
+        / 2
     )
-    away = _variance(linear.covariance) + (linear.mean - prior.loc) ** 2
-    quadratic = jnp.sum(_weight(prior, beta) * away - log_weight - 1) / 2
-    of_loadings = quadratic - jnp.sum(half_log_det(jnp.linalg.cholesky(linear.covariance)))
-    q = linear.shown[:, :-1]
-    of_shown = (
-        xlogy(q, q) + xlogy(1 - q, 1 - q) - xlogy(q, prior.share) - xlogy(1 - q, 1 - prior.share)
-    )
-    of_gammas = ((linear.beta, prior.beta), (linear.noise, prior.noise))
+    q, share = linear.shown[:, :-1], prior.share
+    of_shown = xlogy(q, q) + xlogy(1 - q, 1 - q) - xlogy(q, share) - xlogy(1 - q, 1 - share)
     return (
-        of_loadings
-        + sum(jnp.sum(gamma_divergence(*each)) for each in of_gammas)
+        quadratic
+        - jnp.sum(half_log_det(jnp.linalg.cholesky(linear.covariance)))
+        + jnp.sum(gamma_divergence(linear.beta, prior.beta))
+        + jnp.sum(gamma_divergence(linear.noise, prior.noise))
         + jnp.sum(of_shown)
     )
 
 
-def _weight(prior: LinearPrior, beta: Array) -> Array:
-    """E of the precision of each entry [feature, entry]."""
-    return jnp.concatenate(
-        [jnp.broadcast_to(beta, (len(prior.centre), len(beta))), prior.centre[:, None]], 1
-    )
-
-
-def _both(shown: Array) -> Array:
-    """E b b': b is its own square."""
-    identity = jnp.eye(shown.shape[1], dtype=shown.dtype)[None]
-    return _outer(shown) * (1 - identity) + shown[:, :, None] * identity
+def _entries(of_factor: Array, of_centre: Array) -> Array:
+    # [feature, entry] from numbers of each factor and of the centre of each feature.
+    factors = jnp.broadcast_to(of_factor, (len(of_centre), len(of_factor)))
+    return jnp.concatenate([factors, of_centre[:, None]], 1)
 
 
 def _after(prior: Pair, concentration: Array | float, rate: Array) -> Pair:
     a, b = prior
     return jnp.where(jnp.isinf(b), a, a + concentration), b + rate
-
-
-def _variance(covariance: Array) -> Array:
-    return jnp.diagonal(covariance, axis1=-2, axis2=-1)
-
-
-def _outer(vectors: Array) -> Array:
-    return vectors[:, :, None] * vectors[:, None]

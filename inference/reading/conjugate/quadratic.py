@@ -1,23 +1,21 @@
-"""Blocks that see a row through products of its entries: a normal distribution of the features, and
-probit experts on them.
+"""Blocks that see a row through products of its entries: Normal features, and probit experts.
 
-A row is u = (x, 1, c): its features, of which some may be missing, a one, and columns that are
-plain data. Given the group of the row each block is a quadratic form
+A row is u = (x, 1, c): its features, of which some may be missing, a one, and columns of plain
+data. Given the group of the row each block is a quadratic form
 
-    log p(block | u, t) = const - u' Q u / 2 + t (w . u),                                                                   (1)
+    log p(block | u, t) = const - u' Q u / 2 + t (w . u),                                       (1)
 
-Q, w and const read off the block's parameters, or their means under q. So messages of several
-blocks are added, a missing entry is normal given the rest, and the sums over rows of rho u u' and
-rho t u are all that an update needs.
+with Q, w and const computed from the block's parameters, or their means under q. So messages of
+several blocks are added, a missing entry is Normal given the rest, and an update needs only the
+sums over rows of rho u u' and rho t u.
 
-- Features: x ~ Normal(loc, precision^-1) with (inverse) Wishart and normal priors, any of the
-  families of
-    `inference.reading.conjugate.table`.
-- `Weights`: t ~ Normal(w . d, 1), d some entries of u; w ~ Normal(zeta, 1 / lambda) element by
-  element; lambda ~ Gamma, or known; zeta ~ Normal(m, 1 / (gamma lambda)), or known. q(zeta, lambda)
-  is joint.
+- Features: x ~ Normal(loc, precision^-1) with (inverse) Wishart and Normal priors, any of these
+  families of `inference.reading.conjugate.table`.
+- Experts: t ~ Normal(w . d, 1), where d are some entries of u. Element by element w ~ Normal(zeta,
+  1 / lambda), zeta ~ Normal(m, 1 / (gamma lambda)), or known, and lambda ~ Gamma, or known.
+  q(zeta, lambda) is joint: a Normal-Gamma.
 
-Cost for K groups and D entries of u: K D^3 an update.
+Cost of an update for K groups and D entries of u: K D^3.
 """
 
 import math
@@ -27,6 +25,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import digamma, multigammaln
+from jaxtyping import Bool, Float
 
 from inference.reading.conjugate.normal import WishartHyper, half_log_det
 from inference.reading.conjugate.pairs import gamma_divergence, gamma_means
@@ -43,6 +42,7 @@ __all__ = [
     "gate_posterior",
     "inverse_of",
     "known_weights",
+    "outer",
     "precision_of",
     "weights_log_density",
     "weights_posterior",
@@ -54,20 +54,35 @@ class Form(NamedTuple):
     """A quadratic form for each group."""
 
     const: Array  # [group]
-    matrix: Array  # Q, [group, entry, entry]
+    matrix: Array  # Q [group, entry, entry]
+
+
+def outer(vectors: Array) -> Array:
+    """v v' of vectors [..., entry]."""
+    return vectors[..., :, None] * vectors[..., None, :]
+
+
+def inverse_of(root: Array) -> Array:
+    """The inverse of root root', for a lower triangular root."""
+    half = solve_triangular(
+        root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True
+    )
+    return half.mT @ half
 
 
 # Normal features.
 
 
-def gate_natural(precision: Array, loc: Array) -> Form:
-    """log Normal(x | loc, precision^-1) as a form in (x, 1), of parameters [group, ...]."""
+def gate_natural(
+    precision: Float[Array, "group feature feature"], loc: Float[Array, "group feature"]
+) -> Form:
+    """log Normal(x | loc, precision^-1) as a form in (x, 1)."""
     weighted = jnp.einsum("kij,kj->ki", precision, loc)
     return _form(precision, weighted, jnp.sum(weighted * loc, -1), jnp.linalg.slogdet(precision)[1])
 
 
 def gate_expected(hyper: WishartHyper) -> Form:
-    """Its mean under q."""
+    """The mean of `gate_natural` under q."""
     precision, log_det = _wishart_means(hyper, jnp.linalg.cholesky(hyper.rate))
     weighted = jnp.einsum("kij,kj->ki", precision, hyper.loc)
     return _form(
@@ -79,33 +94,29 @@ def gate_expected(hyper: WishartHyper) -> Form:
 
 
 def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
-    """E of the precision and of its log determinant; `root` is the Cholesky factor of the rate."""
+    # E of the precision and of its log determinant; `root` is the Cholesky factor of the rate.
     nu, size = hyper.concentration, hyper.loc.shape[-1]
-    halves = (nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2
-    return nu[:, None, None] * inverse_of(root), digamma(halves).sum(-1) + size * math.log(
-        2
-    ) - 2 * half_log_det(root)
+    log_det = (
+        digamma((nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2).sum(-1)
+        + size * math.log(2)
+        - 2 * half_log_det(root)
+    )
+    return nu[:, None, None] * inverse_of(root), log_det
 
 
 def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
-    corner = jnp.zeros_like(square)[:, None, None]
-    matrix = jnp.concatenate(
-        [
-            jnp.concatenate([precision, -weighted[:, :, None]], 2),
-            jnp.concatenate([-weighted[:, None, :], corner], 2),
-        ],
-        1,
-    )
-    return Form((log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2, matrix)
+    column, corner = -weighted[:, :, None], jnp.zeros_like(square)[:, None, None]
+    const = (log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2
+    return Form(const, jnp.block([[precision, column], [column.mT, corner]]))
 
 
-def gate_posterior(prior: WishartHyper, moments: Array) -> WishartHyper:
-    """After rows of the moments sum rho u u', [group, entry, entry] with u = (x, 1)."""
+def gate_posterior(prior: WishartHyper, moments: Float[Array, "group entry entry"]) -> WishartHyper:
+    """The posterior after rows with the moments sum rho u u', u = (x, 1)."""
     count, total, squares = moments[:, -1, -1], moments[:, :-1, -1], moments[:, :-1, :-1]
     kappa = prior.kappa + count
     loc = (prior.kappa[:, None] * prior.loc + total) / kappa[:, None]
-    outer = lambda scale, vector: scale[:, None, None] * vector[:, :, None] * vector[:, None, :]
-    rate = prior.rate + squares + outer(prior.kappa, prior.loc) - outer(kappa, loc)
+    scaled = lambda scale, vector: scale[:, None, None] * vector[:, :, None] * vector[:, None, :]
+    rate = prior.rate + squares + scaled(prior.kappa, prior.loc) - scaled(kappa, loc)
     return WishartHyper(loc, kappa, prior.concentration + count, (rate + rate.mT) / 2)
 
 
@@ -117,39 +128,44 @@ def gate_divergence(hyper: WishartHyper, prior: WishartHyper) -> Array:
     log_z = lambda nu, root: (
         nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * half_log_det(root)
     )
-    trace = jnp.einsum("kij,kij->k", prior.rate, precision)
     wishart = (
-        (nu - nu0) / 2 * log_det - (nu * size - trace) / 2 - log_z(nu, root) + log_z(nu0, root0)
+        (nu - nu0) / 2 * log_det
+        - (nu * size - jnp.einsum("kij,kij->k", prior.rate, precision)) / 2
+        - log_z(nu, root)
+        + log_z(nu0, root0)
     )
     delta, ratio = hyper.loc - prior.loc, prior.kappa / hyper.kappa
-    distance = jnp.einsum("ki,kij,kj->k", delta, precision, delta)
-    return jnp.sum(wishart + (size * (ratio - 1 - jnp.log(ratio)) + prior.kappa * distance) / 2)
+    return jnp.sum(
+        wishart
+        + (
+            size * (ratio - 1 - jnp.log(ratio))
+            + prior.kappa * jnp.einsum("ki,kij,kj->k", delta, precision, delta)
+        )
+        / 2
+    )
 
 
-# Probit experts. All arrays begin with the class that an expert is asked about.
+# Probit experts. All arrays begin with the class whose soft label an expert predicts.
 
 
 class Weights(NamedTuple):
-    """q(w) of each expert."""
+    """q(w) of each expert, Normal."""
 
     mean: Array  # [class, group, weight]
     covariance: Array  # [class, group, weight, weight]
 
-    def second(self) -> Array:
-        """E w w'."""
-        return self.covariance + self.mean[..., :, None] * self.mean[..., None, :]
-
 
 def known_weights(w: Array) -> Weights:
-    """A point in the place of q(w)."""
+    """Known weights in the place of q(w): their covariance is 0."""
     return Weights(w, jnp.zeros((*w.shape, w.shape[-1]), w.dtype))
 
 
 class Common(NamedTuple):
-    """The prior of zeta and lambda or q, Normal(loc, 1 / (gamma lambda)) Gamma(concentration,
-    rate), [class, weight].
+    """The Normal-Gamma prior, or q, of the zeta and lambda that all groups have in common.
 
-    Where zeta is known `gamma` is infinite, where lambda is `rate`, beside its value.
+    zeta ~ Normal(loc, 1 / (gamma lambda)), lambda ~ Gamma(concentration, rate), all [class,
+    weight]. Where zeta is known, loc is its value and gamma is infinite. Where lambda is known,
+    concentration is its value and rate is infinite.
     """
 
     loc: Array
@@ -163,77 +179,88 @@ def precision_of(common: Common) -> Array:
     return gamma_means(common[2:])[0]
 
 
-def weights_posterior(common: Common, moments: Array, products: Array) -> Weights:
-    """q(w) from sum rho d d' [class, group, weight, weight] and sum rho t d [class, group,
-    weight].
-    """
+def _weights_root(common: Common, moments: Array, products: Array) -> tuple[Array, Array]:
+    # The Cholesky factor of the precision of q(w), and the precision times the mean.
     precision = precision_of(common)
     root = jnp.linalg.cholesky(
         moments
-        + (
-            precision[:, None, :, None]
-            * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
-        )
+        + precision[:, None, :, None]
+        * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
     )
+    return root, products + (precision * common.loc)[:, None]
+
+
+def weights_posterior(
+    common: Common,
+    moments: Float[Array, "class group weight weight"],
+    products: Float[Array, "class group weight"],
+) -> Weights:
+    """q(w) from the sums over rows rho d d' and rho t d."""
+    root, weighted = _weights_root(common, moments, products)
     covariance = inverse_of(root)
-    return Weights(
-        jnp.einsum("ckij,ckj->cki", covariance, products + (precision * common.loc)[:, None]),
-        covariance,
-    )
+    return Weights(jnp.einsum("ckij,ckj->cki", covariance, weighted), covariance)
 
 
-def weights_log_density(common: Common, moments: Array, products: Array, w: Array) -> Array:
-    """log q(w) of `weights_posterior`, [class, group]; its covariance is not worked out."""
-    precision = precision_of(common)
-    root = jnp.linalg.cholesky(
-        moments
-        + (
-            precision[:, None, :, None]
-            * jnp.eye(precision.shape[-1], dtype=moments.dtype)[None, None]
+def weights_log_density(
+    common: Common,
+    moments: Float[Array, "class group weight weight"],
+    products: Float[Array, "class group weight"],
+    w: Float[Array, "class group weight"],
+) -> Float[Array, "class group"]:
+    """log q(w) of `weights_posterior`, whose covariance is not computed."""
+    root, weighted = _weights_root(common, moments, products)
+    loc = solve_triangular(root, weighted[..., None], lower=True)[..., 0]
+    return (
+        half_log_det(root)
+        - (
+            jnp.sum((jnp.einsum("ckij,cki->ckj", root, w) - loc) ** 2, -1)
+            + w.shape[-1] * math.log(2 * math.pi)
         )
+        / 2
     )
-    loc = solve_triangular(
-        root, (products + (precision * common.loc)[:, None])[..., None], lower=True
-    )[..., 0]
-    gap = jnp.einsum("ckij,cki->ckj", root, w) - loc
-    return half_log_det(root) - (jnp.sum(gap**2, -1) + w.shape[-1] * math.log(2 * math.pi)) / 2
 
 
-def common_posterior(prior: Common, weights: Weights, is_told: Array | None = None) -> Common:
-    """q(zeta, lambda); `is_told` [class, group]: the experts that are known, by default all."""
-    told = (
-        jnp.ones_like(weights.mean[..., :1])
-        if is_told is None
-        else is_told[..., None].astype(weights.mean.dtype)
+def common_posterior(
+    prior: Common, weights: Weights, is_seen: Bool[Array, "class group"] | None = None
+) -> Common:
+    """q(zeta, lambda) given q(w).
+
+    Args:
+        prior: The Normal-Gamma prior.
+        weights: q(w), or known weights.
+        is_seen: The experts that count; by default all.
+    """
+    is_seen = jnp.ones(weights.mean.shape[:2]) if is_seen is None else is_seen
+    seen = is_seen[..., None].astype(weights.mean.dtype)
+    num, is_free, is_known = seen.sum(1), jnp.isfinite(prior.gamma), jnp.isinf(prior.rate)
+    gamma, gamma0 = prior.gamma + num, jnp.where(is_free, prior.gamma, 0)
+    mean = (gamma0 * prior.loc + (seen * weights.mean).sum(1)) / jnp.where(is_free, gamma, 1)
+    loc = jnp.where(is_free, mean, prior.loc)
+    rate = (
+        prior.rate
+        + (
+            (seen * _squares(weights, loc)).sum(1)
+            + jnp.where(is_free, gamma0 * (loc - prior.loc) ** 2, 0)
+        )
+        / 2
     )
-    num = told.sum(1)
-    is_free = jnp.isfinite(prior.gamma)
-    gamma = prior.gamma + num
-    total = (told * weights.mean).sum(1)
-    loc = jnp.where(
-        is_free,
-        (jnp.where(is_free, prior.gamma, 0) * prior.loc + total) / jnp.where(is_free, gamma, 1),
-        prior.loc,
+    return Common(
+        loc, gamma, jnp.where(is_known, prior.concentration, prior.concentration + num / 2), rate
     )
-    spread = (
-        jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
-    )
-    from_prior = jnp.where(is_free, jnp.where(is_free, prior.gamma, 0) * (loc - prior.loc) ** 2, 0)
-    is_known = jnp.isinf(prior.rate)
-    concentration = jnp.where(is_known, prior.concentration, prior.concentration + num / 2)
-    return Common(loc, gamma, concentration, prior.rate + ((told * spread).sum(1) + from_prior) / 2)
+
+
+def _squares(weights: Weights, loc: Array) -> Array:
+    # E (w - loc)^2 [class, group, weight].
+    return jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
 
 
 def weights_term(common: Common, weights: Weights) -> Array:
     """E log p(w | zeta, lambda) + H(w), summed."""
-    size = weights.mean.shape[-1]
-    spread = (
-        jnp.diagonal(weights.covariance, axis1=-2, axis2=-1)
-        + (weights.mean - common.loc[:, None]) ** 2
+    # 1 / gamma is 0 where zeta is known.
+    quadratic = (
+        precision_of(common)[:, None] * _squares(weights, common.loc) + 1 / common.gamma[:, None]
     )
-    # 1 / inf = 0 where zeta is known
-    quadratic = precision_of(common)[:, None] * spread + 1 / common.gamma[:, None]
-    entropy = half_log_det(jnp.linalg.cholesky(weights.covariance)) + size / 2
+    entropy = half_log_det(jnp.linalg.cholesky(weights.covariance)) + weights.mean.shape[-1] / 2
     return jnp.sum(gamma_means(common[2:])[1][:, None] - quadratic) / 2 + jnp.sum(entropy)
 
 
@@ -244,13 +271,7 @@ def common_divergence(common: Common, prior: Common) -> Array:
     distance = (
         jnp.where(is_free, prior.gamma, 0) * precision_of(common) * (common.loc - prior.loc) ** 2
     )
-    of_zeta = jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2
-    return jnp.sum(of_zeta + gamma_divergence(common[2:], prior[2:]))
-
-
-def inverse_of(root: Array) -> Array:
-    """Inverse of root root'."""
-    half = solve_triangular(
-        root, jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape), lower=True
+    return jnp.sum(
+        (jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2)
+        + gamma_divergence(common[2:], prior[2:])
     )
-    return half.mT @ half

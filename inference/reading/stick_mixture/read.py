@@ -1,58 +1,51 @@
-"""Reading a truncated mixture whose every block is conjugate: rows that are assigned to groups, and
-what the groups say of them.
+"""Finds a truncated stick-breaking mixture of conjugate blocks in a model, and proves it.
 
-    structure = read_assignment(program)          # which sites play which part; or an error that
-                                                  names the site
-    prior = structure.prior                       # the numbers of the priors
-    rows = structure.rows(program)                # the data, one entry a row
+    found = read_assignment(program)     # an `Assignment`: which site plays which part
+    found.prior                          # the numbers of the priors
+    found.rows(program)                  # the data by row
 
-    alpha ~ Gamma (or known);  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
-    tasks:    V[j, h], z[i] ~ Categorical(sticks(V[task[i]])); and where groups of tasks share what
-              they say of rows, c[j, h] ~
-              Categorical(sticks(U)), U[s] ~ Beta(1, beta), beta ~ Gamma (or known): a row is in
-              group c[task[i], z[i]] of all
-    columns:  parameters [group, column] and rows with a conjugate likelihood, any `Columns` of the
-    table of conjugate pairs features: normal rows, their mean and precision normal and (inverse)
-    Wishart; missing entries may be latent (ImproperUniform) sites experts:  t[c, i] ~ Normal(w[c,
-    z[i]] . d[i], 1), d made of features and of plain data; a label says on which side of 0 each t
-    lies
+    groups      alpha ~ Gamma, or known;  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
+    tasks       V[j, h];  z[i] ~ Categorical(sticks(V[task[i]])). Tasks may share the parameters of
+                groups: c[j, h] ~ Categorical(sticks(U)), U[s] ~ Beta(1, beta), beta ~ Gamma, or
+                known. Then a row has the parameters of group c[task[i], z[i]].
+    columns     parameters [group, column] and rows with a conjugate likelihood, any `Columns` of
+                the table of conjugate pairs
+    features    Normal rows whose mean and precision are Normal and (inverse) Wishart; missing
+                entries may be latent (ImproperUniform) sites
+    experts     t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), where d has features and plain data; a label
+                says on which side of 0 each t lies
 
-Only types, shapes, plates and dependencies are read. That the parts then mean what they seem to
-mean is proved by writing each site's log probability down from what was read, by the functions that
-a kernel then uses, and comparing with the model's own at random values, in each row; the numbers of
-the priors are read at other values than those. See `inference.reading.stick_mixture.identities`.
+The reading looks at types, shapes, plates and dependencies only. The proof then writes each site's
+log probability down from what was read, by the functions that a kernel uses, and compares it with
+the model's own at random values, row by row. The numbers of the priors are read at other values.
 
-Of data whose log density takes more than `MOST` numbers at once, 1e4 rows of 44 correlated
-features, rows spread evenly over all are compared: so many that what happens to a part of the rows,
-by their data, is seen, but not what follows the place of a row in the table and begins only beyond
-as many places as there are rows compared.
+All rows are compared, because a model may differ on some rows: `mu[z] + 5 * (arange(rows) >= 100)`.
+Where the log density of all rows takes more than `MOST` numbers at once (1e4 rows of 44 correlated
+features), rows spread evenly over all are compared. A change that depends on the data of a row is
+still seen. A change that depends on the place of a row, and begins beyond as many places as rows
+are compared, is not.
 
-Cost: some traces of the model on at most `FEW` rows; and a few evaluations of its log density on
+Cost: some traces of the model on at most `FEW` rows, and a few evaluations of its log density on
 all rows, at most `MOST` numbers each.
-
-The proof that a mixture was read right: each site's log probability, written down from what was
-read by the functions that a kernel uses, equals the model's own at random values, row by row; and
-what was read on some rows holds for others.
-
-A model may be another one on some rows: `mu[z] + 5 * (arange(rows) >= 100)`. So all rows are
-compared.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.special import betaln, gammaln
+from jax.scipy.special import betaln
+from jax.scipy.stats import gamma
 
 from inference.program.program import Program, evenly
-from inference.program.sites import StructureError, is_real, model_name
+from inference.program.sites import is_real, model_name
 from inference.reading.conjugate.pairs import Columns, log_sticks
-from inference.reading.conjugate.quadratic import Common, Form, gate_natural
+from inference.reading.conjugate.quadratic import Common, gate_natural
 from inference.reading.conjugate.table import NormalWishart, pair_of
 from inference.reading.proof import (
     Magnitude,
@@ -63,16 +56,18 @@ from inference.reading.proof import (
     prove_numbers,
 )
 from inference.reading.stick_mixture.structure import (
+    WAY_OUT,
     Assignment,
-    Block,
+    ConjugateBlock,
     Experts,
-    Level,
+    MixtureRows,
     Prior,
-    Rows,
-    by_class,
+    StickLevel,
     event_dim,
-    precision_and_loc,
+    refuse_other_children,
+    require,
     values_by_group,
+    with_class_axis,
 )
 
 __all__ = [
@@ -80,58 +75,58 @@ __all__ = [
     "gaps",
     "many_rows",
     "numbers_of_a_row",
+    "prove_for",
+    "proved_prior",
     "read_assignment",
     "row_sums",
     "some_rows",
 ]
 
-# rows that are looked at to tell sites apart, and on which the priors must be those of all rows
-FEW = 12
+FEW = 12  # rows that tell sites apart, and on which the priors must be those of all rows
 MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
-WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
+SizedTerm = tuple[Array, Any]  # a log probability, and the size of the terms that it is a sum of
 
 
 def read_assignment(program: Program) -> Assignment:
-    """Reads and proves; raises StructureError, by the name of the site, where a block is not
-    what it looks like.
-    """
+    """Reads the mixture of a model and proves it; a StructureError names the site that differs."""
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     _, sticks, concentration = _level(few, z)
-    upper = _upper(few, z)
-    holes = _holes(few)
-    if holes != _holes(program):
-        raise StructureError(
-            f"site {_holes(program)!r}: missing entries, but none in the rows that were looked at; "
-            "wanted NaN in an array."
-        )
+    upper, holes = _upper(few, z), _holes(few)
+    require(
+        holes == _holes(program),
+        f"site {_holes(program)!r}: missing entries, but none in the rows that were looked at; "
+        "wanted NaN in an array.",
+    )
     of_rows = {z, upper.site if upper else z, holes}
     columns, features = _blocks(few, z, of_rows, holes)
     found = Assignment(
         few, z, sticks, concentration, upper, columns, features, holes, _experts(few, z, of_rows)
     )
     for name in (*few.latent, *few.observed, *few.factors):
-        if name not in found.known:
-            raise StructureError(
-                f"site {name!r} ({few.sites[name].family}): {few.sites[name].kind}, and no block "
-                "of the mixture reads it; wanted sticks, "
-                f"parameters of groups, rows that depend on {z!r}, and soft labels. {WAY_OUT}"
-            )
-    _refuse_other_children(found)
+        require(
+            name in found.known,
+            f"site {name!r} ({few.sites[name].family}): {few.sites[name].kind}, and no block of "
+            "the mixture reads it; wanted sticks, parameters of groups, rows that depend on "
+            f"{z!r}, and soft labels. {WAY_OUT}",
+        )
+    _refuse_parameters_elsewhere(found)
     _refuse_shared(found)
     compared = many_rows(
         program, z, MOST // numbers_of_a_row(few, features.site if features else None)
     )
-    found = replace(found, prior=proved_prior(found, compared))
+    found = replace(
+        found, prior=proved_prior(found, compared, gaps, partial(_refusal, found, compared))
+    )
     for others in (few, program):
         if others is not compared:
-            prove_for(others, found)
+            prove_for(others, found, z, "groups")
     return found
 
 
 def numbers_of_a_row(few: Program, correlated: str | None) -> int:
-    """That its log density takes at once, about; `correlated` are normal numbers whose
-    covariance differs from row to row.
+    """About how many numbers the log density of a row takes at once; `correlated` names a site of
+    Normal rows whose covariance differs from row to row.
     """
     sizes = [int(np.prod(few.sites[name].shape[1:])) for name in few.observed]
     return max([1, *sizes, (few.sites[correlated].shape[1] + 1) ** 2 if correlated else 1])
@@ -139,116 +134,109 @@ def numbers_of_a_row(few: Program, correlated: str | None) -> int:
 
 def assignment_site(program: Program) -> str:
     """The site that says which group each row is in."""
-    is_row = lambda site: (
-        site.kind == "latent" and site.family.startswith("Categorical") and len(site.shape) == 1
+    found = [name for name in _indices(program) if len(program.sites[name].shape) == 1]
+    require(
+        len(found) == 1,
+        f"{model_name(program.model)}: found {len(found)} latent Categorical sites of rows "
+        f"{found}, wanted one: the group of each row. {WAY_OUT}",
     )
-    found = [name for name, site in program.sites.items() if is_row(site)]
-    if len(found) != 1:
-        raise StructureError(
-            f"{model_name(program.model)}: found {len(found)} latent Categorical sites of rows "
-            f"{found}, wanted one: the group of each row. "
-            f"{WAY_OUT}"
-        )
     return found[0]
 
 
-def _level(few: Program, site: str) -> Level:
-    """The sticks that indices are drawn by."""
-    parents = sorted(few.parents[site])
-    if len(parents) != 1 or few.sites[parents[0]].family != "Beta":
-        raise StructureError(
-            f"site {site!r} ({few.sites[site].family}): its probabilities come from {parents}; "
-            "wanted one Beta site V, with the weights "
-            f"V_h prod_(l<h) (1 - V_l), the last stick 1. {WAY_OUT}"
-        )
-    above = sorted(few.parents[parents[0]])
-    if not above:
-        return Level(site, parents[0], None)
-    if len(above) > 1 or few.sites[above[0]].family != "Gamma" or few.sites[above[0]].shape:
-        kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in above)
-        raise StructureError(
-            f"site {parents[0]!r}: its concentration comes from {kinds}; wanted one scalar Gamma, "
-            f"or a number. {WAY_OUT}"
-        )
-    return Level(site, parents[0], above[0])
-
-
-def _upper(few: Program, z: str) -> Level | None:
-    """Groups of tasks that are themselves assigned."""
+def _indices(program: Program) -> list[str]:
     is_index = lambda site: site.kind == "latent" and site.family.startswith("Categorical")
-    found = [name for name, site in few.sites.items() if is_index(site) and name != z]
+    return [name for name, site in program.sites.items() if is_index(site)]
+
+
+def _level(few: Program, site: str) -> StickLevel:
+    parents = sorted(few.parents[site])
+    require(
+        [few.sites[name].family for name in parents] == ["Beta"],
+        f"site {site!r} ({few.sites[site].family}): its probabilities come from {parents}; "
+        "wanted one Beta site V, with the weights V_h prod_(l<h) (1 - V_l), the last stick 1. "
+        f"{WAY_OUT}",
+    )
+    above = sorted(few.parents[parents[0]])
+    kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in above)
+    require(
+        all((few.sites[name].family, few.sites[name].shape) == ("Gamma", ()) for name in above)
+        and len(above) < 2,
+        f"site {parents[0]!r}: its concentration comes from {kinds}; wanted one scalar Gamma, "
+        f"or a number. {WAY_OUT}",
+    )
+    return StickLevel(site, parents[0], above[0] if above else None)
+
+
+def _upper(few: Program, z: str) -> StickLevel | None:
+    found = [name for name in _indices(few) if name != z]
     if not found:
         return None
-    level = _level(few, found[0])
-    own, shape = (
-        (
-            *few.sites[_level(few, z).sticks].shape[:-1],
-            few.sites[_level(few, z).sticks].shape[-1] + 1,
-        ),
-        few.sites[found[0]].shape,
+    level, last = _level(few, found[0]), few.sites[found[-1]]
+    *tasks, num_sticks = few.sites[_level(few, z).sticks].shape
+    own = (*tasks, num_sticks + 1)
+    require(
+        last.shape == own
+        and len(own) == 2
+        and len(found) == len(few.sites[level.sticks].shape) == 1,
+        f"site {found[-1]!r} ({last.family}): latent, of shape {last.shape}; wanted, beside "
+        f"{z!r}, one index for each task and each of its groups, {own}, drawn by one row of "
+        f"sticks. {WAY_OUT}",
     )
-    if len(found) > 1 or shape != own or len(own) != 2 or len(few.sites[level.sticks].shape) != 1:
-        raise StructureError(
-            f"site {found[-1]!r} ({few.sites[found[-1]].family}): latent, of shape "
-            f"{few.sites[found[-1]].shape}; wanted, beside {z!r}, one "
-            f"index for each task and each of its groups, {own}, drawn by one row of sticks. "
-            f"{WAY_OUT}"
-        )
     return level
 
 
 def _holes(few: Program) -> str | None:
     found = [name for name in few.latent if few.sites[name].family == "ImproperUniform"]
-    if len(found) > 1:
-        raise StructureError(
-            f"site {found[1]!r}: beside {found[0]!r} a second site of missing entries; wanted one. "
-            f"{WAY_OUT}"
-        )
-    if found and not is_real(few.sites[found[0]]):
-        raise StructureError(
-            f"site {found[0]!r}: missing entries that have bounds; wanted any real numbers. "
-            f"{WAY_OUT}"
+    require(
+        len(found) < 2, f"sites {found}: several sites of missing entries; wanted one. {WAY_OUT}"
+    )
+    for name in found:
+        require(
+            is_real(few.sites[name]),
+            f"site {name!r}: missing entries that have bounds; wanted any real numbers. {WAY_OUT}",
         )
     return found[0] if found else None
 
 
 def _blocks(
     few: Program, z: str, of_rows: set[str | None], holes: str | None
-) -> tuple[tuple[Block, ...], Block | None]:
-    """The columns, and the features, of which there is at most one site."""
+) -> tuple[tuple[ConjugateBlock, ...], ConjugateBlock | None]:
     found = [_block(few, of_rows, name) for name in few.observed if z in few.parents[name]]
     features = [block for block in found if isinstance(block.family, NormalWishart)]
-    if len(features) > 1:
-        raise StructureError(
-            f"site {features[1].site!r}: beside {features[0].site!r} a second one of correlated "
-            f"features. {WAY_OUT}"
+    require(
+        len(features) < 2,
+        f"sites {[block.site for block in features]}: several sites of correlated features; wanted "
+        f"one. {WAY_OUT}",
+    )
+    columns = tuple(block for block in found if block not in features)
+    for block in columns:
+        require(
+            holes not in few.parents[block.site],
+            f"site {block.site!r}: columns that are independent in a group have no latent "
+            f"missing entries; wanted Missing(dist...), obs with NaN. {WAY_OUT}",
         )
-    for block in found:
-        if holes in few.parents[block.site] and block not in features:
-            raise StructureError(
-                f"site {block.site!r}: columns that are independent in a group have no latent "
-                "missing entries; wanted "
-                f"Missing(dist...), obs with NaN. {WAY_OUT}"
-            )
-    return tuple(block for block in found if block not in features), features[
-        0
-    ] if features else None
+    require(
+        features or not holes,
+        f"site {holes!r}: no site of correlated features has these missing entries. {WAY_OUT}",
+    )
+    return columns, features[0] if features else None
 
 
-def _block(few: Program, of_rows: set[str | None], site: str) -> Block:
+def _block(few: Program, of_rows: set[str | None], site: str) -> ConjugateBlock:
     groups = sorted(few.parents[site] - of_rows, key=few.latent.index)
-    kinds = {name: few.sites[name].family for name in groups}
     hint = (
         "Labels need soft labels, Normal sites of variance 1, of which they are the signs. "
         f"{WAY_OUT}"
     )
-    priors, family = pair_of(site, kinds, few.sites[site].family, hint)
-    if not isinstance(family, Columns | NormalWishart):
-        raise StructureError(
-            f"site {site!r}: its pair in the table has no mean-field posterior; wanted the methods "
-            f"of Columns. {WAY_OUT}"
-        )
-    return Block(site, priors, family)
+    priors, family = pair_of(
+        site, {name: few.sites[name].family for name in groups}, few.sites[site].family, hint
+    )
+    require(
+        isinstance(family, Columns | NormalWishart),
+        f"site {site!r}: its pair in the table has no mean-field posterior; wanted the methods "
+        f"of Columns. {WAY_OUT}",
+    )
+    return ConjugateBlock(site, priors, family)
 
 
 def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:
@@ -256,99 +244,81 @@ def _experts(few: Program, z: str, of_rows: set[str | None]) -> Experts | None:
     if not below:
         return None
     soft = below[0]
-    if len(below) > 1 or few.sites[soft].family != "Normal":
-        kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in below)
-        raise StructureError(
-            f"site {below[-1]!r}: latent sites that depend on {z!r}: {kinds}; wanted one Normal "
-            f"site of soft labels. {WAY_OUT}"
-        )
+    kinds = ", ".join(f"{name!r} ({few.sites[name].family})" for name in below)
+    require(
+        len(below) == 1 and few.sites[soft].family == "Normal",
+        f"site {below[-1]!r}: latent sites that depend on {z!r}: {kinds}; wanted one Normal "
+        f"site of soft labels. {WAY_OUT}",
+    )
     labels = [name for name in few.observed if soft in few.parents[name]]
-    if (
-        len(labels) != 1
-        or few.sites[labels[0]].family != "Delta"
-        or few.parents[labels[0]] != {soft}
-    ):
-        raise StructureError(
-            f"site {soft!r}: {labels} depend on it; wanted one Delta site, the label, that its "
-            f"signs decide. {WAY_OUT}"
-        )
+    require(
+        [(few.sites[name].family, few.parents[name]) for name in labels] == [("Delta", {soft})],
+        f"site {soft!r}: {labels} depend on it; wanted one Delta site, the label, that its "
+        f"signs decide. {WAY_OUT}",
+    )
     weights = sorted(few.parents[soft] - of_rows)
-    if len(weights) != 1 or few.sites[weights[0]].family != "Normal":
-        raise StructureError(
-            f"site {soft!r}: its loc is computed from {weights}; wanted one Normal site of "
-            f"weights. {WAY_OUT}"
-        )
-    above = {few.sites[name].family: name for name in sorted(few.parents[weights[0]])}
-    loc, precision = above.pop("Normal", None), above.pop("Gamma", None)
-    if (
-        above
-        or len(few.parents[weights[0]]) > 2
-        or (loc and few.parents[loc] - {precision})
-        or (precision and few.parents[precision])
-    ):
-        raise StructureError(
-            f"site {weights[0]!r}: its prior is computed from {sorted(few.parents[weights[0]])}; "
-            "wanted a Normal loc and a Gamma "
-            f"precision, each of them or a number. {WAY_OUT}"
-        )
+    require(
+        [few.sites[name].family for name in weights] == ["Normal"],
+        f"site {soft!r}: its loc is computed from {weights}; wanted one Normal site of "
+        f"weights. {WAY_OUT}",
+    )
+    parents = sorted(few.parents[weights[0]])
+    above = {few.sites[name].family: name for name in parents}
+    loc, precision = above.get("Normal"), above.get("Gamma")
+    require(
+        {*parents} == {loc, precision} - {None}
+        and not (loc and few.parents[loc] - {precision})
+        and not (precision and few.parents[precision]),
+        f"site {weights[0]!r}: its prior is computed from {parents}; wanted a Normal loc and a "
+        f"Gamma precision, each of them or a number. {WAY_OUT}",
+    )
     return Experts(soft, labels[0], weights[0], loc, precision)
 
 
-def _refuse_other_children(found: Assignment) -> None:
-    """A parameter must tell of nothing but its own block."""
-    few = found.few
-    allowed: dict[str, set[str]] = {}
-    for block in (*found.columns, *([found.features] if found.features else [])):
+def _refuse_parameters_elsewhere(found: Assignment) -> None:
+    # Only the sites of its own block may depend on a parameter.
+    allowed: dict[Any, set] = {}
+    for block in found.blocks:
         allowed |= {name: {block.site, *block.priors} for name in block.priors}
-    for level in (found.lower, *([found.upper] if found.upper else [])):
-        allowed[level.sticks] = {level.site}
-        allowed |= {level.concentration: {level.sticks}} if level.concentration else {}
+    for level in found.levels:
+        allowed |= {level.sticks: {level.site}, level.concentration: {level.sticks}}
     if found.experts:
         soft, label, weights, loc, precision = found.experts
-        allowed |= {soft: {label}, weights: {soft}}
-        allowed |= {name: {weights, *([loc] if loc else [])} for name in (loc, precision) if name}
-    for name, parents in few.parents.items():
-        if few.sites[name].kind == "deterministic":
-            continue
-        for parent in parents & set(allowed):
-            if name not in allowed[parent]:
-                raise StructureError(
-                    f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which "
-                    "was read as part of "
-                    f"{sorted(allowed[parent])}. {WAY_OUT}"
-                )
+        allowed |= {soft: {label}, weights: {soft}, loc: {weights}, precision: {weights, loc}}
+    refuse_other_children(found.few, allowed)
 
 
 def _refuse_shared(found: Assignment) -> None:
-    """Each group, column and weight has parameters of its own."""
-    few, wanted = found.few, {}
-    for block in found.columns:
-        sizes = (found.num_groups, *few.sites[block.site].shape[1:])
-        wanted |= {
-            name: (*sizes, *few.sites[name].shape[-1:][: event_dim(few, name)])
-            for name in block.priors
-        }
+    # Each group, column and weight must have parameters of its own.
+    few, num_groups = found.few, found.num_groups
+    shape_of = lambda name: few.sites[name].shape
+    wanted: dict[str, tuple[int, ...]] = {
+        name: (num_groups, *shape_of(block.site)[1:], *shape_of(name)[-1:][: event_dim(few, name)])
+        for block in found.columns
+        for name in block.priors
+    }
     if found.features:
-        width = few.sites[found.features.site].shape[1:]
-        for name in found.features.priors:
-            wanted[name] = (found.num_groups, *width * (1 + (event_dim(few, name) == 2)))
+        width = shape_of(found.features.site)[1:]
+        wanted |= {
+            name: (num_groups, *width * max(event_dim(few, name), 1))
+            for name in found.features.priors
+        }
     if found.experts:
         soft, _, weights, loc, precision = found.experts
-        classes, of_weights = few.sites[soft].shape[:-1], few.sites[weights].shape[-1:]
-        wanted[weights] = (*classes, found.num_groups, *of_weights)
+        classes, of_weights = shape_of(soft)[:-1], shape_of(weights)[-1:]
+        wanted[weights] = (*classes, num_groups, *of_weights)
         wanted |= {name: (*classes, *of_weights) for name in (loc, precision) if name}
     for name, shape in wanted.items():
-        if few.sites[name].shape != shape:
-            raise StructureError(
-                f"site {name!r} ({few.sites[name].family}): its shape is {few.sites[name].shape}, "
-                f"wanted {shape}: no parameter that "
-                f"groups, columns, classes or weights share. {WAY_OUT}"
-            )
+        require(
+            shape_of(name) == shape,
+            f"site {name!r} ({few.sites[name].family}): its shape is {shape_of(name)}, wanted "
+            f"{shape}: no parameter that groups, columns, classes or weights share. {WAY_OUT}",
+        )
 
 
 def some_rows(program: Program, z: str, size: int) -> Program:
-    """The model on `size` of its rows, of different labels and with missing entries where it can
-    be told.
+    """The model on at most `size` of its rows, with different labels and with missing entries
+    where the data show them.
     """
     num_rows = program.sites[z].shape[0]
     if num_rows <= size:
@@ -357,135 +327,143 @@ def some_rows(program: Program, z: str, size: int) -> Program:
 
 
 def many_rows(program: Program, z: str, size: int) -> Program:
-    """The model on about `size` of its rows, or on all if there are no more: `FEW` different
-    ones, and others spread evenly.
+    """The model on about `size` of its rows, `FEW` different ones and others spread evenly; on all
+    rows if there are no more.
     """
     num_rows = program.sites[z].shape[0]
     if num_rows <= max(size, FEW):
         return program
-    rows = np.union1d(program.few_rows(num_rows, FEW), evenly(num_rows, size))
-    return program.on_rows(rows, program.by_row(num_rows), z)
+    return program.on_rows(
+        np.union1d(program.few_rows(num_rows, FEW), evenly(num_rows, size)),
+        program.by_row(num_rows),
+        z,
+    )
 
 
-def proved_prior(found: Assignment, program: Program) -> Prior:
-    """The numbers of the priors; raises StructureError, by the name of the site, where a block is
-    not what it looks like on the rows of `program`.
+# The proof.
+
+
+def proved_prior(found: Any, program: Program, gaps: Callable, refusal: Callable) -> Any:
+    """The numbers of the priors of a reading, once every identity holds on the rows of a program.
+
+    Args:
+        found: An `Assignment`, or another reading with `rows`, `start` and `prior_at`.
+        program: The model with its data.
+        gaps: Of the reading, a program, its rows, the numbers of the priors and values of the
+            sites: how far each site is from what was read.
+        refusal: The message, by site and gap.
     """
     rows = found.rows(program)
 
-    def refusal(site: str, missed: float) -> str:
-        first = (
-            "First look at the numbers of the priors, for a log probability is not finite. "
-            if math.isinf(missed)
-            else ""
-        )
-        return (
-            f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the "
-            "log probability of the model "
-            f"misses that by {missed:.2g} (relative), in some row or at some value. {first}Look "
-            "for a parameter that is transformed, "
-            f"scaled, clipped, shared, masked, or indexed by something else than {found.z!r}. Use "
-            "SVI with an autoguide for this "
-            f"model, or put a conjugate site there."
-        )
+    def compared(some: Program, rows: Any, first: Any, second: Any, size: Magnitude) -> Any:
+        # The numbers of the priors are those at the first start, the gaps those at the second.
+        prior = found.prior_at(some, some.constrain(first))
+        return gaps(found, some, rows, prior, at_magnitude(some, second, size)), prior
 
-    identities = lambda some: partial(
-        _compared, found, some, rows if some is program else found.rows(some)
+    identities = lambda some: partial(compared, some, rows if some is program else found.rows(some))
+    settings = further(partial(found.start, program), rows.features, *rows.columns)
+    return prove(identities, settings, refusal, program)[0]
+
+
+def _refusal(found: Assignment, program: Program, site: str, missed: float) -> str:
+    first = "First look at the numbers of the priors, for a log probability is not finite. "
+    return (
+        f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the "
+        f"log probability of the model misses that by {missed:.2g} (relative), in some row or "
+        f"at some value. {first if math.isinf(missed) else ''}Look for a parameter that is "
+        "transformed, scaled, clipped, shared, masked, or indexed by something else than "
+        f"{found.z!r}. Use SVI with an autoguide for this model, or put a conjugate site there."
     )
-    return prove(
-        identities,
-        further(partial(found.start, program), rows.features, *rows.columns),
-        refusal,
-        program,
-    )[0]
 
 
-def _compared(
-    found: Assignment, program: Program, rows: Rows, first: Any, second: Any, size: Magnitude
-) -> tuple[dict[str, Array], Prior]:
-    """The gaps at the second start, by the numbers of the priors at the first; and these."""
-    prior = found.prior_at(program, program.constrain(first))
-    return gaps(found, program, rows, prior, at_magnitude(program, second, size)), prior
+def prove_for(others: Program, found: Any, site: str, part: str) -> None:
+    """Raises StructureError where the numbers of a prior differ on the rows of another program.
 
-
-def prove_for(others: Program, found: Assignment) -> None:
-    """Raises StructureError where the numbers of a prior are different ones on other rows."""
+    Args:
+        others: The other program.
+        found: The reading with the numbers of its priors.
+        site: The site that the error names.
+        part: What has the priors.
+    """
     refusal = lambda site, _: (
-        f"site {site!r}: the numbers of the priors of its groups follow the rows; wanted numbers "
-        "that hold for any rows. Compute "
-        f"them outside of the model, and give them as arguments."
+        f"site {site!r}: the numbers of the priors of its {part} follow the rows; wanted numbers "
+        "that hold for any rows. Compute them outside of the model, and give them as arguments."
     )
-    prove_numbers(found.z, found.prior, found.prior_at, found.start, others, refusal)
+    prove_numbers(site, found.prior, found.prior_at, found.start, others, refusal)
 
 
 def _role(found: Assignment, site: str) -> str:
-    for block in (*found.columns, *([found.features] if found.features else [])):
+    for block in found.blocks:
         if site in (block.site, *block.priors):
-            return (
-                f"{', '.join(map(repr, block.priors))} -> {block.family.likelihood} of {found.z!r}"
-            )
-    roles = {}
-    for level in (found.lower, *([found.upper] if found.upper else [])):
-        roles |= {
-            level.site: "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1",
-            level.sticks: "Beta(1, alpha)",
-        }
-    if found.experts:
-        roles[found.experts.soft] = f"Normal(w[{found.z}] . features, 1)"
-        roles[found.experts.label] = f"the signs of {found.experts.soft!r}"
-        roles[found.experts.weights] = "Normal(zeta, 1 / sqrt(lambda)), the same for every group"
+            priors = ", ".join(map(repr, block.priors))
+            return f"{priors} -> {block.family.likelihood} of {found.z!r}"
+    soft, label, weights = (found.experts or 3 * ("",))[:3]
+    weighed = "stick-breaking weights V_h prod_(l<h) (1 - V_l), the last stick 1"
+    roles = {
+        soft: f"Normal(w[{found.z}] . features, 1)",
+        label: f"the signs of {soft!r}",
+        weights: "Normal(zeta, 1 / sqrt(lambda)), the same for every group",
+        **{level.site: weighed for level in found.levels},
+        **{level.sticks: "Beta(1, alpha)" for level in found.levels},
+    }
     return roles.get(site, "its prior")
 
 
 def gaps(
-    found: Assignment, program: Program, rows: Rows, prior: Prior, values: dict[str, Array]
+    found: Assignment, program: Program, rows: MixtureRows, prior: Prior, values: dict[str, Array]
 ) -> dict[str, Array]:
-    """How far what was read is from the model, in the worst row: for each site, or for the first
-    of several in one block.
+    """How far each site's log probability in the model is from what was read, in the worst row.
+
+    The terms of a block's parameters are compared together, under the name of the last.
+
+    Args:
+        found: The reading.
+        program: The model with its data.
+        rows: The data of the program by row.
+        prior: The numbers of the priors.
+        values: Values of all latent sites; soft labels are changed in place.
     """
-    # half of the soft labels on the side where they have to be, others likely on the wrong one
     if found.experts:
+        # Half of the soft labels have the sign that the label wants; others may have the wrong one.
         soft = values[found.experts.soft]
-        signs = (
-            by_class(jnp.asarray(rows.signs.T, soft.dtype), soft.ndim)
-            if soft.ndim == 2
-            else jnp.asarray(rows.signs[:, 0], soft.dtype)
+        signs = jnp.asarray(rows.signs.T, soft.dtype).reshape(soft.shape)
+        values[found.experts.soft] = jnp.where(
+            jnp.arange(soft.shape[-1]) % 2 == 0,
+            jnp.where(signs == 0, soft, signs * jnp.abs(soft)),
+            soft,
         )
-        right = jnp.where(signs == 0, soft, signs * jnp.abs(soft))
-        values[found.experts.soft] = jnp.where(jnp.arange(soft.shape[-1]) % 2 == 0, right, soft)
+    by_row = {part.site for part in (*found.blocks, *found.levels)} | {*(found.experts or ())[:2]}
     each = program.log_probs(values)
-    model = {name: each[name] if name in found.by_row else jnp.sum(each[name]) for name in each}
+    model = {name: own if name in by_row else jnp.sum(own) for name, own in each.items()}
     group = found.group_of_rows(values, rows.task)
     read = _of_level(found.lower, prior.concentration, values, rows.task)
     if found.upper:
         read |= _of_level(found.upper, prior.upper, values, 0)
     for block, x, hyper in zip(found.columns, rows.columns, prior.columns, strict=True):
+        parameters, x = values_by_group(found, block, values), jnp.asarray(x, float)
+        terms = block.family.statistics(x, hyper) * block.family.natural(parameters)[group]
+        value = terms.sum((1, 2)) + block.family.log_base(x)
         model[block.site] = row_sums(model[block.site], len(group))
-        read[block.site] = _of_columns(
-            block, jnp.asarray(x, float), hyper, values_by_group(found, block, values), group
-        )
-        read |= _of_priors(found, block, hyper, values, model)
-    u = entries(found, rows, values)
-    if found.features:
-        hyper = jax.tree.map(jnp.asarray, prior.features)
-        read[found.features.site] = _form_at(
-            gate_natural(*precision_and_loc(found.features, values)),
-            u[:, : _width(rows) + 1],
-            group,
-        )
-        read |= _of_priors(found, found.features, hyper, values, model)
-    if found.experts:
-        read |= _of_experts(found, rows, prior.experts, values, u, group)
+        read[block.site] = (value, jnp.abs(terms).sum((1, 2)))
+        read |= _of_priors(block, hyper, parameters, model)
+    features, extras = jnp.asarray(rows.features, float), jnp.asarray(rows.extras, float)
     if found.holes:
-        model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), Read(jnp.zeros(()))
-    return {name: gap_of_sums(own.value, model[name], own.size) for name, own in read.items()}
-
-
-class Read(NamedTuple):
-    """A log probability from what was read, and how large the terms are that it is a sum of."""
-
-    value: Array
-    size: Any = 0.0  # [row], or one for all
+        features = features.at[tuple(rows.holes.T)].set(values[found.holes])
+        model[found.holes], read[found.holes] = jnp.sum(each[found.holes]), (jnp.zeros(()), 0.0)
+    u = jnp.concatenate([features, jnp.ones((len(features), 1)), extras], 1)
+    if found.features:
+        parameters = values_by_group(found, found.features, values)
+        form = gate_natural(*found.features.family.precision_and_loc(parameters))
+        x, const = u[:, : rows.features.shape[1] + 1], form.const[group]
+        terms = x[:, :, None] * form.matrix[group] * x[:, None] / 2
+        read[found.features.site] = (
+            const - terms.sum((1, 2)),
+            jnp.abs(const) + jnp.abs(terms).sum((1, 2)),
+        )
+        read |= _of_priors(found.features, prior.features, parameters, model)
+    if found.experts and prior.experts:
+        read |= _of_experts(found.experts, rows, prior.experts, values, u, group)
+    return {name: gap_of_sums(own, model[name], size) for name, (own, size) in read.items()}
 
 
 def row_sums(term: Array, num_rows: int) -> Array:
@@ -493,92 +471,48 @@ def row_sums(term: Array, num_rows: int) -> Array:
     return term.reshape(num_rows, -1).sum(1) if term.shape[:1] == (num_rows,) else term
 
 
-def _of_columns(
-    block: Block, x: Array, hyper: Any, values: tuple[Array, ...], group: Array
-) -> Read:
-    """[row]."""
-    terms = block.family.statistics(x, hyper) * block.family.natural(values)[group]
-    return Read(terms.sum((1, 2)) + block.family.log_base(x), jnp.abs(terms).sum((1, 2)))
-
-
-def _of_level(level: Level, prior: Any, values: Any, row: Any) -> dict[str, Read]:
-    """`row` of the sticks draws each index."""
-    V, alpha = (
-        values[level.sticks],
-        values[level.concentration] if level.concentration else prior[0],
-    )
-    weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
+def _of_level(level: StickLevel, prior: Any, values: Any, row: Any) -> dict[str, SizedTerm]:
+    # The terms of a level; `row` says which row of the sticks draws each index.
+    V, name = values[level.sticks], level.concentration
+    alpha = values[name] if name else prior[0]
+    log_weights = jnp.atleast_2d(log_sticks(jnp.log(V), jnp.log1p(-V)))
     read = {
-        level.site: Read(weights[row, values[level.site]]),
-        level.sticks: Read(jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha))),
+        level.site: (log_weights[row, values[level.site]], 0.0),
+        level.sticks: (jnp.sum((alpha - 1) * jnp.log1p(-V) - betaln(1.0, alpha)), 0.0),
     }
-    return read | (
-        {level.concentration: Read(_log_gamma(alpha, *prior))} if level.concentration else {}
-    )
-
-
-def _width(rows: Rows) -> int:
-    return rows.features.shape[1]
-
-
-def entries(found: Assignment, rows: Rows, values: Any) -> Array:
-    """u = (features, 1, extras) of each row, the missing entries at `values`."""
-    features = jnp.asarray(rows.features, float)
-    if found.holes:
-        features = features.at[tuple(rows.holes.T)].set(values[found.holes])
-    return jnp.concatenate(
-        [features, jnp.ones((len(features), 1)), jnp.asarray(rows.extras, float)], 1
-    )
+    return read | ({name: (_log_gamma(alpha, *prior), 0.0)} if name else {})
 
 
 def _of_priors(
-    found: Assignment, block: Block, hyper: Any, values: Any, model: dict[str, Array]
-) -> dict[str, Read]:
-    """The terms of a block's parameters, together under the name of the last."""
-    parameters = tuple(values[name] for name in block.priors)
-    if block in found.columns:
-        parameters = values_by_group(found, block, values)
+    block: ConjugateBlock, hyper: Any, parameters: tuple[Array, ...], model: dict[str, Array]
+) -> dict[str, SizedTerm]:
     *others, last = block.priors
     model[last] = sum((model[name] for name in others), start=model[last])
     return {
-        last: Read(jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)))
+        last: (jnp.sum(block.family.log_prior(jax.tree.map(jnp.asarray, hyper), parameters)), 0.0)
     }
-
-
-def _form_at(form: Form, u: Array, group: Array) -> Read:
-    """[row]."""
-    terms = u[:, :, None] * form.matrix[group] * u[:, None] / 2
-    return Read(
-        form.const[group] - terms.sum((1, 2)),
-        jnp.abs(form.const[group]) + jnp.abs(terms).sum((1, 2)),
-    )
 
 
 def _of_experts(
-    found: Assignment, rows: Rows, prior: Common | None, values: Any, u: Array, group: Array
-) -> dict[str, Read]:
-    assert found.experts is not None
-    assert prior is not None
-    soft, label, weights, loc, precision = found.experts
-    w, t = by_class(values[weights], 3), by_class(values[soft], 2)
+    experts: Experts, rows: MixtureRows, prior: Common, values: Any, u: Array, group: Array
+) -> dict[str, SizedTerm]:
+    soft, label, weights, loc, precision = experts
+    w, t = with_class_axis(values[weights], 3), with_class_axis(values[soft], 2)
     terms = w[:, group] * u[:, jnp.asarray(rows.design)][None]
     score = terms.sum(-1)
     is_wrong = ((jnp.asarray(rows.signs.T, t.dtype) * t) < 0).any(0)
-    common = by_class(values[precision], 2) if precision else prior.concentration
-    centre = by_class(values[loc], 2) if loc else prior.loc
-    read = {
-        soft: Read(
-            _log_normal(t, score, jnp.ones_like(t)),
-            jnp.abs(terms).sum(-1) * (1 + jnp.abs(t - score)),
-        ),
-        label: Read(jnp.where(is_wrong, -jnp.inf, 0.0)),
-        weights: Read(jnp.sum(_log_normal(w, centre[:, None], common[:, None]))),
+    common = with_class_axis(values[precision], 2) if precision else prior.concentration
+    centre = with_class_axis(values[loc], 2) if loc else prior.loc
+    size = jnp.abs(terms).sum(-1) * (1 + jnp.abs(t - score))
+    of_loc = jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common))
+    of_precision = jnp.sum(_log_gamma(common, prior.concentration, prior.rate))
+    return {
+        soft: (_log_normal(t, score, jnp.ones_like(t)), size),
+        label: (jnp.where(is_wrong, -jnp.inf, 0.0), 0.0),
+        weights: (jnp.sum(_log_normal(w, centre[:, None], common[:, None])), 0.0),
+        **({loc: (of_loc, 0.0)} if loc else {}),
+        **({precision: (of_precision, 0.0)} if precision else {}),
     }
-    if precision:
-        read[precision] = Read(jnp.sum(_log_gamma(common, prior.concentration, prior.rate)))
-    if loc:
-        read[loc] = Read(jnp.sum(_log_normal(centre, prior.loc, prior.gamma * common)))
-    return read
 
 
 def _log_normal(x: Array, loc: Any, precision: Any) -> Array:
@@ -586,9 +520,4 @@ def _log_normal(x: Array, loc: Any, precision: Any) -> Array:
 
 
 def _log_gamma(x: Any, concentration: Any, rate: Any) -> Array:
-    return (
-        concentration * jnp.log(rate)
-        - gammaln(concentration)
-        + (concentration - 1) * jnp.log(x)
-        - rate * x
-    )
+    return gamma.logpdf(x, concentration, scale=1 / rate)

@@ -1,9 +1,10 @@
-"""What `inference.reading.stick_mixture.read` has read of a mixture: which site plays which part,
-the numbers of its priors, its data by row.
+"""The parts of a truncated stick-breaking mixture: which site plays which part, the numbers of its
+priors, its data by row.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,23 +21,76 @@ from inference.reading.conjugate.quadratic import Common
 from inference.reading.mixture_trace import columns
 
 __all__ = [
+    "WAY_OUT",
     "Assignment",
-    "Block",
+    "ConjugateBlock",
     "Experts",
-    "Level",
+    "MixtureRows",
     "Prior",
-    "Rows",
-    "by_class",
+    "StickLevel",
     "event_dim",
-    "precision_and_loc",
+    "random_start",
+    "refuse_infinite",
+    "refuse_other_children",
+    "require",
     "values_by_group",
+    "with_class_axis",
 ]
 
 AT_ONCE = 200_000  # rows
+WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
 
 
-class Block(NamedTuple):
-    """An observed site and the group parameters behind it."""
+def require(is_met: Any, message: str) -> None:
+    """Raises StructureError with this message unless a condition is met."""
+    if not is_met:
+        raise StructureError(message)
+
+
+def refuse_other_children(few: Program, allowed: Mapping[str, set]) -> None:
+    """Raises StructureError where a site depends on a parameter that allows other children only."""
+    for name, parents in few.parents.items():
+        for parent in sorted(parents & set(allowed)):
+            require(
+                name in allowed[parent] or few.sites[name].kind == "deterministic",
+                f"site {name!r} ({few.sites[name].family}): it depends on {parent!r}, which was "
+                f"read as part of {sorted(filter(None, allowed[parent]))}. {WAY_OUT}",
+            )
+
+
+def random_start(program: Program, seed: int, indices: Mapping[Any, int]) -> dict[str, np.ndarray]:
+    """Random unconstrained values of the latent sites of a program, drawn by NumPy, because JAX
+    would compile code for them.
+
+    Args:
+        program: The model with its data.
+        seed: The seed.
+        indices: The sites of indices, with their number of values.
+    """
+    rng, found = np.random.default_rng(seed), {}
+    for name in sorted(program.latent, key=lambda name: name in indices):
+        site = program.sites[name]
+        if name in indices:
+            value = rng.integers(0, indices[name], site.shape)
+        else:
+            # Small entries keep large matrices invertible.
+            radius = min(1.0, 3 / np.sqrt(site.shape[-1])) if site.support.event_dim == 2 else 1.0
+            value = rng.uniform(-radius, radius, biject_to(site.support).inverse_shape(site.shape))
+        found[name] = value.astype(site.dtype)
+    return found
+
+
+def refuse_infinite(site: str, features: np.ndarray) -> None:
+    """Raises ValueError where an entry of the features of a site is infinite."""
+    for row, column in np.argwhere(np.isinf(features)):
+        raise ValueError(
+            f"site {site!r}: row {row}, column {column} is infinite; wanted numbers, NaN where "
+            "missing."
+        )
+
+
+class ConjugateBlock(NamedTuple):
+    """An observed site, and the sites of its group parameters, which have a conjugate prior."""
 
     site: str
     priors: tuple[str, ...]  # names of sites, in the order of the family
@@ -44,17 +98,17 @@ class Block(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Soft labels, and what is behind them."""
+    """The sites of the probit experts."""
 
-    soft: str
-    label: str
+    soft: str  # soft labels t ~ Normal(w . d, 1)
+    label: str  # observed; the signs of the soft labels decide it
     weights: str
     loc: str | None  # zeta; None where it is known
-    precision: str | None  # lambda
+    precision: str | None  # lambda; None where it is known
 
 
-class Level(NamedTuple):
-    """Indices that are drawn by stick-breaking weights."""
+class StickLevel(NamedTuple):
+    """The sites of indices and of the stick-breaking weights that draw them."""
 
     site: str
     sticks: str
@@ -71,371 +125,297 @@ class Prior(NamedTuple):
     experts: Common | None
 
 
-class Rows(NamedTuple):
-    """The data. A row's entries are u = (features, 1, extras)."""
+class MixtureRows(NamedTuple):
+    """The data by row. A row's entries are u = (features, 1, extras)."""
 
-    # [row, feature], NaN where missing; no columns where the model has no such site
-    features: np.ndarray
+    features: np.ndarray  # [row, feature], NaN where missing; [row, 0] without such a site
     holes: np.ndarray  # (row, feature) of each latent missing entry, in the order of their site
     columns: tuple[np.ndarray, ...]  # of each block of columns, [row, column], NaN where missing
     extras: np.ndarray  # [row, extra] what the experts see beside the features and the one
-    design: tuple[int, ...]  # which entry of u each weight of an expert is for
-    # [row, class]: the side of 0 on which a soft label lies; 0 where the label does not tell
-    signs: np.ndarray
+    design: tuple[int, ...]  # which entry of u each weight of an expert multiplies
+    signs: np.ndarray  # of the soft labels [row, class]; 0 where the label leaves the sign open
     task: np.ndarray  # [row]: whose sticks draw its group; 0 where there is one row of sticks
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who is who among the sites."""
+    """Which site plays which part in the mixture."""
 
     few: Program  # the model on a few of its rows
-    z: str
+    z: str  # the group of each row
     sticks: str
     concentration: str | None
-    upper: Level | None  # of the groups of tasks: which group of all each is
-    columns: tuple[Block, ...]
-    features: Block | None
+    upper: StickLevel | None  # of the groups of tasks: which shared group each is
+    columns: tuple[ConjugateBlock, ...]
+    features: ConjugateBlock | None
     holes: str | None  # the missing entries of the features
     experts: Experts | None
-    prior: Prior | None = None  # the numbers of the priors
+    prior: Any = None  # `Prior`, once it is read and proved
 
     @property
-    def lower(self) -> Level:
+    def lower(self) -> StickLevel:
         """The assignment of rows to groups."""
-        return Level(self.z, self.sticks, self.concentration)
+        return StickLevel(self.z, self.sticks, self.concentration)
+
+    @property
+    def levels(self) -> tuple[StickLevel, ...]:
+        """The lower level, and the upper one where there is one."""
+        return (self.lower, self.upper) if self.upper else (self.lower,)
+
+    @property
+    def blocks(self) -> tuple[ConjugateBlock, ...]:
+        """All conjugate blocks, the features last."""
+        return (*self.columns, self.features) if self.features else self.columns
 
     @property
     def num_own(self) -> int:
-        """Groups of a task."""
+        """The number of groups of a task."""
         return self.few.sites[self.sticks].shape[-1] + 1
 
     @property
     def num_groups(self) -> int:
-        """Groups that say something of rows: those of all tasks together, where tasks share
-        them.
-        """
+        """The number of groups with parameters: those that tasks share, where they do."""
         return self.few.sites[self.upper.sticks].shape[0] + 1 if self.upper else self.num_own
 
     @property
     def known(self) -> set[str]:
         """Every site that plays a part."""
-        blocks = (*self.columns, *([self.features] if self.features else []))
-        named = {name for block in blocks for name in (block.site, *block.priors)}
-        return named | {
-            name
-            for name in (*self.lower, *(self.upper or ()), self.holes, *(self.experts or ()))
-            if name
-        }
-
-    def start(self, program: Program, seed: int) -> dict[str, np.ndarray]:
-        """Values at random, unconstrained; made here, for code that draws them is slow to
-        compile.
-        """
-        rng, found = np.random.default_rng(seed), {}
-        indices = {self.z: self.num_own} | (
-            {self.upper.site: self.num_groups} if self.upper else {}
-        )
-        for name in (name for name in program.latent if name not in indices):
-            site = program.sites[name]
-            # so that large matrices can be inverted
-            radius = min(1.0, 3 / np.sqrt(site.shape[-1])) if site.support.event_dim == 2 else 1.0
-            found[name] = rng.uniform(
-                -radius, radius, biject_to(site.support).inverse_shape(site.shape)
-            ).astype(site.dtype)
-        drawn = lambda name, most: rng.integers(0, most, program.sites[name].shape).astype(
-            program.sites[name].dtype
-        )
-        return found | {name: drawn(name, most) for name, most in indices.items()}
-
-    def group_of_rows(self, values: Mapping[str, Array], task: Any) -> Array:
-        """What says something of each row."""
-        z = values[self.z]
-        return values[self.upper.site][task, z] if self.upper else z
+        of_blocks = ((block.site, *block.priors) for block in self.blocks)
+        parts = (*self.levels, *of_blocks, (self.holes,), self.experts or ())
+        return {name for part in parts for name in part if name}
 
     @property
     def of_rows(self) -> set[str]:
         """The latent sites that have values for each row."""
-        return {
-            name
-            for name in (self.z, self.holes, self.experts.soft if self.experts else None)
-            if name
-        }
-
-    @property
-    def by_row(self) -> set[str]:
-        """The sites that say something of each row, or of each group of a task."""
-        observed = {
-            block.site for block in (*self.columns, *([self.features] if self.features else []))
-        }
-        labels = {self.experts.soft, self.experts.label} if self.experts else set()
-        return {self.z, *([self.upper.site] if self.upper else [])} | observed | labels
+        return {name for name in (self.z, self.holes, *(self.experts or ())[:1]) if name}
 
     @property
     def by_number(self) -> set[str]:
-        """The latent sites whose values depend on what groups are called."""
-        blocks = (*self.columns, *([self.features] if self.features else []))
-        named = {name for block in blocks for name in block.priors} | (
-            {self.experts.weights} if self.experts else set()
-        )
-        return (
-            named
-            | {self.z, self.sticks}
-            | ({self.upper.site, self.upper.sticks} if self.upper else set())
-        )
+        """The latent sites whose values change when groups are relabelled."""
+        named = {name for block in self.blocks for name in block.priors}
+        named |= {name for level in self.levels for name in (level.site, level.sticks)}
+        return named | ({self.experts.weights} if self.experts else set())
+
+    def start(self, program: Program, seed: int) -> dict[str, np.ndarray]:
+        """Random unconstrained values of the latent sites of a program."""
+        pairs = zip(self.levels, (self.num_own, self.num_groups), strict=False)
+        return random_start(program, seed, {level.site: num for level, num in pairs})
+
+    def group_of_rows(self, values: Mapping[str, Array], task: Any) -> Array:
+        """The group whose parameters each row has, given the task of each."""
+        z = values[self.z]
+        return values[self.upper.site][task, z] if self.upper else z
 
     def share_at(self, values: Mapping[str, Array]) -> Array | None:
-        """1 where a group of a task is the shared group, else 0 [task, own group, group]; None
-        where there is no level above.
+        """One-hot shared group of each group of a task [task, own group, group]; None without a
+        level above.
         """
-        return (
-            jax.nn.one_hot(
-                values[self.upper.site], self.num_groups, dtype=values[self.sticks].dtype
-            )
-            if self.upper
-            else None
-        )
+        one_hot = partial(jax.nn.one_hot, dtype=values[self.sticks].dtype)
+        return one_hot(values[self.upper.site], self.num_groups) if self.upper else None
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> Prior:
-        """The numbers of the priors at values of the latent sites, on which they must not
-        depend.
-        """
+        """The numbers of the priors, as the model has them at these values of the latent sites."""
         trace = program.trace(values)
         fn = lambda name: unwrap(trace[name]["fn"])
 
-        def concentration(level: Level) -> tuple[Array, ...]:
-            name = level.concentration
-            known = (jnp.ravel(fn(level.sticks).concentration0)[0], jnp.inf)
-            return tuple(
-                jnp.asarray(number, float)
-                for number in ((fn(name).concentration, fn(name).rate) if name else known)
-            )
+        def concentration(level: StickLevel) -> tuple[Array, ...]:
+            pair = (jnp.ravel(fn(level.sticks).concentration0)[0], jnp.inf)
+            if level.concentration:
+                pair = (fn(level.concentration).concentration, fn(level.concentration).rate)
+            return tuple(jnp.asarray(number, float) for number in pair)
 
-        read = lambda block: block.family.read(
-            tuple(fn(name) for name in block.priors), tuple(values[name] for name in block.priors)
-        )
-        columns = tuple(
-            jax.tree.map(lambda leaf, block=block: self.by_column(leaf, block), read(block))
-            for block in self.columns
-        )
-        features, experts = (
-            read(self.features) if self.features else None,
-            self._experts_prior(fn, values),
-        )
+        def hyper(block: ConjugateBlock) -> Any:
+            found = block.family.read(
+                tuple(fn(name) for name in block.priors),
+                tuple(values[name] for name in block.priors),
+            )
+            return jax.tree.map(lambda leaf: self.by_column(leaf, block), found)
+
         return Prior(
             concentration(self.lower),
             concentration(self.upper) if self.upper else None,
-            columns,
-            features,
-            experts,
+            tuple(map(hyper, self.columns)),
+            hyper(self.features) if self.features else None,
+            _experts_prior(self.experts, fn, values) if self.experts else None,
         )
 
-    def by_column(self, leaf: Array, block: Block) -> Array:
-        """A parameter [group, ...] without an axis of columns gets one."""
-        first = self.few.sites[block.priors[0]]
+    def by_column(self, leaf: Array, block: ConjugateBlock) -> Array:
+        """A parameter of a block: of the features [group, ...] as it is, of columns [group, column,
+        ...], with an axis of columns put in where there is none.
+        """
+        first = block.priors[0]
         return (
-            leaf if len(first.shape) - event_dim(self.few, block.priors[0]) > 1 else leaf[:, None]
+            leaf
+            if block == self.features
+            or (len(self.few.sites[first].shape) - event_dim(self.few, first)) > 1
+            else leaf[:, None]
         )
 
-    def _experts_prior(self, fn: Any, values: Mapping[str, Array]) -> Common | None:
-        if self.experts is None:
-            return None
-        weights, loc, precision = self.experts.weights, self.experts.loc, self.experts.precision
-        shape = by_class(values[weights], 3).shape
-        common = lambda number: by_class(jnp.broadcast_to(number, values[weights].shape), 3)[:, 0]
-        of = lambda number, name: by_class(jnp.broadcast_to(number, values[name].shape), 2)
-        value = by_class(values[precision], 2) if precision else common(fn(weights).scale) ** -2
-        infinite = jnp.full((shape[0], shape[2]), jnp.inf)
-        return Common(
-            of(fn(loc).loc, loc) if loc else common(fn(weights).loc),
-            of(fn(loc).scale, loc) ** -2 / value if loc else infinite,
-            of(fn(precision).concentration, precision) if precision else value,
-            of(fn(precision).rate, precision) if precision else infinite,
-        )
-
-    def rows(self, program: Program) -> Rows:
-        """The data by row, refused where a family cannot have them."""
+    def rows(self, program: Program) -> MixtureRows:
+        """The data of a program by row; refuses values that a family cannot have."""
         rows = _rows_of(self, program)
         for block, x in zip(self.columns, rows.columns, strict=True):
             block.family.refuse(block.site, x)
-        if self.features and np.isinf(rows.features).any():
-            row, column = np.argwhere(np.isinf(rows.features))[0]
-            raise ValueError(
-                f"site {self.features.site!r}: row {row}, column {column} is infinite; wanted "
-                "numbers, NaN where missing."
-            )
+        if self.features:
+            refuse_infinite(self.features.site, rows.features)
         return rows
 
 
+def _experts_prior(experts: Experts, fn: Any, values: Mapping[str, Array]) -> Common:
+    _, _, weights, loc, precision = experts
+    shape = with_class_axis(values[weights], 3).shape
+    infinite = jnp.full((shape[0], shape[2]), jnp.inf)
+
+    of_site = lambda number, name: jnp.broadcast_to(number, values[name].shape)
+    common = lambda number: with_class_axis(of_site(number, weights), 3)[:, 0]
+    of = lambda number, name: with_class_axis(of_site(number, name), 2)
+    value = (
+        with_class_axis(values[precision], 2) if precision else (common(fn(weights).scale) ** -2)
+    )
+    return Common(
+        of(fn(loc).loc, loc) if loc else common(fn(weights).loc),
+        of(fn(loc).scale, loc) ** -2 / value if loc else infinite,
+        of(fn(precision).concentration, precision) if precision else value,
+        of(fn(precision).rate, precision) if precision else infinite,
+    )
+
+
 def event_dim(program: Program, name: str) -> int:
-    """Dimensions of one event of a site, those that `to_event` declared not counted."""
+    """The number of axes of one event of a site, those that `to_event` declared not counted."""
     return {"Dirichlet": 1, "MultivariateNormal": 1, "Wishart": 2, "InverseWishart": 2}.get(
         program.sites[name].family, 0
     )
 
 
-def values_by_group(found: Assignment, block: Block, values: Any) -> tuple[Array, ...]:
-    """The parameters of a block of columns [group, column, ...]."""
+def values_by_group(
+    found: Assignment, block: ConjugateBlock, values: Mapping[str, Array]
+) -> tuple[Array, ...]:
+    """The parameters of a block of columns, each [group, column, ...]; those of the features."""
     return tuple(found.by_column(values[name], block) for name in block.priors)
 
 
-def precision_and_loc(block: Block, values: Any) -> tuple[Array, Array]:
-    """The parameters of the features, their precision whichever of it and its inverse the model
-    has.
-    """
-    return block.family.precision_and_loc(tuple(values[name] for name in block.priors))
+def with_class_axis(value: Array, ndim: int) -> Array:
+    """The value of an experts' site, with a first axis of classes where it has none."""
+    return value if value.ndim == ndim else value[None]
 
 
 # The data by row.
 
 
-def by_class(value: Array, ndim: int) -> Array:
-    """Experts without an axis of classes get one."""
-    return value if value.ndim == ndim else value[None]
-
-
-def _rows_of(found: Assignment, program: Program) -> Rows:
-    """Looks at the whole data; where they are many, at some of them at a time, for a look costs
-    several copies.
-    """
+def _rows_of(found: Assignment, program: Program) -> MixtureRows:
+    # Reads many rows in parts, because a reading makes several copies of them.
     num_rows = program.sites[found.z].shape[0]
     if num_rows <= AT_ONCE:
         return _rows_at_once(found, program)
-    numbers = np.array_split(np.arange(num_rows), -(-num_rows // AT_ONCE))
     parts = [
         _rows_at_once(found, program.on_rows(some, program.by_row(num_rows), found.z))
-        for some in numbers
+        for some in np.array_split(np.arange(num_rows), -(-num_rows // AT_ONCE))
     ]
-    # in some rows a column of data looks like another, or like the one
+    # Within a part a column of data may equal another one, or be constant.
     if any(part.design != parts[0].design for part in parts):
         return _rows_at_once(found, program)
-    features, _, columns, extras, design, signs, task = zip(*parts, strict=True)
-    joined = [np.concatenate(part) for part in (features, extras, signs, task)]
-    seen = {"features": joined[0], "coded": _coded(found, program)}
-    whole = tuple(np.concatenate(part) for part in zip(*columns, strict=True))
-    return Rows(
-        joined[0],
-        _places(_with_holes(found, program), seen),
-        whole,
-        joined[1],
-        design[0],
-        joined[2],
-        joined[3],
+    features, _, blocks, extras, _, signs, task = zip(*parts, strict=True)
+    features, extras, signs, task = map(np.concatenate, (features, extras, signs, task))
+    found = _with_holes(found, program)
+    start, code = found.start(program, 0), lambda at: _coded(found, program, program.constrain(at))
+    return MixtureRows(
+        features,
+        _places(found, features, jax.device_get(once(code, start)(start))),
+        tuple(map(np.concatenate, zip(*blocks, strict=True))),
+        extras,
+        parts[0].design,
+        signs,
+        task,
     )
 
 
 def _with_holes(found: Assignment, program: Program) -> Assignment:
-    """Other rows than those that were read may miss nothing, or something."""
-    return replace(
-        found,
-        holes=next(
-            (name for name in program.latent if program.sites[name].family == "ImproperUniform"),
-            None,
-        ),
-    )
+    # The assignment as it is on the rows of a program, of which none or some may have holes.
+    holes = (name for name in program.latent if program.sites[name].family == "ImproperUniform")
+    return replace(found, holes=next(holes, None))
 
 
-def _coded(found: Assignment, program: Program) -> np.ndarray | None:
-    """The features, their missing entries numbered."""
-    found = _with_holes(found, program)
-    holes = found.holes
-    if not holes or not found.features:
-        return None
-    site, start = found.features.site, found.start(program, 0)
-    number = lambda values: jnp.arange(len(values[holes]), dtype=values[holes].dtype)
-    at = lambda values: program.trace({**values, holes: number(values)})[site]["value"]
-    return jax.device_get(once(lambda start: at(program.constrain(start)), start)(start))
-
-
-def _rows_at_once(found: Assignment, program: Program) -> Rows:
+def _rows_at_once(found: Assignment, program: Program) -> MixtureRows:
     found = _with_holes(found, program)
     starts = [found.start(program, seed) for seed in range(2)]
-    seen = jax.device_get(
-        once(lambda one, other: _look(found, program, program.constrain(one), other), *starts)(
-            *starts
-        )
-    )
+    look = lambda one, other: _look(found, program, program.constrain(one), other)
+    seen = jax.device_get(once(look, *starts)(*starts))
     num_rows = program.sites[found.z].shape[0]
-    places = _places(found, seen)
-    features = seen["features"] if found.features else np.zeros((num_rows, 0))
+    nothing = np.zeros((num_rows, 0))
+    features = seen.get("features", nothing)
     task = _tasks(found, seen) if "sticks" in seen else np.zeros(num_rows, np.int32)
-    if found.experts is None:
-        return Rows(
-            features,
-            places,
-            tuple(seen["columns"]),
-            np.zeros((num_rows, 0)),
-            (),
-            np.zeros((num_rows, 0)),
-            task,
-        )
-    extras, design = _design(found.experts, seen, features.shape[1])
-    return Rows(
-        features, places, tuple(seen["columns"]), extras, design, _signs(found.experts, seen), task
+    extras, design, signs = nothing, (), nothing
+    if found.experts:
+        extras, design = _design(found.experts, seen, features.shape[1])
+        signs = _signs(found.experts, seen)
+    return MixtureRows(
+        features,
+        _places(found, features, seen["coded"]),
+        tuple(seen["columns"]),
+        extras,
+        design,
+        signs,
+        task,
     )
 
 
 def _look(
     found: Assignment, program: Program, values: dict[str, Array], other: dict[str, Array]
 ) -> dict[str, Any]:
-    """What the model shows at several values of its latent sites."""
-    seen: dict[str, Any] = {}
     at = lambda changes: program.trace({**values, **changes})
-    if found.holes:
-        fills = [values[found.holes], other[found.holes]]
-        empty = at({found.holes: jnp.full_like(values[found.holes], jnp.nan)})
-        coded = at(
-            {found.holes: jnp.arange(len(values[found.holes]), dtype=values[found.holes].dtype)}
-        )
-        seen["coded"] = coded[found.features.site]["value"] if found.features else None
-    else:
-        fills, empty = [None, None], at({})
+    seen: dict[str, Any] = {"coded": _coded(found, program, values)}
+    holes = found.holes
+    fills = [{holes: some[holes]} if holes else {} for some in (values, other)]
+    trace = at({holes: jnp.full_like(values[holes], jnp.nan)} if holes else {})
     if values[found.sticks].ndim == 2:
-        weights = jnp.broadcast_to(
-            unwrap(empty[found.z]["fn"]).probs, (*program.sites[found.z].shape, found.num_own)
-        )
-        seen |= {"sticks": values[found.sticks], "weights": weights}
-    seen["columns"] = [columns(empty[block.site]) for block in found.columns]
+        shape = (*program.sites[found.z].shape, found.num_own)
+        seen["sticks"] = values[found.sticks]
+        seen["weights"] = jnp.broadcast_to(unwrap(trace[found.z]["fn"]).probs, shape)
+    seen["columns"] = [columns(trace[block.site]) for block in found.columns]
     if found.features:
-        seen["features"] = empty[found.features.site]["value"]
+        seen["features"] = trace[found.features.site]["value"]
     if found.experts:
-        seen["filled"], seen["design"] = zip(
-            *(_seen_by_experts(found, at, values, fill) for fill in fills), strict=True
-        )
+        each = [_seen_by_experts(found, found.experts, at, values, fill) for fill in fills]
+        seen["filled"], seen["design"] = zip(*each, strict=True)
         seen |= _tried_labels(found.experts, at, values)
     return seen
 
 
-def _places(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
-    """Where each missing entry is."""
-    if not found.holes:
+def _coded(found: Assignment, program: Program, values: dict[str, Array]) -> Array | None:
+    # The features, with the number of each missing entry in its place.
+    if not found.holes or not found.features:
+        return None
+    numbers = jnp.arange(len(values[found.holes]), dtype=values[found.holes].dtype)
+    return program.trace({**values, found.holes: numbers})[found.features.site]["value"]
+
+
+def _places(found: Assignment, features: np.ndarray, coded: np.ndarray | None) -> np.ndarray:
+    if coded is None:
         return np.zeros((0, 2), int)
-    places = np.argwhere(np.isnan(seen["features"]))
-    order = seen["coded"][tuple(places.T)]
-    if not np.array_equal(np.sort(order), np.arange(len(order))):
-        raise StructureError(
-            f"site {found.holes!r}: its entries are not, each of them, one entry of "
-            f"{found.features.site if found.features else None!r}; "
-            f"wanted x.at[places].set({found.holes})."
-        )
+    places = np.argwhere(np.isnan(features))
+    order = coded[tuple(places.T)]
+    require(
+        np.array_equal(np.sort(order), np.arange(len(order))),
+        f"site {found.holes!r}: its entries are not, each of them, one entry of "
+        f"the features; wanted x.at[places].set({found.holes}).",
+    )
     return places[np.argsort(order)]
 
 
 def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
-    """By the sticks whose weights draw the group of a row."""
+    # The task of each row: the row of sticks whose weights are the probabilities of its group.
     weights = np.exp(log_sticks(np.log(seen["sticks"]), np.log1p(-seen["sticks"])))
     first = np.argsort(weights[:, 0])
-    place = np.searchsorted(
-        (weights[first[1:], 0] + weights[first[:-1], 0]) / 2, seen["weights"][:, 0]
+    task = first[
+        np.searchsorted((weights[first[1:], 0] + weights[first[:-1], 0]) / 2, seen["weights"][:, 0])
+    ].astype(np.int32)
+    missed = abs(weights[task] - seen["weights"]).max(1)
+    require(
+        np.allclose(weights[task], seen["weights"], atol=1e-5),
+        f"site {found.z!r}: the probabilities of row {np.argmax(missed)} are the stick-breaking "
+        f"weights of no row of {found.sticks!r}; wanted V_h prod_(l<h) (1 - V_l), the last stick "
+        "1. Use SVI with an autoguide for this model.",
     )
-    task = first[place].astype(np.int32)
-    if not np.allclose(weights[task], seen["weights"], atol=1e-5):
-        row = np.argmax(abs(weights[task] - seen["weights"]).max(1))
-        raise StructureError(
-            f"site {found.z!r}: the probabilities of row {row} are the stick-breaking weights of "
-            f"no row of {found.sticks!r}; wanted "
-            f"V_h prod_(l<h) (1 - V_l), the last stick 1. Use SVI with an autoguide for this model."
-        )
     return task
 
 
@@ -443,97 +423,91 @@ def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
 
 
 def _seen_by_experts(
-    found: Assignment, at: Any, values: Mapping[str, Array], fill: Array | None
+    found: Assignment, experts: Experts, at: Any, values: Mapping[str, Array], fill: dict
 ) -> tuple[Array, Array]:
-    """The features with their missing entries filled in, and what the soft labels make of each
-    weight alone, [weight, class, row].
-    """
-    experts = found.experts
-    assert experts is not None
-    changes = {} if fill is None else {found.holes: fill}
+    # The features with their missing entries filled in; and the loc of the soft labels when each
+    # weight alone is 1 [weight, class, row].
     weights = values[experts.weights]
-    unit = jnp.eye(weights.shape[-1], dtype=weights.dtype)
 
-    def loc(one: Array) -> Array:
-        trace = at({**changes, experts.weights: jnp.broadcast_to(one, weights.shape)})
-        fn = unwrap(trace[experts.soft]["fn"])
-        return by_class(jnp.broadcast_to(fn.loc, values[experts.soft].shape), 2)
+    def loc(unit: Array) -> Array:
+        trace = at({**fill, experts.weights: jnp.broadcast_to(unit, weights.shape)})
+        return with_class_axis(
+            jnp.broadcast_to(unwrap(trace[experts.soft]["fn"]).loc, values[experts.soft].shape), 2
+        )
 
     filled = (
-        at(changes)[found.features.site]["value"]
+        at(fill)[found.features.site]["value"]
         if found.features
         else jnp.zeros((values[found.z].shape[0], 0))
     )
-    return filled, jax.lax.map(loc, unit)
+    return filled, jax.lax.map(loc, jnp.eye(weights.shape[-1], dtype=weights.dtype))
 
 
 def _design(
     experts: Experts, seen: Mapping[str, Any], num_features: int
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Data columns beside the features and the one, and the place of each weight among them all."""
+    # Data columns beside the features and the one, and the place of each weight among them all.
     extras, design = [], []
-    for j in range(seen["design"][0].shape[0]):
-        first, second = (each[j] for each in seen["design"])
-        if not all((each == each[:1]).all() for each in (first, second)):
-            raise StructureError(
-                f"site {experts.soft!r}: weight {j} sees another column for each class; wanted one "
-                "design for all classes."
-            )
+    for j, (first, second) in enumerate(zip(*seen["design"], strict=True)):
+        require(
+            (first == first[:1]).all() and (second == second[:1]).all(),
+            f"site {experts.soft!r}: weight {j} sees another column for each class; wanted one "
+            "design for all classes.",
+        )
         same = [
             _equal(filled, each[0][:, None]).all(0)
             for filled, each in zip(seen["filled"], (first, second), strict=True)
         ]
         is_feature = np.flatnonzero(same[0] & same[1])
-        if _equal(first, np.ones_like(first)).all() and _equal(second, np.ones_like(second)).all():
+        if _equal(np.stack([first, second]), 1.0).all():
             design.append(num_features)
         elif len(is_feature):
             design.append(int(is_feature[0]))
-        elif _equal(first, second).all():
+        else:
+            require(
+                _equal(first, second).all(),
+                f"site {experts.soft!r}: what it sees of weight {j} moves with missing entries and "
+                "is no column of the features; wanted the features as they are, or data. Use SVI "
+                "with an autoguide for this model.",
+            )
             design.append(num_features + 1 + len(extras))
             extras.append(first[0])
-        else:
-            raise StructureError(
-                f"site {experts.soft!r}: what it sees of weight {j} moves with missing entries and "
-                "is no column of the features; wanted "
-                f"the features as they are, or data. Use SVI with an autoguide for this model."
-            )
     return np.stack(extras, 1) if extras else np.zeros((seen["design"][0].shape[-1], 0)), tuple(
         design
     )
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """But for rounding, whatever the units."""
-    # whole numbers are features too
+def _equal(one: np.ndarray, other: Any) -> np.ndarray:
+    # Equality up to rounding, in any units.
+    # Whole numbers are features too.
     return np.isclose(one, other, rtol=100 * np.finfo(np.result_type(one, np.float32)).eps, atol=0)
 
 
 def _tried_labels(experts: Experts, at: Any, values: Mapping[str, Array]) -> dict[str, Array]:
-    """Which labels are possible when one class alone says yes, or none does; and from a possible
-    case on, when one answer changes.
-    """
-    shape = values[experts.soft].shape
+    # Which labels are possible when one soft label alone is positive, or none; and, starting from a
+    # possible case, when the sign of one soft label changes.
+    shape, dtype = values[experts.soft].shape, values[experts.soft].dtype
     answers = (len(shape) > 1 and shape[0]) or 1
 
     def is_possible(t: Array) -> Array:
         message = at({experts.soft: t.reshape(shape)})[experts.label]
         return jnp.broadcast_to(message["fn"].log_prob(message["value"]) == 0, shape[-1:])
 
-    cases = 2 * jnp.eye(answers + 1, answers, -1, dtype=values[experts.soft].dtype) - 1
-    tried = jax.lax.map(
-        lambda case: is_possible(jnp.broadcast_to(case[:, None], (answers, shape[-1]))), cases
-    )
+    cases = 2 * jnp.eye(answers + 1, answers, -1, dtype=dtype) - 1
+    try_case = lambda case: is_possible(jnp.broadcast_to(case[:, None], (answers, shape[-1])))
+    tried = jax.lax.map(try_case, cases)
     start = cases[jnp.argmax(tried, 0)].T
-    flip = 1 - 2 * jnp.eye(answers, dtype=start.dtype)
-    changed = jax.lax.map(lambda signs: is_possible(start * signs[:, None]), flip)
+    changed = jax.lax.map(
+        lambda signs: is_possible(start * signs[:, None]), 1 - 2 * jnp.eye(answers, dtype=dtype)
+    )
     return {"tried": tried, "start": start, "changed": changed}
 
 
 def _signs(experts: Experts, seen: Mapping[str, Any]) -> np.ndarray:
-    if not seen["tried"].any(0).all():
-        raise StructureError(
-            f"site {experts.label!r}: no signs of {experts.soft!r} make its value possible; wanted "
-            "a label that the signs decide, say 1 "
-            f"where {experts.soft!r} is positive. Use SVI with an autoguide for this model."
-        )
+    require(
+        seen["tried"].any(0).all(),
+        f"site {experts.label!r}: no signs of {experts.soft!r} make its value possible; wanted "
+        f"a label that the signs decide, say 1 where {experts.soft!r} is positive. Use SVI with an "
+        "autoguide for this model.",
+    )
     return np.where(seen["changed"], 0, seen["start"]).T

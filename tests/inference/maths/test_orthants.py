@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from inference.maths.orthants import log_orthant, points_of
+from inference.maths.orthants import cubature_points, log_orthant
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
-POINTS = points_of(3, 128)
+POINTS = cubature_points(3, 128)
 found_by = jax.jit(log_orthant)
 
 
@@ -32,7 +32,7 @@ def problems(size, number=12):
 
 def errors(size, num, covariance_of=lambda covariance: covariance):
     loc, covariance, signs = problems(size)
-    found = np.exp(found_by(loc, covariance_of(covariance), signs, points_of(size, num)))
+    found = np.exp(found_by(loc, covariance_of(covariance), signs, cubature_points(size, num)))
     flipped = signs[:, :, None] * covariance * signs[:, None]
     exact = [
         stats.multivariate_normal(None, c, seed=0).cdf(s * m)
@@ -83,5 +83,5 @@ def test_what_is_nearly_impossible_has_a_logarithm(dtype):
 
 
 def test_a_sequence_goes_on():
-    whole, second = points_of(4, 16), points_of(4, 8, 8)
+    whole, second = cubature_points(4, 16), cubature_points(4, 8, 8)
     np.testing.assert_allclose(second.at, whole.at[8:], atol=1e-12)

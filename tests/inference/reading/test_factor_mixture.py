@@ -120,7 +120,7 @@ REFUSALS = {
     ),
     "side": (
         features_with(side=True),
-        "site 'side' .Normal.: it depends on .'A'., which was read as part of the loadings",
+        "site 'side' .Normal.: it depends on 'A', which was read as part of .'A'",
     ),
     "shared choice": (
         features_with(shared=True),
@@ -193,13 +193,13 @@ def test_what_it_cannot_do_is_refused():
 
 @pytest.mark.slow
 def test_a_planted_error_of_the_formula_is_seen(monkeypatch):
-    right = factors.of_rows
+    right = factors.row_forms
 
     def wrong(*at):
         const, matrix, slope = right(*at)
         return const, matrix, 1.01 * slope
 
-    monkeypatch.setattr(factors, "of_rows", wrong)
+    monkeypatch.setattr(factors, "row_forms", wrong)
     _, data = factor_case("known numbers")
     with pytest.raises(StructureError, match="site 'x' .Normal.: read as .*misses that by"):
         read_factors(Program(iqgme_factors, **data | {"features": partial(FEATURES, centre=0.5)}))

@@ -13,7 +13,7 @@ from numpyro.handlers import scope
 
 from inference import Program, StructureError
 from inference.reading.stick_mixture.read import read_assignment
-from inference.reading.stick_mixture.structure import Level
+from inference.reading.stick_mixture.structure import StickLevel
 from tests.inference.mixtures import GATE, TASKS, of_tasks
 from zoo.iqgme import Axes, sticks
 from zoo.iqgme_tasks import iqgme_tasks
@@ -34,7 +34,7 @@ def test_tasks_are_read(name):
     program = Program(model, **data)
     found = read_assignment(program)
     assert found.known >= {*program.latent, *program.observed}
-    assert found.upper == Level("c", "U", None if "beta" not in program.latent else "beta")
+    assert found.upper == StickLevel("c", "U", None if "beta" not in program.latent else "beta")
     assert (found.num_own, found.num_groups) == (2, 3)
     np.testing.assert_array_equal(found.rows(program).task, data["task"])
     assert tuple(found.prior.upper) == pytest.approx(
@@ -58,7 +58,7 @@ def test_more_rows_and_tasks_than_are_read_by_other_names():
     )
     found = read_assignment(program)
     assert found.few.sites["a/z"].shape[0] < 20
-    assert found.upper == Level("a/c", "a/U", "a/beta")
+    assert found.upper == StickLevel("a/c", "a/U", "a/beta")
     np.testing.assert_array_equal(found.rows(program).task, task)
 
 

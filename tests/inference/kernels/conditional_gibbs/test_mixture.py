@@ -28,12 +28,16 @@ from inference.kernels.coordinate_ascent.posterior import (
     agreement,
     blocks_of,
     concentration_given,
+    expert_sums,
     gathered,
-    said_at,
-    seen_by_experts,
+    group_messages_at,
     sticks_given,
 )
-from inference.kernels.coordinate_ascent.rows import message_to, place_complete, place_given
+from inference.kernels.coordinate_ascent.rows import (
+    complete_posterior,
+    incomplete_given_soft,
+    message_to,
+)
 from inference.program.compiling import once
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import (
@@ -42,7 +46,7 @@ from inference.reading.conjugate.quadratic import (
     precision_of,
     weights_posterior,
 )
-from inference.reading.stick_mixture.structure import by_class
+from inference.reading.stick_mixture.structure import with_class_axis
 from tests.inference.mixtures import CASES, TASKS, beta_bernoulli, case, of_tasks
 from tests.inference.models import Y, normal_mean
 from zoo.iqgme import iqgme
@@ -90,7 +94,7 @@ def of_levels(sweep, sums, values):
             )
     if found.upper:
         U = values[found.upper.sticks]
-        agrees = agreement(said_at(found, sweep.shape, values), sums, one) + log_sticks(
+        agrees = agreement(group_messages_at(found, sweep.shape, values), sums, one) + log_sticks(
             jnp.log(U), jnp.log1p(-U)
         )
         yield (
@@ -117,21 +121,23 @@ def of_blocks(sweep, sums, values):
     experts, prior, w = (
         found.experts,
         sweep.prior.experts,
-        by_class(values[found.experts.weights], 3),
+        with_class_axis(values[found.experts.weights], 3),
     )
     common = common_posterior(prior, known_weights(w))
     scale = lambda precision: 1 / jnp.sqrt(common.gamma * precision)
-    precision = by_class(values[experts.precision], 2) if experts.precision else precision_of(prior)
-    loc = by_class(values[experts.loc], 2) if experts.loc else prior.loc
+    precision = (
+        with_class_axis(values[experts.precision], 2) if experts.precision else precision_of(prior)
+    )
+    loc = with_class_axis(values[experts.loc], 2) if experts.loc else prior.loc
     if experts.precision:
         yield (
             experts.precision,
             lambda value: (
                 stats.gamma.logpdf(
-                    by_class(value, 2), common.concentration, scale=1 / common.rate
+                    with_class_axis(value, 2), common.concentration, scale=1 / common.rate
                 ).sum()
                 + (
-                    stats.norm.logpdf(loc, common.loc, scale(by_class(value, 2))).sum()
+                    stats.norm.logpdf(loc, common.loc, scale(with_class_axis(value, 2))).sum()
                     if experts.loc
                     else 0.0
                 )
@@ -140,17 +146,19 @@ def of_blocks(sweep, sums, values):
     if experts.loc:
         yield (
             experts.loc,
-            lambda value: stats.norm.logpdf(by_class(value, 2), common.loc, scale(precision)).sum(),
+            lambda value: stats.norm.logpdf(
+                with_class_axis(value, 2), common.loc, scale(precision)
+            ).sum(),
         )
     infinite = jnp.full_like(loc, jnp.inf)
     mean, covariance = weights_posterior(
         common._replace(loc=loc, concentration=precision, rate=infinite),
-        *seen_by_experts(sweep.shape, sums),
+        *expert_sums(sweep.shape, sums),
     )
     yield (
         experts.weights,
         lambda value: jax.vmap(jax.vmap(stats.multivariate_normal.logpdf))(
-            by_class(value, 3), mean, covariance
+            with_class_axis(value, 3), mean, covariance
         ).sum(),
     )
 
@@ -217,7 +225,7 @@ def of_rows(sweep, program, values, rng_key):
             random.split(rng_key, 3),
         )
         none = jnp.zeros((len(chunk.row), 0, len(said.const)))
-        log_rho = place_given(said, chunk, none, none).log_rho
+        log_rho = incomplete_given_soft(said, chunk, none, none).log_rho
         group = random.categorical(group_key, log_rho)
         experts = said.answers[:, group].swapaxes(0, 1)
         label, value, log_q = draw_incomplete(
@@ -252,8 +260,10 @@ def test_a_row_without_holes_has_the_same_groups_either_way():
     chunk = chunk._replace(num_missing=0 * chunk.num_missing, entries=chunk.entries + 0.3)
     said = message_to(sweep.message(values), chunk.task)
     none = jnp.zeros((len(chunk.row), 0, len(said.const)))
-    complete = jax.nn.log_softmax(place_complete(said, chunk).log_joint.T)
-    np.testing.assert_allclose(place_given(said, chunk, none, none).log_rho, complete, atol=1e-9)
+    complete = jax.nn.log_softmax(complete_posterior(said, chunk).log_joint.T)
+    np.testing.assert_allclose(
+        incomplete_given_soft(said, chunk, none, none).log_rho, complete, atol=1e-9
+    )
 
 
 # A posterior that can be written down: bits, of which every assignment is counted.

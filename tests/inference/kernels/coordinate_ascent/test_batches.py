@@ -42,7 +42,7 @@ def test_a_batch_of_all_rows_is_a_sweep(short_chunks):
 
 
 def batches(kernel, state, read, number):
-    """Sums that batches stand for, [batch, ...]."""
+    """SufficientSums that batches stand for, [batch, ...]."""
     one = lambda key: kernel.step(key, state, *read)[0].average.moments
     return np.asarray(
         jax.jit(lambda keys: jax.lax.map(one, keys))(random.split(random.key(3), number))
@@ -65,7 +65,7 @@ def test_batches_stand_for_all_rows(short_chunks, monkeypatch):
     state = kernel.init(random.key(0), *read)
     assert off(batches(kernel, state, read, 2000), wanted) < 4.5
     monkeypatch.setattr(
-        "inference.kernels.coordinate_ascent.rows.Sums.times", lambda self, factor: self
+        "inference.kernels.coordinate_ascent.rows.SufficientSums.times", lambda self, factor: self
     )  # planted: a batch stands for itself
     assert off(batches(kernel, state, read, 200), wanted) > 5
 

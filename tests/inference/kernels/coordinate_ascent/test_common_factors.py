@@ -16,8 +16,8 @@ from scipy.special import logsumexp
 from inference import CoordinateAscent, Driver, Program
 from inference.kernels.coordinate_ascent import factor_rows as _factor_rows
 from inference.kernels.coordinate_ascent import factors as _factor_ascent
-from inference.kernels.coordinate_ascent.factors import said_of
-from inference.reading.conjugate.loadings import of_rows, told
+from inference.kernels.coordinate_ascent.factors import factor_message
+from inference.reading.conjugate.loadings import loading_moments, row_forms
 from tests.inference.factor_mixtures import factor_case
 from tests.inference.kernels.coordinate_ascent.test_kernel import ascended, gap_to_draws
 from tests.inference.kernels.coordinate_ascent.test_posterior import gaps
@@ -42,13 +42,13 @@ def test_bound_is_that_of_the_model_and_never_falls(name):
 
 def test_a_bound_with_a_wrong_term_is_seen(monkeypatch):
     """log E psi in the place of E log psi."""
-    right = _factor_ascent.told
+    right = _factor_ascent.loading_moments
 
     def wrong(linear):
         found = right(linear)
         return found._replace(log_noise=jnp.log(found.noise))
 
-    monkeypatch.setattr(_factor_ascent, "told", wrong)
+    monkeypatch.setattr(_factor_ascent, "loading_moments", wrong)
     model, data = factor_case("no labels")
     kernel, state, _, program, read = ascended(data, 300, model)
     assert abs(gap_to_draws(kernel, state, program, read, 20_000)) > 5
@@ -199,10 +199,11 @@ def wanted(ascent, state) -> dict[str, Any]:
 
 def _row_factor(ascent, state):
     """log q of a row, at s = 0 and t = 0, by what its parts say."""
-    said, at_once = said_of(ascent.found, ascent.shape, state.factors), told(state.linear)
+    said = factor_message(ascent.found, ascent.shape, state.factors)
+    at_once = loading_moments(state.linear)
     x = jnp.asarray(ascent.rows.features)
-    _, matrix, slope = of_rows(at_once, jnp.nan_to_num(x), (~jnp.isnan(x)).astype(float))
-    second = (said.covariance + said.answers[..., :, None] * said.answers[..., None, :])[0]
+    _, matrix, slope = row_forms(at_once, jnp.nan_to_num(x), (~jnp.isnan(x)).astype(float))
+    second = said.second()[0]
     quadratic = (said.matrix + second)[:, None] + at_once.both[:, None] * matrix[None]
     linear = at_once.shown[:, None] * slope[None]
     consts = said.const[:, None] + linear[..., -1] - quadratic[..., -1, -1] / 2
@@ -252,21 +253,21 @@ def test_natural_parameters():
 # Planted errors.
 
 
-def no_spread_of_factors(summed):
+def no_spread_of_factors(loading_sums):
     """The loadings see factors as if they were known."""
 
-    def twin(placed, *at):
-        known = placed._replace(second=placed.mean[..., :, None] * placed.mean[..., None, :])
-        return summed(placed, *at)._replace(linear=summed(known, *at).linear)
+    def twin(moments, chunk, found, rho):
+        known = found._replace(second=found.mean[..., :, None] * found.mean[..., None, :])
+        return loading_sums(moments, chunk, known, rho)
 
     return twin
 
 
-def no_tie(place):
+def no_tie(factor_posterior):
     """The covariance of a soft label and the factors is left out."""
 
-    def twin(said, told, chunk, score):
-        found = place(said, told, chunk, score)
+    def twin(message, moments, chunk, score):
+        found = factor_posterior(message, moments, chunk, score)
         return found._replace(products=found.products[..., -1:] * found.mean[:, None])
 
     return twin
@@ -284,8 +285,8 @@ def each_by_itself(shown_posterior):
 
 
 PLANTED = {
-    "covariance of factors": (_factor_rows, "summed", no_spread_of_factors, "A, c"),
-    "tie of a soft label": (_factor_rows, "place", no_tie, "w"),
+    "covariance of factors": (_factor_ascent, "loading_sums", no_spread_of_factors, "A, c"),
+    "tie of a soft label": (_factor_rows, "factor_posterior", no_tie, "w"),
     "other factors": (_factor_ascent, "shown_posterior", each_by_itself, "b"),
 }
 

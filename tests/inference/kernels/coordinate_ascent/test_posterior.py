@@ -146,7 +146,7 @@ def _row_factor(reading, state):
     u = np.concatenate([np.nan_to_num(rows.features), np.ones((len(rows.features), 1))], 1)
     num_rows, num_holes, (row, column) = len(u), len(rows.holes), rows.holes.T
     each = [_row_block.message_to(message, task) for task in rows.task]
-    of = [_row_block.asked(jnp.asarray(signs)) for signs in rows.signs]
+    of = [_row_block.class_masks(jnp.asarray(signs)) for signs in rows.signs]
     consts, slopes, curves = [], [], []
     for h in range(message.const.shape[1]):
         w = np.stack([np.asarray(own.answers)[0, h] for own in each])
@@ -236,7 +236,7 @@ def without_spread(visit, *fields):
 
     def twin(message, chunk, score, weight):
         right, after = visit(message, chunk, score, weight)
-        place = _row_block.place_rows
+        place = _row_block.incomplete_posterior
 
         def bare(*at):
             found = place(*at)
@@ -244,11 +244,11 @@ def without_spread(visit, *fields):
                 covariance=jnp.zeros_like(found.covariance), tie=jnp.zeros_like(found.tie)
             )
 
-        _row_block.place_rows = bare
+        _row_block.incomplete_posterior = bare
         try:
             wrong, _ = visit(message, chunk, score, weight)
         finally:
-            _row_block.place_rows = place
+            _row_block.incomplete_posterior = place
         return right._replace(**{field: getattr(wrong, field) for field in fields}), after
 
     return twin
@@ -259,18 +259,18 @@ def without_missing(visit):
 
     def twin(message, chunk, score, weight):
         right, after = visit(message, chunk, score, weight)
-        place = _row_block.place_rows(message, chunk, score)
+        place = _row_block.incomplete_posterior(message, chunk, score)
         rho, u = jnp.exp(place.log_rho) * weight[:, None], chunk.entries
         return right._replace(moments=jnp.einsum("pk,pi,pj->kij", rho, u, u)), after
 
     return twin
 
 
-def untied(place_rows):
+def untied(incomplete_posterior):
     """The soft label and the missing entries are taken for independent in the sums over rows."""
 
     def twin(*at):
-        found = place_rows(*at)
+        found = incomplete_posterior(*at)
         return found._replace(tie=jnp.zeros_like(found.tie))
 
     return twin
@@ -324,7 +324,7 @@ PLANTED = {
         "mu, Lambda",
     ),
     "x observed only": (_row_block, "_visit_incomplete", without_missing, "mu, Lambda"),
-    "t not tied to x": (_row_block, "place_rows", untied, "w"),
+    "t not tied to x": (_row_block, "incomplete_posterior", untied, "w"),
     "t not cut": (_row_block, "one_sided", uncut, "w"),
     "product with the bias": (_row_block, "form_of", no_product_with_bias, ROW),
     "tail of the sticks": (_factors, "sticks_of", wrong_tail, "V"),

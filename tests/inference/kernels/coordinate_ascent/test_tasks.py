@@ -17,7 +17,7 @@ from inference.kernels.coordinate_ascent import posterior as _factors
 from inference.kernels.coordinate_ascent import posterior as _levels
 from inference.kernels.coordinate_ascent.posterior import gathered, spread
 from inference.kernels.coordinate_ascent.start import start_groups, start_sums
-from inference.reading.stick_mixture.structure import Rows
+from inference.reading.stick_mixture.structure import MixtureRows
 from tests.inference.kernels.coordinate_ascent import test_posterior as of_one_task
 from tests.inference.kernels.coordinate_ascent.test_kernel import ascended, gap_to_draws
 from tests.inference.mixtures import of_tasks
@@ -182,7 +182,7 @@ def test_what_is_said_of_rows_and_summed_over_them_is_the_same():
         random_of(groups), random_of(groups, size, size), random_of(classes, groups, size), random_of(classes, groups, size, size),
         random_of(statistics, groups),
     )  # fmt: skip
-    sums = _levels.Sums(
+    sums = _levels.SufficientSums(
         random_of(tasks, own, size, size), random_of(tasks, classes, own, size, size), random_of(tasks, classes, own, size),
         random_of(tasks, statistics, own), jnp.zeros(()),
     )  # fmt: skip
@@ -213,7 +213,7 @@ def test_a_start_counts_each_row_once_in_a_group_of_its_task():
         np.repeat([0, 1], [6, 4]),
     )
     x, nothing = centre[:, None], np.zeros((10, 0))
-    rows = Rows(x, np.zeros((0, 2), int), (), nothing, (), nothing, task)
+    rows = MixtureRows(x, np.zeros((0, 2), int), (), nothing, (), nothing, task)
     of = SimpleNamespace(num_own=2, num_groups=4, upper=True)
     sums, share = start_sums(rows, nothing, of, 2, "kmeans", np.random.default_rng(1))
     count, total = np.asarray(sums.moments[:, :, 1, 1]), np.asarray(sums.moments[:, :, 0, 1])
