@@ -131,7 +131,7 @@ def compiled(name, num_splits):
         partial(normal_wishart, nu0=2.0 * x.shape[1] + 2),
     )
     program = Program(iqgme, x, y[train].astype(np.int32), num_classes=2, num_experts=20, gate=gate)
-    sweep = _assignment_sweep.AssignmentSweep(program)
+    sweep = _assignment_sweep.MixtureRoute(program)
     start = once(program.draw_initial, random.key(0))(random.key(0)) | sweep.start(random.key(0))
     _assignment_sweep.NUM_SPLITS = num_splits
     turn = lambda key, at: sweep.draw(key, program, at, sweep.buckets)[0]
