@@ -283,7 +283,6 @@ def _largest_residual(program, site, setting, family, probes) -> Array:
 
 
 def _candidates(program: Program, site: str) -> list[Family]:
-    """The families that have the site's support, the cheapest first."""
     about = program.sites[site]
     support, is_vector = _base(about.support), len(about.shape) > 0
     families = _families(support)
@@ -327,7 +326,6 @@ def _bounds(support) -> tuple[Any, Any]:
 
 
 def _equals(bound, number) -> bool:
-    """Whether a bound is this number, known before the model runs."""
     return not isinstance(bound, jax.ShapeDtypeStruct) and bool(
         jnp.all(jnp.asarray(bound) == number)
     )

@@ -297,13 +297,10 @@ class Crossed:
         log_prior = lambda x: self.log_prior(program, {**values, **place(x)}, names)
         return _slope_and_fall(log_prior, start)
 
-    def log_odds(
-        self, program: Program, values: Mapping[str, Any], switches: Array, k: Array
-    ) -> Array:
+    def log_odds(self, program: Program, values: Mapping[str, Any], switch: str, k: Array) -> Array:
         """Prior log odds that component k is on, the other switches given."""
-        [name, *_] = self.components
         log_prior = lambda on: self.log_prior(
-            program, {**values, name: switches.at[k].set(on)}, (name,)
+            program, {**values, switch: values[switch].at[k].set(on)}, (switch,)
         )
         return log_prior(1) - log_prior(0)
 
@@ -363,7 +360,6 @@ def read_crossed(program: Program, rng_key: Array) -> Crossed:
 
 
 def _observed(program: Program) -> tuple[str, int]:
-    """The one site of entries, and their number."""
     links = [link.__name__ for link in LINKS]
     found = [program.sites[name] for name in program.observed]
     found = [site for site in found if site.family in links]
@@ -410,8 +406,9 @@ def _proposals(program: Program, observed: str, size: int, missed: list[str]):
         )
         for pair in combinations(plates, 2):
             for index in permutations(indices, 2):
-                sides = tuple(
-                    _side(program, about, *each) for each in zip(pair, index, strict=True)
+                sides = (
+                    _side(program, about, pair[0], index[0]),
+                    _side(program, about, pair[1], index[1]),
                 )
                 if all(vectors[side.index].max() < side.size for side in sides):
                     of_sides = (*sides[0].sites, *sides[1].sites)
@@ -423,7 +420,6 @@ def _proposals(program: Program, observed: str, size: int, missed: list[str]):
 
 
 def _parents(two: Program, observed: str) -> frozenset[str]:
-    """The latent sites that the predictor depends on."""
     shapes = {
         name: jax.ShapeDtypeStruct(two.sites[name].shape, two.sites[name].dtype)
         for name in two.latent
@@ -516,7 +512,6 @@ def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
 def _gaps_of_side(
     crossed: Crossed, some: Program, values: dict[str, Array], side: Side, rng_key: Array
 ) -> list[Array]:
-    """(1), and a prior in which every element is Normal by itself."""
     [other] = (each for each in crossed.sides if each.plate != side.plate)
     old = crossed.flat(values, side)
     step = random.normal(rng_key, old.shape, old.dtype)

@@ -182,7 +182,6 @@ def note_requests(
 
 
 def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
-    """Sizes of the axes that are indexed."""
     depths = {len(parts) for parts in requests}
     if len(depths) > 1:
         raise StructureError(

@@ -111,7 +111,7 @@ class ReduceReading:
     @property
     def attributes(self) -> dict[str, str]:
         """The tree's attributes: how the noise of the rows is augmented."""
-        return {"route": self.q_noise.route if self.q_noise else "no augmentation"}
+        return {"route": "no augmentation" if self.q_noise is None else self.q_noise.route}
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
         """No variables of the tree are joined over updates: it holds q(eps) of the last rows."""
@@ -120,7 +120,7 @@ class ReduceReading:
     def start(self) -> dict[str, Array]:
         """q(eps) of each row, at its start."""
         num_rows = self.reduced.sizes[self.reduced.rows][0]
-        return self.q_noise.start(num_rows) if self.q_noise else {}
+        return {} if self.q_noise is None else self.q_noise.start(num_rows)
 
     def bound_of_rows(self, terms: Any, local: dict[str, Array], rng_key: Array | None) -> Array:
         """The bound on the log probability of each row.
@@ -130,7 +130,7 @@ class ReduceReading:
             local: parameters of q(eps).
             rng_key: for draws of eps; without it they are integrated out by quadrature.
         """
-        if not self.q_noise:
+        if self.q_noise is None:
             return terms(None)[0]
         points, weight = self.q_noise.points(local, rng_key)
         at_point = lambda eps: terms(eps)[0]
@@ -264,7 +264,7 @@ class AugmentReduce(Algorithm):
         rows, num_all = index[model.rows], model.sizes[model.rows][0]
         batch = minibatch_of(reading, program, index, state, weight_key)
         local = jax.tree.map(lambda leaf: leaf[rows], state.local)
-        if reading.q_noise:
+        if reading.q_noise is not None:
             epoch = jnp.floor(state.count.astype(float) * (len(rows) / num_all))
             drawn, at_means = (
                 each.terms(each.parameters) for each in (batch, batch._replace(noise={}))
@@ -385,7 +385,6 @@ def _bound_of_rows(
 
 
 def _settings(program: Program) -> tuple[Any, list[Any]]:
-    """The arguments in a form that is equal only where they are."""
     leaves, form = jax.tree.flatten(program.arguments)
     return form, [
         (

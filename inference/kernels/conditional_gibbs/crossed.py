@@ -82,10 +82,11 @@ class CrossedRoute(Route):
             gaps.append(gap)
         values = values | switched(keys[3], crossed, program, values, sums)
         eta = crossed.predictor(program, values)
-        if crossed.components:
+        if components := crossed.components:
             propose = lambda i, at: birth_or_death(
                 random.fold_in(keys[4], i),
                 crossed,
+                components,
                 program,
                 at[0],
                 (response, weight, at[1]),
@@ -94,7 +95,7 @@ class CrossedRoute(Route):
             whole, rest = divmod(float(self.num_births), 1)
             num_births = int(whole) + random.bernoulli(keys[7], rest).astype(jnp.int32)
             values, eta = lax.fori_loop(0, num_births, propose, (values, eta))
-            values = rescaled(keys[5], crossed, program, values)
+            values = rescaled(keys[5], crossed, components, program, values)
         values = shifted(keys[6], crossed, program, values)
         return values, [jnp.max(jnp.stack(gaps))], hold(program, crossed.observed, eta)
 
@@ -123,7 +124,6 @@ class CrossedRoute(Route):
     def _response(
         self, rng_key: Array, program: Program, values: dict[str, Any]
     ) -> tuple[Array, Array, Array]:
-        """Responses of the entries, their weights, and the predictor."""
         eta = self.crossed.predictor(program, values)
         site = program.trace(values)[self.crossed.observed]
         return *respond(rng_key, rebuilt(site["fn"], eta), site["value"]), eta

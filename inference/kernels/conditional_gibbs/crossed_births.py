@@ -246,6 +246,7 @@ def schedule(is_dying: Array, num_items: int, dtype: Any) -> Float[Array, " step
 def birth_or_death(
     rng_key: Array,
     crossed: Crossed,
+    components: Components,
     program: Program,
     values: dict[str, Any],
     entries: tuple[Array, Array, Array],
@@ -255,7 +256,8 @@ def birth_or_death(
 
     Args:
         rng_key: a key.
-        crossed: the structure, with components.
+        crossed: the structure.
+        components: its components.
         program: the model with its data.
         values: the values of all sites.
         entries: responses, their weights, and the predictor.
@@ -265,8 +267,8 @@ def birth_or_death(
         All values after the proposal is accepted or not, and the predictor there.
     """
     keys, (response, weight, eta) = random.split(rng_key, 5), entries
-    k = random.randint(keys[0], (), 0, len(values[crossed.components.switch]))
-    old, prior, odds = _component(crossed, program, values, k)
+    k = random.randint(keys[0], (), 0, len(values[components.switch]))
+    old, prior, odds = _component(crossed, components, program, values, k)
     index = [jnp.asarray(program.arguments[side.index]) for side in crossed.sides]
     part = lambda one: jnp.where(
         one.is_on, one.parts.s * one.parts.u[index[0]] * one.parts.v[index[1]], 0
@@ -284,7 +286,7 @@ def birth_or_death(
     choose = lambda which: lambda one, other: jnp.where(which, one, other)
     new = jax.tree.map(choose(old.is_on), prior.draw(keys[4]), alive)
     new = jax.tree.map(choose(is_taken), _Slot(~old.is_on, new), old)
-    return new.put(crossed.components, values, k), eta - part(old) + part(new)
+    return new.put(components, values, k), eta - part(old) + part(new)
 
 
 def _propose(
@@ -330,12 +332,12 @@ class _Slot(NamedTuple):
 
 
 def _component(
-    crossed: Crossed, program: Program, values: dict[str, Any], k: Array
+    crossed: Crossed, components: Components, program: Program, values: dict[str, Any], k: Array
 ) -> tuple[_Slot, Component, Array]:
     """Component k, the priors of its parts, and its prior log odds to be there."""
-    switch, amplitude, factors = crossed.components
+    switch, amplitude, factors = components
     (slope, fall), (start, _) = crossed.prior(program, values), crossed.global_values(values)
-    low = lower_bound(program, crossed.components)
+    low = lower_bound(program, components)
     bound = None if low == -jnp.inf else jnp.asarray(low, start.dtype)
     priors = [Tilted(slope[k] + fall[k] * start[k], fall[k], bound)]
     for side in crossed.sides:
@@ -343,5 +345,5 @@ def _component(
         (slope, fall), start = crossed.prior(program, values, side), crossed.flat(values, side)
         priors.append(Tilted(slope[:, place] + fall[:, place] * start[:, place], fall[:, place]))
     here = Component(values[amplitude][k], *(values[name][:, k] for name in factors))
-    odds = crossed.log_odds(program, values, values[switch], k)
+    odds = crossed.log_odds(program, values, switch, k)
     return _Slot(values[switch][k] > 0, here), Component(*priors), odds

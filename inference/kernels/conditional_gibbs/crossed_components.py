@@ -63,8 +63,8 @@ def switched(
         given = prior.times(linear[k] - gram[k] @ (x * on) + gram[k, k] * x[k] * on[k], gram[k, k])
         is_on = jnp.ones((), bool)
         if name:
-            switches = on[:width].astype(switch.dtype)
-            odds = crossed.log_odds(program, values, switches, jnp.minimum(k, width - 1))
+            at = {**values, name: on[:width].astype(switch.dtype)}
+            odds = crossed.log_odds(program, at, name, jnp.minimum(k, width - 1))
             odds = odds + given.log_mass() - prior.log_mass()
             is_on = (k >= width) | (random.logistic(switch_key, dtype=x.dtype) < odds)
         chosen = jax.tree.map(lambda new, old: jnp.where(is_on, new, old), given, prior)
@@ -116,10 +116,14 @@ class Tilted(NamedTuple):
 
 
 def rescaled(
-    rng_key: Array, crossed: Crossed, program: Program, values: dict[str, Any]
+    rng_key: Array,
+    crossed: Crossed,
+    components: Components,
+    program: Program,
+    values: dict[str, Any],
 ) -> dict[str, Any]:
     """Moves scale between the factors and the amplitude of every component, by Metropolis."""
-    _, amplitude, factors = crossed.components
+    _, amplitude, factors = components
     for name, side in zip(factors, crossed.sides, strict=True):
         rng_key, step_key, accept_key = random.split(rng_key, 3)
         s = values[amplitude]
@@ -149,9 +153,9 @@ def shifted(
 
 
 def _log_priors(program: Program, values: dict[str, Any], names: tuple[str, ...]) -> Array:
-    """Log priors of the parts of each component."""
     terms = program.log_probs(values)
-    return sum(terms[name].reshape(-1, terms[name].shape[-1]).sum(0) for name in names)
+    each = [terms[name].reshape(-1, terms[name].shape[-1]).sum(0) for name in names]
+    return jnp.sum(jnp.stack(each), axis=0)
 
 
 def lower_bound(program: Program, components: Components | None) -> float:

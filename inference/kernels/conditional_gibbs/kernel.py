@@ -313,7 +313,6 @@ def _refuse_elsewhere(what: str, sites: tuple[str, ...], owned: list[str]) -> No
 def _checked(
     program: Program, owned: list[str], init_params: Mapping[str, Any]
 ) -> dict[str, Array]:
-    """The given values, in the shapes of their sites."""
     if unknown := sorted(set(init_params) - set(owned)):
         raise ValueError(f"init_params: found {unknown}, wanted sites of {owned}.")
     for name, value in init_params.items():

@@ -187,12 +187,10 @@ class MixtureRoute(Route):
         return total
 
     def _filled(self, values: Values) -> Array:
-        """The missing entries in their places [row, feature], elsewhere 0."""
         filled, holes = jnp.zeros(self.rows.features.shape), self.found.holes
         return filled.at[tuple(self.rows.holes.T)].set(values[holes]) if holes else filled
 
     def _soft(self, values: Values) -> Array:
-        """Soft labels [row, class]."""
         experts = self.found.experts
         return by_class(values[experts.soft], 2).T if experts else jnp.zeros(self.rows.signs.shape)
 
@@ -223,7 +221,6 @@ class MixtureRoute(Route):
 
 
 def _with_missing(chunk: Bucket, value: Array) -> Array:
-    """The entries of the rows, the missing ones filled in."""
     return chunk.entries.at[jnp.arange(len(value))[:, None], chunk.missing].add(value)
 
 
@@ -358,7 +355,6 @@ def _orders(rng_key: Array, found: Assignment, count: Array, concentration: Arra
 
 
 def _is_exchangeable(found: Assignment) -> bool:
-    """Whether all groups have the same prior, so that they may change their numbers."""
     assert found.prior is not None
     return all(
         np.allclose(leaf, leaf[:1], rtol=1e-6)
@@ -367,7 +363,6 @@ def _is_exchangeable(found: Assignment) -> bool:
 
 
 def _in_order(sums: Sums, order: Array) -> Sums:
-    """The sums with the groups of each task in this order [task, group]."""
 
     def permuted(part: Array, axis: int) -> Array:
         index = order.reshape(len(order), *(1,) * (axis - 1), -1, *(1,) * (part.ndim - axis - 1))

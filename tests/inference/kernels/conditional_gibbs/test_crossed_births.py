@@ -43,7 +43,7 @@ def birth(name, k=1):
     without it.
     """
     program, crossed, values, (response, weight, eta), _ = drawn(name)
-    old, prior, odds = _component(crossed, program, values, k)
+    old, prior, odds = _component(crossed, crossed.components, program, values, k)
     assert not old.is_on
     index = [np.asarray(program.arguments[side.index]) for side in crossed.sides]
     return (

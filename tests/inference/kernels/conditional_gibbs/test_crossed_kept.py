@@ -112,7 +112,7 @@ def components(key, crossed, program, values):
 def births(key, crossed, program, values):
     plan = CrossedRoute(crossed, program, 0)._items
     new, eta = birth_or_death(
-        key, crossed, program, values, entries(crossed, program, values), plan
+        key, crossed, crossed.components, program, values, entries(crossed, program, values), plan
     )
     return {**new, "gap": jnp.abs(eta - crossed.predictor(program, new)).max()}
 
@@ -132,7 +132,9 @@ MOVES = {
     "columns": side(1),
     "components": components,
     "births": births,
-    "scales": lambda key, crossed, program, values: rescaled(key, crossed, program, values),
+    "scales": lambda key, crossed, program, values: rescaled(
+        key, crossed, crossed.components, program, values
+    ),
     "levels": shifted,
 }
 
@@ -376,7 +378,9 @@ def test_a_guess_that_knows_the_component_changes_the_joint(monkeypatch):
 
 
 def test_a_wrong_jacobian_of_a_scale_changes_the_joint():
-    scales = lambda key, crossed, program, values: rescaled(key, longer(crossed), program, values)
+    scales = lambda key, crossed, program, values: rescaled(
+        key, longer(crossed), crossed.components, program, values
+    )
     with pytest.raises(AssertionError):
         check_kept(scales, *tiny()[:2], *tiny()[2])
 
