@@ -80,7 +80,7 @@ def predictor(program: Program, site: str, values: Mapping[str, Any]) -> Array:
 
 
 def rebuilt(distribution, eta: Array):
-    """The same distribution, masks and missing values included, with another predictor."""
+    """A distribution with another predictor, masks and missing values included."""
     if isinstance(distribution, Missing):
         return Missing(rebuilt(distribution.base_dist, eta), validate_args=False)
     if isinstance(distribution, dist.MaskedDistribution):
@@ -234,7 +234,7 @@ class Crossed:
     def unit_table(
         self, program: Program, values: Mapping[str, Any], side: Side
     ) -> tuple[Float[Array, "other column"], Float[Array, " column"]]:
-        """The table with all components on and of amplitude 1, and the scale of its columns, (2)."""
+        """The table with all components on and of amplitude 1, and the scale of its columns."""
         if not self.components:
             table = self.table(program, values, side)
             return table, jnp.ones_like(table[0])

@@ -205,9 +205,7 @@ class Dirichlet:
     name: str = "Dirichlet"
 
     def read(self, site: SiteDensity, rng_key: Array) -> Conditional:
-        """The conditional, by slopes along the simplex; the curvature in one direction gives the sum
-        of the concentrations.
-        """
+        """The conditional, by slopes along the simplex; a curvature gives their sum."""
         here = jnp.log(site.value)
         uneven, other = (
             random.uniform(key, here.shape, here.dtype, -1.0, 1.0) for key in random.split(rng_key)

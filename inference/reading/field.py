@@ -84,8 +84,8 @@ class Field:
         return Affine(level, root, jnp.einsum("kia,kja->kij", root, root))
 
     def _factorised(self, of_noise: Callable, noise: Array) -> list[Affine]:
-        """The same by each matrix that the model factorises and that may be the covariance; the
-        size of a function is seen at its first point, where the factor has one entry alone.
+        """`affine` by each matrix that the model factorises and that may be the covariance; the
+        size of a function is read at its first point, where the factor has one entry alone.
         """
         (level, at_one), factors = _with_factors(
             jax.vmap(of_noise), jnp.stack([noise, jnp.ones_like(noise)])
@@ -138,8 +138,10 @@ class Field:
         return moved
 
     def proved(self, program: Program, rng_key: Array) -> "Field":
-        """The field with `is_factorised` set; raises StructureError where the sites do not play these
-        parts.
+        """The field with `is_factorised` set.
+
+        Raises:
+            StructureError: where the sites do not play these parts.
         """
         refusal = lambda what, missed: (
             f"{what} (relative gap {missed:.1g}). {self._wanted(program)}"

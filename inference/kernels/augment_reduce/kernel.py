@@ -333,8 +333,8 @@ class AugmentReduce(Algorithm):
         data: dict[str, Any],
         num_draws: int,
     ) -> dict[str, Array]:
-        """Draws of all sites but the noise of the rows, whose q is among the variational parameters;
-        where the weights are a point, copies of it.
+        """Draws of all sites but the noise of the rows, whose q is a variational parameter; where
+        the weights are a point, copies of it.
         """
         reduced, values, found = reading.reduced, self.values(state, reading), {}
         keys = random.split(rng_key, max(len(values), 1))

@@ -23,7 +23,6 @@ from inference.reading.row_table import Index, ReducedModel, RowRequests
 __all__ = [
     "Adagrad",
     "Adaptive",
-    "AdaptiveState",
     "Minibatch",
     "Row",
     "RowLayout",
@@ -37,13 +36,6 @@ __all__ = [
 # steps are counted up to here and then from 0 again: 32-bit floats are exact so far, and rows that
 # are left alone for longer are rare
 MAX_STEPS = 2**24 - 1
-
-
-class AdaptiveState(NamedTuple):
-    """The state of `Adaptive`."""
-
-    count: Array
-    square: Any  # running mean of squared slopes
 
 
 class Adaptive(NamedTuple):
@@ -62,21 +54,21 @@ class Adaptive(NamedTuple):
     decay: float = 0.9
     decay_every: int = 2000
 
-    def init(self, values: Any) -> AdaptiveState:
-        """The state before the first step."""
-        return AdaptiveState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, values))
+    def init(self, values: Any) -> tuple[Array, Any]:
+        """The state before the first step: the count of steps, and means of squared slopes."""
+        return jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, values)
 
     def update(
-        self, slopes: Any, state: AdaptiveState, values: Any = None
-    ) -> tuple[Any, AdaptiveState]:
+        self, slopes: Any, state: tuple[Array, Any], values: Any = None
+    ) -> tuple[Any, tuple[Array, Any]]:
         """Moves down the slopes, and the next state."""
-        count = state.count + 1
-        decayed = self.rate * self.decay ** (state.count // self.decay_every).astype(float)
+        count = state[0] + 1
+        decayed = self.rate * self.decay ** (state[0] // self.decay_every).astype(float)
         rate = decayed / jnp.sqrt(count.astype(float))
         mean = lambda slope, square: jnp.where(square == 0, slope**2, 0.1 * slope**2 + 0.9 * square)
-        square = jax.tree.map(mean, slopes, state.square)
+        square = jax.tree.map(mean, slopes, state[1])
         move = lambda slope, square: (-rate * slope / (1 + jnp.sqrt(square))).astype(slope.dtype)
-        return jax.tree.map(move, slopes, square), AdaptiveState(count, square)
+        return jax.tree.map(move, slopes, square), (count, square)
 
 
 class Adagrad(NamedTuple):

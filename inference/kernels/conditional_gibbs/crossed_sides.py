@@ -126,8 +126,8 @@ def steps(
         items: by `pad_items`.
 
     Returns:
-        The steps; and the sums of w y y' and w y r, with y the table times the sites after the step,
-        next to the shared slopes, and r the residual after the step.
+        The steps; and the sums of w y y' and w y r, with y the table times the sites after the
+        step, next to the shared slopes, and r the residual after the step.
     """
     (slope, fall), num_columns, num_shared = prior, start.shape[1], entries.own.shape[1] - 1
     keep = np.delete(np.arange(num_columns + 1 + num_shared), num_columns)

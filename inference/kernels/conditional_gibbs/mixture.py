@@ -363,18 +363,10 @@ def _is_exchangeable(found: Assignment) -> bool:
 
 
 def _in_order(sums: Sums, order: Array) -> Sums:
+    def of_task(order: Array, moments: Array, *others: Array) -> tuple[Array, ...]:
+        return moments[order], *(part[:, order] for part in others)
 
-    def permuted(part: Array, axis: int) -> Array:
-        index = order.reshape(len(order), *(1,) * (axis - 1), -1, *(1,) * (part.ndim - axis - 1))
-        return jnp.take_along_axis(part, index, axis)
-
-    return Sums(
-        permuted(sums.moments, 1),
-        permuted(sums.asked, 2),
-        permuted(sums.products, 2),
-        permuted(sums.columns, 2),
-        sums.bound,
-    )
+    return Sums(*jax.vmap(of_task)(order, *sums[:-1]), sums.bound)
 
 
 def _draw_level(

@@ -8,11 +8,11 @@ With D draws d of all that belongs to groups, a row of which x is seen has
 
 and the means and mean squares of its missing entries likewise. Given the group scores are Normal,
 and p(y | x, h) is exact. Where a label bears on several soft labels of a row with missing entries,
-these share the entries, and p(y | x, h) is an orthant probability (`inference.maths.orthants`). It
+these share the entries, and p(y | x, h) is an orthant probability, `inference.maths.orthants`. It
 is integrated by `NUM_POINTS` points at each draw; with three classes the error is at most 5e-4.
-With more classes each draw has other points, which together are one large set of points. The weights
-p(x | d) of the draws are left out: with a dozen features, one of some hundred draws would have all
-the weight.
+With more classes each draw has other points, which together are one large set of points. The
+weights p(x | d) of the draws are left out: with a dozen features, one of some hundred draws would
+have all the weight.
 
 Cost, for each draw: n K D^2 for n rows, K groups and D entries; for rows with m missing entries
 n K m^3 / 2 more; with C > 2 classes n K C^2 `NUM_POINTS`.

@@ -1,5 +1,5 @@
-"""Latent histories: MCMC moves of the points that a process rejected on its way to the data, and of a
-Gaussian process at them.
+"""Latent histories: MCMC moves of the points that a process rejected on its way to the data, and of
+a Gaussian process at them.
 
 kernel      `LatentHistory`: births, deaths and relocations of points
 surrogate   scales and noise of the functions, by surrogate data and Hamiltonian trajectories

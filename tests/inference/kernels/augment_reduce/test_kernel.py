@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from scipy.optimize import minimize
 
+from inference.kernels.augment_reduce.kernel import _bound_of_rows
 from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
 from inference.kernels.augment_reduce.weights import minibatch_of
 from inference.reading import row_table as _reduced_model
@@ -105,7 +106,9 @@ def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
     assert bound(reading, program, state) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
 
 
-def test_a_missing_entropy_is_seen(monkeypatch):
+def test_a_missing_entropy_is_seen(monkeypatch, request):
+    _bound_of_rows.clear_cache()
+    request.addfinalizer(_bound_of_rows.clear_cache)
     monkeypatch.setattr(LocationScale, "entropy", lambda self, local: jnp.zeros_like(local["loc"]))
     with pytest.raises(AssertionError):
         test_bound_is_the_expected_log_joint_and_the_entropy("normal")
