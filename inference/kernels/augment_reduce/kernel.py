@@ -195,8 +195,9 @@ class AugmentReduce(Algorithm):
                 "proper one, or posterior=False."
             )
         weighed = tuple(name for name in reduced.by_row if name not in flat)
-        names = ("loc", "log_scale") if self.posterior else ("loc",)
-        layouts = layouts_of(reduced, self._update, weighed, names)
+        layouts = layouts_of(
+            reduced, self._update, weighed, ("loc", "log_scale") if self.posterior else ("loc",)
+        )
         key = random.key(0)
         finite, gap = once(partial(_probed, reduced, program, self.own_negatives), key)(key)
         for name, is_finite in finite.items():
@@ -239,9 +240,14 @@ class AugmentReduce(Algorithm):
             first = own[layout.sites[0]]["loc"]
             touched = jnp.zeros(len(first), first.dtype) if layout.weighed else None
             tables.append(layout.pack(Row(own, known, touched)))
-        whole = {name: values[name] for name in reduced.whole}
-        count, is_lost = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        return ReduceState(tuple(tables), whole, common, reading.start(), count, is_lost)
+        return ReduceState(
+            tuple(tables),
+            {name: values[name] for name in reduced.whole},
+            common,
+            reading.start(),
+            count=jnp.zeros((), jnp.int32),
+            is_lost=jnp.zeros((), bool),
+        )
 
     def values(self, state: ReduceState, reading: ReduceReading) -> dict[str, Any]:
         """{"loc": ...}, and "log_scale" with `posterior`, of each site; unconstrained where it

@@ -168,14 +168,14 @@ def test_sites_that_are_asked_for_other_rows_are_tables_of_their_own():
 def test_tables_that_mix_up_rows_are_seen(monkeypatch):
     from inference.reading import row_table as _reduced_model
 
-    joined = _reduced_model._asked_rows
+    joined = _reduced_model._requested_rows
     monkeypatch.setattr(
-        _reduced_model, "_asked_rows", lambda *told: (joined(*told)[0], (("w", "level"),))
+        _reduced_model, "_requested_rows", lambda *told: (joined(*told)[0], (("w", "level"),))
     )
     reading, program, state = fitted(
         model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])}
     )
-    with pytest.raises(AssertionError, match="asked for other rows than when the model was read"):
+    with pytest.raises(AssertionError, match="other rows of it are requested than when the model was read"):
         jax.eval_shape(lambda state: step(reading, program, state, 0), state)
 
 
