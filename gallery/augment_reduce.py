@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._labels import coded, codes_among, declared
 from inference import AugmentReduce, Driver, Program
-from inference.kernels.augment_reduce.row_optimizer import Adagrad
+from inference.kernels.augment_reduce.weights import Adagrad
 from zoo.augment_reduce import SparseRows, augment_reduce
 
 __all__ = ["AugmentReduceClassifier"]

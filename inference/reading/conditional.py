@@ -1,14 +1,15 @@
 """The complete conditional of a site, read off the model.
 
-    family = identify(program, "x", values, rng_key)                  # once, at init: proves the family or refuses
+    family = identify(program, "x", values, rng_key)                    # at init: proves or refuses
     distribution, residual = conditional(program, "x", values, family)  # pure; in a compiled loop
     x, residual = draw(rng_key, program, "x", values, family)           # the same, drawn
 
-No formula of the model occurs here: edit the model, and the reading follows or refuses. How a
-family is read, and the check that refuses another, stands in `inference.reading.families`.
+No formula of the model occurs here: edit the model, and the reading follows or refuses. How each
+family is read and checked is in `inference.reading.families`.
 """
 
-from dataclasses import dataclass
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +28,14 @@ from inference.reading.families import (
     NORMAL,
     TRUNCATED_NORMAL,
     BlockNormal,
+    ByColumn,
     Family,
     Finite,
-    View,
+    SiteDensity,
 )
 from inference.reading.proof import root_epsilon, worst
 
 __all__ = [
-    "ByColumn",
     "StructureError",
     "conditional",
     "draw",
@@ -44,63 +45,36 @@ __all__ = [
 ]
 
 MAX_WIDTH = 256  # most Normal elements drawn jointly, most columns that take turns
-MAX_VALUES = 1024  # most values of a discrete site
 NUM_SETTINGS = 4  # random settings of all sites at which a family must hold
-NUM_PROBES = 4  # second points at each
-NUM_DRAWS = 16  # draws of the conditional at which the log joint must be finite
-WHOLE = {  # densities that are finite all over their support, whatever their parameters
-    *(
-        "Bernoulli",
-        "BernoulliLogits",
-        "BernoulliProbs",
-        "Beta",
-        "BinomialLogits",
-        "BinomialProbs",
-        "BinomialProbit",
-        "Categorical",
-    ),
-    *(
-        "CategoricalLogits",
-        "CategoricalProbs",
-        "Cauchy",
-        "Dirichlet",
-        "Exponential",
-        "Gamma",
-        "HalfCauchy",
-        "HalfNormal",
-        "InverseGamma",
-    ),
-    *(
-        "Laplace",
-        "LogNormal",
-        "Logistic",
-        "MultivariateNormal",
-        "Normal",
-        "OrderedProbit",
-        "Poisson",
-        "StudentT",
-        "Wishart",
-    ),
+# distributions with a density that is finite all over their support, whatever their parameters
+FINITE_DENSITY = {
+    "Bernoulli",
+    "BernoulliLogits",
+    "BernoulliProbs",
+    "Beta",
+    "BinomialLogits",
+    "BinomialProbs",
+    "BinomialProbit",
+    "Categorical",
+    "CategoricalLogits",
+    "CategoricalProbs",
+    "Cauchy",
+    "Dirichlet",
+    "Exponential",
+    "Gamma",
+    "HalfCauchy",
+    "HalfNormal",
+    "InverseGamma",
+    "Laplace",
+    "LogNormal",
+    "Logistic",
+    "MultivariateNormal",
+    "Normal",
+    "OrderedProbit",
+    "Poisson",
+    "StudentT",
+    "Wishart",
 }
-ROUNDING = 1e-2  # a gap that long sums in float32 may leave
-
-
-@dataclass(frozen=True)
-class ByColumn:
-    """Elements that depend on each other along the last dimension: drawn one column after the
-    other, all rows together.
-    """
-
-    family: Family
-
-    @property
-    def name(self) -> str:
-        """As an error prints it."""
-        return f"{self.family.name} by column"
-
-    def read(self, view: View, rng_key: Array):
-        """Reads one column."""
-        return self.family.read(view, rng_key)
 
 
 def conditional(
@@ -112,22 +86,33 @@ def conditional(
     column=None,
     rng_key: Array | None = None,
 ):
-    """The distribution of `site` given all other `values` and the data, with the residual of its
-    reading.
+    """The complete conditional of a site, and the residual of its reading.
 
-    The distribution's draws have the site's shape; under `ByColumn` that of one column,
-    `values[site][..., column]`. `rng_key` places the second point that the residual is taken at; it
-    has no part in the distribution.
+    Args:
+        program: the model with its data.
+        site: the name of the site.
+        values: the values of all sites.
+        family: the site's family, by `identify`.
+        column: under `ByColumn`, which column, `values[site][..., column]`.
+        rng_key: places the second point, at which the residual is taken.
     """
-    view = _view(program, site, values, column)
-    return family.read(view, random.key(0) if rng_key is None else rng_key)
+    density = _site_density(program, site, values, column)
+    return family.read(density, random.key(0) if rng_key is None else rng_key)
 
 
 def draw(
     rng_key: Array, program: Program, site: str, values, family: Family
 ) -> tuple[Array, Array]:
-    """A draw of `site` from its complete conditional (under `ByColumn`: each column in turn),
-    and the largest residual met.
+    """A draw from the complete conditional of a site, and the largest residual.
+
+    Under `ByColumn` each column is drawn in turn.
+
+    Args:
+        rng_key: a key.
+        program: the model with its data.
+        site: the name of the site.
+        values: the values of all sites.
+        family: the site's family, by `identify`.
     """
     old = jnp.asarray(values[site])
     if not isinstance(family, ByColumn):
@@ -146,17 +131,22 @@ def draw(
 
 
 def identify(program: Program, site: str, values, rng_key: Array) -> Family:
-    """The family of the complete conditional of `site`: the first, of those its support allows,
-    that the model agrees with.
+    """The family of the complete conditional of a site: the first with which the model agrees.
 
-    It must agree at `values` and at random settings of all sites. Otherwise StructureError says by
-    how much each one misses.
+    It must agree at `values` and at random settings of all sites. A factor or another site may also
+    cut the support of a continuous site: the log joint is -inf beyond the cut and has no slope at
+    it. So the site alone is moved from `values`, to random settings inside its support and to draws
+    of the conditional read there, and -inf at one of them is refused. A cut that none of them
+    crosses, many deviations away, is missed; hardly a draw would cross it either.
 
-    A factor, or another site, may cut the support of a continuous site: the log joint is -inf
-    beyond the cut and has no slope at it. So the site alone is moved, from `values`, to random
-    settings inside its support and to draws of the conditional read there, and -inf at one of them
-    is refused. A cut that none of them crosses, many deviations away, is not seen; hardly a draw
-    would cross it either.
+    Args:
+        program: the model with its data.
+        site: the name of the site.
+        values: the values of all sites.
+        rng_key: for the random settings.
+
+    Raises:
+        StructureError: says by how much each family misses.
     """
     _refuse_early(program, site)
     return identify_among(program, site, settings_of(program, values, rng_key), rng_key)
@@ -165,15 +155,15 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
 def settings_of(program: Program, values, rng_key: Array):
     """`values` and random settings of all sites, those at which the log joint is finite."""
 
-    def drawn(values):
+    def settings_at(values):
         others = lax.map(program.draw_initial, random.split(rng_key, NUM_SETTINGS))
-        settings = {
+        both = {
             name: jnp.concatenate([values[name][None], others[name]]) for name in program.latent
         }
-        return settings, jnp.isfinite(lax.map(program.log_joint, settings))
+        return both, jnp.isfinite(lax.map(program.log_joint, both))
 
     own = {name: jnp.asarray(values[name]) for name in program.latent}
-    settings, is_finite = jax.device_get(once(drawn, own)(own))
+    settings, is_finite = jax.device_get(once(settings_at, own)(own))
     if not is_finite.any():
         raise StructureError(
             f"{model_name(program.model)}: the log joint is finite neither at the given values nor "
@@ -185,18 +175,13 @@ def settings_of(program: Program, values, rng_key: Array):
 
 
 def identify_among(program: Program, site: str, settings, rng_key: Array) -> Family:
-    """The same at given settings, which may serve many sites."""
+    """`identify` at given settings, by `settings_of`, which may serve many sites."""
     _refuse_early(program, site)
     values = jax.tree.map(jnp.asarray, settings[0][0])
-    _refuse_cut(
-        program,
-        site,
-        values,
-        lambda key: program.draw_start(key, _others(values, site)),
-        rng_key,
-        NUM_SETTINGS,
-    )
-    probes = random.split(rng_key, NUM_PROBES)
+    others = {name: value for name, value in values.items() if name != site}
+    start = lambda key: program.draw_start(key, others)
+    _refuse_cut(program, site, values, start, rng_key, NUM_SETTINGS)
+    probes = random.split(rng_key, 4)  # second points at each setting
     missed = {}
     for family in _candidates(program, site):
         gaps = lambda setting, family=family: {
@@ -205,7 +190,7 @@ def identify_among(program: Program, site: str, settings, rng_key: Array) -> Fam
         missed[family] = float(worst(gaps, settings)[0][site])
         if missed[family] < root_epsilon():
             moved = lambda key, family=family: {site: draw(key, program, site, values, family)[0]}
-            _refuse_cut(program, site, values, moved, rng_key, NUM_DRAWS)
+            _refuse_cut(program, site, values, moved, rng_key, 16)
             return family
     raise StructureError(_refusal(program, site, missed))
 
@@ -220,38 +205,26 @@ def _refuse_cut(program: Program, site: str, values, move, rng_key: Array, num_m
         if site in parents and program.sites[name].kind != "deterministic"
     ]
     if program.sites[site].is_discrete or all(
-        program.sites[name].family in WHOLE for name in terms
+        program.sites[name].family in FINITE_DENSITY for name in terms
     ):
         return
     keys = random.split(rng_key, num_moves)
-    at = once(
-        lambda keys: lax.map(
-            lambda key: program.log_joint({**values, site: move(key)[site]}), keys
-        ),
-        keys,
-    )
-    if jnp.isneginf(at(keys)).any():
+    log_joint = lambda key: program.log_joint({**values, site: move(key)[site]})
+    if jnp.isneginf(once(lambda keys: lax.map(log_joint, keys), keys)(keys)).any():
         raise StructureError(
             f"site {site!r}: a factor or another site's support cuts its support; the log joint is "
-            "-inf at values that its prior, "
-            f"{program.sites[site].family}, allows. {_way_out(program, site)}"
+            f"-inf at values that its prior, {program.sites[site].family}, allows. "
+            f"{_way_out(program, site)}"
         )
 
 
-def _others(values, site: str):
-    return {name: value for name, value in values.items() if name != site}
-
-
-def _view(program: Program, site: str, values, column) -> View:
-    """The model as a function of `site`, or of one column of it."""
+def _site_density(program: Program, site: str, values, column) -> SiteDensity:
     about, value = program.sites[site], jnp.asarray(values[site])
     support = _base(program.trace(values)[site]["fn"].support)
     number = value.dtype if jnp.issubdtype(value.dtype, jnp.inexact) else jnp.result_type(float)
-    bounds = (
-        getattr(support, name, end)
-        for name, end in (("lower_bound", -jnp.inf), ("upper_bound", jnp.inf))
+    low, high = (
+        jnp.broadcast_to(jnp.asarray(bound, number), value.shape) for bound in _bounds(support)
     )
-    low, high = (jnp.broadcast_to(jnp.asarray(bound, number), value.shape) for bound in bounds)
     dims, event_dim, at = about.dims, about.event_dim, lambda x: x
     if column is not None:
         dims, event_dim = dims[:-1], max(event_dim - 1, 0)
@@ -259,13 +232,13 @@ def _view(program: Program, site: str, values, column) -> View:
         at = lambda x: whole.at[..., column].set(x)
     plates = tuple(name for name in dims if name in about.plates)
     # all other terms are constant
-    near = {site, *(name for name, parents in program.parents.items() if site in parents)}
+    own = {site, *(name for name, parents in program.parents.items() if site in parents)}
 
     def log_probs(x):
         found = program.log_probs({**values, site: at(x)})
-        return {name: term for name, term in found.items() if name in near}
+        return {name: term for name, term in found.items() if name in own}
 
-    return View(
+    return SiteDensity(
         log_joint=lambda x: jnp.asarray(sum(jnp.sum(term) for term in log_probs(x).values())),
         terms=lambda x: _shared_terms(program, plates, log_probs(x)),
         value=value,
@@ -309,58 +282,51 @@ def _largest_residual(program, site, setting, family, probes) -> Array:
     return jnp.max(residual() if columns is None else lax.map(residual, columns))
 
 
-def _candidates(program: Program, site: str):
-    """The families that have the site's support, the cheapest first."""
+def _candidates(program: Program, site: str) -> list[Family]:
     about = program.sites[site]
     support, is_vector = _base(about.support), len(about.shape) > 0
-    families: list[Family] = _continuous(support)
-    if about.is_discrete:
-        families = _discrete(support)
-    takes_turns = is_vector and 1 < about.shape[-1] <= MAX_WIDTH and families != [DIRICHLET]
-    by_column: list[Family] = [ByColumn(family) for family in families] if takes_turns else []
-    if families == [NORMAL] and is_vector:
-        families += [BlockNormal()] if about.shape[-1] <= MAX_WIDTH else []
-        families += (
-            [BlockNormal(whole=True)]
-            if len(about.shape) > 1 and jnp.size(jnp.zeros(about.shape)) <= MAX_WIDTH
-            else []
-        )
+    families = _families(support)
     if not families:
         raise StructureError(
             f"site {site!r}: {about.family} has the support {support!r}, wanted one of real, "
-            "positive, an interval, a simplex, "
-            f"boolean or 0..n. {_way_out(program, site)}"
+            f"positive, an interval, a simplex, boolean or 0..n. {_way_out(program, site)}"
         )
-    return families + by_column
+    takes_turns = is_vector and 1 < about.shape[-1] <= MAX_WIDTH and families != [DIRICHLET]
+    by_column = [ByColumn(family) for family in families] if takes_turns else []
+    blocks = []
+    if families == [NORMAL] and is_vector:
+        blocks += [BlockNormal()] if about.shape[-1] <= MAX_WIDTH else []
+        is_small = len(about.shape) > 1 and math.prod(about.shape) <= MAX_WIDTH
+        blocks += [BlockNormal(whole=True)] if is_small else []
+    return [*families, *blocks, *by_column]
 
 
-def _continuous(support) -> list[Family]:
+def _families(support) -> list[Family]:
+    low, high = _bounds(support)
+    starts_at_0, is_unbounded_above = _equals(low, 0), _equals(high, jnp.inf)
+    if support is constraints.boolean:
+        return [Finite("Bernoulli", 2)]
+    if support.is_discrete:
+        is_short = starts_at_0 and isinstance(high, int) and high < 1024
+        return [Finite("Categorical", high + 1)] if is_short else []
     if support is constraints.real:
         return [NORMAL]
     if support is constraints.simplex:
         return [DIRICHLET]
-    low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
-    if low is None and high is None:
+    if _equals(low, -jnp.inf) and is_unbounded_above:
         return []
-    if high is None and _equals(low, 0.0):
+    if starts_at_0 and is_unbounded_above:
         return [GAMMA, INVERSE_GAMMA, TRUNCATED_NORMAL]
-    if _equals(low, 0.0) and _equals(high, 1.0):
-        return [BETA, TRUNCATED_NORMAL]
-    return [TRUNCATED_NORMAL]
+    is_unit = starts_at_0 and _equals(high, 1)
+    return [BETA, TRUNCATED_NORMAL] if is_unit else [TRUNCATED_NORMAL]
 
 
-def _discrete(support) -> list[Family]:
-    if support is constraints.boolean:
-        return [Finite("Bernoulli", 2)]
-    low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
-    if _equals(low, 0) and isinstance(high, int) and high < MAX_VALUES:
-        return [Finite("Categorical", high + 1)]
-    return []
+def _bounds(support) -> tuple[Any, Any]:
+    return getattr(support, "lower_bound", -jnp.inf), getattr(support, "upper_bound", jnp.inf)
 
 
 def _equals(bound, number) -> bool:
-    """Whether a bound is this number, known before the model runs."""
-    return not isinstance(bound, jax.ShapeDtypeStruct | None) and bool(
+    return not isinstance(bound, jax.ShapeDtypeStruct) and bool(
         jnp.all(jnp.asarray(bound) == number)
     )
 
@@ -372,8 +338,8 @@ def _base(support):
 
 
 def _refuse_early(program: Program, site: str) -> None:
-    """What no residual can show: the log probability of a site does not know its support, nor
-    the rows left out of a plate.
+    """Refuses what no residual can show: a site's log probability ignores its support, and the rows
+    left out of a plate.
     """
     if site not in program.latent:
         raise StructureError(
@@ -384,15 +350,14 @@ def _refuse_early(program: Program, site: str) -> None:
         if plate.subsample_size < plate.size:
             raise StructureError(
                 f"site {site!r}: plate {name!r} shows {plate.subsample_size} of {plate.size} rows, "
-                "and a complete conditional needs "
-                f"all of them. Drop subsample_size, or use an algorithm for subsamples."
+                "and a complete conditional needs all of them. Drop subsample_size, or use an "
+                "algorithm for subsamples."
             )
     for name, support in program.support_parents.items():
         if site in support and name != site:
             raise StructureError(
                 f"site {site!r}: the support of {name!r} depends on it, which cuts its conditional "
-                f"off where {name!r} is. "
-                f"{_way_out(program, site)}"
+                f"off where {name!r} is. {_way_out(program, site)}"
             )
 
 
@@ -411,14 +376,14 @@ def _refusal(program: Program, site: str, missed: dict[Family, float]) -> str:
         for family, gap in missed.items()
         if not isinstance(family, ByColumn)
     )
-    is_rounded = jnp.result_type(float) == jnp.float32 and min(missed.values()) < ROUNDING
+    # a gap that long sums in float32 may leave
+    is_rounded = jnp.result_type(float) == jnp.float32 and min(missed.values()) < 1e-2
     advice = (
         "In float32 sums over many data round; try numpyro.enable_x64(). " if is_rounded else ""
     )
     return (
         f"site {site!r}: its complete conditional is of no family that can be drawn from ({gaps}). "
-        "Its prior is "
-        f"{program.sites[site].family}, and {relatives} depends on it. "
+        f"Its prior is {program.sites[site].family}, and {relatives} depends on it. "
         f"{advice}{_way_out(program, site)}"
     )
 

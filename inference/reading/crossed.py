@@ -1,50 +1,38 @@
-"""Observed sites with a Normal behind them: the predictor of each value, and what a value says of
-it.
+"""Crossed predictors: entries with a row and a column, and a linear predictor of each.
 
-eta = predictor(program, "y", values)                    # mean of the latent Normal
-response, weight = respond(rng_key, distribution, value)  # given a draw of the latent:
-Normal(response | eta, 1 / sqrt(weight))
-held = hold(program, "y", eta)                            # the model with eta as it is now, for
-                                                          sites that have no part in it
-
-A crossed predictor: entries, each of an item of one side and an item of another, and a predictor
-linear in either.
-
-    crossed = read_crossed(program, rng_key)               # which sites play which part
-                                                           (inference.reading.crossed)
-    eta = crossed.predictor(program, values)               # of every entry
-    table = crossed.table(program, values, side)           # slope of the predictor in the sites of
-                                                           a side, by item of the other side
+    crossed = read_crossed(program, rng_key)      # which sites play which part; proved
+    eta = crossed.predictor(program, values)      # of every entry
+    table = crossed.table(program, values, side)  # its slope in the sites of a side, by item of the
+                                                  # other side
+    response, weight = respond(rng_key, distribution, value)  # of a latent Normal behind a value
+    held = hold(program, "y", eta)                # the model with the predictor as it is now
 
 The observed site is a Normal, or a probit of one, whose mean is the predictor
 
-    eta[e] = offset[e] + table[other[e]] . x[index[e]]                                                       (1)
-    eta[e] = offset[e] + sum_k s[k] z[k] slope[e, k],           slope[e, k] = u[row[e], k] v[column[e], k]   (2)
+    eta[e] = offset[e] + table[other[e]] . x[index[e]]                                          (1)
+    eta[e] = offset[e] + sum_k s[k] z[k] slope[e, k],                                           (2)
+    slope[e, k] = u[row[e], k] v[column[e], k]
 
 with x the sites of a side (Normal, one row for each of its items), z a switch and s an amplitude
 for each component. `index` and `other` are arguments of the model, an integer for each entry. No
-name and no formula of a model occurs here: slopes are its derivatives.
+name and no formula of a model occurs here: slopes are derivatives of the model.
 
-Cost: of the predictor, one evaluation of the model; of a table as many as a side has columns, on
-one entry for each item; of slopes as many as they have columns.
+Shapes, plates and dependencies propose structures. For each one these identities are proved, on
+some entries at random values of all sites:
 
-Reading a crossed predictor off a model: who plays which part (`inference.reading.crossed`).
+    equations (1) and (2)       by moving all sites of a side, and all others
+    the priors                  Normal (an amplitude perhaps cut at 0), elements independent
+    the entries' log density    that of the link alone: not scaled, its noise no function of the
+                                sites that are drawn
 
-Shapes, plates and dependencies propose structures; of each one is proved, as identities on some
-entries at random values of all sites,
-
-    its equations (1) and (2)      by moving all sites of a side, and all others
-    the priors of what is drawn    Normal (an amplitude perhaps cut at 0), and each element by
-                                   itself
-    the entries' log density       that of the link alone: not scaled, its noise no function of what
-                                   is drawn
-
-Cost: a few evaluations of the model on `FEW` entries.
+Cost: of the predictor, one evaluation of the model; of a table, as many as a side has columns, on
+one entry for each item; of slopes, as many as they have columns; of the proof, a few evaluations on
+`NUM_PROVED` entries.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +41,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, Int
 from numpyro.distributions import constraints
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
@@ -68,7 +57,7 @@ __all__ = [
     "LINKS",
     "Components",
     "Crossed",
-    "Level",
+    "Intercept",
     "Side",
     "chunks",
     "hold",
@@ -92,52 +81,46 @@ def predictor(program: Program, site: str, values: Mapping[str, Any]) -> Array:
 
 
 def rebuilt(distribution, eta: Array):
-    """The same distribution, what is masked and missing included, with another predictor."""
+    """A distribution with another predictor, masks and missing values included."""
     if isinstance(distribution, Missing):
         return Missing(rebuilt(distribution.base_dist, eta), validate_args=False)
     if isinstance(distribution, dist.MaskedDistribution):
         return rebuilt(distribution.base_dist, eta).mask(distribution._mask)
-    # of whole shape by its predictor
+    # the predictor gives the whole shape
     if isinstance(distribution, dist.Independent | dist.ExpandedDistribution):
         return rebuilt(distribution.base_dist, eta)
     name, others = LINKS[type(distribution)]
-    return type(distribution)(
-        **{name: eta},
-        **{other: getattr(distribution, other) for other in others},
-        validate_args=False,
-    )
+    kept = {other: getattr(distribution, other) for other in others}
+    return type(distribution)(**{name: eta}, **kept, validate_args=False)
 
 
 def respond(rng_key: Array, distribution, value: Array) -> tuple[Array, Array]:
-    """Response and weight, for a draw of the latent Normal; of a Normal, the value itself and the
-    precision. What is masked or missing weighs 0.
+    """Responses and weights of the entries: they enter as Normal(response | eta, 1 / sqrt(weight)).
+
+    A Normal has its value and precision; a probit has a draw of its latent Normal. Entries that are
+    masked or missing weigh 0.
+
+    Args:
+        rng_key: a key.
+        distribution: of the entries.
+        value: of the entries.
     """
-    base, counts = unwrap(distribution), _counts(distribution, value)
-    value = jnp.where(counts, value, 0)
+    base, is_seen, outer = unwrap(distribution), jnp.ones(jnp.shape(value), bool), distribution
+    while outer is not base:
+        if isinstance(outer, Missing) and jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+            is_seen = is_seen & ~jnp.isnan(value)
+        if isinstance(outer, dist.MaskedDistribution):
+            is_seen = is_seen & outer._mask
+        outer = outer.base_dist
+    value = jnp.where(is_seen, value, 0)
     if isinstance(base, dist.Normal):
         response, weight = value, jnp.broadcast_to(base.scale**-2.0, jnp.shape(value))
     else:
         response, weight = base.augment(rng_key, value)
-    return jnp.where(counts, response, 0), jnp.where(counts, weight, 0)
-
-
-def _counts(distribution, value: Array) -> Array:
-    """Which values say something."""
-    counts = jnp.ones(jnp.shape(value), bool)
-    while distribution is not unwrap(distribution):
-        if isinstance(distribution, Missing) and jnp.issubdtype(
-            jnp.result_type(value), jnp.inexact
-        ):
-            counts = counts & ~jnp.isnan(value)
-        if isinstance(distribution, dist.MaskedDistribution):
-            counts = counts & distribution._mask
-        distribution = distribution.base_dist
-    return counts
+    return jnp.where(is_seen, response, 0), jnp.where(is_seen, weight, 0)
 
 
 class _Hold(Messenger):
-    """Gives one site a predictor that is known."""
-
     def __init__(self, fn, site: str, eta: Array):
         super().__init__(fn)
         self.site, self.eta = site, eta
@@ -148,11 +131,8 @@ class _Hold(Messenger):
 
 
 def hold(program: Program, site: str, eta: Array) -> Program:
-    """The model with a predictor that is known: nothing of it is computed."""
+    """The model with this predictor of an observed site, which is then not computed."""
     return Program(_Hold(program.model, site, eta), *program.args, **program.kwargs)
-
-
-CHUNK = 2**13  # entries whose predictors are computed together
 
 
 class Side(NamedTuple):
@@ -160,8 +140,8 @@ class Side(NamedTuple):
 
     plate: str
     size: int
-    index: str  # the argument that says to which item an entry belongs
-    sites: tuple[str, ...]  # whose rows are the items
+    index: str  # the argument that has the item of each entry
+    sites: tuple[str, ...]  # those with a row for each item
 
 
 class Components(NamedTuple):
@@ -172,35 +152,33 @@ class Components(NamedTuple):
     factors: tuple[str, str]
 
 
-class Level(NamedTuple):
-    """What adds the same to every entry: a column of a side, and a shared site by its place."""
+class Intercept(NamedTuple):
+    """A constant of all entries that is in two places: a column of a side, and a shared site."""
 
     side: Side
     column: int
-    place: int
+    place: int  # of the shared site among amplitudes and shared sites
 
 
 @dataclass(frozen=True)
 class Crossed:
-    """Who is who among the sites. Hashable, so that compiled code may depend on it."""
+    """The parts that the sites play; hashable, so that compiled code may depend on it."""
 
     observed: str
     by_entry: tuple[str, ...]  # arguments with a row for each entry
     sides: tuple[Side, Side]
     components: Components | None
     shared: tuple[str, ...]  # Normal sites in which all entries are linear
-    levels: tuple["Level", ...] = ()
+    intercepts: tuple[Intercept, ...] = ()
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """All sites that the predictor is computed from."""
-        of_components = (
-            (self.components.switch, self.components.amplitude) if self.components else ()
-        )
+        """All sites that the predictor depends on."""
+        of_components = self.components[:2] if self.components else ()
         return (*self.sides[0].sites, *self.sides[1].sites, *of_components, *self.shared)
 
     def num_entries(self, program: Program) -> int:
-        """How many there are."""
+        """The number of entries."""
         return len(program.arguments[self.by_entry[0]])
 
     def at(self, program: Program, entries: Any) -> Program:
@@ -210,78 +188,62 @@ class Crossed:
         )
 
     def predictor(self, program: Program, values: Mapping[str, Any]) -> Array:
-        """The linear predictor of every entry; the model runs on `CHUNK` entries at a time."""
+        """The linear predictor of every entry; the model runs on a chunk of them at a time."""
         size = self.num_entries(program)
-        found = lax.map(
-            lambda entries: predictor(self.at(program, entries), self.observed, values),
-            chunks(size),
-        )
-        return found.reshape(-1)[:size]
+        of_chunk = lambda entries: predictor(self.at(program, entries), self.observed, values)
+        return lax.map(of_chunk, chunks(size)).reshape(-1)[:size]
 
-    def table(self, program: Program, values: Mapping[str, Any], side: Side) -> Array:
-        """Slope of the predictor of an entry in the sites of its item, [item of the other side,
-        column].
-        """
+    def table(
+        self, program: Program, values: Mapping[str, Any], side: Side
+    ) -> Float[Array, "other column"]:
+        """Slopes of an entry's predictor in the sites of its item, by item of the other side."""
         [other] = (each for each in self.sides if each.plate != side.plate)
         first = self.at(program, jnp.zeros(other.size, jnp.int32))
-        entries = first.with_arguments(
-            **{side.index: jnp.zeros(other.size, jnp.int32), other.index: jnp.arange(other.size)}
-        )
+        index = {side.index: jnp.zeros(other.size, jnp.int32), other.index: jnp.arange(other.size)}
+        entries = first.with_arguments(**index)
 
-        def at(row):
+        def predictor_at(row):
             rows = self.unflat(program, side, jnp.broadcast_to(row, (side.size, len(row))))
             return predictor(entries, self.observed, {**values, **rows})
 
         start = self.flat(values, side)[0]
-        _, slope = jax.linearize(at, start)
+        _, slope = jax.linearize(predictor_at, start)
         return lax.map(slope, jnp.eye(len(start), dtype=start.dtype)).T
 
-    def slopes(self, program: Program, values: Mapping[str, Any]) -> Array:
-        """Slope of the predictor in the amplitudes, all switched on, then in the shared sites,
-        [entry, column].
-        """
+    def slopes(self, program: Program, values: Mapping[str, Any]) -> Float[Array, "entry column"]:
+        """Slopes of the predictor in the amplitudes, all switched on, then in the shared sites."""
         start, place = self.global_values(values)
-        fixed = (
-            {self.components.switch: jnp.ones_like(values[self.components.switch])}
-            if self.components
-            else {}
-        )
-        _, slope = jax.linearize(
-            lambda x: predictor(program, self.observed, {**values, **place(x), **fixed}), start
-        )
+        names = [self.components.switch] if self.components else []
+        on = {name: jnp.ones_like(values[name]) for name in names}
+        predictor_at = lambda x: predictor(program, self.observed, {**values, **place(x), **on})
+        _, slope = jax.linearize(predictor_at, start)
         return jax.vmap(slope)(jnp.eye(len(start), dtype=start.dtype)).T
 
     def shared_slopes(self, program: Program, values: Mapping[str, Any]) -> Array:
-        """Slope of the predictor in the shared sites, [entry, column]."""
+        """Slopes of the predictor in the shared sites, [entry, column]."""
         return replace(self, components=None).slopes(program, values)
 
     def factor_columns(self, program: Program, side: Side) -> slice:
-        """Where among the columns of a side the factors of the components are."""
+        """The columns of a side that are the factors of the components."""
         if not self.components:
             return slice(0, 0)
         [name] = set(self.components.factors) & set(side.sites)
         widths = [int(np.prod(program.sites[each].shape[1:])) for each in side.sites]
-        first = sum(widths[: side.sites.index(name)])
-        return slice(first, first + widths[side.sites.index(name)])
+        place = side.sites.index(name)
+        return slice(sum(widths[:place]), sum(widths[: place + 1]))
 
     def unit_table(
         self, program: Program, values: Mapping[str, Any], side: Side
-    ) -> tuple[Array, Array]:
-        """The table with all components on and of amplitude 1; by (2) its columns are then to be
-        multiplied by the second, [column].
-        """
+    ) -> tuple[Float[Array, "other column"], Float[Array, " column"]]:
+        """The table with all components on and of amplitude 1, and the scale of its columns."""
         if not self.components:
             table = self.table(program, values, side)
             return table, jnp.ones_like(table[0])
         switch, amplitude, _ = self.components
-        table = self.table(
-            program,
-            {**values, **{name: jnp.ones_like(values[name]) for name in (switch, amplitude)}},
-            side,
-        )
-        return table, jnp.ones_like(table[0]).at[self.factor_columns(program, side)].set(
-            values[amplitude] * values[switch]
-        )
+        ones = {name: jnp.ones_like(values[name]) for name in (switch, amplitude)}
+        table = self.table(program, {**values, **ones}, side)
+        scale = values[amplitude] * values[switch]
+        return table, jnp.ones_like(table[0]).at[self.factor_columns(program, side)].set(scale)
 
     def global_values(self, values: Mapping[str, Any]):
         """Amplitudes and shared sites as one vector, and the way back to a dictionary."""
@@ -306,77 +268,89 @@ class Crossed:
         }
 
     def shifted(
-        self, program: Program, values: Mapping[str, Any], level: Level, step: Any
+        self, program: Program, values: Mapping[str, Any], intercept: Intercept, step: Any
     ) -> dict[str, Any]:
-        """All values, with some of the level moved from the items to the shared site: no
-        predictor changes.
+        """All values, with some of an intercept moved from the items to the shared site: the
+        predictor stays.
         """
-        (side, column, place), (shared, put) = level, self.global_values(values)
+        (side, column, place), (shared, put) = intercept, self.global_values(values)
         rows = self.unflat(program, side, self.flat(values, side).at[:, column].add(-step))
         return {**values, **put(shared.at[place].add(step)), **rows}
 
     def line(
-        self, program: Program, values: Mapping[str, Any], level: Level
+        self, program: Program, values: Mapping[str, Any], intercept: Intercept
     ) -> tuple[Array, Array]:
-        """Slope of the log joint along that move, and its rate of fall."""
-        names, zero = (*level.side.sites, *self.shared), jnp.zeros((), jnp.result_type(float))
-        log_prior = lambda step: self.log_prior(
-            program, self.shifted(program, values, level, step), names
-        )
-        slope, bend = jax.jvp(jax.grad(log_prior), (zero,), (jnp.ones_like(zero),))
-        return slope, -bend
+        """Slope of the log joint along the move of `shifted`, and its rate of fall."""
+        names, zero = (*intercept.side.sites, *self.shared), jnp.zeros((), jnp.result_type(float))
+        shifted = lambda step: self.shifted(program, values, intercept, step)
+        return _slope_and_fall(lambda step: self.log_prior(program, shifted(step), names), zero)
 
     def prior(
         self, program: Program, values: Mapping[str, Any], side: Side | None = None
     ) -> tuple[Array, Array]:
-        """Slope of the log joint without the entries in the sites of a side, [item, column], and
-        its rate of fall; without a side, in amplitudes and shared sites, [column].
+        """Slope of the log prior in the sites of a side, [item, column], and its rate of fall;
+        without a side, in amplitudes and shared sites, [column].
         """
-        names = (
-            side.sites
-            if side
-            else tuple(self.global_values(values)[1](self.global_values(values)[0]))
-        )
-        start, place = (
-            (self.flat(values, side), lambda x: self.unflat(program, side, x))
-            if side
-            else self.global_values(values)
-        )
+        start, place = self.global_values(values)
+        if side:
+            start, place = self.flat(values, side), lambda x: self.unflat(program, side, x)
+        names = tuple(place(start))
         log_prior = lambda x: self.log_prior(program, {**values, **place(x)}, names)
-        slope, bend = jax.jvp(jax.grad(log_prior), (start,), (jnp.ones_like(start),))
-        return slope, -bend
+        return _slope_and_fall(log_prior, start)
+
+    def log_odds(self, program: Program, values: Mapping[str, Any], switch: str, k: Array) -> Array:
+        """Prior log odds that component k is on, the other switches given."""
+        log_prior = lambda on: self.log_prior(
+            program, {**values, switch: values[switch].at[k].set(on)}, (switch,)
+        )
+        return log_prior(1) - log_prior(0)
 
     def log_prior(
         self, program: Program, values: Mapping[str, Any], names: tuple[str, ...]
     ) -> Array:
         """The part of the log joint that depends on some sites, without the entries."""
-        about = {name for name, parents in program.parents.items() if parents & set(names)} | set(
-            names
-        )
+        about = {name for name, parents in program.parents.items() if parents & set(names)}
+        about = (about | set(names)) - {self.observed}
         terms = program.log_probs(values)
-        near = [
-            jnp.sum(term) for name, term in terms.items() if name in about and name != self.observed
-        ]
-        return sum(near, start=jnp.zeros(()))
+        own = [jnp.sum(term) for name, term in terms.items() if name in about]
+        return sum(own, start=jnp.zeros(()))
 
 
-def chunks(size: int, most: int = CHUNK) -> Array:
-    """0 .. size - 1 in rows of equal length; the last one is filled up with its last number."""
+def _slope_and_fall(log_density, at: Array) -> tuple[Array, Array]:
+    slope, bend = jax.jvp(jax.grad(log_density), (at,), (jnp.ones_like(at),))
+    return slope, -bend
+
+
+def chunks(size: int, most: int = 2**13) -> Int[Array, "chunk entry"]:
+    """0 .. size - 1 in rows of equal length, the last one padded with its last number.
+
+    Args:
+        size: how many numbers.
+        most: in a row.
+    """
     num = -(-size // most)
     return jnp.minimum(jnp.arange(num * -(-size // num)), size - 1).reshape(num, -1)
 
 
-FEW = 512  # entries on which the identities are proved
+NUM_PROVED = 512  # entries on which the identities are proved
 
 
 def read_crossed(program: Program, rng_key: Array) -> Crossed:
-    """Finds and proves the structure, or raises StructureError that says what is missing."""
+    """Finds and proves the structure.
+
+    Args:
+        program: the model with its data.
+        rng_key: for the settings of the proof.
+
+    Raises:
+        StructureError: says what is missing.
+    """
     observed, size = _observed(program)
     missed = []
     for found in _proposals(program, observed, size, missed):
         gap = _largest_gap(found, program, rng_key)
         if gap < root_epsilon():
-            return replace(found, levels=_levels(found, program, rng_key))
+            return replace(found, intercepts=_intercepts(found, program, rng_key))
         missed.append(
             f"sides {' and '.join(repr(side.plate) for side in found.sides)} miss by {gap:.2g}"
         )
@@ -387,44 +361,38 @@ def read_crossed(program: Program, rng_key: Array) -> Crossed:
 
 
 def _observed(program: Program) -> tuple[str, int]:
-    """The one site of entries, and how many it has."""
     links = [link.__name__ for link in LINKS]
-    found = [name for name in program.observed if program.sites[name].family in links]
-    if (
-        len(found) != 1
-        or len(program.sites[found[0]].plates) != 1
-        or len(program.sites[found[0]].shape) != 1
-        or program.factors
-    ):
+    found = [program.sites[name] for name in program.observed]
+    found = [site for site in found if site.family in links]
+    is_vector = len(found) == 1 and len(found[0].plates) == len(found[0].shape) == 1
+    if not is_vector or program.factors:
         raise StructureError(
             f"no crossed predictor: found the observed sites {list(program.observed)} and factors "
-            f"{list(program.factors)}, wanted one "
-            f"observed site, a vector in a plate, that is {' or '.join(links)}."
+            f"{list(program.factors)}, wanted one observed site, a vector in a plate, that is "
+            f"{' or '.join(links)}."
         )
-    return found[0], program.sites[found[0]].shape[0]
+    return found[0].name, found[0].shape[0]
 
 
 # Proposals.
 
 
 def _proposals(program: Program, observed: str, size: int, missed: list[str]):
-    """Every structure that shapes, plates and dependencies allow; `missed` is told why there are
+    """Every structure that shapes, plates and dependencies allow; `missed` collects why there are
     no more.
     """
-    is_array = lambda value: isinstance(value, np.ndarray | Array)
+    is_by_entry = lambda value: isinstance(value, np.ndarray | Array) and value.shape[:1] == (size,)
     arrays = {
-        name: np.asarray(value)
-        for name, value in program.arguments.items()
-        if is_array(value) and value.shape[:1] == (size,)
+        name: np.asarray(value) for name, value in program.arguments.items() if is_by_entry(value)
     }
     vectors = {name: value for name, value in arrays.items() if value.ndim == 1}
     indices = [
         name for name, value in vectors.items() if value.dtype.kind in "iu" and value.min() >= 0
     ]
-    for by_entry in {tuple(arrays): 0, tuple(vectors): 0}:
-        few = program.with_arguments(**{name: arrays[name][: min(size, 2)] for name in by_entry})
+    for by_entry in dict.fromkeys((tuple(arrays), tuple(vectors))):
+        two = program.with_arguments(**{name: arrays[name][:2] for name in by_entry})
         try:
-            parents = _parents(few, observed)
+            parents = _parents(two, observed)
         # the model's own: some argument is as long as the entries by chance, or must be
         except (TypeError, ValueError) as error:
             missed.append(
@@ -432,53 +400,42 @@ def _proposals(program: Program, observed: str, size: int, missed: list[str]):
             )
             continue
         about = [program.sites[name] for name in program.latent if name in parents]
-        plates = list(
-            dict.fromkeys(
-                site.dims[0]
-                for site in about
-                if site.shape and site.dims[0] in program.plates and is_real(site)
-            )
+        plates = dict.fromkeys(
+            site.dims[0]
+            for site in about
+            if site.shape and site.dims[0] in program.plates and is_real(site)
         )
-        for pair in permutations(plates, 2):
+        for pair in combinations(plates, 2):
             for index in permutations(indices, 2):
                 sides = (
                     _side(program, about, pair[0], index[0]),
                     _side(program, about, pair[1], index[1]),
                 )
-                if plates.index(pair[0]) < plates.index(pair[1]) and all(
-                    vectors[side.index].max() < side.size for side in sides
-                ):
-                    rest = [
-                        site
-                        for site in about
-                        if site.name not in (*sides[0].sites, *sides[1].sites)
-                    ]
-                    for components, shared in _of_the_rest(rest, sides, program):
+                if all(vectors[side.index].max() < side.size for side in sides):
+                    of_sides = (*sides[0].sites, *sides[1].sites)
+                    rest = [site for site in about if site.name not in of_sides]
+                    for components, shared in _roles(rest, sides, program):
                         found = Crossed(observed, by_entry, sides, components, shared)
-                        if _is_apart(found, few):
+                        if _is_separate(found, two):
                             yield found
 
 
-def _parents(few: Program, observed: str) -> frozenset[str]:
-    """The latent sites that the predictor is computed from."""
+def _parents(two: Program, observed: str) -> frozenset[str]:
     shapes = {
-        name: jax.ShapeDtypeStruct(few.sites[name].shape, few.sites[name].dtype)
-        for name in few.latent
+        name: jax.ShapeDtypeStruct(two.sites[name].shape, two.sites[name].dtype)
+        for name in two.latent
     }
-    return eval_provenance(lambda **values: predictor(few, observed, values), **shapes)
+    return eval_provenance(lambda **values: predictor(two, observed, values), **shapes)
 
 
 def _side(program: Program, about: list[Site], plate: str, index: str) -> Side:
-    sites = tuple(
-        site.name for site in about if site.shape and site.dims[0] == plate and is_real(site)
-    )
+    is_own = lambda site: site.shape and site.dims[0] == plate and is_real(site)
+    sites = tuple(site.name for site in about if is_own(site))
     return Side(plate, program.sites[sites[0]].shape[0], index, sites)
 
 
-def _of_the_rest(rest: list[Site], sides: tuple[Side, Side], program: Program):
-    """What the other sites of the predictor may be: switches with amplitudes and factors, and
-    shared sites.
-    """
+def _roles(rest: list[Site], sides: tuple[Side, Side], program: Program):
+    """What the other sites of the predictor may be: components, and the names of shared sites."""
     switches = [
         site for site in rest if site.support is constraints.boolean and len(site.shape) == 1
     ]
@@ -489,41 +446,37 @@ def _of_the_rest(rest: list[Site], sides: tuple[Side, Side], program: Program):
     [switch] = switches
     is_factor = lambda site: site.event_dim == 0 and site.dims[1:] == switch.dims
     factors = [[name for name in side.sites if is_factor(program.sites[name])] for side in sides]
+    is_positive = lambda site: site.support in (constraints.positive, constraints.nonnegative)
     for amplitude in rest:
         others = [site for site in rest if site is not switch and site is not amplitude]
-        is_one = (
-            amplitude.dims == switch.dims and amplitude.event_dim == 0 and _is_amplitude(amplitude)
+        is_amplitude = (
+            amplitude.dims == switch.dims
+            and amplitude.event_dim == 0
+            and (is_real(amplitude) or is_positive(amplitude))
         )
-        if is_one and all(len(names) == 1 for names in factors) and all(map(is_real, others)):
+        if is_amplitude and all(len(names) == 1 for names in factors) and all(map(is_real, others)):
             yield (
                 Components(switch.name, amplitude.name, (factors[0][0], factors[1][0])),
                 tuple(site.name for site in others),
             )
 
 
-def _is_amplitude(site: Site) -> bool:
-    return is_real(site) or site.support in (constraints.positive, constraints.nonnegative)
-
-
-def _is_apart(crossed: Crossed, few: Program) -> bool:
-    """Whether nothing but the entries hears of components, no prior of the switches, and the
-    entries of all by the predictor alone.
+def _is_separate(crossed: Crossed, two: Program) -> bool:
+    """Whether the entries depend on the sites by the predictor alone, and nothing but the entries
+    depends on the components; nor a prior of the other sites on the switches.
     """
-    eta = jnp.zeros(few.sites[crossed.observed].shape)
-    if hold(few, crossed.observed, eta).parents[crossed.observed] & set(crossed.sites):
+    eta = jnp.zeros(two.sites[crossed.observed].shape)
+    if hold(two, crossed.observed, eta).parents[crossed.observed] & set(crossed.sites):
         return False
     if not crossed.components:
         return True
-    switch, *parts = (
-        crossed.components.switch,
-        crossed.components.amplitude,
-        *crossed.components.factors,
-    )
+    switch, amplitude, factors = crossed.components
     children = lambda names: (
-        {name for name, parents in few.parents.items() if parents & set(names)}
-        - set(few.deterministic)
+        {name for name, parents in two.parents.items() if parents & set(names)}
+        - set(two.deterministic)
     )
-    return children(parts) == {crossed.observed} and not children([switch]) & set(crossed.sites)
+    of_parts = children([amplitude, *factors])
+    return of_parts == {crossed.observed} and not children([switch]) & set(crossed.sites)
 
 
 # Proofs.
@@ -535,97 +488,77 @@ def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
     Every switch is on at one of two places.
     """
     size = crossed.num_entries(program)
-    few = crossed.at(program, np.linspace(0, size - 1, min(size, FEW)).astype(int))
+    some = crossed.at(program, np.linspace(0, size - 1, min(size, NUM_PROVED)).astype(int))
 
     def gaps(key):
         keys = random.split(key, 5)
-        values, other = few.draw_initial(keys[0]), few.draw_initial(keys[3])
+        values, other = some.draw_initial(keys[0]), some.draw_initial(keys[3])
         if crossed.components:
             switch = crossed.components.switch
-            values[switch] = random.bernoulli(keys[4], shape=values[switch].shape).astype(
-                values[switch].dtype
-            )
+            old = values[switch]
+            values[switch] = random.bernoulli(keys[4], shape=old.shape).astype(old.dtype)
             other[switch] = 1 - values[switch]
-        found = [
-            gap
-            for side, at in zip(crossed.sides, keys[1:3], strict=True)
-            for gap in _gaps_of_side(crossed, few, values, side, at)
-        ]
-        found += [
-            *_gaps_of_globals(crossed, few, values, other),
-            _gap_of_entries(crossed, few, values),
-        ]
+        found = _gaps_of_globals(crossed, some, values, other)
+        for side, at in zip(crossed.sides, keys[1:3], strict=True):
+            found += _gaps_of_side(crossed, some, values, side, at)
+        site = some.trace(values)[crossed.observed]
+        link = rebuilt(site["fn"], predictor(some, crossed.observed, values))
+        log_prob = some.log_probs(values)[crossed.observed]
+        found.append(_gap(log_prob, link.log_prob(site["value"])))
         return {crossed.observed: jnp.max(jnp.stack(found))}
 
     return float(worst(gaps, random_settings(rng_key))[0][crossed.observed])
 
 
-def _gap_of_entries(crossed: Crossed, few: Program, values: dict[str, Array]) -> Array:
-    """Their log density is that of the link."""
-    site = few.trace(values)[crossed.observed]
-    link = rebuilt(site["fn"], predictor(few, crossed.observed, values))
-    return _gap(few.log_probs(values)[crossed.observed], link.log_prob(site["value"]))
-
-
 def _gaps_of_side(
-    crossed: Crossed, few: Program, values: dict[str, Array], side: Side, rng_key: Array
+    crossed: Crossed, some: Program, values: dict[str, Array], side: Side, rng_key: Array
 ) -> list[Array]:
-    """(1), and a prior in which every element is Normal by itself."""
     [other] = (each for each in crossed.sides if each.plate != side.plate)
     old = crossed.flat(values, side)
     step = random.normal(rng_key, old.shape, old.dtype)
-    moved = {**values, **crossed.unflat(few, side, old + step)}
-    at = lambda name: jnp.asarray(few.arguments[name])
-    wanted = jnp.sum(
-        crossed.table(few, values, side)[at(other.index)] * step[at(side.index)], axis=-1
-    )
-    found = predictor(few, crossed.observed, moved) - predictor(few, crossed.observed, values)
-    (slope, fall), (there, _) = crossed.prior(few, values, side), crossed.prior(few, moved, side)
-    return [_gap(found, wanted), _gap(there, slope - fall * step), _infinite_unless(fall > 0)]
+    moved = {**values, **crossed.unflat(some, side, old + step)}
+    index, of_other = (jnp.asarray(some.arguments[each.index]) for each in (side, other))
+    wanted = jnp.sum(crossed.table(some, values, side)[of_other] * step[index], axis=-1)
+    found = predictor(some, crossed.observed, moved) - predictor(some, crossed.observed, values)
+    prior, there = crossed.prior(some, values, side), crossed.prior(some, moved, side)
+    return [_gap(found, wanted), _gap_of_normal(prior, there, step)]
 
 
 def _gaps_of_globals(
-    crossed: Crossed, few: Program, values: dict[str, Array], other: dict[str, Array]
+    crossed: Crossed, some: Program, values: dict[str, Array], other: dict[str, Array]
 ) -> list[Array]:
     """(2), for amplitudes, switches and shared sites moved together to where they are in
     `other`.
     """
     names = (*(crossed.components[:2] if crossed.components else ()), *crossed.shared)
     moved = {**values, **{name: other[name] for name in names}}
-    slopes, (start, _), (end, _) = (
-        crossed.slopes(few, values),
-        crossed.global_values(values),
-        crossed.global_values(moved),
-    )
-    (slope, fall), (there, _) = crossed.prior(few, values), crossed.prior(few, moved)
-    about_prior = [_gap(there, slope - fall * (end - start)), _infinite_unless(fall > 0)]
-    found = predictor(few, crossed.observed, moved) - predictor(few, crossed.observed, values)
+    slopes = crossed.slopes(some, values)
+    (start, _), (end, _) = crossed.global_values(values), crossed.global_values(moved)
+    prior, there = crossed.prior(some, values), crossed.prior(some, moved)
+    of_prior = _gap_of_normal(prior, there, end - start)
+    found = predictor(some, crossed.observed, moved) - predictor(some, crossed.observed, values)
     if not crossed.components:
-        return [_gap(found, slopes @ (end - start)), *about_prior]
+        return [_gap(found, slopes @ (end - start)), of_prior]
     (switch, _, factors), width = crossed.components, len(values[crossed.components.switch])
     on = lambda at, x: x.at[:width].multiply(at[switch])
-    rows = [
-        values[name][jnp.asarray(few.arguments[side.index])]
+    u, v = (
+        values[name][jnp.asarray(some.arguments[side.index])]
         for name, side in zip(factors, crossed.sides, strict=True)
-    ]
-    return [
-        _gap(found, slopes @ (on(moved, end) - on(values, start))),
-        _gap(slopes[:, :width], rows[0] * rows[1]),
-        *about_prior,
-    ]
+    )
+    wanted = slopes @ (on(moved, end) - on(values, start))
+    return [_gap(found, wanted), _gap(slopes[:, :width], u * v), of_prior]
 
 
-def _levels(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Level, ...]:
-    """Where a shared site and all items of a side add the same to every entry, and have a Normal
-    prior along that line.
+def _intercepts(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Intercept, ...]:
+    """Where a shared site and all items of a side add the same to every entry, with a Normal prior
+    along that line.
     """
     if not crossed.shared:
         return ()
-    shared = replace(crossed, components=None)
+    shared, first = replace(crossed, components=None), crossed.at(program, np.arange(1))
 
     def are_one(key):
         values = program.draw_initial(key)
-        first = crossed.at(program, np.arange(1))
         tables = [
             jnp.all(crossed.table(first, values, side) == 1, axis=0) for side in crossed.sides
         ]
@@ -635,39 +568,31 @@ def _levels(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Level, 
     *tables, of_shared = (np.flatnonzero(each) for each in once(are_one, rng_key)(rng_key))
     if not of_shared.size:
         return ()
-    place = int(of_shared[0]) + (
-        program.sites[crossed.components.switch].shape[0] if crossed.components else 0
-    )
-    proposed = [
-        Level(side, int(at[0]), place)
-        for side, at in zip(crossed.sides, tables, strict=True)
-        if at.size
-    ]
-    gaps = [_gap_of_level(crossed, program, level, rng_key) for level in proposed]
-    return tuple(level for level, gap in zip(proposed, gaps, strict=True) if gap < root_epsilon())
+    components = crossed.components
+    place = int(of_shared[0]) + (program.sites[components.switch].shape[0] if components else 0)
+    found = []
+    for side, columns in zip(crossed.sides, tables, strict=True):
+        for column in columns[:1]:
+            intercept = Intercept(side, int(column), place)
+
+            def gaps(key, intercept=intercept):
+                values, step = first.draw_initial(key), jnp.ones(())
+                moved = crossed.shifted(first, values, intercept, step)
+                prior, there = (crossed.line(first, at, intercept) for at in (values, moved))
+                return {"": _gap_of_normal(prior, there, step)}
+
+            if worst(gaps, [(rng_key,)])[0][""] < root_epsilon():
+                found.append(intercept)
+    return tuple(found)
 
 
-def _gap_of_level(crossed: Crossed, program: Program, level: Level, rng_key: Array) -> float:
-    """The prior falls along the line as a Normal does."""
-    few = crossed.at(program, np.arange(1))
-
-    def gaps(key):
-        values = few.draw_initial(key)
-        (slope, fall), (there, _) = (
-            crossed.line(few, crossed.shifted(few, values, level, step), level)
-            for step in (0.0, 1.0)
-        )
-        return {
-            level.side.plate: jnp.maximum(_gap(there, slope - fall), _infinite_unless(fall > 0))
-        }
-
-    return float(worst(gaps, [(rng_key,)])[0][level.side.plate])
+def _gap_of_normal(prior: tuple[Array, Array], there: tuple[Array, Array], step: Array) -> Array:
+    """The gap between the slope of a log prior after a step and that of a Normal; infinite where
+    it does not fall.
+    """
+    slope, fall = prior
+    return jnp.where(jnp.all(fall > 0), _gap(there[0], slope - fall * step), jnp.inf)
 
 
 def _gap(found: Array, wanted: Array) -> Array:
-    """The largest difference, relative to the largest number."""
     return gap(found, wanted, 1e-30 + jnp.max(jnp.abs(wanted), initial=0))
-
-
-def _infinite_unless(holds: Array) -> Array:
-    return jnp.where(jnp.all(holds), 0.0, jnp.inf)

@@ -1,12 +1,12 @@
 """The families of a complete conditional, and how each is read off a log joint.
 
-Fix every site but one. What is left of the log joint, f, is a function of that site alone: up to a
-constant the log density of its complete conditional. Every family below but the discrete ones has a
-coordinate t in which the slope of that density is
+All sites but one are fixed. The log joint is then a function f of that site alone, and up to a
+constant the log density of its complete conditional. Each continuous family has a coordinate t in
+which the slope of that density is
 
-    df/dt = p - q * phi(t),          phi increasing,                                                        (1)
+    df/dt = p - q * phi(t),          phi increasing,                                            (1)
 
-so that the slope and the curvature at one point give p and q of every element at once:
+so that slope and curvature at one point give p and q of every element at once:
 
     family            t         phi      p          q
     Normal            x         x        mean * q   1 / variance     (also truncated)
@@ -15,25 +15,25 @@ so that the slope and the curvature at one point give p and q of every element a
     Beta(a, b)        logit x   x        a - 1      a + b - 2
     Dirichlet(a)      log x_k   x_k      a_k - 1    sum_k (a_k - 1), one for each simplex
 
-The slope of a simplex is taken along it, through the softmax. A block of Normal elements that
-depend on each other has a matrix for q, one more curvature for each element. A discrete site needs
-no slope: its log joint at each value gives the odds.
+The slope of a simplex is taken along it, through the softmax. A block of dependent Normal elements
+has a matrix for q, and takes one more curvature for each element. A discrete site needs no slope:
+its log joint at each value gives the odds.
 
-Whether the site is of the family at all, and its elements independent given the rest, shows at a
-second point, uneven over the elements: there the density that was read and the log joint must have
-the same slope, and between the points the same rise (a hard constraint has no slope, only a fall).
-The largest relative gap is the `residual`, infinite where the parameters read are not those of a
-distribution.
+A second point shows whether the site is of the family, with elements that are independent given the
+rest. The step to it differs from element to element. There the fitted density and the log joint
+must have the same slope, and between the points the same rise; a hard constraint has no slope, only
+a fall. The largest relative gap is the `residual`. It is infinite where the fitted parameters are
+invalid.
 
-Cost of a reading: elementwise families 4 gradients of the log joint, a block of width K: K + 3, a
-discrete site of V values with C dependent dimensions: V * C + 2 log joints; whatever the number of
-rows.
+Cost of a reading: 4 gradients of the log joint for elementwise families, K + 3 for a block of width
+K, V * C + 2 log joints for a discrete site of V values with C dependent dimensions; whatever the
+number of rows.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,42 +54,28 @@ __all__ = [
     "NORMAL",
     "TRUNCATED_NORMAL",
     "BlockNormal",
+    "ByColumn",
     "Dirichlet",
     "Elementwise",
     "Family",
     "Finite",
-    "View",
+    "SiteDensity",
 ]
 
-Reading = tuple[dist.Distribution, Array]
+# a complete conditional, and the residual of its reading
+type Conditional = tuple[dist.Distribution, Array]
 
 
-class View(NamedTuple):
-    """A model as a function of one site, everything else fixed."""
+class SiteDensity(NamedTuple):
+    """The log joint as a function of one site, or of one column of it, all else fixed."""
 
     log_joint: Callable[[Array], Array]
-    # its part that shares the site's plates, shaped by these: [*plates]
-    terms: Callable[[Array], Array]
-    value: Array  # where the site is now
+    terms: Callable[[Array], Array]  # the log joint by elements of the site's plates [*plates]
+    value: Array  # of the site now
     plate_axes: tuple[int, ...]  # of the value
     low: Any  # bounds of the support, -inf and inf where there are none
     high: Any
     event_dim: int
-
-
-class Family(Protocol):
-    """Reads the conditional of a site, and the residual of that reading; hashable, so that it
-    may be static under `jit`.
-    """
-
-    @property
-    def name(self) -> str:
-        """As an error prints it."""
-        ...
-
-    def read(self, view: View, rng_key: Array) -> Reading:
-        """The conditional, and the residual at a second point that `rng_key` places."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,56 +91,70 @@ class Elementwise:
     bounded: bool = False  # the coordinate ends at low and high
     reach: float = 1.0  # the longest step in t to a second point
 
-    def read(self, view: View, rng_key: Array) -> Reading:
-        """Slope and curvature where the site is, by (1)."""
-        here = self.coordinate_of(view.value)
-        slope = jax.grad(lambda t: view.log_joint(self.value_of(t)))
-        (p, bend), (phi, growth) = _with_rate(slope, here), _with_rate(self.statistic, here)
-        q = -bend / growth
-        fitted, is_valid = self.make(p + q * phi, q, view.low, view.high)
-        fitted = fitted.to_event(view.event_dim)
-        there = self._second_point(
-            view, here, jnp.minimum(self.reach, 1 / jnp.sqrt(jnp.abs(bend))), rng_key
+    def read(self, site: SiteDensity, rng_key: Array) -> Conditional:
+        """The conditional, by slope and curvature at the site's value."""
+        here = self.coordinate_of(site.value)
+        slope = jax.grad(lambda t: site.log_joint(self.value_of(t)))
+        alike = (jnp.ones_like(here),)  # every element moves by as much
+        (p, bend), (phi, growth) = (
+            jax.jvp(function, (here,), alike) for function in (slope, self.statistic)
         )
-        return fitted, _residual(view.log_joint, fitted, self.value_of, here, there, is_valid)
-
-    def _second_point(self, view: View, here: Array, step: Array, rng_key: Array) -> Array:
-        """About one or two standard deviations away, to either side, inside the support."""
+        q = -bend / growth
+        fitted, is_valid = self.make(p + q * phi, q, site.low, site.high)
+        fitted = fitted.to_event(site.event_dim)
+        # about one or two standard deviations away, to either side, inside the support
+        step = jnp.minimum(self.reach, 1 / jnp.sqrt(jnp.abs(bend)))
         end = here + 2 * step * random.rademacher(rng_key, here.shape, here.dtype)
-        end = jnp.clip(end, view.low, view.high) if self.bounded else end
-        return here + (end - here) * random.uniform(rng_key, here.shape, here.dtype, 0.3, 0.9)
-
-
-def _normal(p, q, low, high):
-    return dist.Normal(p / q, 1 / jnp.sqrt(q), validate_args=False), q > 0
-
-
-def _truncated_normal(p, q, low, high):
-    return TruncatedNormal(p / q, 1 / jnp.sqrt(q), low, high, validate_args=False), q > 0
-
-
-def _gamma(p, q, low, high):
-    return dist.Gamma(p + 1, q, validate_args=False), (p > -1) & (q > 0)
-
-
-def _inverse_gamma(p, q, low, high):
-    return dist.InverseGamma(-p - 1, q, validate_args=False), (p < -1) & (q > 0)
-
-
-def _beta(p, q, low, high):
-    return dist.Beta(p + 1, q - p + 1, validate_args=False), (p > -1) & (q - p > -1)
+        end = jnp.clip(end, site.low, site.high) if self.bounded else end
+        there = here + (end - here) * random.uniform(rng_key, here.shape, here.dtype, 0.3, 0.9)
+        return fitted, _residual(site.log_joint, fitted, self.value_of, here, there, is_valid)
 
 
 _same = lambda t: t
-NORMAL = Elementwise("Normal", _same, _same, _same, _normal, reach=jnp.inf)
+NORMAL = Elementwise(
+    "Normal",
+    _same,
+    _same,
+    _same,
+    lambda p, q, low, high: (dist.Normal(p / q, 1 / jnp.sqrt(q), validate_args=False), q > 0),
+    reach=jnp.inf,
+)
 TRUNCATED_NORMAL = Elementwise(
-    "truncated Normal", _same, _same, _same, _truncated_normal, bounded=True, reach=jnp.inf
+    "truncated Normal",
+    _same,
+    _same,
+    _same,
+    lambda p, q, low, high: (
+        TruncatedNormal(p / q, 1 / jnp.sqrt(q), low, high, validate_args=False),
+        q > 0,
+    ),
+    bounded=True,
+    reach=jnp.inf,
 )
-GAMMA = Elementwise("Gamma", jnp.exp, jnp.log, jnp.exp, _gamma)
+GAMMA = Elementwise(
+    "Gamma",
+    jnp.exp,
+    jnp.log,
+    jnp.exp,
+    lambda p, q, low, high: (dist.Gamma(p + 1, q, validate_args=False), (p > -1) & (q > 0)),
+)
 INVERSE_GAMMA = Elementwise(
-    "inverse Gamma", jnp.exp, jnp.log, lambda t: -jnp.exp(-t), _inverse_gamma
+    "inverse Gamma",
+    jnp.exp,
+    jnp.log,
+    lambda t: -jnp.exp(-t),
+    lambda p, q, low, high: (dist.InverseGamma(-p - 1, q, validate_args=False), (p < -1) & (q > 0)),
 )
-BETA = Elementwise("Beta", jax.nn.sigmoid, logit, jax.nn.sigmoid, _beta)
+BETA = Elementwise(
+    "Beta",
+    jax.nn.sigmoid,
+    logit,
+    jax.nn.sigmoid,
+    lambda p, q, low, high: (
+        dist.Beta(p + 1, q - p + 1, validate_args=False),
+        (p > -1) & (q - p > -1),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -165,22 +165,21 @@ class BlockNormal:
 
     @property
     def name(self) -> str:
-        """As an error prints it."""
+        """The name in error messages."""
         return (
             "joint Normal of all elements" if self.whole else "joint Normal of the last dimension"
         )
 
-    def read(self, view: View, rng_key: Array) -> Reading:
-        """Gradient and Hessian of every block at once; one Newton step gives the mean."""
-        shape = view.value.shape
+    def read(self, site: SiteDensity, rng_key: Array) -> Conditional:
+        """The conditional, by gradient and Hessian of every block; a Newton step gives the mean."""
+        shape = site.value.shape
         flat = (-1,) if self.whole else shape
-        here = view.value.reshape(flat)
-        log_joint = lambda x: view.log_joint(x.reshape(shape))
+        here = site.value.reshape(flat)
+        log_joint = lambda x: site.log_joint(x.reshape(shape))
         slope, curve = jax.linearize(jax.grad(log_joint), here)
         directions = jnp.eye(here.shape[-1], dtype=here.dtype)
-        columns = jax.vmap(
-            lambda direction: curve(jnp.broadcast_to(direction, here.shape)), out_axes=-1
-        )(directions)
+        along = lambda direction: curve(jnp.broadcast_to(direction, here.shape))
+        columns = jax.vmap(along, out_axes=-1)(directions)
         precision = -(columns + columns.mT) / 2
         root = jnp.linalg.cholesky(precision)
         step = lambda vector: solve_triangular(root, vector[..., None], trans="T", lower=True)[
@@ -196,7 +195,7 @@ class BlockNormal:
             return dist.TransformedDistribution(
                 normal, transforms.ReshapeTransform(shape, here.shape)
             ), residual
-        return normal.to_event(max(view.event_dim - 1, 0)), residual
+        return normal.to_event(max(site.event_dim - 1, 0)), residual
 
 
 @dataclass(frozen=True)
@@ -205,23 +204,23 @@ class Dirichlet:
 
     name: str = "Dirichlet"
 
-    def read(self, view: View, rng_key: Array) -> Reading:
-        """Slopes along the simplex; one direction gives the sum of the concentrations."""
-        here = jnp.log(view.value)
+    def read(self, site: SiteDensity, rng_key: Array) -> Conditional:
+        """The conditional, by slopes along the simplex; a curvature gives their sum."""
+        here = jnp.log(site.value)
         uneven, other = (
             random.uniform(key, here.shape, here.dtype, -1.0, 1.0) for key in random.split(rng_key)
         )
         weights = lambda t: jax.nn.softmax(t, axis=-1)
-        slope = jax.grad(lambda t: view.log_joint(weights(t)))
+        slope = jax.grad(lambda t: site.log_joint(weights(t)))
         p, bend = jax.jvp(slope, (here,), (uneven,))
         phi, growth = jax.jvp(weights, (here,), (uneven,))
         q = -jnp.sum(bend * growth, axis=-1, keepdims=True) / jnp.sum(
             growth**2, axis=-1, keepdims=True
         )
         concentration = p + q * phi + 1
-        fitted = dist.Dirichlet(concentration, validate_args=False).to_event(view.event_dim - 1)
+        fitted = dist.Dirichlet(concentration, validate_args=False).to_event(site.event_dim - 1)
         return fitted, _residual(
-            view.log_joint, fitted, weights, here, here + other, concentration > 0
+            site.log_joint, fitted, weights, here, here + other, concentration > 0
         )
 
 
@@ -235,39 +234,39 @@ class Finite:
     name: str
     num_values: int
 
-    def read(self, view: View, rng_key: Array) -> Reading:
-        """Log joints at every value."""
-        scores = self._scores(view)
+    def read(self, site: SiteDensity, rng_key: Array) -> Conditional:
+        """The conditional, by log joints at every value."""
+        scores = self._scores(site)
         guess = random.categorical(rng_key, jnp.where(jnp.isneginf(scores), -jnp.inf, 0)).astype(
-            view.value.dtype
+            site.value.dtype
         )
-        over = tuple(axis for axis in range(view.value.ndim) if axis not in view.plate_axes)
+        over = tuple(axis for axis in range(site.value.ndim) if axis not in site.plate_axes)
         score = lambda value: jnp.take_along_axis(scores, value[..., None].astype(int), axis=-1)[
             ..., 0
         ].sum(over)
-        rise = view.terms(guess) - view.terms(view.value)
-        return self._make(scores).to_event(view.event_dim), gap(
-            score(guess) - score(view.value), rise
+        rise = site.terms(guess) - site.terms(site.value)
+        return self._make(scores).to_event(site.event_dim), gap(
+            score(guess) - score(site.value), rise
         )
 
-    def _scores(self, view: View) -> Array:
+    def _scores(self, site: SiteDensity) -> Array:
         """Log joint of each element at each value [*shape, num_values], up to a constant of the
         element.
 
         All rows of the site's plates take a value at the same time: they are independent or else
         the residual shows it. The elements of its other dimensions take turns.
         """
-        shape = view.value.shape
-        others = tuple(1 if axis in view.plate_axes else size for axis, size in enumerate(shape))
+        shape = site.value.shape
+        others = tuple(1 if axis in site.plate_axes else size for axis, size in enumerate(shape))
         turns = jnp.arange(math.prod(others)).reshape(others)
 
         def score(turn_and_value):
             turn, value = turn_and_value
-            return view.terms(
+            return site.terms(
                 jnp.where(
                     jnp.broadcast_to(turns == turn, shape),
-                    value.astype(view.value.dtype),
-                    view.value,
+                    value.astype(site.value.dtype),
+                    site.value,
                 )
             )
 
@@ -276,9 +275,9 @@ class Finite:
             for grid in jnp.meshgrid(turns.ravel(), jnp.arange(self.num_values), indexing="ij")
         )
         scores = lax.map(score, (turn, value))  # [turn * value, *plates]
-        free = [axis for axis in range(len(shape)) if axis not in view.plate_axes]
+        free = [axis for axis in range(len(shape)) if axis not in site.plate_axes]
         scores = scores.reshape(*(shape[axis] for axis in free), self.num_values, *scores.shape[1:])
-        return jnp.moveaxis(scores, range(scores.ndim), [*free, len(shape), *view.plate_axes])
+        return jnp.moveaxis(scores, range(scores.ndim), [*free, len(shape), *site.plate_axes])
 
     def _make(self, scores: Array) -> dist.Distribution:
         if self.name == "Bernoulli":
@@ -290,9 +289,26 @@ class Finite:
         return dist.Categorical(logits=jax.nn.log_softmax(scores, axis=-1), validate_args=False)
 
 
-def _with_rate(function, t: Array) -> tuple[Array, Array]:
-    """Value at t, and its rate when every element moves alike."""
-    return jax.jvp(function, (t,), (jnp.ones_like(t),))
+@dataclass(frozen=True)
+class ByColumn:
+    """A family whose elements depend on each other along the last dimension. They are drawn one
+    column after the other, all rows together.
+    """
+
+    family: "Family"
+
+    @property
+    def name(self) -> str:
+        """The name in error messages."""
+        return f"{self.family.name} by column"
+
+    def read(self, site: SiteDensity, rng_key: Array) -> Conditional:
+        """The conditional of one column."""
+        return self.family.read(site, rng_key)
+
+
+# hashable, so that it may be static under `jit`
+type Family = Elementwise | BlockNormal | Dirichlet | Finite | ByColumn
 
 
 def _residual(log_joint, fitted, value_of, here: Array, there: Array, is_valid: Array) -> Array:

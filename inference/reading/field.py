@@ -1,31 +1,25 @@
-"""The Cholesky factors that a function takes on its way.
-
-A model that makes functions of noise by the factor of their covariance has both at hand, but
-returns neither; to find the factor from values alone takes as many of them as there is noise, and
-the covariance a product of matrices more.
-
-Functions that a model makes of standard normal noise, as Gaussian processes do: their values, and
-the scales they hang on.
+"""Functions that a model makes of standard normal noise, as Gaussian processes do, and the scales
+that they depend on.
 
 Read off any model with
 
     noises       latent sites [point, function], standard normal
     functions    deterministic sites [point, function], column k affine in column k of the noises
-    scales       latent sites [function, ...], of which entry k bears on column k of the functions
-                 alone
+    scales       latent sites [function, ...]; entry k bears on column k of the functions alone
 
 Nothing else in the model may depend on noises or scales. The noises of several sites are taken as
 one, [noise, function], those of a latent history among them, and so are the functions.
 
 Where the model makes the functions by the Cholesky factor of their covariance, up to a size of
-each, both are the ones that the model computes. Elsewhere the factor is found from as many values
-of the functions as there is noise.
+each, covariance and factor are taken from the model as it computes them. Elsewhere the factor is
+found from as many values of the functions as there is noise, and the covariance is one more product
+of matrices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,32 +27,11 @@ from jax import Array, random
 from jax.core import eval_jaxpr
 from numpyro.distributions import biject_to
 
+from inference.program.program import Program
 from inference.program.sites import StructureError, model_name
 from inference.reading.proof import gap, prove, random_settings
 
-if TYPE_CHECKING:
-    from inference.program.program import Program
-
-__all__ = ["Affine", "Field", "read_field", "with_factors"]
-
-
-def with_factors(function: Callable, *arguments: Any) -> tuple[Any, list[tuple[Array, Array]]]:
-    """What a function returns, and each matrix that `jnp.linalg.cholesky` is given, with its
-    factor; within loops and compiled functions they are not seen.
-    """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    pairs = [
-        (step.invars[0], step.outvars[0])
-        for step in closed.jaxpr.eqns
-        if step.params.get("name") == "cholesky"
-    ]
-    wanted = [*closed.jaxpr.outvars, *(each for pair in pairs for each in pair)]
-    found = eval_jaxpr(
-        closed.jaxpr.replace(outvars=wanted), closed.consts, *jax.tree.leaves(arguments)
-    )
-    rest = found[len(closed.jaxpr.outvars) :]
-    result = jax.tree.unflatten(jax.tree.structure(shapes), found[: len(closed.jaxpr.outvars)])
-    return result, list(zip(rest[::2], rest[1::2], strict=True))
+__all__ = ["Affine", "Field", "read_field"]
 
 
 # relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
@@ -68,9 +41,7 @@ Values = Mapping[str, Any]
 
 
 class Affine(NamedTuple):
-    """How functions follow from noise: function[i, k] = level[i, k] + sum over j of root[k, i,
-    j] noise[j, k].
-    """
+    """function[i, k] = level[i, k] + sum_j root[k, i, j] noise[j, k]."""
 
     level: Array  # [point, function]
     root: Array  # [function, point, noise]
@@ -79,29 +50,28 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True)
 class Field:
-    """The names of the sites, and what may be asked of them."""
+    """The names of the sites, with their densities and moves."""
 
     noises: tuple[str, ...]
     functions: tuple[str, ...]
     scales: tuple[str, ...]
-    # by the model itself, so that it has the covariance; found by `proved`
-    is_factorised: bool = False
+    is_factorised: bool = False  # whether the model computes covariance and factor; by `proved`
 
     def noise(self, values: Values) -> Array:
         """All noises, [noise, function]."""
         return jnp.concatenate([values[name] for name in self.noises])
 
-    def with_noise(self, program: "Program", values: Values, noise: Array) -> dict[str, Any]:
+    def with_noise(self, program: Program, values: Values, noise: Array) -> dict[str, Any]:
         """The values with other noises."""
         return {**values, **self._parts(program, self.noises, noise)}
 
-    def function(self, program: "Program", values: Values) -> Array:
+    def function(self, program: Program, values: Values) -> Array:
         """All functions, [point, function]."""
         found = program.deterministics(values)
         return jnp.concatenate([found[name] for name in self.functions])
 
-    def affine(self, program: "Program", values: Values) -> Affine:
-        """All of what noise does to the functions."""
+    def affine(self, program: Program, values: Values) -> Affine:
+        """The functions as affine functions of the noise."""
         noise = jnp.zeros_like(self.noise(values))
         of_noise = lambda noise: self.function(program, self.with_noise(program, values, noise))
         if self.is_factorised:
@@ -114,10 +84,10 @@ class Field:
         return Affine(level, root, jnp.einsum("kia,kja->kij", root, root))
 
     def _factorised(self, of_noise: Callable, noise: Array) -> list[Affine]:
-        """The same by each matrix that the model factorises and that may be the covariance; the
-        size of a function is seen at its first point, where the factor has one entry alone.
+        """`affine` by each matrix that the model factorises and that may be the covariance; the
+        size of a function is read at its first point, where the factor has one entry alone.
         """
-        (level, at_one), factors = with_factors(
+        (level, at_one), factors = _with_factors(
             jax.vmap(of_noise), jnp.stack([noise, jnp.ones_like(noise)])
         )
         found = []
@@ -128,18 +98,25 @@ class Field:
         return found
 
     def log_events(
-        self, program: "Program", values: Values, function: Array, apart: Sequence[str] = ()
+        self, program: Program, values: Values, function: Array, apart: Sequence[str] = ()
     ) -> tuple[Array, Array]:
-        """Log probability of all that is neither noise nor scale, given the values of the
-        functions: of the sites `apart` the sum of their terms, entry by entry, and before it that
-        of all others.
+        """Log probability of all sites that are neither noise nor scale, given the functions.
+
+        Args:
+            program: the model with its data.
+            values: the values of all sites.
+            function: the values of the functions.
+            apart: sites with terms that are returned apart.
+
+        Returns:
+            The sum of the other terms, and the terms of `apart` summed over these sites.
         """
         terms = program.log_probs(values, held=self._parts(program, self.functions, function))
         own = {*self.noises, *self.scales, *apart}
         rest = sum(jnp.sum(term) for name, term in terms.items() if name not in own)
         return jnp.asarray(rest), jnp.asarray(sum(terms[name] for name in apart))
 
-    def log_scales(self, program: "Program", values: Values) -> Array:
+    def log_scales(self, program: Program, values: Values) -> Array:
         """Log prior of the scales of each function, in unconstrained space."""
         terms, total = program.log_probs(values), jnp.zeros(self.noise(values).shape[1])
         for name in self.scales:
@@ -151,7 +128,7 @@ class Field:
         return total
 
     def stretched(
-        self, program: "Program", values: Values, steps: Mapping[str, Array]
+        self, program: Program, values: Values, steps: Mapping[str, Array]
     ) -> dict[str, Any]:
         """The values after a step of the scales in unconstrained space."""
         moved = dict(values)
@@ -160,9 +137,11 @@ class Field:
             moved[name] = transform(transform.inv(values[name]) + steps[name])
         return moved
 
-    def proved(self, program: "Program", rng_key: Array) -> "Field":
-        """Raises StructureError unless the sites are what their names here say; returns the
-        field with what else was found.
+    def proved(self, program: Program, rng_key: Array) -> "Field":
+        """The field with `is_factorised` set.
+
+        Raises:
+            StructureError: where the sites do not play these parts.
         """
         refusal = lambda what, missed: (
             f"{what} (relative gap {missed:.1g}). {self._wanted(program)}"
@@ -175,7 +154,7 @@ class Field:
         )
         return replace(self, is_factorised=all(bool(other < TOLERANCE) for other in others))
 
-    def _gaps(self, rng_key: Array, program: "Program") -> tuple[dict[str, Array], Array]:
+    def _gaps(self, rng_key: Array, program: Program) -> tuple[dict[str, Array], Array]:
         start_key, noise_key, step_key = random.split(rng_key, 3)
         start = program.draw_initial(start_key)
         steps = {
@@ -183,17 +162,15 @@ class Field:
             for i, name in enumerate(self.scales)
         }
         last = {name: jnp.zeros_like(step).at[-1].set(step[-1]) for name, step in steps.items()}
-        noise = random.normal(noise_key, self.noise(start).shape)
+        old_noise = self.noise(start)
+        noise = random.normal(noise_key, old_noise.shape)
         end = self.stretched(program, self.with_noise(program, start, noise), steps)
         level, root, covariance = self.affine(program, start)
-        factorised = self._factorised(
-            lambda noise: self.function(program, self.with_noise(program, start, noise)),
-            jnp.zeros_like(noise),
-        )
+        of_noise = lambda noise: self.function(program, self.with_noise(program, start, noise))
+        factorised = self._factorised(of_noise, jnp.zeros_like(noise))
         function, other, moved = (
             self.function(program, at) for at in (start, self.stretched(program, start, last), end)
         )
-
         before, after = program.log_probs(start), program.log_probs(end)
         change = {name: jnp.sum(after[name]) - jnp.sum(before[name]) for name in before}
         own = (*self.noises, *self.scales)
@@ -203,11 +180,11 @@ class Field:
         wrong = {
             f"sites {list(self.noises)}: found another prior than the standard normal": gap(
                 sum(change[name] for name in self.noises),
-                0.5 * jnp.sum(self.noise(start) ** 2 - noise**2),
+                0.5 * jnp.sum(old_noise**2 - noise**2),
             ),
             f"sites {list(self.functions)}: found functions that are not affine, each in its "
             f"column of {list(self.noises)}": gap(
-                level + jnp.einsum("kij,jk->ik", root, self.noise(start)), function
+                level + jnp.einsum("kij,jk->ik", root, old_noise), function
             ),
             f"sites {list(self.scales)}: found scales of one function that bear on another": gap(
                 other[:, :-1], function[:, :-1]
@@ -217,47 +194,58 @@ class Field:
                 sum(each for name, each in change.items() if name not in own), events
             ),
         }
-        is_one = len(factorised) == 1
-        other = (
-            jnp.maximum(gap(factorised[0].root, root), gap(factorised[0].covariance, covariance))
-            if is_one
-            else jnp.inf
-        )
-        return wrong, jnp.asarray(other)
+        if len(factorised) != 1:
+            return wrong, jnp.asarray(jnp.inf)
+        [by_model] = factorised
+        return wrong, jnp.maximum(gap(by_model.root, root), gap(by_model.covariance, covariance))
 
-    def _parts(self, program: "Program", names: Sequence[str], whole: Array) -> dict[str, Array]:
+    def _parts(self, program: Program, names: Sequence[str], whole: Array) -> dict[str, Array]:
         sizes = [program.sites[name].shape[0] for name in names]
         return dict(zip(names, jnp.split(whole, list(accumulate(sizes[:-1]))), strict=True))
 
-    def _wanted(self, program: "Program") -> str:
+    def _wanted(self, program: Program) -> str:
         return (
             f"Of {model_name(program.model)} are wanted: standard normal noises "
-            f"{list(self.noises)}, numpyro.deterministic functions of "
-            "them, used as it returns them, and scales with an entry for each function; give other "
-            "sites to NUTS."
+            f"{list(self.noises)}, numpyro.deterministic functions of them, used as it returns "
+            "them, and scales with an entry for each function; give other sites to NUTS."
         )
 
 
-def read_field(program: "Program", noise: str, owned: Sequence[str]) -> Field:
-    """The field that a noise belongs to, of the sites `owned` by a kernel; `Field.proved` shows
-    that it is one.
+def _with_factors(function: Callable, *arguments: Any) -> tuple[Any, list[tuple[Array, Array]]]:
+    """What a function returns, and each matrix that `jnp.linalg.cholesky` is given, with its
+    factor, but for those within loops and compiled functions.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    outputs = closed.jaxpr.outvars
+    pairs = [
+        (step.invars[0], step.outvars[0])
+        for step in closed.jaxpr.eqns
+        if step.params.get("name") == "cholesky"
+    ]
+    wanted = [*outputs, *(each for pair in pairs for each in pair)]
+    traced = closed.jaxpr.replace(outvars=wanted)
+    found = eval_jaxpr(traced, closed.consts, *jax.tree.leaves(arguments))
+    rest = found[len(outputs) :]
+    result = jax.tree.unflatten(jax.tree.structure(shapes), found[: len(outputs)])
+    return result, list(zip(rest[::2], rest[1::2], strict=True))
+
+
+def read_field(program: Program, noise: str, owned: Sequence[str]) -> Field:
+    """The field that a noise belongs to, by the structure of the sites; `Field.proved` proves it.
+
+    Args:
+        program: the model with its data.
+        noise: a site.
+        owned: the sites that a kernel draws.
     """
     sites, width = program.sites, program.sites[noise].shape[1]
-    is_noise = lambda name: (
-        sites[name].family == "Normal"
-        and len(sites[name].shape) == 2
-        and sites[name].shape[1] == width
+    has_width = lambda name: len(sites[name].shape) == 2 and sites[name].shape[1] == width
+    is_noise = lambda name: has_width(name) and sites[name].family == "Normal"
+    is_function = lambda name: (
+        has_width(name)
+        and (noise in program.parents[name] or any(map(is_noise, program.parents[name])))
     )
-    functions = [
-        name
-        for name in program.deterministic
-        if len(sites[name].shape) == 2 and sites[name].shape[1] == width
-    ]
-    functions = tuple(
-        name
-        for name in functions
-        if noise in program.parents[name] or any(map(is_noise, program.parents[name]))
-    )
+    functions = tuple(filter(is_function, program.deterministic))
     bearing = frozenset().union(*(program.parents[name] for name in functions))
     noises = tuple(
         name
@@ -265,23 +253,21 @@ def read_field(program: "Program", noise: str, owned: Sequence[str]) -> Field:
         if name == noise or (name in owned and is_noise(name) and name in bearing)
     )
     scales = tuple(name for name in owned if name not in noises)
+    way_out = "give it to NUTS: Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
     if others := [name for name in scales if name not in bearing]:
         raise StructureError(
             f"LatentHistory draws a history, noise and scales of its functions, and {others} are "
-            "neither; give them to NUTS: "
-            "Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
+            f"neither; {way_out.replace('it', 'them', 1)}"
         )
     for name in scales:
         if sites[name].is_discrete or sites[name].shape[:1] != (width,):
             raise StructureError(
                 f"site {name!r}: found shape {sites[name].shape}, wanted a real scale with an "
-                f"entry for each of {width} functions; give it "
-                "to NUTS: Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
+                f"entry for each of {width} functions; {way_out}"
             )
         if parents := program.support_parents.get(name):
             raise StructureError(
                 f"site {name!r}: its support depends on {sorted(parents)}, and its steps need one "
-                "that stays; give it to NUTS: "
-                "Gibbs([(LatentHistory(model), [...]), (NUTS(model), None)])."
+                f"that stays; {way_out}"
             )
     return Field(noises, functions, scales)

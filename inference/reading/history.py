@@ -1,22 +1,21 @@
-"""A latent history: how many points there were that left no data, where they were, and the values
-of functions there.
+"""A latent history: the number of points that left no data, their places, and the values of
+functions there.
 
 Read off any model with
 
     a count      one discrete latent site, 0 .. capacity
-    slots        a plate of `capacity` places; those below the count are used, what the others have
-                 is masked
+    slots        a plate of `capacity` places; those below the count are used, the others masked
     places       latent sites of the slots, masked: where a point was
-    noise        a latent site of the slots, standard normal: what is new in the functions at a
+    noise        a latent site of the slots, standard normal: the innovation of the functions at a
                  slot, given the slots before it
-    function     a deterministic site of the slots: the values of functions, affine in the noise,
-                 those of a slot without the later ones
+    function     a deterministic site of the slots: the values of functions, affine in the noise of
+                 this slot and of those before it
     events       observed sites of the slots, masked: what happened there, given the values of the
                  functions
 
-`History.prove` shows that the model is so at random values of its sites, in particular that used
-slots may change their order once their noise is computed anew. Slots that are not used are
-auxiliary: whatever they hold, they are drawn from the prior before they serve.
+`HistorySites.prove` proves it at random values of the sites; in particular that the used slots are
+exchangeable once their noise is computed anew. Unused slots are auxiliary: they are drawn from the
+prior before they serve.
 """
 
 from collections.abc import Mapping
@@ -27,13 +26,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 from jax.scipy.linalg import solve_triangular
+from jaxtyping import Bool, Float
 
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.program.sites import StructureError, model_name
 from inference.reading.proof import gap, prove, random_settings
 
-__all__ = ["History", "like", "read_history", "shuffled"]
+__all__ = ["HistorySites", "like", "read_history", "shuffled"]
 
 # relative; rounding leaves some 1e-6 where points are so close that a Cholesky factor nearly fails
 TOLERANCE = 1e-4
@@ -42,8 +42,8 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class History:
-    """The names of the sites, and what may be asked of them."""
+class HistorySites:
+    """The names of the sites, with their densities and moves."""
 
     count: str
     plate: str
@@ -55,7 +55,7 @@ class History:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """What a kernel of the history draws."""
+        """The sites that a kernel of the history draws."""
         return (self.count, *self.places, self.noise)
 
     def all_used(self, program: Program, values: Values) -> dict[str, Any]:
@@ -82,47 +82,51 @@ class History:
         return sum((terms[name] for name in self.events), jnp.zeros(self.capacity))
 
     def function_of(self, program: Program, values: Values) -> tuple[Array, Array]:
-        """(A, L) of function[slot, k] = A[slot, k] + sum of L[k, slot, other] noise[other, k]
-        over slots up to this one.
+        """(level, root) of function[slot, k] = level[slot, k] + sum_j root[k, slot, j] noise[j, k],
+        over slots j up to this one.
         """
-
-        def function(noise):
-            return program.deterministics({**values, self.noise: noise})[self.function]
-
-        shape = program.sites[self.noise].shape
+        shape, at_noise = (
+            program.sites[self.noise].shape,
+            lambda noise: {**values, self.noise: noise},
+        )
+        function = lambda noise: program.deterministics(at_noise(noise))[self.function]
         level, effect = jax.linearize(function, jnp.zeros(shape))
         one_slot = jnp.broadcast_to(jnp.eye(self.capacity)[:, :, None], (self.capacity, *shape))
         return level, jnp.transpose(jax.vmap(effect)(one_slot), (2, 1, 0))
 
-    def noise_of(self, level: Array, root: Array, function: Array) -> Array:
-        """The noise by which a function has its values; of a slot it depends on the slots up to
-        this one.
-        """
-        return solve_triangular(root, jnp.moveaxis(function - level, -1, 0)[..., None], lower=True)[
-            ..., 0
-        ].T
+    def noise_of(
+        self,
+        level: Float[Array, "slot function"],
+        root: Float[Array, "function slot slot"],
+        function: Float[Array, "slot function"],
+    ) -> Float[Array, "slot function"]:
+        """The noise that gives the functions these values."""
+        rest = jnp.moveaxis(function - level, -1, 0)[..., None]
+        return solve_triangular(root, rest, lower=True)[..., 0].T
 
-    def values_of(self, level: Array, root: Array, noise: Array) -> Array:
-        """And back."""
+    def values_of(
+        self,
+        level: Float[Array, "slot function"],
+        root: Float[Array, "function slot slot"],
+        noise: Float[Array, "slot function"],
+    ) -> Float[Array, "slot function"]:
+        """The values of the functions with this noise."""
         return level + jnp.einsum("kij,jk->ik", root, noise)
 
     def refreshed(self, rng_key: Array, program: Program, values: Values) -> dict[str, Any]:
-        """The slots that are not used, drawn from the prior."""
+        """All values, the unused slots drawn from the prior."""
         slots = (*self.places, self.noise)
-        fresh = program.trace(
-            {name: value for name, value in values.items() if name not in slots}, rng_key
-        )
+        others = {name: value for name, value in values.items() if name not in slots}
+        fresh = program.trace(others, rng_key)
         is_used = jnp.arange(self.capacity) < values[self.count]
-        return {
-            **values,
-            **{
-                name: jnp.where(like(is_used, values[name]), values[name], fresh[name]["value"])
-                for name in slots
-            },
+        drawn = {
+            name: jnp.where(like(is_used, values[name]), values[name], fresh[name]["value"])
+            for name in slots
         }
+        return {**values, **drawn}
 
     def scale_of_places(self, program: Program, rng_key: Array) -> dict[str, Array]:
-        """How far the prior spreads each place: the standard deviation of a draw of all slots."""
+        """The standard deviation of each place over the slots of a draw from the prior."""
         drawn = once(program.draw_prior, rng_key)(rng_key)
         for name in self.places:
             if program.sites[name].is_discrete:
@@ -130,7 +134,7 @@ class History:
         return {name: jnp.std(drawn[name], axis=0) for name in self.places}
 
     def prove(self, program: Program, rng_key: Array) -> None:
-        """Raises StructureError unless the sites are what their names here say."""
+        """Raises StructureError where the sites do not play these parts."""
         refusal = lambda what, missed: f"{what} (relative gap {missed:.1g}). {_wanted(program)}"
         prove(
             lambda: lambda key: self._gaps(key, program),
@@ -186,7 +190,6 @@ class History:
     def _shuffled(
         self, rng_key: Array, program: Program, values: dict[str, Any], function: Array
     ) -> dict[str, Any]:
-        """The used slots in another order, the functions as they were."""
         is_used = jnp.arange(self.capacity) < values[self.count]
         order = shuffled(rng_key, values[self.count], self.capacity)
         moved = {**values, **{name: values[name][order] for name in self.places}}
@@ -199,15 +202,13 @@ def shuffled(rng_key: Array, count: Array, capacity: int) -> Array:
     return jnp.argsort(random.uniform(rng_key, (capacity,)) + (jnp.arange(capacity) >= count))
 
 
-def like(flags: Array, values: Array) -> Array:
-    """Flags of slots, to be broadcast against values [slot, ...]."""
+def like(flags: Bool[Array, " slot"], values: Array) -> Array:
+    """Flags of slots, in a shape that broadcasts against values [slot, ...]."""
     return flags.reshape(-1, *(1,) * (values.ndim - 1))
 
 
-def read_history(program: Program) -> History:
-    """The history of a model, by the structure of its sites; `History.prove` shows that it is
-    one.
-    """
+def read_history(program: Program) -> HistorySites:
+    """The history of a model by the structure of its sites, which `HistorySites.prove` proves."""
     sites = program.sites
     counts = [
         name for name in program.latent if sites[name].is_discrete and sites[name].shape == ()
@@ -219,7 +220,7 @@ def read_history(program: Program) -> History:
             if count in program.parents[name] and name != count
         ]
         plates = {sites[name].plates for name in follow}
-        if not follow or len(plates) != 1 or len(next(iter(plates))) != 1:
+        if list(map(len, plates)) != [1]:
             continue
         [[plate]] = plates
         own = [name for name in program.latent if sites[name].plates == (plate,)]
@@ -235,8 +236,8 @@ def read_history(program: Program) -> History:
         if bearing := sorted(program.parents[count] - {count}):
             raise StructureError(
                 f"site {count!r}: its prior depends on {bearing}. It ends at the capacity, so that "
-                "this would be learned as if no more "
-                f"points could be rejected; wanted a prior of numbers."
+                "this would be learned as if no more points could be rejected; wanted a prior of "
+                "numbers."
             )
         if (
             events
@@ -244,7 +245,7 @@ def read_history(program: Program) -> History:
             and not rest
             and sites[noise[0]].shape == sites[functions[0]].shape
         ):
-            return History(
+            return HistorySites(
                 count, plate, program.plates[plate].size, places, noise[0], functions[0], events
             )
     raise StructureError(
@@ -255,9 +256,8 @@ def read_history(program: Program) -> History:
 def _wanted(program: Program) -> str:
     return (
         f"LatentHistory wants of {model_name(program.model)}: one discrete count; a plate of "
-        "slots; in it a masked site for places, a "
-        "standard normal site [slot, function], numpyro.deterministic values of the same shape "
-        "that are used as it returns them, and "
+        "slots; in it a masked site for places, a standard normal site [slot, function], "
+        "numpyro.deterministic values of the same shape that are used as it returns them, and "
         f"masked observed sites. It looks at sums to {TOLERANCE}: use float64, "
         "jax.enable_x64(True)."
     )

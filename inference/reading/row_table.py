@@ -1,26 +1,25 @@
-"""Sites with a row for each class, of which a step reads and moves few.
+"""Models whose log joint is a sum over rows and over the classes of each row, run on some of both.
 
-A model asks such a site for rows, `weights[classes]`. In its place it is given `Rows`, which notes
-what was asked; then the asked rows alone are gathered, differentiated and moved, so that a step
-costs as much as it touches:
+Read off the trace: the observed sites with their plates; the site that each row has of its own
+(`local`), the noise of what was chosen; the sites outside of those plates, of which the model
+requests some rows (`by_row`) or uses all (`whole`). The mathematics stays in the model: it is run
+with other indices of its plates and with proxies for its sites.
 
-    asked = note_requests(run, sites)          # which rows, in which order
-    rows = asked[site].gather(whole)           # [request, ...]
-    run({site: asked[site].answers(rows)})     # the model on those rows, differentiable in them
+A site with a row for each class is requested as `weights[classes]`. In its place the model gets a
+`RowProxy`, which notes the request. Then the requested rows alone are gathered, differentiated and
+moved, so that a step costs as much as it touches:
 
-A row that is asked for twice is one row: `slot` is the same for both, and `merged` adds up what
+    requests = note_requests(run, sites)         # which rows, in which order
+    rows = requests[site].gather(whole)          # [request, ...]
+    run({site: requests[site].answers(rows)})    # the model on those rows, differentiable in them
+
+A row that is requested twice is one row: `slot` is the same for both, and `merged` adds up what
 belongs together.
-
-A model whose log joint is a sum over rows and over the classes of each row, cut to some of both.
-
-Read off the trace: the observed sites and the plates that they are in; the site that each row has
-of its own (`local`), the noise of what was chosen; the sites outside of those plates, of which the
-model asks for some rows (`by_row`) or uses all (`whole`). The mathematics stays in the model: it is
-run with other indices of its plates and with stand-ins for its sites.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import cycle
 from math import prod
 from typing import Any, NamedTuple
@@ -30,41 +29,42 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
-from jax.core import Tracer
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
+from inference.program.compiling import is_traced
 from inference.program.program import Program
 from inference.program.sites import Site, StructureError, unwrap
 
 __all__ = [
-    "Asked",
     "Index",
     "ReducedModel",
-    "Rows",
+    "RowProxy",
+    "RowRequests",
     "UsedWholeError",
     "note_requests",
     "read_reduced",
 ]
 
-FEW = 1000  # ids that are sooner compared each with each than sorted
-MOST = 2**31 - 1  # rows that an id of 32 bits tells apart
-
 
 class UsedWholeError(StructureError):
-    """A model uses all of a site where it was to ask for rows."""
+    """A model uses all of a site where it was to request rows."""
 
     def __init__(self, site: str):
         super().__init__(
             f"site {site!r}: the model uses all of it, so that a step would cost as much as it has "
-            "rows; wanted rows by integers, "
-            f"{site}[classes]."
+            f"rows; wanted rows by integers, {site}[classes]."
         )
         self.site = site
 
 
-class Rows:
-    """Stands in for a site; knows its shape and gives rows, nothing else."""
+class RowProxy:
+    """Stands in for a site; knows its shape and gives rows, nothing else.
+
+    Args:
+        site: the site.
+        give: returns the rows for a tuple of indices.
+    """
 
     def __init__(self, site: Site, give: Callable[[tuple[Any, ...]], Array]):
         self.site, self.shape, self.dtype, self.ndim = (
@@ -80,7 +80,11 @@ class Rows:
 
     def __getitem__(self, index: Any) -> Array:
         parts = index if isinstance(index, tuple) else (index,)
-        if not parts or len(parts) > self.ndim or not all(_is_places(part) for part in parts):
+        kinds = (slice, type(None), type(...))
+        is_integer = lambda part: (
+            not isinstance(part, kinds) and jnp.issubdtype(jnp.result_type(part), jnp.integer)
+        )
+        if not parts or len(parts) > self.ndim or not all(map(is_integer, parts)):
             raise UsedWholeError(self.site)
         return self._give(parts)
 
@@ -100,14 +104,8 @@ class Rows:
         raise UsedWholeError(self.site)
 
 
-def _is_places(part: Any) -> bool:
-    return not isinstance(part, slice | type(None) | type(...)) and jnp.issubdtype(
-        jnp.result_type(part), jnp.integer
-    )
-
-
-class Asked(NamedTuple):
-    """The rows of one site that a run asks for, one after the other."""
+class RowRequests(NamedTuple):
+    """The rows of one site that a run requests, one after the other."""
 
     site: Site
     ids: Array  # [request] of rows, counted over all the leading axes that were indexed
@@ -116,7 +114,7 @@ class Asked(NamedTuple):
     row_shape: tuple[int, ...]
 
     def gather(self, whole: Array) -> Array:
-        """[request, ...], of an array [row, ...]."""
+        """The requested rows [request, ...] of an array [row, ...]."""
         return whole.at[self.ids].get(mode="clip")
 
     def scatter(self, whole: Array, rows: Array) -> Array:
@@ -128,51 +126,43 @@ class Asked(NamedTuple):
         return self.spread(jax.ops.segment_sum(parts, self.slot, len(self.ids)))
 
     def spread(self, by_slot: Array) -> Array:
-        """For each request what belongs to its slot."""
+        """For each request the part of its slot."""
         return by_slot[self.slot]
 
     @property
     def multiplicity(self) -> Array:
-        """[request] how often its row was asked for."""
+        """How often the row of each request is requested."""
         return self.merged(jnp.ones(len(self.ids)))
 
-    def answers(self, rows: Array) -> Rows:
-        """The stand-in that answers with these rows, in the order in which they were asked for,
-        and from the start in a further run.
+    def answers(self, rows: Array) -> RowProxy:
+        """A proxy that answers with these rows in the order of the requests, and from the start in
+        a further run.
         """
-        sizes = [int(np.prod(shape)) for shape in self.shapes]
-        pieces = jnp.split(rows, np.cumsum(sizes)[:-1].tolist())
-        turn = cycle(
-            [
-                piece.reshape(*shape, *self.row_shape)
-                for piece, shape in zip(pieces, self.shapes, strict=True)
-            ]
-        )
-        return Rows(self.site, lambda _: next(turn))
+        ends = np.cumsum([prod(shape) for shape in self.shapes])
+        pieces = zip(jnp.split(rows, ends[:-1].tolist()), self.shapes, strict=True)
+        turn = cycle([piece.reshape(*shape, *self.row_shape) for piece, shape in pieces])
+        return RowProxy(self.site, lambda _: next(turn))
 
 
 def note_requests(
-    run: Callable[[dict[str, Rows]], Any], sites: Mapping[str, Site]
-) -> dict[str, Asked]:
-    """What `run` asks of its stand-ins, which answer with zeros; a site of which it asks nothing is
-    left out. Sites that are asked for the same rows, by the very same indices, share `ids` and
-    `slot`.
+    run: Callable[[dict[str, RowProxy]], Any], sites: Mapping[str, Site]
+) -> dict[str, RowRequests]:
+    """The requests of a run, whose proxies answer with zeros.
+
+    Sites that are requested by the very same indices share `ids` and `slot`.
+
+    Args:
+        run: a function of the proxies.
+        sites: to stand in for; those without a request are left out of the result.
     """
     noted: dict[str, list[tuple[Any, ...]]] = {name: [] for name in sites}
+    shape_of = lambda parts: jnp.broadcast_shapes(*map(jnp.shape, parts))
 
-    def noting(site: Site) -> Rows:
-        def give(parts: tuple[Any, ...]) -> Array:
-            noted[site.name].append(parts)
-            return jnp.zeros(
-                (
-                    *jnp.broadcast_shapes(*(jnp.shape(part) for part in parts)),
-                    *site.shape[len(parts) :],
-                )
-            )
+    def give(site: Site, parts: tuple[Any, ...]) -> Array:
+        noted[site.name].append(parts)
+        return jnp.zeros((*shape_of(parts), *site.shape[len(parts) :]))
 
-        return Rows(site, give)
-
-    run({name: noting(site) for name, site in sites.items()})
+    run({name: RowProxy(site, partial(give, site)) for name, site in sites.items()})
     # by the identity of indices, which `noted` keeps alive
     shared: dict[Any, tuple[Array, Array]] = {}
     found = {}
@@ -181,58 +171,44 @@ def note_requests(
             lead = _lead(sites[name], requests)
             key = lead, tuple(tuple(map(id, parts)) for parts in requests)
             if key not in shared:
-                shared[key] = _places(lead, requests)
-            shapes = tuple(
-                jnp.broadcast_shapes(*(jnp.shape(part) for part in parts)) for parts in requests
-            )
-            found[name] = Asked(sites[name], *shared[key], shapes, sites[name].shape[len(lead) :])
+                ids = jnp.concatenate(
+                    [_row_ids(parts, shape_of(parts), lead) for parts in requests]
+                )
+                shared[key] = ids, _slots(ids)
+            shapes = tuple(map(shape_of, requests))
+            row_shape = sites[name].shape[len(lead) :]
+            found[name] = RowRequests(sites[name], *shared[key], shapes, row_shape)
     return found
 
 
 def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
-    """Sizes of the axes that are indexed."""
     depths = {len(parts) for parts in requests}
     if len(depths) > 1:
         raise StructureError(
             f"site {site.name!r}: it is indexed by {sorted(depths)} axes in turn; wanted the same "
             "number each time."
         )
-    lead = site.shape[: depths.pop()]
-    if prod(lead) > MOST:
+    lead, most = site.shape[: depths.pop()], 2**31 - 1
+    if prod(lead) > most:
         raise StructureError(
-            f"site {site.name!r}: its first axes {lead} have {prod(lead):.2g} rows, wanted {MOST} "
+            f"site {site.name!r}: its first axes {lead} have {prod(lead):.2g} rows, wanted {most} "
             "at most, to count them."
         )
     return lead
 
 
-def _places(lead: tuple[int, ...], requests: list[tuple[Any, ...]]) -> tuple[Array, Array]:
-    """Ids and slots of all requests."""
-    places = [
-        tuple(jnp.broadcast_arrays(*_same_rank(tuple(map(jnp.asarray, parts)))))
-        for parts in requests
-    ]
-    ids = jnp.concatenate([_flattened(each, lead) for each in places])
-    return ids, _slots(ids)
-
-
-def _same_rank(parts: tuple[Array, ...]) -> list[Array]:
-    rank = max(part.ndim for part in parts)
-    return [part.reshape(*(1,) * (rank - part.ndim), *part.shape) for part in parts]
-
-
-def _flattened(places: tuple[Array, ...], lead: tuple[int, ...]) -> Array:
-    """As one number; negative places count from the end."""
-    total = jnp.zeros(places[0].shape, jnp.int32)
-    for place, size in zip(places, lead, strict=True):
-        place = place.astype(jnp.int32)
+def _row_ids(parts: tuple[Any, ...], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
+    """Places along the leading axes as one number; negative places count from the end."""
+    total = jnp.zeros(shape, jnp.int32)
+    for part, size in zip(parts, lead, strict=True):
+        place = jnp.broadcast_to(jnp.asarray(part).astype(jnp.int32), shape)
         total = total * size + jnp.where(place < 0, place + size, place)
     return total.ravel()
 
 
 def _slots(ids: Array) -> Array:
     """A number below the number of ids, equal where ids are."""
-    if len(ids) <= FEW:
+    if len(ids) <= 1000:  # comparing all pairs is faster than sorting
         place = jnp.arange(len(ids))
         return jnp.min(jnp.where(ids[:, None] == ids[None], place[:, None], len(ids)), axis=0)
     order = jnp.argsort(ids)
@@ -241,11 +217,11 @@ def _slots(ids: Array) -> Array:
     return jnp.zeros_like(ids).at[order].set(jnp.cumsum(is_new, dtype=ids.dtype))
 
 
-type Index = dict[str, Array]  # plate -> the indices that a run sees
+type Index = dict[str, Array]  # {plate: the indices of a run}
 
 
 class ReducedModel(NamedTuple):
-    """What was read."""
+    """The structure of a model."""
 
     local: str | None  # the site that each row has of its own
     rows: str  # plate
@@ -253,23 +229,25 @@ class ReducedModel(NamedTuple):
     observed: tuple[str, ...]  # and factors
     by_row: dict[str, Site]
     row_shapes: dict[str, tuple[int, ...]]  # of one row of each of them
-    # those that are asked for the same rows, by the same indices
+    # those that are requested by the same indices
     together: tuple[tuple[str, ...], ...]
     whole: dict[str, Site]
-    sizes: dict[str, tuple[int, int]]  # of each of the two plates: all, and those that a run sees
+    sizes: dict[str, tuple[int, int]]  # of each of the two plates: the whole, and a run's
 
     def draw_index(self, rng_key: Array, own_negatives: bool) -> Index:
-        """Rows and classes, one from each stratum of equal size: each is there with the same
+        """Rows and classes, one from each stratum of equal size: each is drawn with the same
         probability, and hardly one twice.
+
+        Args:
+            rng_key: a key.
+            own_negatives: whether classes are drawn for each row.
         """
         num_rows = self.sizes[self.rows][1]
         shapes = {self.rows: (num_rows,)}
         if self.classes:
-            shapes[self.classes] = (
-                self.sizes[self.classes][1],
-                *((num_rows,) if own_negatives else ()),
-            )
-        ends = np.cumsum([np.prod(shape) for shape in shapes.values()])
+            num_classes = self.sizes[self.classes][1]
+            shapes[self.classes] = (num_classes, num_rows) if own_negatives else (num_classes,)
+        ends = np.cumsum([prod(shape) for shape in shapes.values()])
         # one call, as each costs some operations
         parts = jnp.split(random.uniform(rng_key, (int(ends[-1]),)), ends[:-1].tolist())
         return {
@@ -278,7 +256,7 @@ class ReducedModel(NamedTuple):
         }
 
     def run(self, program: Program, index: Index, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The trace of the model at these indices; `values` of sites may be stand-ins."""
+        """The trace of the model at these indices; `values` of sites may be proxies."""
         model = handlers.substitute(
             handlers.seed(program.model, random.key(0)), data={**values, **index}
         )
@@ -287,8 +265,10 @@ class ReducedModel(NamedTuple):
             warnings.filterwarnings("ignore", "subsample_size does not match")
             return handlers.trace(model).get_trace(*program.args, **program.kwargs)
 
-    def asked(self, program: Program, index: Index, values: Mapping[str, Any]) -> dict[str, Asked]:
-        """The rows of the sites in `by_row` that a run asks for."""
+    def requests(
+        self, program: Program, index: Index, values: Mapping[str, Any]
+    ) -> dict[str, RowRequests]:
+        """The rows of the sites in `by_row` that a run requests."""
         fixed = {name: values[name] for name in self.whole} | self._any_local(index)
         return note_requests(lambda rows: self.run(program, index, {**fixed, **rows}), self.by_row)
 
@@ -298,47 +278,41 @@ class ReducedModel(NamedTuple):
     def terms(
         self, program: Program, index: Index, values: Mapping[str, Any]
     ) -> Callable[[Array | None], tuple[Array, Array]]:
-        """A function of the local site [row]: the log joint of each row, without the priors of the
-        other sites; and the terms over which it is a sum, before they are scaled up, [any, row].
+        """A function of the local site [row]. It returns the log joint of each row, without the
+        priors of the other sites; and the terms of that sum before they are scaled up, [any, row].
         """
 
-        def of(local: Array | None) -> tuple[Array, Array]:
-            trace = self.run(
-                program, index, {**values, **({} if self.local is None else {self.local: local})}
-            )
-            num_rows = len(index[self.rows])
+        def log_joint(local: Array | None) -> tuple[Array, Array]:
+            own = {self.local: local} if self.local else {}
+            trace, num_rows = self.run(program, index, {**values, **own}), len(index[self.rows])
             by_rows = self.sizes[self.rows][0] / num_rows
             total, sampled = jnp.zeros(num_rows), []
-            for name in (*self.observed, *([self.local] if self.local else [])):
+            for name in (*self.observed, *own):
                 term, scale = _log_prob(trace[name]), (trace[name]["scale"] or 1.0) / by_rows
-                term = jnp.broadcast_to(
-                    term, jnp.broadcast_shapes(term.shape, (num_rows,))
-                ).reshape(-1, num_rows)
+                shape = jnp.broadcast_shapes(term.shape, (num_rows,))
+                term = jnp.broadcast_to(term, shape).reshape(-1, num_rows)
                 total = total + scale * term.sum(0)
-                if name != self.local:
+                if name not in own:
                     sampled.append(term)
             return total, jnp.concatenate(sampled)
 
-        return of
+        return log_joint
 
     def priors(
         self, program: Program, index: Index, values: Mapping[str, Any]
     ) -> tuple[dict[str, dist.Distribution], Array]:
-        """The prior of one row of each site that is asked for rows, and the log prior of those
-        that are used as a whole.
-        """
+        """The prior of one row of each site in `by_row`, and the log prior of those in `whole`."""
         trace = self.run(program, index, {**values, **self._any_local(index)})
         by_row = {name: _of_one_row(trace[name]["fn"], site) for name, site in self.by_row.items()}
-        return by_row, sum(
-            (jnp.sum(_log_prob(trace[name])) for name in self.whole), start=jnp.zeros(())
-        )
+        whole = (jnp.sum(_log_prob(trace[name])) for name in self.whole)
+        return by_row, sum(whole, start=jnp.zeros(()))
 
     def noise(self, program: Program) -> dist.Distribution:
         """The prior of the local site, the same for all rows."""
         assert self.local is not None
         index = {name: jnp.arange(size[1]) for name, size in self.sizes.items()}
         noise = unwrap(self.run(program, index, self.zeros(program, index))[self.local]["fn"])
-        if noise.batch_shape or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(noise)):
+        if noise.batch_shape or is_traced(noise):
             raise StructureError(
                 f"site {self.local!r}: its prior {type(noise).__name__} differs from row to row; "
                 "wanted one noise for all."
@@ -350,23 +324,23 @@ class ReducedModel(NamedTuple):
         of as many rows as there are classes.
         """
         values: dict[str, Any] = {
-            name: jnp.full(site.shape, fill) for name, site in self.whole.items()
+            name: self.constrained(name, jnp.full(site.shape, fill))
+            for name, site in self.whole.items()
         }
-        values = {name: self.constrained(name, value) for name, value in values.items()}
-        asked = self.asked(program, index, values)
-        if unasked := [name for name in self.by_row if name not in asked]:
+        requests = self.requests(program, index, values)
+        if unused := [name for name in self.by_row if name not in requests]:
             raise StructureError(
-                f"site {unasked[0]!r}: the model asks for none of its rows, so nothing is learned "
+                f"site {unused[0]!r}: the model asks for none of its rows, so nothing is learned "
                 "of it; leave it out."
             )
         rows = {
             name: one.answers(jnp.full((len(one.ids), *one.row_shape), fill))
-            for name, one in asked.items()
+            for name, one in requests.items()
         }
         return values | rows | self._any_local(index)
 
     def constrained(self, name: str, value: Array) -> Array:
-        """From anywhere to the support of a site that is used as a whole."""
+        """The value in the support of a site of `whole`, from one in unconstrained space."""
         return biject_to(self.whole[name].support)(value)
 
 
@@ -375,10 +349,9 @@ def _one_of_each_stratum(u: Array, size: int) -> Array:
     exactly, a draw lies anywhere in between.
     """
     num = len(u)
-    ends = np.arange(num, dtype=np.float64) * size / num
-    low, rest = (part.reshape(num, *(1,) * (u.ndim - 1)) for part in (np.floor(ends), ends % 1))
-    step = jnp.floor(jnp.asarray(rest, u.dtype) + u * (size / num)).astype(int)
-    return jnp.minimum(jnp.asarray(low, int) + step, size - 1)
+    ends = (np.arange(num, dtype=np.float64) * size / num).reshape(num, *(1,) * (u.ndim - 1))
+    low, rest = jnp.asarray(np.floor(ends), int), jnp.asarray(ends % 1, u.dtype)
+    return jnp.minimum(low + jnp.floor(rest + u * (size / num)).astype(int), size - 1)
 
 
 def _log_prob(site: dict[str, Any]) -> Array:
@@ -409,9 +382,13 @@ def _of_one_row(prior: dist.Distribution, site: Site) -> dist.Distribution:
 
 
 def read_reduced(program: Program) -> ReducedModel:
-    """Reads the structure; refuses, by the site's name, what is no sum over rows."""
-    observed = tuple(name for name in (*program.observed, *program.factors))
-    plates = {name: program.sites[name].plates for name in observed}
+    """The structure of a model.
+
+    Raises:
+        StructureError: names the site that keeps it from being a sum over rows.
+    """
+    sites, observed = program.sites, (*program.observed, *program.factors)
+    plates = {name: sites[name].plates for name in observed}
     if not observed or not all(plates.values()):
         lacking = next((name for name in observed if not plates[name]), "")
         raise StructureError(
@@ -419,14 +396,15 @@ def read_reduced(program: Program) -> ReducedModel:
             "all that is observed."
         )
     inside = {plate for each in plates.values() for plate in each}
-    local = [name for name in program.latent if set(program.sites[name].plates) & inside]
+    local = [name for name in program.latent if set(sites[name].plates) & inside]
     if len(local) > 1:
         raise StructureError(
             f"site {local[1]!r}: {local} lie in the plates of the data; wanted at most one, the "
             "noise of what was chosen."
         )
-    rows = _row_plate(program, local[0] if local else None, inside)
-    # may be summed over by hand
+    outer = max(inside, key=lambda name: program.plates[name].dim or -99)
+    rows = _plate_of(sites[local[0]]) if local else outer
+    # the model may sum over some of the classes by itself
     inside |= {name for name, plate in program.plates.items() if plate.subsample_size < plate.size}
     others = sorted(inside - {rows})
     if len(others) > 1:
@@ -453,91 +431,70 @@ def read_reduced(program: Program) -> ReducedModel:
         {},
         sizes,
     )
-    return _with_globals(
-        program, found, {name: program.sites[name] for name in program.latent if name not in local}
-    )
+    return _with_globals(program, found)
 
 
-def _row_plate(program: Program, local: str | None, inside: set[str]) -> str:
-    if local is None:
-        return next(
-            name
-            for name in inside
-            if program.plates[name].dim == max(program.plates[each].dim or -99 for each in inside)
-        )
-    site = program.sites[local]
-    if (
-        len(site.plates) != 1
-        or len(site.shape) != 1
-        or site.is_discrete
-        or repr(site.support) != "Real()"
-    ):
+def _plate_of(site: Site) -> str:
+    is_one_number = len(site.plates) == len(site.shape) == 1 and not site.is_discrete
+    if not is_one_number or repr(site.support) != "Real()":
         raise StructureError(
-            f"site {local!r}: found {site.family} of shape {site.shape} in plates "
+            f"site {site.name!r}: found {site.family} of shape {site.shape} in plates "
             f"{list(site.plates)}; wanted one real number for each row."
         )
     return site.plates[0]
 
 
-def _with_globals(program: Program, found: ReducedModel, sites: dict[str, Site]) -> ReducedModel:
-    """Which sites are asked for rows: all but those that turn out to be used as a whole, which
+def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
+    """Puts all other sites into `by_row`, but for those that turn out to be used as a whole, which
     must not lie in a plate.
     """
+    sites = {name: program.sites[name] for name in program.latent if name != found.local}
     for name, site in sites.items():
         if site.is_discrete:
             raise StructureError(
                 f"site {name!r}: {site.family} is discrete, and moves along no gradient."
             )
-    index = {name: jnp.arange(size[1]) for name, size in found.sizes.items()}
     whole = {name: site for name, site in sites.items() if not site.shape}
     while True:
-        trial = found._replace(
-            by_row={name: site for name, site in sites.items() if name not in whole}, whole=whole
-        )
+        by_row = {name: site for name, site in sites.items() if name not in whole}
+        trial = found._replace(by_row=by_row, whole=whole)
         try:
-            shapes, together = _asked_rows(trial, program, index)
-            trial = trial._replace(row_shapes=shapes, together=together)
+            shapes, together = _requested_rows(trial, program)
         except UsedWholeError as error:
             if sites[error.site].plates:
                 raise
             whole = whole | {error.site: sites[error.site]}
             continue
-        for name, site in trial.by_row.items():
-            if _support_of_one(site) != "Real()":
+        for name, site in by_row.items():
+            support = site.support
+            while hasattr(support, "base_constraint"):
+                support = support.base_constraint
+            if repr(support) != "Real()":
                 raise StructureError(
                     f"site {name!r}: its support is {site.support!r}; wanted rows of real numbers."
                 )
-        return trial
+        return trial._replace(row_shapes=shapes, together=together)
 
 
-def _asked_rows(
-    model: ReducedModel, program: Program, index: Index
+def _requested_rows(
+    model: ReducedModel, program: Program
 ) -> tuple[dict[str, tuple[int, ...]], tuple[tuple[str, ...], ...]]:
-    """Shapes of one row of each site, and which are asked for together, by an abstract run with
-    stand-ins, which meets whatever does not work.
+    """Shapes of one row of each site, and which are requested together, by an abstract run with
+    proxies, which meets whatever does not work.
     """
+    index = {name: jnp.arange(size[1]) for name, size in model.sizes.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     together: dict[Any, list[str]] = {}
 
     def run() -> Array:
         values = model.zeros(program, index)
-        total, _ = model.terms(program, index, values)(
-            jnp.zeros(len(index[model.rows])) if model.local else None
-        )
+        eps = jnp.zeros(len(index[model.rows]))
+        total, _ = model.terms(program, index, values)(eps)
         model.priors(program, index, values)
-        asked = model.asked(program, index, values)
-        for name, one in asked.items():
+        for name, one in model.requests(program, index, values).items():
             shapes[name] = one.row_shape
             together.setdefault((id(one.ids), one.site.dtype), []).append(name)
         return total
 
     jax.eval_shape(run)
     return shapes, tuple(map(tuple, together.values()))
-
-
-def _support_of_one(site: Site) -> str:
-    """The constraint on one number."""
-    support = site.support
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    return repr(support)

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from gallery.datasets import load
 from inference import Driver, Program
-from inference.kernels.augment_reduce.row_optimizer import Adagrad, Adaptive
+from inference.kernels.augment_reduce.weights import Adagrad, Adaptive
 from tests.bench.augment_reduce_rivals import METHODS
 from zoo.augment_reduce import augment_reduce
 

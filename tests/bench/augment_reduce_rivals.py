@@ -90,6 +90,7 @@ class UMaxSteps(NamedTuple):
     """
 
     reads: LogExponential
+    route = "U-max"
     step_size: float = 0.5
     slack: float = 1.0
 
@@ -121,8 +122,8 @@ class UMax(AugmentReduce):
     def read(self, program: Program) -> tuple[ReduceReading, dict]:
         """As the model is read, but for the local step."""
         reading, data = super().read(program)
-        assert isinstance(reading.reads, LogExponential)
-        return replace(reading, reads=UMaxSteps(reading.reads)), data  # ty: ignore[invalid-argument-type]
+        assert isinstance(reading.q_noise, LogExponential)
+        return replace(reading, q_noise=UMaxSteps(reading.q_noise)), data  # ty: ignore[invalid-argument-type]
 
 
 METHODS = {  # kernel, model, noise

@@ -5,7 +5,6 @@ seconds of a sweep, number of sweeps.
     export JAX_COMPILATION_CACHE_DIR=COMPILED JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
     python -m tests.bench.iqgme_gibbs RESULTS.jsonl --splits 1 --figure FIGURE.png     # goes on where it stopped
     python -m tests.bench.iqgme_gibbs RESULTS.jsonl --table
-    python -m tests.bench.iqgme_gibbs RESULTS.jsonl --splits-of-groups 0 4 --sets three_gaussians ionosphere     # what they cost; prints
 
 A quarter of the entries is missing; splits are those of `iqgme_single`. Variational Bayes ends
 where the bound gains less than a share of 1e-6, the sampler makes 1000 sweeps and then 500 draws,
@@ -19,29 +18,21 @@ experts that it never visits.
 import argparse
 import json
 import warnings
-from functools import partial
 from pathlib import Path
 from time import process_time
 
 import arviz as az
-import jax
 import numpy as np
-from jax import random
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 
 from gallery import IQGMEClassifier
 from gallery.datasets import load
-from inference import Program
-from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
-from inference.program.compiling import once
 from tests.bench.iqgme_tasks import rows_of
-from zoo.iqgme import iqgme, normal_wishart
 
 MISSING, SHARES, WANTED = 0.25, (0.1, 0.3, 0.5, 0.7, 0.9), 400
 BURN_IN, DRAWS, FEW = 1000, 500, 5
-TURNS, SWEEPS = 5, 40  # of the cost of splits and merges of groups
 METHODS = ("vb", "gibbs")
 
 
@@ -120,56 +111,6 @@ def run(path, splits, sets, shares, methods):
                 }
                 with path.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-
-
-def compiled(name, num_splits):
-    """Many sweeps in one compiled call, and values to begin with."""
-    x, y, train, _ = cell(name, 0.5, 0)
-    x = x[train][:, np.nanstd(x[train], 0) > 0]
-    x, gate = (
-        (x - np.nanmean(x, 0)) / np.nanstd(x, 0),
-        partial(normal_wishart, nu0=2.0 * x.shape[1] + 2),
-    )
-    program = Program(iqgme, x, y[train].astype(np.int32), num_classes=2, num_experts=20, gate=gate)
-    sweep = _assignment_sweep.AssignmentSweep(program)
-    start = once(program.draw_initial, random.key(0))(random.key(0)) | sweep.start(random.key(0))
-    _assignment_sweep.NUM_SPLITS = num_splits
-    turn = lambda key, at: sweep.draw(key, program, at, sweep.buckets)[0]
-    many = jax.jit(
-        lambda key, at: jax.lax.fori_loop(
-            0, SWEEPS, lambda i, at: turn(random.fold_in(key, i), at), at
-        )
-    )
-    return many.lower(random.key(0), start).compile(), start
-
-
-def cost(sets, numbers):
-    """CPU milliseconds of a sweep by how often groups try to split or merge in it (median), and
-    the sizes of groups at the end.
-    """
-    print(
-        "| data | rows | splits or merges a sweep | ms a sweep | largest groups at the end "
-        "|\n|---|---|---|---|---|"
-    )
-    for name in sets:
-        with jax.enable_x64(True):
-            each = {number: compiled(name, number) for number in numbers}
-            now, seconds = (
-                {number: start for number, (_, start) in each.items()},
-                {number: [] for number in numbers},
-            )
-            for i in range(TURNS):
-                for number, (many, _) in each.items():
-                    start = process_time()
-                    now[number] = jax.block_until_ready(many(random.key(i), now[number]))
-                    seconds[number].append(process_time() - start)
-        for number, at in now.items():
-            size = np.sort(np.bincount(at["z"]))[::-1]
-            told = (
-                f"{1000 * np.median(seconds[number]) / SWEEPS:.2f} | "
-                f"{', '.join(map(str, size[size > 0][:6]))}"
-            )
-            print(f"| {name} | {len(at['z'])} | {number} | {told} |")
 
 
 def by_cell(path):
@@ -281,14 +222,8 @@ def main():
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--table", action="store_true")
-    parser.add_argument(
-        "--splits-of-groups", nargs="+", type=int, help="what so many cost in a sweep, and no more"
-    )
     told = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
-    if told.splits_of_groups:
-        cost(told.sets, told.splits_of_groups)
-        return
     if not told.table:
         run(told.results, told.splits, told.sets, told.shares, told.methods)
     table(told.results)

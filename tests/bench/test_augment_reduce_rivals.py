@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inference import Program
-from inference.kernels.augment_reduce.weights import view_of
+from inference.kernels.augment_reduce.weights import minibatch_of
 from tests.bench.augment_reduce_rivals import UMax, exact_softmax, one_vs_each, sampled_softmax
 from tests.inference.reducing import TOLD, Y, every, fitted, step, utilities, whole
 from zoo.augment_reduce import augment_reduce
@@ -38,7 +38,7 @@ def all_others(reading, state):
 )
 def test_with_all_classes_a_rival_is_its_formula(model, formula):
     reading, program, state = fitted(model=model, told=TOLD)
-    assert reading.reads is None
+    assert reading.q_noise is None
     assert float(whole(reading, program, state)[0]) == pytest.approx(
         formula(reading, state).sum(), rel=1e-10
     )
@@ -58,10 +58,10 @@ def test_u_max_rests_at_the_best_rate():
     kernel = UMax(augment_reduce, init_scale=1.0)
     reading, data = kernel.read(program)
     state = kernel.init(jax.random.key(3), reading, data)
-    view = view_of(reading, program, every(reading), state, None)
+    view = minibatch_of(reading, program, every(reading), state, None)
     terms, best = view.terms(view.parameters), np.exp(gaps(reading, state)).sum(1)
     rate_after = jax.jit(
-        lambda local: reading.reads.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0))
+        lambda local: reading.q_noise.step(local, terms, terms, jnp.asarray(1.0), jax.random.key(0))
     )
     np.testing.assert_allclose(rate_after({"rate": jnp.asarray(best)})["rate"], best, rtol=1e-10)
     local = state.local

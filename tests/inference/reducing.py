@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference import AugmentReduce, Program
-from inference.kernels.augment_reduce.weights import view_of
+from inference.kernels.augment_reduce.weights import minibatch_of
 from zoo.augment_reduce import augment_reduce
 
 X = np.random.default_rng(0).normal(size=(6, 2))
@@ -76,18 +76,18 @@ def estimate(reading, program, state, index, rng_key):
     without a key eps is integrated out.
     """
     model = reading.reduced
-    view = view_of(reading, program, index, state, None)
+    view = minibatch_of(reading, program, index, state, None)
     rows = index[model.rows]
     local = jax.tree.map(lambda leaf: leaf[rows], state.local)
 
     def of(parameters):
-        each = reading.bound_of_rows(view.terms(parameters), local, len(rows), rng_key)
+        each = reading.bound_of_rows(view.terms(parameters), local, rng_key)
         return each.sum() * (model.sizes[model.rows][0] / len(rows))
 
     value, slopes = jax.value_and_grad(of)(view.parameters)
     dense = {
-        name: view.asked[name].scatter(
-            jnp.zeros(model.by_row[name].shape), view.asked[name].merged(slope["loc"])
+        name: view.requests[name].scatter(
+            jnp.zeros(model.by_row[name].shape), view.requests[name].merged(slope["loc"])
         )
         for name, slope in slopes.items()
     }

@@ -1,7 +1,6 @@
-"""Stochastic variational EM for choices among very many classes.
+"""Stochastic variational EM for choices among very many classes (augment and reduce).
 
 kernel            `AugmentReduce`: a step draws some rows and some classes
 noise_posterior   q of the noise of a row, in closed form or by draws
-weights           the rows of the weights that a step asks for
-row_optimizer     steps of weights of which each step touches some rows
+weights           rows of the weights in a step: layout, optimiser, prior
 """

@@ -1,17 +1,18 @@
 """Augment and reduce: stochastic variational EM for sums over very many classes.
 
-    maximise  sum_n E_q[log p(eps_n, row n | weights)] + H[q(eps_n)]  + log p(weights)      over q(eps_n) and the weights
+    maximise  sum_n E_q[log p(eps_n, row n | weights)] + H[q(eps_n)]  + log p(weights)
+    over q(eps_n) and the weights
 
-A step draws some rows and some classes, moves q of those rows towards its optimum
-(`noise_posterior`), and then the weights that the model asked for along the gradient
-(`inference.reading.row_table`, `weights`, `row_optimizer`). The model is the only place of its
-mathematics: it is run on those rows and classes, its own plates scale the terms up, and its prior,
-its noise and its utilities may be edited. Estimates are unbiased.
+A step draws some rows and some classes. It moves q of those rows towards its optimum
+(`noise_posterior`), and then the weights that the model requested along the gradient
+(`inference.reading.row_table`, `weights`). The model is the only place of its mathematics: it is
+run on those rows and classes, its own plates scale the terms up, and its prior, its noise and its
+utilities may be edited. Estimates are unbiased.
 
-The prior of a row of weights is felt when the row is touched, then for all steps since it was
-touched last, so that rows which are not touched cost nothing and none of it is lost. With
-`posterior` the weights have a normal distribution each, which is fitted along reparameterised
-gradients; the target of q(eps) is that of the same draw, whose expectation is the moment-generating
+The prior of a row of weights counts when the row is touched, then for all steps since it was
+touched last. So rows that are not touched cost nothing, and no part of the prior is lost. With
+`posterior` each weight has a Normal distribution, which is fitted along reparameterised gradients.
+The target of q(eps) is then that of the same draw; its expectation is the moment-generating
 function of the paper.
 
 Cost of a step: batch_size x num_negatives x features, whatever the number of classes. Memory: twice
@@ -30,9 +31,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference.kernels.augment_reduce.noise_posterior import Local, LocationScale, LogExponential
-from inference.kernels.augment_reduce.row_optimizer import Adaptive, check_lazy, remembered
-from inference.kernels.augment_reduce.weights import Row, Table, tables_of, view_of
+from inference.kernels.augment_reduce.noise_posterior import (
+    LocationScale,
+    LogExponential,
+    NoisePosterior,
+)
+from inference.kernels.augment_reduce.weights import (
+    Adaptive,
+    Row,
+    RowLayout,
+    check_lazy,
+    layouts_of,
+    minibatch_of,
+    remembered,
+)
 from inference.program.compiling import is_arrays, once
 from inference.program.program import Program
 from inference.program.sites import StructureError, check_setting, check_whole
@@ -41,48 +53,41 @@ from inference.run.protocol import Algorithm, Results
 
 __all__ = ["AugmentReduce", "ReduceReading", "ReduceReport", "ReduceState"]
 
-PROBES = (0.3, 1.0, 2.5)  # where the slope in exp(-eps) is compared
-LINEAR = 1e-3  # the relative difference of slopes that rounding leaves
-LOG_START = -2.3  # of the standard deviation of weights, with `posterior`
-
 
 class ReduceState(NamedTuple):
-    """Where a run stands."""
+    """The state of a run."""
 
-    # [row, number] of `ReduceReading.tables`: weights and what belongs to them; see
+    # [row, number] of `ReduceReading.layouts`: weights and what belongs to them; see
     # `AugmentReduce.values`
     tables: tuple[Array, ...]
     # {"loc": value}, and "log_scale" with `posterior`, of each site that is used as a whole,
     # unconstrained
     whole: dict[str, Any]
-    optimizer: dict[str, Any]  # what it knows of each site, beside its rows
+    optimizer: dict[str, Any]  # its state for each site, without what belongs to rows
     local: dict[str, Array]  # parameters of q(eps), [row]
     count: Array  # steps
-    is_lost: Array  # whether the bound of a step was no number
+    is_lost: Array  # whether the bound of a step was not finite
 
 
 class ReduceReport(NamedTuple):
     """What a step reports."""
 
-    # unbiased estimate of the bound on the log likelihood of all rows; the prior of the weights is
-    # not in it
-    elbo: Array
+    elbo: Array  # unbiased estimate of the bound on the log likelihood of all rows
 
 
 @dataclass(frozen=True, eq=False)
 class ReduceReading:
-    """What was read of a model."""
+    """The structure of a model."""
 
     kernel: "AugmentReduce"
     program: Program  # the model with its settings; shapes in the place of arrays
     reduced: ReducedModel
-    tables: tuple[Table, ...]
-    reads: Local | None  # how q(eps) of a row moves; None where rows have no noise of their own
+    layouts: tuple[RowLayout, ...]
+    q_noise: NoisePosterior | None  # q(eps) of a row; None where rows have no noise
 
     def more(self, program: Program) -> "tuple[ReduceReading, dict[str, Any]]":
-        """Other rows of the same model.
-
-        Where settings and shapes are the same, so is the reading.
+        """The reading of other rows of the same model, the same where settings and shapes are; and
+        their data.
         """
         found, data = self.kernel.read(program)
         shapes = lambda reduced: {
@@ -92,48 +97,43 @@ class ReduceReading:
             raise ValueError(
                 "update: other rows must have the classes and features of those before."
             )
-        if self.tables != found.tables:
+        if self.layouts != found.layouts:
             raise ValueError(
                 "update: the model asks for rows of its weights along other axes, or gives them "
-                "another kind of prior, than before; wanted "
-                "features of the same kind, `SparseRows` or an array, and the same settings."
+                "another kind of prior, than before; wanted features of the same kind, "
+                "`SparseRows` or an array, and the same settings."
             )
-        is_same = _settings(self.program) == _settings(found.program) and type(self.reads) is type(
-            found.reads
-        )
-        return self if is_same else found, data
+        each = [(_settings(one.program), type(one.q_noise)) for one in (self, found)]
+        return self if each[0] == each[1] else found, data
 
     @property
     def attributes(self) -> dict[str, str]:
-        """For the tree: how the noise of the rows is augmented."""
-        augmented = "closed form" if isinstance(self.reads, LogExponential) else "by draws"
-        return {"route": "no augmentation" if self.reads is None else augmented}
+        """The tree's attributes: how the noise of the rows is augmented."""
+        return {"route": "no augmentation" if self.q_noise is None else self.q_noise.route}
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
-        """None: the tree tells of the last rows, whose q(eps) alone is known."""
+        """No variables of the tree are joined over updates: it holds q(eps) of the last rows."""
         return ()
 
     def start(self) -> dict[str, Array]:
         """q(eps) of each row, at its start."""
-        return (
-            {} if self.reads is None else self.reads.start(self.reduced.sizes[self.reduced.rows][0])
-        )
+        num_rows = self.reduced.sizes[self.reduced.rows][0]
+        return {} if self.q_noise is None else self.q_noise.start(num_rows)
 
-    def bound_of_rows(
-        self, terms: Any, local: dict[str, Array], num_rows: int, rng_key: Array | None
-    ) -> Array:
-        """The bound on the log probability of each row, with what a step draws, or without a key
-        by quadrature in eps.
+    def bound_of_rows(self, terms: Any, local: dict[str, Array], rng_key: Array | None) -> Array:
+        """The bound on the log probability of each row.
+
+        Args:
+            terms: the log joint as a function of eps.
+            local: parameters of q(eps).
+            rng_key: for draws of eps; without it they are integrated out by quadrature.
         """
-        if self.reads is None:
+        if self.q_noise is None:
             return terms(None)[0]
-        points, weight = self.reads.points(local, rng_key)
-        each = (
-            terms(points[0])[0][None]
-            if len(points) == 1
-            else jax.lax.map(lambda eps: terms(eps)[0], points)
-        )
-        return jnp.sum(weight * each, 0) + self.reads.entropy(local)
+        points, weight = self.q_noise.points(local, rng_key)
+        at_point = lambda eps: terms(eps)[0]
+        each = at_point(points[0])[None] if len(points) == 1 else jax.lax.map(at_point, points)
+        return jnp.sum(weight * each, 0) + self.q_noise.entropy(local)
 
 
 class AugmentReduce(Algorithm):
@@ -142,16 +142,17 @@ class AugmentReduce(Algorithm):
     The plates of the model say how many rows (`batch_size`) and classes (`num_negatives`) a step
     sees.
 
-    :param posterior: the weights have a normal distribution each; else they are a point, the mode
-    (or with a flat prior the
-        maximum of the likelihood).
-    :param own_negatives: classes are drawn for each row of a batch; else rows share them, which
-    costs less.
-    :param num_draws: of eps in a step, where its q is not in closed form.
-    :param init_scale: standard deviation of the weights at the start.
-    :param local_decay: step sizes of q(eps) are (1 + epoch)^-local_decay.
-    :param optimizer: of the weights, with `init` and `update` as in optax; it must leave alone what
-    has no slope.
+    Args:
+        model: a NumPyro model.
+        posterior: whether each weight has a Normal distribution. Else weights are a point, the mode
+            (or with a flat prior the maximum of the likelihood).
+        own_negatives: whether classes are drawn for each row of a batch. Else rows share them,
+            which costs less.
+        num_draws: of eps in a step, where q(eps) is not in closed form.
+        init_scale: standard deviation of the weights at the start.
+        local_decay: step sizes of q(eps) are (1 + epoch)^-local_decay.
+        optimizer: of the weights, with `init` and `update` as in optax; a zero slope must move
+            nothing.
     """
 
     report = "variational"
@@ -174,12 +175,8 @@ class AugmentReduce(Algorithm):
                 f"local_decay: found {local_decay!r}, wanted a number above 0.5, at most 1, so "
                 "that steps end but not too soon."
             )
-        self.model, self.posterior, self.own_negatives, self.num_draws = (
-            model,
-            posterior,
-            own_negatives,
-            int(num_draws),
-        )
+        self.model, self.posterior, self.own_negatives = model, posterior, own_negatives
+        self.num_draws = int(num_draws)
         self.init_scale, self.local_decay, self.optimizer = init_scale, local_decay, optimizer
         self._update = Adaptive() if optimizer is None else optimizer
         check_lazy(self._update)
@@ -196,66 +193,58 @@ class AugmentReduce(Algorithm):
                 "proper one, or posterior=False."
             )
         weighed = tuple(name for name in reduced.by_row if name not in flat)
-        tables = tables_of(
+        layouts = layouts_of(
             reduced, self._update, weighed, ("loc", "log_scale") if self.posterior else ("loc",)
         )
-        finite, gap = once(partial(_probed, reduced, program, self.own_negatives), random.key(0))(
-            random.key(0)
-        )
+        key = random.key(0)
+        finite, gap = once(partial(_probed, reduced, program, self.own_negatives), key)(key)
         for name, is_finite in finite.items():
             if not is_finite:
                 raise ValueError(
                     f"site {name!r}: its log probability is not finite at small weights; look at "
                     "the data that it is given."
                 )
-        is_linear = float(gap) < LINEAR
-        reads = (
-            None
-            if not reduced.local
-            else LogExponential()
-            if is_linear
-            else LocationScale(reduced.noise(program), self.num_draws)
-        )
+        is_linear = float(gap) < 1e-3  # rounding leaves less
+        q_noise = LogExponential() if reduced.local and is_linear else None
+        if not is_linear:
+            q_noise = LocationScale(reduced.noise(program), self.num_draws)
         data = {
             name: jax.tree.map(jnp.asarray, value)
             for name, value in program.arguments.items()
             if is_arrays(value)
         }
         shapes = program.with_arguments(**jax.eval_shape(lambda: data))
-        return ReduceReading(self, shapes, reduced, tables, reads), data
+        return ReduceReading(self, shapes, reduced, layouts, q_noise), data
 
     def init(self, rng_key: Array, reading: ReduceReading, data: dict[str, Any]) -> ReduceState:
         """Small weights; q(eps) at its start."""
         reduced = reading.reduced
-        sites = {**reduced.by_row, **reduced.whole}
-        values: dict[str, Any] = {}
-        for key, (name, site) in zip(
-            random.split(rng_key, max(len(sites), 1)), sites.items(), strict=False
-        ):
-            loc = self.init_scale * random.normal(key, site.shape)
-            values[name] = {"loc": loc} | (
-                {"log_scale": jnp.full(site.shape, LOG_START, loc.dtype)} if self.posterior else {}
-            )
+        sites, values = {**reduced.by_row, **reduced.whole}, {}
+        keys = random.split(rng_key, max(len(sites), 1))
+        for key, (name, site) in zip(keys, sites.items(), strict=False):
+            values[name] = {"loc": self.init_scale * random.normal(key, site.shape)}
+            if self.posterior:
+                # a standard deviation of 0.1
+                values[name]["log_scale"] = jnp.full_like(values[name]["loc"], -2.3)
         tables, common = [], {name: self._update.init(values[name]) for name in reduced.whole}
-        for table in reading.tables:
-            of_rows = lambda name: jax.tree.map(
-                lambda leaf: leaf.reshape(-1, *reduced.row_shapes[name]), values[name]
-            )
-            own = {name: of_rows(name) for name in table.sites}
-            known = {name: remembered(self._update, value) for name, value in own.items()}
-            common |= {name: rest for name, (_, rest) in known.items()}
-            first = own[table.sites[0]]["loc"]
-            touched = jnp.zeros(len(first), first.dtype) if table.weighed else None
-            tables.append(
-                table.pack(Row(own, {name: by_row for name, (by_row, _) in known.items()}, touched))
-            )
+        for layout in reading.layouts:
+            own, known = {}, {}
+            for name in layout.sites:
+                shape = (-1, *reduced.row_shapes[name])
+                own[name] = jax.tree.map(
+                    lambda leaf, shape=shape: leaf.reshape(shape), values[name]
+                )
+                known[name], common[name] = remembered(self._update, own[name])
+            first = own[layout.sites[0]]["loc"]
+            touched = jnp.zeros(len(first), first.dtype) if layout.weighed else None
+            tables.append(layout.pack(Row(own, known, touched)))
         return ReduceState(
             tuple(tables),
             {name: values[name] for name in reduced.whole},
             common,
             reading.start(),
-            jnp.zeros((), jnp.int32),
-            jnp.zeros((), bool),
+            count=jnp.zeros((), jnp.int32),
+            is_lost=jnp.zeros((), bool),
         )
 
     def values(self, state: ReduceState, reading: ReduceReading) -> dict[str, Any]:
@@ -263,63 +252,58 @@ class AugmentReduce(Algorithm):
         is used as a whole.
         """
         found = dict(state.whole)
-        for table, packed in zip(reading.tables, state.tables, strict=True):
-            for name, value in table.unpack(packed).values.items():
-                found[name] = {
-                    part: leaf.reshape(reading.reduced.by_row[name].shape)
-                    for part, leaf in value.items()
-                }
+        for layout, packed in zip(reading.layouts, state.tables, strict=True):
+            for name, value in layout.unpack(packed).values.items():
+                shape = reading.reduced.by_row[name].shape
+                found[name] = {part: leaf.reshape(shape) for part, leaf in value.items()}
         return found
 
     def step(
         self, rng_key: Array, state: ReduceState, reading: ReduceReading, data: dict[str, Any]
     ) -> tuple[ReduceState, ReduceReport]:
-        """Some rows and classes: their q(eps), then the weights that they ask for."""
+        """Draws rows and classes; moves q(eps) of these rows, then the weights they request."""
         model, program = reading.reduced, reading.program.with_arguments(**data)
         index_key, weight_key, local_key, point_key = random.split(rng_key, 4)
         index = model.draw_index(index_key, self.own_negatives)
-        rows = index[model.rows]
-        view = view_of(reading, program, index, state, weight_key)
+        rows, num_all = index[model.rows], model.sizes[model.rows][0]
+        batch = minibatch_of(reading, program, index, state, weight_key)
         local = jax.tree.map(lambda leaf: leaf[rows], state.local)
-        if reading.reads is not None:
-            num_all, num_seen = model.sizes[model.rows]
-            epoch = jnp.floor(state.count.astype(float) * (num_seen / num_all))
+        if reading.q_noise is not None:
+            epoch = jnp.floor(state.count.astype(float) * (len(rows) / num_all))
             drawn, at_means = (
-                each.terms(each.parameters) for each in (view, view._replace(noise={}))
+                each.terms(each.parameters) for each in (batch, batch._replace(noise={}))
             )
-            local = reading.reads.step(
-                local, drawn, at_means, (1 + epoch) ** -self.local_decay, local_key
-            )
+            step_size = (1 + epoch) ** -self.local_decay
+            local = reading.q_noise.step(local, drawn, at_means, step_size, local_key)
 
         def objective(parameters: dict[str, Any]) -> tuple[Array, Array]:
-            bound = reading.bound_of_rows(view.terms(parameters), local, len(rows), point_key)
-            total = jnp.sum(bound) * (model.sizes[model.rows][0] / len(rows))
-            return total + view.log_prior(parameters), total
+            bound = reading.bound_of_rows(batch.terms(parameters), local, point_key)
+            total = jnp.sum(bound) * (num_all / len(rows))
+            return total + batch.log_prior(parameters), total
 
-        slopes, elbo = jax.grad(objective, has_aux=True)(view.parameters)
-        moved = view.moved(self._update, jax.tree.map(jnp.negative, slopes))
+        slopes, elbo = jax.grad(objective, has_aux=True)(batch.parameters)
+        moved = batch.moved(self._update, jax.tree.map(jnp.negative, slopes))
         local = jax.tree.map(lambda whole, part: whole.at[rows].set(part), state.local, local)
-        return moved._replace(
-            local=local, is_lost=state.is_lost | ~jnp.isfinite(elbo)
-        ), ReduceReport(elbo)
+        is_lost = state.is_lost | ~jnp.isfinite(elbo)
+        return moved._replace(local=local, is_lost=is_lost), ReduceReport(elbo)
 
     def finished(self, state: ReduceState) -> Array:
-        """Never by itself: the steps are the budget (`num_warmup`), or `stop` ends them."""
+        """False: the number of steps (`num_warmup`) or `stop` ends a run."""
         return jnp.zeros((), bool)
 
     def needs_host(self, state: ReduceState) -> Array:
-        """Whether weights have grown until the bound was no number: no step goes on from there."""
+        """Whether the bound of a step was not finite: no step goes on from there."""
         return state.is_lost
 
     def on_host(
         self, states: Sequence[ReduceState], reading: ReduceReading, data: dict[str, Any]
     ) -> Sequence[ReduceState]:
-        """Refuses to go on."""
+        """Raises ValueError: the steps were too large."""
         count = next(int(state.count) for state in states if state.is_lost)
         raise ValueError(
             f"after {count} steps the bound is no number: the weights of a step were too large. "
-            "Give smaller steps, or features whose "
-            "largest numbers are not far beyond their standard deviation."
+            "Give smaller steps, or features whose largest numbers are not far beyond their "
+            "standard deviation."
         )
 
     def bound(
@@ -329,28 +313,21 @@ class AugmentReduce(Algorithm):
         data: dict[str, Any],
         rows_at_once: int = 64,
     ) -> float:
-        """The bound on the log likelihood of all rows that `state` was fitted to, with all classes,
-        at the means of the weights.
+        """The bound on the log likelihood of all rows, with all classes, at the mean weights.
 
         Nothing is drawn; what is not in closed form is integrated by quadrature. Cost: rows x
         classes x features.
+
+        Args:
+            state: fitted to these rows.
+            reading: of the model.
+            data: of the reading.
+            rows_at_once: in one evaluation of the model.
         """
-        model, total = reading.reduced, 0.0
-        every = {model.classes: jnp.arange(model.sizes[model.classes][0])} if model.classes else {}
-
-        @jax.jit
-        def of(rows: Array, state: ReduceState, data: dict[str, Any]) -> Array:
-            index = every | {model.rows: rows}
-            view = view_of(reading, reading.program.with_arguments(**data), index, state, None)
-            local = jax.tree.map(lambda leaf: leaf[rows], state.local)
-            return reading.bound_of_rows(view.terms(view.parameters), local, len(rows), None)
-
-        for chunk in np.array_split(
-            np.arange(model.sizes[model.rows][0]),
-            max(model.sizes[model.rows][0] // rows_at_once, 1),
-        ):
-            total += float(np.asarray(of(jnp.asarray(chunk), state, data), np.float64).sum())
-        return total
+        num_rows = reading.reduced.sizes[reading.reduced.rows][0]
+        chunks = np.array_split(np.arange(num_rows), max(num_rows // rows_at_once, 1))
+        bounds = (_bound_of_rows(reading, jnp.asarray(rows), state, data) for rows in chunks)
+        return sum(float(np.asarray(each, np.float64).sum()) for each in bounds)
 
     def draw(
         self,
@@ -360,14 +337,12 @@ class AugmentReduce(Algorithm):
         data: dict[str, Any],
         num_draws: int,
     ) -> dict[str, Array]:
-        """Draws of the weights and of what else is used as a whole; where they are a point,
-        `num_draws` copies of it. The noise of the rows is left out: its q is among the variational
-        parameters.
+        """Draws of all sites but the noise of the rows, whose q is a variational parameter; where
+        the weights are a point, copies of it.
         """
         reduced, values, found = reading.reduced, self.values(state, reading), {}
-        for key, (name, value) in zip(
-            random.split(rng_key, max(len(values), 1)), values.items(), strict=False
-        ):
+        keys = random.split(rng_key, max(len(values), 1))
+        for key, (name, value) in zip(keys, values.items(), strict=False):
             shape = (num_draws, *value["loc"].shape)
             drawn = jnp.broadcast_to(value["loc"][None], shape)
             if self.posterior:
@@ -381,24 +356,15 @@ class AugmentReduce(Algorithm):
         if state.is_lost:
             self.on_host([state], reading, data)
         reduced = reading.reduced
-        found = {f"{reduced.local}_{name}": value for name, value in state.local.items()}
-        dims: dict[str, tuple[str, ...]] = dict.fromkeys(found, (reduced.rows,))
-        values = self.values(state, reading) if self.posterior else {}
-        for name, site in {**reduced.by_row, **reduced.whole}.items() if self.posterior else ():
-            found |= {
-                f"{name}_loc": values[name]["loc"],
-                f"{name}_scale": jnp.exp(values[name]["log_scale"]),
-            }
-            dims |= {f"{name}_{part}": site.dims for part in ("loc", "scale")}
         dotted = lambda name: name.replace("/", ".")
-        groups = (
-            {"variational_parameters": {dotted(name): value for name, value in found.items()}}
-            if found
-            else {}
-        )
-        return Results(
-            groups, {}, {dotted(name): tuple(map(dotted, own)) for name, own in dims.items()}
-        )
+        found = {dotted(f"{reduced.local}_{name}"): value for name, value in state.local.items()}
+        dims: dict[str, tuple[str, ...]] = dict.fromkeys(found, (dotted(reduced.rows),))
+        for name, value in self.values(state, reading).items() if self.posterior else ():
+            site = (reduced.by_row | reduced.whole)[name]
+            parts = {"loc": value["loc"], "scale": jnp.exp(value["log_scale"])}
+            found |= {dotted(f"{name}_{part}"): leaf for part, leaf in parts.items()}
+            dims |= {dotted(f"{name}_{part}"): tuple(map(dotted, site.dims)) for part in parts}
+        return Results({"variational_parameters": found} if found else {}, {}, dims)
 
     def updated(
         self,
@@ -407,12 +373,22 @@ class AugmentReduce(Algorithm):
         data: dict[str, Any],
         before: dict[str, Any],
     ) -> ReduceState:
-        """Goes on with other rows: the weights stay, q(eps) starts anew."""
+        """The state for other rows: the weights stay, q(eps) starts anew."""
         return state._replace(local=reading.start())
 
 
+@partial(jax.jit, static_argnums=0)
+def _bound_of_rows(
+    reading: ReduceReading, rows: Array, state: ReduceState, data: dict[str, Any]
+) -> Array:
+    model, program = reading.reduced, reading.program.with_arguments(**data)
+    every = {model.classes: jnp.arange(model.sizes[model.classes][0])} if model.classes else {}
+    batch = minibatch_of(reading, program, every | {model.rows: rows}, state, None)
+    local = jax.tree.map(lambda leaf: leaf[rows], state.local)
+    return reading.bound_of_rows(batch.terms(batch.parameters), local, None)
+
+
 def _settings(program: Program) -> tuple[Any, list[Any]]:
-    """The arguments, in a form that is the same only where they are."""
     leaves, form = jax.tree.flatten(program.arguments)
     return form, [
         (
@@ -426,7 +402,7 @@ def _settings(program: Program) -> tuple[Any, list[Any]]:
 def _probed(
     model: ReducedModel, program: Program, own_negatives: bool, rng_key: Array
 ) -> tuple[dict[str, Array], Array]:
-    """Which terms are finite; how far the log joint is from log u - rate u, u = exp(-eps)."""
+    """Which terms are finite; the gap between the log joint and log u - rate u, u = exp(-eps)."""
     index = model.draw_index(rng_key, own_negatives)
     num_rows = len(index[model.rows])
     # The stand-ins answer in turn, once, so each run takes new ones.
@@ -441,5 +417,5 @@ def _probed(
     slope = lambda u: (
         jax.jvp(lambda u: terms(-jnp.log(u))[0], (u,), (jnp.ones(num_rows),))[1] - 1 / u
     )
-    each = jnp.stack([slope(jnp.full(num_rows, u)) for u in PROBES])
+    each = jnp.stack([slope(jnp.full(num_rows, u)) for u in (0.3, 1.0, 2.5)])
     return finite, jnp.max(jnp.ptp(each, axis=0) / (1 + jnp.abs(each[0])))

@@ -1,10 +1,12 @@
-"""Rows of sites that a model asks for together, side by side in one array.
+"""The rows of the weights that a step reads and moves: their layout, their optimiser, their prior.
 
-A step that touches few of a million rows waits for memory more than it computes, and waits anew in
-each place where it looks. So the values of a row, what the optimiser knows of it and when it was
-touched last lie next to each other: a step gathers and scatters one array.
+A step that touches few of a million rows waits for memory more than it computes. So the values of a
+row, the optimiser's state for it and the step that touched it last lie side by side in one array,
+and a step gathers and scatters that array once.
 
-The weights that one step reads and moves, and their prior.
+An optimiser is a pair `init(values)`, `update(slopes, state, values) -> (moves, state)` as in
+optax, for slopes of a loss. On some rows alone it is valid only if a zero slope moves nothing, now
+and later: optimisers without momentum, such as `optax.sgd` and `optax.adagrad`.
 """
 
 from collections.abc import Callable
@@ -15,42 +17,173 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from inference.kernels.augment_reduce.row_optimizer import remembered, update_rows
 from inference.program.program import Program
-from inference.reading.row_table import Asked, Index, ReducedModel
+from inference.reading.row_table import Index, ReducedModel, RowRequests
 
-__all__ = ["Row", "Table", "View", "steps_since", "tables_of", "touch", "view_of"]
+__all__ = [
+    "Adagrad",
+    "Adaptive",
+    "Minibatch",
+    "Row",
+    "RowLayout",
+    "check_lazy",
+    "layouts_of",
+    "minibatch_of",
+    "remembered",
+    "update_rows",
+]
 
-# a float of 32 bits counts so far; a row that was left alone for longer is as rare as it is
-# harmless
-STEPS = 2**24 - 1
+# steps are counted up to here and then from 0 again: 32-bit floats are exact so far, and rows that
+# are left alone for longer are rare
+MAX_STEPS = 2**24 - 1
+
+
+class Adaptive(NamedTuple):
+    """The step sizes of Kucukelbir et al. (2017), between RMSProp and Adagrad.
+
+    A move is -rate_t t^(-1/2) slope / (1 + sqrt(square)), with square <- 0.1 slope^2 + 0.9 square,
+    and slope^2 at first.
+
+    Args:
+        rate: of the first steps.
+        decay: factor of the rate, every `decay_every` steps.
+        decay_every: steps.
+    """
+
+    rate: float = 0.02
+    decay: float = 0.9
+    decay_every: int = 2000
+
+    def init(self, values: Any) -> tuple[Array, Any]:
+        """The state before the first step: the count of steps, and means of squared slopes."""
+        return jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, values)
+
+    def update(
+        self, slopes: Any, state: tuple[Array, Any], values: Any = None
+    ) -> tuple[Any, tuple[Array, Any]]:
+        """Moves down the slopes, and the next state."""
+        count = state[0] + 1
+        decayed = self.rate * self.decay ** (state[0] // self.decay_every).astype(float)
+        rate = decayed / jnp.sqrt(count.astype(float))
+        mean = lambda slope, square: jnp.where(square == 0, slope**2, 0.1 * slope**2 + 0.9 * square)
+        square = jax.tree.map(mean, slopes, state[1])
+        move = lambda slope, square: (-rate * slope / (1 + jnp.sqrt(square))).astype(slope.dtype)
+        return jax.tree.map(move, slopes, square), (count, square)
+
+
+class Adagrad(NamedTuple):
+    """Adagrad (Duchi, Hazan and Singer 2011), which sums squared slopes where `Adaptive` forgets.
+
+    A slope hardly changes its own divisor, so that noise does not bias a fit; `Adaptive` does.
+
+    Args:
+        rate: of a step, rate slope / sqrt(sum of squared slopes).
+    """
+
+    rate: float = 0.1
+
+    def init(self, values: Any) -> Any:
+        """The state before the first step."""
+        return jax.tree.map(jnp.zeros_like, values)
+
+    def update(self, slopes: Any, state: Any, values: Any = None) -> tuple[Any, Any]:
+        """Moves down the slopes, and the next state."""
+        square = jax.tree.map(lambda slope, square: square + slope**2, slopes, state)
+        move = lambda slope, square: -self.rate * slope / jnp.sqrt(square + 1e-12)
+        return jax.tree.map(move, slopes, square), square
+
+
+def remembered(optimizer: Any, values: Any) -> tuple[list[Any], list[Any]]:
+    """The optimiser's first state: arrays with a row for each row of `values`, and the others."""
+    own, common = _split(optimizer, values, optimizer.init(values))
+    known = {leaf.dtype.name for leaf in jax.tree.leaves(values)}
+    if strange := {leaf.dtype.name for leaf in own} - known:
+        raise ValueError(
+            f"optimizer: it remembers rows as {', '.join(strange)}; wanted the type of the values."
+        )
+    return own, common
+
+
+def update_rows(
+    optimizer: Any, slopes: Any, known: list[Any], common: list[Any], values: Any
+) -> tuple[Any, list[Any], list[Any]]:
+    """Some rows after a step, and the optimiser's state as `remembered` gives it.
+
+    Args:
+        optimizer: as in optax.
+        slopes: a tree of arrays [row, ...].
+        known: the optimiser's state of these rows.
+        common: its state of all rows together.
+        values: the rows before, a tree of arrays [row, ...].
+    """
+    own, rest = iter(known), iter(common)
+    structure = jax.tree.structure(jax.eval_shape(optimizer.init, values))
+    leaves = [next(own if mine else rest) for mine in _is_by_row(optimizer, values)]
+    moves, new = optimizer.update(slopes, jax.tree.unflatten(structure, leaves), values)
+    return jax.tree.map(jnp.add, values, moves), *_split(optimizer, values, new)
+
+
+def _split(optimizer: Any, values: Any, state: Any) -> tuple[list[Any], list[Any]]:
+    leaves = list(zip(_is_by_row(optimizer, values), jax.tree.leaves(state), strict=True))
+    return [leaf for mine, leaf in leaves if mine], [leaf for mine, leaf in leaves if not mine]
+
+
+def _is_by_row(optimizer: Any, values: Any) -> list[bool]:
+    """Whether each array of the state has a row for each row of the values: it grows with them."""
+    shapes = {leaf.shape for leaf in jax.tree.leaves(values)}
+    longer = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((len(leaf) + 1, *leaf.shape[1:]), leaf.dtype), values
+    )
+    now, then = (jax.tree.leaves(jax.eval_shape(optimizer.init, some)) for some in (values, longer))
+    found = [one.shape != other.shape for one, other in zip(now, then, strict=True)]
+    if strange := {leaf.shape for leaf, mine in zip(now, found, strict=True) if mine} - shapes:
+        raise ValueError(
+            f"optimizer: for values of shape {', '.join(map(str, shapes))} it keeps an array of "
+            f"shape {min(strange)}, which cannot be shared out among their rows. Wanted one that "
+            "keeps arrays as large as the values, such as optax.adagrad or optax.sgd."
+        )
+    return found
+
+
+def check_lazy(optimizer: Any) -> None:
+    """Refuses an optimiser that still moves where the slope is zero."""
+    value = jnp.ones(2)
+    state = optimizer.init(value)
+    for slope in (jnp.ones(2), jnp.array([0.0, 1.0])):
+        moves, state = optimizer.update(slope, state, value)
+    if float(moves[0]) != 0:
+        raise ValueError(
+            f"optimizer: it moves a row whose slope is 0 (by {float(moves[0]):.2g}), so it must "
+            "see all rows at every step. Wanted one without momentum and weight decay, such as "
+            "optax.adagrad or optax.sgd."
+        )
 
 
 class Row(NamedTuple):
-    """What belongs to one row of a table, or to some: [row, ...] of each."""
+    """All that belongs to one row of weights, or to some: [row, ...] of each."""
 
     # {"loc": ...}, and "log_scale" where weights have a distribution, of each site
     values: dict[str, Any]
-    known: dict[str, list[Any]]  # what the optimiser knows
-    # the step after which the row was touched last, where a prior counts; None where none does
+    known: dict[str, list[Any]]  # the optimiser's state
+    # number of the step that touched the row last, where a prior counts; None where none does
     touched: Any
 
 
-class Table(NamedTuple):
-    """Where everything is in an array [row, number]."""
+class RowLayout(NamedTuple):
+    """The layout of rows in an array [row, number]."""
 
     sites: tuple[str, ...]
     weighed: tuple[str, ...]  # of the sites, those whose prior counts
     row: Row  # shapes without the axis of rows
 
     def pack(self, rows: Row) -> Array:
-        """Side by side."""
+        """The array of these rows."""
         return jnp.concatenate(
             [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(rows)], axis=1
         )
 
     def unpack(self, packed: Array) -> Row:
-        """Each by itself."""
+        """The rows of an array."""
         shapes, structure = jax.tree.flatten(self.row)
         ends = np.cumsum([int(np.prod(one.shape)) for one in shapes])
         pieces = jnp.split(packed, ends[:-1].tolist(), axis=1)
@@ -61,173 +194,145 @@ class Table(NamedTuple):
         return jax.tree.unflatten(structure, leaves)
 
 
-def tables_of(
+def layouts_of(
     model: ReducedModel, optimizer: Any, weighed: tuple[str, ...], names: tuple[str, ...]
-) -> tuple[Table, ...]:
-    """One for all sites that are asked for the same rows.
+) -> tuple[RowLayout, ...]:
+    """A layout for each set of sites whose rows are always requested together.
 
-    :param weighed: the sites whose prior counts.
-    :param names: of what each value consists of.
+    Args:
+        model: the reading.
+        optimizer: of the weights.
+        weighed: the sites whose prior counts.
+        names: the parameters of each value: "loc", and "log_scale" of a distribution.
     """
-    return tuple(
-        _table(model, optimizer, sites, tuple(name for name in sites if name in weighed), names)
-        for sites in model.together
-    )
 
-
-def _table(
-    model: ReducedModel,
-    optimizer: Any,
-    sites: tuple[str, ...],
-    weighed: tuple[str, ...],
-    names: tuple[str, ...],
-) -> Table:
-    dtype = model.by_row[sites[0]].dtype
-
-    def one_row() -> Row:
+    def rows_of(sites: tuple[str, ...]) -> Row:
+        dtype = model.by_row[sites[0]].dtype
         values = {
             name: {part: jnp.zeros((1, *model.row_shapes[name]), dtype) for part in names}
             for name in sites
         }
         known = {name: remembered(optimizer, value)[0] for name, value in values.items()}
-        return Row(values, known, jnp.zeros(1, dtype) if weighed else None)
+        return Row(values, known, jnp.zeros(1, dtype) if set(sites) & set(weighed) else None)
 
-    of_row = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    return Table(sites, weighed, jax.tree.map(of_row, jax.eval_shape(one_row)))
-
-
-def touch(count: Array, like: Array) -> Array:
-    """The mark of rows that were touched in the step after which `count` are done."""
-    return jnp.broadcast_to((count & STEPS).astype(like.dtype), like.shape)
-
-
-def steps_since(touched: Array, count: Array) -> Array:
-    """Steps from the mark of a row until `count` are done."""
-    return (count - touched.astype(count.dtype)) & STEPS
+    without_rows = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    return tuple(
+        RowLayout(
+            sites,
+            tuple(name for name in sites if name in weighed),
+            jax.tree.map(without_rows, jax.eval_shape(lambda sites=sites: rows_of(sites))),
+        )
+        for sites in model.together
+    )
 
 
-class View(NamedTuple):
-    """Of some rows of the sites, as a step sees them."""
+class Minibatch(NamedTuple):
+    """Some rows of the data, some classes, and the rows of the weights that they need."""
 
     model: ReducedModel
-    tables: tuple[Table, ...]
+    layouts: tuple[RowLayout, ...]
     program: Program
     index: Index
     state: Any  # a ReduceState
-    asked: dict[str, Asked]
-    rows: tuple[Row, ...]  # of each table, those that were asked for
+    requests: dict[str, RowRequests]
+    rows: tuple[Row, ...]  # the requested ones of each layout
     # standard normal, the same for requests of the same row; nothing where the weights are a point
     noise: dict[str, Array]
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of q of each site: the rows that were asked for, or all; {"loc": ..., "log_scale":
-        ...}.
-        """
-        return self.state.whole | {
-            name: value for row in self.rows for name, value in row.values.items()
-        }
+        """{"loc": ..., "log_scale": ...} of each site: of the requested rows, or of all."""
+        by_row = {name: value for row in self.rows for name, value in row.values.items()}
+        return self.state.whole | by_row
 
     def sites(self, parameters: dict[str, Any]) -> dict[str, Array]:
-        """A draw of each site: rows, or all, constrained."""
+        """A draw of each site, constrained: of the requested rows, or of all."""
         at = {name: own["loc"] for name, own in parameters.items()}
-        at |= {
-            name: at[name] + jnp.exp(parameters[name]["log_scale"]) * z
-            for name, z in self.noise.items()
-        }
-        return {
-            name: self.model.constrained(name, value) if name in self.model.whole else value
-            for name, value in at.items()
-        }
+        for name, z in self.noise.items():
+            at[name] = at[name] + jnp.exp(parameters[name]["log_scale"]) * z
+        return at | {name: self.model.constrained(name, at[name]) for name in self.model.whole}
 
     def values(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The same, as the model is given them."""
-        return {
-            name: self.asked[name].answers(value) if name in self.asked else value
-            for name, value in self.sites(parameters).items()
-        }
+        """A draw of each site, in the form that the model takes."""
+        sites = self.sites(parameters)
+        return sites | {name: one.answers(sites[name]) for name, one in self.requests.items()}
 
     def terms(self, parameters: dict[str, Any]) -> Callable[[Array | None], tuple[Array, Array]]:
-        """The log joint of each row as a function of its own site."""
+        """The log joint of each row as a function of its local site."""
         return self.model.terms(self.program, self.index, self.values(parameters))
 
     def log_prior(self, parameters: dict[str, Any]) -> Array:
-        """With the entropy of q, less its constant.
+        """The log prior of the weights plus the entropy of q, up to a constant.
 
-        A row that was asked for answers for all steps since it was asked for last: on average, and
-        in the sum over steps, every row counts as it does in the whole prior.
+        A requested row counts for all steps since it was requested last. So on average, and in the
+        sum over steps, every row counts as in the whole prior.
         """
-        by_row, total = self.model.priors(self.program, self.index, self.values(parameters))
-        sites = self.sites(parameters)
-        for name, row in (
-            (name, row)
-            for table, row in zip(self.tables, self.rows, strict=True)
-            for name in table.weighed
-        ):
-            asked, log_prob = (
-                self.asked[name],
-                jnp.asarray(jax.vmap(by_row[name].log_prob)(sites[name])),
-            )
-            steps = (
-                steps_since(row.touched, self.state.count + 1).astype(float) / asked.multiplicity
-            )
-            each = log_prob.reshape(len(asked.ids), -1).sum(1)
-            if name in self.noise:
-                each = each + parameters[name]["log_scale"].reshape(len(asked.ids), -1).sum(1)
-            total = total + jnp.sum(steps * each)
-        entropies = (
-            jnp.sum(parameters[name]["log_scale"])
-            for name in self.noise
-            if name in self.model.whole
-        )
+        priors, total = self.model.priors(self.program, self.index, self.values(parameters))
+        sites, count = self.sites(parameters), self.state.count + 1
+        for layout, row in zip(self.layouts, self.rows, strict=True):
+            for name in layout.weighed:
+                requests = self.requests[name]
+                log_prob = jnp.asarray(jax.vmap(priors[name].log_prob)(sites[name]))
+                since = (count - row.touched.astype(count.dtype)) & MAX_STEPS
+                steps = since.astype(float) / requests.multiplicity
+                each = log_prob.reshape(len(requests.ids), -1).sum(1)
+                if name in self.noise:
+                    log_scale = parameters[name]["log_scale"]
+                    each = each + log_scale.reshape(len(requests.ids), -1).sum(1)
+                total = total + jnp.sum(steps * each)
+        whole = [name for name in self.noise if name in self.model.whole]
+        entropies = (jnp.sum(parameters[name]["log_scale"]) for name in whole)
         return total + sum(entropies, start=jnp.zeros(()))
 
     def moved(self, optimizer: Any, slopes: dict[str, Any]) -> Any:
-        """The state after a step down the slopes of the parameters; what is known of the rows of
-        the data stays.
-        """
+        """The state after a step down the slopes of the parameters; q of the noise stays."""
         count, tables = self.state.count + 1, []
         whole, common = dict(self.state.whole), dict(self.state.optimizer)
-        for table, packed, row in zip(self.tables, self.state.tables, self.rows, strict=True):
-            asked, values, known = self.asked[table.sites[0]], {}, {}
-            for name in table.sites:
-                merged = jax.tree.map(asked.merged, slopes[name])
+        for layout, packed, row in zip(self.layouts, self.state.tables, self.rows, strict=True):
+            requests, values, known = self.requests[layout.sites[0]], {}, {}
+            for name in layout.sites:
+                merged = jax.tree.map(requests.merged, slopes[name])
                 values[name], known[name], common[name] = update_rows(
                     optimizer, merged, row.known[name], common[name], row.values[name]
                 )
-            touched = None if row.touched is None else touch(count, row.touched)
-            tables.append(asked.scatter(packed, table.pack(Row(values, known, touched))))
+            touched = jax.tree.map(lambda old: jnp.full_like(old, count & MAX_STEPS), row.touched)
+            tables.append(requests.scatter(packed, layout.pack(Row(values, known, touched))))
         for name, value in whole.items():
             moves, common[name] = optimizer.update(slopes[name], common[name], value)
             whole[name] = jax.tree.map(jnp.add, value, moves)
         return self.state._replace(tables=tuple(tables), whole=whole, optimizer=common, count=count)
 
 
-def view_of(
+def minibatch_of(
     reading: Any, program: Program, index: Index, state: Any, rng_key: Array | None
-) -> View:
-    """What the model asks for at these indices, by a `ReduceReading`; without a key the weights
-    are at their means.
+) -> Minibatch:
+    """The rows of the weights that the model requests at these indices.
+
+    Args:
+        reading: a `ReduceReading`.
+        program: the model with its data.
+        index: rows of the data and classes.
+        state: a `ReduceState`.
+        rng_key: for a draw of the weights; without it they are at their means.
     """
-    model, tables = reading.reduced, reading.tables
+    model, layouts = reading.reduced, reading.layouts
     whole = {name: model.constrained(name, state.whole[name]["loc"]) for name in model.whole}
-    asked = model.asked(program, index, whole)
-    for name, ids in (
-        (name, asked[table.sites[0]].ids) for table in tables for name in table.sites
-    ):
-        assert asked[name].ids is ids, (
-            f"site {name!r}: it is asked for other rows than when the model was read"
-        )
+    requests = model.requests(program, index, whole)
+    for layout in layouts:
+        for name in layout.sites:
+            assert requests[name].ids is requests[layout.sites[0]].ids, (
+                f"site {name!r}: other rows of it are requested than when the model was read"
+            )
     rows = tuple(
-        table.unpack(asked[table.sites[0]].gather(packed))
-        for table, packed in zip(tables, state.tables, strict=True)
+        layout.unpack(requests[layout.sites[0]].gather(packed))
+        for layout, packed in zip(layouts, state.tables, strict=True)
     )
-    view = View(model, tables, program, index, state, asked, rows, {})
+    batch = Minibatch(model, layouts, program, index, state, requests, rows, {})
     if rng_key is None:
-        return view
-    noise, own = {}, view.parameters
+        return batch
+    noise, own = {}, batch.parameters
     for key, name in zip(random.split(rng_key, max(len(own), 1)), own, strict=False):
         if "log_scale" in own[name]:
             z = random.normal(key, own[name]["loc"].shape)
-            noise[name] = asked[name].spread(z) if name in asked else z
-    return view._replace(noise=noise)
+            noise[name] = requests[name].spread(z) if name in requests else z
+    return batch._replace(noise=noise)

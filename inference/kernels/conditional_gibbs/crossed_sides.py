@@ -1,21 +1,21 @@
-"""Joint draws of all sites of a side of a crossed predictor: the items are independent given the
-other side.
+"""Joint draws of all sites of one side of a crossed predictor. Given the other side, the items are
+independent.
 
-An entry e of an item says what its row x[e] = (table[other[e]], residual[e], shared slopes[e])
-says, and all entries of the item no more than gram = sum_e w[e] x[e] x[e]'. With D the scale of the
-columns of the table, the step away from where the item's sites are has
+An entry e of an item has the row x[e] = (table[other[e]], residual[e], shared slopes[e]). All
+entries of the item enter by gram = sum_e w[e] x[e] x[e]' alone. With D the scale of the columns of
+the table, the step away from the present values of the item's sites has
 
-    precision  = diag(fall) + D gram[columns, columns] D
-    linear     = slope      + D gram[columns, residual]                                                       (1)
+    precision  = diag(fall) + D gram[columns, columns] D                                        (1)
+    linear     = slope      + D gram[columns, residual]
 
-with slope and fall of the prior. For any numbers a and b of an item, a' gram b is a sum over its
-entries of products of what is linear in x: of slopes of amplitudes, which are the table times the
-item's factors, and of residuals after the step. So what components and shared sites need of the
-entries costs nothing beside the gram.
+with slope and fall of the prior. For any vectors a and b of an item, a' gram b is a sum over its
+entries of products of linear functions of x: of slopes of amplitudes, which are the table times the
+item's factors, and of residuals after the step. So the sums over the entries that components and
+shared sites need come with the gram.
 
-Items are sorted into buckets by their number of entries, which are then padded to one length, and
-go through in chunks, so that memory stays small. Cost: 1.2 x entries x columns^2 + items x
-columns^3; memory: `CHUNK` numbers.
+Items are sorted by their number of entries, padded to few lengths, and go through in chunks, so
+that memory stays small. Cost: 1.2 x entries x columns^2 + items x columns^3; memory: `CHUNK`
+numbers.
 """
 
 from typing import Any, NamedTuple
@@ -24,81 +24,84 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.lax.linalg import cholesky, triangular_solve
+from jaxtyping import Float, Int
 
-__all__ = ["Bucket", "Entries", "buckets", "grams", "steps"]
+__all__ = ["Entries", "PaddedItems", "grams", "pad_items", "steps"]
 
-SHORTEST, GROWTH = 8, 1.4  # lengths of the buckets
-CHUNK = 2**18  # numbers of the padded table that are at hand at once
-
-
-class Bucket(NamedTuple):
-    """Items with about as many entries."""
-
-    items: Any  # [chunk, item]; one beyond the last stands for none
-    entries: Any  # [chunk, item, entry]; one beyond the last stands for none
+CHUNK = 2**18  # numbers of the padded table that are in memory at once
 
 
-def buckets(index: np.ndarray, num_items: int, num_columns: int) -> tuple[Bucket, ...]:
-    """The items 0 .. num_items - 1 by the number of their entries."""
-    order, counts = (
-        np.argsort(index, kind="stable").astype(np.int32),
-        np.bincount(index, minlength=num_items),
-    )
-    first = np.append(np.cumsum(counts) - counts, 0)
-    lengths = [min(SHORTEST, int(counts.max()))]
-    while lengths[-1] < counts.max():
-        lengths.append(min(int(lengths[-1] * GROWTH), int(counts.max())))
+class PaddedItems(NamedTuple):
+    """Items with about as many entries; one number beyond the last stands for none."""
+
+    items: Any  # [chunk, item]
+    entries: Any  # [chunk, item, entry]
+
+
+def pad_items(
+    index: np.ndarray, num_items: int, num_columns: int, shortest: int = 8, growth: float = 1.4
+) -> tuple[PaddedItems, ...]:
+    """The items of a side with their entries, padded to few lengths.
+
+    Args:
+        index: the item of each entry, 0 .. num_items - 1.
+        num_items: how many the side has.
+        num_columns: of the table.
+        shortest: length.
+        growth: factor from one length to the next.
+    """
+    order = np.argsort(index, kind="stable").astype(np.int32)
+    counts = np.bincount(index, minlength=num_items)
+    first, longest = np.append(np.cumsum(counts) - counts, 0), int(counts.max())
+    lengths = [min(shortest, longest)]
+    while lengths[-1] < longest:
+        lengths.append(min(int(lengths[-1] * growth), longest))
     which, counts = np.searchsorted(lengths, counts), np.append(counts, 0)
-    return tuple(
-        _bucket(np.flatnonzero(which == i), length, order, first, counts, num_columns)
-        for i, length in enumerate(lengths)
-        if i in which
-    )
-
-
-def _bucket(
-    items: np.ndarray,
-    length: int,
-    order: np.ndarray,
-    first: np.ndarray,
-    counts: np.ndarray,
-    num_columns: int,
-) -> Bucket:
-    num_chunks = -(-len(items) // max(CHUNK // (length * num_columns), 1))
-    size = -(-len(items) // num_chunks)
-    items = (
-        np.append(items, np.full(num_chunks * size - len(items), len(first) - 1))
-        .astype(np.int32)
-        .reshape(num_chunks, size)
-    )
-    place = np.minimum(first[items][..., None] + np.arange(length), len(order) - 1)
-    return Bucket(
-        items,
-        np.where(np.arange(length) < counts[items][..., None], order[place], len(order)).astype(
-            np.int32
-        ),
-    )
+    found = []
+    for i in np.unique(which):
+        items, length = np.flatnonzero(which == i), lengths[i]
+        num_chunks = -(-len(items) // max(CHUNK // (length * num_columns), 1))
+        size = -(-len(items) // num_chunks)
+        padding = np.full(num_chunks * size - len(items), num_items)
+        items = np.append(items, padding).astype(np.int32).reshape(num_chunks, size)
+        place = np.minimum(first[items][..., None] + np.arange(length), len(order) - 1)
+        is_entry = np.arange(length) < counts[items][..., None]
+        entries = np.where(is_entry, order[place], len(order)).astype(np.int32)
+        found.append(PaddedItems(items, entries))
+    return tuple(found)
 
 
 class Entries(NamedTuple):
-    """What they say, and one more that says nothing, for padding."""
+    """The rows x of all entries, and one more of weight 0, for padding."""
 
     table: Array  # [item of the other side, column]
-    other: Array  # to which item of the other side each belongs
-    own: Array  # residual and shared slopes, times the root of the weight
+    other: Array  # the item of the other side of each entry
+    own: Array  # residual and shared slopes, times the root of the weight [entry, number]
     root: Array  # of the weight
 
     @classmethod
-    def of(cls, table: Array, other: Array, own: Array, weight: Array) -> "Entries":
-        """`own` [entry, number]: residuals first, then shared slopes."""
+    def of(
+        cls,
+        table: Float[Array, "other column"],
+        other: Int[Array, " entry"],
+        own: Float[Array, "entry number"],
+        weight: Float[Array, " entry"],
+    ) -> "Entries":
+        """Pads the entries.
+
+        Args:
+            table: slopes of the predictor by item of the other side.
+            other: that item of each entry.
+            own: residuals, then shared slopes.
+            weight: of each entry.
+        """
         root = jnp.append(jnp.sqrt(weight), 0).astype(table.dtype)
-        return cls(
-            table, jnp.append(other, 0), jnp.pad(own, ((0, 1), (0, 0))) * root[:, None], root
-        )
+        padded = jnp.pad(own, ((0, 1), (0, 0))) * root[:, None]
+        return cls(table, jnp.append(other, 0), padded, root)
 
 
-def grams(entries: Entries, which: Array) -> Array:
-    """Of each item, from its entries [item, entry]."""
+def grams(entries: Entries, which: Int[Array, "item entry"]) -> Float[Array, "item number number"]:
+    """The gram of each item, from its entries."""
     rows = entries.table[entries.other[which]] * entries.root[which][..., None]
     rows = jnp.concatenate([rows, entries.own[which]], axis=-1)
     return jnp.einsum("nea,neb->nab", rows, rows)
@@ -107,23 +110,31 @@ def grams(entries: Entries, which: Array) -> Array:
 def steps(
     rng_key: Array,
     entries: Entries,
-    start: Array,
+    start: Float[Array, "item column"],
     prior: tuple[Array, Array],
-    scale: Array,
-    plan: tuple,
-) -> tuple[Array, tuple]:
-    """A draw of the step of every item, [item, column]; and with y the table times the sites after
-    the step, next to the shared slopes, and r the residual after the step, the sums over all
-    entries of w y y' and w y r.
+    scale: Float[Array, " column"],
+    items: tuple[PaddedItems, ...],
+) -> tuple[Float[Array, "item column"], tuple[Array, Array]]:
+    """A draw of the step of every item, and sums over the entries after it.
+
+    Args:
+        rng_key: a key.
+        entries: their rows.
+        start: the sites of the items.
+        prior: its slope and fall at `start`, [item, column].
+        scale: of the columns of the table.
+        items: by `pad_items`.
+
+    Returns:
+        The steps; and the sums of w y y' and w y r, with y the table times the sites after the
+        step, next to the shared slopes, and r the residual after the step.
     """
     (slope, fall), num_columns, num_shared = prior, start.shape[1], entries.own.shape[1] - 1
-    drawn, keep = (
-        jnp.zeros_like(start),
-        np.delete(np.arange(num_columns + 1 + num_shared), num_columns),
-    )
-    sums = jnp.zeros((len(keep) + 1,) * 2, start.dtype), jnp.zeros(len(keep) + 1, start.dtype)
+    keep = np.delete(np.arange(num_columns + 1 + num_shared), num_columns)
+    drawn, zeros = jnp.zeros_like(start), jnp.zeros((len(keep) + 1,) * 2, start.dtype)
+    sums = zeros, zeros[0]
     of_shared = lambda value, like: jnp.full((len(like), num_shared), value, like.dtype)
-    for i, bucket in enumerate(plan):
+    for i, bucket in enumerate(items):
 
         def draw(sums, chunk):
             key, items, which = chunk
@@ -143,21 +154,18 @@ def steps(
 
 
 def _step(rng_key: Array, gram: Array, slope: Array, fall: Array, scale: Array) -> Array:
-    """From the Normal of (1).
+    """A draw from the Normal of (1).
 
     With L L' = precision, the root of [[precision, linear], [linear', corner]] ends with the row
     inverse(L) linear, for any corner that is large enough.
     """
-    width = len(scale)
-    both = jnp.append(scale, 1)
+    width, both = len(scale), jnp.append(scale, 1)
     corner = 1 + gram[:, width, width] + 2 * jnp.sum(slope**2 / fall, axis=1)
-    own = jnp.concatenate([fall, corner[:, None]], axis=1)[..., None] * jnp.eye(
-        width + 1, dtype=fall.dtype
-    )
+    diagonal = jnp.concatenate([fall, corner[:, None]], axis=1)[..., None]
+    own = diagonal * jnp.eye(width + 1, dtype=fall.dtype)
     own = own.at[:, width, :width].add(slope)
-    root = cholesky(
-        both[:, None] * gram[:, : width + 1, : width + 1] * both + own, symmetrize_input=False
-    )
+    scaled = both[:, None] * gram[:, : width + 1, : width + 1] * both
+    root = cholesky(scaled + own, symmetrize_input=False)
     half = root[:, width, :width] + random.normal(rng_key, slope.shape, slope.dtype)
     return triangular_solve(
         root[:, :width, :width], half[..., None], left_side=True, lower=True, transpose_a=True

@@ -1,53 +1,57 @@
-"""A sweep over a truncated mixture of conjugate blocks: all that belongs to groups given the rows,
-then all rows given the groups.
+"""Gibbs sweep over a truncated stick-breaking mixture of conjugate blocks: the parameters of all
+groups given the rows, then all rows given the groups.
 
-The mathematics is that of `CoordinateAscent`, with values in the place of expectations: what a
-block says of a row (`inference.kernels.coordinate_ascent.rows`), the sums over rows that it follows
-from, and the parameters that follow (`inference.kernels.coordinate_ascent.posterior`), which of known numbers are those of the complete
-conditional. What can be integrated out is, and is drawn again before anything else depends on it:
+The mathematics is that of `CoordinateAscent`, with values in place of expectations. Both kernels
+share the messages and the sums over rows (`inference.kernels.coordinate_ascent.rows`) and the
+conjugate updates (`inference.kernels.coordinate_ascent.posterior`,
+its stick posteriors). At known values an update is a complete conditional.
 
-- the group of a row waits neither for its missing entries nor for its soft labels, which are drawn
-  together after it; with more
-    than two
-  classes the labels of a row with holes wait for one of them, and the others are given;
-- what groups are called: two of them change places with their sticks integrated out, several times
-  a sweep;
-- the concentration sees the sticks up to the last group that has rows, what experts have in common
-  those experts whose rows have
-    labels;
-  the others would tell of nothing but its last value;
-- soft labels that no label tells of are seen by nothing;
-- groups split and merge with all that belongs to them integrated out (`mixture_splits`), but for
-  tasks that share groups by an
-    index.
+What can be integrated out is, and is drawn again before anything depends on it:
 
-Cost of a sweep over n rows, K groups and D entries of a row: 2 n K D^2, with m holes in a row n K
-m^3 / 2 more, K D^3, and `NUM_SPLITS` R D^3 for R rows of two groups.
+- The group of a row is drawn with the row's missing entries and soft labels integrated out. With
+  more than two classes, the soft labels of a row with missing entries are given, but for the last.
+- Pairs of groups exchange their places in the order of the sticks by Metropolis moves, with the
+  sticks integrated out. This moves between the modes of label switching.
+- The concentration is drawn given the sticks up to the last group with rows. The shared mean and
+  precision of the experts are drawn given the experts whose rows have labels. Sticks and experts
+  beyond those are drawn from their prior at the new values.
+- The soft labels of rows without a label are not used.
+
+Cost of a sweep over n rows, K groups and D entries of a row: 2 n K D^2 + K D^3; for rows with m
+missing entries, n K m^3 / 2 more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jax.scipy.special import betaln
+from jaxtyping import Float, Int
+from numpyro.distributions.util import clamp_probs
 
-from inference.kernels.conditional_gibbs.mixture_groups import are_alike, draw_groups_given
-from inference.kernels.conditional_gibbs.mixture_splits import (
-    SeenRows,
-    common_at,
-    log_marginal_at,
-    split_or_merged,
-)
 from inference.kernels.conditional_gibbs.route import Route
-from inference.kernels.coordinate_ascent.draws import cut, draw_incomplete, draw_normal
+from inference.kernels.coordinate_ascent.draws import (
+    cut,
+    draw_blocks,
+    draw_common,
+    draw_incomplete,
+    draw_normal,
+)
 from inference.kernels.coordinate_ascent.posterior import (
+    Shape,
+    agreement,
+    blocks_of,
+    concentration_given,
     expert_sums,
     gathered,
+    group_messages_at,
     message_at,
     shape_of,
     statistics_of,
+    sticks_given,
 )
 from inference.kernels.coordinate_ascent.rows import (
     Message,
@@ -62,38 +66,40 @@ from inference.kernels.coordinate_ascent.rows import (
 from inference.kernels.coordinate_ascent.start import column_means, start_groups
 from inference.program.compiling import once
 from inference.program.program import Program
-from inference.reading.conjugate.quadratic import weights_posterior
+from inference.reading.conjugate.pairs import log_sticks
+from inference.reading.conjugate.quadratic import common_posterior, known_weights, weights_posterior
 from inference.reading.stick_mixture.read import gaps, read_assignment
-from inference.reading.stick_mixture.structure import with_class_axis
+from inference.reading.stick_mixture.structure import Assignment, Prior, StickLevel, with_class_axis
 
-__all__ = ["AssignmentSweep"]
+__all__ = ["MixtureRoute", "draw_groups", "draw_sticks", "reordered"]
 
 Values = Mapping[str, Array]
 
-NUM_SPLITS = 1  # a sweep; each costs up to half of one, where most rows are of two groups
 
+class MixtureRoute(Route):
+    """Draws all sites of a mixture; reads the model and proves the reading.
 
-class AssignmentSweep(Route):
-    """What a program's rows need for a sweep; reads the model and proves the reading."""
+    Args:
+        program: the model with its data.
+    """
 
     name, fields, drawn = "mixture", ("num_groups",), (("assignment of rows", "conjugate mixture"),)
 
     def __init__(self, program: Program):
-        self.found = read_assignment(program)
-        self.rows = self.found.rows(program)
+        self.found = found = read_assignment(program)
+        self.rows = found.rows(program)
         self.shape = shape_of(self.rows)
-        self.statistics, _ = statistics_of(self.found, self.rows)
-        self.not_identified = tuple(sorted(self.found.by_number))
+        self.statistics, _ = statistics_of(found, self.rows)
+        self.not_identified = tuple(sorted(found.by_number))
         self.buckets = lay_out(self.rows, self.statistics, str(jnp.result_type(float)))
-        self.prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.found.prior)
-        self.num_tasks = int(np.prod(program.sites[self.found.sticks].shape[:-1]))
-        few = self.found.few
-        self._few_rows, start = self.found.rows(few), self.found.start(few, 0)
-        self._few_values = once(lambda start: few.constrain(start), start)(start)
+        self.prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior)
+        self.num_tasks = int(np.prod(program.sites[found.sticks].shape[:-1]))
+        self._few_rows, start = found.rows(found.few), found.start(found.few, 0)
+        self._few_values = once(found.few.constrain, start)(start)
 
     def start(self, rng_key: Array) -> dict[str, Array]:
-        """Values of the sites of rows, and of what tasks share: groups by k-means, means of
-        columns, soft labels on the right side.
+        """Start values: groups by k-means, missing entries at the means of their columns, and soft
+        labels on the side of 0 that the labels say.
         """
         found, rows = self.found, self.rows
         rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
@@ -104,12 +110,13 @@ class AssignmentSweep(Route):
         if found.holes:
             values[found.holes] = column_means(rows.features)[tuple(rows.holes.T)]
         if found.experts:
-            soft = rows.signs.T
-            values[found.experts.soft] = (
-                soft if len(found.few.sites[found.experts.soft].shape) == 2 else soft[0]
-            )
+            values[found.experts.soft] = rows.signs.T
+        like = found.few.sites  # of as many axes; those of rows are shorter
         return {
-            name: jnp.asarray(value, found.few.sites[name].dtype) for name, value in values.items()
+            name: jnp.asarray(
+                value if np.ndim(value) == len(like[name].shape) else value[0], like[name].dtype
+            )
+            for name, value in values.items()
         }
 
     def data(self, program: Program) -> tuple[RowBucket, ...]:
@@ -119,77 +126,22 @@ class AssignmentSweep(Route):
     def draw(
         self, rng_key: Array, program: Program, values: dict[str, Any], data: tuple[RowBucket, ...]
     ) -> tuple[dict[str, Any], list[Array], Program]:
-        """All sites after a sweep, how far the model then is from what was read, and the model."""
-        split_key, weight_key, group_key, row_key = random.split(rng_key, 4)
-        can_split = self.found.upper is None and are_alike(self.found) and len(self.rows.task) > 1
-        if can_split:
-            values = {**values, self.found.z: self._regrouped(split_key, values, data)}
+        """All sites after a sweep, the residual of the reading there, and the model."""
+        group_key, row_key = random.split(rng_key)
         sums = self.sums(values, data)
-        if can_split and self.found.experts:
-            values = {**values, **self._weights_given(weight_key, values, sums)}
-        groups = draw_groups_given(group_key, self.found, self.shape, self.prior, values, sums)
+        groups = draw_groups(group_key, self.found, self.shape, self.prior, values, sums)
         values = {**values, **groups}
-        values = values | self._rows_given(row_key, values, self.message(values), data)
+        values = values | self._draw_rows(row_key, values, data)
         return values, [self.residual(values)], program
 
-    def _regrouped(self, rng_key: Array, values: Values, data: tuple[RowBucket, ...]) -> Array:
-        """The groups of the rows after some of them have split or merged."""
-        rows = self._seen(values, data)
-        largest = jnp.argmax(jnp.bincount(values[self.found.z], length=self.found.num_groups))
-        log_marginal = log_marginal_at(self.found, self.shape, self.prior, values, largest)
-
-        def turn(i: Array, z: Array) -> Array:
-            return split_or_merged(
-                random.fold_in(rng_key, i), self.found, self.prior, values, z, rows, log_marginal
-            )
-
-        return lax.fori_loop(0, NUM_SPLITS, turn, values[self.found.z])
-
-    def _seen(self, values: Values, data: tuple[RowBucket, ...]) -> SeenRows:
-        """The rows of all buckets side by side."""
-        filled = self._filled(values)
-        by_row = lambda width: jnp.zeros((len(self.rows.task), width))
-        u, statistics, signs = (
-            by_row(self.shape.num_entries),
-            by_row(self.statistics.shape[1]),
-            by_row(self.rows.signs.shape[1]),
-        )
-        for bucket in data:
-            put = lambda whole, part, row=bucket.row: whole.at[row].set(part, mode="drop")
-            u, statistics, signs = (
-                put(u, bucket.entries),
-                put(statistics, bucket.statistics),
-                put(signs, bucket.signs),
-            )
-        u = u.at[:, : self.shape.num_features].add(filled)
-        return SeenRows(
-            u,
-            statistics,
-            self._soft(values),
-            (signs != 0).astype(u.dtype),
-            jnp.asarray(self.rows.task),
-        )
-
-    def _weights_given(
-        self, rng_key: Array, values: Values, sums: SufficientSums
-    ) -> dict[str, Array]:
-        """Of the experts, which were integrated out: what they have in common is as it was."""
-        experts, common = self.found.experts, common_at(self.found, self.prior, values)
-        assert experts is not None
-        assert common is not None
-        w, _ = draw_normal(
-            weights_posterior(common, *expert_sums(self.shape, gathered(sums, None))), rng_key
-        )
-        return {experts.weights: w.reshape(values[experts.weights].shape)}
-
-    def num_groups(self, values: Values) -> Array:
-        """How many have rows."""
+    def recorded(self, values: Values, log_joint: Any) -> tuple[Array, Array]:
+        """The number of groups that have rows, and minus the log joint."""
         group = self.found.group_of_rows(values, jnp.asarray(self.rows.task))
-        return jnp.sum(jnp.bincount(group, length=self.found.num_groups) > 0)
+        return jnp.sum(jnp.bincount(group, length=self.found.num_groups) > 0), -log_joint(values)
 
     def residual(self, values: Values) -> Array:
-        """How far the model is, on some of its rows, from what was read, at these values of all
-        that belongs to groups.
+        """The largest gap between the model and the reading, on some rows, at these values of all
+        sites that belong to groups.
         """
         own = {
             name: at if name in self.found.of_rows else values[name]
@@ -198,94 +150,66 @@ class AssignmentSweep(Route):
         each = gaps(self.found, self.found.few, self._few_rows, self.prior, own)
         return jnp.max(jnp.stack([gap.astype(float) for gap in each.values()]))
 
-    def message(self, values: Values) -> Message:
-        """What the groups of each task say of its rows."""
-        return message_at(self.found, self.shape, values)
-
     def sums(self, values: Values, data: tuple[RowBucket, ...]) -> SufficientSums:
-        """Over the rows of each group of a task."""
+        """Sufficient statistics of the rows of each group of each task."""
         z, filled, soft = values[self.found.z], self._filled(values), self._soft(values)
         num_rows, groups = len(z), jnp.arange(self.found.num_own, dtype=z.dtype)
 
         def add(total: SufficientSums, chunk: RowBucket) -> tuple[SufficientSums, None]:
             at = jnp.minimum(chunk.row, num_rows - 1)
             is_hole = jnp.arange(chunk.missing.shape[1])[None] < chunk.num_missing[:, None]
-            u = _with(
+            u = _with_missing(
                 chunk, jnp.where(is_hole, jnp.take_along_axis(filled[at], chunk.missing, 1), 0)
             )
-            is_own = ((z[at][:, None] == groups[None]) & (chunk.row < num_rows)[:, None]).astype(
-                u.dtype
-            )
-            moments, is_asked = (
-                jnp.einsum("pk,pi,pj->kij", is_own, u, u),
-                class_masks(chunk.signs[0]).all,
-            )
-            products = jnp.einsum("pk,pc,pi->cki", is_own, soft[at] * is_asked[None], u)
+            is_own = (z[at][:, None] == groups[None]) & (chunk.row < num_rows)[:, None]
+            weight, is_asked = is_own.astype(u.dtype), class_masks(chunk.signs[0]).all
+            moments = jnp.einsum("pk,pi,pj->kij", weight, u, u)
+            products = jnp.einsum("pk,pc,pi->cki", weight, soft[at] * is_asked[None], u)
             of_asked = is_asked[:, None, None, None] * moments[None]
-            own = SufficientSums(
-                moments, of_asked, products, chunk.statistics.T @ is_own, jnp.zeros((), u.dtype)
-            )
+            columns = chunk.statistics.T @ weight
+            own = SufficientSums(moments, of_asked, products, columns, jnp.zeros((), u.dtype))
             return total.plus_task(own, chunk.task), None
 
-        total = self._no_rows()
+        size, classes = self.shape.num_entries, self.rows.signs.shape[1]
+        zeros = lambda *shape: jnp.zeros((self.num_tasks, *shape))
+        total = SufficientSums(
+            zeros(len(groups), size, size),
+            zeros(classes, len(groups), size, size),
+            zeros(classes, len(groups), size),
+            zeros(self.statistics.shape[1], len(groups)),
+            jnp.zeros(()),
+        )
         for bucket in data:
             total, _ = lax.scan(add, total, bucket)
         return total
 
-    def _no_rows(self) -> SufficientSums:
-        tasks, groups, size, classes = (
-            self.num_tasks,
-            self.found.num_own,
-            self.shape.num_entries,
-            self.rows.signs.shape[1],
-        )
-        zeros = lambda *shape: jnp.zeros((tasks, *shape))
-        columns = zeros(self.statistics.shape[1], groups)
-        return SufficientSums(
-            zeros(groups, size, size),
-            zeros(classes, groups, size, size),
-            zeros(classes, groups, size),
-            columns,
-            jnp.zeros(()),
-        )
-
     def _filled(self, values: Values) -> Array:
-        """The missing entries in their places [row, feature]."""
-        empty = jnp.zeros(self.rows.features.shape)
-        return (
-            empty.at[tuple(self.rows.holes.T)].set(values[self.found.holes])
-            if self.found.holes
-            else empty
-        )
+        filled, holes = jnp.zeros(self.rows.features.shape), self.found.holes
+        return filled.at[tuple(self.rows.holes.T)].set(values[holes]) if holes else filled
 
     def _soft(self, values: Values) -> Array:
-        """Soft labels [row, class]."""
+        experts = self.found.experts
         return (
-            with_class_axis(values[self.found.experts.soft], 2).T
-            if self.found.experts
-            else jnp.zeros((len(self.rows.task), 0))
+            with_class_axis(values[experts.soft], 2).T
+            if experts
+            else jnp.zeros(self.rows.signs.shape)
         )
 
-    def _rows_given(
-        self, rng_key: Array, values: Values, message: Message, data: tuple[RowBucket, ...]
+    def _draw_rows(
+        self, rng_key: Array, values: Values, data: tuple[RowBucket, ...]
     ) -> dict[str, Array]:
-        """Groups, missing entries and soft labels of all rows."""
         found, before = self.found, self._soft(values)
+        message = message_at(found, self.shape, values)
         z, filled, soft = values[found.z], jnp.zeros(self.rows.features.shape), before
 
-        def one(part: tuple[Array, RowBucket]) -> tuple[Array, Array, Array]:
+        def draw_chunk(part: tuple[Array, RowBucket]) -> tuple[Array, Array, Array]:
             key, chunk = part
-            return _drawn(
-                key,
-                message_to(message, chunk.task),
-                chunk,
-                before[jnp.minimum(chunk.row, len(before) - 1)],
-            )
+            of_rows = before[jnp.minimum(chunk.row, len(before) - 1)]
+            return _draw_chunk(key, message_to(message, chunk.task), chunk, of_rows)
 
         for i, bucket in enumerate(data):
-            group, value, label = lax.map(
-                one, (random.split(random.fold_in(rng_key, i), len(bucket.row)), bucket)
-            )
+            keys = random.split(random.fold_in(rng_key, i), len(bucket.row))
+            group, value, label = lax.map(draw_chunk, (keys, bucket))
             z = z.at[bucket.row].set(group.astype(z.dtype), mode="drop")
             filled = filled.at[bucket.row[..., None], bucket.missing].add(value, mode="drop")
             soft = soft.at[bucket.row].set(label, mode="drop")
@@ -297,32 +221,210 @@ class AssignmentSweep(Route):
         return drawn
 
 
-def _with(chunk: RowBucket, value: Array) -> Array:
-    """Entries of the rows, the missing ones filled."""
+def _with_missing(chunk: RowBucket, value: Array) -> Array:
     return chunk.entries.at[jnp.arange(len(value))[:, None], chunk.missing].add(value)
 
 
-def _drawn(
-    rng_key: Array, said: Message, chunk: RowBucket, before: Array
+def _draw_chunk(
+    rng_key: Array, message: Message, chunk: RowBucket, before: Array
 ) -> tuple[Array, Array, Array]:
-    """Group, missing entries and soft labels of the rows of a chunk; `before` [place, class] are
-    the soft labels as they were.
-    """
+    """Groups, missing entries and soft labels of rows, given their soft labels before."""
     group_key, hole_key, soft_key = random.split(rng_key, 3)
     if chunk.missing.shape[1]:
         num = max(before.shape[1] - 1, 0)
         others = (before * class_masks(chunk.signs[0]).others[None])[:, :num]
-        known = jnp.broadcast_to(others[:, :, None], (*others.shape, len(said.const)))
-        group = random.categorical(
-            group_key, incomplete_given_soft(said, chunk, known, jnp.zeros_like(known)).log_rho
-        )
+        known = jnp.broadcast_to(others[:, :, None], (*others.shape, len(message.const)))
+        scores = incomplete_given_soft(message, chunk, known, jnp.zeros_like(known)).log_rho
+        group = random.categorical(group_key, scores)
+        experts = message.answers[:, group].swapaxes(0, 1)
+        _, value, _ = draw_incomplete(hole_key, message, chunk, others, others, experts, group)
     else:
-        group = random.categorical(group_key, complete_posterior(said, chunk).log_joint.T)
-    experts, value = (
-        said.answers[:, group].swapaxes(0, 1),
-        jnp.zeros(chunk.missing.shape, said.const.dtype),
-    )
-    if chunk.missing.shape[1]:
-        _, value, _ = draw_incomplete(hole_key, said, chunk, others, others, experts, group)
-    loc = jnp.einsum("pci,pi->pc", experts, _with(chunk, value))
+        group = random.categorical(group_key, complete_posterior(message, chunk).log_joint.T)
+        experts = message.answers[:, group].swapaxes(0, 1)
+        value = jnp.zeros(chunk.missing.shape, message.const.dtype)
+    loc = jnp.einsum("pci,pi->pc", experts, _with_missing(chunk, value))
     return group, value, cut(loc, jnp.ones_like(loc), chunk.signs).sample(soft_key)
+
+
+# All that belongs to groups, given the sums over their rows.
+
+
+def draw_groups(
+    rng_key: Array,
+    found: Assignment,
+    shape: Shape,
+    prior: Prior,
+    values: Values,
+    sums: SufficientSums,
+) -> dict[str, Array]:
+    """Draws all sites that do not belong to rows: sticks, shared groups, parameters, experts.
+
+    The number of a group may change, so the groups of rows have to be drawn next.
+
+    Args:
+        rng_key: a key.
+        found: the sites of the mixture.
+        shape: sizes of its blocks.
+        prior: parameters of the priors.
+        values: the values of all sites before.
+        sums: sufficient statistics of the rows of each group of each task.
+    """
+    order_key, stick_key, upper_key, block_key, *expert_keys = random.split(rng_key, 7)
+    one, lower = shape.num_features, found.lower
+    count = sums.moments[:, :, one, one]
+    concentration = _concentration(lower, prior.concentration, values)
+    order = _orders(order_key, found, count, concentration)
+    sums = _in_order(sums, order)
+    new = _draw_level(stick_key, lower, prior.concentration, values, sums.moments[:, :, one, one])
+    by_group, share = order[0], None
+    if found.upper:
+        own, by_group = _draw_upper(upper_key, found, shape, prior, values, sums)
+        new |= own
+        share = found.share_at(new)
+    sums = gathered(sums, share)
+    keys = random.split(block_key, 1 + len(found.columns))
+    new |= draw_blocks(found, *blocks_of(found, shape, prior, sums), iter(keys))[0]
+    if found.experts:
+        before = with_class_axis(values[found.experts.weights], 3)[:, by_group]
+        new |= _draw_experts(expert_keys, found, shape, prior, before, sums)
+    return new
+
+
+def _concentration(level: StickLevel, prior: Any, values: Values) -> Array:
+    return values[level.concentration] if level.concentration else prior[0]
+
+
+def reordered(
+    rng_key: Array, count: Float[Array, "row group"], concentration: Array
+) -> Int[Array, " group"]:
+    """A new order of the groups, by Metropolis exchanges of pairs with the sticks integrated out.
+
+    Args:
+        rng_key: a key.
+        count: members of each group, for each row of sticks.
+        concentration: of the sticks.
+    """
+    size = count.shape[1]
+    log_prior = lambda order: jnp.sum(betaln(*sticks_given(count[:, order], concentration)))
+
+    def exchange(i: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+        order, now = at
+        pair_key, accept_key = random.split(random.fold_in(rng_key, i))
+        one, other = random.randint(pair_key, (2,), 0, size)
+        proposed = order.at[one].set(order[other]).at[other].set(order[one])
+        then = log_prior(proposed)
+        is_taken = jnp.log(random.uniform(accept_key, dtype=then.dtype)) < then - now
+        return jnp.where(is_taken, proposed, order), jnp.where(is_taken, then, now)
+
+    start = jnp.arange(size)
+    # two exchanges for each group
+    return lax.fori_loop(0, 2 * size, exchange, (start, log_prior(start)))[0]
+
+
+def draw_sticks(
+    rng_key: Array, prior: Any, count: Float[Array, "row group"], concentration: Array
+) -> tuple[Array, Array]:
+    """Draws the sticks [row, stick] and their concentration.
+
+    Args:
+        rng_key: a key.
+        prior: shape and rate of the concentration's Gamma prior; an infinite rate fixes it.
+        count: members of each group, for each row of sticks.
+        concentration: its value before.
+    """
+    stick_key, concentration_key, rest_key = random.split(rng_key, 3)
+    log_taken, log_left = _log_beta(stick_key, *sticks_given(count, concentration))
+    # the sticks behind the last group with members depend on the new concentration alone
+    is_used = jnp.cumsum(count[:, ::-1], 1)[:, ::-1][:, :-1] > 0
+    a, b = concentration_given(prior, log_left, is_used)
+    concentration = jnp.where(jnp.isinf(b), a, random.gamma(concentration_key, a) / b)
+    rest, _ = _log_beta(rest_key, *sticks_given(jnp.zeros_like(count), concentration))
+    return clamp_probs(jnp.exp(jnp.where(is_used, log_taken, rest))), concentration
+
+
+def _log_beta(rng_key: Array, concentration1: Array, concentration0: Array) -> Array:
+    """Logarithms of a Beta variable x and of 1 - x, which may round to 0."""
+    both = jnp.stack(jnp.broadcast_arrays(concentration1, concentration0))
+    drawn = random.loggamma(rng_key, both)
+    return drawn - jnp.logaddexp(*drawn)[None]
+
+
+def _orders(rng_key: Array, found: Assignment, count: Array, concentration: Array) -> Array:
+    """The new order of groups [task, group]; the same for all tasks that have no index."""
+    if found.upper:
+        each = lambda key, one: reordered(key, one[None], concentration)
+        return jax.vmap(each)(random.split(rng_key, len(count)), count)
+    order = jnp.arange(count.shape[1])
+    if _is_exchangeable(found):
+        order = reordered(rng_key, count, concentration)
+    return jnp.broadcast_to(order[None], count.shape)
+
+
+def _is_exchangeable(found: Assignment) -> bool:
+    assert found.prior is not None
+    return all(
+        np.allclose(leaf, leaf[:1], rtol=1e-6)
+        for leaf in jax.tree.leaves((found.prior.columns, found.prior.features))
+    )
+
+
+def _in_order(sums: SufficientSums, order: Array) -> SufficientSums:
+    def of_task(order: Array, moments: Array, *others: Array) -> tuple[Array, ...]:
+        return moments[order], *(part[:, order] for part in others)
+
+    return SufficientSums(*jax.vmap(of_task)(order, *sums[:-1]), sums.bound)
+
+
+def _draw_level(
+    rng_key: Array, level: StickLevel, prior: Any, values: Values, count: Array
+) -> dict[str, Array]:
+    V, concentration = draw_sticks(rng_key, prior, count, _concentration(level, prior, values))
+    new = {level.sticks: V.reshape(values[level.sticks].shape)}
+    return new | ({level.concentration: concentration} if level.concentration else {})
+
+
+def _draw_upper(
+    rng_key: Array,
+    found: Assignment,
+    shape: Shape,
+    prior: Prior,
+    values: Values,
+    sums: SufficientSums,
+) -> tuple[dict[str, Array], Array]:
+    """The shared group of each group of a task, with the sticks of the shared groups; and the new
+    order of these.
+    """
+    level = found.upper
+    assert level is not None
+    index_key, order_key, stick_key = random.split(rng_key, 3)
+    U = values[level.sticks]
+    scores = agreement(group_messages_at(found, shape, values), sums, shape.num_features)
+    scores = scores + log_sticks(jnp.log(U), jnp.log1p(-U))[None, None]
+    index = random.categorical(index_key, scores)
+    count = jnp.sum(jax.nn.one_hot(index, found.num_groups, dtype=U.dtype), (0, 1))[None]
+    order = jnp.arange(found.num_groups)
+    if _is_exchangeable(found):
+        order = reordered(order_key, count, _concentration(level, prior.upper, values))
+    new = _draw_level(stick_key, level, prior.upper, values, count[:, order])
+    return new | {level.site: jnp.argsort(order)[index].astype(values[level.site].dtype)}, order
+
+
+def _draw_experts(
+    keys: Sequence[Array],
+    found: Assignment,
+    shape: Shape,
+    prior: Prior,
+    before: Array,
+    sums: SufficientSums,
+) -> dict[str, Array]:
+    """The shared mean and precision, given the old weights of the groups with labels; then all
+    weights.
+    """
+    experts = found.experts
+    assert experts is not None
+    assert prior.experts is not None
+    has_labels = sums.asked[:, :, shape.num_features, shape.num_features] > 0
+    common = common_posterior(prior.experts, known_weights(before), has_labels)
+    new, known, _ = draw_common(found, common, keys[:2])
+    w, _ = draw_normal(weights_posterior(known, *expert_sums(shape, sums)), keys[2])
+    return new | {experts.weights: w.reshape(found.few.sites[experts.weights].shape)}

@@ -1,20 +1,21 @@
-"""What draws from the posterior of a mixture say of other rows, groups and missing entries
-integrated out at each draw.
+"""Predictions for rows by posterior draws of a mixture, with groups and missing entries integrated
+out at each draw.
 
 With D draws d of all that belongs to groups, a row of which x is seen has
 
-    p(y | x, data) = sum_d p(y | x, d) / D,        p(y | x, d) = sum_h pi_h p(x | h) p(y | x, h) / sum_h pi_h p(x | h),      (1)
+    p(y | x, data) = sum_d p(y | x, d) / D,                                                     (1)
+    p(y | x, d) = sum_h pi_h p(x | h) p(y | x, h) / sum_h pi_h p(x | h),
 
-and the mean and the square of its missing entries likewise. Given the group scores are normal, and
-p(y | x, h) exact. Where a label tells of several soft labels of a row with missing entries, these
-have the entries in common, and what is wanted is an integral (`inference.maths.orthants`): by
-`NUM_POINTS` at each draw, of three classes with an error of 5e-4 at most, of more classes by other
-points at each draw, which together are one set of many. What a row itself tells of d is left out;
-weights p(x | d) would bring it in, but with some dozen features one of some hundred draws would
+and the means and mean squares of its missing entries likewise. Given the group scores are Normal,
+and p(y | x, h) is exact. Where a label bears on several soft labels of a row with missing entries,
+these share the entries, and p(y | x, h) is an orthant probability, `inference.maths.orthants`. It
+is integrated by `NUM_POINTS` points at each draw; with three classes the error is at most 5e-4.
+With more classes each draw has other points, which together are one large set of points. The
+weights p(x | d) of the draws are left out: with a dozen features, one of some hundred draws would
 have all the weight.
 
-Cost, for each draw: n K D^2 for n rows, K groups and D entries, with m holes in a row n K m^3 / 2
-more, and with C > 2 classes n K C^2 `NUM_POINTS`.
+Cost, for each draw: n K D^2 for n rows, K groups and D entries; for rows with m missing entries
+n K m^3 / 2 more; with C > 2 classes n K C^2 `NUM_POINTS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,55 +46,52 @@ NUM_POINTS = 8
 
 
 class RowPrediction(NamedTuple):
-    """Of each row, as if it were new; its label plays no part but in its own probability."""
+    """Predictions for rows as if they were new; a label is used for its own probability alone."""
 
-    log_label: Array  # of the label that the row has, 0 where it has none [row]
-    mean: Array  # of the features, those that are seen as they are [row, feature]
+    log_label: Array  # log probability of the row's label, 0 without one [row]
+    mean: Array  # of the missing features; the others as they are [row, feature]
     deviation: Array  # standard deviation, 0 where seen [row, feature]
 
 
 class _Sums(NamedTuple):
-    """Over the draws so far: the logarithm of that of (1), sums of missing entries and of their
-    squares [row, feature].
-    """
-
-    log_label: Array
-    first: Array
-    second: Array
+    log_label: Array  # logarithm of the sum in (1)
+    first: Array  # sums of missing entries [row, feature]
+    second: Array  # of their squares
 
 
 class AssignmentDraws:
-    """Predicts by draws of `model`, whose parts are `found`; data of the run are not kept."""
+    """Predicts by draws of a run, without its data.
+
+    Args:
+        model: a NumPyro model.
+        found: its sites.
+    """
 
     def __init__(self, model: Callable, found: Assignment):
         self.model, self.found = model, found
 
     def predict(self, draws: Mapping[str, Any], program: Program) -> RowPrediction:
-        """Of the rows of a program; `draws` are {site: [draw, ...]} of all that belongs to
-        groups.
+        """The predictions for rows.
+
+        Args:
+            draws: {site: [draw, ...]} of all that belongs to groups.
+            program: the model with the rows.
         """
         found, rows = self.found, self.found.rows(program)
         shape, (statistics, _) = shape_of(rows), statistics_of(found, rows)
         dtype = str(jnp.result_type(float))
         buckets = lay_out(rows._replace(signs=0 * rows.signs), statistics, dtype)
-        each = {
-            name: jnp.asarray(value)
-            for name, value in draws.items()
-            if name in program.latent and name not in found.of_rows
-        }
+        names = [name for name in draws if name in program.latent and name not in found.of_rows]
+        each = {name: jnp.asarray(draws[name]) for name in names}
         features, signs = jnp.asarray(rows.features, dtype), jnp.asarray(rows.signs, dtype)
-        num_draws = len(next(iter(each.values())))
-        given = each, buckets, features, signs
-        log_label, first, second = compiled(
-            lambda *given: _over_draws(found, shape, *given), *given
-        )(*given)
-        mean, is_seen = first / num_draws, ~jnp.isnan(features)
-        deviation = jnp.sqrt(jnp.maximum(second / num_draws - mean**2, 0))
-        known = lambda seen, filled: jnp.where(is_seen, seen, filled)
+        num_draws, given = len(next(iter(each.values()))), (each, buckets, features, signs)
+        sums = compiled(lambda *given: _over_draws(found, shape, *given), *given)(*given)
+        mean, is_seen = sums.first / num_draws, ~jnp.isnan(features)
+        deviation = jnp.sqrt(jnp.maximum(sums.second / num_draws - mean**2, 0))
         return RowPrediction(
-            log_label - jnp.log(num_draws),
-            known(features, mean),
-            known(jnp.zeros_like(mean), deviation),
+            sums.log_label - jnp.log(num_draws),
+            jnp.where(is_seen, features, mean),
+            jnp.where(is_seen, 0, deviation),
         )
 
 
@@ -105,29 +103,20 @@ def _over_draws(
     features: Array,
     signs: Array,
 ) -> _Sums:
-    empty = _Sums(
-        jnp.full(len(features), -jnp.inf, features.dtype),
-        jnp.zeros_like(features),
-        jnp.zeros_like(features),
-    )
+    zeros = jnp.zeros_like(features)
+    empty = _Sums(jnp.full(len(features), -jnp.inf, features.dtype), zeros, zeros)
 
     def add(total: _Sums, draw: tuple[Array, Mapping[str, Array]]) -> tuple[_Sums, None]:
         number, values = draw
-        points = (
-            cubature_points(signs.shape[1], NUM_POINTS, NUM_POINTS * number)
-            if signs.shape[1] > 1
-            else None
-        )
+        num_classes, points = signs.shape[1], None
+        if num_classes > 1:
+            points = cubature_points(num_classes, NUM_POINTS, NUM_POINTS * number)
         new = _at_draw(message_at(found, shape, values), buckets, empty, signs, points)
-        return _Sums(
-            jnp.logaddexp(total.log_label, new.log_label),
-            total.first + new.first,
-            total.second + new.second,
-        ), None
+        log_label = jnp.logaddexp(total.log_label, new.log_label)
+        return _Sums(log_label, total.first + new.first, total.second + new.second), None
 
-    return lax.scan(
-        add, empty, (jnp.arange(len(next(iter(draws.values()))), dtype=features.dtype), draws)
-    )[0]
+    numbers = jnp.arange(len(next(iter(draws.values()))), dtype=features.dtype)
+    return lax.scan(add, empty, (numbers, draws))[0]
 
 
 def _at_draw(
@@ -137,12 +126,10 @@ def _at_draw(
     signs: Array,
     points: CubaturePoints | None,
 ) -> _Sums:
-    own = lambda chunk: _of_chunk(
-        message_to(message, chunk.task),
-        chunk,
-        signs[jnp.minimum(chunk.row, len(signs) - 1)],
-        points,
-    )
+    def own(chunk: RowBucket) -> tuple[Array, Array, Array]:
+        of_rows = signs[jnp.minimum(chunk.row, len(signs) - 1)]
+        return _of_chunk(message_to(message, chunk.task), chunk, of_rows, points)
+
     for bucket in buckets:
         log_label, first, second = lax.map(own, bucket)
         at = (bucket.row[..., None], bucket.missing)
@@ -155,19 +142,19 @@ def _at_draw(
 
 
 def _of_chunk(
-    said: Message, chunk: RowBucket, signs: Array, points: CubaturePoints | None
+    message: Message, chunk: RowBucket, signs: Array, points: CubaturePoints | None
 ) -> tuple[Array, Array, Array]:
-    """Log probability of the label given what is seen; of each hole the mean and the mean
-    square, 0 beyond the holes.
+    """Log probability of the label given the seen entries; mean and mean square of each missing
+    entry, 0 in the padding.
     """
     if not chunk.missing.shape[1]:
-        log_rho = jax.nn.log_softmax(complete_posterior(said, chunk).log_joint.T)
+        log_rho = jax.nn.log_softmax(complete_posterior(message, chunk).log_joint.T)
         mean = jnp.zeros(chunk.missing.shape, log_rho.dtype)
-        score = jnp.einsum("cki,pi->pkc", said.answers, chunk.entries)
+        score = jnp.einsum("cki,pi->pkc", message.answers, chunk.entries)
         log_side = jnp.sum(_log_side(score, jnp.ones_like(score), signs), -1)
         return jax.nn.logsumexp(log_rho + log_side, 1), mean, mean
-    none = jnp.zeros((len(chunk.row), 0, len(said.const)), said.const.dtype)
-    place = incomplete_given_soft(said, chunk, none, none)
+    none = jnp.zeros((len(chunk.row), 0, len(message.const)), message.const.dtype)
+    place = incomplete_given_soft(message, chunk, none, none)
     rho = jnp.exp(place.log_rho)
     blocks, holes, _, block, groups = place.covariance.shape
     covariance = jnp.moveaxis(place.covariance, 0, 2).reshape(holes, holes, blocks * block, groups)
@@ -177,8 +164,8 @@ def _of_chunk(
     mean, square = (
         jnp.where(is_hole, jnp.einsum("pk,pak->pa", rho, each), 0) for each in (at_holes, spreads)
     )
-    score = jnp.einsum("cki,pik->pkc", said.answers, place.entries)
-    w = jnp.where(is_hole[None, None], said.answers[:, :, chunk.missing], 0)
+    score = jnp.einsum("cki,pik->pkc", message.answers, place.entries)
+    w = jnp.where(is_hole[None, None], message.answers[:, :, chunk.missing], 0)
     if points is None:
         log_side = jnp.sum(
             _log_side(score, 1 + jnp.einsum("ckpa,abpk,ckpb->pkc", w, covariance, w), signs), -1
@@ -191,6 +178,6 @@ def _of_chunk(
 
 
 def _log_side(score: Array, variance: Array, signs: Array) -> Array:
-    """Of soft labels that are independent, [place, group, class]."""
+    """Log probabilities that independent soft labels lie on these sides [place, group, class]."""
     signs = signs[:, None]
     return jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance)))

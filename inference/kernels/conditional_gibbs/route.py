@@ -1,9 +1,9 @@
-"""A route of `ConditionalGibbs`: which sites of a model are drawn jointly, and how.
+"""Routes of `ConditionalGibbs`: which sites of a model are drawn jointly, and how.
 
-The others are drawn one after the other.
+The kernel draws the other sites one by one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax import Array
@@ -14,16 +14,16 @@ __all__ = ["Route"]
 
 
 class Route:
-    """No site is drawn jointly."""
+    """The route "each": no site is drawn jointly."""
 
     name = "each"
-    fields: tuple[str, ...] = ()  # of the kernel's state, which are recorded beside the residual
-    # (what is drawn jointly, its family), for each residual of `draw`
+    fields: tuple[str, ...] = ()  # of the kernel's state that are recorded, beside the residual
+    # what is drawn jointly and its family, for each residual of `draw`
     drawn: tuple[tuple[str, str], ...] = ()
-    not_identified: tuple[str, ...] = ()  # sites whose values depend on what groups are called
+    not_identified: tuple[str, ...] = ()  # sites that label switching affects
 
     def start(self, rng_key: Array) -> dict[str, Array]:
-        """Values to start from, in place of those that are drawn at random."""
+        """Start values of some sites, in place of draws from their priors."""
         return {}
 
     def data(self, program: Program) -> Any:
@@ -33,11 +33,21 @@ class Route:
     def draw(
         self, rng_key: Array, program: Program, values: dict[str, Any], data: Any
     ) -> tuple[dict[str, Any], list[Array], Program]:
-        """All values after a sweep over the joint sites, its residuals, and the model for the
-        other sites.
+        """Draws the joint sites.
+
+        Args:
+            rng_key: a key.
+            program: the model with its data.
+            values: the values of all sites.
+            data: what `data` returns.
+
+        Returns:
+            All values after the draws, the residuals, and the model for the other sites.
         """
         return values, [], program
 
-    def num_groups(self, values: Mapping[str, Any]) -> Array | None:
-        """How many groups of a mixture have rows; None without a mixture."""
-        return None
+    def recorded(
+        self, values: Mapping[str, Any], log_joint: Callable
+    ) -> tuple[Array | None, Array | None]:
+        """The number of groups that have rows, and minus the log joint; None without a mixture."""
+        return None, None

@@ -1,6 +1,6 @@
-"""Moves of the points that a process has rejected on its way to the data, and of a Gaussian process
-at them: a chain.
+"""Latent histories: MCMC moves of the points that a process rejected on its way to the data, and of
+a Gaussian process at them.
 
-kernel      `LatentHistory`: exchanges, relocations, the count
+kernel      `LatentHistory`: births, deaths and relocations of points
 surrogate   scales and noise of the functions, by surrogate data and Hamiltonian trajectories
 """

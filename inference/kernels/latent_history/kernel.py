@@ -1,38 +1,32 @@
 """Moves of a latent history: a chain, and a block of NumPyro's `Gibbs`.
 
-    history, field = ["num_rejected", "rejected", "rejected_noise"], ["noise", "amplitude",
-    "lengthscale"] Gibbs([(LatentHistory(model), history + field), (NUTS(model), None)])
+    history = ["num_rejected", "rejected", "rejected_noise"]
+    field = ["noise", "amplitude", "lengthscale"]
+    Gibbs([(LatentHistory(model), history + field), (NUTS(model), None)])
 
-Of the model, any with the structure of `inference.reading.history`, the kernel knows where points
-were that left no data, and the values of functions there. Beside these sites it draws those of
+The model has the structure of `inference.reading.history`. The kernel draws the places of the
+points that left no data, and the values of functions there. It also draws those sites of
 `inference.reading.field` that it is given: the noise of the functions at the data, and their
-scales. NUTS can draw them as well, but the scales then hardly move. A draw is one sweep:
+scales. NUTS can draw these as well, but then the scales hardly move. A draw is one sweep:
 
-1. Slots that are not used are drawn from the prior, functions included: they are the births that
-   stand ready.
-2. Points are exchanged, `num_rounds` times: used slots are put into a random order, the count is
-   drawn from its conditional p(count) x product of the events' probabilities over the slots below
-   it, within a window that is laid around it at random, and used slots are swapped with unused ones
-   by Metropolis.
-3. Each used point tries to go to a place nearby, at which the functions are drawn given all that is
-   known of them; all at once,
-for
-   they are independent given the functions.
-4. The noise of the used slots is computed anew for their order. Then, while the count is summed out
-   within such a window, scales
-take
-   `num_steps` steps and all noise moves along `num_trajectories` (`surrogate`); the count is drawn
-   at the end. With the count held, the level of the functions could hardly move: where they are low
-   everywhere, lower ones only mean more points.
+1. Unused slots are drawn from the prior, functions included. They are the possible births.
+2. Births and deaths, `num_rounds` times. Used slots are put into a random order. The count is drawn
+   from its conditional, p(count) x the probabilities of the events in the slots below it, within a
+   random window around it. Used slots are swapped with unused ones by Metropolis.
+3. Each used point proposes a place nearby, with the functions there drawn given all their other
+   values. All propose at once, for they are independent given the functions.
+4. The noise of the used slots is computed anew for their order. Then the count is summed out within
+   such a window, while the scales take `num_steps` steps and all noise `num_trajectories`
+   Hamiltonian trajectories (`surrogate`). The count is drawn at the end. With the count held, the
+   level of the functions could hardly move: low functions only mean more points.
 
-All densities are the model's own. Where the conditional of the count leaves room above the capacity
-no more than a chance of `SPARE`, nothing is cut off; where it leaves more, the draw is `full`, and
-the driver doubles the capacity, an argument of the model. In NumPyro's own `MCMC` nothing grows:
-look at `full`, an extra field, and give more.
+All densities are the model's own. The draw is `full` where the conditional of the count gives more
+than a chance of `SPARE` to counts beyond the capacity. Then the driver doubles the capacity, an
+argument of the model. NumPyro's own `MCMC` does not: look at the extra field `full`, and give more.
 
-Cost of a sweep: O(K n^3), n = data and slots: 3 Cholesky factors of n points for each function, for
-O(n) births, deaths and relocations, so O(K n^2) a move; 2 for each step of the scales; O(K n^2) for
-each leap of a trajectory. A gradient of NUTS costs O(K n^3).
+Cost of a sweep: O(K n^3) for K functions, n = data and slots: 3 Cholesky factors of n points for
+each function serve O(n) births, deaths and relocations, O(K n^2) a move; 2 for each step of the
+scales; O(K n^2) for each leap of a trajectory. A gradient of NUTS costs O(K n^3).
 """
 
 from collections.abc import Callable, Sequence
@@ -45,26 +39,25 @@ from jax import Array, lax, random
 from jax.nn import logsumexp
 from numpyro.util import is_prng_key
 
-from inference.kernels.latent_history import surrogate as _surrogate
+from inference.kernels.latent_history.surrogate import move_field
 from inference.program.program import Program
 from inference.program.sites import StructureError, check_whole
 from inference.reading.field import Field, read_field
-from inference.reading.history import History, like, read_history, shuffled
+from inference.reading.history import HistorySites, like, read_history, shuffled
 from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = ["HistoryReading", "HistoryState", "LatentHistory"]
 
 SPARE = 1e-6  # chance, by the conditional of the count, that there is no slot left
-WINDOWS = 4  # the count moves within a part of the capacity, so that not all of it need stand ready
 
 
 @dataclass(frozen=True, eq=False)
 class HistoryReading(Reading):
-    """The history of a model, and the functions that it is of."""
+    """The history of a model, and its functions."""
 
-    history: History
+    history: HistorySites
     field: Field
-    scale: dict[str, Any]  # how far the prior spreads the places
+    scale: dict[str, Any]  # prior standard deviations of the places
 
 
 class HistoryState(NamedTuple):
@@ -72,21 +65,24 @@ class HistoryState(NamedTuple):
 
     values: dict[str, Array]  # of the sites that the kernel owns
     full: Array  # whether the draw came near the capacity
-    moved: Array  # share of the used points that went to a place nearby, in the last sweep
-    rescaled: Array  # share of the steps of scales that were taken, in the last sweep
-    flown: Array  # share of the trajectories
+    # acceptance rates of the last sweep
+    moved: Array  # of relocations
+    rescaled: Array  # of steps of the scales
+    flown: Array  # of trajectories
     rng_key: Array
 
 
 class LatentHistory(GibbsBlock):
-    """Draws the history of `model`; runs in `Driver` and in `numpyro.infer.MCMC`, as a block of
-    `Gibbs` beside NUTS.
+    """Draws the latent history of a model; runs in `Driver`, in `numpyro.infer.MCMC`, and as a
+    block of `Gibbs` beside NUTS.
 
-    :param capacity: name of the model's argument that says how many slots there are.
-    :param max_capacity: the most slots; a history that wants more ends the run with an error.
-    :param num_rounds: exchanges of points in a sweep, cheap ones.
-    :param num_steps: steps of the scales in a sweep.
-    :param num_trajectories: of the noise in a sweep, by Hamiltonian Monte Carlo.
+    Args:
+        model: a NumPyro model.
+        capacity: name of the model's argument for the number of slots.
+        max_capacity: the most slots; a history that wants more ends the run with an error.
+        num_rounds: rounds of births and deaths in a sweep; they are cheap.
+        num_steps: steps of the scales in a sweep.
+        num_trajectories: Hamiltonian trajectories of the noise in a sweep.
     """
 
     default_fields = ("values", "moved", "rescaled", "flown", "full")
@@ -103,19 +99,21 @@ class LatentHistory(GibbsBlock):
         num_trajectories: int = 4,
     ):
         self.model, self.capacity, self.max_capacity = model, capacity, max_capacity
-        self.num_rounds, self.num_steps, self.num_trajectories = (
-            num_rounds,
-            num_steps,
-            num_trajectories,
-        )
+        self.num_rounds, self.num_steps = num_rounds, num_steps
+        self.num_trajectories = num_trajectories
         check_whole(1, max_capacity=max_capacity)
 
     # The protocol of NumPyro's kernels.
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> HistoryState:
-        """Reads the history and the field and proves them.
+        """Reads the history and the field, proves them, and starts.
 
-        `init_params` are values of sites, drawn where there are none.
+        Args:
+            rng_key: a key.
+            num_warmup: not used.
+            init_params: values of some sites; the others are drawn.
+            model_args: positional arguments of the model.
+            model_kwargs: its keyword arguments.
         """
         if not is_prng_key(rng_key):
             raise ValueError(
@@ -166,46 +164,44 @@ class LatentHistory(GibbsBlock):
         )
 
     def get_diagnostics_str(self, state: HistoryState) -> str:
-        """How many points there are; raises where the capacity was met, which the driver's
-        growing prevents.
+        """The number of points; raises RuntimeError where the draw is `full`, which `Driver`
+        prevents.
         """
         if bool(state.full):
             raise RuntimeError(
                 f"LatentHistory: {self._count(state)} points of {self._size(state)} slots, found "
-                "no room for more; give a larger "
-                f"{self.capacity!r}, or run in inference.Driver, which doubles it."
+                f"no room for more; give a larger {self.capacity!r}, or run in inference.Driver, "
+                "which doubles it."
             )
         return f"{self._count(state)} points"
 
     # The driver gives a state that is full more slots.
 
     def needs_host(self, state: HistoryState) -> Array:
-        """Whether the capacity may have cut something off."""
+        """Whether more points than slots were probable."""
         return state.full
 
     def on_host(self, states: Sequence[HistoryState]) -> list[HistoryState]:
-        """Twice the slots; the new ones are drawn before they serve."""
-        size, slots = (
-            self._size(states[0]),
-            (*self.reading.history.places, self.reading.history.noise),
-        )
+        """The states with twice as many slots; the new ones are drawn before they serve."""
+        size, history = self._size(states[0]), self.reading.history
         if 2 * size > self.max_capacity:
             [count, *_] = [self._count(state) for state in states if state.full]
             raise RuntimeError(
                 f"LatentHistory: found {count} points that left no data, with {size} slots, and "
-                "max_capacity is "
-                f"{self.max_capacity}. A base density that is nearer to the data has fewer; or "
-                "raise max_capacity (time grows as its cube)."
+                f"max_capacity is {self.max_capacity}. A base density that is nearer to the data "
+                "has fewer; or raise max_capacity (time grows as its cube)."
             )
         doubled = lambda old: jnp.concatenate([old, jnp.zeros_like(old)])
-        wider = lambda values: values | {name: doubled(values[name]) for name in slots}
+        wider = lambda values: (
+            values | {name: doubled(values[name]) for name in (*history.places, history.noise)}
+        )
         return [
             state._replace(values=wider(state.values), full=jnp.zeros_like(state.full))
             for state in states
         ]
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What values of the slots say of the model's arguments."""
+        """The arguments of the model that follow from values of the slots."""
         return {self.capacity: len(values[self.reading.history.noise])}
 
     # The parts of a sweep.
@@ -214,13 +210,10 @@ class LatentHistory(GibbsBlock):
         self,
         rng_key: Array,
         program: Program,
-        history: History,
+        history: HistorySites,
         values: dict[str, Any],
         function: Array,
     ):
-        """Which slots are used, and how many: rounds of an exact draw of the count and of swaps,
-        given the functions everywhere.
-        """
         log_count = history.log_count(program, values)
         log_events = history.log_events(program, values, function)
         counts = jnp.arange(history.capacity + 1)
@@ -229,10 +222,9 @@ class LatentHistory(GibbsBlock):
             order, count, is_full = at
             order_key, window_key, count_key, swap_key = random.split(key, 4)
             order = order[shuffled(order_key, count, history.capacity)]
-            is_near = _within(_window(window_key, count, history.capacity), counts)
-            logits = jnp.where(
-                is_near, log_count + jnp.append(0.0, jnp.cumsum(log_events[order])), -jnp.inf
-            )
+            is_inside = _within(_window(window_key, count, history.capacity), counts)
+            log_joint = log_count + jnp.append(0.0, jnp.cumsum(log_events[order]))
+            logits = jnp.where(is_inside, log_joint, -jnp.inf)
             count = random.categorical(count_key, logits).astype(count.dtype)
             partner = _partners(count, history.capacity)
             gain = log_events[order[partner]] - log_events[order]
@@ -253,27 +245,23 @@ class LatentHistory(GibbsBlock):
         self,
         rng_key: Array,
         program: Program,
-        history: History,
+        history: HistorySites,
         values: dict[str, Any],
         function: Array,
     ):
-        """Each used slot, as far as unused ones are there to hold its proposal, tries to go to a
-        place nearby.
-        """
+        """Each used slot proposes a place nearby, as far as unused slots can hold the proposals."""
         size_key, step_key, noise_key, accept_key = random.split(rng_key, 4)
         count = values[history.count]
         is_used, partner = jnp.arange(history.capacity) < count, _partners(count, history.capacity)
         size = 10.0 ** random.uniform(size_key, minval=-2.0, maxval=0.0)
         proposed = dict(values)
         for i, name in enumerate(history.places):
-            step = (
-                size
-                * self.reading.scale[name]
-                * random.normal(random.fold_in(step_key, i), values[name].shape)
+            old, noise = (
+                values[name],
+                random.normal(random.fold_in(step_key, i), values[name].shape),
             )
-            proposed[name] = jnp.where(
-                like(is_used, step), values[name], (values[name] + step)[partner]
-            )
+            step = size * self.reading.scale[name] * noise
+            proposed[name] = jnp.where(like(is_used, step), old, (old + step)[partner])
         level, root = history.function_of(program, proposed)
         noise = jnp.where(
             is_used[:, None],
@@ -300,13 +288,11 @@ class LatentHistory(GibbsBlock):
         self,
         rng_key: Array,
         program: Program,
-        history: History,
+        history: HistorySites,
         values: dict[str, Any],
         function: Array,
     ):
-        """The noise for the order that the slots now have; then scales, noise and the count move
-        within a window of counts.
-        """
+        """The noise for the new order of the slots; then moves of scales, noise and count."""
         window_key, fresh_key, move_key, count_key = random.split(rng_key, 4)
         values = history.refreshed(fresh_key, program, values)
         level, root = history.function_of(program, values)
@@ -315,23 +301,16 @@ class LatentHistory(GibbsBlock):
             (jnp.arange(history.capacity) < count)[:, None], noise, values[history.noise]
         )
         window, field = _window(window_key, count, history.capacity), self.reading.field
-        by_count, may_be_used = (
-            self._by_count(program, history, values, window),
-            jnp.arange(history.capacity) < window[1],
-        )
-        seen = [
-            may_be_used
-            if name == history.function
-            else jnp.ones(program.sites[name].shape[0], bool)
-            for name in field.functions
-        ]
+        by_count = self._by_count(program, history, values, window)
+        seen = {name: jnp.ones(program.sites[name].shape[0], bool) for name in field.functions}
+        seen[history.function] = jnp.arange(history.capacity) < window[1]  # those that may be used
         log_events = lambda function: logsumexp(by_count(function))
-        values, *taken = _surrogate.moved(
+        values, *taken = move_field(
             move_key,
             field,
             program,
             values,
-            jnp.concatenate(seen),
+            jnp.concatenate(list(seen.values())),
             log_events,
             self.num_steps,
             self.num_trajectories,
@@ -343,19 +322,16 @@ class LatentHistory(GibbsBlock):
     def _by_count(
         self,
         program: Program,
-        history: History,
+        history: HistorySites,
         values: dict[str, Any],
         window: tuple[Array, Array],
     ) -> Callable:
-        """Log probability of each count of a window and of all that happened, given the values
-        of the functions.
+        """A function of the functions' values: the log probability of each count in a window,
+        jointly with all events.
         """
-        field, counts, used = (
-            self.reading.field,
-            jnp.arange(history.capacity + 1),
-            history.all_used(program, values),
-        )
-        log_count = jnp.where(_within(window, counts), history.log_count(program, values), -jnp.inf)
+        field, used = self.reading.field, history.all_used(program, values)
+        is_inside = _within(window, jnp.arange(history.capacity + 1))
+        log_count = jnp.where(is_inside, history.log_count(program, values), -jnp.inf)
 
         def by_count(function: Array) -> Array:
             rest, events = field.log_events(program, used, function, history.events)
@@ -371,7 +347,6 @@ class LatentHistory(GibbsBlock):
 
 
 def _read(shown: Program, owned: list[str], others: list[str]) -> HistoryReading:
-    """The history and its field, proved."""
     history = read_history(shown)
     history.prove(shown, random.key(0))
     scale = history.scale_of_places(shown, random.key(0))
@@ -387,10 +362,10 @@ def _read(shown: Program, owned: list[str], others: list[str]) -> HistoryReading
 
 
 def _window(rng_key: Array, count: Array, capacity: int) -> tuple[Array, Array]:
-    """The first and the last of the counts among which it moves: laid around it at random, so that
-    from each the others are as likely.
+    """The first and the last count of a random window around a count. From each count inside, the
+    window has the same probability. So a quarter of the capacity suffices for the unused slots.
     """
-    width = max(2, capacity // WINDOWS)
+    width = max(2, capacity // 4)
     first = count - random.randint(rng_key, (), 0, width)
     return first, first + width - 1
 
@@ -400,19 +375,16 @@ def _within(window: tuple[Array, Array], counts: Array) -> Array:
 
 
 def _is_full(logits: Array) -> Array:
-    """Whether more counts might follow: by those of the last one."""
+    """Whether counts beyond the last one are probable, by the probability of that one."""
     return logits[-1] > jnp.log(SPARE) + logsumexp(logits)
 
 
 def _partners(count: Array, capacity: int) -> Array:
-    """For each used slot an unused one, and the other way round, as far as they go; a slot
-    without one is its own.
-    """
+    """Pairs of a used and an unused slot, as far as they go; a slot without one is its own."""
     here = jnp.arange(capacity)
     there = jnp.where(here < count, here + count, here - count)
     return jnp.where((there < capacity) & (here < 2 * count), there, here)
 
 
 def _swapped(order: Array, partner: Array, accepts: Array) -> Array:
-    """The order in which each used slot that accepts has changed places with its partner."""
     return jnp.where(accepts | accepts[partner], order[partner], order)

@@ -1,28 +1,29 @@
-"""Moves of functions and their scales by way of surrogate data (Murray and Adams 2010).
+"""Moves of functions and their scales by surrogate data (Murray and Adams 2010).
 
-With the noise of a function held, a small step of its scales changes all values, and with the
-values held the scales can hardly move. Between the two are surrogate data: what would be seen of a
-function at points where something happened,
+With the noise of a function held, a small step of its scales changes all values; with the values
+held, the scales can hardly move. In between are surrogate data, noisy observations of a function at
+points where something happened,
 
     u[i] ~ Normal(function[i], variance).
 
-Given them the noise of a function is Normal, and a draw of it is made of one from the prior by what
-that draw would have made of the surrogate data (Matheron's rule):
+Given them the noise of a function is Normal. A draw of it is a draw from the prior, corrected by
+the surrogate data (Matheron's rule):
 
-    noise = before + root' inverse(covariance + variance) (u - level - root before - error),    before, error ~ Normal
+    noise = before + root' inverse(covariance + variance) (u - level - root before - error),
+    before, error ~ Normal
 
 where function = level + root noise and covariance = root root'. The scales move by Metropolis with
-u, before and error held: as far as the points say how they lie, the function stays, elsewhere it
-follows. All functions propose at once and are accepted one by one. The variance is that of the most
-that a yes or no can say of its log odds.
+u, before and error held: where the points tell about it, the function stays, elsewhere it follows
+the scales. All functions propose at once and are accepted one by one. The variance is that of the
+greatest information in a binary outcome about its log odds.
 
 With scales held, all noise moves by Hamiltonian Monte Carlo, in coordinates in which noise given
-surrogate data is standard normal: no yes or no bends the density more than that, so that one size
-of leaps serves everywhere.
+surrogate data is standard normal. No binary outcome bends the density more than that, so that one
+range of step sizes serves everywhere.
 
 Cost of a step of the scales: two Cholesky factors of points^3 for each function, and two products
-of matrices where the model does not compute the covariance (`inference.reading.field`); of what all
-trajectories share: points^3; of a leap of a trajectory: points^2.
+of matrices where the model does not compute the covariance (`inference.reading.field`); points^3
+once for all trajectories; points^2 for each leap.
 """
 
 from collections.abc import Callable
@@ -33,47 +34,53 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.scipy.linalg import solve_triangular
+from jaxtyping import Float
 
 from inference.program.program import Program
 from inference.reading.field import Field
 
-__all__ = ["At", "Axes", "Map", "moved"]
+__all__ = ["AffineMap", "FieldState", "Whitening", "move_field"]
 
-VARIANCE = 4.0  # of surrogate data: the log probability of a yes or no is bent by a quarter at most
-SMALLEST, LARGEST = -1.5, 0.3  # decimal logarithms of the steps of scales, in unconstrained space
-LEAPS = 20  # of a trajectory
-SHORTEST, LONGEST = 1.0, 3.0  # leaps, over the fourth root of the number of dimensions
+# of surrogate data: the second derivative of the log probability of a binary outcome is 1/4 at most
+VARIANCE = 4.0
 
 
-class Map(NamedTuple):
-    """How functions follow from noise, and how surrogate data lie."""
+class AffineMap(NamedTuple):
+    """The functions as affine functions of noise, and the covariance of surrogate data."""
 
     level: Array  # [point, function]
     root: Array  # [function, point, noise]
-    # [function, point, point], the Cholesky factor of the covariance of surrogate data over their
-    # variance
+    # [function, point, point], Cholesky factor of the covariance of surrogate data over VARIANCE
     spread: Array
-    # [point], one over the standard deviation of surrogate data, 0 where there are none
-    half: Array
+    half: Array  # [point], one over the standard deviation of surrogate data, 0 without them
 
     @classmethod
-    def of(cls, field: Field, program: Program, values: dict[str, Any], half: Array) -> "Map":
-        """At these values of the scales."""
+    def of(cls, field: Field, program: Program, values: dict[str, Any], half: Array) -> "AffineMap":
+        """The map for these values of the scales."""
         level, root, covariance = field.affine(program, values)
         spread = jnp.linalg.cholesky(half[:, None] * covariance * half + jnp.eye(len(half)))
         return cls(level, root, spread, half)
 
     def function(self, noise: Array) -> Array:
-        """The values that noise [function, noise] makes."""
+        """The values of the functions with noise [function, noise]."""
         return self.level + jnp.einsum("kia,ka->ik", self.root, noise)
 
     def seen(self, noise: Array) -> Array:
-        """What noise adds to surrogate data, over their standard deviation, [function, point]."""
+        """The part of noise in surrogate data, over their standard deviation, [function, point]."""
         return self.half * jnp.einsum("kia,ka->ki", self.root, noise)
 
-    def given(self, surrogate: Array, before: Array, error: Array) -> tuple[Array, Array]:
-        """The noise [function, noise] that surrogate data [point, function] make of a draw from the
-        prior, `before` and `error`, and the log density of the surrogate data, by function.
+    def given(
+        self,
+        surrogate: Float[Array, "point function"],
+        before: Float[Array, "function noise"],
+        error: Float[Array, "function point"],
+    ) -> tuple[Float[Array, "function noise"], Float[Array, " function"]]:
+        """The noise by Matheron's rule, and the log density of the surrogate data.
+
+        Args:
+            surrogate: surrogate data.
+            before: noise drawn from the prior.
+            error: drawn errors of the surrogate data.
         """
         apart = self.half * (surrogate - self.level).T
         both = solve_triangular(
@@ -88,38 +95,38 @@ class Map(NamedTuple):
         return before + jnp.einsum("kia,ki->ka", self.root, self.half * missing), log_density
 
 
-class Axes(NamedTuple):
+class Whitening(NamedTuple):
     """Coordinates in which noise given surrogate data is standard normal around its mean."""
 
     root: Array  # [function, noise, noise], of the precision of the noise
 
     @classmethod
-    def of(cls, here: Map) -> "Axes":
-        """Of the noise at these scales."""
+    def of(cls, here: AffineMap) -> "Whitening":
+        """The coordinates for these scales."""
         seen = here.half[:, None] * here.root
         return cls(
             jnp.linalg.cholesky(jnp.einsum("kia,kib->kab", seen, seen) + jnp.eye(seen.shape[-1]))
         )
 
     def rest(self, noise: Array) -> Array:
-        """Where noise [function, noise] is."""
+        """The coordinates of noise [function, noise]."""
         return jnp.einsum("kba,kb->ka", self.root, noise)
 
     def noise(self, rest: Array) -> Array:
-        """And back."""
+        """The noise with these coordinates."""
         return solve_triangular(self.root, rest[..., None], lower=True, trans=1)[..., 0]
 
 
-class At(NamedTuple):
-    """Where the moves are."""
+class FieldState(NamedTuple):
+    """The present scales, noise and functions."""
 
     scales: dict[str, Array]
     noise: Array  # [function, noise]
     function: Array  # [point, function]
-    map: Map
+    map: AffineMap
 
 
-def moved(
+def move_field(
     rng_key: Array,
     field: Field,
     program: Program,
@@ -129,16 +136,27 @@ def moved(
     num_steps: int,
     num_trajectories: int,
 ) -> tuple[dict[str, Any], Array, Array]:
-    """The values after so many steps of the scales and so many trajectories, and the shares of both
-    that were taken.
+    """Moves scales and noise.
 
-    :param is_seen: [point], where something happened, or may have, that tells of the functions.
-    :param log_events: log probability of that, given the values of the functions [point, function].
+    Args:
+        rng_key: a key.
+        field: the functions.
+        program: the model with its data.
+        values: the values of all sites.
+        is_seen: [point], where something happened, or may have, that depends on the functions.
+        log_events: log probability of that, given the values of the functions [point, function].
+        num_steps: of the scales.
+        num_trajectories: of the noise.
+
+    Returns:
+        All values, and the acceptance rates of steps and trajectories.
     """
     step_key, flight_key = random.split(rng_key)
     noise = field.noise(values).T
-    here = Map.of(field, program, values, jnp.where(is_seen, VARIANCE**-0.5, 0.0))
-    at = At({name: values[name] for name in field.scales}, noise, here.function(noise), here)
+    here = AffineMap.of(field, program, values, jnp.where(is_seen, VARIANCE**-0.5, 0.0))
+    at = FieldState(
+        {name: values[name] for name in field.scales}, noise, here.function(noise), here
+    )
     rescaled, flown = jnp.ones(()), jnp.ones(())
     if field.scales and num_steps:
         step = lambda at, key: _step(key, field, program, values, log_events, at)
@@ -150,9 +168,9 @@ def moved(
     return {**field.with_noise(program, values, at.noise.T), **at.scales}, rescaled, flown
 
 
-def _surrogate(rng_key: Array, at: At) -> tuple[Array, Array, Array, Array]:
-    """Surrogate data, and the draw from the prior of which they make the noise; their log
-    density as well.
+def _surrogate(rng_key: Array, at: FieldState) -> tuple[Array, Array, Array, Array]:
+    """Surrogate data, the draw from the prior that they turn into the present noise, and their log
+    density.
     """
     data_key, before_key, error_key = random.split(rng_key, 3)
     surrogate = at.function + jnp.sqrt(VARIANCE) * random.normal(data_key, at.function.shape)
@@ -162,8 +180,7 @@ def _surrogate(rng_key: Array, at: At) -> tuple[Array, Array, Array, Array]:
         random.normal(error_key, at.function.T.shape),
     )
     drawn, log_density = at.map.given(surrogate, before, error)
-    # the same in `before` and, taken back, in what it adds to surrogate data leaves all else as it
-    # was
+    # added to `before` and taken from `error`, the change leaves all else as it was
     change = at.noise - drawn
     return surrogate, before + change, error - at.map.seen(change), log_density
 
@@ -174,23 +191,26 @@ def _step(
     program: Program,
     values: dict[str, Any],
     log_events: Callable,
-    at: At,
-) -> tuple[At, Array]:
-    """Every function proposes other scales."""
+    at: FieldState,
+) -> tuple[FieldState, Array]:
+    """Every function proposes new scales; also returns which are accepted."""
     surrogate_key, size_key, step_key, accept_key = random.split(rng_key, 4)
-    *told, log_density = _surrogate(surrogate_key, at)
+    *given, log_density = _surrogate(surrogate_key, at)
     width = len(at.noise)
-    size = 10.0 ** random.uniform(size_key, (width,), minval=SMALLEST, maxval=LARGEST)
-    steps = {}
-    for i, (name, scale) in enumerate(at.scales.items()):
-        steps[name] = jnp.reshape(size, (width, *(1,) * (scale.ndim - 1))) * random.normal(
-            random.fold_in(step_key, i), scale.shape
-        )
+    # in unconstrained space
+    size = 10.0 ** random.uniform(size_key, (width,), minval=-1.5, maxval=0.3)
+    steps = {
+        name: jnp.reshape(size, (width, *(1,) * (scale.ndim - 1)))
+        * random.normal(random.fold_in(step_key, i), scale.shape)
+        for i, (name, scale) in enumerate(at.scales.items())
+    }
     start = {**values, **at.scales}
     end = field.stretched(program, start, steps)
-    there = Map.of(field, program, end, at.map.half)
-    noise, new_log_density = there.given(*told)
-    proposed = At({name: end[name] for name in at.scales}, noise, there.function(noise), there)
+    there = AffineMap.of(field, program, end, at.map.half)
+    noise, new_log_density = there.given(*given)
+    proposed = FieldState(
+        {name: end[name] for name in at.scales}, noise, there.function(noise), there
+    )
     gain = (
         field.log_scales(program, end)
         - field.log_scales(program, start)
@@ -214,21 +234,23 @@ def _step(
     *_, taken = lax.fori_loop(0, width, decide, (at.function, log_events(at.function), none))
     by_row = lambda new, old: jnp.where(jnp.reshape(taken, (-1, *(1,) * (new.ndim - 1))), new, old)
     by_column = lambda new, old: jnp.where(taken, new, old)
-    chosen = Map(
+    chosen = AffineMap(
         by_column(there.level, at.map.level),
         by_row(there.root, at.map.root),
         by_row(there.spread, at.map.spread),
         at.map.half,
     )
     scales = jax.tree.map(by_row, proposed.scales, at.scales)
-    return At(
+    return FieldState(
         scales, by_row(noise, at.noise), by_column(proposed.function, at.function), chosen
     ), taken
 
 
-def _flown(rng_key: Array, log_events: Callable, at: At, num_trajectories: int) -> tuple[At, Array]:
-    """The noise at the end of so many trajectories, and which were taken."""
-    here, axes = at.map, Axes.of(at.map)
+def _flown(
+    rng_key: Array, log_events: Callable, at: FieldState, num_trajectories: int
+) -> tuple[FieldState, Array]:
+    """The state after Hamiltonian trajectories of the noise, and which are accepted."""
+    here, axes = at.map, Whitening.of(at.map)
     # [function, point, rest]
     effect = jnp.moveaxis(
         solve_triangular(axes.root, jnp.moveaxis(here.root, 1, 2), lower=True), 1, 2
@@ -255,12 +277,12 @@ def _flown(rng_key: Array, log_events: Callable, at: At, num_trajectories: int) 
         speed_key, size_key, accept_key = random.split(key, 3)
         rest, height, pull = start
         speed = random.normal(speed_key, rest.shape)
-        size = random.uniform(size_key, minval=SHORTEST, maxval=LONGEST) * rest.size**-0.25
+        size = random.uniform(size_key, minval=1.0, maxval=3.0) * rest.size**-0.25
         end, end_speed, *there = lax.fori_loop(
-            0, LEAPS, partial(leap, size=size), (rest, speed, height, pull)
+            0, 20, partial(leap, size=size), (rest, speed, height, pull)
         )
         gain = there[0] - height + 0.5 * jnp.sum(speed**2 - end_speed**2)
-        accepts = jnp.log(random.uniform(accept_key)) < gain  # never of what is not a number
+        accepts = jnp.log(random.uniform(accept_key)) < gain  # False where it is not a number
         return tuple(
             jnp.where(accepts, new, old) for new, old in zip((end, *there), start, strict=True)
         ), accepts

@@ -103,7 +103,7 @@ def test_the_zoos_model_is_read_whatever_its_options(name):
 @pytest.mark.slow
 def test_a_known_intercept_is_no_shared_site():
     found = read(small(intercept=0.5))
-    assert (found.shared, found.levels) == ((), ())
+    assert (found.shared, found.intercepts) == ((), ())
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_without_components_rows_and_columns_are_left():
 
 def test_without_shared_sites_rows_and_columns_are_left():
     found = read(few(level=None))
-    assert (found.shared, found.levels) == ((), ())
+    assert (found.shared, found.intercepts) == ((), ())
 
 
 @pytest.mark.slow
@@ -169,12 +169,12 @@ def test_features_of_entries_have_shared_coefficients():
     found = read(shop(NOTES))
     assert found.by_entry == ("reader", "book", "stars", "notes")
     assert found.shared == ("level", "slope")
-    assert found.levels == WHOLE.levels
+    assert found.intercepts == WHOLE.intercepts
 
 
 @pytest.mark.slow
 def test_a_feature_that_is_one_at_first_is_no_level():
-    assert read(shop(NOTES, level=None)).levels == ()
+    assert read(shop(NOTES, level=None)).intercepts == ()
 
 
 FOUND = {
@@ -251,7 +251,7 @@ def test_another_model_is_refused(name):
 )
 def test_it_is_the_proof_that_refuses(name, monkeypatch):
     monkeypatch.setattr(_crossed_reading, "_gap", lambda found, wanted: jnp.zeros(()))
-    monkeypatch.setattr(_crossed_reading, "_infinite_unless", lambda holds: jnp.zeros(()))
+    monkeypatch.setattr(_crossed_reading, "_gap_of_normal", lambda *given: jnp.zeros(()))
     assert read(shop(**REFUSED[name])).components == TOPICS
 
 

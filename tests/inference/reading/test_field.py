@@ -16,7 +16,13 @@ from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal
 
 from inference import LatentHistory, Program, StructureError
-from inference.kernels.latent_history.surrogate import VARIANCE, At, Axes, Map, _surrogate
+from inference.kernels.latent_history.surrogate import (
+    VARIANCE,
+    AffineMap,
+    FieldState,
+    Whitening,
+    _surrogate,
+)
 from inference.reading.field import Field, read_field
 from tests.inference.histories import FIELD, drift
 from zoo.archipelago import archipelago, student_t
@@ -149,7 +155,7 @@ def told(seed=0):
     program = Program(curves)
     field = read_field(program, "noise", ("noise", "height"))
     half = jnp.array([1.0, 0.0, 1.0, 1.0]) / jnp.sqrt(VARIANCE)
-    at = Map.of(field, program, program.draw_initial(random.key(seed)), half)
+    at = AffineMap.of(field, program, program.draw_initial(random.key(seed)), half)
     return at, jnp.where(half[:, None] > 0, 3.0 * random.normal(random.key(9), (4, 2)), at.level)
 
 
@@ -170,16 +176,16 @@ def test_surrogate_data_tell_of_the_noise_what_a_normal_does():
             covariance,
             atol=1e-10,
         )
-        root = Axes.of(at).root[k]
+        root = Whitening.of(at).root[k]
         assert_allclose(root @ root.T, np.linalg.inv(covariance), atol=1e-10)
     rest = random.normal(random.key(3), mean.shape)
-    assert_allclose(Axes.of(at).rest(Axes.of(at).noise(rest)), rest, atol=1e-12)
+    assert_allclose(Whitening.of(at).rest(Whitening.of(at).noise(rest)), rest, atol=1e-12)
 
 
 def test_the_draw_that_surrogate_data_are_told_with_makes_the_noise_that_is_there():
     at, _ = told()
     noise = random.normal(random.key(1), (2, 4))
-    *drawn, log_density = _surrogate(random.key(2), At({}, noise, at.function(noise), at))
+    *drawn, log_density = _surrogate(random.key(2), FieldState({}, noise, at.function(noise), at))
     found, again = at.given(*drawn)
     assert_allclose(found, noise, atol=1e-12)
     assert_allclose(again, log_density, atol=1e-12)
@@ -211,16 +217,16 @@ def test_steps_and_trajectories_leave_the_joint_distribution_alone():
 )
 def test_a_slip_moves_it(slip, monkeypatch):
     given, log_scales, rest, settled, moves = (
-        Map.given,
+        AffineMap.given,
         Field.log_scales,
-        Axes.rest,
+        Whitening.rest,
         LatentHistory._settled,
         {},
     )
     if slip in ("density", "error"):
         moves = {"num_steps": 12, "num_trajectories": 0}
     if slip == "density":  # of surrogate data, forgotten
-        monkeypatch.setattr(Map, "given", lambda *args: (given(*args)[0], jnp.zeros(2)))
+        monkeypatch.setattr(AffineMap, "given", lambda *args: (given(*args)[0], jnp.zeros(2)))
     if slip == "Jacobian":
         size = lambda values: jnp.log(values["amplitude"]) + jnp.log(values["lengthscale"][:, 0])
         monkeypatch.setattr(
@@ -244,7 +250,7 @@ def test_a_slip_moves_it(slip, monkeypatch):
         monkeypatch.setattr("inference.kernels.latent_history.surrogate._surrogate", wrong)
     if slip == "coordinates":  # in which a trajectory does not begin where the noise is
         moves = {"num_steps": 1}
-        monkeypatch.setattr(Axes, "rest", lambda self, noise: 1.3 * rest(self, noise))
+        monkeypatch.setattr(Whitening, "rest", lambda self, noise: 1.3 * rest(self, noise))
     # kept, where functions and scales have moved with all counts of the window open
     if slip == "old count":
         moves = {"num_replicates": 8000, "num_sweeps": 3}

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 from scipy.optimize import minimize
 
+from inference.kernels.augment_reduce.kernel import _bound_of_rows
 from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
-from inference.kernels.augment_reduce.weights import view_of
+from inference.kernels.augment_reduce.weights import minibatch_of
 from inference.reading import row_table as _reduced_model
 from tests.inference.reducing import (
     X,
@@ -73,7 +74,7 @@ def test_bound_is_below_the_log_likelihood(noise):
 
 def test_bound_of_softmax_is_tight_at_the_best_rate():
     reading, program, state = fitted("gumbel")
-    assert isinstance(reading.reads, LogExponential)
+    assert isinstance(reading.q_noise, LogExponential)
     best = state._replace(local={"rate": jnp.asarray(best_rate(reading, state))})
     assert bound(reading, program, best) == pytest.approx(
         exact_log_likelihood(reading, program, state).sum(), abs=1e-6
@@ -88,7 +89,7 @@ def test_bound_of_softmax_is_tight_at_the_best_rate():
 def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
     """By draws of eps from SciPy's distribution, put into the model itself."""
     reading, program, state = fitted(noise)
-    assert isinstance(reading.reads, LocationScale)
+    assert isinstance(reading.q_noise, LocationScale)
     full = program.with_arguments(batch_size=None, num_negatives=None)
     v = {name: value["loc"] for name, value in reading.kernel.values(state, reading).items()}
     z = SCIPY[noise].ppf((np.arange(4000) + 0.5) / 4000)
@@ -105,7 +106,9 @@ def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
     assert bound(reading, program, state) == pytest.approx((log_joint + entropy).sum(), abs=0.02)
 
 
-def test_a_missing_entropy_is_seen(monkeypatch):
+def test_a_missing_entropy_is_seen(monkeypatch, request):
+    _bound_of_rows.clear_cache()
+    request.addfinalizer(_bound_of_rows.clear_cache)
     monkeypatch.setattr(LocationScale, "entropy", lambda self, local: jnp.zeros_like(local["loc"]))
     with pytest.raises(AssertionError):
         test_bound_is_the_expected_log_joint_and_the_entropy("normal")
@@ -151,11 +154,11 @@ def test_classes_that_are_scaled_by_k_are_seen(request):
 def e_step(reading, program, state, index, key, step_size=1.0):
     @jax.jit
     def step(state, key):
-        view = view_of(reading, program, index, state, None)
+        view = minibatch_of(reading, program, index, state, None)
         rows = index["row"]
         local = jax.tree.map(lambda leaf: leaf[rows], state.local)
         terms = view.terms(view.parameters)
-        return reading.reads.step(local, terms, terms, step_size, key)
+        return reading.q_noise.step(local, terms, terms, step_size, key)
 
     return step(state, key)
 
@@ -177,8 +180,8 @@ def rate_scores(reading, program, state, num_draws=10_000):
 
     def target(key):
         classes = reading.reduced.draw_index(key, False)["other"]
-        view = view_of(reading, program, {"row": jnp.arange(6), "other": classes}, state, None)
-        return reading.reads.target(view.terms(view.parameters), 6)[0]
+        view = minibatch_of(reading, program, {"row": jnp.arange(6), "other": classes}, state, None)
+        return reading.q_noise.target(view.terms(view.parameters), 6)[0]
 
     found = np.asarray(jax.jit(jax.vmap(target))(jax.random.split(jax.random.key(1), num_draws)))
     return (found.mean(0) - best_rate(reading, state)) / (found.std(0) / np.sqrt(num_draws))
@@ -208,7 +211,7 @@ def with_a_posterior():
     function of utilities.
     """
     reading, program, state = fitted("gumbel", posterior=True)
-    [table], [packed] = reading.tables, state.tables
+    [table], [packed] = reading.layouts, state.tables
     rows, rng = table.unpack(packed), np.random.default_rng(0)
     for value in rows.values.values():
         value["log_scale"] = jnp.log(jnp.asarray(rng.uniform(0.2, 0.8, value["log_scale"].shape)))
@@ -229,9 +232,9 @@ def steps_with_a_posterior(local, step_size, num_draws, floor_at_means=True):
     reading, program, state, _ = with_a_posterior()
 
     def step(key):
-        view = view_of(reading, program, every(reading), state, key)
+        view = minibatch_of(reading, program, every(reading), state, key)
         drawn, at_means = (each.terms(each.parameters) for each in (view, view._replace(noise={})))
-        return reading.reads.step(
+        return reading.q_noise.step(
             local, drawn, at_means if floor_at_means else drawn, step_size, key
         )["rate"]
 
@@ -270,14 +273,14 @@ def test_steps_of_location_and_scale_end_at_the_best_bound(noise):
     )
     for t in range(60):
         state = step(state, jax.random.key(t), (1 + t / 4) ** -0.9)
-    view = view_of(reading, program, every(reading), state, None)
+    view = minibatch_of(reading, program, every(reading), state, None)
     terms = view.terms(view.parameters)
 
     @jax.jit
     @jax.value_and_grad
     def loss(vector):
         return -reading.bound_of_rows(
-            terms, {"loc": vector[:6], "log_scale": vector[6:]}, 6, None
+            terms, {"loc": vector[:6], "log_scale": vector[6:]}, None
         ).sum()
 
     best = minimize(

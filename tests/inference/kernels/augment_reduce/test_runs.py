@@ -15,12 +15,7 @@ from scipy.optimize import minimize
 
 from inference import AugmentReduce, Driver, Program
 from inference.kernels.augment_reduce import weights as _weights
-from inference.kernels.augment_reduce.row_optimizer import (
-    Adagrad,
-    Adaptive,
-    remembered,
-    update_rows,
-)
+from inference.kernels.augment_reduce.weights import Adagrad, Adaptive, remembered, update_rows
 from inference.program.sites import Site
 from inference.reading.row_table import note_requests
 from tests.inference.reducing import weights_of
@@ -86,13 +81,13 @@ def test_some_rows_and_classes_lead_near_the_mode(own_negatives):
 
 @pytest.mark.slow
 def test_a_prior_that_is_felt_only_when_touched_is_seen(monkeypatch):
-    log_prior = _weights.View.log_prior
+    log_prior = _weights.Minibatch.log_prior
     just_now = lambda row, count: row._replace(touched=jnp.full_like(row.touched, count))
     touched_now = lambda view: view._replace(
         rows=tuple(just_now(row, view.state.count) for row in view.rows)
     )
     monkeypatch.setattr(
-        _weights.View,
+        _weights.Minibatch,
         "log_prior",
         lambda view, parameters: log_prior(touched_now(view), parameters),
     )
@@ -138,11 +133,11 @@ def test_a_posterior_without_its_entropy_is_seen(monkeypatch):
         sites = view.sites(parameters)
         return sum(
             jax.vmap(by_row[name].log_prob)(sites[name]).sum()
-            for table in view.tables
+            for table in view.layouts
             for name in table.weighed
         )
 
-    monkeypatch.setattr(_weights.View, "log_prior", no_entropy)
+    monkeypatch.setattr(_weights.Minibatch, "log_prior", no_entropy)
     with pytest.raises(AssertionError):
         test_posterior_of_what_the_data_do_not_tell_is_the_prior()
 
@@ -271,7 +266,7 @@ def test_untouched_rows_stay_as_they_are():
         weights_of(reading, new)["weights"] != weights_of(reading, state)["weights"]
     ).any(1)
     assert 0 < moved.sum() <= 2 + 3 + 1
-    [table], [packed] = reading.tables, new.tables
+    [table], [packed] = reading.layouts, new.tables
     np.testing.assert_array_equal(moved, np.asarray(table.unpack(packed).touched) == 1)
 
 
@@ -354,17 +349,12 @@ def test_what_an_optimizer_keeps_beside_rows_may_look_like_rows(rows):
 
 
 def test_adagrad_is_that_of_optax():
-    ours, theirs, slopes = (
-        Adagrad(0.3),
-        optax.adagrad(0.3, initial_accumulator_value=0.0, eps=1e-12),
-        jnp.array([2.0, -0.1]),
-    )
-    state, known, value = ours.init(slopes), theirs.init(slopes), jnp.zeros(2)
+    ours, slopes, value = Adagrad(0.3), jnp.array([2.0, -0.1]), jnp.zeros(2)
+    theirs = optax.adagrad(0.3, initial_accumulator_value=0.0, eps=1e-12)
+    state, known = ours.init(slopes), theirs.init(slopes)
     for _ in range(3):
-        (found, state), (wanted, known) = (
-            ours.update(slopes, state),
-            theirs.update(slopes, known, value),
-        )
+        found, state = ours.update(slopes, state)
+        wanted, known = theirs.update(slopes, known, value)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 

@@ -13,7 +13,7 @@ from numpyro import plate, sample
 from inference import AugmentReduce, Program, StructureError
 from inference.distributions import Below, log_cdf
 from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
-from inference.kernels.augment_reduce.weights import view_of
+from inference.kernels.augment_reduce.weights import minibatch_of
 from inference.program.sites import Site
 from inference.reading.row_table import note_requests
 from tests.inference.reducing import TOLD, X, bound, estimate, fitted, step, weights_of, whole
@@ -72,7 +72,7 @@ def test_other_names_and_another_utility_are_followed():
     found = reading.reduced
     assert (found.local, found.rows, found.classes, set(found.by_row), set(found.whole)) == (
         "shock", "case", "rival", {"slope"}, {"spread", "temperature"})  # fmt: skip
-    assert isinstance(reading.reads, LogExponential)  # Gumbel of another place
+    assert isinstance(reading.q_noise, LogExponential)  # Gumbel of another place
     full = program.with_arguments(rows_seen=None, seen=None)
     v = weights_of(reading, state)
     v["spread"] = jnp.exp(v["spread"])
@@ -93,8 +93,8 @@ def test_another_noise_is_followed(noise, request):
         log_cdf.register(dist.Cauchy, lambda noise, value: jnp.log(noise.cdf(value)))
         request.addfinalizer(lambda: log_cdf.register(dist.Cauchy, log_cdf.dispatch(object)))
     reading, program, state = fit_other(noise=noise)
-    assert isinstance(reading.reads, LocationScale)
-    assert type(reading.reads.noise) is type(noise)
+    assert isinstance(reading.q_noise, LocationScale)
+    assert type(reading.q_noise.noise) is type(noise)
     new, report = jax.jit(lambda state: step(reading, program, state, 0))(state)
     assert np.isfinite(report.elbo)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new))
@@ -168,14 +168,16 @@ def test_sites_that_are_asked_for_other_rows_are_tables_of_their_own():
 def test_tables_that_mix_up_rows_are_seen(monkeypatch):
     from inference.reading import row_table as _reduced_model
 
-    joined = _reduced_model._asked_rows
+    joined = _reduced_model._requested_rows
     monkeypatch.setattr(
-        _reduced_model, "_asked_rows", lambda *told: (joined(*told)[0], (("w", "level"),))
+        _reduced_model, "_requested_rows", lambda *told: (joined(*told)[0], (("w", "level"),))
     )
     reading, program, state = fitted(
         model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])}
     )
-    with pytest.raises(AssertionError, match="asked for other rows than when the model was read"):
+    with pytest.raises(
+        AssertionError, match="other rows of it are requested than when the model was read"
+    ):
         jax.eval_shape(lambda state: step(reading, program, state, 0), state)
 
 
@@ -200,7 +202,7 @@ def test_all_rows_and_classes_give_the_whole_gradient():
 
 def test_prior_of_a_row_is_felt_for_the_steps_since_it_was_touched():
     reading, program, state = fitted("gumbel")
-    [table], [packed] = reading.tables, state.tables
+    [table], [packed] = reading.layouts, state.tables
     touched = jnp.array([0.0, 9.0, 4.0, 7.0, 8.0])
     state = state._replace(
         count=jnp.array(9), tables=(table.pack(table.unpack(packed)._replace(touched=touched)),)
@@ -210,12 +212,12 @@ def test_prior_of_a_row_is_felt_for_the_steps_since_it_was_touched():
 
     @jax.jit
     def slopes(state):
-        view = view_of(reading, program, index, state, None)
+        view = minibatch_of(reading, program, index, state, None)
         found = jax.grad(view.log_prior)(view.parameters)
         zeros = {name: jnp.zeros(site.shape) for name, site in reading.reduced.by_row.items()}
         return {
             name: asked.scatter(zeros[name], asked.merged(found[name]["loc"]))
-            for name, asked in view.asked.items()
+            for name, asked in view.requests.items()
         }
 
     for name, merged in slopes(state).items():

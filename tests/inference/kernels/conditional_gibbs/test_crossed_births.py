@@ -9,15 +9,15 @@ import pytest
 from jax import random
 
 from inference.kernels.conditional_gibbs.crossed_births import (
-    Parts,
-    Sums,
+    Component,
+    EntrySums,
     _component,
-    guess,
-    path,
-    walk,
+    anneal,
+    mean_field,
+    schedule,
 )
 from inference.kernels.conditional_gibbs.crossed_components import Tilted
-from inference.kernels.conditional_gibbs.crossed_sides import buckets
+from inference.kernels.conditional_gibbs.crossed_sides import pad_items
 from tests.inference.crossed import CASES, drawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotio
 
 def sums_of(index, residual, weight, sizes):
     """Over the entries of each row, and of each column."""
-    plans = (buckets(np.asarray(at), size, 1) for at, size in zip(index, sizes, strict=True))
+    plans = (pad_items(np.asarray(at), size, 1) for at, size in zip(index, sizes, strict=True))
     return tuple(
-        Sums.of(*each, residual, weight)
+        EntrySums.of(*each, residual, weight)
         for each in zip(sizes, plans, map(jnp.asarray, index[::-1]), strict=True)
     )
 
@@ -62,8 +62,8 @@ def check_evidence(name):
     _, crossed, values, _, joint = drawn(name)
     old, prior, odds, sums = birth(name)
     switch, _, (_, right) = crossed.components
-    start = guess(old.s, old.u, prior, sums)
-    _, gain = walk(random.key(0), old.s, old.u, jnp.array([0.0, 1.0]), start, prior, sums)
+    start = mean_field(old.s, old.u, prior, sums)
+    _, gain = anneal(random.key(0), old.s, old.u, jnp.array([0.0, 1.0]), start, prior, sums)
     evidence = gain + jnp.sum(start.u.log_prob(old.u) - prior.u.log_prob(old.u))
     given = given_rows(old.s, old.u, prior, sums)
     for key in random.split(random.key(5), 3):
@@ -93,7 +93,7 @@ def test_priors_of_a_component_are_the_models(name):
         )
 
 
-of = Sums.of.__func__
+of = EntrySums.of.__func__
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ of = Sums.of.__func__
     ids=["weight forgotten", "column for row", "sign lost"],
 )
 def test_a_wrong_evidence_is_seen(planted, monkeypatch):
-    monkeypatch.setattr(Sums, "of", classmethod(planted))
+    monkeypatch.setattr(EntrySums, "of", classmethod(planted))
     with pytest.raises(AssertionError):
         check_evidence("renamed")
 
@@ -125,7 +125,7 @@ def tiny():
     """Two rows and three columns: priors, sums, and a grid of rows with the posterior density,
     not normalised, and the size of cells.
     """
-    prior = Parts(
+    prior = Component(
         None,
         Tilted(jnp.array([0.3, 0.0]), jnp.array([3.0, 2.0])),
         Tilted(jnp.array([0.0, 0.5, 0.0]), jnp.full(3, 2.0)),
@@ -151,16 +151,16 @@ def check_walk(is_dying, num_walks=20_000):
     posterior its inverse.
     """
     prior, sums, cells, density, width = tiny()
-    start = guess(jnp.array(S), jnp.array(START), prior, sums)
+    start = mean_field(jnp.array(S), jnp.array(START), prior, sums)
     key, jitter = random.split(random.key(2))
     if is_dying:
         u = cells[random.choice(key, len(cells), (num_walks,), p=density / density.sum())]
         u = u + width * random.uniform(jitter, u.shape, minval=-0.5, maxval=0.5)
     else:
         u = jax.vmap(start.u.draw)(random.split(key, num_walks))
-    times = path(jnp.array(is_dying), 5, float)
+    times = schedule(jnp.array(is_dying), 5, float)
     gain = jax.jit(
-        jax.vmap(lambda key, u: walk(key, jnp.array(S), u, times, start, prior, sums)[1])
+        jax.vmap(lambda key, u: anneal(key, jnp.array(S), u, times, start, prior, sums)[1])
     )
     weight = np.exp(gain(random.split(random.key(3), num_walks), u))
     evidence, error = density.sum() * width**2, weight.std() / np.sqrt(num_walks)
@@ -173,7 +173,7 @@ def test_walks_weigh_the_evidence(is_dying):
     check_walk(is_dying)
 
 
-mixed, moved, mass = Tilted.mixed, Tilted.moved, Tilted.log_mass
+mixed, moved, mass = Tilted.mixed, Tilted.overrelaxed, Tilted.log_mass
 
 
 @pytest.mark.parametrize("is_dying", [False, True], ids=["birth", "death"])
@@ -182,7 +182,7 @@ mixed, moved, mass = Tilted.mixed, Tilted.moved, Tilted.log_mass
     [
         ("mixed", lambda self, other, share: mixed(self, other, 1 - share)),
         (
-            "moved",
+            "overrelaxed",
             lambda self, key, x, correlation: self.draw(key) + correlation * (x - self.p / self.q),
         ),
         ("log_mass", lambda self: mass(self) + jnp.log(self.q) / 2),
@@ -206,16 +206,16 @@ def test_walks_keep_in_float32_what_they_weigh():
             jnp.asarray(np.random.default_rng(1).normal(size=size), dtype)
             for size in (40_000, 3000)
         )
-        prior = Parts(
+        prior = Component(
             None, *(Tilted(jnp.zeros(size, dtype), jnp.ones(size, dtype)) for size in (3000, 1000))
         )
         sums, s = (
             sums_of(index, residual, jnp.ones_like(residual), (3000, 1000)),
             jnp.asarray(0.2, dtype),
         )
-        start = guess(s, u, prior, sums)
+        start = mean_field(s, u, prior, sums)
         found.append(
-            walk(
+            anneal(
                 random.key(0),
                 s,
                 start.u.p / start.u.q,

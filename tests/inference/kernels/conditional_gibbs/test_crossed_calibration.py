@@ -16,7 +16,7 @@ from inference import ConditionalGibbs, Driver
 from inference.kernels.conditional_gibbs import crossed as _crossed_sweep
 from inference.kernels.conditional_gibbs import crossed_births as _crossed_births
 from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
-from inference.kernels.conditional_gibbs.crossed_births import walk
+from inference.kernels.conditional_gibbs.crossed_births import anneal
 from inference.kernels.conditional_gibbs.crossed_components import rescaled
 from zoo.bsvd import binomial_probit, bsvd, ordered_probit, simulate
 
@@ -88,7 +88,7 @@ def no_jacobian(key, crossed, *rest):
 @pytest.mark.parametrize(
     ("owner", "name", "planted"),
     [
-        (_crossed_births, "walk", lambda *rest: (walk(*rest)[0], jnp.zeros(()))),
+        (_crossed_births, "anneal", lambda *rest: (anneal(*rest)[0], jnp.zeros(()))),
         (_crossed_sweep, "rescaled", no_jacobian),
         (
             _crossed_components,

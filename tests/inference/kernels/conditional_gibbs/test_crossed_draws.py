@@ -16,7 +16,7 @@ from inference.kernels.conditional_gibbs import crossed as _crossed_sweep
 from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
 from inference.kernels.conditional_gibbs import crossed_sides as _crossed_sides
 from inference.kernels.conditional_gibbs.crossed_components import Tilted, switched
-from inference.kernels.conditional_gibbs.crossed_sides import Entries, buckets
+from inference.kernels.conditional_gibbs.crossed_sides import Entries, pad_items
 from inference.reading.conditional import conditional, identify
 from tests.inference.crossed import CASES, RNG, drawn, indices
 
@@ -34,7 +34,7 @@ def arguments(name, number):
     own = jnp.concatenate(
         [(response - eta)[:, None], crossed.shared_slopes(program, values)], axis=1
     )
-    plan = buckets(np.asarray(index), side.size, table.shape[1])
+    plan = pad_items(np.asarray(index), side.size, table.shape[1])
     return (
         Entries.of(table, other, own, weight),
         crossed.flat(values, side),
@@ -153,7 +153,7 @@ def test_every_entry_is_once_in_the_bucket_of_its_item(name, room, monkeypatch):
     counts = LENGTHS[name]
     index = RNG.permutation(np.repeat(np.arange(len(counts)), counts))
     seen, items = [], []
-    for bucket in buckets(index, len(counts), 2):
+    for bucket in pad_items(index, len(counts), 2):
         assert bucket.items.shape == bucket.entries.shape[:2]
         for item, entries in zip(
             bucket.items.ravel(), bucket.entries.reshape(bucket.items.size, -1), strict=True
@@ -180,9 +180,9 @@ def sums_of(name, values=None):
 def check_sums(name, number):
     """What is left over from drawing a side is what the entries then say."""
     program, crossed, values, (response, weight, eta), _ = drawn(name)
-    sweep, side = _crossed_sweep.CrossedSweep(crossed, program, 0), crossed.sides[number]
-    new, _, found, _ = sweep._side(
-        random.key(0), program, values, (response, weight, eta), side, sweep._plan[number]
+    sweep, side = _crossed_sweep.CrossedRoute(crossed, program, 0), crossed.sides[number]
+    new, _, found, _ = sweep._draw_side(
+        random.key(0), program, values, (response, weight, eta), side, sweep._items[number]
     )
     for left_over, wanted in zip(found, sums_of(name, new), strict=True):
         np.testing.assert_allclose(left_over, wanted, rtol=1e-8, atol=1e-8)

@@ -16,8 +16,8 @@ from inference import Program
 from inference.kernels.conditional_gibbs import crossed_births as _crossed_births
 from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
 from inference.kernels.conditional_gibbs import crossed_sides as _crossed_sides
-from inference.kernels.conditional_gibbs.crossed import CrossedSweep
-from inference.kernels.conditional_gibbs.crossed_births import born
+from inference.kernels.conditional_gibbs.crossed import CrossedRoute
+from inference.kernels.conditional_gibbs.crossed_births import birth_or_death
 from inference.kernels.conditional_gibbs.crossed_components import (
     Tilted,
     rescaled,
@@ -82,14 +82,14 @@ ALSO = {
 
 def side(number):
     def move(key, crossed, program, values):
-        sweep = CrossedSweep(crossed, program, 0)
-        return sweep._side(
+        sweep = CrossedRoute(crossed, program, 0)
+        return sweep._draw_side(
             key,
             program,
             values,
             entries(crossed, program, values),
             crossed.sides[number],
-            sweep._plan[number],
+            sweep._items[number],
         )[0]
 
     return move
@@ -110,15 +110,15 @@ def components(key, crossed, program, values):
 
 
 def births(key, crossed, program, values):
-    plan = CrossedSweep(crossed, program, 0)._plan
-    new, eta = born(
+    plan = CrossedRoute(crossed, program, 0)._items
+    new, eta = birth_or_death(
         key, crossed, crossed.components, program, values, entries(crossed, program, values), plan
     )
     return {**new, "gap": jnp.abs(eta - crossed.predictor(program, new)).max()}
 
 
 def whole(key, crossed, program, values):
-    sweep = CrossedSweep(crossed, program, 1.5)
+    sweep = CrossedRoute(crossed, program, 1.5)
     return sweep.draw(
         key,
         program,
@@ -251,9 +251,9 @@ def test_what_the_entries_cannot_tell_leaves_the_predictor(name):
         assert share > 0.5 if site in moved else share == 0
 
 
-mass, terms = Tilted.log_mass, _crossed_components._terms
+mass, terms = Tilted.log_mass, _crossed_components._log_priors
 walk, path, guess, amplitude = (
-    getattr(_crossed_births, name) for name in ("walk", "path", "guess", "LogNormal")
+    getattr(_crossed_births, name) for name in ("anneal", "schedule", "mean_field", "LogNormal")
 )
 step, of, part = _crossed_sides._step, _crossed_sides.Entries.of, _crossed_births._component
 
@@ -313,13 +313,13 @@ TWINS = {
     "births, the walk not weighed": (
         "births",
         _crossed_births,
-        "walk",
+        "anneal",
         lambda *rest: (walk(*rest)[0], jnp.zeros(())),
     ),
     "births, the walk not turned round": (
         "births",
         _crossed_births,
-        "path",
+        "schedule",
         lambda is_dying, *rest: path(False, *rest),
     ),
     "births, amplitude's density forgotten": (
@@ -345,7 +345,7 @@ TWINS = {
     "scales, one prior": (
         "scales",
         _crossed_components,
-        "_terms",
+        "_log_priors",
         lambda program, values, names: terms(program, values, names[:1]),
     ),
 }
@@ -372,7 +372,7 @@ def test_a_guess_that_knows_the_component_changes_the_joint(monkeypatch):
         return near._replace(u=near.u.times(more * old.parts.u, more))
 
     monkeypatch.setattr(_crossed_births, "_component", remembered)
-    monkeypatch.setattr(_crossed_births, "guess", knowing)
+    monkeypatch.setattr(_crossed_births, "mean_field", knowing)
     with pytest.raises(AssertionError):
         check_kept(MOVES["births"], *tiny()[:2], *tiny()[2])
 

@@ -241,7 +241,7 @@ def test_a_start_that_does_not_fit_is_refused(values, message):
 
 
 def test_a_conditional_that_changes_its_family_ends_the_run(monkeypatch):
-    monkeypatch.setattr(conditional_gibbs, "MOST", -1.0)
+    monkeypatch.setattr(conditional_gibbs, "MAX_RESIDUAL", -1.0)
     with pytest.raises(
         StructureError,
         match=r"site 'mu': its complete conditional is not the Normal that it was at the start",

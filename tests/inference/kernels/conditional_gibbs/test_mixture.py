@@ -20,9 +20,7 @@ from scipy.special import betaln, logsumexp
 
 from inference import ConditionalGibbs, Driver, Program, StructureError
 from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
-from inference.kernels.conditional_gibbs import mixture_groups as _assignment_groups
-from inference.kernels.conditional_gibbs import mixture_splits as _assignment_splits
-from inference.kernels.conditional_gibbs.mixture import AssignmentSweep
+from inference.kernels.conditional_gibbs.mixture import MixtureRoute
 from inference.kernels.coordinate_ascent.draws import draw_incomplete
 from inference.kernels.coordinate_ascent.posterior import (
     agreement,
@@ -31,6 +29,7 @@ from inference.kernels.coordinate_ascent.posterior import (
     expert_sums,
     gathered,
     group_messages_at,
+    message_at,
     sticks_given,
 )
 from inference.kernels.coordinate_ascent.rows import (
@@ -62,7 +61,7 @@ def swept(name):
     if "y" in data:
         data = data | {"y": np.where(data["y"] > 0, data.get("num_classes", 2) - 1, 0)}
     program = Program(model, **data)
-    sweep = AssignmentSweep(program)
+    sweep = MixtureRoute(program)
     start = once(program.draw_initial, random.key(0))(random.key(0)) | sweep.start(random.key(0))
     turn = lambda i, values: sweep.draw(
         random.fold_in(random.key(1), i), program, values, sweep.buckets
@@ -208,7 +207,8 @@ def of_rows(sweep, program, values, rng_key):
     """Groups, missing entries and soft labels given all else: their log density less the model's
     log joint.
     """
-    found, message = sweep.found, sweep.message(values)
+    found = sweep.found
+    message = message_at(found, sweep.shape, values)
     z, filled, soft = (
         values[found.z],
         jnp.zeros(sweep.rows.features.shape),
@@ -258,7 +258,7 @@ def test_a_row_without_holes_has_the_same_groups_either_way():
     sweep, _, values = swept("binary")
     chunk = jax.tree.map(itemgetter(0), sweep.buckets[-1])
     chunk = chunk._replace(num_missing=0 * chunk.num_missing, entries=chunk.entries + 0.3)
-    said = message_to(sweep.message(values), chunk.task)
+    said = message_to(message_at(sweep.found, sweep.shape, values), chunk.task)
     none = jnp.zeros((len(chunk.row), 0, len(said.const)))
     complete = jax.nn.log_softmax(complete_posterior(said, chunk).log_joint.T)
     np.testing.assert_allclose(
@@ -319,29 +319,14 @@ def test_a_posterior_that_can_be_enumerated():
 
 PLANTED = {
     "sticks of other groups": (
-        _assignment_groups,
+        _assignment_sweep,
         "sticks_given",
         lambda right: lambda count, alpha: right(count[..., ::-1], alpha),
     ),
     "columns that keep their numbers": (
-        _assignment_groups,
+        _assignment_sweep,
         "_in_order",
         lambda right: lambda sums, order: right(sums, order)._replace(columns=sums.columns),
-    ),
-    "a split into one number of several": (
-        _assignment_splits,
-        "_log_ways",
-        lambda right: lambda *at: 0 * right(*at),
-    ),
-    "a split that had no choice": (
-        _assignment_splits,
-        "_parted",
-        lambda right: lambda *at: right(*at)._replace(log_choice=jnp.zeros(())),
-    ),
-    "a split that nothing speaks against": (
-        _assignment_splits,
-        "_log_prior",
-        lambda right: lambda *at: 0 * right(*at),
     ),
 }
 
@@ -351,8 +336,6 @@ PLANTED = {
 def test_a_planted_bug_changes_the_posterior(name, monkeypatch):
     module, attribute, twin = PLANTED[name]
     monkeypatch.setattr(module, attribute, twin(getattr(module, attribute)))
-    # so many that what is wrong with them shows
-    monkeypatch.setattr(_assignment_sweep, "NUM_SPLITS", 4)
     assert abs(errors()).max() > 6
 
 

@@ -17,8 +17,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from diagnostics import geweke
 from inference import Program
 from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
-from inference.kernels.conditional_gibbs import mixture_groups as _assignment_groups
-from inference.kernels.conditional_gibbs.mixture import AssignmentSweep
+from inference.kernels.conditional_gibbs.mixture import MixtureRoute
 from inference.kernels.coordinate_ascent.draws import cut
 from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
 
@@ -67,7 +66,7 @@ class Holed(MCMCKernel):
         y = LABELS[num_classes]
         told = TOLD | {"num_classes": num_classes, "expert": partial(soft_probit, **EXPERT)}
         self.model, self.num_classes = model, num_classes
-        self.sweep = AssignmentSweep(Program(iqgme, np.where(HOLES, np.nan, X), y, **told))
+        self.sweep = MixtureRoute(Program(iqgme, np.where(HOLES, np.nan, X), y, **told))
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         program = Program(self.model, *model_args, **model_kwargs)
@@ -169,7 +168,7 @@ def test_the_joint_is_left_as_it_is():
 
 PLANTED = {
     "weights without what they have in common": (
-        _assignment_groups,
+        _assignment_sweep,
         "weights_posterior",
         lambda right: lambda common, *sums: right(common._replace(loc=0 * common.loc), *sums),
     ),

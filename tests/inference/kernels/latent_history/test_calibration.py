@@ -13,7 +13,7 @@ from numpyro.infer import NUTS, Gibbs
 
 from diagnostics.calibration import Calibration
 from inference import LatentHistory, Program
-from inference.reading.history import History
+from inference.reading.history import HistorySites
 from tests.inference.histories import FEATURES, FIELD, OPTIONS, joint, seen
 from zoo.archipelago import archipelago
 
@@ -115,8 +115,10 @@ def test_sweeps_with_nuts_leave_the_joint_alone():
 
 def forget_the_orders(patch):
     """The density as it was printed."""
-    patch.setattr(History, "prove", lambda self, program, rng_key: None)
-    patch.setattr(History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1))
+    patch.setattr(HistorySites, "prove", lambda self, program, rng_key: None)
+    patch.setattr(
+        HistorySites, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1)
+    )
 
 
 def test_a_count_without_its_orders_moves_it(monkeypatch):

@@ -17,7 +17,7 @@ from scipy import stats
 from inference import LatentHistory, Program, StructureError
 from inference.kernels.latent_history.kernel import _partners
 from inference.reading.field import read_field
-from inference.reading.history import History, read_history
+from inference.reading.history import HistorySites, read_history
 from tests.inference.histories import ROOM, TOTAL, beads, drift, loss_of_a_bead, orders, run
 from zoo.archipelago import archipelago, matern32, mixture, student_t
 
@@ -77,10 +77,12 @@ def test_count_without_its_orders_is_another():
 
 def forgets_the_proposal(self, rng_key, program, history, values, function):
     """Swaps with points that were drawn from the base density, as if they had not been."""
-    events = History.log_events
+    events = HistorySites.log_events
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            History, "log_events", lambda self, *at: events(self, *at) + self.log_places(*at[:2])
+            HistorySites,
+            "log_events",
+            lambda self, *at: events(self, *at) + self.log_places(*at[:2]),
         )
         return EXCHANGED(self, rng_key, program, history, values, function)
 
@@ -98,9 +100,9 @@ def test_proposal_must_be_in_the_ratio(monkeypatch):
 @pytest.mark.slow
 def test_density_must_be_in_the_ratio_of_places_nearby(monkeypatch):
     monkeypatch.setattr(
-        History, "log_places", lambda self, program, values: jnp.zeros(self.capacity)
+        HistorySites, "log_places", lambda self, program, values: jnp.zeros(self.capacity)
     )
-    monkeypatch.setattr(History, "prove", lambda self, program, rng_key: None)
+    monkeypatch.setattr(HistorySites, "prove", lambda self, program, rng_key: None)
     _, spread = distance_to_truth()
     assert abs(spread - 1) > 0.03
 
@@ -128,13 +130,13 @@ def old_noise(self, level, root, function):
 @pytest.mark.slow
 @pytest.mark.parametrize("slip", ["no orders", "old noise"])
 def test_a_slip_moves_it(slip, monkeypatch):
-    monkeypatch.setattr(History, "prove", lambda self, program, rng_key: None)
+    monkeypatch.setattr(HistorySites, "prove", lambda self, program, rng_key: None)
     if slip == "no orders":
         monkeypatch.setattr(
-            History, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1)
+            HistorySites, "log_count", lambda self, program, values: jnp.zeros(self.capacity + 1)
         )
     if slip == "old noise":
-        monkeypatch.setattr(History, "noise_of", old_noise)
+        monkeypatch.setattr(HistorySites, "noise_of", old_noise)
     found = drift(num_trajectories=0)
     assert max(map(abs, found.values())) > 5, found
 
