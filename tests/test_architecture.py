@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-# Rules that some rooms do not keep yet are expected to fail while this is true.
-IS_UNDER_WAY = True
-under_way = pytest.mark.xfail(IS_UNDER_WAY, reason="some rooms do not keep it yet", strict=False)
 LONGEST_CHAIN = 11  # files, each of which imports the next
 
 ROOT = Path(__file__).parents[1]
@@ -182,7 +179,6 @@ def longest_chain(sources: dict[str, str]) -> list[str]:
     return max(map(chain, sorted(graph)), key=len)
 
 
-@under_way
 def test_no_chain_of_imports_is_long():
     chain = longest_chain(INFERENCE)
     assert len(chain) <= LONGEST_CHAIN, " -> ".join(chain)
@@ -215,7 +211,6 @@ def lines_of_jit(node: ast.AST) -> Iterator[int]:
             yield part.lineno
 
 
-@under_way
 def test_nothing_is_jitted_in_a_function():
     assert not jits_in_functions(INFERENCE)
 
@@ -250,7 +245,6 @@ def docstrings_that_begin_with_of(sources: dict[str, str]) -> list[str]:
     ]
 
 
-@under_way
 def test_no_docstring_begins_with_of():
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
     assert not docstrings_that_begin_with_of(sources)
@@ -278,7 +272,6 @@ def names_that_stand_twice(sources: dict[str, str]) -> list[str]:
     return sorted(" ".join(name) for name, times in count.items() if times > 1)
 
 
-@under_way
 def test_a_public_name_stands_once():
     assert not names_that_stand_twice(INFERENCE)
 

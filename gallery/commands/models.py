@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import zoo
 
 __all__ = [
+    "KernelDefaults",
     "Options",
     "find_model",
     "in_precision",

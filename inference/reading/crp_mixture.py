@@ -45,7 +45,7 @@ from inference.reading.mixture_trace import columns, term
 from inference.reading.proof import gap, gap_of_numbers, prove, random_settings
 
 __all__ = [
-    "ConjugateBlock",
+    "ComponentBlock",
     "Parameters",
     "Partition",
     "PartitionRows",
@@ -116,7 +116,7 @@ SPREADS = (1.0, 4.0, 14.0)
 TOLERANCE = {"float64": 1e-6, "float32": 3e-4}  # of the relative gap of an identity
 
 
-class ConjugateBlock(NamedTuple):
+class ComponentBlock(NamedTuple):
     """One observed site and the group parameters behind it."""
 
     site: str
@@ -149,7 +149,7 @@ class Partition:
     z: str
     labels: str | None  # the site of the classes; None where they are plain data
     shares: str | None  # the Dirichlet site behind them
-    blocks: tuple[ConjugateBlock, ...]
+    blocks: tuple[ComponentBlock, ...]
     scalars: tuple[str, ...]  # latent hyper-parameters, such as a random alpha
     num_classes: int
     max_groups: int | None
@@ -226,7 +226,7 @@ class Partition:
             {block.site: self._hyper(block, trace) for block in self.blocks},
         )
 
-    def _hyper(self, block: ConjugateBlock, trace: Mapping[str, dict]) -> Any:
+    def _hyper(self, block: ComponentBlock, trace: Mapping[str, dict]) -> Any:
         """Hyper-parameters of the first group of each class, [class, column, ...]."""
         sites = [trace[name] for name in block.priors]
         read = block.family.read(
@@ -240,7 +240,7 @@ class Partition:
         # The data are constants, also when this is called while other code is traced.
         with jax.ensure_compile_time_eval():
             try:  # compiled once for all data of a shape, if tracing does not need the data
-                rows = self._observed_of(self._by_row(program))
+                rows = _rows_by_argument(self, self._by_row(program))
             except jax.errors.JAXTypeError:
                 rows = once(lambda: self.rows_of(self.trace(program, {})))()
             rows = jax.tree.map(np.asarray, rows)
@@ -257,12 +257,6 @@ class Partition:
     @cached_property
     def _priors(self) -> dict[str, Any]:
         return jax.device_get(once(lambda: self.parameters({}))().priors)
-
-    @cached_property
-    def _observed_of(self) -> Any:
-        return jax.jit(
-            lambda by_row: self.rows_of(self.trace(self.few.with_arguments(**by_row), {}))
-        )
 
     def rows_of(self, trace: Mapping[str, dict]) -> PartitionRows:
         """Returns the data in a trace."""
@@ -286,6 +280,11 @@ class Partition:
         fn = unwrap(trace[sites_of_labels(trace, self.labels)[0]]["fn"])
         codes = jnp.arange(self.num_classes).reshape(-1, *(1,) * len(fn.batch_shape))
         return jnp.exp(fn.log_prob(codes).reshape(self.num_classes, -1)[:, 0])
+
+
+@partial(jax.jit, static_argnums=0)
+def _rows_by_argument(partition: Partition, by_row: dict[str, Any]) -> PartitionRows:
+    return partition.rows_of(partition.trace(partition.few.with_arguments(**by_row), {}))
 
 
 def read_partition(program: Program) -> Partition:
@@ -412,7 +411,7 @@ def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Arra
 
 
 def _gap_of_block(
-    partition: Partition, block: ConjugateBlock, trace: dict[str, dict], z: Array, prior: Any
+    partition: Partition, block: ComponentBlock, trace: dict[str, dict], z: Array, prior: Any
 ) -> Array:
     """Identity (1), with the same `prior` [class, ...] for all groups of a class."""
     family, x, crp = block.family, columns(trace[block.site]), unwrap(trace[partition.z]["fn"])
@@ -553,7 +552,7 @@ def _shares(few: Program, label_sites: list[str]) -> str | None:
 
 def _blocks(
     few: Program, z: str, trace: Mapping[str, dict], label_sites: list[str]
-) -> tuple[ConjugateBlock, ...]:
+) -> tuple[ComponentBlock, ...]:
     below = [
         name
         for name in few.sites
@@ -576,7 +575,7 @@ def _blocks(
 
 def _block(
     few: Program, z: str, site: str, trace: Mapping[str, dict], label_sites: list[str]
-) -> ConjugateBlock:
+) -> ComponentBlock:
     crp = unwrap(trace[z]["fn"])
     own = set(few.sites[site].plates)
     outer = lambda name: [plate for plate in few.sites[name].plates if plate not in own]
@@ -606,7 +605,7 @@ def _block(
         )
     for name in priors:
         _refuse_other_children(few, name, [*priors, site], site)
-    return ConjugateBlock(site, priors, family, len(outer(priors[0])))
+    return ComponentBlock(site, priors, family, len(outer(priors[0])))
 
 
 def _refuse_other_children(few: Program, parent: str, allowed: list[str], site: str) -> None:
