@@ -40,8 +40,8 @@ from inference.distributions.partitions import ExchangeablePartition
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.program.sites import StructureError, initial_value, model_name, unwrap
+from inference.reading.conjugate.pairs import columns, term
 from inference.reading.conjugate.table import ConjugatePair, pair_of
-from inference.reading.mixture_trace import columns, term
 from inference.reading.proof import gap, gap_of_numbers, prove, random_settings
 
 __all__ = [

@@ -54,6 +54,7 @@ from inference.kernels.particle_filter.particles import Rules
 from inference.program.compiling import is_traced, once
 from inference.program.program import Program
 from inference.program.sites import StructureError, unwrap
+from inference.reading.conjugate.pairs import term
 from inference.reading.crp_mixture import (
     Parameters,
     Partition,
@@ -61,7 +62,6 @@ from inference.reading.crp_mixture import (
     labels_of,
     read_partition,
 )
-from inference.reading.mixture_trace import term
 from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = ["CollapsedGibbs", "GibbsState", "PartitionReading"]

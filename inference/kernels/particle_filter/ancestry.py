@@ -6,17 +6,19 @@ their groups (`rejuvenate`) the partitions themselves are stored, and each row r
 choice is coded as group * classes + class, which does not depend on the room for groups.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, random
 from jaxtyping import Int
 
 __all__ = [
     "Genealogy",
     "drawn",
+    "drawn_particles",
     "empty",
     "filters",
     "in_order",
@@ -168,6 +170,31 @@ def drawn(
     cls, group, _ = (np.asarray(part)[: int(seen)] for part in partitions(genealogy, seen))
     at = np.arange(len(cls)), point[:, None], particle[:, filters(cls, particle.shape[1])]
     return cls[at], group[at] if len(genealogy.parent) else in_order(cls[at], group[at])
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def drawn_particles(
+    rng_key: Array, state: Any, num_draws: int, is_joint: bool
+) -> tuple[Array, Array, Array]:
+    """Returns points of the grid [draw], particles [draw, table] and class shares [draw, class].
+
+    Args:
+        rng_key: For the draws.
+        state: The state of the filter.
+        num_draws: Number of draws.
+        is_joint: Whether one filter holds all classes.
+    """
+    keys = random.split(rng_key, 3)
+    point = random.categorical(keys[0], state.log_points(), shape=(num_draws,))
+    particle = random.categorical(keys[1], state.groups.log_weight[point], axis=-1)
+    count = state.class_count
+    if is_joint:
+        slot = state.groups.slot[point, 0, particle[:, 0]]
+        sizes = state.groups.count[point[:, None, None], 0, slot]
+        count = jnp.sum(sizes, axis=-1).astype(count.dtype)
+    weights = state.class_weights[point]
+    shares = random.dirichlet(keys[2], weights + jnp.broadcast_to(count, weights.shape))
+    return point, particle, shares
 
 
 def in_order(cls: np.ndarray, group: np.ndarray) -> np.ndarray:

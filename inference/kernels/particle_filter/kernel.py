@@ -40,7 +40,7 @@ import numpy as np
 from jax import Array, random
 
 from inference.distributions.partitions import ExchangeablePartition
-from inference.kernels.particle_filter import ancestry as ancestry
+from inference.kernels.particle_filter import ancestry
 from inference.kernels.particle_filter.particles import (
     NARROW,
     Groups,
@@ -52,7 +52,6 @@ from inference.kernels.particle_filter.particles import (
     wider,
 )
 from inference.kernels.particle_filter.predict import (
-    drawn_particles,
     drawn_places,
     log_classes,
     mean_rows,
@@ -497,7 +496,9 @@ class ParticleFilter(Algorithm):
     ) -> dict[str, Array]:
         found = reading.partition
         joint = state.groups.slot.shape[1] < found.num_classes
-        point, particle, shares = jax.device_get(drawn_particles(rng_key, state, num_draws, joint))
+        point, particle, shares = jax.device_get(
+            ancestry.drawn_particles(rng_key, state, num_draws, joint)
+        )
         drawn: dict[str, Any] = {
             name: np.asarray(values)[point] for name, values in state.points.items()
         }

@@ -1,5 +1,5 @@
-"""Predictions of a filter: draws of its particles, densities of new rows under each class,
-imputation of missing entries, and draws of new rows.
+"""Predictions of a filter: densities of new rows under each class, imputation of missing entries,
+and draws of new rows.
 
 The probabilities that the particles give to the next row's group are first summed into one share
 for each table row, because particles share most groups and many new rows use the sum.
@@ -25,7 +25,7 @@ from inference.kernels.particle_filter.particles import (
 )
 from inference.reading.crp_mixture import PartitionRows
 
-__all__ = ["Place", "drawn_particles", "drawn_places", "log_classes", "mean_rows", "new_rows"]
+__all__ = ["Place", "drawn_places", "log_classes", "mean_rows", "new_rows"]
 
 BATCH = 16  # new rows that are scored at once
 Place = tuple[Array, Array, Array]  # a group: point of the grid, table, row of the table
@@ -43,31 +43,6 @@ def log_classes(rules: Rules, state: Any, rows: PartitionRows) -> Array:
     log_share = _log_shares(rules, state)
     one = lambda x: logsumexp(log_share + _scores(rules, state, x), axis=(0, 2))
     return jax.lax.map(one, rows.values, batch_size=BATCH)
-
-
-@partial(jax.jit, static_argnums=(2, 3))
-def drawn_particles(
-    rng_key: Array, state: Any, num_draws: int, is_joint: bool
-) -> tuple[Array, Array, Array]:
-    """Returns points of the grid [draw], particles [draw, table] and class shares [draw, class].
-
-    Args:
-        rng_key: For the draws.
-        state: The state of the filter.
-        num_draws: Number of draws.
-        is_joint: Whether one filter holds all classes.
-    """
-    keys = random.split(rng_key, 3)
-    point = random.categorical(keys[0], state.log_points(), shape=(num_draws,))
-    particle = random.categorical(keys[1], state.groups.log_weight[point], axis=-1)
-    count = state.class_count
-    if is_joint:
-        slot = state.groups.slot[point, 0, particle[:, 0]]
-        sizes = state.groups.count[point[:, None, None], 0, slot]
-        count = jnp.sum(sizes, axis=-1).astype(count.dtype)
-    weights = state.class_weights[point]
-    shares = random.dirichlet(keys[2], weights + jnp.broadcast_to(count, weights.shape))
-    return point, particle, shares
 
 
 @partial(jax.jit, static_argnums=0)

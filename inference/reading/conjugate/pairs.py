@@ -52,12 +52,16 @@ from jax import Array
 from jax.scipy.special import betaln, digamma, gammaln
 from jax.typing import DTypeLike
 from numpyro.distributions import Distribution
+from numpyro.distributions.util import scale_and_mask
+
+from inference.program.sites import unwrap
 
 __all__ = [
     "Columns",
     "ConjugatePair",
     "arguments",
     "beta_divergence",
+    "columns",
     "fill_row",
     "gamma_divergence",
     "gamma_means",
@@ -65,6 +69,7 @@ __all__ = [
     "log_sticks",
     "refuse_first",
     "stirling_error",
+    "term",
 ]
 
 
@@ -227,6 +232,20 @@ def fill_row(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     x = jnp.asarray(x, dtype)
     missing = jnp.isnan(x)
     return jnp.where(missing, 0, x), (~missing).astype(dtype)
+
+
+def columns(message: dict) -> Array:
+    """Returns the value of an observed site as floats, [row, column, ...], with one column where
+    the site has no axis of columns.
+    """
+    value = jnp.asarray(message["value"])
+    value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
+    return value if value.ndim - unwrap(message["fn"]).event_dim > 1 else value[:, None]
+
+
+def term(message: dict) -> Array:
+    """Returns the summed log probability of a site, its scale applied."""
+    return jnp.sum(scale_and_mask(message["fn"].log_prob(message["value"]), message["scale"]))
 
 
 def refuse_first(site: str, x: np.ndarray, bad: np.ndarray, wanted: str) -> None:

@@ -16,9 +16,8 @@ from numpyro.distributions import biject_to
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.program.sites import StructureError, unwrap
-from inference.reading.conjugate.pairs import log_sticks
+from inference.reading.conjugate.pairs import columns, log_sticks
 from inference.reading.conjugate.quadratic import Common
-from inference.reading.mixture_trace import columns
 
 __all__ = [
     "WAY_OUT",
