@@ -8,8 +8,7 @@ crp_mixture      a partition of the rows by a CRP, with conjugate components (pa
 stick_mixture/   a truncated stick-breaking mixture of conjugate blocks
 factor_mixture   such a mixture among common factors behind many features
 crossed          a crossed predictor: matrix factors, features, row and column effects
-density          prior and likelihood over one vector without bounds
-exchangeable     label switching: plates whose members may change places
+density          prior and likelihood over one vector without bounds; label switching
 stage_rows       the rows that are dealt out to stages
 history, field   a latent history of a process, and the functions of a Gaussian process
 row_table        tables of weights of which a step asks for some rows
