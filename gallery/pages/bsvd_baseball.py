@@ -166,7 +166,7 @@ figure.suptitle("Pairs by hits: drawn (blue) and observed (black)")
 
 
 def log_likelihood(rate):
-    """Of the held-out pairs."""
+    """The log likelihood of the held-out pairs."""
     return float(np.sum(hits[test] * np.log(rate) + (trials[test] - hits[test]) * np.log1p(-rate)))
 
 

@@ -143,7 +143,7 @@ mean, deviation = completer.predict(user[test], film[test], return_std=True)
 
 
 def rmse(predicted):
-    """Of the held-out ratings."""
+    """The root mean squared error on the held-out ratings."""
     return float(np.sqrt(np.mean((predicted - stars[test]) ** 2)))
 
 

@@ -244,7 +244,7 @@ def network(nodes):
 
 
 def outputs(place, slope, offset, weight):
-    """Of the network, at each place."""
+    """The output of the network at each place."""
     return jnp.tanh(slope * place[:, None] + offset) @ weight
 
 

@@ -63,7 +63,7 @@ class Mixture(NamedTuple):
         return (coin_rng.random(coins.shape) < coins).astype(float)
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Of complete rows [row, feature]."""
+        """The log density of complete rows [row, feature]."""
         log_component = xlogy(x[:, None], self.coins) + xlog1py(1 - x[:, None], -self.coins)
         return logsumexp(log_component.sum(-1), axis=1) - np.log(len(self.coins))
 

@@ -66,7 +66,7 @@ def latent(x: Array, num_classes: int, ard: bool) -> Array:
 
 
 def cdf(z: Array) -> Array:
-    """Of the standard normal; a tenth of the cost of `norm.cdf`."""
+    """The distribution function of the standard normal, at a tenth of the cost of `norm.cdf`."""
     return 0.5 * erfc(-z / np.sqrt(2))
 
 

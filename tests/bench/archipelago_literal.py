@@ -37,7 +37,7 @@ LOG_AMPLITUDE, LOG_LENGTH = (1.0, 1.0), (0.0, 1.0)
 
 @dataclass
 class Hyper:
-    """Of the squared-exponential covariance that the K functions share."""
+    """The hyperparameters of the squared-exponential covariance that the K functions share."""
 
     amplitude: float = 2.0
     length: float = 0.5
@@ -153,8 +153,9 @@ class Sampler:
         return weights @ self.g + np.sqrt(max(variance, 0)) * self.rng.normal(size=self.g.shape[1])
 
     def odds(self, m: int) -> float:
-        """Of a history with m + 1 rejections to one with m, but for 1 / (1 + Λ): the orders that
-        end on an acceptance.
+        """The odds of a history with m + 1 rejections to one with m, without 1 / (1 + Λ).
+
+        They count the orders that end on an acceptance.
         """
         return self.persistence * (m + len(self.y)) / (m + 1)
 
@@ -190,7 +191,7 @@ class Sampler:
         return chosen.sum() - log_total(g).sum()
 
     def slope(self, g: np.ndarray, k: int) -> np.ndarray:
-        """Of the log likelihood in function k, [Q + M]."""
+        """The gradient of the log likelihood in function k, [Q + M]."""
         seen = len(self.y)
         slope = -np.exp(g[:, k] - log_total(g))
         slope[:seen] += np.where(

@@ -60,8 +60,9 @@ class Draw(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of one draw: the share of wrong classes, and the mean log probability of the right one;
-    exp(−log_score) is the perplexity.
+    """The score of one draw: the error rate, and the mean log probability of the right class.
+
+    The perplexity is exp(−log_score).
     """
 
     error: float
@@ -122,7 +123,7 @@ def _table(rng: np.random.Generator, name: str) -> Draw:
 
 
 def score(probabilities: np.ndarray, y: np.ndarray) -> Score:
-    """Of forecasts [row, class]."""
+    """The score of forecasts [row, class]."""
     wanted = (len(y), int(y.max()) + 1)
     if probabilities.shape != wanted or not np.allclose(probabilities.sum(1), 1):
         raise ValueError(

@@ -136,7 +136,7 @@ def mean(results: Results, cell: Cell, name: str, what: str) -> float:
 
 
 def differences(results: Results, cell: Cell, name: str, other: str, what: str) -> np.ndarray:
-    """Of `name` from `other`, on each draw that both have."""
+    """The differences between `name` and `other`, on each draw that both have."""
     one, two = results[cell, name], results[cell, other]
     return np.array(
         [

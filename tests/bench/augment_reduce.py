@@ -79,7 +79,7 @@ def bibtex(data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def log_probs(x: np.ndarray, values: dict, noise: str, num_classes: int) -> np.ndarray:
-    """Of each class, read off the model."""
+    """The log probability of each class, read off the model."""
 
     @jax.jit
     def of(x, values):

@@ -34,7 +34,7 @@ AT_ONCE = 1000  # rows of a prediction, whose classes are all told
 
 
 class Size(NamedTuple):
-    """Of a data set, and of a step."""
+    """The sizes of a data set and of a step on it."""
 
     rows: int
     columns: int

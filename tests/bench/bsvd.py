@@ -46,7 +46,7 @@ def ratings(seed: int):
 
 
 def features() -> dict[str, np.ndarray]:
-    """Of users: gender, age and occupation; of movies: genres."""
+    """The features of users (gender, age and occupation) and of movies (genres)."""
     data = load("movielens_1m")
     one_hot = lambda codes: (codes[:, None] == np.unique(codes)).astype(float)
     of_users = [

@@ -42,7 +42,7 @@ def counts(first: int, last: int):
 
 
 def log_likelihood(hits: np.ndarray, trials: np.ndarray, rate: np.ndarray) -> float:
-    """Of single plate appearances."""
+    """The log likelihood of single plate appearances."""
     return float(np.sum(hits * np.log(rate) + (trials - hits) * np.log1p(-rate)))
 
 

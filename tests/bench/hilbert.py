@@ -21,7 +21,7 @@ SHAPES = ((2, 16), (10, 16), (10, 32), (40, 16))  # dimensions, bits
 
 
 def seconds(work: Any) -> float:
-    """Of the processor."""
+    """The processor time of one call, in seconds."""
     started = process_time()
     jax.block_until_ready(work())
     return process_time() - started

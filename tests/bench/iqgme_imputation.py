@@ -25,7 +25,7 @@ CELLS = [(name, missing) for name in ("ionosphere", "wdbc") for missing in (0.25
 
 
 def shares(gap: np.ndarray, spread: np.ndarray) -> list[float]:
-    """Of entries within one and two standard deviations."""
+    """The shares of entries within one and two standard deviations."""
     return [float(np.mean(np.abs(gap) <= times * spread)) for times in (1, 2)]
 
 

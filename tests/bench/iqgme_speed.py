@@ -37,7 +37,7 @@ def data(num_rows: int, num_features: int, missing: float) -> np.ndarray:
 
 
 def seconds_of_peer(x: np.ndarray, few: int = 2, many: int = 12) -> float:
-    """Of one iteration: the difference of two fits."""
+    """The seconds of one iteration of the peer: the difference of two fits."""
     times = []
     for number in (few, many):
         peer = BayesianGaussianMixture(
@@ -52,7 +52,7 @@ def seconds_of_peer(x: np.ndarray, few: int = 2, many: int = 12) -> float:
 
 
 def seconds_of_sweep(x: np.ndarray, dtype: str, repeats: int = 10) -> float:
-    """Of one sweep, compiled; the least of three."""
+    """The seconds of one compiled sweep, the least of three."""
     program, kernel = (
         Program(iqgme, x, num_experts=NUM_EXPERTS, expert=None, alpha=1.0),
         CoordinateAscent(iqgme, init="random", dtype=dtype),

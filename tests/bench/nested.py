@@ -8,7 +8,7 @@ line a seed, then a summary: rms z (error over claimed error), the largest |z|, 
 evaluations of the likelihood for each effective draw, CPU seconds a replicate with its share of the
 compilation, and the mass of the smaller mode (`two`) or the total variation of the six labellings
 (`mixture`). With `--finish` importance sampling from what was found comes behind, of `--draws`
-draws and up to `--clumps` clumps in the first fit: evaluations are then those of both, and the
+draws and up to `--clumps` components in the first fit: evaluations are then those of both, and the
 first line says what the draws alone cost, and their Pareto k-hat.
 """
 

@@ -188,12 +188,15 @@ class Cube:
         ) - ("beta" in self.program.latent)
 
     def log_likelihood(self, u: Any) -> jax.Array:
-        """Of one vector."""
+        """The log likelihood at one vector."""
         terms = self.program.log_likelihood(self.values(jnp.clip(u, 1e-12, 1 - 1e-12))).values()
         return jnp.asarray(sum(jnp.sum(term) for term in terms))
 
     def of_many(self) -> Callable:
-        """Of vectors [point, size], as many as there are; compiled for powers of two."""
+        """The log likelihoods at vectors [point, size], as a function of them.
+
+        It takes any number of vectors and is compiled for powers of two.
+        """
         compiled = jax.jit(jax.vmap(self.log_likelihood))
 
         def each(u: np.ndarray) -> np.ndarray:
@@ -283,7 +286,7 @@ def main() -> None:
 
 
 def line(name: str, sampler: Callable, model: Callable, exact: float, told: Any) -> str:
-    """Of one problem by one sampler."""
+    """The cells of one problem by one sampler, for a row of the table."""
     rows = []
     for seed in range(told.seeds):
         started = process_time()

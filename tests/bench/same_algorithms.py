@@ -161,7 +161,7 @@ def staged_mixture() -> Record:
 
 @case()
 def staged_by_codes() -> Record:
-    """What stages tell each other are clumps on circles."""
+    """Stages hand on mixtures on Hilbert curves."""
     return run(Staged(mixture, num_stages=2, num_live=50, summary="code"), clusters())
 
 

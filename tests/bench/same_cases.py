@@ -91,7 +91,7 @@ def chain(
 
 
 def means(parts: Record) -> Record:
-    """Of each [chain, draw, ...], with its error."""
+    """The mean of each quantity [chain, draw, ...], with its Monte Carlo error."""
     found = {}
     for name, values in parts.items():
         draws = np.asarray(values, float)
@@ -138,14 +138,14 @@ def clusters(rows: int = 40) -> np.ndarray:
 
 
 def line_data(rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Of a linear model with two weights."""
+    """The data of a linear model with two weights."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(rows, 2))
     return x, x @ [1.0, -0.5] + 0.5 * rng.normal(size=rows)
 
 
 def entries(rows: int = 8, columns: int = 6) -> dict[str, Any]:
-    """Of a matrix of rank 2, some of its entries."""
+    """Some entries of a noisy matrix of rank 2."""
     rng = np.random.default_rng(4)
     whole = rng.normal(size=(rows, 2)) @ rng.normal(size=(2, columns))
     whole += 0.3 * rng.normal(size=whole.shape)

@@ -53,7 +53,7 @@ def collapsed_of_bits() -> Record:
 
 @case(x64=False)
 def collapsed_beside_nuts() -> Record:
-    """Of the concentration."""
+    """NUTS draws the concentration, and collapsed Gibbs draws the rest."""
     own = partial(CollapsedGibbs, aclass, parameters=True)
     kernel = lambda: Gibbs([(own(), ["z", "share", "p"]), (NUTS(aclass), ["alpha"])])
     seen = lambda posterior: of_partition(posterior) | named("alpha")(posterior)

@@ -69,7 +69,7 @@ def log_densities(draws: Draws, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def reference(x: np.ndarray, y: np.ndarray) -> Learned:
-    """Of the exact posterior."""
+    """Draws of a Gibbs chain from the exact posterior, and the log-evidence."""
     told, r, m = exact.Rows(x, y, CLASSES, 0), np.random.default_rng(0), exact.ORDER
     start = KMeans(m, n_init=5, random_state=0).fit_predict(x)
     z = exact.chain(told, r, start)
@@ -155,7 +155,7 @@ def streaming(x: np.ndarray, y: np.ndarray, stages: int, points: int) -> Learned
 
 
 def normal(q: Any) -> MultivariateNormal:
-    """Of a mean and a triangle, the logarithms of the scales on its diagonal."""
+    """The multivariate Normal of a mean and a triangle with log scales on its diagonal."""
     return MultivariateNormal(
         q[0], scale_tril=jnp.tril(q[1], -1) + jnp.diag(jnp.exp(jnp.diagonal(q[1])))
     )

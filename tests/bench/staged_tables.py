@@ -102,7 +102,7 @@ PEERS = {
 
 
 class Told(NamedTuple):
-    """Of rows held out, [draw, row]."""
+    """The log probabilities of held-out rows and of their classes, [draw, row]."""
 
     of_rows: np.ndarray
     of_classes: np.ndarray
@@ -242,7 +242,7 @@ def line(
 
 
 def accuracy(model: Callable, draws: Draws, x: np.ndarray, y: np.ndarray) -> float:
-    """Of the most probable class, all draws together."""
+    """The accuracy of the most probable class under the mean over draws."""
     each = [asked(model, draws, x, np.full(len(y), code)).of_classes for code in range(y.max() + 1)]
     return float((logsumexp(each, axis=1).argmax(0) == y).mean())
 

@@ -30,7 +30,7 @@ def level(x):
 
 
 def line(shift: float, background: float) -> str:
-    """Of one run."""
+    """The line of one run."""
     x = np.random.default_rng(0).normal(size=2 * EACH) + np.repeat([0.0, shift], EACH)
     driver = Driver(
         Staged(level, num_stages=1, num_live=100, background=background),

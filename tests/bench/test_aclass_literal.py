@@ -71,7 +71,7 @@ def run(train, x, seed=0, num_particles=40):
 
 
 def scaled_errors(train, stream):
-    """Of the unbiased estimates of `truth`, in standard errors."""
+    """The errors of the unbiased estimates of `truth`, in standard errors."""
     *x, new = rows(stream)
     densities = [run(train, x, seed) for seed in range(RUNS)]
     predictives = [aclass_literal.predictive_density(each, new) for each in densities]

@@ -67,7 +67,7 @@ def histories(kind, num_sweeps=12_000):
 
 
 def scaled_error(values, wanted):
-    """Of the mean of a chain's values, in standard errors."""
+    """The error of the mean of a chain's values, in standard errors."""
     return (values.mean() - wanted) / (values.std() / np.sqrt(float(az.ess(values[None]))))
 
 
@@ -99,8 +99,9 @@ def statistics(chain):
 
 
 def changes(kind, replicates, learn):
-    """Of `statistics` by three sweeps that start in exact draws of everything, in standard
-    errors.
+    """The mean changes of `statistics` by three sweeps, in standard errors.
+
+    The chains start from exact draws of everything.
     """
     found = []
     for seed in range(replicates):

@@ -273,9 +273,7 @@ def test_one_step_has_no_ancestry(rng):
 
 
 def test_labels_of_many_groups_do_not_overlap():
-    """Of forty groups, one of which is large: no two labels are nearer than the height of a
-    line.
-    """
+    """Labels of forty groups, one of them large, stand at least the height of a line apart."""
     truth = np.repeat(np.arange(40), [100] + [2] * 39)
     ax = rendered(pictures.plot_partition(np.tile(truth, (5, 1))))
     boxes = sorted(text.get_window_extent().bounds[1::2] for text in ax.get_yticklabels())

@@ -234,7 +234,10 @@ def test_densities_of_other_draws_are_refused(rng):
     [(0.69, True), (0.71, None), (0.80, None), (0.83, False), (np.inf, False), (np.nan, False)],
 )
 def test_khat_decides_nothing_within_its_own_error_of_the_limit(rng, monkeypatch, khat, ok):
-    """Of 4000 draws 189 are the tail: 0.7 + 1.7 / sqrt(189) = 0.824."""
+    """The limit and its error add up to 0.824 where the tail has 189 of 4000 draws.
+
+    This is 0.7 + 1.7 / sqrt(189).
+    """
     monkeypatch.setattr(_variational, "pareto_k", lambda tree: (np.array([0.1, khat]), 0.7))
     assert report(trees.variational(rng, draws=4000))["Pareto k-hat"].ok is ok
 

@@ -276,7 +276,7 @@ def test_missing_categories_get_the_most_probable_value(fitted, label, labels):
 
 
 def check_probabilities_of_codes(found):
-    """Of the grade of the last row, which is missing."""
+    """The probabilities of the missing grade of the last row are those by enumeration."""
     x = numbers(NEW)[2]
     rows = [np.where(np.arange(4) == 3, code, x) for code in range(3)]
     joint = np.array([logsumexp(log_classes(row, numbers(TABLE), CODES, ORACLE)) for row in rows])

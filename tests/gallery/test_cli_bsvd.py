@@ -32,7 +32,7 @@ FIT = [
 
 
 def matrix():
-    """Of rank one, and which of its entries are known."""
+    """A matrix of rank one plus a constant, and which of its entries are known."""
     rng = np.random.default_rng(0)
     return np.outer(rng.normal(size=9), rng.normal(size=8)) + 3000, rng.random((9, 8)) < 0.7
 

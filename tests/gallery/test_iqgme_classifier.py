@@ -73,7 +73,7 @@ def test_it_learns_a_line_for_each_group():
 
 @pytest.mark.slow
 def test_it_learns_by_batches():
-    """As many sweeps as it is told, and no warning that there were too few."""
+    """It makes `max_iter` sweeps, and does not warn that there were too few."""
     model = IQGMEClassifier(6, batch_size=45, max_iter=150, random_state=0).fit(HOLED, Y)
     assert model.n_iter_ == 150
     assert model.score(X, Y) > 0.8

@@ -173,7 +173,10 @@ def test_orders_are_learned_and_averaged_over():
 
 @SLOW
 def test_a_part_is_a_stage():
-    """Of a classifier that was pickled, outside of x64; rows without a class count as well."""
+    """Each part is a stage, also for a pickled classifier and outside of x64.
+
+    Rows without a class count as well.
+    """
     x, y = clusters(60)
     parts = pickle.loads(pickle.dumps(quick(2, num_live=40).partial_fit(x[:30], y[:30])))
     parts.partial_fit(x[30:], np.where(np.arange(30) < 3, -1, y[30:].astype(object)))

@@ -249,9 +249,7 @@ class Mixture:
 
 
 def ordered(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Groups [..., row] named by their order of appearance within each class, whatever they were
-    called.
-    """
+    """Canonical labels of groups [..., row]: their order of appearance within each class."""
     is_same_class = labels[..., :, None] == labels[..., None, :]
     first = (is_same_class & (groups[..., :, None] == groups[..., None, :])).argmax(-1)
     row = np.arange(labels.shape[-1])

@@ -56,12 +56,12 @@ def step(reading, program, state, seed):
 
 
 def bound(reading, program, state):
-    """Of all rows and classes."""
+    """The bound on the log likelihood of all rows, with all classes."""
     return reading.kernel.bound(state, reading, reading.kernel.read(program)[1])
 
 
 def weights_of(reading, state):
-    """Of each site, where the weights are a point."""
+    """The weights of each site, where q is a point mass."""
     return {name: value["loc"] for name, value in reading.kernel.values(state, reading).items()}
 
 
@@ -107,7 +107,10 @@ def flat(found):
 
 
 def z_scores(reading, program, state, exact=None, num_draws=10_000):
-    """Of the mean over draws of all that a step draws, against the sum over everything."""
+    """The error of the mean over draws of what a step estimates, in standard errors.
+
+    The exact answer is the sum over all rows and classes.
+    """
 
     def one(key):
         index_key, point_key = jax.random.split(key)

@@ -53,7 +53,7 @@ def data_of(program):
 
 
 class Exact(Algorithm):
-    """Of polynomials; all is known at once."""
+    """An exact algorithm for polynomials; all is known at once."""
 
     report = "smc"
 
@@ -147,7 +147,7 @@ def terms(x, y, *, order):
 
 
 def by_name(order):
-    """Of a module, so that it is pickled."""
+    """The model of an order, by a function of a module, so that it is pickled."""
     return partial(terms, order=order)
 
 

@@ -111,7 +111,7 @@ def test_orders_of_the_data_and_of_rejections_do_not_count():
     values, order = draw(), np.array([3, 0, 4, 1, 2])
 
     def density(v, x, y):
-        """Of points, functions and labels: the noise's own volume taken off."""
+        """The log density of points, functions and labels, without the volume of the noise."""
         points = np.concatenate([x, v["rejected"]])
         volume = sum(np.log(np.diagonal(_root(v, points, k))).sum() for k in range(3))
         return jax.jit(Program(archipelago, x, y, **OPTIONS).log_joint)(v) - volume
@@ -246,7 +246,10 @@ def test_conditional_is_that_of_the_joint_normal(variance):
 
 
 def test_noise_near_targets_is_the_mean_given_them():
-    """Of noise that is seen through the Cholesky factor, with an error."""
+    """The noise near targets is its mean given them.
+
+    The noise is seen through the Cholesky factor, with an error.
+    """
     functions = Functions(squared_exponential, jnp.array([1.5, 0.7]), jnp.array([[0.8], [1.2]]))
     points, targets, is_target = (
         RNG.normal(size=(7, 2)),

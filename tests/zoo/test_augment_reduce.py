@@ -109,8 +109,9 @@ def test_another_weight_of_eps_is_seen(monkeypatch):
 
 
 def mean_over_subsamples(told, own_negatives):
-    """Of the log joint over every choice of two of the four rows and of two of the three other
-    classes.
+    """The mean log joint over every choice of a subsample.
+
+    A subsample has two of the four rows, and two of the three other classes.
     """
     v, density = (
         values(),

@@ -219,8 +219,9 @@ def test_sticks_are_weights():
 
 
 def test_simulated_data_have_the_moments_of_the_model():
-    """Of one expert with known weights: rows of many data sets are Student t of mean 0 and
-    covariance (1 + 1 / u0) covariance.
+    """Rows of many data sets of one expert have the moments of a Student t.
+
+    Its weights are known. The mean is 0, the covariance is (1 + 1 / u0) covariance.
     """
     told = {
         "num_experts": 2,

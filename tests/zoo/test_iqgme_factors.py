@@ -179,7 +179,7 @@ def test_card_has_words_for_exactly_the_sites_and_knows_real_data():
 
 @pytest.mark.slow
 def test_simulated_data_have_the_moments_of_the_model():
-    """Of one row: E x_p^2 = 1 / 4 + 1 + E A^2 E s^2 K / 2, where half of the factors are shown."""
+    """A row has E x_p^2 = 1 / 4 + 1 + E A^2 E s^2 K / 2, where half of the factors are shown."""
     features = partial(linear_features, precision=2.0, noise=4.0, b0=0.5)
     told = {
         "num_experts": 2,

@@ -29,8 +29,9 @@ NUM_DRAWS = 8000
 
 
 def log_integral(predictor, low, high, power=0):
-    """Of x^power exp(-(x - predictor)^2 / 2) / sqrt(2 pi) over an interval however far out: the
-    largest value is taken out first.
+    """The log integral of x^power exp(-(x - predictor)^2 / 2) / sqrt(2 pi) over an interval.
+
+    The interval may lie far out, because the largest value is taken out first.
     """
     top = np.clip(predictor, low, high)
     reach = 40 / (1 + abs(top - predictor))  # beyond it nothing is left
@@ -125,13 +126,13 @@ def test_far_tails_are_finite_in_single_precision():
 
 @jax.jit
 def log_probs(predictor):
-    """Of all levels."""
+    """The log probabilities of all levels."""
     return OrderedProbit(predictor, CUTPOINTS).log_prob(np.arange(4))
 
 
 @partial(jax.jit, static_argnums=1)
 def log_probs_of_successes(predictor, trials):
-    """Of all numbers of them."""
+    """The log probabilities of all numbers of successes."""
     return BinomialProbit(predictor, trials).log_prob(np.arange(trials + 1))
 
 

@@ -15,7 +15,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 from inference import ConditionalGibbs, Program, StructureError
 from inference.distributions import Missing
-from inference.reading import crossed as _crossed_reading
+from inference.reading import crossed
 from inference.reading.crossed import (
     Components,
     Crossed,
@@ -250,8 +250,8 @@ def test_another_model_is_refused(name):
     "name", ["a bent predictor", "factors that are not Normal", "entries counted twice"]
 )
 def test_it_is_the_proof_that_refuses(name, monkeypatch):
-    monkeypatch.setattr(_crossed_reading, "_gap", lambda found, wanted: jnp.zeros(()))
-    monkeypatch.setattr(_crossed_reading, "_gap_of_normal", lambda *given: jnp.zeros(()))
+    monkeypatch.setattr(crossed, "_gap", lambda found, wanted: jnp.zeros(()))
+    monkeypatch.setattr(crossed, "_gap_of_normal", lambda *given: jnp.zeros(()))
     assert read(shop(**REFUSED[name])).components == TOPICS
 
 
@@ -384,7 +384,7 @@ def test_nothing_of_the_predictor_is_computed_where_it_is_held():
 
 
 def latent_normal(program, values):
-    """Of the entries, and their weight."""
+    """The latent Normal responses of the entries, and their weights."""
 
     def of(values):
         site = program.trace(values)["stars"]

@@ -12,7 +12,7 @@ from numpyro import handlers, plate
 
 from inference import Program, StructureError
 from inference.distributions import CRP, Missing
-from inference.reading import crp_mixture as partition
+from inference.reading import crp_mixture
 from inference.reading.conjugate.table import TABLE, BetaBernoulli, NormalInverseGamma
 from inference.reading.crp_mixture import read_partition
 from zoo.aclass import Axes, aclass, beta_bernoulli, normal_inverse_chi2, normal_inverse_wishart
@@ -430,7 +430,7 @@ def test_what_acts_at_some_values_is_refused(name, monkeypatch):
     """It is seen near the bounds of a parameter; not, and so the case has power, in the middle."""
     with pytest.raises(StructureError, match=f"site 'x': .* {MISSES}"):
         read(aclass, component=SILENT[name])
-    monkeypatch.setattr(partition, "SPREADS", (1.0, 1.0))
+    monkeypatch.setattr(crp_mixture, "SPREADS", (1.0, 1.0))
     read(aclass, component=SILENT[name])
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax import random
 
-from inference.reading.conjugate import pairs as mean_field
-from inference.reading.conjugate import quadratic
+from inference.reading.conjugate import pairs, quadratic
 from inference.reading.conjugate.normal import (
     NormalHyper,
     NormalInverseWishart,
@@ -254,7 +253,7 @@ def test_weights_are_a_regression():
 def test_sticks():
     V = random.beta(random.key(6), 2.0, 1.5, (DRAWS, 3))
     weights = V * jnp.cumprod(jnp.concatenate([jnp.ones((DRAWS, 1)), 1 - V[:, :-1]], 1), 1)
-    log_weights = jax.vmap(lambda v: mean_field.log_sticks(jnp.log(v), jnp.log1p(-v)))(V)
+    log_weights = jax.vmap(lambda v: pairs.log_sticks(jnp.log(v), jnp.log1p(-v)))(V)
     np.testing.assert_allclose(
         jnp.exp(log_weights),
         jnp.concatenate([weights, 1 - weights.sum(1, keepdims=True)], 1),

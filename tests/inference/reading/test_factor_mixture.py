@@ -15,8 +15,7 @@ from numpyro.handlers import scope
 
 from inference import CoordinateAscent, Driver, Program, StructureError
 from inference.distributions import Missing
-from inference.reading import factor_mixture as factors
-from inference.reading import proof
+from inference.reading import factor_mixture, proof
 from inference.reading.factor_mixture import has_factors, read_factors
 from tests.inference.factor_mixtures import FACTORED, FEATURES, factor_case
 from zoo.iqgme import iqgme
@@ -176,7 +175,7 @@ def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
     ):
         read_factors(program)
     monkeypatch.setattr(
-        factors, "many_rows", lambda program, z, _: factors.some_rows(program, z, 12)
+        factor_mixture, "many_rows", lambda program, z, _: factor_mixture.some_rows(program, z, 12)
     )
     monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
     read_factors(program)
@@ -193,13 +192,13 @@ def test_what_it_cannot_do_is_refused():
 
 @pytest.mark.slow
 def test_a_planted_error_of_the_formula_is_seen(monkeypatch):
-    right = factors.row_forms
+    right = factor_mixture.row_forms
 
     def wrong(*at):
         const, matrix, slope = right(*at)
         return const, matrix, 1.01 * slope
 
-    monkeypatch.setattr(factors, "row_forms", wrong)
+    monkeypatch.setattr(factor_mixture, "row_forms", wrong)
     _, data = factor_case("known numbers")
     with pytest.raises(StructureError, match="site 'x' .Normal.: read as .*misses that by"):
         read_factors(Program(iqgme_factors, **data | {"features": partial(FEATURES, centre=0.5)}))

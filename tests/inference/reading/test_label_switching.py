@@ -286,9 +286,10 @@ BUGS = ["right", "one copy", "draws of all copies"]
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bug", BUGS)
 def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
-    """The prior where vectors are alike is a density, and so is a mixture of clumps and of its
-    draws: the mean of the one over the other, at draws of the other, is 1. Planted: the prior has
-    the density of one copy; or draws of it are as the model makes them.
+    """The prior on canonical vectors is a density, and so is a defensive Normal mixture.
+
+    The mean of the one over the other, at draws of the other, is 1. Planted: the prior has the
+    density of one copy, or its draws are not made canonical.
     """
     exchange = of_nodes(heights())
     assert exchange is not None
@@ -321,8 +322,9 @@ def test_vectors_that_are_alike_stand_for_all(bug, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_evidence_is_that_of_all_places(bug, monkeypatch):
-    """Planted: as if points that are given names were draws from one of two copies, of half the
-    prior.
+    """The evidence is that of all copies of a vector.
+
+    Planted: canonical points are taken as draws from one of two copies, of half the prior.
     """
     attrs = (
         Driver(
@@ -351,7 +353,7 @@ def test_draws_are_from_all_places_though_live_points_are_in_one(rename):
 
 
 def test_the_setting_is_taken():
-    """And a plate whose members have names leaves the sampler as it was."""
+    """Without relabelling the sampler stays as it was; with it, it has a reference."""
     state, _, _ = begun(NestedSampler(bumps, num_live=30, rename=False), BUMPS)
     assert not len(state.reference.location)
     state, reading, _ = begun(NestedSampler(bumps, num_live=30), BUMPS)

@@ -24,7 +24,7 @@ from inference import (
     register_conjugate,
 )
 from inference.distributions import Missing
-from inference.reading.conjugate import table as conjugate
+from inference.reading.conjugate import table as _table
 from inference.reading.conjugate.table import GammaHyper, GammaPoisson, derived
 from inference.reading.crp_mixture import read_partition
 from inference.reading.stick_mixture.read import read_assignment
@@ -46,7 +46,7 @@ mean_wait = lambda concentration, rate: rate / (concentration - 1)
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(conjugate, "TABLE", dict(conjugate.TABLE))
+    monkeypatch.setattr(_table, "TABLE", dict(_table.TABLE))
 
 
 def register(statistics=WAIT, rows=None):
@@ -149,8 +149,10 @@ def test_predictive_is_scipys(name):
 
 @in_double
 def test_what_follows_from_the_densities_is_what_is_written_down_for_counts():
-    """Of the pair that the table has: means and divergence under q; and a row's log density, but
-    for how eta and base share it.
+    """A pair derived from densities equals the pair of the table.
+
+    Compared are the means and the divergence under q, and a row's log density, but for how eta and
+    base share it.
     """
     pair = derived(dist.Gamma, dist.Poisson, dist.Poisson, COUNT, lambda a, b: a / b)
     hyper, prior = (
@@ -306,16 +308,16 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_pair_is_not_registered(name):
     prior, likelihood, rows, statistics, message = REFUSED[name]
-    before = dict(conjugate.TABLE)
+    before = dict(_table.TABLE)
     with pytest.raises(ValueError, match=message):
         register_conjugate(prior, likelihood, statistics=statistics, mean=mean_wait, rows=rows)
-    assert before == conjugate.TABLE
+    assert before == _table.TABLE
 
 
 @in_double
 def test_a_pair_without_a_mean_field_posterior_is_refused_by_coordinate_ascent():
-    methods = dict.fromkeys(conjugate.ConjugatePair.__abstractmethods__)
-    conjugate.put(type("Alone", (conjugate.ConjugatePair,), methods)(("Gamma",), "Exponential"))
+    methods = dict.fromkeys(_table.ConjugatePair.__abstractmethods__)
+    _table.put(type("Alone", (_table.ConjugatePair,), methods)(("Gamma",), "Exponential"))
     with pytest.raises(
         StructureError, match="site 'x': its pair in the table has no mean-field posterior"
     ):

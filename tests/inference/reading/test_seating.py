@@ -145,7 +145,7 @@ class Masked(CRP):
         )
 
     def log_prob(self, value, intermediates=None):
-        """Of rows that are all of one class."""
+        """The log probability of rows that are all of one class."""
         is_mine = value[:, None] == jnp.arange(self.capacity)
         before = jnp.cumsum(is_mine, axis=0) - is_mine
         return jnp.sum(jnp.where(is_mine, self.log_seating(before), 0.0))

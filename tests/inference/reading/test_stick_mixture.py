@@ -12,8 +12,8 @@ from numpyro import handlers
 from numpyro.handlers import scope
 
 from inference import Program, StructureError
-from inference.reading.stick_mixture import read as _assignment_proof
-from inference.reading.stick_mixture import structure as _assignment_parts
+from inference.reading.stick_mixture import read as _read
+from inference.reading.stick_mixture import structure
 from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import CASES, TASKS, case, of_tasks
 from zoo.iqgme import iqgme
@@ -150,7 +150,7 @@ def test_whole_numbers_are_features_too():
 
 @pytest.mark.slow
 def test_columns_in_small_units_are_not_told_apart_by_an_absolute_tolerance(monkeypatch):
-    monkeypatch.setattr(_assignment_parts, "_equal", np.isclose)
+    monkeypatch.setattr(structure, "_equal", np.isclose)
     found = read_assignment(program := Program(iqgme, 1e-9 * X, Y, num_experts=3, alpha=1.0))
     assert found.rows(program).design == (0, 0, 2)
 
@@ -159,7 +159,7 @@ def test_columns_in_small_units_are_not_told_apart_by_an_absolute_tolerance(monk
 def test_many_rows_are_looked_at_in_parts(name, monkeypatch):
     program, _, found = read(name)
     whole = found.rows(program)
-    monkeypatch.setattr(_assignment_parts, "AT_ONCE", 5)
+    monkeypatch.setattr(structure, "AT_ONCE", 5)
     parts = found.rows(program)
     assert parts.design == whole.design
     for one, other in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
@@ -191,7 +191,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_of_the_formulas_is_seen(name, monkeypatch):
     attribute, twin, site = PLANTED[name]
-    monkeypatch.setattr(_assignment_proof, attribute, twin(getattr(_assignment_proof, attribute)))
+    monkeypatch.setattr(_read, attribute, twin(getattr(_read, attribute)))
     model, data = case("binary")
     with pytest.raises(StructureError, match=f"site '{site}' .*misses that by"):
         read_assignment(Program(model, **data))

@@ -10,7 +10,7 @@ from numpyro import plate
 from inference import Program, StructureError
 from inference.distributions import Missing
 from inference.reading import proof
-from inference.reading.stick_mixture import read as assignment
+from inference.reading.stick_mixture import read
 from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import GATE, beta_bernoulli, columns_of, normal_columns
 from tests.inference.reading.test_stick_mixture import BITS, HOLES, X, Y, quick
@@ -292,7 +292,7 @@ SILENT = {
 
 
 def with_change(change):
-    """What the model is told; without experts there are no labels."""
+    """The arguments of the model; without experts there are no labels."""
     told = {"x": X, "y": Y, "num_experts": 3, "alpha": 1.0} | change
     return {
         name: value
@@ -313,17 +313,15 @@ def test_what_acts_on_some_rows_or_at_some_values_is_refused(name, monkeypatch):
     told = with_change(change)
     with pytest.raises(StructureError, match=message):
         read_assignment(Program(iqgme, **told))
-    monkeypatch.setattr(
-        assignment, "many_rows", lambda program, z, _: assignment.some_rows(program, z, 12)
-    )
-    monkeypatch.setattr(assignment, "prove_for", lambda *_: None)
+    monkeypatch.setattr(read, "many_rows", lambda program, z, _: read.some_rows(program, z, 12))
+    monkeypatch.setattr(read, "prove_for", lambda *_: None)
     monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
     read_assignment(Program(iqgme, **told))
 
 
 @pytest.mark.slow
 def test_of_more_rows_than_are_compared_at_once_some_of_all_places_are(monkeypatch):
-    monkeypatch.setattr(assignment, "MOST", 20 * 9)
+    monkeypatch.setattr(read, "MOST", 20 * 9)
     told = {"num_experts": 3, "alpha": 1.0, "expert": None}
     found = read_assignment(Program(iqgme, np.tile(X, (4, 1)), **told))
     assert found.prior is not None

@@ -10,7 +10,7 @@ from scipy import stats
 
 from inference import DataTempering, Driver, Program, Staged
 from inference.kernels.tempering.kernel import TemperingReading
-from inference.run import result as _outcome
+from inference.run import result
 from inference.run.result import _combined
 from tests.inference.importance import ImportanceSampling
 
@@ -63,7 +63,7 @@ def test_groups_after_an_update_are_of_all_rows(bug, monkeypatch):
     driver = streaming(groups=("log_likelihood", "posterior_predictive"))
     driver.update(MORE)
     if bug:
-        monkeypatch.setattr(_outcome, "joined", lambda programs, by_row: programs[-1])
+        monkeypatch.setattr(result, "joined", lambda programs, by_row: programs[-1])
     tree, rows = driver.tree(), np.concatenate([X, MORE])
     found = [
         tree[group].sizes["row"]

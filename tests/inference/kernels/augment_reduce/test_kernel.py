@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from inference.kernels.augment_reduce.kernel import _bound_of_rows
 from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
 from inference.kernels.augment_reduce.weights import minibatch_of
-from inference.reading import row_table as _reduced_model
+from inference.reading import row_table
 from tests.inference.reducing import (
     X,
     Y,
@@ -40,7 +40,7 @@ each_noise = pytest.mark.parametrize("noise", NOISES)
 
 
 def exact_log_likelihood(reading, program, state):
-    """Of each row, with eps integrated out."""
+    """The log likelihood of each row, with eps integrated out."""
     exact = program.with_arguments(batch_size=None, augmented=False)
     return np.asarray(
         jax.jit(lambda weights: exact.log_likelihood(weights)["y"])(weights_of(reading, state))
@@ -132,9 +132,9 @@ def test_estimates_of_bound_and_slopes_are_unbiased(noise, own_negatives):
 @pytest.fixture
 def scaled_by_k(monkeypatch):
     """K / S for (K - 1) / S."""
-    log_prob = _reduced_model._log_prob
+    log_prob = row_table._log_prob
     monkeypatch.setattr(
-        _reduced_model,
+        row_table,
         "_log_prob",
         lambda site: log_prob(site) * (5 / 4 if site["name"] == "is_below" else 1),
     )

@@ -101,7 +101,7 @@ def test_another_noise_is_followed(noise, request):
 
 
 def slopes_of_whole(reading, program, state):
-    """Of the log joint at q's points, by differentiating everything."""
+    """The gradient of the log joint at q's points, by differentiating everything."""
     v = weights_of(reading, state)
     eps = jnp.log(state.local["rate"])
 
@@ -166,11 +166,11 @@ def test_sites_that_are_asked_for_other_rows_are_tables_of_their_own():
 
 
 def test_tables_that_mix_up_rows_are_seen(monkeypatch):
-    from inference.reading import row_table as _reduced_model
+    from inference.reading import row_table
 
-    joined = _reduced_model._requested_rows
+    joined = row_table._requested_rows
     monkeypatch.setattr(
-        _reduced_model, "_requested_rows", lambda *told: (joined(*told)[0], (("w", "level"),))
+        row_table, "_requested_rows", lambda *told: (joined(*told)[0], (("w", "level"),))
     )
     reading, program, state = fitted(
         model=shifted, told={"x": X, "y": np.array([0, 4, 1, 4, 2, 0])}
@@ -182,9 +182,9 @@ def test_tables_that_mix_up_rows_are_seen(monkeypatch):
 
 
 def test_rows_that_are_not_merged_are_seen(monkeypatch):
-    from inference.reading import row_table as _touched_rows
+    from inference.reading import row_table
 
-    monkeypatch.setattr(_touched_rows, "_slots", lambda ids: jnp.arange(len(ids)))
+    monkeypatch.setattr(row_table, "_slots", lambda ids: jnp.arange(len(ids)))
     with pytest.raises(AssertionError):
         test_slopes_of_touched_rows_are_those_of_all(False)
 

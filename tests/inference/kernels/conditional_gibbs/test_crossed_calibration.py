@@ -13,7 +13,7 @@ from jax import random
 from diagnostics import geweke, sbc
 from diagnostics.calibration import with_kernel
 from inference import ConditionalGibbs, Driver
-from inference.kernels.conditional_gibbs import crossed as _crossed_sweep
+from inference.kernels.conditional_gibbs import crossed as _crossed
 from inference.kernels.conditional_gibbs import crossed_births as _crossed_births
 from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
 from inference.kernels.conditional_gibbs.crossed_births import anneal
@@ -89,7 +89,7 @@ def no_jacobian(key, crossed, *rest):
     ("owner", "name", "planted"),
     [
         (_crossed_births, "anneal", lambda *rest: (anneal(*rest)[0], jnp.zeros(()))),
-        (_crossed_sweep, "rescaled", no_jacobian),
+        (_crossed, "rescaled", no_jacobian),
         (
             _crossed_components,
             "_switched_on",

@@ -12,7 +12,7 @@ from jax import random
 from jax.scipy.linalg import block_diag
 from scipy import integrate, stats
 
-from inference.kernels.conditional_gibbs import crossed as _crossed_sweep
+from inference.kernels.conditional_gibbs import crossed as _crossed
 from inference.kernels.conditional_gibbs import crossed_components as _crossed_components
 from inference.kernels.conditional_gibbs import crossed_sides as _crossed_sides
 from inference.kernels.conditional_gibbs.crossed_components import Tilted, switched
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotio
 
 
 def arguments(name, number):
-    """Of `steps`, but for the key."""
+    """The arguments of `steps`, without the key."""
     program, crossed, values, (response, weight, eta), _ = drawn(name)
     side, (index, other) = crossed.sides[number], indices(crossed, program, number)
     table, scale = crossed.unit_table(program, values, side)
@@ -170,7 +170,7 @@ def test_every_entry_is_once_in_the_bucket_of_its_item(name, room, monkeypatch):
 
 
 def sums_of(name, values=None):
-    """Of products of slopes, and of slopes and residuals, entry by entry."""
+    """The sums of products of slopes, and of slopes and residuals, entry by entry."""
     program, crossed, old, (response, weight, _), _ = drawn(name)
     values = old if values is None else values
     slopes, eta = crossed.slopes(program, values), crossed.predictor(program, values)
@@ -180,7 +180,7 @@ def sums_of(name, values=None):
 def check_sums(name, number):
     """What is left over from drawing a side is what the entries then say."""
     program, crossed, values, (response, weight, eta), _ = drawn(name)
-    sweep, side = _crossed_sweep.CrossedRoute(crossed, program, 0), crossed.sides[number]
+    sweep, side = _crossed.CrossedRoute(crossed, program, 0), crossed.sides[number]
     new, _, found, _ = sweep._draw_side(
         random.key(0), program, values, (response, weight, eta), side, sweep._items[number]
     )
@@ -194,17 +194,17 @@ def test_sums_left_over_from_a_side_are_those_of_the_entries(name, number):
     check_sums(name, number)
 
 
-steps = _crossed_sweep.steps
+steps = _crossed.steps
 WRONG_SUMS = {
     "weight forgotten": (_crossed_sides, "grams", WRONG_EQUATIONS["weight forgotten"]),
     "column for row": (_crossed_sides, "grams", WRONG_EQUATIONS["column for row"]),
     "sites elsewhere": (
-        _crossed_sweep,
+        _crossed,
         "steps",
         lambda key, entries, start, *rest: steps(key, entries, start + 0.1, *rest),
     ),
     "no scale": (
-        _crossed_sweep,
+        _crossed,
         "steps",
         lambda *given: steps(*given[:-2], 1 + 0 * given[-2], given[-1]),
     ),
@@ -219,8 +219,10 @@ def test_wrong_sums_are_seen(planted, monkeypatch):
 
 
 def odds_of_the_kernel(name, monkeypatch):
-    """Of the first switch: the largest number at which it is on, if that number is drawn from
-    the logistic distribution.
+    """The log odds of the first switch in the kernel.
+
+    They are the largest number at which the switch is on, if the kernel draws that number from the
+    logistic distribution.
     """
     program, crossed, values, _, _ = drawn(name)
     found, low, high = sums_of(name), -1e3, 1e3
@@ -242,13 +244,13 @@ LEAST = 1e-12  # of an amplitude, whose density NumPyro takes for 0 at 0
 
 
 def integral(f, low, high):
-    """Of a smooth function, by Simpson's rule."""
+    """The integral of exp(f) for a smooth function f, by Simpson's rule."""
     x = np.linspace(low, high, 8001)
     return integrate.simpson(np.exp(jax.jit(jax.vmap(f))(x)), x=x)
 
 
 def odds_by_quadrature(name):
-    """Of the first switch, its amplitude integrated out."""
+    """The log odds of the first switch, with its amplitude integrated out by quadrature."""
     _, crossed, values, _, joint = drawn(name)
     switch, amplitude, _ = crossed.components
     at = lambda on, x: joint(

@@ -51,7 +51,7 @@ def tiny(link="gaussian"):
 
 
 def draws_of(program, argument, site):
-    """Of all latent sites, and of the entries given them."""
+    """Draws of all latent sites, and of the entries given them."""
     unseen = Program(program.model, *program.args, **program.kwargs).with_arguments(
         **{argument: None}
     )

@@ -19,7 +19,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from scipy.special import betaln, logsumexp
 
 from inference import ConditionalGibbs, Driver, Program, StructureError
-from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
+from inference.kernels.conditional_gibbs import mixture
 from inference.kernels.conditional_gibbs.mixture import MixtureRoute
 from inference.kernels.coordinate_ascent.draws import draw_incomplete
 from inference.kernels.coordinate_ascent.posterior import (
@@ -177,8 +177,10 @@ def moved(values, name, key):
 
 
 def gaps(sweep, program, values):
-    """Of each conditional, how far its log density is from the model's, up to a constant,
-    between two values of its sites.
+    """The gap between the log density of each conditional and that of the model.
+
+    Both are known up to a constant, so that differences between two values of the sites are
+    compared.
     """
     sums, found = sweep.sums(values, sweep.buckets), {}
     for names, log_density in [*of_levels(sweep, sums, values), *of_blocks(sweep, sums, values)]:
@@ -280,8 +282,10 @@ ROWS = len(BITS["x"])
 
 
 def functions(z):
-    """Of assignments [draw, row]: the number of groups, rows of the first and of the last, and
-    which rows are together.
+    """Statistics of assignments [draw, row].
+
+    They are the number of groups, the sizes of the first and of the last, and which rows are
+    together.
     """
     count = (z[..., None] == np.arange(3)).sum(1)
     pairs = [z[:, i] == z[:, j] for i, j in combinations(range(ROWS), 2)]
@@ -301,7 +305,7 @@ def exact():
 
 
 def errors():
-    """Of means over a run, in standard errors."""
+    """The errors of means over a run, in standard errors."""
     kernel = ConditionalGibbs(iqgme, route="mixture")
     tree = Driver(kernel, num_warmup=100, num_samples=4000, num_chains=2, progress_bar=False).run(
         0, **BITS
@@ -319,12 +323,12 @@ def test_a_posterior_that_can_be_enumerated():
 
 PLANTED = {
     "sticks of other groups": (
-        _assignment_sweep,
+        mixture,
         "sticks_given",
         lambda right: lambda count, alpha: right(count[..., ::-1], alpha),
     ),
     "columns that keep their numbers": (
-        _assignment_sweep,
+        mixture,
         "_in_order",
         lambda right: lambda sums, order: right(sums, order)._replace(columns=sums.columns),
     ),

@@ -16,7 +16,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from diagnostics import geweke
 from inference import Program
-from inference.kernels.conditional_gibbs import mixture as _assignment_sweep
+from inference.kernels.conditional_gibbs import mixture
 from inference.kernels.conditional_gibbs.mixture import MixtureRoute
 from inference.kernels.coordinate_ascent.draws import cut
 from zoo.iqgme import iqgme, normal_wishart, probit, soft_probit
@@ -125,7 +125,7 @@ def one_by_one(bucket, u, signs):
 
 
 def quantities(program, values):
-    """Of the parameters, by group, and of what the kernel sees."""
+    """Test quantities of the parameters, by group, and of what the kernel sees."""
     z, V, mu, precision, w = (values[name] for name in ("z", "V", "mu", "Lambda", "w"))
     x, y = jnp.asarray(program.arguments["x"]), jnp.asarray(program.arguments["y"])
     known = LABELS[program.arguments["num_classes"]] >= 0
@@ -168,12 +168,12 @@ def test_the_joint_is_left_as_it_is():
 
 PLANTED = {
     "weights without what they have in common": (
-        _assignment_sweep,
+        mixture,
         "weights_posterior",
         lambda right: lambda common, *sums: right(common._replace(loc=0 * common.loc), *sums),
     ),
     "missing entries of another group": (
-        _assignment_sweep,
+        mixture,
         "draw_incomplete",
         lambda right: lambda *at: right(*at[:-1], 0 * at[-1]),
     ),

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from inference import Program
-from inference.kernels.conditional_gibbs import mixture_predict as _assignment_prediction
+from inference.kernels.conditional_gibbs import mixture_predict
 from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
 from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import case
@@ -21,7 +21,7 @@ NUM_DRAWS, NUM_GROUPS = 4, 3
 
 
 def draws(num_classes):
-    """Of all that belongs to groups, far from each other, so that draws weigh differently."""
+    """Draws of all parameters of groups, far apart, so that draws have different weights."""
     rng = np.random.default_rng(0)
     root = rng.normal(size=(NUM_DRAWS, NUM_GROUPS, 2, 2))
     return {
@@ -70,7 +70,7 @@ def exact(x, y, drawn):
 
 
 def errors(name, rows):
-    """Of label, mean and deviation, the largest."""
+    """The largest errors of the label probability, the mean and the standard deviation."""
     _, data = case(name)
     num_classes = data.get("num_classes", 2)
     drawn, labels = draws(num_classes), np.arange(len(rows)) % num_classes
@@ -92,17 +92,17 @@ def test_labels_of_three_classes(monkeypatch):
     """The scores have missing entries in common; as if they had not, the error is seen."""
     assert errors("three classes", ROWS[[0, 4]]).max() < 1e-7
     assert errors("three classes", np.repeat(ROWS[1:4], 3, 0)).max() < 5e-4
-    right = _assignment_prediction.log_orthant
+    right = mixture_predict.log_orthant
     alone = lambda score, spread, *at: right(score, spread * jnp.eye(2), *at)
-    monkeypatch.setattr(_assignment_prediction, "log_orthant", alone)
+    monkeypatch.setattr(mixture_predict, "log_orthant", alone)
     assert errors("three classes", np.repeat(ROWS[1:4], 3, 0)).max() > 5e-3
 
 
 @pytest.mark.slow
 def test_weights_that_are_left_out_are_seen(monkeypatch):
-    right = _assignment_prediction.message_at
+    right = mixture_predict.message_at
     monkeypatch.setattr(
-        _assignment_prediction,
+        mixture_predict,
         "message_at",
         lambda *at: right(*at)._replace(const=jnp.zeros((1, NUM_GROUPS))),
     )

@@ -10,7 +10,7 @@ import pytest
 from jax import random
 
 from inference import CoordinateAscent, Driver, Program
-from inference.kernels.coordinate_ascent import rows as _layout
+from inference.kernels.coordinate_ascent import rows
 from tests.inference.kernels.coordinate_ascent.test_kernel import ascended
 from tests.inference.mixtures import case
 from zoo.iqgme import iqgme
@@ -23,8 +23,8 @@ NUM_ROWS = 90
 @pytest.fixture
 def short_chunks(monkeypatch):
     """Chunks of a few rows, so that few rows are many chunks."""
-    monkeypatch.setattr(_layout, "LONGEST_CHUNK", {"complete": 8, "incomplete": 8})
-    monkeypatch.setattr(_layout, "OVERHEAD", 1e9)
+    monkeypatch.setattr(rows, "LONGEST_CHUNK", {"complete": 8, "incomplete": 8})
+    monkeypatch.setattr(rows, "OVERHEAD", 1e9)
 
 
 @cache
@@ -72,7 +72,10 @@ def test_batches_stand_for_all_rows(short_chunks, monkeypatch):
 
 @pytest.mark.slow
 def test_batches_end_where_whole_sweeps_do(short_chunks):
-    """Of clusters that are told apart easily, one for each group, so that there is one end."""
+    """Minibatches end at the bound of whole sweeps.
+
+    Clusters are well separated, one for each group, so that there is one optimum.
+    """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_ROWS, 2)) + 8 * np.eye(3, 2)[np.arange(NUM_ROWS) % 3]
     told = {

@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 from inference import CoordinateAscent, Driver, Program
 from inference.kernels.coordinate_ascent import factor_rows as _factor_rows
-from inference.kernels.coordinate_ascent import factors as _factor_ascent
+from inference.kernels.coordinate_ascent import factors as _factors
 from inference.kernels.coordinate_ascent.factors import factor_message
 from inference.reading.conjugate.loadings import loading_moments, row_forms
 from tests.inference.factor_mixtures import factor_case
@@ -42,13 +42,13 @@ def test_bound_is_that_of_the_model_and_never_falls(name):
 
 def test_a_bound_with_a_wrong_term_is_seen(monkeypatch):
     """log E psi in the place of E log psi."""
-    right = _factor_ascent.loading_moments
+    right = _factors.loading_moments
 
     def wrong(linear):
         found = right(linear)
         return found._replace(log_noise=jnp.log(found.noise))
 
-    monkeypatch.setattr(_factor_ascent, "loading_moments", wrong)
+    monkeypatch.setattr(_factors, "loading_moments", wrong)
     model, data = factor_case("no labels")
     kernel, state, _, program, read = ascended(data, 300, model)
     assert abs(gap_to_draws(kernel, state, program, read, 20_000)) > 5
@@ -221,8 +221,9 @@ _READ: dict[str, Callable] = {}
 
 
 def worst() -> dict[str, float]:
-    """Of each factor, by how many standard errors its natural parameters are off; every row has
-    a label, for t to be a factor.
+    """How many standard errors the natural parameters of each factor are off.
+
+    Every row has a label, so that t is a factor.
     """
     model, data = factor_case("binary")
     data = data | {"y": np.maximum(data["y"], 0)}
@@ -285,9 +286,9 @@ def each_by_itself(shown_posterior):
 
 
 PLANTED = {
-    "covariance of factors": (_factor_ascent, "loading_sums", no_spread_of_factors, "A, c"),
+    "covariance of factors": (_factors, "loading_sums", no_spread_of_factors, "A, c"),
     "tie of a soft label": (_factor_rows, "factor_posterior", no_tie, "w"),
-    "other factors": (_factor_ascent, "shown_posterior", each_by_itself, "b"),
+    "other factors": (_factors, "shown_posterior", each_by_itself, "b"),
 }
 
 

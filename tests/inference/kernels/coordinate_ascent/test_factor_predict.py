@@ -53,7 +53,7 @@ def integrals(draws, x, which):
 
 
 def test_prediction_is_an_integral_over_the_posterior():
-    """Of each row: its label, and a missing entry."""
+    """The predicted label and missing entry of each row are integrals over the posterior."""
     model, data = factor_case("binary")
     kernel, state, _, _, read = ascended(data, 300, model)
     found = kernel.predict(

@@ -19,10 +19,9 @@ from diagnostics import report
 from gallery.generators import three_gaussians
 from inference import CoordinateAscent, Driver, Program, StructureError
 from inference.kernels.coordinate_ascent import kernel as coordinate_ascent
-from inference.kernels.coordinate_ascent import posterior as _factors
-from inference.kernels.coordinate_ascent import rows as _layout
-from inference.kernels.coordinate_ascent import rows as _row_block
-from inference.kernels.coordinate_ascent import start as _clusters
+from inference.kernels.coordinate_ascent import posterior as _posterior
+from inference.kernels.coordinate_ascent import rows as _rows
+from inference.kernels.coordinate_ascent import start as _start
 from inference.kernels.coordinate_ascent.draws import log_rho_of
 from inference.kernels.coordinate_ascent.posterior import message_of
 from tests.inference.mixtures import CASES, beta_bernoulli, case
@@ -100,7 +99,7 @@ def counts_twice(form_of):
     ids=["a product less", "a product more"],
 )
 def test_a_wrong_message_is_seen(twin, monkeypatch):
-    monkeypatch.setattr(_row_block, "form_of", twin(_row_block.form_of))
+    monkeypatch.setattr(_rows, "form_of", twin(_rows.form_of))
     _, data = case("binary")
     kernel, state, _, program, read = ascended(data)
     assert abs(gap_to_draws(kernel, state, program, read, 20_000)) > 5
@@ -110,7 +109,7 @@ def test_a_wrong_message_is_seen(twin, monkeypatch):
 
 
 def log_evidence_of_bits(x, num_experts, alpha):
-    """Of the mixture of `beta_bernoulli`, its sticks and probabilities integrated out."""
+    """The log-evidence of `beta_bernoulli` mixtures, sticks and probabilities integrated out."""
     found = []
     for z in product(range(num_experts), repeat=len(x)):
         count = np.bincount(z, minlength=num_experts)
@@ -219,7 +218,7 @@ def test_complete_data_have_the_optimum_of_another_library(monkeypatch):
     x = rng.normal(size=(160, 3)) * scale[group] + centre[group]
     start = np.sort(rng.integers(0, 6, 160))
     start = np.argsort(np.argsort(-np.bincount(start), kind="stable"))[start]
-    monkeypatch.setitem(_clusters.STARTS, "kmeans", lambda *_: start)
+    monkeypatch.setitem(_start.STARTS, "kmeans", lambda *_: start)
     gate = partial(normal_wishart, u0=0.3, nu0=5.0, covariance=2.0)
     _, state, _, _, (reading, data) = ascended(
         {"x": x, "alpha": 0.5, "num_experts": 6, "expert": None, "gate": gate}, 1000
@@ -291,7 +290,7 @@ def tree():
 
 
 def cut_short():
-    """Of the same data, after a few sweeps."""
+    """A run on the same data that ends after a few sweeps."""
     return Driver(CoordinateAscent(iqgme), num_warmup=4, num_samples=10, progress_bar=False).run(
         0, **case("binary")[1]
     )
@@ -357,7 +356,7 @@ def test_experts_that_differ_are_found(monkeypatch):
     data = {"x": x[chosen], "y": told.y[chosen], "num_experts": 8}
     _, _, elbo, *_ = ascended(data)
     monkeypatch.setattr(coordinate_ascent, "NUM_HELD", 0)
-    monkeypatch.setattr(_factors, "WIDE", 1.0)
+    monkeypatch.setattr(_posterior, "WIDE", 1.0)
     _, _, trapped, *_ = ascended(data)
     assert np.diff(elbo).min() > -1e-9
     assert elbo[-1] > trapped[-1] + 5
@@ -438,9 +437,7 @@ def test_wrong_options_are_refused(option, message):
 def test_inverse_of_many_matrices(size, is_unrolled):
     root = np.random.default_rng(0).normal(size=(4, 6, size, size))
     matrix = root @ root.mT + np.eye(size)
-    inverse, log_det = _row_block.inverse(
-        jnp.moveaxis(jnp.asarray(matrix), (2, 3), (0, 1)), is_unrolled
-    )
+    inverse, log_det = _rows.inverse(jnp.moveaxis(jnp.asarray(matrix), (2, 3), (0, 1)), is_unrolled)
     np.testing.assert_allclose(
         np.moveaxis(np.asarray(inverse), (0, 1), (2, 3)), np.linalg.inv(matrix), atol=1e-10
     )
@@ -449,12 +446,12 @@ def test_inverse_of_many_matrices(size, is_unrolled):
 
 @pytest.mark.slow
 def test_buckets_and_chunks_change_nothing(monkeypatch):
-    """Of 60 rows, all in one bucket and chunk; or in buckets of their own, in chunks of 7."""
+    """The bound is the same in one bucket and chunk as in four buckets with chunks of 7."""
     _, data = case("three classes", num_rows=60, num_features=3)
     _, _, elbo, _, read = ascended(data, 30)
     assert len(read[1].buckets) == 1
-    monkeypatch.setattr(_layout, "OVERHEAD", 0.0)
-    monkeypatch.setattr(_layout, "LONGEST_CHUNK", {"complete": 7, "incomplete": 7})
+    monkeypatch.setattr(_rows, "OVERHEAD", 0.0)
+    monkeypatch.setattr(_rows, "LONGEST_CHUNK", {"complete": 7, "incomplete": 7})
     _, _, other, _, read = ascended(data, 30)
     assert len(read[1].buckets) == 4
     np.testing.assert_allclose(other, elbo, rtol=1e-10)

@@ -16,8 +16,8 @@ import pytest
 from jax import random
 
 from inference import Program
-from inference.kernels.coordinate_ascent import posterior as _factors
-from inference.kernels.coordinate_ascent import rows as _row_block
+from inference.kernels.coordinate_ascent import posterior
+from inference.kernels.coordinate_ascent import rows as _rows
 from inference.kernels.coordinate_ascent.posterior import message_of
 from tests.inference.kernels.coordinate_ascent.test_kernel import ascended, forgets
 from tests.inference.mixtures import case
@@ -79,8 +79,9 @@ def readings(program: Program, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_rows(program: Program, values: dict[str, Any]) -> tuple[Any, ...]:
-    """Of each row and group, the log joint as a quadratic function of missing entries and soft
-    labels: number, slope, curvature.
+    """The log joint of each row and group, quadratic in missing entries and soft labels.
+
+    Returned are its constant, its slope and its curvature.
     """
     start, shape = (
         jnp.concatenate([0 * values["x_missing"], 0 * values["t"].ravel()]),
@@ -145,13 +146,13 @@ def _row_factor(reading, state):
     message, rows = message_of(reading.found, reading.shape, state.factors), reading.rows
     u = np.concatenate([np.nan_to_num(rows.features), np.ones((len(rows.features), 1))], 1)
     num_rows, num_holes, (row, column) = len(u), len(rows.holes), rows.holes.T
-    each = [_row_block.message_to(message, task) for task in rows.task]
-    of = [_row_block.class_masks(jnp.asarray(signs)) for signs in rows.signs]
+    each = [_rows.message_to(message, task) for task in rows.task]
+    of = [_rows.class_masks(jnp.asarray(signs)) for signs in rows.signs]
     consts, slopes, curves = [], [], []
     for h in range(message.const.shape[1]):
         w = np.stack([np.asarray(own.answers)[0, h] for own in each])
         forms = (
-            np.stack([np.asarray(_row_block.form_of(*at))[h] for at in zip(each, of, strict=True)])
+            np.stack([np.asarray(_rows.form_of(*at))[h] for at in zip(each, of, strict=True)])
             + w[:, :, None] * w[:, None]
         )
         consts.append(
@@ -176,8 +177,9 @@ _READ: dict[str, Callable] = {}
 
 
 def worst(name="binary") -> dict[str, float]:
-    """Of each factor, by how many standard errors its natural parameters are off; inf where no
-    draw moves them and they are wrong.
+    """How many standard errors the natural parameters of each factor are off.
+
+    The number is inf where no draw moves them and they are wrong.
     """
     kernel, state, _, program, read = ascended(problem(name), 300)
     drawn = {
@@ -195,8 +197,9 @@ def worst(name="binary") -> dict[str, float]:
 
 
 def gaps(found: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:
-    """Of each factor, by how many standard errors the mean over draws misses it; inf where no
-    draw moves what is wrong.
+    """How many standard errors the mean over draws is off, for each factor.
+
+    The number is inf where no draw moves what is wrong.
     """
     off = {}
     for name in right:
@@ -223,7 +226,10 @@ def test_natural_parameters():
 
 
 def test_natural_parameters_of_several_classes():
-    """Of all but the rows: one whose label tells of several soft labels has several factors."""
+    """The natural parameters of all factors but those of rows are right with three classes.
+
+    A row whose label bounds several soft labels has several factors.
+    """
     found = worst("three classes")
     assert max(found.values()) < 4.5, found
 
@@ -236,7 +242,7 @@ def without_spread(visit, *fields):
 
     def twin(message, chunk, score, weight):
         right, after = visit(message, chunk, score, weight)
-        place = _row_block.incomplete_posterior
+        place = _rows.incomplete_posterior
 
         def bare(*at):
             found = place(*at)
@@ -244,11 +250,11 @@ def without_spread(visit, *fields):
                 covariance=jnp.zeros_like(found.covariance), tie=jnp.zeros_like(found.tie)
             )
 
-        _row_block.incomplete_posterior = bare
+        _rows.incomplete_posterior = bare
         try:
             wrong, _ = visit(message, chunk, score, weight)
         finally:
-            _row_block.incomplete_posterior = place
+            _rows.incomplete_posterior = place
         return right._replace(**{field: getattr(wrong, field) for field in fields}), after
 
     return twin
@@ -259,7 +265,7 @@ def without_missing(visit):
 
     def twin(message, chunk, score, weight):
         right, after = visit(message, chunk, score, weight)
-        place = _row_block.incomplete_posterior(message, chunk, score)
+        place = _rows.incomplete_posterior(message, chunk, score)
         rho, u = jnp.exp(place.log_rho) * weight[:, None], chunk.entries
         return right._replace(moments=jnp.einsum("pk,pi,pj->kij", rho, u, u)), after
 
@@ -312,23 +318,23 @@ def no_product_with_bias(form):
 
 PLANTED = {
     "Omega not in w": (
-        _row_block,
+        _rows,
         "_visit_incomplete",
         lambda visit: without_spread(visit, "asked", "products"),
         "w",
     ),
     "Omega not in Lambda": (
-        _row_block,
+        _rows,
         "_visit_incomplete",
         lambda visit: without_spread(visit, "moments"),
         "mu, Lambda",
     ),
-    "x observed only": (_row_block, "_visit_incomplete", without_missing, "mu, Lambda"),
-    "t not tied to x": (_row_block, "incomplete_posterior", untied, "w"),
-    "t not cut": (_row_block, "one_sided", uncut, "w"),
-    "product with the bias": (_row_block, "form_of", no_product_with_bias, ROW),
-    "tail of the sticks": (_factors, "sticks_of", wrong_tail, "V"),
-    "variance of zeta": (_factors, "common_posterior", noisy_zeta, "zeta, lambda"),
+    "x observed only": (_rows, "_visit_incomplete", without_missing, "mu, Lambda"),
+    "t not tied to x": (_rows, "incomplete_posterior", untied, "w"),
+    "t not cut": (_rows, "one_sided", uncut, "w"),
+    "product with the bias": (_rows, "form_of", no_product_with_bias, ROW),
+    "tail of the sticks": (posterior, "sticks_of", wrong_tail, "V"),
+    "variance of zeta": (posterior, "common_posterior", noisy_zeta, "zeta, lambda"),
 }
 
 

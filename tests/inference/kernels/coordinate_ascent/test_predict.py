@@ -23,8 +23,9 @@ NEW = np.array([[0.5, -1.0], [np.nan, 0.3], [1.5, np.nan], [np.nan, np.nan]])
 
 @pytest.mark.slow
 def test_prediction_is_an_integral_over_the_posterior():
-    """Of each row: the group, its label, and the missing entries; those are drawn where they are
-    missing.
+    """The predicted group, label and missing entries of each row are integrals over the posterior.
+
+    Missing entries are drawn.
     """
     _, data = case("three classes", num_rows=60)
     kernel, state, _, _, read = ascended(data)
@@ -42,8 +43,10 @@ def test_prediction_is_an_integral_over_the_posterior():
         )
 
     def _row(key, values, x, y):
-        """Of each group: its weight times the density of what is seen, and that times the
-        label's, times the first feature.
+        """The weight of each group times the density of what is observed.
+
+        Then come its products with the label's probability, with the first feature and with its
+        square.
         """
         o, m = np.flatnonzero(~np.isnan(x)), np.flatnonzero(np.isnan(x))
         covariance = jnp.linalg.inv(values["Lambda"])
@@ -98,8 +101,10 @@ def test_prediction_is_an_integral_over_the_posterior():
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("num_classes", [3, 5])
 def test_scores_have_missing_features_in_common(num_classes):
-    """Of three groups, each label by draws of the features, the weights and the noise; as if
-    scores were independent, the error is seen.
+    """Class probabilities account for the missing features that scores have in common.
+
+    The exact answer counts labels by draws of the features, the weights and the noise in three
+    groups. Scores that are taken as independent miss it.
     """
     rng, answers, size = np.random.default_rng(num_classes), num_classes - 1, 200_000
     root = rng.normal(size=(3, 3, 3))
@@ -136,8 +141,9 @@ def test_scores_have_missing_features_in_common(num_classes):
 
 @pytest.mark.slow
 def test_prediction_for_a_task_is_an_integral_over_its_shares_too():
-    """Of two tasks, at the same rows: the experts' weights are those of the groups that are
-    under them, and so each task has its own.
+    """Predictions for two tasks at the same rows are integrals over the shares of each.
+
+    The experts' weights are those of the groups under them, and so each task has its own.
     """
     model, data = of_tasks("binary tasks", num_rows=20, num_groups=3)
     # of other rows each

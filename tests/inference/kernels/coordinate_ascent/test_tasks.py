@@ -13,8 +13,7 @@ import pytest
 from jax import random
 
 from inference import CoordinateAscent, Driver, Program
-from inference.kernels.coordinate_ascent import posterior as _factors
-from inference.kernels.coordinate_ascent import posterior as _levels
+from inference.kernels.coordinate_ascent import posterior as _posterior
 from inference.kernels.coordinate_ascent.posterior import gathered, spread
 from inference.kernels.coordinate_ascent.start import start_groups, start_sums
 from inference.reading.stick_mixture.structure import MixtureRows
@@ -66,11 +65,11 @@ def last_stick_missing(sticks_of):
 
 
 PLANTED = {
-    "forms not in the shares": (_factors, "agreement", without_forms, "c"),
-    "shares not in the messages": (_factors, "spread", careless, of_one_task.ROW),
-    "a task not in the sums": (_factors, "gathered", last_task_missing, "mu, Lambda"),
-    "tail of the upper sticks": (_levels, "sticks_of", last_stick_missing, "U"),
-    "tail of the lower sticks": (_factors, "sticks_of", last_stick_missing, "V"),
+    "forms not in the shares": (_posterior, "agreement", without_forms, "c"),
+    "shares not in the messages": (_posterior, "spread", careless, of_one_task.ROW),
+    "a task not in the sums": (_posterior, "gathered", last_task_missing, "mu, Lambda"),
+    "tail of the upper sticks": (_posterior, "sticks_of", last_stick_missing, "U"),
+    "tail of the lower sticks": (_posterior, "sticks_of", last_stick_missing, "V"),
 }
 
 
@@ -178,29 +177,29 @@ def test_what_is_said_of_rows_and_summed_over_them_is_the_same():
     rng = np.random.default_rng(0)
     tasks, own, groups, classes, size, statistics = 2, 3, 4, 2, 3, 5
     random_of = lambda *shape: jnp.asarray(rng.normal(size=shape))
-    message = _levels.Message(
+    message = _posterior.Message(
         random_of(groups), random_of(groups, size, size), random_of(classes, groups, size), random_of(classes, groups, size, size),
         random_of(statistics, groups),
     )  # fmt: skip
-    sums = _levels.SufficientSums(
+    sums = _posterior.SufficientSums(
         random_of(tasks, own, size, size), random_of(tasks, classes, own, size, size), random_of(tasks, classes, own, size),
         random_of(tasks, statistics, own), jnp.zeros(()),
     )  # fmt: skip
     pair = (jnp.ones(3), jnp.ones(3))
-    upper = _levels.Upper(pair, pair, jax.nn.log_softmax(random_of(tasks, own, groups)))
-    agrees = _levels.agreement(message, sums, size - 1)
-    by_task = spread(message, jnp.zeros((tasks, own)), _levels.share_of(upper))
-    of_task = lambda j: _levels.agreement(
+    upper = _posterior.Upper(pair, pair, jax.nn.log_softmax(random_of(tasks, own, groups)))
+    agrees = _posterior.agreement(message, sums, size - 1)
+    by_task = spread(message, jnp.zeros((tasks, own)), _posterior.share_of(upper))
+    of_task = lambda j: _posterior.agreement(
         jax.tree.map(lambda leaf: leaf[j], by_task),
         jax.tree.map(lambda leaf: leaf[j][None] if leaf.ndim else leaf, sums),
         size - 1,
     )
     one = sum(jnp.trace(of_task(j)[0]) for j in range(tasks))
     pooled = jax.tree.map(
-        lambda leaf: leaf[None] if leaf.ndim else leaf, gathered(sums, _levels.share_of(upper))
+        lambda leaf: leaf[None] if leaf.ndim else leaf, gathered(sums, _posterior.share_of(upper))
     )
     np.testing.assert_allclose(jnp.sum(jnp.exp(upper.log_share) * agrees), one)
-    np.testing.assert_allclose(jnp.trace(_levels.agreement(message, pooled, size - 1)[0]), one)
+    np.testing.assert_allclose(jnp.trace(_posterior.agreement(message, pooled, size - 1)[0]), one)
 
 
 # Where it starts.

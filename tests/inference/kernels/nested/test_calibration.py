@@ -14,7 +14,7 @@ import pytest
 
 from diagnostics.calibration import on_host, sbc
 from inference import Driver, NestedSampler
-from inference.kernels.nested import kernel as nested_sampler
+from inference.kernels.nested import kernel as nested
 from inference.maths.resampling import resampled
 from tests.inference.nests import EXACT
 
@@ -48,7 +48,7 @@ def test_draws_are_calibrated():
 def test_a_slip_is_seen(monkeypatch):
     """Weights are nearly even: too many draws from the outskirts."""
     monkeypatch.setattr(
-        nested_sampler,
+        nested,
         "resampled",
         lambda key, log_weight, count: resampled(key, 0.1 * log_weight, count),
     )

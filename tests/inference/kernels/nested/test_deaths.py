@@ -7,8 +7,7 @@ import pytest
 from jax import random
 from scipy.stats import beta, kstest
 
-from inference.kernels.nested import state as _nested_lineage
-from inference.kernels.nested import state as _nested_volumes
+from inference.kernels.nested import state
 from inference.kernels.nested.state import Death, parents_of, principal_coordinate
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -74,7 +73,7 @@ def test_parts_that_have_come_apart_keep_their_numbers(bug, monkeypatch):
         noise = lambda z, mode, num_modes: random.normal(
             random.key(int(RNG.integers(2**30))), mode.shape
         )
-        monkeypatch.setattr(_nested_lineage, "principal_coordinate", noise)
+        monkeypatch.setattr(state, "principal_coordinate", noise)
     taken, _ = parents()
     of_smaller = (taken[:, :10] < 30).sum(1)
     assert (of_smaller == 3).all() != bug
@@ -100,8 +99,8 @@ def test_points_of_one_descent_weigh_as_one(bug):
     """
     mode = jnp.repeat(jnp.array([0, 1]), 10)
     ancestor = jnp.arange(20) if bug else jnp.repeat(jnp.array([3, 7]), 10)
-    volumes = _nested_volumes.share_volumes(
-        random.key(0), _nested_volumes.whole_prior(2, 2000), mode, jnp.zeros(2, int), ancestor
+    volumes = state.share_volumes(
+        random.key(0), state.whole_prior(2, 2000), mode, jnp.zeros(2, int), ancestor
     )
     share = np.exp(np.asarray(volumes.log_volume[0]))
     assert share[0] == pytest.approx(0.5)
@@ -115,7 +114,7 @@ def test_families_on_both_sides_say_nothing_of_the_share():
     history.
     """
     mode, ancestor = jnp.tile(jnp.array([0, 1, 1]), 6), jnp.repeat(jnp.arange(6), 3)
-    volumes = _nested_volumes.share_volumes(
-        random.key(0), _nested_volumes.whole_prior(2, 50), mode, jnp.zeros(2, int), ancestor
+    volumes = state.share_volumes(
+        random.key(0), state.whole_prior(2, 50), mode, jnp.zeros(2, int), ancestor
     )
     np.testing.assert_allclose(np.exp(volumes.log_volume[0]), 1 / 3)

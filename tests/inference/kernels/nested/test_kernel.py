@@ -17,9 +17,8 @@ from numpyro.handlers import scope
 from diagnostics import insertion_rank_test, report
 from inference import Driver, NestedSampler, Program, StructureError
 from inference.kernels.nested import nesting as _nesting
-from inference.kernels.nested import state as _nested_modes
-from inference.kernels.nested import state as _nested_volumes
-from inference.maths import slice_walk as _nested_moves
+from inference.kernels.nested import state as _state
+from inference.maths import slice_walk
 from inference.maths.slice_walk import Limit
 from tests.inference.nests import EXACT, X, Y, line, line_evidence, two_modes
 
@@ -73,7 +72,7 @@ def limit_of_its_own(state, death, mode):
 @pytest.mark.parametrize("bug", [False, True], ids=["as it is", "planted"])
 def test_modes_that_hang_together_do_not_bias_the_evidence(bug, monkeypatch):
     """Flat places, split a dozen times where nothing is apart."""
-    monkeypatch.setattr(_nested_modes, "ON_A_LINE", 7)
+    monkeypatch.setattr(_state, "ON_A_LINE", 7)
     if bug:
         monkeypatch.setattr(_nesting, "lowest", same_share_of_each)
         monkeypatch.setattr(_nesting, "limit_of", limit_of_its_own)
@@ -207,7 +206,7 @@ def broken(monkeypatch, change):
     """Walks whose arguments are changed before they begin."""
     monkeypatch.setattr(
         "inference.kernels.nested.nesting.walk",
-        lambda key, *rest: _nested_moves.walk(key, *change(*rest)),
+        lambda key, *rest: slice_walk.walk(key, *change(*rest)),
     )
 
 
@@ -256,7 +255,7 @@ def nests(num_live, num_runs, width, bug=None):
             volume_key, new_key = random.split(random.fold_in(key, t))
             worst = jnp.argmax(live)
             zero = jnp.zeros(1, jnp.int32)
-            _, volumes = _nested_volumes.shrink_volumes(
+            _, volumes = _state.shrink_volumes(
                 volume_key, volumes, -live[worst][None] / width, zero, zero, zero + num_live
             )
             if bug == "the mean of t":  # n / (n + 1) for 1 - 1 / n
@@ -264,12 +263,10 @@ def nests(num_live, num_runs, width, bug=None):
                 volumes = volumes._replace(log_volume=volumes.log_volume.at[:, 0].add(up))
             return live.at[worst].set(live[worst] * random.uniform(new_key)), volumes
 
-        live, volumes = jax.lax.fori_loop(
-            0, steps, step, (live, _nested_volumes.whole_prior(1, 50))
-        )
+        live, volumes = jax.lax.fori_loop(0, steps, step, (live, _state.whole_prior(1, 50)))
         points = SimpleNamespace(log_likelihood=-live / width)
         state = SimpleNamespace(volumes=volumes, mode=zeros, live=points)
-        log_evidence, error = _nested_volumes.evidence.__wrapped__(state)
+        log_evidence, error = _state.evidence.__wrapped__(state)
         return log_evidence - jnp.log(exact), error, log_evidence - error**2 / 2 - jnp.log(exact)
 
     found = jax.jit(jax.vmap(one))(random.split(random.key(0), num_runs))
@@ -296,12 +293,12 @@ def test_the_mean_of_t_makes_the_evidence_too_large():
 def test_volumes_of_dead_and_live_points_add_up_to_the_prior(bug):
     """With the printed weight of a live point, X / (m + 1) for X / m, they do not."""
     mode, count = jnp.array([0, 0, 1, 1, 1]), jnp.array([4, 6])
-    volumes = _nested_volumes.whole_prior(2, 3)
-    volumes = _nested_volumes.share_volumes(
+    volumes = _state.whole_prior(2, 3)
+    volumes = _state.share_volumes(
         random.key(0), volumes, jnp.repeat(jnp.arange(2), count), jnp.zeros(2, int), jnp.arange(10)
     )
     rank = jnp.array([0, 1, 0, 1, 2])
-    log_shell, volumes = _nested_volumes.shrink_volumes(
+    log_shell, volumes = _state.shrink_volumes(
         random.key(1), volumes, jnp.zeros(5), mode, rank, count[mode]
     )
     live = jnp.repeat(jnp.arange(2), jnp.array([2, 3]))
@@ -311,7 +308,7 @@ def test_volumes_of_dead_and_live_points_add_up_to_the_prior(bug):
         mode=live,
         live=SimpleNamespace(log_likelihood=jnp.zeros(5)),
     )
-    left = _nested_volumes.remaining(state)
+    left = _state.remaining(state)
     total = np.exp(np.asarray(volumes.log_evidence)) + np.exp(np.asarray(left))
     assert (np.abs(total - 1) < 1e-12).all() != bug
     np.testing.assert_allclose(np.exp(log_shell).sum(), np.exp(volumes.log_evidence[0]))

@@ -10,9 +10,9 @@ from jax import random
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import kstest, norm, truncnorm
 
-from inference.kernels.nested import state as _nested_modes
+from inference.kernels.nested import state
 from inference.kernels.nested.state import covariance_roots, split_modes
-from inference.maths import slice_walk as _nested_moves
+from inference.maths import slice_walk
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
@@ -57,7 +57,7 @@ def test_each_mode_falls_apart_by_itself_and_where_there_is_no_place_it_does_not
 def test_components_are_those_of_scipy():
     joined = RNG.random((60, 60)) < 0.015
     joined = joined | joined.T
-    found = np.asarray(_nested_modes._components(jnp.asarray(joined)))
+    found = np.asarray(state._components(jnp.asarray(joined)))
     _, wanted = connected_components(joined)
     first = np.array([np.flatnonzero(wanted == label)[0] for label in wanted])
     np.testing.assert_array_equal(found, first)
@@ -85,10 +85,10 @@ def walked(bug=""):
     z = jnp.asarray(z[z[:, 0] > 0.5][:count])
     densities = lambda z: (jnp.zeros(()) if bug else -0.5 * jnp.sum(z**2), z[0])
     log_prior, log_likelihood = jax.vmap(densities)(z)
-    start = _nested_moves.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
-    limit = _nested_moves.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
+    start = slice_walk.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
+    limit = slice_walk.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, dims))
-    moved, _, evaluations, *_ = _nested_moves.walk(
+    moved, _, evaluations, *_ = slice_walk.walk(
         random.key(0), densities, start, limit, turn, 20, 3.0
     )
     assert evaluations > 20 * count
@@ -116,22 +116,22 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
     """
     count = 8000
     if bug:
-        above = _nested_moves.is_above
+        above = slice_walk.is_above
         at_least = lambda log_likelihood, label, limit: log_likelihood >= limit.log_likelihood
         monkeypatch.setattr(
-            _nested_moves,
+            slice_walk,
             "is_above",
             at_least if bug == "no label" else lambda *given: above(*given) | True,
         )
     likelihood = lambda z: jnp.where(z < 1, z, jnp.where(z < 2, 1.0, z))
     densities = lambda z: (-0.5 * jnp.sum(z**2), likelihood(z[0]))
-    start = _nested_moves.Particles(
+    start = slice_walk.Particles(
         jnp.full((count, 1), 3.0), jnp.full(count, -4.5), jnp.full(count, 3.0), jnp.full(count, 0.9)
     )
-    limit = _nested_moves.Limit(jnp.ones(count), jnp.full(count, 0.5))
+    limit = slice_walk.Limit(jnp.ones(count), jnp.full(count, 0.5))
     turn, offers = lambda key: jnp.ones((count, 1)), random.normal(random.key(1), (20 * count, 1))
     given = (densities, start, limit, turn, 5, 3.0, offers)
-    found, halfway, evaluations, offered, *_ = _nested_moves.walk(random.key(0), *given, 0, 200)
+    found, halfway, evaluations, offered, *_ = slice_walk.walk(random.key(0), *given, 0, 200)
     plateau, hill = norm.cdf(2) - norm.cdf(1), norm.sf(2)
     share = np.mean(np.asarray(found.z)[:, 0] < 2)
     assert (abs(share - 0.5 * plateau / (0.5 * plateau + hill)) < 0.02) != bool(bug)
@@ -146,14 +146,14 @@ def test_lanes_walk_where_no_offers_are_left():
     others walk away from where they were.
     """
     count, offers = 8, jnp.arange(10.0, 20.0)[:, None]
-    start = _nested_moves.Particles(
+    start = slice_walk.Particles(
         jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9)
     )
-    limit = _nested_moves.Limit(jnp.full(count, -1.0), jnp.zeros(count))
+    limit = slice_walk.Limit(jnp.full(count, -1.0), jnp.zeros(count))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
     turn = lambda key: jnp.ones((count, 1))
     given = start, limit, turn, 3, 3.0, offers, 5, 100
-    found, _, _, offered, *_ = _nested_moves.walk(random.key(0), densities, *given)
+    found, _, _, offered, *_ = slice_walk.walk(random.key(0), densities, *given)
     assert offered == 5
     np.testing.assert_array_equal(found.z[:5, 0], [15, 16, 17, 18, 19])
     assert (np.abs(np.asarray(found.z)[5:, 0]) < 6).all()
@@ -163,12 +163,12 @@ def test_lanes_walk_where_no_offers_are_left():
 def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     """On a plateau at the limit every new label is above that of the limit, evenly."""
     count = 2000
-    start = _nested_moves.Particles(
+    start = slice_walk.Particles(
         jnp.zeros((count, 1)), jnp.zeros(count), jnp.zeros(count), jnp.full(count, 0.9)
     )
-    limit = _nested_moves.Limit(jnp.zeros(count), jnp.full(count, 0.6))
+    limit = slice_walk.Limit(jnp.zeros(count), jnp.full(count, 0.6))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
-    moved, *_ = _nested_moves.walk(
+    moved, *_ = slice_walk.walk(
         random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0
     )
     assert kstest((np.asarray(moved.label) - 0.6) / 0.4, "uniform").pvalue > 1e-3
@@ -184,13 +184,13 @@ def test_vectors_where_the_likelihood_is_nan_are_counted_and_not_gone_to(power):
     z = -jnp.abs(random.normal(random.key(1), (count, 1)))
     likelihood = lambda z: jnp.where(z[0] > 1, jnp.nan, -jnp.sum(z**2))
     densities = lambda z: (-0.5 * jnp.sum(z**2) + (likelihood(z) if power else 0.0), likelihood(z))
-    start = _nested_moves.Particles(z, *jax.vmap(densities)(z), jnp.full(count, 0.5))
-    limit = _nested_moves.Limit(jnp.full(count, -jnp.inf), jnp.full(count, 0.5))
+    start = slice_walk.Particles(z, *jax.vmap(densities)(z), jnp.full(count, 0.5))
+    limit = slice_walk.Limit(jnp.full(count, -jnp.inf), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, 1))
-    ended = _nested_moves.walk(random.key(0), densities, start, limit, turn, 8, 3.0)
+    ended = slice_walk.walk(random.key(0), densities, start, limit, turn, 8, 3.0)
     assert 100 < ended.num_nan < 0.5 * ended.num_evaluations
     assert (ended.at.z < 1).all()
-    beside = _nested_moves.walk(
+    beside = slice_walk.walk(
         random.key(0), lambda z: (-0.5 * jnp.sum(z**2), -jnp.sum(z**2)), start, limit, turn, 8, 3.0
     )
     assert beside.num_nan == 0
@@ -202,10 +202,10 @@ def test_halfway_is_where_a_walk_of_half_the_steps_ends():
     z = jnp.asarray(RNG.normal(size=(count, 2)))
     densities = lambda z: (-0.5 * jnp.sum(z**2), -jnp.sum(z**2))
     log_prior, log_likelihood = jax.vmap(densities)(z)
-    start = _nested_moves.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
-    limit = _nested_moves.Limit(jnp.full(count, -20.0), jnp.full(count, 0.5))
+    start = slice_walk.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
+    limit = slice_walk.Limit(jnp.full(count, -20.0), jnp.full(count, 0.5))
     turn = lambda key: random.normal(key, (count, 2))
-    walk = lambda num_steps: _nested_moves.walk(
+    walk = lambda num_steps: slice_walk.walk(
         random.key(0), densities, start, limit, turn, num_steps, 3.0
     )
     _, halfway, *_ = walk(8)

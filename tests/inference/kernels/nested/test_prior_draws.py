@@ -1,4 +1,4 @@
-"""Draws that births are offered: new ones in time, each once, named as the live points are."""
+"""Draws that births are offered: new ones in time, each once, labelled as the live points are."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -33,8 +33,9 @@ def model(x):
 
 
 def quantities(program, values):
-    """What does not change with the names of the groups; the log joint is that of all but the
-    parameters of groups, up to a constant.
+    """Quantities that label switching leaves as they are.
+
+    The log joint is that of all but the parameters of groups, up to a constant.
     """
     share, y, z = values["share"], values["y"], values["z"]
     # [row, class and group]

@@ -16,7 +16,7 @@ from inference.kernels.particle_filter import kernel as particle_filter
 from inference.kernels.particle_filter import particles
 from inference.kernels.particle_filter.particles import filter_row
 from inference.maths import resampling as _resampling
-from inference.reading.conjugate import counts as _conjugate_counts
+from inference.reading.conjugate import counts
 from inference.reading.conjugate.table import BetaBernoulli
 from tests.inference.partitions import (
     Mixture,
@@ -291,9 +291,7 @@ def garbled_predictive(patch):
 
 
 def missing_is_zero(patch):
-    patch.setattr(
-        _conjugate_counts, "fill_row", lambda x, dtype: (jnp.nan_to_num(x), jnp.ones_like(x))
-    )
+    patch.setattr(counts, "fill_row", lambda x, dtype: (jnp.nan_to_num(x), jnp.ones_like(x)))
 
 
 def unknown_rows_do_not_count(patch):

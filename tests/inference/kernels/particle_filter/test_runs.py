@@ -87,7 +87,10 @@ def check_growth(patch, later=False, **settings):
 
 @pytest.mark.slow
 def test_room_that_grows_changes_nothing(monkeypatch):
-    """Of two replicates that need not be full at the same time."""
+    """Room that grows gives the same run.
+
+    Two replicates need not be full at the same time.
+    """
     assert check_growth(monkeypatch) >= 8  # it has doubled twice
 
 

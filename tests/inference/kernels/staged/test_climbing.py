@@ -7,7 +7,7 @@ import pytest
 from jax import random
 from scipy import stats
 
-from inference.kernels.staged import peaks as _climbing
+from inference.kernels.staged import peaks
 from inference.kernels.staged.peaks import batch_and_match, combined, weighted_draws
 from inference.maths.normal_mixture import NormalMixture, NormalSummary
 
@@ -55,7 +55,7 @@ def test_a_climb_ends_at_the_normal(mean, scale):
 
 def test_a_climb_that_follows_no_slopes_does_not_end_there(monkeypatch):
     """The planted bug: moments alone, which are those of the start."""
-    monkeypatch.setattr(_climbing, "score_matched", lambda clumps, z, slope: clumps)
+    monkeypatch.setattr(peaks, "score_matched", lambda clumps, z, slope: clumps)
     _, log_evidence, _ = batch_and_match(
         random.key(0), at(np.full(SIZE, 30.0), 0.1), normal, MASS, 60
     )
@@ -88,8 +88,10 @@ def test_nothing_is_found_where_nothing_is(value):
 
 
 def test_clumps_are_joined_by_their_evidence():
-    """Three of one mode, by climbs that ended a little apart; one of another; one that is not
-    worth a clump.
+    """Components of one mode become one, and each has its share of the evidence.
+
+    Three are of one mode, by climbs that ended a little apart; one is of another; one is not worth
+    a component.
     """
     low = [at(MEAN + shift, 1.0) for shift in (0.0, 0.01, -0.02)]
     found = [*low[:2], at(MEAN + 9, 2.0), at(MEAN - 9, 1.0), low[2]]
@@ -109,7 +111,10 @@ def test_no_more_are_joined_than_there_are_places():
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_weights_of_draws_give_the_evidence(bug):
-    """The planted bug: weights over another clump."""
+    """Weights of draws from a Normal mixture give the evidence.
+
+    The planted bug: the weights are over another mixture.
+    """
     wide = lambda scale: NormalMixture.of(
         jnp.zeros(1),
         jnp.asarray(MEAN)[None],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from inference.kernels.staged import hilbert_clumps as _contraction
+from inference.kernels.staged import hilbert_clumps
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -60,10 +60,10 @@ BUGS = {"others": without_others, "spread": of_one_spread}
 @pytest.mark.parametrize("bug", [None, *BUGS], ids=["right", *BUGS])
 def test_it_combines_what_is_most_alike(bug, monkeypatch):
     if bug:
-        monkeypatch.setattr(_contraction, "_affinities", BUGS[bug])
+        monkeypatch.setattr(hilbert_clumps, "_affinities", BUGS[bug])
     square = squares(np.random.default_rng(0).normal(size=(24, 2)))
     found = np.asarray(
-        jax.jit(lambda square: _contraction.contracted(square, COUNT))(jnp.asarray(square))
+        jax.jit(lambda square: hilbert_clumps.contracted(square, COUNT))(jnp.asarray(square))
     )
     assert sorted(found) == list(range(24))
     assert np.array_equal(found, by_all_pairs(square, COUNT)) == (not bug)
@@ -74,17 +74,17 @@ def test_each_of_some_groups_has_one_that_stands_for_it():
     group = np.repeat(np.arange(4), sizes)
     z = 10.0 * group[:, None] ** 2 + np.random.default_rng(1).normal(size=(120, 1))
     order = np.random.default_rng(2).permutation(120)
-    found = np.asarray(_contraction.contracted(jnp.asarray(squares(z[order])), 4))
+    found = np.asarray(hilbert_clumps.contracted(jnp.asarray(squares(z[order])), 4))
     left = group[order][found[:4]]
     assert sorted(left.tolist()) == [0, 1, 2, 3]
 
 
 def test_of_points_that_are_one_each_has_a_place():
-    found = np.asarray(_contraction.contracted(jnp.zeros((6, 6)), 2))
+    found = np.asarray(hilbert_clumps.contracted(jnp.zeros((6, 6)), 2))
     assert sorted(found.tolist()) == list(range(6))
 
 
 def test_a_point_far_from_all_others_is_no_clump():
     z = np.append(np.random.default_rng(3).normal(size=40), 30.0)[:, None]
-    found = np.asarray(_contraction.contracted(jnp.asarray(squares(z)), 4))
+    found = np.asarray(hilbert_clumps.contracted(jnp.asarray(squares(z)), 4))
     assert 40 not in found[:4]

@@ -1,5 +1,6 @@
-"""NormalMixture on Hilbert curves: a density whose integral is 1, draws of it, fits against scipy and
-against the truth; stages that use them.
+"""Mixtures on Hilbert curves, and stages that use them.
+
+A density has the integral 1. Its draws follow it. Fits agree with scipy and with the truth.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from jax.scipy.special import erf
 from scipy import optimize, stats
 
 from inference import Program, Staged
-from inference.kernels.staged import hilbert_clumps as _code_clumps
+from inference.kernels.staged import hilbert_clumps
 from inference.kernels.staged.hilbert_clumps import HilbertClumps, HilbertMixture, spread_on_circle
 from inference.maths import hilbert
 from inference.maths import normal_mixture as _normal_mixture
@@ -43,7 +44,7 @@ def planted(bug, monkeypatch):
     """One line of the module is another; no code compiled with one is used with the other."""
     HilbertClumps._em.clear_cache()
     if bug:
-        monkeypatch.setattr(_code_clumps, *BUGS[bug])
+        monkeypatch.setattr(hilbert_clumps, *BUGS[bug])
     yield bug
     HilbertClumps._em.clear_cache()
 
@@ -53,8 +54,9 @@ def with_bugs(*bugs):
 
 
 def some(shape=HilbertClumps(SIDES, BITS), spreads=((0.02, 0.3), (0.3, 0.2), (10.0, 0.15)), seed=0):  # noqa: B008
-    """Three clumps, narrow, wide and next to uniform, two of them across the place where the
-    ends of the curve join.
+    """Three components, narrow, wide and next to uniform.
+
+    Two of them lie across the place where the ends of the curve join.
     """
     rng = np.random.default_rng(seed)
     z = np.array([[-6.0] * sum(shape.blocks), *rng.normal(size=(2, sum(shape.blocks)))])
@@ -168,7 +170,7 @@ def test_draws_at_the_faces_of_the_cube_are_finite_in_either_precision():
 def test_the_spread_is_the_one_of_greatest_likelihood(planted):
     """Against scipy's optimiser, at root mean squares from narrow to next to uniform."""
     roots = np.array([1e-9, 1e-3, 0.05, 0.15, 0.22, 0.27])
-    found = np.asarray(_code_clumps.spread_on_circle(jnp.asarray(roots)))
+    found = np.asarray(hilbert_clumps.spread_on_circle(jnp.asarray(roots)))
 
     def lost(log_spread, root):
         spread = np.exp(log_spread)
@@ -196,7 +198,7 @@ def test_the_spread_is_about_the_new_centre(bug, monkeypatch):
     right = hilbert.difference
     if bug:
         monkeypatch.setattr(
-            _code_clumps.hilbert,
+            hilbert_clumps.hilbert,
             "difference",
             lambda code, other: old.append(other) or right(code, old[0]),
         )
@@ -204,7 +206,7 @@ def test_the_spread_is_about_the_new_centre(bug, monkeypatch):
         codes, centre
     )
     spread = jax.jit(
-        lambda codes, centre: _code_clumps.spread_on_circle(
+        lambda codes, centre: hilbert_clumps.spread_on_circle(
             jnp.sqrt(jnp.mean(right(codes[:, None], centre[None]) ** 2, 0))
         )
     )
@@ -216,12 +218,12 @@ def test_the_limits_of_a_spread():
     """What is as far apart as uniform, or further, has the widest; a point alone a spread of
     some cells.
     """
-    np.testing.assert_allclose(spread_on_circle(jnp.array([12**-0.5, 0.4])), _code_clumps.WIDEST)
+    np.testing.assert_allclose(spread_on_circle(jnp.array([12**-0.5, 0.4])), hilbert_clumps.WIDEST)
     shape = HilbertClumps(SIDES)
     one = shape.codes(jnp.broadcast_to(jnp.array([0.3, -0.2, 1.0]), (100, 3)))
     clumps = shape._em(one, 1, 1)
     np.testing.assert_allclose(
-        clumps.spread[0], _code_clumps.CELLS * 2.0 ** (-20 * np.array(SIDES))
+        clumps.spread[0], hilbert_clumps.CELLS * 2.0 ** (-20 * np.array(SIDES))
     )
     np.testing.assert_array_equal(clumps.centre[0], one[0])
 
@@ -229,14 +231,14 @@ def test_the_limits_of_a_spread():
 @pytest.mark.slow
 @with_bugs("variance", "normaliser")
 def test_a_fit_says_of_new_points_what_the_truth_says(planted):
-    """Cross-entropy within .04 nats, from points of three clumps, one of them wide."""
+    """The cross-entropy is within .04 nats, from points of three components, one of them wide."""
     shape = HilbertClumps(SIDES)
     truth = some(shape, ((1e-4, 0.003), (0.05, 0.02), (10.0, 0.2)))
     z = drawn(shape, truth, 9000)
     clumps = shape.fitted(random.key(0), FitPoints(z[:5000]), np.zeros(5000), 8)
     with pytest.MonkeyPatch.context() as patch:  # what was fitted is judged by the right density
         patch.setattr(
-            _code_clumps,
+            hilbert_clumps,
             "log_circle_mass",
             lambda s: jnp.log(s) + 0.5 * np.log(2 * np.pi) + jnp.log(erf(0.5 / np.sqrt(2) / s)),
         )
@@ -247,7 +249,7 @@ def test_a_fit_says_of_new_points_what_the_truth_says(planted):
 
 @pytest.mark.slow
 def test_weights_of_points_count():
-    """And clumps move around the circle to where they belong."""
+    """Weights of points count, and components move around the circle to where they belong."""
     shape, rng = HilbertClumps((1,)), np.random.default_rng(5)
     z = 0.1 * rng.normal(size=(2000, 1)) + np.repeat([-1.0, 2.0], 1000)[:, None]
     clumps = shape.fitted(random.key(0), FitPoints(z), np.repeat([0.0, np.log(3.0)], 1000), 8)

@@ -1,5 +1,6 @@
-"""Learning in stages against exact evidences and posteriors; clumps against scipy; what has no
-rows is refused.
+"""Learning in stages against exact evidences and posteriors.
+
+Normal mixtures are compared with scipy; what has no rows is refused.
 """
 
 import pickle

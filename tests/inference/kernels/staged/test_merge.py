@@ -15,7 +15,7 @@ from scipy import stats
 
 from diagnostics import report
 from inference import Driver, MergedStages, NestedSampler, Program, Staged
-from inference.kernels.staged import merge as merged_stages
+from inference.kernels.staged import merge
 from inference.kernels.staged.merge import Part, Product
 from inference.kernels.staged.search import StageArrays
 from inference.kernels.staged.weighing import DRAWS, Weighing
@@ -128,7 +128,7 @@ def test_evidence_and_posterior_are_those_of_all_rows(bug, workers, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_the_end_is_weighed_by_all_rows(bug, monkeypatch):
-    """Workers have one clump for two modes each.
+    """Workers have one component for two modes each.
 
     The planted bug: weights see the rows of the first alone.
     """
@@ -156,7 +156,7 @@ def test_the_end_is_weighed_by_all_rows(bug, monkeypatch):
 def test_where_workers_disagree_no_error_is_claimed(bug, monkeypatch):
     """One worker has all outliers. The planted bug: the error of the weights is claimed."""
     if bug:
-        monkeypatch.setattr(merged_stages, "NEAR", np.inf)
+        monkeypatch.setattr(merge, "NEAR", np.inf)
     x = heavy(12, 15.0, 400)
     x = x[np.argsort(np.abs(x))]
     parts = [
@@ -199,7 +199,7 @@ def test_more_rows_are_one_more_stage(workers):
 
 
 def in_order(rows, ascending):
-    """A worker that has named two clusters in this order."""
+    """A worker whose labels of two clusters are in this order."""
     for seed in range(20):
         driver = Driver(
             Staged(pair, num_stages=1, num_live=100), num_samples=100, progress_bar=False
@@ -216,7 +216,7 @@ def in_order(rows, ascending):
 def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
     """The planted bug: a vector keeps the places that the first has given it."""
     if bug:
-        monkeypatch.setattr(merged_stages, "relabel", lambda exchange, z, reference: z)
+        monkeypatch.setattr(merge, "relabel", lambda exchange, z, reference: z)
     parts = [in_order(TWO[0::2], True), in_order(TWO[1::2], False)]
     attrs = Driver(MergedStages(parts), num_samples=100, progress_bar=False).run(5, TWO).attrs
     assert (

@@ -15,7 +15,7 @@ from scipy import stats
 from scipy.special import gammaln, logsumexp
 
 from inference import Driver, Program, Staged
-from inference.kernels.staged import peaks as _exploration
+from inference.kernels.staged import peaks
 from inference.kernels.staged import search as _search
 from inference.kernels.staged.peaks import (
     distinct,
@@ -55,7 +55,7 @@ def test_walkers_come_to_the_peaks_nearby():
 def test_walkers_stay_when_the_highest_peak_has_been_found_often():
     """There are a hundred; where the highest peak is found by few, all climb."""
     start = lambda often: jnp.asarray(CENTRES[[0] * often + [1] * (100 - often)] + 0.1)
-    assert len(find_peaks(start(20), hills, CENTRES)[0]) == _exploration.LEAST
+    assert len(find_peaks(start(20), hills, CENTRES)[0]) == peaks.LEAST
     assert len(find_peaks(start(4), hills, CENTRES)[0]) == 100
 
 
@@ -105,7 +105,7 @@ def test_walkers_that_go_outwards_come_to_what_is_not_normal(bug, monkeypatch):
     """
     if bug:
         stay = lambda key, at, parent, *given, **settings: (at, SimpleNamespace(evaluations=1000))
-        monkeypatch.setattr(_exploration, "slice_moves", stay)
+        monkeypatch.setattr(peaks, "slice_moves", stay)
     z = jnp.asarray(np.abs(0.5 * RNG.normal(size=(600, 1))))
     log_weight = -z[:, 0] - np.asarray(stats.halfnorm(scale=0.5).logpdf(z[:, 0]))
     density = lambda z: jnp.where(z[0] > 0, -z[0], -jnp.inf)
@@ -273,7 +273,7 @@ def test_where_more_rows_are_searched_walkers_go_on_until_the_highest_peak_has_b
 
 
 def pair(x):
-    """Two clusters without names."""
+    """Two exchangeable clusters."""
     with numpyro.plate("cluster", 2):
         place = numpyro.sample("place", dist.Normal(0.0, 4.0))
     with numpyro.plate("row", len(x)):
@@ -309,7 +309,7 @@ def test_the_evidence_of_members_without_names_is_that_of_all_places():
 
 
 def line_of(order):
-    """So many clusters on a line, without names, as far apart as `pair` has them."""
+    """So many exchangeable clusters on a line, as far apart as `pair` has them."""
 
     def model(x):
         with numpyro.plate("cluster", order):
@@ -348,10 +348,10 @@ def test_members_without_names_are_found_in_one_arrangement_that_stands_for_all(
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_clumps_of_other_places_are_moved_to_those_of_the_heaviest(bug, monkeypatch):
-    """Two arrangements, named in opposite ways.
+    """Components are relabelled to the canonical copy of the heaviest.
 
-    What is drawn from the second is alike after it was moved, and its density is that of draws that
-    were. The planted bug leaves it.
+    Two components have opposite labels. The second is canonical after it was moved, and its density
+    is that of moved draws. The planted bug leaves it.
     """
     model, x = line_of(3)
     search, _ = search_of(Staged(model, num_stages=1), x)

@@ -26,7 +26,7 @@ NORMAL = stats.multivariate_normal(np.arange(SIZE), LOADING @ LOADING.T + 0.1 * 
 
 
 def lost(told, num_clumps=1, of=NORMAL):
-    """Nats that clumps fitted to some points lack at new ones."""
+    """Nats that a Normal mixture fitted to some points loses at new ones."""
     new = of.rvs(2000, random_state=7)
     clumps = NormalSummary(told.z.shape[1]).fitted(
         random.key(0), told, np.zeros(len(told.z)), num_clumps
@@ -113,7 +113,7 @@ def slopes_of(*begun):
 
 
 def noisy(x, y, noise):
-    """`line`, of a noise that is told."""
+    """`line` with a given noise."""
     weight = numpyro.sample("weight", dist.Normal(0.0, jnp.array([1.0, 2.0])).to_event(1))
     with numpyro.plate("row", len(x)):
         numpyro.sample("y", dist.Normal(x @ weight, noise), obs=y)
@@ -180,7 +180,7 @@ def levels(x):
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
 def test_many_latent_numbers_lose_nothing_between_stages(bug, monkeypatch):
     """Evidence within its error, and intervals as wide as they should be, of 20 numbers, thirty
-    live points and eight stages that are not explored. The planted bug: what is told without
+    live points and eight stages that are not explored. The planted bug: fit points have no
     slopes.
     """
     if bug:

@@ -16,7 +16,7 @@ from scipy import stats
 from diagnostics import report
 from inference import Driver, MergedStages, Program, Staged
 from inference.kernels.staged import kernel as staged
-from inference.kernels.staged import peaks as _exploration
+from inference.kernels.staged import peaks as _peaks
 from inference.kernels.staged import search as _search
 from inference.kernels.staged import weighing as _weighing
 from inference.kernels.staged.merge import Part
@@ -251,7 +251,7 @@ def rated(**settings):
 
 
 def from_what_was_found(self, state, reading, data):
-    """The planted bug: rows are gone over again from what they have told already."""
+    """The planted bug: a stage starts again from a mixture that has used its rows already."""
     found, account = self._summarised(state, reading, data)
     before = state.before.then(account)
     if state.num_left > 0 and self._is_too_much(account.nested.lost):
@@ -297,7 +297,7 @@ def test_rows_that_are_too_few_for_what_was_found_are_not_gone_over_before_there
     tree, seen = rated(num_walkers=None)
     assert [len(rows) for rows in seen[:3]] == [8, 16, 32]
     first, *more = [len(z) for z, _, _ in walkers]
-    assert first == _exploration.LEAST
+    assert first == _peaks.LEAST
     assert set(more) == {1 + _search.FRESH}
     assert tree.attrs["num_stages"] < len(seen)
     assert abs(tree.attrs["log_evidence"] - rate_evidence()) < 3 * tree.attrs["log_evidence_se"]

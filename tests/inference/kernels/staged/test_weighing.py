@@ -182,7 +182,7 @@ def test_an_update_goes_on_from_what_was_weighed():
 
 
 def level(x):
-    """Known exactly, and as a clump."""
+    """A Normal mean: the posterior is known exactly, and is one component."""
     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
     with numpyro.plate("row", len(x)):
         numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
@@ -236,7 +236,7 @@ def test_an_update_by_rows_like_the_first_forgets_nothing():
 
 
 def in_one_place(self, rng_key, state, found, data, right=Weighing.by_all):
-    """The planted bug: members have the names that they were given."""
+    """The planted bug: the mixture is weighed without the copies by label switching."""
     return right(self, rng_key, state, _weighing.LabelledMixture(found.mixture), data)
 
 
@@ -263,7 +263,7 @@ def test_members_have_names_where_a_first_stage_goes_from_the_prior(settings):
 
 @pytest.mark.slow
 def test_what_workers_have_weighed_is_corrected_by_what_their_new_clumps_lose():
-    """One clump for two modes, of which the parts had eight."""
+    """The new mixture has one component for two modes, of which the parts had eight."""
     x = rows(6)
     parts = [
         Driver(
@@ -289,7 +289,7 @@ def test_what_workers_have_weighed_is_corrected_by_what_their_new_clumps_lose():
 
 @pytest.fixture(scope="module")
 def whole():
-    """Three clusters without names in three stages; and at which step each begins."""
+    """A run of three exchangeable clusters in three stages, and at which step each begins."""
     with (
         jax.enable_x64(True),
         jax.numpy_dtype_promotion("standard"),

@@ -12,8 +12,8 @@ from jax import random
 
 from diagnostics import report
 from inference import DataTempering, Driver, Program
-from inference.kernels.tempering import kernel as data_tempering
-from inference.maths import resampling as _tempering
+from inference.kernels.tempering import kernel as tempering
+from inference.maths import resampling
 from inference.maths.resampling import (
     after_step,
     effective_size,
@@ -60,7 +60,7 @@ def test_a_step_leaves_the_share_effective_that_was_asked_for(bug, monkeypatch):
     """The planted bug takes the largest weight for all of them."""
     if bug:
         monkeypatch.setattr(
-            _tempering, "effective_size", lambda log_weight: jnp.exp(-jnp.max(log_weight))
+            resampling, "effective_size", lambda log_weight: jnp.exp(-jnp.max(log_weight))
         )
     log_likelihood = 100 * random.normal(random.key(0), (200,))
     exponent, reached = jnp.asarray(0.2), []
@@ -116,9 +116,9 @@ def test_the_error_is_told_from_families(remembers, bug, monkeypatch):
     A planted bug loses the families before; the other has none.
     """
     if bug and remembers:
-        monkeypatch.setattr(_tempering, "GENERATIONS", 1)
+        monkeypatch.setattr(resampling, "GENERATIONS", 1)
     if bug and not remembers:
-        monkeypatch.setattr(_tempering, "variance_of", lambda families: jnp.zeros(()))
+        monkeypatch.setattr(resampling, "variance_of", lambda families: jnp.zeros(()))
     num_steps = 5 if remembers else 20
     keys = random.split(random.key(0), NUM_RUNS)
     log_z, variance = jax.jit(jax.vmap(lambda key: simulated(key, remembers, num_steps)))(keys)
@@ -254,7 +254,7 @@ def test_claimed_errors_are_those_that_are_made(bug, monkeypatch):
     """In twenty runs, of many steps. The planted bug claims the error of the last families."""
     if bug:
         monkeypatch.setattr(
-            data_tempering, "variance_of", lambda families: 1e-6 + jnp.sum(families.added**2)
+            tempering, "variance_of", lambda families: 1e-6 + jnp.sum(families.added**2)
         )
     attrs = driver_of(num_chains=20, num_particles=80, threshold=0.8).run(3, X, Y).attrs
     z = (attrs["log_evidence_of_replicates"] - line_evidence(X, Y)) / attrs[
