@@ -1,5 +1,4 @@
-"""Discrete choice: of K classes the one with the largest utility is chosen, where a utility is a
-mean plus noise.
+"""Discrete choice: of K classes the one with the largest utility, a mean plus noise, is chosen.
 
 | name                     | what it is                                                            |
 |--------------------------|-----------------------------------------------------------------------|
@@ -39,8 +38,9 @@ NEGLIGIBLE = -1e4  # values of L below which a node adds nothing to the integral
 
 @singledispatch
 def log_cdf(noise: Any, value: Any) -> Array:
-    """Returns the log distribution function: the distribution's own `log_cdf`, or the one
-    registered for its class.
+    """Returns the log distribution function of a noise.
+
+    It is the distribution's own `log_cdf`, or the function that is registered for its class.
 
     Args:
         noise: A NumPyro distribution of a number.

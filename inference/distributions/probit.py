@@ -33,8 +33,10 @@ CHUNK = 4096  # values whose trials are drawn together
 
 
 class OrderedProbit(dist.Distribution):
-    """P(value = l) = Phi(cutpoints[l] - predictor) - Phi(cutpoints[l - 1] - predictor), l = 0, 1,
-    ... up to the number of cutpoints.
+    """The interval between cutpoints that holds the latent x, numbered from 0.
+
+    P(value = l) = Phi(cutpoints[l] - predictor) - Phi(cutpoints[l - 1] - predictor). The cutpoint
+    before the first is -inf, the one after the last is inf.
 
     Args:
         predictor: Mean of the latent x.
@@ -133,11 +135,10 @@ class BinomialProbit(dist.Distribution):
         return dist.Binomial(self.trials, share).sample(key, sample_shape)
 
     def augment(self, rng_key: Array, value: Array) -> tuple[Array, Array]:
-        """Returns the mean of x over the trials, as many positive as the value says, and their
-        number.
+        """Returns the mean of a draw of x for each trial, and its weight, the number of trials.
 
-        Values are sorted by their number of trials, so that those drawn together have about as
-        many.
+        As many of the draws are positive as the value says. Values are sorted by their number of
+        trials, so that those drawn together have similar numbers.
         """
         dtype, shape = self.predictor.dtype, self.predictor.shape
         predictor, trials, hits = (

@@ -19,8 +19,9 @@ __all__ = ["OneSided", "TruncatedNormal", "log_ndtri", "one_sided"]
 
 
 class OneSided(NamedTuple):
-    """Moments of Normal(loc, scale) truncated to values above 0: mean = loc + scale * shift,
-    variance = scale^2 (1 - lost).
+    """Moments of Normal(loc, scale) truncated to values above 0.
+
+    The mean is loc + scale * shift, the variance scale^2 (1 - lost).
     """
 
     log_mass: Array  # log probability of being above 0 before the truncation

@@ -22,7 +22,7 @@ WORD = 32  # bits of a word
 
 
 def num_words(num_dims: int, bits: int) -> int:
-    """The words of a code."""
+    """The number of words of a code."""
     if num_dims < 1 or not 1 <= bits <= WORD:
         raise ValueError(
             f"hilbert: found {num_dims} dimensions and bits={bits}; wanted 1 or more, and 1 to "
@@ -88,7 +88,10 @@ def decode(code: Array, num_dims: int, bits: int) -> Array:
 
 
 def cells_of(points: Array, bits: int) -> Array:
-    """Cells of points of [0, 1)^D; others count as on the faces, NaN as in the last cell."""
+    """The cells of points of [0, 1)^D.
+
+    A coordinate outside is moved to the nearest face of the cube; NaN is in the last cell.
+    """
     most = jnp.asarray(2.0**bits, points.dtype)
     last = jnp.asarray((1 << bits) - 1, jnp.uint32)
     scaled = jnp.floor(jnp.clip(points, 0, 1) * most)
@@ -144,8 +147,10 @@ def shifted(
 
 
 def _exchanged(axes: Array, axis: Array, level: Array) -> Array:
-    """Where `axis` has its bit at `level` set, the finer bits of axis 0 are inverted; elsewhere
-    the two axes exchange their finer bits.
+    """The axes after one step of Skilling's algorithm.
+
+    Where `axis` has its bit at `level` set, the finer bits of axis 0 are inverted; elsewhere the
+    two axes exchange their finer bits.
     """
     finer = (jnp.uint32(1) << level) - 1
     own, first = axes[axis], axes[0]

@@ -8,13 +8,13 @@ number of components, 1, 2, 4, ..., is chosen by `cross_validated`: the fit to h
 under which the other half has the largest mean log density. `Defensive` mixes in the prior, so that
 the importance weights are bounded wherever the likelihood is.
 
-A covariance of n points costs about size^2 / 4n nats. Where the scores (gradients of the log
-density) at the points are known, `score_matched` fits components to them as well. The score of a
-Normal at z is (mean - z) / covariance, so that
+A covariance that is estimated from n points costs about size^2 / 4n nats. Where the scores
+(gradients of the log density) at the points are known, `score_matched` fits components to them as
+well. The score of a Normal at z is (mean - z) / covariance, so that
 
     covariance  cov(score)  covariance  =  cov(z),        mean  =  mean(z) + covariance mean(score)
 
-hold for any points of it, and give the covariance without error from more points than it has
+hold for any set of points, and give the covariance without error from more points than it has
 dimensions. Cross-validation also chooses between the fits with and without scores: those with
 scores are worse where a component is far from Normal.
 
@@ -118,7 +118,7 @@ def _inverse(root: Array) -> Array:
 
 @dataclass(frozen=True)
 class NormalSummary:
-    """Normal mixtures over vectors of a size.
+    """The family of Normal mixtures over vectors of one size.
 
     Args:
         size: of the vectors.
@@ -262,7 +262,7 @@ def _scatter(responsibility: Array, points: Array) -> tuple[Array, Array, Array]
 def score_matched(
     mixture: NormalMixture, points: Float[Array, "point size"], score: Float[Array, "point size"]
 ) -> NormalMixture:
-    """A mixture whose components fit the points and scores that each is responsible for."""
+    """A mixture whose components fit points and scores, weighted by their responsibilities."""
     size, is_known = points.shape[1], jnp.isfinite(score).all(1)
     score = jnp.where(is_known[:, None], score, 0.0)
     each = jax.vmap(lambda z: mixture.log_weight + _log_each(mixture, z))(points)

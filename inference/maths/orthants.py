@@ -8,8 +8,8 @@
 Each number in turn is drawn on its side given the numbers before it, and the probability of that
 side counts. The integrand is smooth and between 0 and 1, so few points suffice: Gauss-Legendre for
 two numbers; for more the fractional parts of multiples of fixed irrational numbers, folded in the
-middle. All signs share the points, so the probabilities of the cases of a decision by one sign
-after the other sum to 1.
+middle. All signs share the points. So where signs are decided one after the other, as in a choice
+among classes, the probabilities of all outcomes sum to 1.
 
 Errors over covariances I + A A' of variances from 1 to 30, at most and in the mean: two numbers, 16
 points, 1e-4 and 1e-5; three to nine, 256 points, 2e-3 and 2e-4.
@@ -63,7 +63,7 @@ def log_orthant(
     signs: Float[Array, "*batch number"],
     points: CubaturePoints,
 ) -> Float[Array, "*batch"]:
-    """The logarithm of (1); where a sign is 0 the number may have either sign."""
+    """The log probability that the numbers have these signs, by (1); 0 allows either sign."""
     dtype = loc.dtype
     root = jnp.linalg.cholesky(covariance)[..., None]
     loc, signs, drawn = loc[..., None], signs[..., None], []

@@ -81,7 +81,7 @@ def drawn_choices(
 ) -> Int[Array, " particle"]:
     """A choice for each particle, in proportion to weights [particle, choice].
 
-    One uniform number a particle: further choices of weight 0 change nothing.
+    A particle takes one uniform number, so that further choices of weight 0 change no draw.
     """
     reached = jnp.cumsum(jnp.exp(log_weight - jnp.max(log_weight, axis=1, keepdims=True)), axis=1)
     point = random.uniform(rng_key, (len(reached), 1), reached.dtype) * reached[:, -1:]
@@ -215,8 +215,8 @@ class Families(NamedTuple):
 
     family: Int[Array, " particle"]
     added: Float[Array, " family"]  # since the families were founded
-    variance: Array  # by the families before
-    age: Array
+    variance: Array  # of log Z, by former families
+    age: Array  # steps since the families were founded
 
 
 def tempered(log_likelihood: Array, power: Array) -> Array:

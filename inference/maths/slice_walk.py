@@ -65,7 +65,7 @@ class Limit(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Where the particles are, and what it took; the loop's own variables at the end."""
+    """Where the particles are, and the cost so far; the loop's own variables at the end."""
 
     at: Particles
     halfway: Float[Array, "particle size"]  # z after half of the steps
@@ -217,7 +217,7 @@ def direction(
         points: from which differences are taken, mode by mode.
         first: where the mode of each particle begins.
         count: points of its mode.
-        own: the place in the mode of the point that it starts from.
+        own: the place in the mode of the point that the walk starts from.
         deviation: standard deviations of its mode.
     """
     normal_key, uniform_key = random.split(rng_key)

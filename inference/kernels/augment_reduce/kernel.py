@@ -12,8 +12,8 @@ utilities may be edited. Estimates are unbiased.
 The prior of a row of weights counts when the row is touched, then for all steps since it was
 touched last. So rows that are not touched cost nothing, and no part of the prior is lost. With
 `posterior` each weight has a Normal distribution, which is fitted along reparameterised gradients.
-The target of q(eps) is then that of the same draw; its expectation is the moment-generating
-function of the paper.
+The target of q(eps) is then computed at the same draw of the weights; its expectation is the
+moment-generating function of the paper.
 
 Cost of a step: batch_size x num_negatives x features, whatever the number of classes. Memory: twice
 the weights (four times with `posterior`), one or two numbers a row of the data.
@@ -86,8 +86,9 @@ class ReduceReading:
     q_noise: NoisePosterior | None  # q(eps) of a row; None where rows have no noise
 
     def more(self, program: Program) -> "tuple[ReduceReading, dict[str, Any]]":
-        """The reading of other rows of the same model, the same where settings and shapes are; and
-        their data.
+        """The reading and the data of other rows of the same model.
+
+        The reading is this one where settings and shapes are the same.
         """
         found, data = self.kernel.read(program)
         shapes = lambda reduced: {
@@ -182,8 +183,9 @@ class AugmentReduce(Algorithm):
         check_lazy(self._update)
 
     def read(self, program: Program) -> tuple[ReduceReading, dict[str, Any]]:
-        """The structure, by an evaluation on one batch of rows, and the arrays among the arguments;
-        nothing is computed for all classes.
+        """The structure of the model, and the arrays among its arguments.
+
+        The model is evaluated on one batch of rows; nothing is computed for all classes.
         """
         reduced = read_reduced(program)
         flat = [name for name, site in reduced.by_row.items() if site.family == "ImproperUniform"]
@@ -217,7 +219,7 @@ class AugmentReduce(Algorithm):
         return ReduceReading(self, shapes, reduced, layouts, q_noise), data
 
     def init(self, rng_key: Array, reading: ReduceReading, data: dict[str, Any]) -> ReduceState:
-        """Small weights; q(eps) at its start."""
+        """The state before the first step: small random weights, and q(eps) at its start."""
         reduced = reading.reduced
         sites, values = {**reduced.by_row, **reduced.whole}, {}
         keys = random.split(rng_key, max(len(sites), 1))
@@ -248,8 +250,9 @@ class AugmentReduce(Algorithm):
         )
 
     def values(self, state: ReduceState, reading: ReduceReading) -> dict[str, Any]:
-        """{"loc": ...}, and "log_scale" with `posterior`, of each site; unconstrained where it
-        is used as a whole.
+        """The parameters of each site: {"loc": ...}, and "log_scale" with `posterior`.
+
+        Those of a site that is used as a whole are unconstrained.
         """
         found = dict(state.whole)
         for layout, packed in zip(reading.layouts, state.tables, strict=True):
@@ -337,8 +340,9 @@ class AugmentReduce(Algorithm):
         data: dict[str, Any],
         num_draws: int,
     ) -> dict[str, Array]:
-        """Draws of all sites but the noise of the rows, whose q is a variational parameter; where
-        the weights are a point, copies of it.
+        """Draws of all sites but the noise of the rows; copies, where the weights are a point.
+
+        The q of the noise is among the results, as variational parameters.
         """
         reduced, values, found = reading.reduced, self.values(state, reading), {}
         keys = random.split(rng_key, max(len(values), 1))

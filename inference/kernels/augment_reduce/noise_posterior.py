@@ -36,7 +36,7 @@ class LogExponential(NamedTuple):
     route = "closed form"  # the attribute of the tree
 
     def start(self, num_rows: int) -> dict[str, Array]:
-        """Any rate would do: the first step of a row forgets it."""
+        """A rate of 1. Any rate would do: the first step of a row forgets it."""
         return {"rate": jnp.ones(num_rows)}
 
     def target(self, terms: Terms, num_rows: int) -> tuple[Array, Array]:
@@ -72,8 +72,9 @@ class LogExponential(NamedTuple):
         return {"rate": jnp.maximum((1 - step_size) * local["rate"] + step_size * target, floor)}
 
     def points(self, local: dict[str, Array], rng_key: Array | None) -> tuple[Array, Array]:
-        """Where the log joint is evaluated, [point, row], and weights [point, 1]: one point, for in
-        u it is linear but for the prior's log u.
+        """The point where the log joint is evaluated, [point, row], and its weight, [point, 1].
+
+        One point suffices, because the log joint is linear in u, but for the prior's log u.
         """
         return jnp.log(local["rate"])[None], jnp.ones((1, 1))
 
@@ -92,7 +93,7 @@ class LocationScale(NamedTuple):
     route = "by draws"  # the attribute of the tree
 
     def start(self, num_rows: int) -> dict[str, Array]:
-        """The prior."""
+        """The parameters with which q is the prior."""
         return {"loc": jnp.zeros(num_rows), "log_scale": jnp.zeros(num_rows)}
 
     def step(
@@ -128,8 +129,9 @@ class LocationScale(NamedTuple):
         return {"loc": local["loc"] + scale * by_scale, "log_scale": local["log_scale"] + by_log}
 
     def points(self, local: dict[str, Array], rng_key: Array | None) -> tuple[Array, Array]:
-        """Draws of eps [draw, row] with equal weights; without a key the nodes and weights of a
-        quadrature.
+        """Draws of eps [draw, row], and equal weights.
+
+        Without a key they are the nodes and weights of a quadrature.
         """
         if rng_key is None:
             z, weight = self._nodes()

@@ -160,7 +160,7 @@ def check_lazy(optimizer: Any) -> None:
 
 
 class Row(NamedTuple):
-    """All that belongs to one row of weights, or to some: [row, ...] of each."""
+    """Some rows of weights with all that belongs to them; each array is [row, ...]."""
 
     # {"loc": ...}, and "log_scale" where weights have a distribution, of each site
     values: dict[str, Any]
@@ -177,13 +177,13 @@ class RowLayout(NamedTuple):
     row: Row  # shapes without the axis of rows
 
     def pack(self, rows: Row) -> Array:
-        """The array of these rows."""
+        """Packs rows into one array [row, number]."""
         return jnp.concatenate(
             [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(rows)], axis=1
         )
 
     def unpack(self, packed: Array) -> Row:
-        """The rows of an array."""
+        """Unpacks the rows of an array that `pack` made."""
         shapes, structure = jax.tree.flatten(self.row)
         ends = np.cumsum([int(np.prod(one.shape)) for one in shapes])
         pieces = jnp.split(packed, ends[:-1].tolist(), axis=1)
@@ -241,12 +241,12 @@ class Minibatch(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """{"loc": ..., "log_scale": ...} of each site: of the requested rows, or of all."""
+        """{"loc": ..., "log_scale": ...} of each site: of its requested rows, or of the whole."""
         by_row = {name: value for row in self.rows for name, value in row.values.items()}
         return self.state.whole | by_row
 
     def sites(self, parameters: dict[str, Any]) -> dict[str, Array]:
-        """A draw of each site, constrained: of the requested rows, or of all."""
+        """A draw of each site, constrained: of its requested rows, or of the whole."""
         at = {name: own["loc"] for name, own in parameters.items()}
         for name, z in self.noise.items():
             at[name] = at[name] + jnp.exp(parameters[name]["log_scale"]) * z

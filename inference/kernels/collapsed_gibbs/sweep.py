@@ -152,7 +152,7 @@ def _redrawn(
     uniform: Array,
     is_joint: bool,
 ):
-    """A class and a group by (1), and 0, `LOST`, or `FULL` + a full class."""
+    """A class and a group drawn by (1), and 0, `LOST`, or `FULL` + a full class."""
 
     def among(width: int):
         log_weight, full = _log_weights(rules, prior, table, label, first, x, width, is_joint)
@@ -178,8 +178,9 @@ def _log_weights(
     width: int,
     is_joint: bool,
 ) -> tuple[Array, Array]:
-    """The logarithm of (1) up to a constant, [class, group], from class `first` on; and whether a
-    class has no room for a new group, [class].
+    """The logarithm of (1) up to a constant, [class, group], and which classes are full, [class].
+
+    The classes are those from `first` on. A class is full if it has no room for a new group.
     """
     num_classes, room = table.count.shape
     count = lax.dynamic_slice_in_dim(table.count[:, :width], first, num_classes if is_joint else 1)
@@ -196,7 +197,7 @@ def _log_weights(
 
 
 def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:
-    """An index by its weight, and whether no weight is positive.
+    """An index drawn in proportion to its weight, and whether no weight is positive.
 
     An index of weight 0 is never drawn, although rounded sums need not increase.
     """

@@ -1,5 +1,9 @@
 """Gibbs sweep over the sites of a crossed predictor, most of them jointly.
 
+A crossed predictor is linear in the sites of the rows and in those of the columns, such as
+sum_k s[k] u[row, k] v[column, k] (`inference.reading.crossed`). The rows are one *side*, the
+columns the other; an *item* is one row or one column, and an *entry* has an item of each side.
+
 The order is: the latent Normals of a probit, both sides, switches with amplitudes and shared sites,
 births and deaths of components, scales, intercepts. Given the latent Normals everything else is
 conjugate. Each part leaves the posterior invariant, so that any order would do. Sites outside the
@@ -32,8 +36,9 @@ class CrossedRoute(Route):
     Args:
         crossed: the sites and their parts in the predictor.
         program: the model with its data.
-        num_births: proposed births or deaths of components in each sweep; a fraction is a chance.
-            None: 1, and fewer with more than 16 000 entries, where one costs as much as a sweep.
+        num_births: proposed births or deaths of components in each sweep; a fraction is a
+            probability. None: 1, or less with more than 16 000 entries, where a proposal costs as
+            much as a sweep.
     """
 
     name, drawn = "crossed", (("crossed predictor", "Normal"),)
@@ -44,8 +49,8 @@ class CrossedRoute(Route):
         self._index = self._index_of(program)
         if is_traced(self._index):
             raise StructureError(
-                "no crossed predictor: the rows and columns of the entries are traced, and it must "
-                "be known which they are."
+                "no crossed predictor: the rows and columns of the entries are traced; wanted "
+                "known numbers."
             )
         width = lambda side: sum(int(np.prod(program.sites[name].shape[1:])) for name in side.sites)
         self._items = [
@@ -57,12 +62,12 @@ class CrossedRoute(Route):
         return [program.arguments[side.index] for side in self.crossed.sides]
 
     def data(self, program: Program) -> dict[str, Any]:
-        """The arrays of a program whose entries have the rows and columns seen at `init`."""
+        """The arrays that `draw` takes; rows and columns of the entries must be those at `init`."""
         index = self._index_of(program)
         if is_traced(index) or not all(map(np.array_equal, index, self._index)):
             raise StructureError(
-                "crossed predictor: the rows and columns of the entries are others than at `init`, "
-                "or traced. Run `init`."
+                "crossed predictor: the rows and columns of the entries differ from those at "
+                "`init`, or are traced. Run `init` again."
             )
         by_entry = {name: jnp.asarray(program.arguments[name]) for name in self.crossed.by_entry}
         return {"arguments": by_entry, "items": self._items}
@@ -70,7 +75,10 @@ class CrossedRoute(Route):
     def draw(
         self, rng_key: Array, program: Program, values: dict[str, Any], data: dict[str, Any]
     ) -> tuple[dict[str, Any], list[Array], Program]:
-        """All values after a sweep, the residual, and the model with the predictor held."""
+        """All values after a sweep, the gap of the draws, and the model with its predictor fixed.
+
+        The gap is between the predictor of the model and the one that the draws took for it.
+        """
         crossed, program = self.crossed, program.with_arguments(**data["arguments"])
         keys = random.split(rng_key, 8)
         response, weight, eta = self._response(keys[0], program, values)
@@ -102,13 +110,13 @@ class CrossedRoute(Route):
     def draw_items(
         self, rng_key: Array, program: Program, values: dict[str, Any], plate: str, num_rounds: int
     ) -> dict[str, Any]:
-        """Draws the sites of one side, all else given.
+        """Draws the sites of one side, given all other sites.
 
         Args:
             rng_key: a key.
             program: the model with its data.
             values: the values of all sites.
-            plate: the side's.
+            plate: the plate of the side.
             num_rounds: Gibbs rounds, each of the latent Normals of a probit and then of the side.
         """
         [side] = [each for each in self.crossed.sides if each.plate == plate]
@@ -137,8 +145,9 @@ class CrossedRoute(Route):
         side: Side,
         items: tuple,
     ) -> tuple[dict[str, Any], Array, tuple[Array, Array], Array]:
-        """The values with a side drawn anew, the predictor there, the sums for `switched`, and the
-        gap between that predictor and what the table gives.
+        """The values with a side drawn anew, the new predictor, the sums for `switched`, and a gap.
+
+        The gap is between the new predictor and the one that follows from the table.
         """
         crossed, (response, weight, eta) = self.crossed, entries
         [other] = (each for each in crossed.sides if each.plate != side.plate)

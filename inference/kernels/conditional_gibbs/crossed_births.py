@@ -1,32 +1,35 @@
 """Births and deaths of whole components of a crossed predictor, by annealed importance sampling.
 
-A component that explains nothing never finds good factors by chance. So it is born whole: its
-factors are drawn from a mean-field approximation to what the residual holds, moved from there to
-the posterior, and accepted by Metropolis-Hastings with the factors of the second side integrated
-out. A death is the same in reverse. The approximation is made from the residual without the
-component, and from a random start of its own, so that a birth and the death that reverses it use
-the same one. Its sign is arbitrary. An amplitude is born positive.
+The number of components that are switched on, such as the rank of a matrix factorisation, changes
+here. A component that is switched off has factors from the prior, which never fit the residual by
+chance. So a birth proposes a whole component. Its row factors are drawn from a mean-field
+approximation to their posterior given the residual, and moved to the posterior by annealed
+importance sampling. The proposal is accepted by Metropolis-Hastings with the column factors
+integrated out. A death is a birth in reverse. The approximation is computed from the residual
+without the component, and from a random start. So a birth and the death that reverses it use the
+same approximation. The sign of the start is arbitrary. A birth proposes a positive amplitude.
 
-A component has an amplitude s and factors u, v. With r the residual of the entries without it and w
-their weights, its row factors have the posterior
+A component has an amplitude s, row factors u and column factors v. Let r be the residuals of the
+entries without the component, and w their weights. The row factors have the posterior
 
     p(u) Z(u),    Z(u) = integral of p(v) exp(sum_e w r s u v - w (s u v)^2 / 2) over v,        (1)
 
 in which rows depend on each other through v alone. `mean_field` returns a product q(u) of Normals
 near it. Its mean-field equations have the reaction term of Onsager (Thouless, Anderson and Palmer
-1977): what a row has told the columns is not told back to it. q is tens of nats off, so there is a
-path from one to the other, for 0 <= t <= 1,
+1977), which keeps a row from being influenced by its own effect on the columns. The divergence
+from q to the posterior is tens of nats. So a path leads from one to the other, for 0 <= t <= 1,
 
     f_t(u) = q(u)^(1 - t) p(u)^t Z_t(u),                                                        (2)
     Z_t(u) = Z(u) with c(t) v for v,    c^2 = t / (1 + (1 - t) pull),
 
-where the entries make a column factor pull + 1 times as precise. Then log Z_t is about t log Z, and
-all conditionals are Normal. `anneal` goes along the path: it adds log f_{t'} - log f_t at the
-present u to the log weight, makes a reversible Gibbs step at t', and so on (Neal 2001). A step
-draws v given u and then u given v, overrelaxed, for the direction of u turns slowly (Adler 1981).
-From a draw of q to the end of the path, the weight has the integral of (1) as its mean. Backwards,
-from the rows of a component, it is the reverse in the acceptance of Metropolis-Hastings
-(Karagiannis and Andrieu 2013).
+where the entries make a column factor pull + 1 times as precise as its prior. Then log Z_t is about
+t log Z, and all conditionals are Normal. `anneal` goes along the path by annealed importance
+sampling (Neal 2001): it adds log f_{t'} - log f_t at the present u to the log weight, makes a
+reversible Gibbs step at t', and so on. A step draws v given u and then u given v. The second draw
+is overrelaxed, because the direction of u turns slowly (Adler 1981). A walk that starts from a
+draw of q has the integral of (1) as its mean weight. A death walks the path backwards, from the
+row factors of the component; its weight is the inverse in the acceptance ratio (Karagiannis and
+Andrieu 2013).
 
 Cost: 2 x (`NUM_ROUNDS` + `NUM_FIELDS` + steps) sums over the entries; memory: a few numbers an
 entry.
@@ -57,7 +60,7 @@ __all__ = [
 
 NUM_ROUNDS = 10  # of power iterations
 NUM_FIELDS = 8  # of mean-field updates
-NUM_SIGNS = 2  # of a random start; a birth draws one of them, and its death knows it
+NUM_SIGNS = 2  # of a random start; a birth draws one, a death takes that of its component
 TINY = 1e-30
 
 
@@ -69,16 +72,16 @@ class Component(NamedTuple):
     v: Any
 
     def draw(self, rng_key: Array) -> "Component":
-        """A draw of each."""
+        """Draws each part from its distribution."""
         keys = random.split(rng_key, 3)
         return Component(*(part.draw(key) for part, key in zip(self, keys, strict=True)))
 
 
 class EntrySums(NamedTuple):
-    """Entries by their item of one side, padded as in `crossed_sides`, for sums over them."""
+    """The entries of each item of one side, padded as in `crossed_sides`, for sums over them."""
 
     size: int
-    # items; and of each entry its item of the other side, weight x residual and weight
+    # items; and for each of their entries the item of the other side, weight x residual, weight
     buckets: list[tuple[Array, ...]]
 
     @classmethod
@@ -108,8 +111,10 @@ class EntrySums(NamedTuple):
         return cls(size, [(flat(bucket.items), *of_entries(bucket)) for bucket in items])
 
     def __call__(self, x: Float[Array, " other"], *squares: Array) -> tuple[Array, ...]:
-        """For each item sum_e w r x, and sum_e w square for each of `squares`; x and squares are
-        numbers of the items of the other side.
+        """For each item sum_e w r x, and sum_e w y for each y of `squares`.
+
+        Sums are over the entries of the item. x and y have a number for each item of the other
+        side.
         """
         found, zero = jnp.zeros((self.size, 1 + len(squares)), x.dtype), jnp.zeros((), x.dtype)
         add = lambda left, right: tuple(map(jnp.add, left, right))
@@ -123,8 +128,9 @@ class EntrySums(NamedTuple):
 def leading(
     rng_key: Array, prior: Component, sums: tuple[EntrySums, EntrySums]
 ) -> tuple[Array, Float[Array, " row"]]:
-    """Amplitude and row factors of the leading pair of the residual, by alternating ridge
-    regressions from a random start.
+    """Amplitude and row factors of the leading singular pair of the residual.
+
+    They come from alternating ridge regressions with a random start.
 
     Args:
         rng_key: a key.
@@ -149,7 +155,7 @@ def leading(
 
 
 class MeanField(NamedTuple):
-    """Independent Normals of the row factors, and the pull of the entries in (2)."""
+    """The mean-field Normals of the row factors, and `pull` of (2)."""
 
     u: Tilted
     pull: Array
@@ -158,7 +164,7 @@ class MeanField(NamedTuple):
 def mean_field(
     s: Array, u: Float[Array, " row"], prior: Component, sums: tuple[EntrySums, EntrySums]
 ) -> MeanField:
-    """The mean-field approximation that is found from row factors u.
+    """The mean-field approximation to (1), by iteration from row factors u.
 
     Args:
         s: amplitude.
@@ -172,8 +178,8 @@ def mean_field(
         product, square, spread = columns(mean, mean * mean + variance, variance)
         q = prior.v.q + s * s * square
         v = (prior.v.p + s * product) / q
-        # Where residuals are as large as they should be, w r^2 = 1, the variances of v cancel from
-        # the precision of u.
+        # Where w r^2 is 1, as the model has it on average, the variances of v cancel from the
+        # precision of u.
         product, square_of_mean, reaction = rows(v, v * v + s * s * spread / q**2, 1 / q)
         return MeanField(
             prior.u.times(s * product - s * s * reaction * mean, s * s * square_of_mean),
@@ -194,7 +200,7 @@ def anneal(
     prior: Component,
     sums: tuple[EntrySums, EntrySums],
 ) -> tuple[Float[Array, " row"], Array]:
-    """Row factors after a walk along the path (2), and its log weight.
+    """Row factors after a walk along the path (2), and its log importance weight.
 
     Args:
         rng_key: a key.
@@ -231,7 +237,7 @@ def anneal(
 
 
 def schedule(is_dying: Array, num_items: int, dtype: Any) -> Float[Array, " step"]:
-    """Times of the steps of a birth, or of a death.
+    """Times t of (2) of the steps: rising for a birth, falling for a death.
 
     Args:
         is_dying: whether it is a death.
@@ -264,7 +270,7 @@ def birth_or_death(
         items: the items of either side with their entries, by `pad_items`.
 
     Returns:
-        All values after the proposal is accepted or not, and the predictor there.
+        All values after the proposal was accepted or refused, and the predictor at them.
     """
     keys, (response, weight, eta) = random.split(rng_key, 5), entries
     k = random.randint(keys[0], (), 0, len(values[components.switch]))
@@ -292,16 +298,15 @@ def birth_or_death(
 def _propose(
     rng_key: Array, old: "_Slot", prior: Component, odds: Array, sums: tuple[EntrySums, EntrySums]
 ) -> tuple[Array, Array, Array]:
-    """Amplitude and row factors after the walk of a birth, or of a death, and the log ratio by
-    which it is accepted.
+    """The proposal of a birth or a death: amplitude, row factors, and log acceptance ratio.
 
-    The mean field is the same for a component that is there, seen without it, as for one that is
-    not: so either is the reverse of the other.
+    The mean field is computed without the component, whether that is switched on or not. So a birth
+    and a death are the reverse of each other.
     """
     keys = random.split(rng_key, 4)
     size, start = leading(keys[0], prior, sums)
     start = jnp.where(old.is_on & (old.parts.u @ start < 0), -start, start)
-    # around a little more than the amplitude of the leading pair
+    # centred a little above the amplitude of the leading pair
     amplitude = LogNormal(jnp.log(1.1 * size), 0.25)
     s = jnp.where(old.is_on, old.parts.s, amplitude.sample(keys[1]))
     field = mean_field(s, start, prior, sums)
@@ -334,7 +339,7 @@ class _Slot(NamedTuple):
 def _component(
     crossed: Crossed, components: Components, program: Program, values: dict[str, Any], k: Array
 ) -> tuple[_Slot, Component, Array]:
-    """Component k, the priors of its parts, and its prior log odds to be there."""
+    """Component k, the priors of its parts, and the prior log odds that it is switched on."""
     switch, amplitude, factors = components
     (slope, fall), (start, _) = crossed.prior(program, values), crossed.global_values(values)
     low = lower_bound(program, components)

@@ -1,9 +1,9 @@
-"""Switches, amplitudes and shared sites of a crossed predictor, and the directions in which the
-likelihood is flat.
+"""Switches, amplitudes and shared sites of a crossed predictor; moves along flat directions.
 
-The entries enter the first three by their sums of squares and products alone, G = sum_e w slopes
-slopes' and g = sum_e w slopes residual, which drawing a side leaves behind. As a function of the
-amplitude x of component k the entries are exp(b x - G[k, k] x^2 / 2), and
+The first three depend on the entries only through sums, G = sum_e w slopes slopes' and
+g = sum_e w slopes residual, which the draw of a side returns. As a function of the amplitude x of
+component k the likelihood is exp(b x - G[k, k] x^2 / 2), where b is g[k] less what the other
+components explain, and
 
     p(entries | z = 1) / p(entries | z = 0) = Z(p + b, q + G[k, k]) / Z(p, q),                  (1)
     Z(p, q) = integral of exp(p x - q x^2 / 2) over the support of the amplitude,
@@ -11,9 +11,9 @@ amplitude x of component k the entries are exp(b x - G[k, k] x^2 / 2), and
 where the amplitude has the prior exp(p x - q x^2 / 2). A switch is drawn by (1), with its amplitude
 integrated out.
 
-The likelihood knows the product of factors and amplitude alone, so (u, s) -> (c u, s / c) leaves it
-as it is. So does a constant moved from a shared site to all items of a side. Both moves depend on
-the priors alone.
+The likelihood depends only on the product of factors and amplitude, so (u, s) -> (c u, s / c) does
+not change it. Nor does a constant that is moved from a shared site to all items of a side. In these
+flat directions moves depend on the priors alone.
 
 Cost: components^2.
 """
@@ -76,7 +76,7 @@ def switched(
 
 
 class Tilted(NamedTuple):
-    """Density proportional to exp(p x - q x^2 / 2), elementwise, above `low` if that is given."""
+    """Normals of density ~ exp(p x - q x^2 / 2), elementwise; truncated below at a given `low`."""
 
     p: Array
     q: Array
@@ -101,7 +101,7 @@ class Tilted(NamedTuple):
         return TruncatedNormal(loc, scale, low, jnp.full_like(low, jnp.inf)).sample(rng_key)
 
     def overrelaxed(self, rng_key: Array, x: Array, correlation: float) -> Array:
-        """A draw that has this correlation with the draw x; without bounds."""
+        """A draw that has this correlation with an earlier draw x; only without `low`."""
         mean, noise = self.p / self.q, random.normal(rng_key, x.shape, x.dtype)
         return mean + correlation * (x - mean) + jnp.sqrt((1 - correlation**2) / self.q) * noise
 
@@ -110,7 +110,7 @@ class Tilted(NamedTuple):
         return self._replace(p=self.p + p, q=self.q + q)
 
     def mixed(self, other: "Tilted", share: Array) -> "Tilted":
-        """The geometric mixture: this one to the power `share`, the other to the rest."""
+        """The geometric mixture: this density to the power `share`, the other to 1 - `share`."""
         mix = lambda own, its: its + share * (own - its)
         return self._replace(p=mix(self.p, other.p), q=mix(self.q, other.q))
 
@@ -141,8 +141,9 @@ def rescaled(
 def shifted(
     rng_key: Array, crossed: Crossed, program: Program, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """Draws how much of each intercept is in the shared site and how much in the items of a side,
-    from their priors, for the predictor does not change.
+    """Draws how each intercept is split between its shared site and the items of a side.
+
+    The predictor does not change, so the split depends on the priors alone.
     """
     for i, intercept in enumerate(crossed.intercepts):
         slope, fall = crossed.line(program, values, intercept)

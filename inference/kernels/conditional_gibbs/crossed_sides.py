@@ -1,21 +1,21 @@
-"""Joint draws of all sites of one side of a crossed predictor. Given the other side, the items are
-independent.
+"""Joint draws of all sites of one side of a crossed predictor.
 
-An entry e of an item has the row x[e] = (table[other[e]], residual[e], shared slopes[e]). All
-entries of the item enter by gram = sum_e w[e] x[e] x[e]' alone. With D the scale of the columns of
-the table, the step away from the present values of the item's sites has
+Given the other side, the items are independent. An entry e of an item has the vector
+x[e] = (table[other[e]], residual[e], shared slopes[e]). The entries of the item enter only by
+gram = sum_e w[e] x[e] x[e]'. With D the scale of the columns of the table, the step away from the
+present values of the item's sites is Normal, with
 
     precision  = diag(fall) + D gram[columns, columns] D                                        (1)
     linear     = slope      + D gram[columns, residual]
 
-with slope and fall of the prior. For any vectors a and b of an item, a' gram b is a sum over its
-entries of products of linear functions of x: of slopes of amplitudes, which are the table times the
-item's factors, and of residuals after the step. So the sums over the entries that components and
-shared sites need come with the gram.
+where slope is the gradient of the log prior at the present values, and fall is its precision. For
+any vectors a and b of an item, a' gram b is the sum of (a' x) (b' x) over its entries. The slopes
+of amplitudes, which are the table times the item's factors, and the residuals after the step are
+such linear functions of x. So the gram also gives the sums over the entries that components and
+shared sites need.
 
-Items are sorted by their number of entries, padded to few lengths, and go through in chunks, so
-that memory stays small. Cost: 1.2 x entries x columns^2 + items x columns^3; memory: `CHUNK`
-numbers.
+Items are sorted by their number of entries, padded to few lengths, and processed in chunks, so that
+memory stays small. Cost: 1.2 x entries x columns^2 + items x columns^3; memory: `CHUNK` numbers.
 """
 
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ CHUNK = 2**18  # numbers of the padded table that are in memory at once
 
 
 class PaddedItems(NamedTuple):
-    """Items with about as many entries; one number beyond the last stands for none."""
+    """Items with similar numbers of entries; the number after the last one is padding."""
 
     items: Any  # [chunk, item]
     entries: Any  # [chunk, item, entry]
@@ -47,7 +47,7 @@ def pad_items(
         index: the item of each entry, 0 .. num_items - 1.
         num_items: how many the side has.
         num_columns: of the table.
-        shortest: length.
+        shortest: the shortest length.
         growth: factor from one length to the next.
     """
     order = np.argsort(index, kind="stable").astype(np.int32)
@@ -72,7 +72,7 @@ def pad_items(
 
 
 class Entries(NamedTuple):
-    """The rows x of all entries, and one more of weight 0, for padding."""
+    """The vectors x of all entries, and one more of weight 0, for padding."""
 
     table: Array  # [item of the other side, column]
     other: Array  # the item of the other side of each entry
@@ -119,9 +119,9 @@ def steps(
 
     Args:
         rng_key: a key.
-        entries: their rows.
-        start: the sites of the items.
-        prior: its slope and fall at `start`, [item, column].
+        entries: their vectors x.
+        start: the present values of the items' sites.
+        prior: slope and fall of (1) at `start`, [item, column].
         scale: of the columns of the table.
         items: by `pad_items`.
 
@@ -156,8 +156,8 @@ def steps(
 def _step(rng_key: Array, gram: Array, slope: Array, fall: Array, scale: Array) -> Array:
     """A draw from the Normal of (1).
 
-    With L L' = precision, the root of [[precision, linear], [linear', corner]] ends with the row
-    inverse(L) linear, for any corner that is large enough.
+    With L L' = precision, the Cholesky factor of [[precision, linear], [linear', corner]] has
+    inverse(L) linear in its last row, for any corner that is large enough.
     """
     width, both = len(scale), jnp.append(scale, 1)
     corner = 1 + gram[:, width, width] + 2 * jnp.sum(slope**2 / fall, axis=1)

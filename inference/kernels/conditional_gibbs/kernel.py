@@ -76,7 +76,7 @@ class ConditionalReading(Reading):
     """How the sites of a model are drawn."""
 
     route: Route  # draws some sites jointly
-    families: dict[str, Any]  # of each of the others
+    families: dict[str, Any]  # the family of each other site
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -99,10 +99,10 @@ class ConditionalGibbs(GibbsBlock):
         route: "mixture", where all sites are then drawn here; "crossed"; "each"; or "auto" for the
             first of them that the model allows.
         num_births: how many births or deaths of components of a crossed predictor are proposed in
-            each sweep; a fraction is a chance. None: 1, and down to 1 in 50 with many entries.
+            each sweep; a fraction is a probability. None: 1, or down to 0.02 with many entries.
     """
 
-    checks_itself = True  # whether `init` refuses what has no finite density
+    checks_itself = True  # `init` refuses a model without a finite density
     reading: ConditionalReading
 
     def __init__(self, model: Callable, *, route: str = "auto", num_births: float | None = None):
@@ -158,7 +158,7 @@ class ConditionalGibbs(GibbsBlock):
         return last(program, owned, values, self.num_births)
 
     def data(self, model_args, model_kwargs) -> Any:
-        """Arrays for `sample`, by which a driver gives compiled code its data; after `init`."""
+        """The arrays that `sample` takes as `data`, for drivers that compile it; after `init`."""
         return self.reading.route.data(self._program(model_args, model_kwargs)[0])
 
     def sample(
@@ -297,8 +297,9 @@ def _families(program: Program, names: list[str], values: Any, rng_key: Array) -
 
 
 def _refuse_infinite(program: Program, owned: list[str]) -> None:
-    """Refuses a model without a finite density, where all sites are drawn here; `Driver` checks the
-    models of `Gibbs`.
+    """Refuses a model without a finite density, where this kernel draws all its sites.
+
+    `Driver` checks the models of `Gibbs`.
     """
     if len(owned) == len(program.latent) and not is_traced(program.arguments):
         program.check()

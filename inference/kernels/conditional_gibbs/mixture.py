@@ -1,17 +1,17 @@
-"""Gibbs sweep over a truncated stick-breaking mixture of conjugate blocks: the parameters of all
-groups given the rows, then all rows given the groups.
+"""Gibbs sweep over a truncated stick-breaking mixture of conjugate blocks.
 
-The mathematics is that of `CoordinateAscent`, with values in place of expectations. Both kernels
-share the messages and the sums over rows (`inference.kernels.coordinate_ascent.rows`) and the
-conjugate updates (`inference.kernels.coordinate_ascent.posterior`,
-its stick posteriors). At known values an update is a complete conditional.
+A sweep draws the parameters of all groups given the rows, then all rows given the groups. The
+mathematics is that of `CoordinateAscent`, with values in place of expectations. Both kernels share
+the messages and the sums over rows (`inference.kernels.coordinate_ascent.rows`), and the conjugate
+updates of sticks and blocks (`inference.kernels.coordinate_ascent.posterior`). At known values an
+update is a complete conditional.
 
 What can be integrated out is, and is drawn again before anything depends on it:
 
 - The group of a row is drawn with the row's missing entries and soft labels integrated out. With
-  more than two classes, the soft labels of a row with missing entries are given, but for the last.
+  more than two classes, only the last soft label of a row with missing entries is integrated out.
 - Pairs of groups exchange their places in the order of the sticks by Metropolis moves, with the
-  sticks integrated out. This moves between the modes of label switching.
+  sticks integrated out. So the chain moves between the modes that label switching makes.
 - The concentration is drawn given the sticks up to the last group with rows. The shared mean and
   precision of the experts are drawn given the experts whose rows have labels. Sticks and experts
   beyond those are drawn from their prior at the new values.
@@ -98,8 +98,10 @@ class MixtureRoute(Route):
         self._few_values = once(found.few.constrain, start)(start)
 
     def start(self, rng_key: Array) -> dict[str, Array]:
-        """Start values: groups by k-means, missing entries at the means of their columns, and soft
-        labels on the side of 0 that the labels say.
+        """Start values of the groups, missing entries and soft labels of the rows.
+
+        Groups are found by k-means. Missing entries are at the means of their columns, soft labels
+        at the signs that the labels give them.
         """
         found, rows = self.found, self.rows
         rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
@@ -140,8 +142,9 @@ class MixtureRoute(Route):
         return jnp.sum(jnp.bincount(group, length=self.found.num_groups) > 0), -log_joint(values)
 
     def residual(self, values: Values) -> Array:
-        """The largest gap between the model and the reading, on some rows, at these values of all
-        sites that belong to groups.
+        """The largest gap between the model and the reading, on some rows, at these values.
+
+        `values` has all sites that belong to groups; those of rows are not used.
         """
         own = {
             name: at if name in self.found.of_rows else values[name]
@@ -259,7 +262,7 @@ def draw_groups(
 ) -> dict[str, Array]:
     """Draws all sites that do not belong to rows: sticks, shared groups, parameters, experts.
 
-    The number of a group may change, so the groups of rows have to be drawn next.
+    Groups may be renumbered, so the groups of rows have to be drawn next.
 
     Args:
         rng_key: a key.
@@ -301,7 +304,7 @@ def reordered(
 
     Args:
         rng_key: a key.
-        count: members of each group, for each row of sticks.
+        count: members of each group; one row for each set of sticks.
         concentration: of the sticks.
     """
     size = count.shape[1]
@@ -329,7 +332,7 @@ def draw_sticks(
     Args:
         rng_key: a key.
         prior: shape and rate of the concentration's Gamma prior; an infinite rate fixes it.
-        count: members of each group, for each row of sticks.
+        count: members of each group; one row for each set of sticks.
         concentration: its value before.
     """
     stick_key, concentration_key, rest_key = random.split(rng_key, 3)
@@ -350,7 +353,7 @@ def _log_beta(rng_key: Array, concentration1: Array, concentration0: Array) -> A
 
 
 def _orders(rng_key: Array, found: Assignment, count: Array, concentration: Array) -> Array:
-    """The new order of groups [task, group]; the same for all tasks that have no index."""
+    """The new order of groups [task, group]; without an upper level, one order for all tasks."""
     if found.upper:
         each = lambda key, one: reordered(key, one[None], concentration)
         return jax.vmap(each)(random.split(rng_key, len(count)), count)
@@ -391,8 +394,9 @@ def _draw_upper(
     values: Values,
     sums: SufficientSums,
 ) -> tuple[dict[str, Array], Array]:
-    """The shared group of each group of a task, with the sticks of the shared groups; and the new
-    order of these.
+    """Draws the sites of the upper level, and the new order of the shared groups.
+
+    The sites are the shared group of each group of a task, and the sticks of the shared groups.
     """
     level = found.upper
     assert level is not None
@@ -417,8 +421,9 @@ def _draw_experts(
     before: Array,
     sums: SufficientSums,
 ) -> dict[str, Array]:
-    """The shared mean and precision, given the old weights of the groups with labels; then all
-    weights.
+    """Draws the shared mean and precision of the experts, and then all weights.
+
+    The mean and the precision are given the old weights of the groups with labels.
     """
     experts = found.experts
     assert experts is not None

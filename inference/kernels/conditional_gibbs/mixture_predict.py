@@ -1,18 +1,18 @@
-"""Predictions for rows by posterior draws of a mixture, with groups and missing entries integrated
-out at each draw.
+"""Predictions for rows by posterior draws of a mixture.
 
-With D draws d of all that belongs to groups, a row of which x is seen has
+The group and the missing entries of a row are integrated out at each draw. With D draws d of all
+sites that belong to groups, a row whose seen entries are x has
 
     p(y | x, data) = sum_d p(y | x, d) / D,                                                     (1)
     p(y | x, d) = sum_h pi_h p(x | h) p(y | x, h) / sum_h pi_h p(x | h),
 
 and the means and mean squares of its missing entries likewise. Given the group scores are Normal,
-and p(y | x, h) is exact. Where a label bears on several soft labels of a row with missing entries,
-these share the entries, and p(y | x, h) is an orthant probability, `inference.maths.orthants`. It
-is integrated by `NUM_POINTS` points at each draw; with three classes the error is at most 5e-4.
-With more classes each draw has other points, which together are one large set of points. The
-weights p(x | d) of the draws are left out: with a dozen features, one of some hundred draws would
-have all the weight.
+and p(y | x, h) is exact. Where a label decides several soft labels of a row with missing entries,
+they are correlated through these, and p(y | x, h) is an orthant probability
+(`inference.maths.orthants`). It is integrated by `NUM_POINTS` points at each draw; with three
+classes the error is at most 5e-4. With more classes each draw has other points, which together are
+one large set of points. The weights p(x | d) of the draws are left out: with a dozen features, one
+of some hundred draws would have all the weight.
 
 Cost, for each draw: n K D^2 for n rows, K groups and D entries; for rows with m missing entries
 n K m^3 / 2 more; with C > 2 classes n K C^2 `NUM_POINTS`.
@@ -46,7 +46,7 @@ NUM_POINTS = 8
 
 
 class RowPrediction(NamedTuple):
-    """Predictions for rows as if they were new; a label is used for its own probability alone."""
+    """Predictions for rows as if they were new; a label enters `log_label` alone."""
 
     log_label: Array  # log probability of the row's label, 0 without one [row]
     mean: Array  # of the missing features; the others as they are [row, feature]
@@ -144,8 +144,9 @@ def _at_draw(
 def _of_chunk(
     message: Message, chunk: RowBucket, signs: Array, points: CubaturePoints | None
 ) -> tuple[Array, Array, Array]:
-    """Log probability of the label given the seen entries; mean and mean square of each missing
-    entry, 0 in the padding.
+    """Log probability of the label given the seen entries, and moments of the missing entries.
+
+    The moments are the mean and the mean square; they are 0 in the padding.
     """
     if not chunk.missing.shape[1]:
         log_rho = jax.nn.log_softmax(complete_posterior(message, chunk).log_joint.T)

@@ -33,7 +33,7 @@ class Route:
     def draw(
         self, rng_key: Array, program: Program, values: dict[str, Any], data: Any
     ) -> tuple[dict[str, Any], list[Array], Program]:
-        """Draws the joint sites.
+        """Draws the sites of the route jointly.
 
         Args:
             rng_key: a key.
@@ -42,7 +42,8 @@ class Route:
             data: what `data` returns.
 
         Returns:
-            All values after the draws, the residuals, and the model for the other sites.
+            All values after the draws; the residuals, which are the relative gaps between model and
+            reading; and the model from which the other sites are drawn.
         """
         return values, [], program
 

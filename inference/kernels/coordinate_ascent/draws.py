@@ -1,5 +1,6 @@
-"""Independent draws of every latent site from the mean-field posterior of a mixture, with their log
-density.
+"""Independent draws of every latent site from the mean-field posterior of a mixture.
+
+Draws come with their log density under it.
 """
 
 from collections.abc import Iterator
@@ -61,15 +62,15 @@ def draw_mixture(
     scores: tuple[Array, ...],
     num_draws: int,
 ) -> dict[str, Array]:
-    """Draws of all sites [draw, ...], and `log_q`.
+    """Draws of all sites [draw, ...], and their log density `log_q`.
 
     Args:
         rng_key: A random key.
         found: The mixture.
         rows: The data by row.
-        message: What q says of rows.
-        factors: The factors of q, but for the rows.
-        buckets: The rows as a sweep has them.
+        message: The messages to the rows.
+        factors: The factors of q other than those of the rows.
+        buckets: The rows in buckets, as in a sweep.
         scores: Locations of the soft labels that are factors of their own, of each bucket.
         num_draws: The number of draws.
     """
@@ -124,11 +125,11 @@ def log_rho_of(
     return lax.map(one, (bucket, score))
 
 
-# The sites that are not of rows.
+# The sites that do not belong to rows.
 
 
 def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> Drawn:
-    """A draw of all sites that are not of rows, and its log density."""
+    """A draw of all sites that do not belong to rows, and its log density."""
     keys = iter(random.split(rng_key, 9 + len(factors.columns)))
     own = [next(keys) for _ in range(2 if found.concentration else 1)]
     values, log_q = _level(found, found.lower, factors.concentration, factors.sticks, own)
@@ -163,14 +164,15 @@ def _level(
 
 
 def draw_gamma(rng_key: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
-    """A draw from Gammas (concentration, rate), and its log density, summed."""
+    """A draw from Gammas (concentration, rate), and the sum of its log densities."""
     value = random.gamma(rng_key, pair[0]) / pair[1]
     return value, jnp.sum(gamma.logpdf(value, pair[0], scale=1 / pair[1]))
 
 
 def draw_normal(normal: tuple[Array, Array], rng_key: Array) -> tuple[Array, Array]:
-    """A draw from Normals (mean [..., entry], covariance [..., entry, entry]), and its log density,
-    summed.
+    """A draw from Normals, and the sum of its log densities.
+
+    `normal` has the mean [..., entry] and the covariance [..., entry, entry].
     """
     mean, root = normal[0], jnp.linalg.cholesky(normal[1])
     noise = random.normal(rng_key, mean.shape, mean.dtype)
@@ -202,7 +204,11 @@ def draw_blocks(
 def draw_common(
     found: Assignment, common: Common, keys: Any
 ) -> tuple[dict[str, Array], Common, Array]:
-    """A draw of zeta and lambda: their sites, the same as known numbers, and the log density."""
+    """A draw of zeta and lambda, the shared mean and precision of the experts.
+
+    It returns the values of their sites; the same values as a `Common` that is known; and the log
+    density.
+    """
     values, log_q = {}, jnp.zeros((), common.loc.dtype)
     _, _, _, loc_site, precision_site = found.experts or 5 * (None,)
     precision, loc, infinite = common.concentration, common.loc, jnp.full_like(common.loc, jnp.inf)
@@ -248,7 +254,7 @@ def _filled(
 
 
 def cut(loc: Array, scale: Array, signs: Array) -> TruncatedNormal:
-    """Normals truncated to the side of 0 of their sign; not truncated where it is 0."""
+    """Normals truncated to the side of 0 that their sign says; a sign of 0 truncates nothing."""
     low, high = (
         jnp.where(signs * side < 0, 0.0, side * jnp.inf).astype(loc.dtype) for side in (-1, 1)
     )
@@ -280,10 +286,10 @@ def draw_incomplete(
 
     Args:
         rng_key: A random key.
-        said: What is said of the rows.
+        said: The messages to the rows.
         chunk: Rows with holes.
-        score: Locations of the soft labels but the last.
-        pushed: The means of these, which the missing entries see.
+        score: Locations of all soft labels but the last.
+        pushed: Their means or values, on which the missing entries depend.
         experts: The weights of the group of each row.
         own: The group of each row.
     """
@@ -349,7 +355,7 @@ def draw_free_labels(
         found: The mixture.
         values: Values of the other sites.
         group: The group of each row.
-        entries: What the weights of a row multiply.
+        entries: The entries of a row that the weights multiply.
         signs: The signs of the soft labels; labels without a sign follow the model itself.
         t: The soft labels that have a sign.
     """

@@ -1,8 +1,9 @@
-"""The rows of a sweep among common factors: q(z) q(s, t | z) of the group, the factors and the soft
-labels of each row.
+"""The rows of a sweep among common factors: q(z) q(s, t | z) of each row.
 
-Groups say const_h - u' M_h u / 2 of u = (s, 1), the features of a row say (1) of
-`inference.reading.conjugate.loadings`, and an expert c whose soft label has a sign says
+A row has the group z, the factors s and the soft labels t. It receives messages, which are expected
+log densities as functions of u = (s, 1). Group h sends const_h - u' M_h u / 2, the features of the
+row send (1) of `inference.reading.conjugate.loadings`, and an expert c whose soft label has a sign
+sends
 
     - (t_c - w_ch . u)^2 / 2 - u' Cov(w_ch) u / 2,      t_c on the side of 0 of its sign.
 
@@ -59,7 +60,7 @@ class FactorChunks(NamedTuple):
 
 
 class GroupConditional(NamedTuple):
-    """q(s, t | z) without the last soft label, and that label [place, group, ...]."""
+    """q(s, t | z) without the last soft label, and the Normal of that label [place, group, ...]."""
 
     log_joint: Array
     mean: Array
@@ -84,8 +85,9 @@ class FactorPosterior(NamedTuple):
 def factor_chunks(
     x: Float[Array, "row feature"], signs: Float[Array, "row class"], num_groups: int, size: int
 ) -> FactorChunks:
-    """The rows in chunks of at most 2 000 000 numbers: groups times the square of the number of
-    entries for each row.
+    """The rows in chunks of at most 2 000 000 numbers.
+
+    A row counts as num_groups x size^2 numbers, where `size` is the number of entries of u.
     """
     num_rows = len(x)
     num_chunks = -(-num_rows // max(1, min(num_rows, 2_000_000 // (num_groups * size**2))))
@@ -104,7 +106,7 @@ def group_conditional(
     """q(s, t | z) of the rows of a chunk in each group.
 
     Args:
-        message: What the groups and their experts say of u.
+        message: The messages of the groups and of their experts.
         moments: The means of the loadings.
         chunk: The rows.
         score: The locations of the soft labels that are factors of their own.
@@ -150,8 +152,10 @@ def factor_posterior(
     chunk: FactorChunks,
     score: Float[Array, "place class group"],
 ) -> FactorPosterior:
-    """q of the rows of a chunk; its `score` has the new locations of the soft labels that are
-    factors of their own. Arguments are those of `group_conditional`.
+    """q of the rows of a chunk.
+
+    Its `score` has the new locations of the soft labels that are factors of their own. Arguments
+    are those of `group_conditional`.
     """
     given = group_conditional(message, moments, chunk, score)
     sign, scale = jnp.sum(given.last * chunk.signs, 1)[:, None], jnp.sqrt(given.variance)
@@ -184,7 +188,7 @@ def loading_sums(
     found: FactorPosterior,
     rho: Float[Array, "place group"],
 ) -> LinearSums:
-    """The sums over the rows of a chunk that q of the loadings follows from.
+    """The sums over the rows of a chunk from which q of the loadings follows.
 
     Args:
         moments: The means of the loadings.
@@ -208,8 +212,10 @@ def shown_sums(
     found: FactorPosterior,
     rho: Float[Array, "place group"],
 ) -> tuple[Array, Array]:
-    """The sums over the rows of a chunk that q of the factors shown follows from: of matrix * E u
-    u' [group, entry, entry] and of slope * E u. Arguments are those of `loading_sums`.
+    """The sums over the rows of a chunk from which q(b) of the factors shown to groups follows.
+
+    They are of matrix * E u u' [group, entry, entry] and of slope * E u [group, entry]. Arguments
+    are those of `loading_sums`.
     """
     _, matrix, slope = row_forms(moments, chunk.x, chunk.seen)
     return jnp.einsum("nh,nij,nhij->hij", rho, matrix, found.second), jnp.einsum(
@@ -227,7 +233,7 @@ def sum_chunks(
     """The sums over all rows for groups and experts, the sums of `summary`, and the new `score`.
 
     Args:
-        message: What the groups and their experts say of u.
+        message: The messages of the groups and of their experts.
         moments: The means of the loadings.
         chunks: The rows.
         score: The locations of the soft labels that are factors of their own.

@@ -1,5 +1,4 @@
-"""The strategy of `CoordinateAscent` for mixtures among common factors: start, steps, draws and
-predictions.
+"""The strategy of `CoordinateAscent` for mixtures among common factors.
 
     q = q(alpha) q(V) prod_h q(mu_h, Lambda_h) q(w) q(zeta, lambda)
         prod_hk q(b_hk, pi_hk) prod_p q(A_p, c_p) q(beta) q(psi)
@@ -10,10 +9,10 @@ A step is two sweeps over the rows (`factor_rows`), each followed by updates of 
 After the first sweep q(b, pi) is updated, after the second q of the loadings and the noise, because
 each of the two needs sums over rows that hold the other one fixed.
 
-A prediction integrates the missing entries of a row out. The factors of a group are taken as Normal
-with the mean and covariance of their predictive, a Student t. The loadings come in by their means
-and covariances under q, as in a sweep. The score of an expert has the mean and variance that it has
-under q(w) and those factors.
+A prediction integrates out the missing entries of a row. The factors of a group are taken as Normal
+with the mean and covariance of their predictive distribution, a Student t. The loadings enter by
+their means and covariances under q, as in a sweep. The score of an expert is taken as Normal with
+its mean and variance under q(w) and those factors.
 
 Cost of a step over n rows with P features, K factors and H groups: 2 n (P K^2 + H K^3) + P K^3; of
 a prediction of a row: P K^2 + H K^3.
@@ -77,7 +76,10 @@ __all__ = ["FactorAscent", "FactorState", "factor_message"]
 
 
 class FactorState(NamedTuple):
-    """q. Of the rows only the locations of soft labels that are factors of their own are kept."""
+    """The parameters of q.
+
+    For rows it keeps only the locations of the soft labels that are factors of their own.
+    """
 
     factors: Factors
     linear: Linear
@@ -124,7 +126,7 @@ class FactorAscent:
         return reading, _chunks(rows, found)
 
     def start(self, rng: np.random.Generator, init: str, data: FactorChunks) -> FactorState:
-        """q after the updates that groups and principal components imply."""
+        """q after an update of each factor, given starting groups and principal components."""
         sums, linear_sums = _start_sums(self.found, self.rows, init, rng)
         factors, linear = compiled(self._started, sums, linear_sums)(sums, linear_sums)
         signs = data.signs[..., None]
@@ -192,7 +194,7 @@ class FactorAscent:
         )
 
     def predict(self, state: FactorState, program: Program) -> Prediction:
-        """What q says of the rows of a program, as if they had not been fitted."""
+        """The predictions for the rows of a program, as if they had not been fitted."""
         return _predict(self.found, self.shape, state, self.found.rows(program))
 
     def draw(
@@ -230,7 +232,7 @@ class FactorAscent:
         return once(lambda keys: lax.map(one, keys), keys)(keys)
 
     def parameters(self, state: FactorState) -> dict[str, dict[str, Array]]:
-        """The parameters of q by site, but for the rows."""
+        """The parameters of q by site, without those of the rows."""
         linked, linear = self.found.linked, state.linear
         gamma = lambda pair: {"concentration": pair[0], "rate": pair[1]}
         named = {
@@ -245,7 +247,7 @@ class FactorAscent:
 
 
 def factor_message(found: FactorMixture, shape: Shape, factors: Factors) -> Message:
-    """What groups and their experts say of the factors of a row."""
+    """The messages of groups and of their experts to the factors of a row."""
     return message_to(message_of(found.given, shape, factors), jnp.array(0))
 
 
@@ -362,7 +364,7 @@ def _predict(
     found: FactorMixture, shape: Shape, state: FactorState, rows: MixtureRows
 ) -> Prediction:
     factors, linear, moments = state.factors, state.linear, loading_moments(state.linear)
-    # The predictive of the factors has a covariance; a scale where it has none.
+    # The covariance of the Student t of the factors; its scale where it has no covariance.
     loc, kappa, nu, rate = factors.features
     freedom = nu + 1 - loc.shape[1]
     freedom = jnp.where(freedom > 2, freedom - 2, freedom)
@@ -383,7 +385,7 @@ def _predict(
     )
 
     def of_chunk(chunk: FactorChunks) -> Prediction:
-        # Mean and deviation of all features, those that are seen as well.
+        # Mean and standard deviation of all features, seen or not.
         unlabelled = chunk._replace(signs=chunk.signs[:, :0])
         no_labels = jnp.zeros((*unlabelled.signs.shape, len(const)), const.dtype)
         given = group_conditional(message, moments, unlabelled, no_labels)

@@ -1,26 +1,27 @@
-"""Variational Bayes for truncated stick-breaking mixtures of conjugate blocks, whose rows may have
-missing entries.
+"""Variational Bayes for truncated stick-breaking mixtures; rows may have missing entries.
 
     maximise  E_q[log p(data, everything)] - E_q[log q]
     over      q = q(alpha) q(V) prod_blocks q(block) prod_i q(z_i, x_i missing, t_i)
 
-Each factor in turn is set to its optimum given the others, in closed form. So the evidence bound
-(ELBO), which is exact, never falls. The structure is read off the model's trace and proved
-(`inference.reading.stick_mixture.read`): edit the model, and the kernel follows or refuses.
+The blocks are conjugate, so each factor in turn is set to its optimum given the others, in closed
+form. The evidence bound (ELBO) is exact and never falls. The structure is read off the model's
+trace and proved (`inference.reading.stick_mixture.read`): edit the model, and the kernel follows or
+refuses.
 
 A sweep visits every row once (`rows`): the group, the missing entries and the soft labels of a row,
 jointly. That bound is tighter than the paper's, in which the soft labels are a factor of their own.
-Then come the factors of the groups (`posterior`), from sums over the rows. Where the label of a row
-with missing entries decides several soft labels, as with more than two classes, one of these is in
-the joint factor, and the others are factors given the group. A step reports the bound of the q that
-it started from, with the optimal factors of the rows.
+Then the factors of the groups are updated (`posterior`), from sums over the rows. Where the label
+of a row with missing entries decides several soft labels, as with more than two classes, one of
+these is in the joint factor, and each of the others is a factor of its own given the group. A step
+reports the bound of the q that it started from, with the optimal factors of the rows.
 
-The first sweeps hold q(zeta, lambda). Weights grow slowly from a start at which experts are alike.
-A lambda that is learned from those would keep experts alike, at a bound far below that of experts
-which differ.
+The first sweeps hold q(zeta, lambda) fixed; zeta and lambda are the shared mean and precision of
+the experts. The experts are alike at the start, and their weights grow slowly. A lambda that is
+learned from such weights would keep the experts alike, at a bound far below that of experts which
+differ.
 
-With `batch_size` a step visits some rows. The factors then follow from a running average of the
-sums over rows, in which a batch stands for all rows,
+With `batch_size` a step visits only a batch of rows. The factors then follow from a running average
+of the sums over rows, in which a batch stands for all rows,
 
     sums <- (1 - r_t) sums + r_t (rows / batch) sums over the batch,     r_t = (t + 1)^-forgetting,
 
@@ -30,9 +31,9 @@ and only a budget ends the run.
 Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.4; Blei and Jordan
 (2006); Hoffman, Blei, Wang and Paisley (2013), "Stochastic variational inference".
 
-Cost of a sweep over n rows, K groups and D = features + 1: n K D^2 without holes; with m holes in a
-row twice that, and K m^3 / 2 more. Memory: the data, and K numbers for each row with holes and
-class beyond two.
+Cost of a sweep over n rows, K groups and D = features + 1: n K D^2 without missing entries; with m
+of them in a row twice that, and K m^3 / 2 more. Memory: the data, and K numbers for each row with
+missing entries and each class beyond two.
 """
 
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ __all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent", "Mix
 
 NUM_HELD = 40  # sweeps before q(zeta, lambda) is updated
 NO_NUMBER = (
-    "the bound is no number. Features whose mean is many times their standard deviation leave no "
+    "the bound is no number. Features whose mean is many times their standard deviation lose all "
     "digits: standardise them, or compute in double precision (`numpyro.enable_x64()`)."
 )
 
@@ -93,7 +94,10 @@ class AscentData(NamedTuple):
 
 
 class AscentState(NamedTuple):
-    """q. Of the rows only the locations of soft labels that are factors of their own are kept."""
+    """The parameters of q.
+
+    For rows it keeps only the locations of the soft labels that are factors of their own.
+    """
 
     factors: Factors
     score: tuple[Array, ...]  # of each bucket [chunk, place, class, group]
@@ -145,7 +149,7 @@ class MixtureAscent:
         )
 
     def start(self, rng: np.random.Generator, init: str, data: AscentData) -> AscentState:
-        """q after the updates that the groups of a start imply."""
+        """q after an update of each factor, given the starting groups."""
         sums, share = start_sums(self.rows, self.statistics, self.found, self.num_tasks, init, rng)
         log_share = (
             None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), 1e-30))
@@ -177,8 +181,9 @@ class MixtureAscent:
         return gathered(sums, share_of(factors.upper)).moments[:, one, one]
 
     def moved(self, rng_key: Array, state: AscentState, data: AscentData) -> AscentState:
-        """A sweep, which needs no random numbers, or a step on a batch; the bound is that of the q
-        it started from.
+        """A sweep, which needs no random numbers, or a step on a batch.
+
+        The bound is that of the q it started from.
         """
         message = message_of(self.found, self.shape, state.factors)
         own = jax.tree.map(lambda leaf: leaf.astype(data.buckets[0].entries.dtype), message)
@@ -229,7 +234,7 @@ class MixtureAscent:
         return sums.times(num_chunks / size), score.at[at].set(own)
 
     def predict(self, state: AscentState, program: Program) -> Prediction:
-        """What q says of the rows of a program, as if they had not been fitted."""
+        """The predictions for the rows of a program, as if they had not been fitted."""
         return predict_rows(self.found, state.factors, self.found.rows(program))
 
     def draw(
@@ -248,7 +253,7 @@ class MixtureAscent:
         )
 
     def parameters(self, state: AscentState) -> dict[str, dict[str, Array]]:
-        """The parameters of q by site, but for the rows."""
+        """The parameters of q by site, without those of the rows."""
         return parameters_of(self.found, state.factors)
 
 
@@ -274,10 +279,10 @@ class CoordinateAscent(Algorithm):
         restarts: The number of starts. The best after a few sweeps goes on. `Driver(max_time=)`
             counts from then on.
         tolerance: The run ends when a sweep gains less than this share of the bound.
-        dtype: Of the sums over rows. "float32" halves the time of a sweep where JAX runs in
-            float64. None: that of JAX.
-        batch_size: About as many rows a step, a few hundred at least, drawn anew each time. None:
-            all rows.
+        dtype: The type of the sums over rows. "float32" halves the time of a sweep where JAX runs
+            in float64. None: JAX's default.
+        batch_size: The number of rows of a step, approximately, a few hundred at least; they are
+            drawn anew each time. None: all rows.
         forgetting: More than .5 and at most 1. A larger value lets late batches move less: there is
             less noise in the end, but groups that should be one take longer to merge.
     """
@@ -317,7 +322,7 @@ class CoordinateAscent(Algorithm):
         return strategy.read(program, self.dtype, self.batch_size, self.forgetting)
 
     def init(self, rng_key: Array, reading: Ascent, data: Any) -> Any:
-        """The factors that the groups of a start imply; the best of several after a few sweeps."""
+        """The state after the start; with several starts the best of them, after a few sweeps."""
         starts = [
             reading.start(
                 np.random.default_rng(np.asarray(random.key_data(key))), self.init_by, data
@@ -353,14 +358,16 @@ class CoordinateAscent(Algorithm):
         raise ValueError(NO_NUMBER)
 
     def predict(self, state: Any, reading: Ascent, program: Program) -> Prediction:
-        """Groups, missing features and probabilities of the labels of the rows of a program, as if
-        they had not been fitted.
+        """Groups, missing features and label probabilities of the rows of a program.
+
+        The rows are predicted as if they had not been fitted.
         """
         return reading.predict(state, program)
 
     def log_weights(self, state: Any) -> Array:
-        """The log probability of each group in each task [task, group], the posterior integrated
-        out; one data set is one task.
+        """The log probability of each group in each task [task, group], with sticks integrated out.
+
+        One data set is one task.
         """
         return log_weights(state.factors)
 
@@ -371,7 +378,7 @@ class CoordinateAscent(Algorithm):
         return reading.draw(rng_key, state, data, num_draws)
 
     def results(self, state: Any, reading: Ascent, data: Any) -> Results:
-        """The parameters of q, but for the rows."""
+        """The parameters of q, without those of the rows."""
         if np.isnan(state.elbo):
             raise ValueError(NO_NUMBER)
         named = {

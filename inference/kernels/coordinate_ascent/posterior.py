@@ -1,9 +1,11 @@
-"""The factors of q that are not of rows: messages to the rows, updates from sums over rows, and the
-divergence from the prior.
+"""The factors of q other than those of the rows.
 
-Tasks may share groups: group h of task j is under the shared group s with probability share_jhs
-under q. What is said of rows and what is summed over them is linear. So with the message m_s of
-each shared group and the sums S_jh over the rows of each group of a task
+They send messages to the rows, which are expected log densities of a row in each group; are updated
+from sums over the rows; and have a divergence from the prior.
+
+Tasks may share groups: group h of task j is the shared group s with probability share_jhs under q.
+The messages to the rows and the sums over them are linear in these probabilities. So with the
+message m_s of each shared group and the sums S_jh over the rows of each group of a task
 
     m_jh = E log pi_jh + sum_s share_jhs m_s,     S_s = sum_jh share_jhs S_jh,
     log share_jhs = E log eta_s + <m_s, S_jh> + const.
@@ -96,7 +98,7 @@ class Upper(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The parameters of q, but for the rows."""
+    """The parameters of q, without those of the rows."""
 
     concentration: Pair  # (concentration, rate) of alpha; rate infinite: alpha is known
     sticks: Pair  # of each V [task, stick]; one data set is one task
@@ -122,7 +124,7 @@ def shape_of(rows: MixtureRows) -> Shape:
 
 
 def statistics_of(found: Assignment, rows: MixtureRows) -> tuple[np.ndarray, np.ndarray]:
-    """F(x) of all columns [row, statistic], and log base(x) [row]."""
+    """The sufficient statistics of all columns [row, statistic], and log base measures [row]."""
     num_rows = len(rows.features)
     parts, base = [np.zeros((num_rows, 0))], np.zeros(num_rows)
     for block, x, hyper in zip(found.columns, rows.columns, found.prior.columns, strict=True):
@@ -137,7 +139,7 @@ def statistics_of(found: Assignment, rows: MixtureRows) -> tuple[np.ndarray, np.
 
 
 def group_messages(found: Assignment, shape: Shape, factors: Factors) -> Message:
-    """What the factors say of a row of each group, the weight of the group left out."""
+    """The message to a row of each group under q, without the weight of the group."""
     each = [
         block.family.expected(hyper)
         for block, hyper in zip(found.columns, factors.columns, strict=True)
@@ -152,7 +154,7 @@ def group_messages(found: Assignment, shape: Shape, factors: Factors) -> Message
 
 
 def group_messages_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
-    """What known parameters say of a row of each group, the weight of the group left out."""
+    """The message to a row of each group at known parameters, without the weight of the group."""
     form = weights = None
     parameters = {block.site: values_by_group(found, block, values) for block in found.blocks}
     if found.features:
@@ -190,7 +192,7 @@ def _message(
 
 
 def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
-    """What the factors say of a row of each task's groups [task, ...]."""
+    """The messages to the rows of each task's groups under q [task, ...]."""
     return spread(
         group_messages(found, shape, factors),
         expected_log_weights(factors.sticks),
@@ -199,7 +201,7 @@ def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
 
 
 def message_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> Message:
-    """What groups with known parameters say of a row of each task's groups [task, ...]."""
+    """The messages to the rows of each task's groups at known parameters [task, ...]."""
     V = jnp.atleast_2d(values[found.sticks])
     return spread(
         group_messages_at(found, shape, values),
@@ -229,7 +231,7 @@ def spread(
     """The message to the rows of each task's groups [task, ...].
 
     Args:
-        message: What each shared group says of its rows.
+        message: The message of each shared group.
         log_weights: The log weights of the groups of each task.
         share: The probability of each shared group; None where tasks do not share groups.
     """
@@ -264,10 +266,10 @@ def gathered(sums: SufficientSums, share: Float[Array, "task own group"] | None)
 
 
 def agreement(message: Message, sums: SufficientSums, one: int) -> Float[Array, "task own group"]:
-    """What each shared group says of the rows of each group of a task, summed.
+    """The message of each shared group, summed over the rows of each group of a task.
 
     Args:
-        message: What each shared group says of its rows.
+        message: The message of each shared group.
         sums: The sums over the rows of each task's groups.
         one: The index of the entry of a row that is 1.
     """
@@ -325,7 +327,7 @@ def concentration_given(prior: Pair, log_left: Array, is_seen: Any = True) -> Pa
 def sticks_of(
     prior: Pair, count: Float[Array, "*batch group"], concentration: Pair
 ) -> tuple[Pair, Pair]:
-    """q of alpha and of the sticks of each row of counts, each given the other in turn."""
+    """q of alpha and q of the sticks of each row of counts, updated in turn."""
 
     def turn(_, at):
         (a, b), _ = at
@@ -385,9 +387,7 @@ def factors_of(
 def blocks_of(
     found: Assignment, shape: Shape, prior: Prior, sums: SufficientSums
 ) -> tuple[tuple[Any, ...], Any]:
-    """The hyper-parameters of the columns and of the features, from sums over the rows of each
-    group.
-    """
+    """The posterior hyper-parameters of the columns and of the features, for each group."""
     sizes = [  # (columns, statistics) of each block
         jax.eval_shape(block.family.expected, hyper).shape[1:]
         for block, hyper in zip(found.columns, found.prior.columns, strict=True)
@@ -406,7 +406,7 @@ def blocks_of(
 
 
 def expert_sums(shape: Shape, sums: SufficientSums) -> tuple[Array, Array]:
-    """The sums of d d' and of t d that weights follow from, d the entries that they multiply."""
+    """The sums of d d' and of t d over rows, with d the entries that the weights multiply."""
     place = _place(shape, sums.bound.dtype)
     return place @ sums.asked @ place.T, sums.products @ place.T
 

@@ -1,13 +1,13 @@
-"""Predictions of the group, the missing entries and the label of rows that were not fitted, with
-the posterior of the parameters integrated out.
+"""Predictions of the group, the missing entries and the label of rows that were not fitted.
 
-A row's group is h with probability proportional to E pi_h times the predictive density of what the
-row shows. For Normal features with a Normal-Wishart factor (loc m, kappa, nu, rate R) of width P
-that is a Student t of nu + 1 - P degrees of freedom with centre m_o and scale (kappa + 1) / (kappa
-(nu + 1 - P)) R_oo. Given the group the missing features are a Student t again. Only what a probit
-expert then says is approximate: scores are taken as Normal, with the means and covariances that
-they have under q(w) and that Student t. The scores of several classes are correlated where they
-depend on the same missing features (`inference.maths.orthants`).
+The posterior of the parameters is integrated out. A row's group is h with probability proportional
+to E pi_h times the predictive density of the entries that are seen. For Normal features with a
+Normal-Wishart factor (loc m, kappa, nu, rate R) of width P that is a Student t of nu + 1 - P
+degrees of freedom with centre m_o and scale (kappa + 1) / (kappa (nu + 1 - P)) R_oo. Given the
+group the missing features are a Student t again. Only the label probabilities of a probit expert
+are approximate: scores are taken as Normal, with the means and covariances that they have under
+q(w) and that Student t. The scores of several classes are correlated where they depend on the same
+missing features (`inference.maths.orthants`).
 
 Cost of a row: K P^3 for K groups; with C > 2 classes and missing features K C^2 more for each of
 256 points, 16 for C = 3.
@@ -35,7 +35,7 @@ __all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
 
 
 class Prediction(NamedTuple):
-    """The prediction of each row. Its label only counts in the probability of that label."""
+    """The prediction of each row; its label enters `log_label` alone."""
 
     log_group: Array  # log probability of each group [row, group]
     log_label: Array  # of the label that the row has, 0 where it has none [row]
@@ -153,7 +153,7 @@ def log_label(
 
     Args:
         weights: q(w).
-        signs: The signs; 0 where any.
+        signs: The signs; 0 where either is possible.
         design: Which entry each weight multiplies.
         entries: The means of the entries in each group.
         covariance: The covariance of the first entries; others are certain.

@@ -1,7 +1,8 @@
-"""The rows of a sweep: their layout in buckets and chunks, and q(z) q(x_missing, t | z) of the
-group, the missing entries and the soft labels of each row, jointly.
+"""The rows of a sweep: their layout, and q(z) q(x_missing, t | z) of each row.
 
-Layout. A bucket has rows that miss about as many entries. It is cut into chunks of rows of one task
+A row has the group z, the missing entries x_missing (its *holes*) and the soft labels t.
+
+Layout. A bucket has rows with similar numbers of holes. It is cut into chunks of rows of one task
 whose labels leave the same classes open. All chunks of a bucket have one shape, so a bucket is one
 compiled loop, and the memory is that of a chunk. A row that misses m entries costs as much as one
 that misses the width of its bucket. The widths minimise the total cost.
@@ -29,8 +30,8 @@ orthant probabilities of as many dimensions. There only the last class whose sig
 with the missing entries. The soft labels of the others are factors q(t_c | z) of their own,
 Normal(score_ch, 1) truncated at 0: E t_c w_c adds to c, and w_c w_c' to Q_h.
 
-A row only counts by its part in the sums over rows of rho u u', rho t u, and rho F of the columns,
-expected under (2).
+A row enters the other factors only through sums over rows, of rho u u', of rho t u, and of rho F of
+the columns, where rho is the responsibility of a group. They are expectations under (2).
 
 Cost of a row without holes: K D^2 / 2 multiplications twice, as one matrix product each over the
 products of its entries; of a row with m holes: 2 K D^2 and K m^3 / 2, by sweeps that run over many
@@ -77,7 +78,7 @@ LONGEST_CHUNK = {"complete": 1024, "incomplete": 256}
 
 
 class RowBucket(NamedTuple):
-    """Rows that miss about as many entries; all arrays [chunk, place, ...], but for the task."""
+    """Rows with similar numbers of holes; all arrays but `task` are [chunk, place, ...]."""
 
     row: Array  # number of the row, or the number of all rows where the place is empty
     entries: Array  # u = (features, 1, extras), 0 where missing
@@ -159,8 +160,9 @@ def _widths(count: np.ndarray, size: int, most: int = 20, most_buckets: int = 5)
 
 
 class Message(NamedTuple):
-    """What all blocks say of a row of each group. With several tasks each array has a first axis
-    of tasks.
+    """The sum of the messages of all blocks to a row of each group.
+
+    With several tasks each array has a first axis of tasks.
     """
 
     const: Array  # [group], the log weight of the group in it
@@ -211,10 +213,10 @@ def sum_rows(
     """The sums over the rows of a bucket, and the new `score`.
 
     Args:
-        message: What is said of rows [task, ...].
+        message: The messages to the rows [task, ...].
         bucket: The rows.
-        score: Locations of the soft labels that are factors of their own, all classes but the last;
-            not used of rows without holes.
+        score: Locations of the soft labels that are factors of their own, of all classes but the
+            last; not used in rows without holes.
         num_rows: The number of all rows.
     """
     visit = _visit_incomplete if bucket.missing.shape[-1] else _visit_complete
@@ -241,15 +243,17 @@ class ClassMasks(NamedTuple):
 
 
 def class_masks(signs: Float[Array, " class"]) -> ClassMasks:
-    """The masks of rows whose labels leave the same classes open, by the signs of one of them."""
+    """The masks of a chunk, from one of its rows: their labels leave the same classes open."""
     every = (signs != 0).astype(signs.dtype)
     last = every * (jnp.cumsum(every[::-1])[::-1] == 1).astype(signs.dtype)
     return ClassMasks(every, last, every - last)
 
 
 def soft_labels(score: Array, signs: Array) -> tuple[Array, Array]:
-    """The mean of Normal(score, 1) truncated to the side of the sign, and what it adds to the bound
-    of a row; both 0 where the sign is 0.
+    """The means of soft labels that are factors of their own, and their terms of the bound.
+
+    Such a factor is Normal(score, 1), truncated to the side of 0 that the sign says. Mean and term
+    are 0 where the sign is 0.
     """
     is_cut, cut = signs != 0, one_sided(signs * score)
     mean = score + signs * cut.shift
@@ -259,8 +263,9 @@ def soft_labels(score: Array, signs: Array) -> tuple[Array, Array]:
 
 
 def form_of(message: Message, masks: ClassMasks) -> Array:
-    """Q + C of rows with holes, and w w' of the soft labels that are factors of their own [group,
-    entry, entry].
+    """The quadratic form of rows with holes [group, entry, entry].
+
+    It is Q + C, plus w w' of each soft label that is a factor of its own.
     """
     return _form(message, masks) + jnp.einsum(
         "c,cki,ckj->kij", masks.others, message.answers, message.answers
@@ -274,8 +279,9 @@ def _form(message: Message, masks: ClassMasks) -> Array:
 def score_of(
     message: Message, chunk: RowBucket, score: Float[Array, "place class group"]
 ) -> Float[Array, "place class group"]:
-    """The locations of soft labels that are factors of their own; the optimum in rows that miss
-    nothing.
+    """The locations of the soft labels that are factors of their own.
+
+    In rows without holes they are at their optimum, whatever `score` is.
     """
     return jnp.where(
         (chunk.num_missing == 0)[:, None, None],
@@ -358,8 +364,9 @@ class _Holes(NamedTuple):  # the missing entries without the last soft label; se
 def incomplete_posterior(
     message: Message, chunk: RowBucket, score: Float[Array, "place class group"]
 ) -> IncompletePosterior:
-    """q(z, x_missing, t) of rows with holes, given the locations `score` of the soft labels that
-    are factors of their own.
+    """q(z, x_missing, t) of rows with holes.
+
+    `score` has the locations of the soft labels that are factors of their own.
     """
     signs = (chunk.signs * class_masks(chunk.signs[0]).others[None])[:, : score.shape[1], None]
     soft, term = soft_labels(score_of(message, chunk, score), signs)
@@ -375,7 +382,7 @@ def incomplete_given_soft(
     """q(z, x_missing, t) of rows with holes, given all soft labels but the last one.
 
     Args:
-        message: What is said of the rows.
+        message: The messages to the rows.
         chunk: The rows.
         soft: Values or means of the other soft labels; 0 where their sign is open.
         term: What these add to the log joint.
@@ -485,8 +492,10 @@ def inverse(matrix: Array, is_unrolled: bool = False) -> tuple[Array, Array]:
 
 
 def _swept(matrix: Array) -> tuple[Array, Array]:
-    """The sweep operator: at each index the pivot p becomes -1 / p, its column v becomes v / p, and
-    the rest becomes rest - v v' / p.
+    """The inverse and the log determinant by the sweep operator.
+
+    At each index the pivot p becomes -1 / p, its column v becomes v / p, and the rest becomes
+    rest - v v' / p.
     """
     size = len(matrix)
 
@@ -507,7 +516,7 @@ def _swept(matrix: Array) -> tuple[Array, Array]:
 
 
 def _eliminated(matrix: Array) -> tuple[Array, Array]:
-    """Gaussian elimination by Schur complements, with v = column / pivot in each step.
+    """The inverse and the log determinant by Schur complements, with v = column / pivot in a step.
 
     On the way back, from the inverse Z of the complement and y = Z v, the inverse is ((1 / pivot +
     v . y, -y'), (-y, Z)). Each step is a loop of its own, or XLA would compute steps several times.

@@ -63,11 +63,10 @@ def start_sums(
     init: str,
     rng: np.random.Generator,
 ) -> tuple[SufficientSums, np.ndarray | None]:
-    """The sums over the rows of each task's groups; and where tasks share groups, the share [task,
-    own, group].
+    """The sums over the rows of each task's groups at a start, and `share`.
 
-    A missing feature is taken for the mean of its column, a soft label for its sign. Arguments are
-    those of `start_groups`.
+    A missing feature is taken as the mean of its column, a soft label as its sign. `share` and the
+    arguments are those of `start_groups`.
     """
     group, share = start_groups(rows, statistics, found, num_tasks, init, rng)
     filled = column_means(rows.features)
@@ -96,11 +95,12 @@ def start_groups(
     init: str,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The group of each row within its task; and where tasks share groups, the share [task, own,
-    group].
+    """The group of each row within its task, and `share`.
 
-    Groups are found among the rows of all tasks. A task's own groups are the largest of those that
-    its rows are in, as many as it may have, the largest first; other rows go to the nearest.
+    `share` [task, own, group] is the probability that a group of a task is each shared group; None
+    where tasks do not share groups. Groups are found among the rows of all tasks. A task keeps the
+    largest of the groups that its rows are in, as many as it may have, the largest first. Its other
+    rows go to the nearest of these.
 
     Args:
         rows: The data by row.

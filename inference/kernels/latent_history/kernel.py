@@ -73,8 +73,9 @@ class HistoryState(NamedTuple):
 
 
 class LatentHistory(GibbsBlock):
-    """Draws the latent history of a model; runs in `Driver`, in `numpyro.infer.MCMC`, and as a
-    block of `Gibbs` beside NUTS.
+    """Draws the latent history of a model.
+
+    It runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs` beside NUTS.
 
     Args:
         model: a NumPyro model.
@@ -164,8 +165,10 @@ class LatentHistory(GibbsBlock):
         )
 
     def get_diagnostics_str(self, state: HistoryState) -> str:
-        """The number of points; raises RuntimeError where the draw is `full`, which `Driver`
-        prevents.
+        """The number of points.
+
+        Raises:
+            RuntimeError: where the draw is `full`, which `Driver` prevents.
         """
         if bool(state.full):
             raise RuntimeError(
@@ -182,7 +185,7 @@ class LatentHistory(GibbsBlock):
         return state.full
 
     def on_host(self, states: Sequence[HistoryState]) -> list[HistoryState]:
-        """The states with twice as many slots; the new ones are drawn before they serve."""
+        """The states with twice as many slots; a sweep draws the new ones before it uses them."""
         size, history = self._size(states[0]), self.reading.history
         if 2 * size > self.max_capacity:
             [count, *_] = [self._count(state) for state in states if state.full]
@@ -326,8 +329,9 @@ class LatentHistory(GibbsBlock):
         values: dict[str, Any],
         window: tuple[Array, Array],
     ) -> Callable:
-        """A function of the functions' values: the log probability of each count in a window,
-        jointly with all events.
+        """The log probability of each count in a window and of all events, jointly.
+
+        It is returned as a function of the functions' values; other counts have -inf.
         """
         field, used = self.reading.field, history.all_used(program, values)
         is_inside = _within(window, jnp.arange(history.capacity + 1))
@@ -362,8 +366,10 @@ def _read(shown: Program, owned: list[str], others: list[str]) -> HistoryReading
 
 
 def _window(rng_key: Array, count: Array, capacity: int) -> tuple[Array, Array]:
-    """The first and the last count of a random window around a count. From each count inside, the
-    window has the same probability. So a quarter of the capacity suffices for the unused slots.
+    """The first and the last count of a random window around a count.
+
+    The window is equally probable from each count inside, so a draw among these is a Gibbs step. It
+    is as wide as a quarter of the capacity, so no more unused slots are needed.
     """
     width = max(2, capacity // 4)
     first = count - random.randint(rng_key, (), 0, width)
@@ -380,7 +386,7 @@ def _is_full(logits: Array) -> Array:
 
 
 def _partners(count: Array, capacity: int) -> Array:
-    """Pairs of a used and an unused slot, as far as they go; a slot without one is its own."""
+    """The partner of each slot: used and unused slots are paired; a slot left over is its own."""
     here = jnp.arange(capacity)
     there = jnp.where(here < count, here + count, here - count)
     return jnp.where((there < capacity) & (here < 2 * count), there, here)

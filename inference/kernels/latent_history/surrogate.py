@@ -13,13 +13,13 @@ the surrogate data (Matheron's rule):
     before, error ~ Normal
 
 where function = level + root noise and covariance = root root'. The scales move by Metropolis with
-u, before and error held: where the points tell about it, the function stays, elsewhere it follows
-the scales. All functions propose at once and are accepted one by one. The variance is that of the
-greatest information in a binary outcome about its log odds.
+u, before and error held. Where the points inform a function it stays as it is; elsewhere it follows
+the scales. All functions propose at once and are accepted one by one. The variance of the surrogate
+data is 4, one over the largest information that a binary outcome has about its log odds.
 
 With scales held, all noise moves by Hamiltonian Monte Carlo, in coordinates in which noise given
-surrogate data is standard normal. No binary outcome bends the density more than that, so that one
-range of step sizes serves everywhere.
+surrogate data is standard normal. No binary outcome curves the log density more than its surrogate
+datum does, so that one range of step sizes serves everywhere.
 
 Cost of a step of the scales: two Cholesky factors of points^3 for each function, and two products
 of matrices where the model does not compute the covariance (`inference.reading.field`); points^3
@@ -143,8 +143,8 @@ def move_field(
         field: the functions.
         program: the model with its data.
         values: the values of all sites.
-        is_seen: [point], where something happened, or may have, that depends on the functions.
-        log_events: log probability of that, given the values of the functions [point, function].
+        is_seen: [point], whether an event may have happened there that depends on the functions.
+        log_events: log probability of all events, given the functions' values [point, function].
         num_steps: of the scales.
         num_trajectories: of the noise.
 
@@ -169,9 +169,7 @@ def move_field(
 
 
 def _surrogate(rng_key: Array, at: FieldState) -> tuple[Array, Array, Array, Array]:
-    """Surrogate data, the draw from the prior that they turn into the present noise, and their log
-    density.
-    """
+    """Surrogate data, prior draws that they turn into the present noise, and their log density."""
     data_key, before_key, error_key = random.split(rng_key, 3)
     surrogate = at.function + jnp.sqrt(VARIANCE) * random.normal(data_key, at.function.shape)
     surrogate = jnp.where(at.map.half[:, None] > 0, surrogate, at.map.level)
@@ -193,7 +191,7 @@ def _step(
     log_events: Callable,
     at: FieldState,
 ) -> tuple[FieldState, Array]:
-    """Every function proposes new scales; also returns which are accepted."""
+    """The state after every function has proposed new scales, and which are accepted."""
     surrogate_key, size_key, step_key, accept_key = random.split(rng_key, 4)
     *given, log_density = _surrogate(surrogate_key, at)
     width = len(at.noise)

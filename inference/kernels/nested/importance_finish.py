@@ -131,7 +131,7 @@ class ImportanceFinish(Algorithm):
     def on_host(
         self, states: Sequence[Finish], reading: Nesting, data: dict[str, Array]
     ) -> Sequence[Finish]:
-        """What the sampler needs, or the importance sampling."""
+        """What the nested sampler needs from the host; after its end, the importance sampling."""
         nests = [state.nest for state in states]
         is_over = [bool(self.sampler.finished(nest)) for nest in nests]
         if any(
@@ -199,7 +199,7 @@ class ImportanceFinish(Algorithm):
     ) -> dict[str, Array]:
         """Draws in proportion to their weights, by systematic resampling.
 
-        Of a run that was ended before the importance sampling: points of the sampler.
+        A run that was ended before the importance sampling returns points of the sampler.
         """
         if not state.num_rounds:
             return self.sampler.draw(rng_key, state.nest, reading, data, num_draws)
@@ -213,8 +213,8 @@ class ImportanceFinish(Algorithm):
     def results(self, state: Finish, reading: Nesting, data: dict[str, Array]) -> Results:
         """The evidence by importance sampling and by nested sampling, and the weighted draws.
 
-        The weights sum to the evidence. Of a run that was ended before the importance sampling: the
-        results of the sampler, without an error.
+        The weights sum to the evidence. A run that was ended before the importance sampling returns
+        the results of the sampler, without an error.
         """
         nested = self.sampler.results(state.nest, reading, data)
         before = {
@@ -256,8 +256,7 @@ def _mapped(function: Callable, arrays: Any) -> Any:
 def _missed(log_share: Array, log_each: Array) -> Array:
     """The share of the posterior where less than one draw is expected, by points of the sampler.
 
-    These are the points of the largest weights, as long as the draws expected there are fewer than
-    one.
+    It is that of the points of the largest weights, as many as hold less than one expected draw.
 
     Args:
         log_share: of the points, as shares of the posterior.

@@ -5,11 +5,12 @@
 `num_live` points are drawn from the prior. A step removes the lowest of them, a batch at a time. In
 their place come copies of surviving points (`state`), each of which walks by slice sampling
 through the prior above the likelihood of the last point that died (`inference.maths.slice_walk`).
-Independent draws from the prior (`nesting`) take their place as long as they cost fewer evaluations
-than a walk. Twice in an e-fold of prior volume separate modes are looked for (`state`); each
-has points and a volume of its own from then on. Modes that are copies of each other by label
-switching are one, because live points are relabelled (`inference.reading.density`). Prior volumes
-are simulated (`state`), and the spread of the simulated evidences is the error of the log-evidence.
+Independent draws from the prior (`nesting`) replace the copies as long as they cost fewer
+evaluations than a walk. Twice in an e-fold of prior volume the sampler looks for separate modes
+(`state`); each has points and a volume of its own from then on. Modes that are copies of each other
+by label switching are one, because live points are relabelled (`inference.reading.density`). Prior
+volumes are simulated (`state`), and the spread of the simulated evidences is the error of the
+log-evidence.
 
 Prior and likelihood are read off the model and proved (`inference.reading.density`). A likelihood
 that is constant, or has plateaus, is fine: points of equal likelihood are ordered by a random
@@ -103,7 +104,8 @@ class NestedSampler(Algorithm):
     def read(self, program: Program) -> tuple[Nesting, dict[str, Array]]:
         """Prior and likelihood, proved, and the arrays among the arguments of the model.
 
-        The arrays are constants instead where the model needs to know their values.
+        Where the model needs to know their values, the arrays stay constants of the program, and
+        none is returned.
         """
         reading = Nesting.of(self.settings, program)
         split = reading.split
@@ -138,14 +140,14 @@ class NestedSampler(Algorithm):
         return log_left < state.volumes.log_evidence[0] + np.log(self.settings.tolerance)
 
     def needs_host(self, state: Nest) -> Array:
-        """Whether new offers are wanted, or room for the dead."""
+        """Whether new offers are wanted, or room for dead points."""
         is_full = state.num_dead + self.settings.batch > len(state.dead.mode)
         return state.offers.are_worn | is_full
 
     def on_host(
         self, states: Sequence[Nest], reading: Nesting, data: dict[str, Array]
     ) -> Sequence[Nest]:
-        """New offers where they are worn; else more room for the dead of all replicates."""
+        """New offers where they are worn; else more room for dead points in all replicates."""
         return reading.on_host(states, reading.from_prior, [None] * len(states))
 
     def draw(

@@ -133,7 +133,7 @@ class Nesting:
         self.split.check_start(z, log_likelihood)
         relabels = self.exchange is not None and is_exchangeable
         reference = self.exchange.first_reference if relabels else lambda z: NO_REFERENCE
-        # more modes than these, which have few points each, are not split
+        # no more modes than these are split off: they would have few points each
         num_modes = max(1, 2 * num_live // self._least) if self.sampler.track_modes else 1
 
         def begun(
@@ -266,7 +266,7 @@ class Nesting:
         return born, rank, distance(born.halfway) / distance(born.at.z)
 
     def _with_modes(self, densities: Callable, rng_key: Array, state: Nest) -> Nest:
-        """Exchangeable members relabelled, and then modes split."""
+        """The state after exchangeable members are relabelled, and then modes split."""
         live, offers = state.live, state.offers
         if self.exchange is not None and len(state.reference.location):
             both = jnp.concatenate([live.z, offers.z])
@@ -321,7 +321,7 @@ class Nesting:
         )
 
     def used(self, state: Nest, count: Array) -> Offers:
-        """The offers after `count` more were used; worn when half of them are."""
+        """The offers after births have used `count` more; they are worn once half are used."""
         num_used = state.offers.num_used + count
         return state.offers._replace(
             num_used=num_used,
@@ -342,7 +342,7 @@ class Nesting:
     # The host.
 
     def on_host(self, states: Sequence[Nest], drawing: Callable, given: Sequence) -> list[Nest]:
-        """New offers where they are worn; where none are, twice the room for the dead of all.
+        """New offers where they are worn; if none are, twice the room for all dead points.
 
         Args:
             states: of the replicates, of which one needs the host.
@@ -386,7 +386,7 @@ def _block(drawing: Callable, rng_key: Array, given: Any) -> Array:
 
 
 def limit_of(state: Nest, death: Death, mode: Int[Array, " birth"]) -> Limit:
-    """The last point that died, which is the limit of births to every mode."""
+    """The last point that died, which is the limit of births in every mode."""
     last = death.chosen[-1]
     return Limit(state.live.log_likelihood[last], state.live.label[last])
 

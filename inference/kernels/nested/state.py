@@ -109,7 +109,7 @@ class Nest(NamedTuple):
 
     live: Particles
     mode: Int[Array, " live"]
-    # the live point that each descends from, as of one search for modes ago, two, ...
+    # the live point that each descends from, as they were 1, 2, ... searches for modes ago
     ancestor: Int[Array, "generation live"]
     num_modes: Array
     volumes: Volumes
@@ -270,7 +270,8 @@ def remaining(state: Nest, columns: slice = slice(None)) -> Float[Array, " colum
 def evidence(state: Nest) -> tuple[Array, Array]:
     """The log-evidence with all live points, and its standard error.
 
-    The evidence is unbiased, so that half of the variance of its logarithm is added to the latter.
+    The evidence is unbiased, so its logarithm is too small by half of its variance on average, and
+    that is added.
     """
     each = jnp.logaddexp(state.volumes.log_evidence, remaining(state))
     error = jnp.std(each[1:])

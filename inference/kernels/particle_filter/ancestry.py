@@ -200,7 +200,7 @@ def drawn_particles(
 def in_order(cls: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Returns groups in order of appearance within each class, [draw, row].
 
-    Redrawn rows leave gaps and other orders.
+    Rows that are redrawn leave gaps in the numbers, and groups out of order.
 
     Args:
         cls: Classes, [draw, row].

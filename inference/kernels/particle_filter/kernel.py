@@ -20,8 +20,8 @@ refuses it.
 
 Cost of a row: O(grid x (T x columns + particles x classes x groups)), whatever the number of rows
 before. T is the number of distinct groups in use, about 3 for each particle. While no particle has
-`NARROW` groups of a class, only these are weighed. Memory: the table of groups, and 8 bytes x grid
-x particles a row for the assignments, which `keep_assignments=False` does not store. With
+`NARROW` groups of a class, only so many are weighed. Memory: the table of groups, and 8 bytes x
+grid x particles a row for the assignments, which `keep_assignments=False` does not store. With
 `rejuvenate` all past rows are stored, 4 bytes x grid x particles each, and a row costs
 O(grid x particles x rows before) more.
 
@@ -456,8 +456,9 @@ class ParticleFilter(Algorithm):
     def mean_rows(
         self, state: FilterState, reading: FilterReading, program: Program
     ) -> dict[str, Array]:
-        """Returns the mean of every entry given the observed ones, {site: [row, column]}; for codes
-        the probability of each, [row, column, code].
+        """Returns the mean of every entry given the observed ones, {site: [row, column]}.
+
+        A site of codes has the probability of each code instead, [row, column, code].
 
         Args:
             state: The state of the filter.

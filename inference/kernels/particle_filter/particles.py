@@ -59,11 +59,11 @@ class Rules(NamedTuple):
     scheme: str  # of resampling
 
     def each(self, function: Callable, *tables: dict[str, Any]) -> dict[str, Any]:
-        """Returns `function(family, *entries)` of each site.
+        """Returns `function(family, *entries)` for each site.
 
         Args:
-            function: Of a conjugate pair, and the site's entry of each table.
-            tables: An entry for each site.
+            function: A function of a conjugate pair, and of the site's entry in each table.
+            tables: Dictionaries with an entry for each site.
         """
         return {
             site: function(family, *(table[site] for table in tables))
@@ -79,8 +79,8 @@ class Groups(NamedTuple):
     hyper: dict[str, Any]  # posteriors of each site, [table, row, column, ...]
     cache: dict[str, Any]  # what scores are computed from
     log_weight: Array  # [table, particle], normalised; -inf where a particle is not in use
-    used: Array  # [table]: first rows of the table, which hold all that are referred to
-    widest: Array  # [table]: first groups of a class, which hold all that are open
+    used: Array  # [table]: no particle refers to rows of the table from this one on
+    widest: Array  # [table]: no group of a class is open from this one on
 
 
 def start(
@@ -198,7 +198,7 @@ def place(
         table: The table of the row of data.
         chosen: The parent of each particle, and the group that gains or loses the row.
         x: The row of data.
-        update: Of a conjugate pair, hyper-parameters and an entry: the new hyper-parameters.
+        update: `(conjugate pair, hyper-parameters, entry) -> hyper-parameters`.
         change: 1 where the group gains the row, -1 where it loses it.
     """
     num_particles, num_classes, num_groups = groups.slot.shape[1:]
@@ -263,8 +263,10 @@ def _changed_rows(
     update: Callable,
     change: int,
 ):
-    """The table with `num_new` rows `free` made of the rows `source`, one after the other: most
-    steps make few, and each is written in place.
+    """The table after each row of `source`, changed, was written to its row of `free`.
+
+    There are `num_new` such rows. They are written in place, one after the other, because most
+    steps make few.
     """
     num_new, source, free = where
 
@@ -462,11 +464,11 @@ def redraw(
 
 
 def join(rules: Rules, groups: Groups, rng_key: Array) -> tuple[Groups, Array]:
-    """Returns one filter of joint particles made from the filters of the classes, and the particle
-    of each class that a joint one is made of, [class, particle].
+    """Returns one filter of joint particles, made from the filters of the classes, and its links.
 
+    The links [class, particle] are the particles of each class that a joint particle is made of.
     Given the labels so far the classes are independent. So particles of each class, drawn by weight
-    and paired at random, are joint draws.
+    and combined at random, are joint draws.
 
     Args:
         rules: The settings of the run.

@@ -1,8 +1,9 @@
-"""Predictions of a filter: densities of new rows under each class, imputation of missing entries,
-and draws of new rows.
+"""Predictions of a particle filter for new rows.
 
-The probabilities that the particles give to the next row's group are first summed into one share
-for each table row, because particles share most groups and many new rows use the sum.
+They are the density of a row under each class, imputed entries, and draws of new rows. The
+probabilities that the particles give to the next row's group are
+first summed into one share for each table row, because particles share most groups and many new
+rows use the sum.
 
 Cost: O(grid x classes x particles x groups), and for each new row
 O(grid x classes x table rows x columns).
@@ -72,8 +73,9 @@ def drawn_places(
 
 @partial(jax.jit, static_argnums=0)
 def mean_rows(rules: Rules, state: Any, rows: PartitionRows) -> dict[str, Array]:
-    """Returns the mean of every entry given the observed ones, {site: [row, column, ...]}; for
-    codes the probability of each, [row, column, code].
+    """Returns the mean of every entry given the observed ones, {site: [row, column, ...]}.
+
+    A site of codes has the probability of each code instead, [row, column, code].
 
     Args:
         rules: The settings of the run.
@@ -116,8 +118,9 @@ def _of_class(log_weight: Array, label: Array) -> Array:
 
 
 def _log_shares(rules: Rules, state: Any) -> Array:
-    """Log probability of a point of the grid, and of the next row's class and group, [point,
-    class, table row].
+    """Log probabilities of the next row's class and group, [point, class, table row].
+
+    They include the log probability of the point of the grid.
     """
 
     def at(leaves: tuple[Groups, Any, Array]) -> Array:

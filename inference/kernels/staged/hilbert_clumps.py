@@ -8,14 +8,15 @@ s_jk sqrt(2 pi) erf(1 / (s_jk sqrt 8)). The curve preserves volume, so that the 
 the whole Jacobian. A component costs two numbers a block, whatever the dimension of the block. But
 what is near in z may be far in code: a round cloud becomes pieces of many lengths.
 
-The mixture is fitted by EM as in the paper, with the spread s the root of a mean square about the
-new centre. On a circle the spread of largest likelihood solves E[h^2] = (mean square), where the
-mean square alone would be too narrow for a wide component. Spreads are at least 8 cells of the
-curve, since for narrower ones the sum over cells is not the integral, and at most 10, next to
+The mixture is fitted by EM as in the paper, with the spread s from the mean square about the new
+centre. On a circle the maximum-likelihood spread solves E[h^2] = (mean square); the root of the
+mean square itself would be too narrow for a wide component. Spreads are at least 8 cells of the
+curve, since for narrower ones the sum over cells is not the integral, and at most 10, nearly
 uniform. A component of less than a hundredth of the points is dropped (with more than fifty
 components, of less than half an even share). EM begins as in the paper, with one component on each
-of some points, which are contracted to as many as are wanted; the last is as wide as the circle,
-for points that are torn off. The number of components is chosen by cross-validation.
+of some points, which are contracted to as many as are wanted. The last component is as wide as the
+circle, for points that the curve has torn off. The number of components is chosen by
+cross-validation.
 
 `contracted` reduces a graph of nodes with Gaussian affinities exp(-square_ij / 2 s^2). Two nodes
 are alike by the cosine between their affinities to all nodes. The pair is combined for which (1 -
@@ -81,7 +82,7 @@ class HilbertClumps:
     blocks: tuple[int, ...] = ()
     bits: int = 20
     usual_components = 64
-    uses_scores = False  # a curve has none
+    uses_scores = False  # codes have no gradient
 
     def over(self, blocks: Sequence[int]) -> "HilbertClumps":
         """The family over vectors of sites with these sizes."""
@@ -220,7 +221,7 @@ def log_circle_mass(spread: Array) -> Array:
 
 
 def spread_on_circle(root: Array) -> Array:
-    """The spread of largest likelihood where differences have the root mean square `root`."""
+    """The maximum-likelihood spread where differences have the root mean square `root`."""
 
     def is_high(log_spread: Array) -> Array:
         end = 0.5 / jnp.exp(log_spread)
@@ -246,7 +247,7 @@ def _bisected(is_high: Callable, low: Array, high: Array, num_halvings: int) -> 
 
 
 def contracted(square: Float[Array, "node node"], count: Array) -> Array:
-    """Nodes in the order in which they would be left: the first `count` stand for all.
+    """The nodes, ordered so that the first `count` are those that the contraction leaves.
 
     Args:
         square: squared distances, in units of a usual one.
@@ -272,7 +273,10 @@ def contracted(square: Float[Array, "node node"], count: Array) -> Array:
 
 
 def _affinities(square: Array, num_near: Array) -> Array:
-    """With the scale for which a node has `num_near` neighbours on average, itself included."""
+    """Gaussian affinities, of the scale at which nodes have `num_near` neighbours on average.
+
+    A node is a neighbour of itself.
+    """
     at = lambda log_square: jnp.exp(-0.5 * square / jnp.exp(log_square))
     has_many = lambda log_square: at(log_square).sum(1).mean() > num_near
     ends = jnp.asarray(-60.0, square.dtype), jnp.asarray(20.0, square.dtype)

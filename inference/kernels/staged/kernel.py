@@ -15,8 +15,8 @@ no mixture is near, nested sampling starts from pi_s.
 
 What a mixture cannot represent is lost to later stages. Weighted draws measure the loss in nats
 (`weighing.Loss`): it is in the error of the evidence, as `summary_error`, and `summary_loss` is the
-mean over the mixtures, which `diagnostics.report` judges. The posterior of few rows is often not a
-mixture. Where the loss would be above `most_lost`, a stage takes as many rows more as it has.
+mean over the mixtures, which `diagnostics.report` judges. The posterior of few rows is often far
+from any mixture. Where the loss would be above `most_lost`, a stage doubles its rows.
 Whenever the rows of a run have doubled, and at its end, draws are weighted by all of them
 (`weighing`). The `log_evidence` of several stages is by these weights, `nested_log_evidence` the
 sum over the stages (with `nested_summary_error` in its error), and `nats_left` the divergence from
@@ -148,13 +148,13 @@ class StagedReading:
         return self.rows.names
 
     def check_alike(self, program: Program, asked: str = "update") -> None:
-        """Refuses all but more rows of the same model, with the same exchangeable members."""
+        """Refuses rows of another model, and rows that tell exchangeable members apart."""
         self.rows.check_alike(program, asked)
         exchange = self.nesting.exchange
         if exchange and not exchange.proved(program):
             raise StructureError(
-                f"plate {exchange.plate!r}: so far its members might change places, and with these "
-                "rows they may not. Begin again, with rows that tell them apart in the first "
+                f"plate {exchange.plate!r}: so far its members were exchangeable, and with these "
+                "rows they are not. Begin again, with rows that tell them apart in the first "
                 "stage, or with rename=False."
             )
 
@@ -173,8 +173,8 @@ class Staged(Algorithm):
             sooner that the mixture misses; with less, later rows may lead further away before what
             earlier rows said is forgotten.
         most_lost: nats that the mixture of a stage may lose. Where it would lose more, the stage
-            takes as many rows more as it has, of those to come; np.inf: it never does, and nothing
-            is weighted by all rows. An update has no rows to come, and is not weighted.
+            doubles its rows, from those to come; np.inf: it never does, and nothing is weighted by
+            all rows. An update has no rows to come, and is not weighted.
         num_walkers: the most walkers of the search in a stage; None: four for each dimension, at
             least 50; 0: no search. With "code" there is none.
         settings: of `NestedSampler`.
@@ -274,7 +274,7 @@ class Staged(Algorithm):
         return state._replace(nest=nest), report
 
     def finished(self, state: Stage) -> Array:
-        """Whether the last stage is over, and all rows were used as weights."""
+        """Whether the last stage is over, and draws were weighted by all rows."""
         is_last = (state.num_left == 0) & (state.num_weighed >= state.num_rows)
         return self.sampler.finished(state.nest) & is_last
 
@@ -286,7 +286,7 @@ class Staged(Algorithm):
     def on_host(
         self, states: Sequence[Stage], reading: StagedReading, data: StageData
     ) -> Sequence[Stage]:
-        """New offers or more room, or the next stage."""
+        """What the sampler needs (new offers, room for dead points), or else the next stage."""
         if any(self.sampler.needs_host(state.nest) for state in states):
             given = [(state.mixture, state.proposal) for state in states]
             drawing, nests = reading.search.start.drawing, [state.nest for state in states]
@@ -388,7 +388,7 @@ class Staged(Algorithm):
     def _started(
         self, state: Stage, more: Array, reading: StagedReading, data: StageData, begin: Begin
     ) -> Stage:
-        """A stage of the rows of the state and more of them, after the search for its proposal.
+        """Starts a stage of the state's rows and `more`, after the search for its proposal.
 
         Where the proposal would lose too much as a mixture between stages, or where none was
         accepted although one was not far, the stage takes more rows before any nested sampling. The
@@ -480,7 +480,7 @@ class Staged(Algorithm):
 
 
 def _taking_more(state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
-    """The state before its stage, but for the evaluations so far, and as many rows more of it."""
+    """The state before its stage, with the evaluations so far, and rows that double its own."""
     before = state.before._replace(num_evaluations=num_evaluations)
     return taken(state._replace(before=before), -(-len(state.rows) // state.later.shape[1]))
 

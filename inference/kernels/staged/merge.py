@@ -5,10 +5,10 @@
 
 Each worker w runs `Staged` from the prior. What it finds is summarised as between stages, by a
 mixture with the prior in the background: pi_w. One more stage of nested sampling starts from pi_1,
-with the others over the prior as its likelihood. It looks at no row, but for the scores at the
-points of each worker, and some weighted draws, by the worker's own rows. What mixtures cannot
-represent is lost once for each worker. Where workers disagree the product lies in the tails of all
-of them, where mixtures are worst: with the same rows, successive stages lose less.
+with the others over the prior as its likelihood. It evaluates no row, with two exceptions: each
+worker's own rows give the scores at the worker's points, and the weights of some draws. What
+mixtures cannot represent is lost once for each worker. Where workers disagree the product lies in
+the tails of all of them, where mixtures are worst: with the same rows, successive stages lose less.
 
 At the end draws from the merged mixture are weighted by all rows, as in `Staged`: `log_evidence` is
 by these weights, and `nats_left` is the divergence to the posterior. Above two nats the claimed
@@ -79,7 +79,7 @@ class Product(Start):
         return densities
 
     def _over_prior(self, worker: LabelledMixture, z: Array, program: Program) -> Array:
-        """Log density over prior of one worker, which is the same at all copies of a vector.
+        """Log density over prior of one worker, the same at all relabelled copies of a vector.
 
         The worker knows the canonical copy, at which the prior of all copies counts.
         """
@@ -89,7 +89,7 @@ class Product(Start):
         return self.defensive.log_density(worker.mixture, z, log_prior) - log_prior
 
     def draw(self, mixture: Mixture) -> Callable[[Array], Array]:
-        """A function of a key that draws from the first."""
+        """A function of a key that draws from the posterior of the first worker."""
         is_workers = isinstance(mixture, LabelledMixture)
         return super().draw(_first(mixture).mixture if is_workers else mixture)
 
@@ -149,7 +149,7 @@ class MergedStages(Staged):
         if learned != found:
             raise ValueError(
                 f"plate {row_dim(program)!r}: found {found} rows, and the parts have learned from "
-                f"{learned}; wanted those."
+                f"{learned}; wanted the rows of all parts."
             )
         for number, part in enumerate(self.parts):
             part.reading.check_alike(program, asked=f"parts, number {number}")
@@ -193,7 +193,7 @@ class MergedStages(Staged):
         found: LabelledMixture,
         before: Account,
     ) -> Stage:
-        """The end, whatever is left.
+        """Ends the run, whatever the divergence.
 
         Where few draws have all of the weight, the divergence is never seen to be more than the
         logarithm of their number, so that the error may be anything.

@@ -1,17 +1,17 @@
 """Normal mixtures near the peaks of a posterior: climbs, Laplace and batch-and-match fits, walks.
 
 Walkers begin as draws from what a stage starts from, and climb to the peaks of its posterior
-(`find_peaks`). At each peak `laplace` is the Normal with the curvature of the peak, and
-`batch_and_match` improves it by the scores (gradients of the log density) at its own draws: of a
-Normal density the scores give mean and covariance from any points (`score_matched`), of another
-density a better fit, from which the next draws are made, as long as the mean log weight of the
+(`find_peaks`). At each peak `laplace` is the Normal with the curvature of the peak.
+`batch_and_match` improves it by the scores (gradients of the log density) at its own draws. If the
+density is Normal, its scores give mean and covariance from any points (`score_matched`); else they
+give a better fit, from which the next draws are made. Rounds go on while the mean log weight of the
 draws, a lower bound of the log-evidence, rises. That finds a mode near the start, its covariance
 and its evidence in a few hundred gradients. `combined` weights such Normals by their evidence.
 Where Normals do not fit, walkers go outwards from draws of them by slice sampling
 (`walk_outwards`), and a mixture is fitted to where they are.
 
-Throughout, `target(arrays)` is a function of a vector whose two values add up to the log density;
-what compares equal is compiled once.
+Throughout, `target(arrays)` is a function of a vector whose two values add up to the log density.
+Targets that compare equal are compiled once.
 
 Cai, Modi, Pillaud-Vivien, Margossian, Gower, Blei and Saul (2024), "Batch and match: black-box
 variational inference with a score-based divergence", without their regularisation towards the
@@ -64,7 +64,7 @@ def find_peaks(
 ) -> tuple[Float[Array, "walker size"], np.ndarray, int]:
     """Climbs by L-BFGS, until the highest peak has been found often enough.
 
-    Returned are where the walkers are, their log densities, and evaluations.
+    Returned are the ends of the climbs, their log densities, and the number of evaluations.
 
     Args:
         start: where walkers begin, one after the other.
@@ -143,9 +143,9 @@ def laplace(
 
 
 def worthwhile(approximations: list[NormalMixture], height: np.ndarray) -> list[NormalMixture]:
-    """The Laplace approximations at peaks of some heights that may hold a part of the evidence.
+    """The Laplace approximations that may hold a part of the evidence, given their peaks' heights.
 
-    The evidence of a peak may be wrong by 30 nats.
+    The Laplace evidence of a peak may be wrong by 30 nats.
     """
     log_det = [float(jnp.sum(jnp.log(jnp.diagonal(each.whitening[0])))) for each in approximations]
     log_evidence = height - np.array(log_det)
@@ -260,8 +260,8 @@ def walk_outwards(
 
     Args:
         rng_key: a JAX key.
-        z: weighted draws; they are resampled by a power of their weights first, with which half of
-            them are effective.
+        z: weighted draws. They are first resampled by that power of their weights at which the
+            effective sample size is half of their number.
         log_weight: of the draws.
         arrays: see `target`.
         target: `target(arrays)` has the log density.

@@ -9,8 +9,8 @@ background. They are tried from the cheapest on:
  2. Normals by batch and match from the peaks of the posterior, to which walkers climb that begin at
     draws from pi_s, and at the peaks that fewer rows had;
  3. the same with more walkers, which begin at the heaviest draws from the candidate before;
- 4. a mixture that is fitted to walkers which slice sample outwards from the candidate before, where
-    that is near enough.
+ 4. a mixture that is fitted to walkers, which go outwards by slice sampling from the candidate
+    before, where that is near enough.
 
 The first candidate is accepted whose Kullback-Leibler divergence to the posterior, estimated with
 importance weights, is small. Unless the divergence is next to nothing, a mixture is fitted to its
@@ -78,7 +78,7 @@ __all__ = [
 # of the stage
 LITTLE, PART = 1.0, 0.01
 NEAR = 2.0  # nats up to which a candidate may lead to something better
-FAR = 10.0  # nats from which a failed search does not say what mixtures could do
+FAR = 10.0  # nats beyond which a failed search does not show what mixtures could do
 MOST_PEAKS = 8  # peaks from which batch and match begins
 FRESH = 5  # walkers from draws of pi_s beside those from known peaks
 TRIED = 500  # draws by which a candidate is judged
@@ -135,7 +135,7 @@ class Start:
         return densities
 
     def draw(self, mixture: Mixture) -> Callable[[Array], Array]:
-        """A function of a key that draws from pi_s with this mixture."""
+        """A function of a key that draws a vector from pi_s, the density with this mixture."""
         if not len(mixture.log_weight):
             return self.split.draw
         return lambda key: self.defensive.draw(key, mixture, self.split.draw)
@@ -180,7 +180,7 @@ class Begin(NamedTuple):
     # walkers from draws of pi_s beside the known peaks; None: until the highest is found often
     most_fresh: int | None = None
     heaviest: Float[Array, "draw size"] | None = None  # draws from a candidate that was rejected
-    is_final: bool = False  # whether `near` is the proposal where stages are not explored
+    is_final: bool = False  # whether `near` is the proposal where there is no search
 
 
 class Candidate(NamedTuple):
@@ -267,7 +267,7 @@ class Search:
     def trial(
         self, rng_key: Array, arrays: StageArrays, proposal: LabelledMixture
     ) -> tuple[float, bool, Float[Array, "draw size"]]:
-        """What draws from a proposal, with pi_s in its background, say of it.
+        """Judges a proposal, with pi_s in its background, by draws from it.
 
         Returned are the Kullback-Leibler divergence to the posterior in nats, which depends less on
         the largest weight than an effective sample size does; whether the proposal is accepted; and
@@ -342,7 +342,7 @@ class Search:
         return self.near_peaks(rng_key, arrays, begin._replace(peaks=known, most_fresh=FRESH))
 
     def outwards(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate | None:
-        """A mixture fitted to walkers that slice sample from draws of what is near."""
+        """A mixture fitted to walkers, which slice sample outwards from draws of a near mixture."""
         near = begin.near
         if not len(near.log_weight):
             return None
@@ -358,7 +358,7 @@ class Search:
     def _matched(
         self, rng_key: Array, arrays: StageArrays, starts: list[NormalMixture]
     ) -> Candidate:
-        """Batch and match from Normals, but those whose mean is within one that was found."""
+        """Batch and match from each Normal whose mean is not within one found before."""
         own_key, rng_key = random.split(rng_key)
         found, log_evidence, spent = [], [], 0
         for number, start in enumerate(starts):
@@ -413,7 +413,7 @@ class Search:
     def fit_points(
         self, z: Float[Array, "point size"], arrays: StageArrays
     ) -> tuple[FitPoints, int]:
-        """Points with what the family takes of them, and evaluations that this took."""
+        """Points, with scores if the family uses them, and the evaluations that this took."""
         if not self.family.uses_scores:
             return FitPoints(z), 0
         # in chunks of one size, which share one compiled program

@@ -11,14 +11,14 @@ That is the evidence whatever the mixtures have lost, and the spread of the weig
 Kullback-Leibler divergence from q to the posterior. Where it is large and stages are to come, they
 start from Normals that batch and match finds from the components of q with all rows so far, if
 these have a small divergence. Otherwise the run begins again, with all rows so far as one stage
-from the prior; walkers climb from the components of q, and a few from anywhere. Where stages are
-not explored, nested sampling draws from q then, unless q is far off. The weights do not see a mode
-that no component is near to.
+from the prior; walkers climb from the components of q, and a few from anywhere. Where there is no
+search, nested sampling draws from q then, unless q is far off. The weights do not see a mode that
+no component is near to.
 
-The rows of a run before an update are gone, so that an update is not weighted. Instead, where the
-rows of an update lead to where the components have less density than the prior in their background,
-so that what earlier rows said is forgotten, the share of the posterior there is in the error of the
-stage. The error is infinite where that share is a half or more.
+The rows of a run before an update are gone, so that an update is not weighted. Its rows may lead to
+a region where the components have less density than the prior in their background. What earlier
+rows said of that region is forgotten. Therefore the share of the posterior there is in the error of
+the stage. The error is infinite where that share is a half or more.
 
 Cost: draws x rows, some three times in a run; ten times as many for batch and match, and a hundred
 times as many for a run that begins again.
@@ -79,8 +79,8 @@ class Loss(NamedTuple):
     rows that lean to one side have the correlation (m / n)^.5 over draws from p, of which N rows
     remove (m n)^.5 / N. The errors of separate workers, with no rows in common, are independent.
 
-    Each array has two entries: the quantity, and the quantity times the rows n of p; for
-    deviations, over the root of n and times the root of n.
+    Each array has two entries: the quantity, and n times the quantity, where n are the rows of p.
+    For deviations they are the quantity over the root of n, and times the root of n.
     """
 
     nats: Float[Array, "2"]  # divergence
@@ -94,9 +94,10 @@ class Loss(NamedTuple):
         return added._replace(variance=added.variance + 2 * self.deviation[1] * later.deviation)
 
     def error(self, num_rows: Array) -> Array:
-        """The largest error of the log-evidence of `num_rows` rows that is to be expected.
+        """The expected root mean square error of the log-evidence of `num_rows` rows.
 
-        Where evidences are unbiased, their logarithms are too small by half of the variance.
+        The bias is taken as the divergence, or as half of the variance where that is more: by so
+        much logarithms of unbiased evidences are too small.
         """
         nats, variance = (each[0] - each[1] / num_rows.astype(each.dtype) for each in self[:2])
         variance = jnp.maximum(variance, 0)
@@ -118,7 +119,7 @@ def loss_of(log_weight: Float[Array, " draw"], num_rows: Array) -> Loss:
 
 
 def no_loss(dtype: Any) -> Loss:
-    """The loss by no mixture."""
+    """The loss before any mixture."""
     return Loss(*jnp.zeros((3, 2), dtype), jnp.zeros((), dtype))
 
 
@@ -130,7 +131,7 @@ class Evidence(NamedTuple):
     lost: Loss
 
     def then(self, later: "Evidence") -> "Evidence":
-        """With later stages."""
+        """The evidence of these stages and later ones."""
         return jax.tree.map(jnp.add, self, later)._replace(lost=self.lost.then(later.lost))
 
     def error(self, num_rows: Array, of_stage: Array) -> Array:
@@ -139,7 +140,7 @@ class Evidence(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """What weighted draws say of the evidence of all rows so far."""
+    """The evidence of all rows so far, by weighted draws."""
 
     log_evidence: Array  # NaN where nothing was weighted
     correction: Array  # for the next stage, which starts with the prior in the background
@@ -166,7 +167,7 @@ class Account(NamedTuple):
     num_evaluations: Array  # of one row each
 
     def then(self, later: "Account") -> "Account":
-        """With later stages."""
+        """The account of these stages and later ones."""
         corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
         return jax.tree.map(jnp.add, self, later)._replace(corrected=corrected, nested=nested)
 
@@ -207,7 +208,7 @@ class Weighing:
     def by_all(
         self, rng_key: Array, state: Any, found: LabelledMixture, data: StageData
     ) -> tuple[Weighed, int]:
-        """What draws say that are weighted by all rows so far, and evaluations.
+        """The evidence by draws that are weighted by all rows so far, and evaluations.
 
         Args:
             rng_key: a JAX key.
@@ -229,13 +230,15 @@ class Weighing:
     def refitted(
         self, rng_key: Array, state: Any, found: LabelledMixture, weighed: Weighed, data: StageData
     ) -> tuple[LabelledMixture, Weighed, int]:
-        """Normals by batch and match with all rows so far, if they are fine; and evaluations.
+        """Normals by batch and match with all rows so far, if their divergence is small.
+
+        Returned are the mixture, the evidence by its draws, and evaluations.
 
         Args:
             rng_key: a JAX key.
             state: at the end of a stage.
-            found: the mixture that is not fine, returned where the Normals are not either.
-            weighed: what its draws say.
+            found: the mixture before, returned where the divergence of the Normals is not small.
+            weighed: the evidence by its draws.
             data: the rows.
         """
         search = self.search
@@ -264,7 +267,7 @@ class Weighing:
 
 
 def unweighed(dtype: Any) -> Weighed:
-    """Where nothing was weighted."""
+    """The `Weighed` of a run that has weighted nothing."""
     unknown = jnp.full((), jnp.nan, dtype)
     return Weighed(unknown, unknown, unknown, no_loss(dtype))
 
@@ -277,8 +280,8 @@ def forgotten(
 ) -> Array:
     """Nats that the evidence of a stage may be off, because earlier rows are forgotten.
 
-    They are where the mixture that the stage starts from has less density than its background:
-    earlier rows may exclude that region.
+    Earlier rows are forgotten where the mixture that the stage starts from has less density than
+    its background: they may exclude that region.
 
     Args:
         start: of the stage.

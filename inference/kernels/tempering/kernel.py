@@ -5,10 +5,10 @@
 In every stage e goes from 0 to 1. A step raises e as far as the importance weights of the
 particles, p(rows of this stage | z) ^ (step of e), leave a given effective sample size. Then it
 resamples, and every particle walks by slice sampling until it has forgotten its start. The mean
-weights of all steps multiply to the evidence. A walk takes all rows so far, so that the answer is
-exact in the limit of many particles. (`Staged` takes the rows of its stage alone, and what its
-summary of the others has lost is lost.) The error of the log-evidence is estimated from the
-genealogy (`inference.maths.resampling`).
+weights of all steps multiply to the evidence. A walk evaluates all rows so far, so that the answer
+is exact in the limit of many particles. (`Staged` evaluates the rows of its stage alone, and what
+its summary of the others has lost is lost.) The error of the log-evidence is estimated from the
+genealogy of the particles (`inference.maths.resampling`).
 
 `Driver(DataTempering(model, num_stages=10)).run(key, x, y)` deals the rows out at random;
 `driver.update(x, y)` is one more stage, at any later time. All rows so far are in the state, so
@@ -87,7 +87,7 @@ class TemperingReport(NamedTuple):
     """What a step reports."""
 
     ess: Array  # effective sample size before the resampling
-    log_evidence: Array  # of all rows so far, those of this stage to the exponent
+    log_evidence: Array  # of all rows so far, with those of this stage raised to the exponent
     exponent: Array
     stage: Array
     # mean square distance of walks from their starts after half of the steps, over that after all
@@ -201,7 +201,7 @@ class DataTempering(Algorithm):
         room = 1 << (known + len(rows) - 1).bit_length()
 
         def extended(name: str) -> Array:
-            """With the rows of this stage, and room that is filled by the first row."""
+            """A column with the rows of this stage, and room that is filled by the first row."""
             column = np.concatenate([np.asarray(state.table[name])[:known], cut[name]])
             filling = np.repeat(column[:1], room - len(column), axis=0)
             return jnp.asarray(np.concatenate([column, filling]))

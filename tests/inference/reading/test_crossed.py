@@ -330,7 +330,7 @@ def test_places_of_entries_must_be_those_of_init():
     route = start(few()).route
     assert set(route.data(few())["arguments"]) == {"reader", "book", "stars"}
     with pytest.raises(
-        StructureError, match="rows and columns of the entries are others than at `init`"
+        StructureError, match="rows and columns of the entries differ from those at `init`"
     ):
         route.data(few().with_arguments(reader=READER[::-1]))
     with pytest.raises(StructureError, match="rows and columns of the entries are traced"):

@@ -108,8 +108,8 @@ def test_rows_that_give_members_names_are_no_more_of_the_same():
     reading.more(Program(columns, alike[:10]))
     with pytest.raises(
         StructureError,
-        match="plate 'column': so far its members might change places, and with these rows they "
-        "may not",
+        match="plate 'column': so far its members were exchangeable, and with these rows they "
+        "are not",
     ):
         reading.more(Program(columns, other))
 
